@@ -1,0 +1,3 @@
+"""Millrace: a log appliance that speaks Kafka's protocol, built as a family of small processes."""
+
+__version__ = "0.1.0"

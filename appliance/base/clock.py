@@ -1,0 +1,53 @@
+"""Time as an argument (STYLE habit 13): the only module that asks the operating system for the time."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What the rest of the project may ask of time."""
+
+    def monotonic_ns(self) -> int: ...
+
+    def monotonic_ms(self) -> int: ...
+
+    def wall_ms(self) -> int: ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    @staticmethod
+    def monotonic_ns() -> int:
+        return time.monotonic_ns()
+
+    @staticmethod
+    def monotonic_ms() -> int:
+        return time.monotonic_ns() // 1_000_000
+
+    @staticmethod
+    def wall_ms() -> int:
+        return time.time_ns() // 1_000_000
+
+
+class ManualClock:
+    """A clock that a test owns."""
+
+    def __init__(self, wall_ms: int = 1_700_000_000_000) -> None:
+        self._monotonic_ns = 1_000_000_000
+        self._wall_ms = wall_ms
+
+    def monotonic_ns(self) -> int:
+        return self._monotonic_ns
+
+    def monotonic_ms(self) -> int:
+        return self._monotonic_ns // 1_000_000
+
+    def wall_ms(self) -> int:
+        return self._wall_ms
+
+    def advance_ms(self, milliseconds: int) -> None:
+        self._monotonic_ns += milliseconds * 1_000_000
+        self._wall_ms += milliseconds

@@ -1,0 +1,135 @@
+"""Where a box keeps what is not a log: its runtime directory, socket paths and shared-memory names.
+
+The runtime directory lives on tmpfs, never on a log disk, so that every command can find its box while a disk
+hangs. `box.json` in it is written by the supervisor (or by install.sh) before any process starts and is the one place
+from which a process learns its settings. Weak spot: Unix socket paths end at 107 bytes, hence the short directory names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+RUNTIME_VARIABLE = "MILLRACE_RUNTIME"
+DATA_VARIABLE = "MILLRACE_DATA"
+
+
+class Disk(NamedTuple):
+    """One log directory: `name` is what processes and counters are called after, `path` its absolute path."""
+
+    name: str
+    path: str
+
+
+def box_name(state_directory: str) -> str:
+    """A short name for the box, from its state directory's absolute path: stable over restarts, distinct on one machine."""
+    return hashlib.blake2b(os.path.abspath(state_directory).encode(), digest_size=5).hexdigest()
+
+
+def name_disks(directories: list[str]) -> list[Disk]:
+    """Name each directory after its last component, longer where two would be alike: /srv/d0 → d0; /a/log, /b/log → a-log, b-log."""
+    paths = [os.path.abspath(directory) for directory in directories]
+    depth = 1
+    names = [_tail_name(path, depth) for path in paths]
+    while len(set(names)) < len(set(paths)) and depth < 64:
+        depth += 1
+        names = [_tail_name(path, depth) for path in paths]
+    return [Disk(name, path) for name, path in zip(names, paths, strict=True)]
+
+
+def _tail_name(path: str, depth: int) -> str:
+    return "-".join([part for part in path.split("/") if part][-depth:]) or "root"
+
+
+def runtime_roots() -> list[str]:
+    """Directories that may hold runtime directories of boxes, the preferred one for this user first."""
+    roots = []
+    if os.getuid() == 0:
+        roots.append("/run/millrace")
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        roots.append(f"{runtime}/millrace")
+    roots.append(f"/tmp/millrace-{os.getuid()}")
+    if "/run/millrace" not in roots:
+        roots.append("/run/millrace")
+    return roots
+
+
+class BoxLayout:
+    """Names of everything that the processes of one box share. Holds no open resource."""
+
+    def __init__(self, runtime_directory: str) -> None:
+        self.runtime_directory = runtime_directory
+        self.box = os.path.basename(runtime_directory)
+
+    @classmethod
+    def from_environment(cls) -> BoxLayout:
+        return cls(os.environ[RUNTIME_VARIABLE])
+
+    @property
+    def box_file(self) -> str:
+        return f"{self.runtime_directory}/box.json"
+
+    @property
+    def image_file(self) -> str:
+        """The metadata image, replaced whole by the controller."""
+        return f"{self.runtime_directory}/image"
+
+    @property
+    def controller_socket(self) -> str:
+        return f"{self.runtime_directory}/controller.sock"
+
+    @property
+    def supervisor_socket(self) -> str:
+        return f"{self.runtime_directory}/supervisor.sock"
+
+    def log_writer_socket(self, disk: str) -> str:
+        return f"{self.runtime_directory}/log-writer@{disk}.sock"
+
+    def log_reader_socket(self, disk: str) -> str:
+        return f"{self.runtime_directory}/log-reader@{disk}.sock"
+
+    def shared_memory_name(self, purpose: str, owner: str, incarnation: int | None = None) -> str:
+        """`/millrace.BOX.purpose.owner[.incarnation]`; counters alone have no incarnation, their next life adopts them."""
+        name = f"{self.shared_memory_prefix}{purpose}.{owner}"
+        return name if incarnation is None else f"{name}.{incarnation:x}"
+
+    @property
+    def shared_memory_prefix(self) -> str:
+        return f"/millrace.{self.box}."
+
+    def read_box(self) -> dict[str, Any]:
+        """The content of `box.json` (see `appliance.base.settings.Box`)."""
+        loaded: dict[str, Any] = json.loads(Path(self.box_file).read_bytes())
+        return loaded
+
+
+def boot_id() -> bytes:
+    """The kernel's id of this boot, 16 bytes: shared memory and page cache of another boot are gone."""
+    return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))
+
+
+def find_box(data_directory: str | None) -> BoxLayout | None:
+    """The running box one of whose directories is `data_directory` (any box if None and there is only one).
+
+    Reads runtime directories only: paths are compared as text, no log disk is touched.
+    """
+    wanted = os.path.abspath(data_directory) if data_directory else None
+    found = []
+    for root in runtime_roots():
+        try:
+            names = sorted(os.listdir(root))
+        except OSError:
+            continue
+        for name in names:
+            layout = BoxLayout(f"{root}/{name}")
+            try:
+                box = layout.read_box()
+            except (OSError, ValueError):
+                continue
+            paths = [disk["path"] for disk in box.get("disks", [])]
+            if wanted is None or wanted in paths or any(os.path.dirname(path) == wanted for path in paths):
+                found.append(layout)
+    return found[0] if len(found) == 1 or (found and wanted) else None

@@ -1,0 +1,153 @@
+"""Every setting of a broker as a row: name, default, bounds, unit, meaning, and what a larger value costs (STYLE habit 12).
+
+The reference page is made from these rows, and `appliance.base.settings` refuses what is outside their bounds. Names are Kafka's own
+wherever Kafka has the setting. Weak spot: bounds are per row; relations between rows are checked in `settings.relation_problems`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+SettingValue = str | int | bool
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+SECOND = 1000
+HOUR = 3600 * SECOND
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+
+
+class SettingRow(NamedTuple):
+    """One setting. Numbers have `low` and `high` (inclusive), texts have `choices` or, if empty, any non-empty text."""
+
+    name: str
+    default: SettingValue
+    unit: str
+    meaning: str
+    larger_costs: str
+    low: int = 0
+    high: int = INT32_MAX
+    choices: tuple[str, ...] = ()
+
+    @property
+    def allowed(self) -> str:
+        """The allowed values, for people."""
+        if isinstance(self.default, bool):
+            return "true or false"
+        if isinstance(self.default, int):
+            return f"a whole number from {self.low} to {self.high}" + (f" ({self.unit})" if self.unit else "")
+        return "one of " + ", ".join(self.choices) if self.choices else "a text"
+
+
+_TOPIC_ROWS = (
+    SettingRow("num.partitions", 1, "", "partitions of a topic that is created without saying how many", "files and table rows", 1, 10_000),
+    SettingRow("default.replication.factor", 1, "", "replicas of a topic that is created without saying how many", "space and network", 1, 16),
+    SettingRow("auto.create.topics.enable", True, "", "create a topic when a producer first names it", ""),
+    SettingRow("delete.topic.enable", True, "", "allow topics to be deleted", ""),
+    SettingRow("min.insync.replicas", 1, "", "replicas that must be in sync for acks=all", "fewer writes succeed when replicas are down", 1, 16),
+    SettingRow("message.max.bytes", 1_048_588, "bytes", "largest record batch", "arena space for one request", 0, 256 * MIB),
+    SettingRow(
+        "compression.type", "producer", "", "codec in which batches are stored", "", choices=("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")
+    ),
+    SettingRow("log.cleanup.policy", "delete", "", "what becomes of old records", "", choices=("delete", "compact", "compact,delete")),
+    SettingRow("log.message.timestamp.type", "CreateTime", "", "whose clock stamps records", "", choices=("CreateTime", "LogAppendTime")),
+)
+
+_LOG_ROWS = (
+    SettingRow(
+        "log.segment.bytes", GIB, "bytes", "a segment is closed before it grows beyond this", "coarser retention, longer recovery scans", 16 * KIB, INT32_MAX
+    ),
+    SettingRow("log.roll.ms", 168 * HOUR, "ms", "a segment is closed when its first record is this old", "coarser retention", 1, INT64_MAX),
+    SettingRow("log.index.interval.bytes", 4096, "bytes", "log bytes between two index entries", "longer scans per look-up", 0, INT32_MAX),
+    SettingRow("log.index.size.max.bytes", 10 * MIB, "bytes", "largest index of a segment", "page cache", 4 * KIB, INT32_MAX),
+    SettingRow("log.retention.ms", 168 * HOUR, "ms", "records older than this are deleted; -1 keeps them", "space", -1, INT64_MAX),
+    SettingRow("log.retention.bytes", -1, "bytes", "a partition larger than this loses its oldest segments; -1: no limit", "space", -1, INT64_MAX),
+    SettingRow("log.retention.check.interval.ms", 300 * SECOND, "ms", "time between two looks for old segments", "segments live longer", 1, INT64_MAX),
+    SettingRow("log.segment.delete.delay.ms", 60 * SECOND, "ms", "time between taking a file out of the log and removing it", "space", 0, INT64_MAX),
+    SettingRow("log.flush.interval.messages", INT64_MAX, "records", "records after which a partition is flushed", "more to lose in a power cut", 1, INT64_MAX),
+    SettingRow(
+        "log.flush.interval.ms",
+        -1,
+        "ms",
+        "time after which a partition is flushed; -1 leaves it to the recovery rounds",
+        "more to lose in a power cut",
+        -1,
+        INT64_MAX,
+    ),
+    SettingRow(
+        "log.flush.offset.checkpoint.interval.ms", 60 * SECOND, "ms", "time between two recovery-point rounds", "longer recovery after a power cut", 100, HOUR
+    ),
+    SettingRow(
+        "log.flush.unflushed.bytes",
+        200 * MIB,
+        "bytes",
+        "unflushed bytes of a disk that start a recovery-point round early",
+        "longer recovery after a power cut",
+        MIB,
+        64 * GIB,
+    ),
+)
+
+_NETWORK_ROWS = (
+    SettingRow(
+        "socket.request.max.bytes",
+        32 * MIB,
+        "bytes",
+        "largest request; a connection that announces more is closed",
+        "arena space for one request",
+        64 * KIB,
+        GIB,
+    ),
+    SettingRow("fetch.max.bytes", 55 * MIB, "bytes", "largest answer to one fetch", "longer turns for one consumer", 1024, GIB),
+    SettingRow("max.connections", 10_000, "", "client connections of one acceptor", "descriptors and memory", 1, 1_000_000),
+    SettingRow("max.connections.per.ip", 2_000, "", "client connections from one address", "one client may crowd out others", 1, 1_000_000),
+    SettingRow("connections.max.idle.ms", 600 * SECOND, "ms", "a connection without a request for this long is closed", "descriptors", 1000, INT64_MAX),
+    SettingRow(
+        "request.frame.timeout.ms", 30 * SECOND, "ms", "time in which an announced request must arrive whole", "arena space held by slow clients", 100, HOUR
+    ),
+)
+
+_MEMORY_ROWS = (
+    SettingRow(
+        "acceptor.arena.bytes", 128 * MIB, "bytes", "shared memory in which one acceptor receives requests", "memory, once it is used", 4 * MIB, 64 * GIB
+    ),
+    SettingRow("ingest.arena.bytes", 64 * MIB, "bytes", "shared memory in which one ingest builds batches", "memory, once it is used", 2 * MIB, 64 * GIB),
+    SettingRow(
+        "log.reader.arena.bytes", 16 * MIB, "bytes", "shared memory in which one log-reader serves cold reads", "memory, once it is used", MIB, 64 * GIB
+    ),
+    SettingRow("channel.ring.entries", 1024, "entries", "descriptors under way between two processes; a power of two", "128 bytes each", 16, 65_536),
+    SettingRow(
+        "disk.budget.bytes", 48 * MIB, "bytes", "arena space that one source may have under way to one disk", "a slow disk holds more memory", MIB, 64 * GIB
+    ),
+)
+
+_INGEST_ROWS = (
+    SettingRow("ingest.syslog.topic", "syslog", "", "topic that syslog lines go to", ""),
+    SettingRow("ingest.syslog.partitions", 4, "", "partitions of that topic when ingest creates it", "files and table rows", 1, 10_000),
+    SettingRow("ingest.syslog.key", "host", "", "what a syslog record's key is", "", choices=("host", "app", "none")),
+    SettingRow(
+        "ingest.syslog.max.message.bytes", 64 * KIB, "bytes", "longest syslog message; the rest is cut off and marked", "memory per connection", 480, 8 * MIB
+    ),
+    SettingRow("ingest.batch.bytes", 64 * KIB, "bytes", "size at which a batch is sent", "memory per partition", 1024, 16 * MIB),
+    SettingRow("ingest.batch.ms", 10, "ms", "age at which a batch is sent", "lines are readable later", 0, 60 * SECOND),
+)
+
+_HOUSE_ROWS = (
+    SettingRow(
+        "zookeeper.session.timeout.ms", 18 * SECOND, "ms", "silence after which ZooKeeper gives a broker up", "later fail-over", 2 * SECOND, 600 * SECOND
+    ),
+    SettingRow("zookeeper.heap.mb", 64, "MiB", "Java heap of the embedded ZooKeeper", "memory", 32, 16_384),
+    SettingRow(
+        "watchdog.timeout.ms",
+        30 * SECOND,
+        "ms",
+        "a process whose heartbeat is older than this is killed and restarted",
+        "a hung process is noticed later",
+        1 * SECOND,
+        HOUR,
+    ),
+)
+
+SETTING_ROWS: dict[str, SettingRow] = {row.name: row for row in (*_TOPIC_ROWS, *_LOG_ROWS, *_NETWORK_ROWS, *_MEMORY_ROWS, *_INGEST_ROWS, *_HOUSE_ROWS)}

@@ -1,0 +1,188 @@
+"""What a box was told: the settings file, the resolved settings, and `Box`, the content of `box.json`.
+
+`box.json` is written once, by the supervisor, before any other process starts; everybody else only reads it. Problems are
+collected, never raised one at a time: each names its path, the value and what is allowed. `Box` is a NamedTuple read with the standard
+library's json, because msgspec would cost 4 MB in every process. Weak spot: a setting changed in the file is seen at the next start only.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from appliance.base.layout import BoxLayout, Disk
+from appliance.base.setting_rows import SETTING_ROWS, SettingRow, SettingValue
+
+BOX_TABLE = "box"
+TOML_HINT = 'write names in quotes where one continues another, as in "max.connections" = 100'
+
+
+class Box(NamedTuple):
+    """One box as its processes see it. Ports are the real ones; `zookeeper` is a connect string."""
+
+    box: str
+    broker_id: int
+    disks: list[Disk]
+    state_directory: str
+    listen: str
+    advertise: str
+    kafka_port: int
+    syslog_port: int
+    http_port: int
+    acceptors: int = 1
+    ingests: int = 1
+    zookeeper: str = ""
+    embedded_zookeeper: bool = True
+    cluster_id: str = ""
+    """The cluster's id where it is known before ZooKeeper is asked: always with the embedded one, else ''."""
+    pid: int = 0
+    started_wall_ms: int = 0
+    settings: dict[str, SettingValue] = {}  # noqa: RUF012  never changed; `setting` falls back to the row's default
+
+    def setting(self, name: str) -> SettingValue:
+        """The value of a setting; a name that no row has is our own mistake (KeyError)."""
+        value = self.settings.get(name)
+        return SETTING_ROWS[name].default if value is None else value
+
+    def integer(self, name: str) -> int:
+        value = self.setting(name)
+        if not isinstance(value, int):
+            raise TypeError(f"setting {name} is {value!r}, not a number")
+        return value
+
+    def text(self, name: str) -> str:
+        value = self.setting(name)
+        if not isinstance(value, str):
+            raise TypeError(f"setting {name} is {value!r}, not a text")
+        return value
+
+    def flag(self, name: str) -> bool:
+        value = self.setting(name)
+        if not isinstance(value, bool):
+            raise TypeError(f"setting {name} is {value!r}, not true or false")
+        return value
+
+    def disk(self, name: str) -> Disk:
+        return next(disk for disk in self.disks if disk.name == name)
+
+    def process_names(self) -> list[str]:
+        """Every process that belongs to this box, in the order in which people think of them (the supervisor apart)."""
+        names = ["zookeeper"] if self.embedded_zookeeper else []
+        names.append("controller")
+        names += [f"log-writer@{disk.name}" for disk in self.disks]
+        names += [f"log-reader@{disk.name}" for disk in self.disks]
+        names += [f"acceptor@{index}" for index in range(self.acceptors)]
+        names += [f"ingest@{index}" for index in range(self.ingests)]
+        return [*names, "console"]
+
+    def to_json(self) -> bytes:
+        document = {**self._asdict(), "disks": [disk._asdict() for disk in self.disks]}
+        return json.dumps(document, indent=1).encode()
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> Box:
+        """Inverse of `to_json`; a field of another release is a TypeError, because one release runs on a box at a time."""
+        return cls(**{**document, "disks": [Disk(**disk) for disk in document["disks"]]})
+
+
+def load_box(layout: BoxLayout) -> Box:
+    """The box whose runtime directory `layout` names."""
+    return Box.from_document(layout.read_box())
+
+
+def default_settings() -> dict[str, SettingValue]:
+    return {name: row.default for name, row in SETTING_ROWS.items()}
+
+
+def setting_problem(row: SettingRow, value: object) -> str | None:
+    """Why `value` cannot be the value of `row`, or None."""
+    default = row.default
+    fits = type(value) is type(default)
+    if fits and isinstance(value, int) and not isinstance(value, bool):
+        fits = row.low <= value <= row.high
+    if fits and isinstance(value, str):
+        fits = value in row.choices if row.choices else bool(value)
+    return None if fits else f"{row.name} is {value!r}; allowed is {row.allowed}"
+
+
+def relation_problems(settings: dict[str, SettingValue]) -> list[str]:
+    """What is wrong between settings that are each fine alone."""
+    problems = []
+
+    def number(name: str) -> int:
+        return int(settings[name])
+
+    if number("channel.ring.entries") & (number("channel.ring.entries") - 1):
+        problems.append(f"channel.ring.entries is {number('channel.ring.entries')}; it must be a power of two, such as 1024")
+    for arena in ("acceptor.arena.bytes", "ingest.arena.bytes"):
+        if number("disk.budget.bytes") > number(arena):
+            problems.append(f"disk.budget.bytes ({number('disk.budget.bytes')}) is more than {arena} ({number(arena)}); make it at most that")
+    if number("socket.request.max.bytes") * 2 > number("acceptor.arena.bytes"):
+        problems.append(
+            f"socket.request.max.bytes ({number('socket.request.max.bytes')}) must be at most half of acceptor.arena.bytes ({number('acceptor.arena.bytes')})"
+        )
+    if number("message.max.bytes") > number("socket.request.max.bytes"):
+        problems.append(f"message.max.bytes ({number('message.max.bytes')}) is more than socket.request.max.bytes ({number('socket.request.max.bytes')})")
+    if number("ingest.batch.bytes") > number("message.max.bytes"):
+        problems.append(f"ingest.batch.bytes ({number('ingest.batch.bytes')}) is more than message.max.bytes ({number('message.max.bytes')})")
+    return problems
+
+
+def resolve_settings(chosen: dict[str, object], source: str) -> tuple[dict[str, SettingValue], list[str]]:
+    """All settings with `chosen` ones in place of defaults, and every problem with them; `source` says where they were read."""
+    settings = default_settings()
+    problems = []
+    for name, value in chosen.items():
+        row = SETTING_ROWS.get(name)
+        if row is None:
+            problems.append(f"{source}: there is no setting {name}{_nearest(name)}")
+        elif (problem := setting_problem(row, value)) is not None:
+            problems.append(f"{source}: {problem}")
+        else:
+            assert isinstance(value, str | int | bool)
+            settings[name] = value
+    if not problems:
+        problems = [f"{source}: {problem}" for problem in relation_problems(settings)]
+    return settings, problems
+
+
+def _nearest(name: str) -> str:
+    words = set(name.replace("_", ".").replace("-", ".").split("."))
+    best = max(SETTING_ROWS, key=lambda other: len(words & set(other.split("."))) * 100 - len(other))
+    return f"; did you mean {best}?" if words & set(best.split(".")) else ""
+
+
+class SettingsFile(NamedTuple):
+    """A settings file as read: options of the box (table `[box]`), settings by their dotted names, and what was wrong."""
+
+    box: dict[str, object]
+    settings: dict[str, object]
+    problems: list[str]
+
+
+def read_settings_file(path: str) -> SettingsFile:
+    """Read a TOML settings file: a table `[box]` (data, state, listen, advertise, kafka-port, …) and broker settings by their dotted names."""
+    import tomllib  # 1 MB that only who reads the file should pay for
+
+    try:
+        with open(path, "rb") as file:
+            document = tomllib.load(file)
+    except OSError as error:
+        return SettingsFile({}, {}, [f"{path}: cannot read the settings file: {error.strerror}; give another with --config"])
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return SettingsFile({}, {}, [f"{path}: not valid TOML: {error}; {TOML_HINT}"])
+    table = document.pop(BOX_TABLE, {})
+    if not isinstance(table, dict):
+        return SettingsFile({}, {}, [f"{path}: {BOX_TABLE} must be a table, [box]"])
+    return SettingsFile(table, _flatten(document, ""), [])
+
+
+def _flatten(document: dict[str, object], prefix: str) -> dict[str, object]:
+    """`log.segment.bytes = 1` is a table in a table for TOML, and one name for us."""
+    flat: dict[str, object] = {}
+    for key, value in document.items():
+        if isinstance(value, dict):
+            flat.update(_flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

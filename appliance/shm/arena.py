@@ -1,0 +1,127 @@
+"""An arena: one source's bytes, read (and stamped) by log-writers. Power-of-two slots, freed in any order.
+
+The owner allocates and frees; its lists live in its own heap, because a new life makes a new arena. Free slots of one size are a
+stack, so that the hottest memory is used again first. Buddies are merged only when an allocation fails (180 ns otherwise).
+Weak spot: rounding to a power of two wastes up to half of a slot; budgets are charged with the rounded size.
+"""
+
+from __future__ import annotations
+
+from appliance.base.invariants import check
+from appliance.shm.atomic import WORD_BYTES
+from appliance.shm.mapping import HEADER_BYTES, SharedObject
+
+PURPOSE = b"MLRarena"
+
+# Control words after the header, on their own cache lines.
+SLEEPING_WORD = HEADER_BYTES // WORD_BYTES
+"""1 while the arena's owner sleeps (its doorbell's word)."""
+WATCHING_WORD = SLEEPING_WORD + 8
+"""1 while the owner waits for partition rows to change (parked acks=all produces and long polls)."""
+
+DATA_POSITION = 4096
+MIN_ORDER = 10
+"""The smallest slot has 1 KiB."""
+
+
+class Arena:
+    """The owner's side: `allocate` and `free` slots, `memory` to fill them. Positions count from the object's start."""
+
+    def __init__(self, shared: SharedObject, data_bytes: int) -> None:
+        check(data_bytes & (data_bytes - 1) == 0, f"an arena's size is a power of two, not {data_bytes}")
+        self.shared = shared
+        self.memory = shared.memory
+        self.size_bytes = data_bytes
+        self.free_bytes = data_bytes
+        self._max_order = data_bytes.bit_length() - 1
+        self._free: list[list[int]] = [[] for _ in range(self._max_order + 1)]
+        self._free[self._max_order].append(DATA_POSITION)
+        self._orders: dict[int, int] = {}
+        self._frees_since_merge = 0
+
+    @classmethod
+    def create(cls, name: str, data_bytes: int, incarnation: int) -> Arena:
+        """A new arena of `data_bytes`, rounded up to a power of two of at least 64 KiB."""
+        rounded = 1 << max(16, (data_bytes - 1).bit_length())
+        return cls(SharedObject.create(name, PURPOSE, DATA_POSITION + rounded, incarnation), rounded)
+
+    @staticmethod
+    def rounded_size(size_bytes: int) -> int:
+        """What a slot for `size_bytes` is charged with."""
+        return 1 << max(MIN_ORDER, (size_bytes - 1).bit_length())
+
+    def allocate(self, size_bytes: int) -> int:
+        """The position of a slot of at least `size_bytes`, or -1 when there is none now."""
+        order = (size_bytes - 1).bit_length()
+        if order < MIN_ORDER:
+            order = MIN_ORDER
+        elif order > self._max_order:
+            return -1
+        stack = self._free[order]
+        if stack:
+            position = stack.pop()
+        else:
+            position = self._split(order)
+            if position < 0:
+                return -1
+        self._orders[position] = order
+        self.free_bytes -= 1 << order
+        return position
+
+    def free(self, position: int) -> None:
+        """Give a slot back; out of order is fine, twice is an invariant's violation."""
+        order = self._orders.pop(position, -1)
+        check(order >= 0, f"arena slot at {position} was freed twice or never given out")
+        self._free[order].append(position)
+        self.free_bytes += 1 << order
+        self._frees_since_merge += 1
+
+    def slots_in_use(self) -> int:
+        return len(self._orders)
+
+    def _split(self, order: int) -> int:
+        larger = order + 1
+        while larger <= self._max_order and not self._free[larger]:
+            larger += 1
+        if larger > self._max_order:
+            if not self._frees_since_merge or self.free_bytes < 1 << order:
+                return -1
+            self._merge_buddies()
+            if self._free[order]:
+                return self._free[order].pop()
+            return self._split(order)
+        position = self._free[larger].pop()
+        while larger > order:
+            larger -= 1
+            self._free[larger].append(position + (1 << larger))
+        return position
+
+    def _merge_buddies(self) -> None:
+        self._frees_since_merge = 0
+        for order in range(MIN_ORDER, self._max_order):
+            slots = self._free[order]
+            if len(slots) < 2:
+                continue
+            size = 1 << order
+            present = set(slots)
+            kept, merged = [], []
+            for position in slots:
+                if position not in present:
+                    continue
+                buddy = DATA_POSITION + ((position - DATA_POSITION) ^ size)
+                if buddy in present:
+                    present.discard(position)
+                    present.discard(buddy)
+                    merged.append(min(position, buddy))
+            kept = [position for position in slots if position in present]
+            self._free[order] = kept
+            self._free[order + 1].extend(merged)
+
+    def close(self) -> None:
+        self.shared.close()
+        self.shared.unlink()
+
+
+def attach_arena(name: str) -> SharedObject:
+    """A log-writer's map of a source's arena, writable because offsets are stamped in place."""
+    return SharedObject.attach(name, PURPOSE, writable=True)

@@ -1,0 +1,159 @@
+"""Counters that outlive their process: one object per process name, adopted by its next life, read by anybody.
+
+The owner alone writes. Readers (console, CLI, supervisor) map read-only and never ask the process. An increment is a load and
+a store of one word (60 ns). Weak spot: 1,000 slots a process, fixed; a label beyond them lands in the slot `counters.overflow`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from appliance.base.layout import BoxLayout
+from appliance.shm.atomic import WORD_BYTES
+from appliance.shm.mapping import HEADER_BYTES, INCARNATION_WORD, PID_WORD, LayoutMismatch, SharedObject, SharedObjectAbsent, list_names, unlink
+
+PURPOSE = b"MLRcount"
+SLOTS = 1000
+LABEL_BYTES = 120
+
+# Words after the header.
+STARTED_WORD = HEADER_BYTES // WORD_BYTES
+HEARTBEAT_WORD = STARTED_WORD + 1
+USED_WORD = STARTED_WORD + 2
+STATE_BYTES = 24
+_STATE_POSITION = HEADER_BYTES + 5 * WORD_BYTES
+_VALUES_POSITION = HEADER_BYTES + 128
+_LABELS_POSITION = _VALUES_POSITION + SLOTS * WORD_BYTES
+_SIZE_BYTES = _LABELS_POSITION + SLOTS * LABEL_BYTES
+assert _STATE_POSITION + STATE_BYTES <= _VALUES_POSITION and _VALUES_POSITION % WORD_BYTES == 0
+
+_OVERFLOW_LABEL = "counters.overflow"
+
+
+class Counter:
+    """One slot. Not shared between threads."""
+
+    __slots__ = ("_index", "_words")
+
+    def __init__(self, words: memoryview, index: int) -> None:
+        self._words = words
+        self._index = index
+
+    def add(self, amount: int = 1) -> None:
+        self._words[self._index] += amount
+
+    def set(self, value: int) -> None:
+        self._words[self._index] = value
+
+    @property
+    def value(self) -> int:
+        return int(self._words[self._index])
+
+
+class Counters:
+    """The owner's side."""
+
+    def __init__(self, shared: SharedObject) -> None:
+        self._shared = shared
+        self._words = shared.words
+        self._slots: dict[str, Counter] = {}
+        for index in range(self._words[USED_WORD]):
+            self._slots[_read_label(shared.memory, index)] = Counter(self._words, _VALUES_POSITION // WORD_BYTES + index)
+
+    @classmethod
+    def create_or_adopt(cls, layout: BoxLayout, process_name: str, incarnation: int, wall_ms: int = 0) -> Counters:
+        """The process's counters: those of its previous life with their values, or new ones at zero."""
+        name = layout.shared_memory_name("counters", process_name)
+        try:
+            shared = SharedObject.attach(name, PURPOSE, writable=True)
+            if not shared.is_of_this_boot():
+                raise SharedObjectAbsent(f"{name} is of another boot")
+            shared.words[INCARNATION_WORD] = incarnation
+            shared.words[PID_WORD] = os.getpid()
+        except (SharedObjectAbsent, LayoutMismatch):
+            shared = SharedObject.create(name, PURPOSE, _SIZE_BYTES, incarnation)
+        shared.words[STARTED_WORD] = wall_ms
+        shared.words[HEARTBEAT_WORD] = 0
+        made = cls(shared)
+        made.set_state("starting")
+        return made
+
+    def counter(self, label: str) -> Counter:
+        """The slot of `label`, e.g. `ingest.received{transport="udp"}`; made at its first use."""
+        found = self._slots.get(label)
+        if found is None:
+            found = self._add_slot(label)
+        return found
+
+    def _add_slot(self, label: str) -> Counter:
+        words = self._words
+        used = words[USED_WORD]
+        if used >= SLOTS - 1 and label != _OVERFLOW_LABEL:
+            return self.counter(_OVERFLOW_LABEL)
+        text = label.encode()[:LABEL_BYTES]
+        position = _LABELS_POSITION + used * LABEL_BYTES
+        self._shared.memory[position : position + LABEL_BYTES] = text.ljust(LABEL_BYTES, b"\0")
+        counter = Counter(words, _VALUES_POSITION // WORD_BYTES + used)
+        counter.set(0)
+        words[USED_WORD] = used + 1
+        self._slots[label] = counter
+        return counter
+
+    def labels(self) -> list[str]:
+        return list(self._slots)
+
+    def beat(self, now_ns: int) -> None:
+        """Say that the duty cycle turns (the watchdog's word)."""
+        self._words[HEARTBEAT_WORD] = now_ns
+
+    def set_state(self, state: str) -> None:
+        """`starting`, `recovering`, `serving`, `stopping`: at most 24 ASCII bytes."""
+        self._shared.memory[_STATE_POSITION : _STATE_POSITION + STATE_BYTES] = state.encode()[:STATE_BYTES].ljust(STATE_BYTES, b"\0")
+
+    def close(self) -> None:
+        self._shared.close()
+
+
+class CounterSnapshot(NamedTuple):
+    """What a reader saw."""
+
+    process_name: str
+    pid: int
+    started_wall_ms: int
+    heartbeat_ns: int
+    state: str
+    values: dict[str, int]
+
+
+def read_counters(layout: BoxLayout, process_name: str) -> CounterSnapshot | None:
+    """The counters of one process, alive or dead; None if it never had any."""
+    try:
+        shared = SharedObject.attach(layout.shared_memory_name("counters", process_name), PURPOSE, writable=False)
+    except SharedObjectAbsent:
+        return None
+    words, memory = shared.words, shared.memory
+    used = min(words[USED_WORD], SLOTS)
+    first = _VALUES_POSITION // WORD_BYTES
+    values = {_read_label(memory, index): int(words[first + index]) for index in range(used)}
+    state = bytes(memory[_STATE_POSITION : _STATE_POSITION + STATE_BYTES]).rstrip(b"\0").decode("ascii", "replace")
+    snapshot = CounterSnapshot(process_name, words[PID_WORD], words[STARTED_WORD], words[HEARTBEAT_WORD], state, values)
+    shared.close()
+    return snapshot
+
+
+def list_counters(layout: BoxLayout) -> list[str]:
+    """Names of the processes of this box that have counters."""
+    prefix = layout.shared_memory_name("counters", "")
+    return [name[len(prefix) :] for name in list_names(prefix)]
+
+
+def unlink_all(layout: BoxLayout) -> None:
+    """Remove every shared-memory object of the box (its supervisor's last act)."""
+    for name in list_names(layout.shared_memory_prefix):
+        unlink(name)
+
+
+def _read_label(memory: memoryview, index: int) -> str:
+    position = _LABELS_POSITION + index * LABEL_BYTES
+    return bytes(memory[position : position + LABEL_BYTES]).rstrip(b"\0").decode()

@@ -1,0 +1,141 @@
+"""One POSIX shared-memory object: its header, who made it, who may map it.
+
+The creator writes every header word and the magic last, so that an object whose creator died in the middle is recognised as
+unfinished. Objects are allocated for real (`posix_fallocate`): a full /dev/shm is an error here, not a SIGBUS later.
+Weak spot: a name in /dev/shm says nothing about its owner being alive; liveness is told by the hang-up of a socket.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+import posix_ipc
+
+from appliance.base.errors import MillraceError
+from appliance.base.layout import boot_id
+from appliance.shm.atomic import WORD_BYTES
+
+LAYOUT_VERSION = 1
+"""Raised with every change of any layout in this package; a mismatch ends the process with exit code 78."""
+
+# Header: eight words, then the purpose's own layout from HEADER_BYTES on.
+MAGIC_WORD, VERSION_WORD, LENGTH_WORD, INCARNATION_WORD, BOOT_WORD_HIGH, BOOT_WORD_LOW, PID_WORD = range(7)
+
+HEADER_BYTES = 8 * WORD_BYTES
+
+_SHARED_MEMORY_DIRECTORY = "/dev/shm"
+
+
+class LayoutMismatch(MillraceError):
+    """An object of another release: one release runs on a box at a time."""
+
+
+class SharedObjectAbsent(MillraceError):
+    """No finished object of that name and purpose exists."""
+
+
+class SharedObject:
+    """A mapped object. `words` is the whole object as 64-bit words, `memory` as bytes (read-only if attached so)."""
+
+    def __init__(self, name: str, mapped: mmap.mmap, writable: bool) -> None:
+        self.name = name
+        self._mapped = mapped
+        self.memory = memoryview(mapped)
+        self.words = self.memory.cast("Q")
+        self.writable = writable
+
+    @classmethod
+    def create(cls, name: str, purpose: bytes, size_bytes: int, incarnation: int) -> SharedObject:
+        """Make a new object, replacing a leftover of the same name. `purpose`: 8 ASCII bytes. Raises MillraceError when /dev/shm is full."""
+        unlink(name)
+        page = mmap.PAGESIZE
+        size_bytes = (size_bytes + page - 1) // page * page
+        shared = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600)
+        try:
+            try:
+                os.posix_fallocate(shared.fd, 0, size_bytes)
+            except OSError as error:
+                unlink(name)
+                raise MillraceError(
+                    f"could not allocate {size_bytes >> 20} MiB of shared memory for {name}: {error.strerror}; make /dev/shm larger or the arenas smaller"
+                ) from error
+            mapped = mmap.mmap(shared.fd, size_bytes)
+        finally:
+            shared.close_fd()
+        made = cls(name, mapped, writable=True)
+        boot = boot_id()
+        words = made.words
+        words[VERSION_WORD] = LAYOUT_VERSION
+        words[LENGTH_WORD] = size_bytes
+        words[INCARNATION_WORD] = incarnation
+        words[BOOT_WORD_HIGH] = int.from_bytes(boot[:8], "little")
+        words[BOOT_WORD_LOW] = int.from_bytes(boot[8:], "little")
+        words[PID_WORD] = os.getpid()
+        words[MAGIC_WORD] = int.from_bytes(purpose, "little")
+        return made
+
+    @classmethod
+    def attach(cls, name: str, purpose: bytes, writable: bool) -> SharedObject:
+        """Map an existing object. Raises SharedObjectAbsent, LayoutMismatch."""
+        try:
+            shared = posix_ipc.SharedMemory(name, 0, read_only=not writable)
+        except (posix_ipc.ExistentialError, OSError) as error:
+            raise SharedObjectAbsent(f"no shared-memory object {name}: {error}") from error
+        try:
+            size_bytes = os.fstat(shared.fd).st_size
+            if size_bytes < HEADER_BYTES:
+                raise SharedObjectAbsent(f"shared-memory object {name} is unfinished")
+            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+            mapped = mmap.mmap(shared.fd, size_bytes, access=access)
+        finally:
+            shared.close_fd()
+        attached = cls(name, mapped, writable)
+        words = attached.words
+        magic, version, length = words[MAGIC_WORD], words[VERSION_WORD], words[LENGTH_WORD]
+        if magic != int.from_bytes(purpose, "little") or length != size_bytes:
+            attached.close()
+            raise SharedObjectAbsent(f"shared-memory object {name} is unfinished or of another purpose")
+        if version != LAYOUT_VERSION:
+            attached.close()
+            raise LayoutMismatch(f"{name} has layout version {version}, this release has {LAYOUT_VERSION}; stop the other release first")
+        return attached
+
+    @property
+    def incarnation(self) -> int:
+        return self.words[INCARNATION_WORD]
+
+    @property
+    def pid(self) -> int:
+        return self.words[PID_WORD]
+
+    def is_of_this_boot(self) -> bool:
+        boot = boot_id()
+        words = self.words
+        return words[BOOT_WORD_HIGH] == int.from_bytes(boot[:8], "little") and words[BOOT_WORD_LOW] == int.from_bytes(boot[8:], "little")
+
+    def close(self) -> None:
+        """Unmap. Views that others took must be released before; a view still held keeps the memory mapped, harmlessly."""
+        self.words.release()
+        self.memory.release()
+        try:
+            self._mapped.close()
+        except BufferError:
+            pass  # an owner of a derived view outlives us; the map goes with the process
+
+    def unlink(self) -> None:
+        unlink(self.name)
+
+
+def unlink(name: str) -> None:
+    """Remove a name; maps of it stay usable. Nothing happens when it is not there."""
+    try:
+        posix_ipc.unlink_shared_memory(name)
+    except posix_ipc.ExistentialError:
+        pass
+
+
+def list_names(prefix: str) -> list[str]:
+    """Names (with their leading slash) that start with `prefix`."""
+    bare = prefix.lstrip("/")
+    return sorted(f"/{name}" for name in os.listdir(_SHARED_MEMORY_DIRECTORY) if name.startswith(bare))

@@ -1,0 +1,105 @@
+"""A ring of fixed 64-byte entries with one producer and one consumer, each in its own process.
+
+Tail and head only grow; an entry's place is their value modulo the capacity. The producer writes entries, then publishes the tail
+with one 8-byte store; the consumer copies entries, then publishes the head. A full ring is an answer (`offer` returns False), never a spin.
+Weak spot: it trusts that there is one producer and one consumer; `appliance.ipc.channel` makes a new pair for every pair of lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import Struct
+from typing import Any
+
+from appliance.base.invariants import check
+from appliance.shm.atomic import WORD_BYTES
+
+ENTRY_BYTES = 64
+
+
+class RingProducer:
+    """The side that offers. `base` is the byte position of the first entry, `*_index` are word indexes."""
+
+    __slots__ = ("_base", "_head_index", "_known_head", "_mask", "_memory", "_pack_into", "_tail", "_tail_index", "_words", "capacity")
+
+    def __init__(self, memory: memoryview, words: memoryview, entry: Struct, base: int, capacity: int, tail_index: int, head_index: int) -> None:
+        check(entry.size == ENTRY_BYTES and capacity & (capacity - 1) == 0 and base % WORD_BYTES == 0, "a ring has a power of two of aligned 64-byte entries")
+        self._memory = memory
+        self._words = words
+        self._pack_into = entry.pack_into
+        self._base = base
+        self._mask = capacity - 1
+        self._tail_index = tail_index
+        self._head_index = head_index
+        self._tail = words[tail_index]
+        self._known_head = words[head_index]
+        self.capacity = capacity
+
+    def offer(self, *fields: Any) -> bool:
+        """Publish one entry. False when the ring is full."""
+        tail = self._tail
+        if tail - self._known_head > self._mask:
+            self._known_head = self._words[self._head_index]
+            if tail - self._known_head > self._mask:
+                return False
+        self._pack_into(self._memory, self._base + (tail & self._mask) * ENTRY_BYTES, *fields)
+        self._tail = tail + 1
+        self._words[self._tail_index] = tail + 1
+        return True
+
+    def offer_all(self, entries: list[tuple[Any, ...]]) -> None:
+        """Publish a burst with one store of the tail. The caller knows that there is room (see `free_entries`)."""
+        check(len(entries) <= self.free_entries(), "a burst must fit the ring")
+        tail, mask, base, memory, pack_into = self._tail, self._mask, self._base, self._memory, self._pack_into
+        for fields in entries:
+            pack_into(memory, base + (tail & mask) * ENTRY_BYTES, *fields)
+            tail += 1
+        self._tail = tail
+        self._words[self._tail_index] = tail
+
+    def free_entries(self) -> int:
+        self._known_head = self._words[self._head_index]
+        return self.capacity - (self._tail - self._known_head)
+
+
+class RingConsumer:
+    """The side that polls."""
+
+    __slots__ = ("_base", "_head", "_head_index", "_iter_unpack", "_mask", "_memory", "_tail_index", "_words", "capacity")
+
+    def __init__(self, memory: memoryview, words: memoryview, entry: Struct, base: int, capacity: int, tail_index: int, head_index: int) -> None:
+        check(entry.size == ENTRY_BYTES and capacity & (capacity - 1) == 0 and base % WORD_BYTES == 0, "a ring has a power of two of aligned 64-byte entries")
+        self._memory = memory
+        self._words = words
+        self._iter_unpack = entry.iter_unpack
+        self._base = base
+        self._mask = capacity - 1
+        self._tail_index = tail_index
+        self._head_index = head_index
+        self._head = words[head_index]
+        self.capacity = capacity
+
+    def has_entries(self) -> bool:
+        return bool(self._words[self._tail_index] != self._head)
+
+    def poll(self, limit: int) -> list[tuple[Any, ...]]:
+        """Up to `limit` entries, copied out of shared memory before the head is published."""
+        head = self._head
+        count = self._words[self._tail_index] - head
+        if count == 0:
+            return []
+        check(0 < count <= self.capacity, f"ring tail is {count} ahead of its head, capacity {self.capacity}")
+        count = min(count, limit)
+        start = head & self._mask
+        first = min(count, self.capacity - start)
+        position = self._base + start * ENTRY_BYTES
+        entries = list(self._iter_unpack(self._memory[position : position + first * ENTRY_BYTES]))
+        if first < count:
+            entries.extend(self._iter_unpack(self._memory[self._base : self._base + (count - first) * ENTRY_BYTES]))
+        self._head = head + count
+        self._words[self._head_index] = head + count
+        return entries
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        while entries := self.poll(self.capacity):
+            yield from entries
