@@ -1,0 +1,114 @@
+"""A channel: the rings between one life of a source and one life of a log-writer, and the handshake that makes them.
+
+The source makes the rings, connects to the log-writer's socket and says HELLO (names of rings and arena, its doorbell's eventfd);
+the log-writer maps them and answers WELCOME (name of its table, what it knows about its disk, its doorbell's eventfd). The socket
+stays open for as long as both live: its hang-up is the proof of death, because every descriptor is close-on-exec and the kernel
+closes sockets only after a process's memory is gone. Nothing is resumed from a ring that another life wrote.
+Weak spot: HELLO names objects rather than passing them, so both sides must be of the same box and user.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from appliance.base.invariants import check
+from appliance.ipc.descriptors import COMPLETION, DESCRIPTOR
+from appliance.ipc.frames import Frame, FrameSocket
+from appliance.shm.arena import SLEEPING_WORD as ARENA_SLEEPING_WORD
+from appliance.shm.arena import WATCHING_WORD, Arena, attach_arena
+from appliance.shm.doorbell import Doorbell, DoorbellButton
+from appliance.shm.partition_table import SLEEPING_WORD as TABLE_SLEEPING_WORD
+from appliance.shm.partition_table import PartitionTableReader
+from appliance.shm.ring_pair import RingPair
+
+HELLO = 1
+WELCOME = 2
+REFUSED = 3
+
+
+class SourceChannel:
+    """The source's side. Before `on_welcome` nothing can be offered."""
+
+    def __init__(self, control: FrameSocket, rings: RingPair, keep_name: bool) -> None:
+        self.control = control
+        self.rings = rings
+        self.table: PartitionTableReader | None = None
+        self.writer_info: dict[str, Any] = {}
+        self._keep_name = keep_name
+        self._button: DoorbellButton | None = None
+        self.descriptors = rings.descriptor_producer(DESCRIPTOR)
+        self.completions = rings.completion_consumer(COMPLETION)
+        self.capacity = rings.capacity
+
+    @classmethod
+    def greet(
+        cls, control: FrameSocket, source: str, incarnation: int, arena: Arena, doorbell: Doorbell, rings_name: str, capacity: int, keep_name: bool
+    ) -> SourceChannel:
+        """Make the rings and say HELLO on a connected control socket. Raises PeerGone."""
+        rings = RingPair.create(rings_name, capacity, incarnation)
+        hello = {"source": source, "incarnation": incarnation, "rings": rings_name, "arena": arena.shared.name}
+        channel = cls(control, rings, keep_name)
+        control.send(HELLO, 0, orjson.dumps(hello), (doorbell.fileno(),))
+        return channel
+
+    def on_welcome(self, frame: Frame) -> None:
+        """Map the log-writer's table and take its doorbell. Raises SharedObjectAbsent when it died since."""
+        self.writer_info = orjson.loads(frame.payload)
+        self.table = PartitionTableReader.attach(self.writer_info["table"])
+        check(len(frame.descriptors) == 1, "WELCOME carries the doorbell of the log-writer")
+        self._button = DoorbellButton(frame.descriptors[0], self.table.words, TABLE_SLEEPING_WORD)
+        if not self._keep_name:
+            self.rings.shared.unlink()
+
+    def ring(self) -> None:
+        """Wake the log-writer if it sleeps; to be called once after a burst of offers."""
+        if self._button is not None:
+            self._button.ring_if_sleeping()
+
+    def close(self) -> None:
+        """Let go of everything. The rings' name stays if the next life is to read it."""
+        self.control.close()
+        if self._button is not None:
+            self._button.close()
+        if self.table is not None:
+            self.table.close()
+        self.rings.close()
+        self.rings.shared.unlink()
+
+
+class SinkChannel:
+    """The log-writer's side of one source."""
+
+    def __init__(self, control: FrameSocket, hello: Frame, writer_incarnation: int) -> None:
+        """Map what HELLO names. Raises SharedObjectAbsent, LayoutMismatch (the source is gone or foreign)."""
+        named = orjson.loads(hello.payload)
+        check(len(hello.descriptors) == 1, "HELLO carries the doorbell of the source")
+        self.source: str = named["source"]
+        self.control = control
+        self.arena = attach_arena(named["arena"])
+        self.rings = RingPair.attach(named["rings"])
+        self.rings.claim(writer_incarnation)
+        self.descriptors = self.rings.descriptor_consumer(DESCRIPTOR)
+        self.completions = self.rings.completion_producer(COMPLETION)
+        self._button = DoorbellButton(hello.descriptors[0], self.arena.words, ARENA_SLEEPING_WORD)
+        self._arena_words = self.arena.words
+        self.memory = self.arena.memory
+        self.size_bytes = len(self.memory)
+
+    def watches_rows(self) -> bool:
+        """Whether the source waits for rows to change (parked produces, long polls)."""
+        return bool(self._arena_words[WATCHING_WORD])
+
+    def ring(self) -> None:
+        """Wake the source if it sleeps."""
+        self._button.ring_if_sleeping()
+
+    def close(self) -> None:
+        """Retire the rings and unmap."""
+        self.rings.retire()
+        self.control.close()
+        self._button.close()
+        self.rings.close()
+        self.arena.close()

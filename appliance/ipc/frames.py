@@ -1,0 +1,162 @@
+"""Length-prefixed frames over a non-blocking Unix stream socket, file descriptors included.
+
+Frame: u32 length of what follows · u8 kind · u64 token · payload. Descriptors ride on the first byte of the frame that names them.
+Owned by whoever holds the socket. Weak spot: descriptors of two frames that are received in one call come together; the sender that
+passes descriptors therefore sends them only in handshakes, where one frame is in flight.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from collections import deque
+from struct import Struct
+from typing import NamedTuple
+
+from appliance.base.errors import MillraceError
+
+HEADER = Struct("<IBQ")
+MAX_FRAME_BYTES = 64 << 20
+_RECEIVE_BYTES = 1 << 18
+_MAX_DESCRIPTORS = 8
+
+
+class PeerGone(MillraceError):
+    """The other process hung up (it died, or closed the socket on purpose)."""
+
+
+class Frame(NamedTuple):
+    """One message."""
+
+    kind: int
+    token: int
+    payload: bytes
+    descriptors: tuple[int, ...]
+
+
+class FrameSocket:
+    """One end. `send` queues what the socket does not take; `flush` goes on with it when the socket is writable."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._received = bytearray()
+        self._descriptors: list[int] = []
+        self._outgoing: deque[tuple[memoryview, tuple[int, ...]]] = deque()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def wants_write(self) -> bool:
+        return bool(self._outgoing)
+
+    def send(self, kind: int, token: int = 0, payload: bytes = b"", descriptors: tuple[int, ...] = ()) -> None:
+        """Send or queue one frame. Raises PeerGone."""
+        frame = HEADER.pack(HEADER.size - 4 + len(payload), kind, token) + payload
+        self._outgoing.append((memoryview(frame), descriptors))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what is queued, as far as the socket takes it. Raises PeerGone."""
+        while self._outgoing:
+            frame, descriptors = self._outgoing[0]
+            try:
+                if descriptors:
+                    rights = array.array("i", descriptors)
+                    sent = self._socket.sendmsg([frame], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+                else:
+                    sent = self._socket.send(frame)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                raise PeerGone(str(error)) from error
+            if sent == len(frame):
+                self._outgoing.popleft()
+            else:
+                self._outgoing[0] = (frame[sent:], ())
+
+    def receive(self) -> list[Frame]:
+        """Every whole frame that has come. Raises PeerGone at the end of the stream, ValueError never: a bad length is PeerGone too."""
+        gone = False
+        while True:
+            try:
+                data, ancillary, _flags, _address = self._socket.recvmsg(
+                    _RECEIVE_BYTES, socket.CMSG_SPACE(4 * _MAX_DESCRIPTORS), socket.MSG_CMSG_CLOEXEC
+                )
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError:
+                gone = True
+                break
+            for level, kind, content in ancillary:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    rights = array.array("i")
+                    rights.frombytes(content[: len(content) // rights.itemsize * rights.itemsize])
+                    self._descriptors.extend(rights)
+            if not data:
+                gone = True
+                break
+            self._received += data
+            if len(data) < _RECEIVE_BYTES:
+                break
+        frames = self._take_frames()
+        if gone and not frames:
+            raise PeerGone("hung up")
+        return frames
+
+    def _take_frames(self) -> list[Frame]:
+        frames: list[Frame] = []
+        received = self._received
+        position = 0
+        while len(received) - position >= HEADER.size:
+            length, kind, token = HEADER.unpack_from(received, position)
+            if length < HEADER.size - 4 or length > MAX_FRAME_BYTES:
+                raise PeerGone(f"a frame of {length} bytes is not one of ours")
+            end = position + 4 + length
+            if end > len(received):
+                break
+            descriptors, self._descriptors = tuple(self._descriptors), []
+            frames.append(Frame(kind, token, bytes(received[position + HEADER.size : end]), descriptors))
+            position = end
+        if position:
+            del received[:position]
+        return frames
+
+    def close(self) -> None:
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors = []
+        self._socket.close()
+
+
+def listen_unix(path: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
+    """Listen at `path`, replacing the socket file of a previous life. Mode 0600."""
+    listening = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    temporary = f"{path}.{os.getpid()}"
+    listening.bind(temporary)
+    os.chmod(temporary, 0o600)
+    listening.listen(128)
+    os.rename(temporary, path)
+    return listening
+
+
+def connect_unix(path: str) -> FrameSocket | None:
+    """Connect to a listening process; None when nobody listens (now)."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        sock.connect(path)
+    except OSError:
+        sock.close()
+        return None
+    return FrameSocket(sock)
+
+
+def accept(listening: socket.socket) -> FrameSocket | None:
+    """One waiting connection, or None."""
+    try:
+        accepted, _ = listening.accept()
+    except OSError:
+        return None
+    return FrameSocket(accepted)

@@ -1,0 +1,126 @@
+"""The door to one disk's log-reader: questions go out, answers come back by callback, a deadline ends what a hung disk keeps.
+
+Never blocks: a socket that takes no more questions is an answer (`ask` returns False). Weak spot: after a deadline the answer may still
+come; it is recognised by its token, and its descriptor is closed.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import select
+import socket
+from collections.abc import Callable
+
+from appliance.base.clock import Clock
+from appliance.base.layout import BoxLayout
+from appliance.ipc.log_reader_messages import MAX_MESSAGE_BYTES, Answer, Question, pack_question, unpack_answer
+from appliance.ipc.proxies import Registry
+from appliance.shm.counters import Counters
+
+RECONNECT_NS = 20_000_000
+
+OnAnswer = Callable[[Answer | None, int], None]
+"""Called with the answer and a descriptor (-1: none); None when the log-reader died or the deadline passed."""
+
+
+class LogReaderProxy:
+    """One log-reader as an acceptor sees it."""
+
+    def __init__(self, disk: str, layout: BoxLayout, registry: Registry, clock: Clock, counters: Counters, deadline_ms: int) -> None:
+        self.disk = disk
+        self._path = layout.log_reader_socket(disk)
+        self._registry = registry
+        self._clock = clock
+        self._deadline_ns = deadline_ms * 1_000_000
+        self._socket: socket.socket | None = None
+        self._next_attempt_ns = 0
+        self._next_token = 1
+        self._waiting: dict[int, tuple[int, OnAnswer]] = {}
+        self._questions = counters.counter(f'log_reader.questions{{disk="{disk}"}}')
+        self._failures = counters.counter(f'log_reader.unanswered{{disk="{disk}"}}')
+
+    def ask(
+        self, kind: int, topic: str, partition: int, segment_list_generation: int, value_a: int, value_b: int, value_c: int, on_answer: OnAnswer
+    ) -> bool:
+        """Send a question. False: nobody listens now, or the socket is full; nothing was kept."""
+        now_ns = self._clock.monotonic_ns()
+        sock = self._socket or self._connect(now_ns)
+        if sock is None:
+            return False
+        token = self._next_token
+        question = Question(kind, token, partition, segment_list_generation, value_a, value_b, value_c, topic)
+        try:
+            sock.send(pack_question(question))
+        except (BlockingIOError, InterruptedError):
+            self._failures.add()
+            return False
+        except OSError:
+            self._hang_up()
+            return False
+        self._next_token = token + 1
+        self._waiting[token] = (now_ns + self._deadline_ns, on_answer)
+        self._questions.add()
+        return True
+
+    def expire(self, now_ns: int) -> int:
+        """Give up questions whose deadline has passed; returns how many. Tokens grow, so the oldest come first."""
+        expired = 0
+        while self._waiting:
+            token, (deadline_ns, on_answer) = next(iter(self._waiting.items()))
+            if deadline_ns > now_ns:
+                break
+            del self._waiting[token]
+            self._failures.add()
+            expired += 1
+            on_answer(None, -1)
+        return expired
+
+    def _connect(self, now_ns: int) -> socket.socket | None:
+        if now_ns < self._next_attempt_ns:
+            return None
+        self._next_attempt_ns = now_ns + RECONNECT_NS
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            sock.connect(self._path)
+        except OSError:
+            sock.close()
+            return None
+        self._socket = sock
+        self._registry.register(sock.fileno(), select.EPOLLIN | select.EPOLLRDHUP, self._on_readable)
+        return sock
+
+    def _on_readable(self, _events: int) -> None:
+        sock = self._socket
+        while sock is not None and sock is self._socket:
+            try:
+                message, ancillary, _flags, _address = sock.recvmsg(MAX_MESSAGE_BYTES, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                message, ancillary = b"", []
+            if not message:
+                self._hang_up()
+                return
+            descriptor = -1
+            for _level, _kind, content in ancillary:
+                descriptor = array.array("i", content[:4])[0]
+            answer = unpack_answer(message)
+            waiting = self._waiting.pop(answer.token, None)
+            if waiting is not None:
+                waiting[1](answer, descriptor)
+            elif descriptor >= 0:
+                os.close(descriptor)
+
+    def _hang_up(self) -> None:
+        sock, self._socket = self._socket, None
+        if sock is not None:
+            self._registry.unregister(sock.fileno())
+            sock.close()
+        waiting, self._waiting = self._waiting, {}
+        for _deadline_ns, on_answer in waiting.values():
+            self._failures.add()
+            on_answer(None, -1)
+
+    def close(self) -> None:
+        self._hang_up()

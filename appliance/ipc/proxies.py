@@ -1,0 +1,347 @@
+"""The door to the box's log-writers, for any source: acceptor, ingest, controller and, later, replica-fetcher and coordinator.
+
+`LogWriterProxies` keeps one channel to each disk's log-writer: connects without ever blocking, notices deaths by hang-up, drains what a
+dead one had still published before its outstanding requests are given back as lost, and connects again. Requests are known by a
+token; the caller's own object comes back with the completion. A full ring is an answer, counted.
+Weak spot: a log-writer that hangs is not dead: its outstanding requests stay outstanding here (their memory is in quarantine) for
+as long as the socket does not hang up; the caller decides how long its clients wait.
+"""
+
+from __future__ import annotations
+
+import select
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import orjson
+
+from appliance.base.clock import Clock
+from appliance.base.errors import ErrorCode
+from appliance.base.layout import BoxLayout
+from appliance.ipc.channel import REFUSED, WELCOME, SourceChannel
+from appliance.ipc.descriptors import Completion, DescriptorKind
+from appliance.ipc.frames import PeerGone, connect_unix
+from appliance.shm.arena import SLEEPING_WORD, WATCHING_WORD, Arena
+from appliance.shm.counters import Counters
+from appliance.shm.doorbell import Doorbell
+from appliance.shm.mapping import SharedObjectAbsent
+from appliance.shm.partition_table import DISK_OFFLINE, PartitionTableReader
+
+HELLO_TIMEOUT_NS = 2_000_000_000
+RECONNECT_NS = 20_000_000
+DRAIN_BURST = 512
+
+
+class Registry(Protocol):
+    """What the proxies need of a poller."""
+
+    def register(self, descriptor: int, events: int, callback: Callable[[int], None]) -> None: ...
+
+    def modify(self, descriptor: int, events: int) -> None: ...
+
+    def unregister(self, descriptor: int) -> None: ...
+
+
+class Source:
+    """What one process offers to every log-writer: its name, arena and doorbell."""
+
+    def __init__(self, layout: BoxLayout, name: str, incarnation: int, arena_bytes: int, ring_entries: int) -> None:
+        self.layout = layout
+        self.name = name
+        self.incarnation = incarnation
+        self.ring_entries = ring_entries
+        self.arena = Arena.create(layout.shared_memory_name("arena", name, incarnation), arena_bytes, incarnation)
+        self.doorbell = Doorbell(self.arena.shared.words, SLEEPING_WORD)
+
+    def watch_rows(self, watching: bool) -> None:
+        """Say whether changes of rows should ring our doorbell."""
+        self.arena.shared.words[WATCHING_WORD] = int(watching)
+
+    def close(self) -> None:
+        self.doorbell.close()
+        self.arena.close()
+
+
+class LogWriterProxy:
+    """One disk's log-writer as one source sees it."""
+
+    def __init__(self, disk: str, source: Source, registry: Registry, clock: Clock, counters: Counters, keep_ring_names: bool) -> None:
+        self.disk = disk
+        self.channel: SourceChannel | None = None
+        self.serving = False
+        self.outstanding: dict[int, tuple[Any, int]] = {}
+        """token → (the caller's object, bytes charged)."""
+        self.outstanding_bytes = 0
+        self._queued: deque[tuple[tuple[int, ...], int, Any]] = deque()
+        self._source = source
+        self._registry = registry
+        self._clock = clock
+        self._keep_ring_names = keep_ring_names
+        self._next_attempt_ns = 0
+        self._deadline_ns = 0
+        self._attempts = 0
+        self._next_token = 1
+        self._offered = False
+        self._ring_full = counters.counter(f'source.ring_full{{disk="{disk}"}}')
+        self._deaths = counters.counter(f'source.log_writer_deaths{{disk="{disk}"}}')
+        self.just_connected = False
+        self.gone = False
+
+    @property
+    def table(self) -> PartitionTableReader | None:
+        return self.channel.table if self.serving and self.channel is not None else None
+
+    @property
+    def writer_info(self) -> dict[str, Any]:
+        return self.channel.writer_info if self.channel is not None else {}
+
+    def offer(self, descriptor: tuple[int, ...], charge: int, context: Any) -> bool:
+        """Offer one descriptor whose token field (index 9) is filled in here. False: ring full or no log-writer; nothing was kept."""
+        channel = self.channel
+        if not self.serving or channel is None or len(self.outstanding) >= channel.capacity:
+            self._ring_full.add()
+            return False
+        token = self._next_token
+        if not channel.descriptors.offer(*descriptor[:9], token, *descriptor[10:]):
+            self._ring_full.add()
+            return False
+        self._next_token = token + 1
+        self.outstanding[token] = (context, charge)
+        self.outstanding_bytes += charge
+        self._offered = True
+        return True
+
+    def offer_or_queue(self, descriptor: tuple[int, ...], charge: int, context: Any) -> bool:
+        """As `offer`, but while the ring is full the descriptor waits here, in order, charged to the budget. False: no log-writer."""
+        if not self.serving:
+            return False
+        if self._queued or not self.offer(descriptor, charge, context):
+            self._queued.append((descriptor, charge, context))
+            self.outstanding_bytes += charge
+        return True
+
+    def _offer_queued(self) -> None:
+        queued = self._queued
+        channel = self.channel
+        while queued and channel is not None and len(self.outstanding) < channel.capacity:
+            descriptor, charge, context = queued[0]
+            self.outstanding_bytes -= charge
+            if not self.offer(descriptor, charge, context):
+                self.outstanding_bytes += charge
+                return
+            queued.popleft()
+
+    def flush(self) -> None:
+        """Ring the log-writer's doorbell if anything was offered since."""
+        if self._offered:
+            self._offered = False
+            if self.channel is not None:
+                self.channel.ring()
+
+    def has_completions(self) -> bool:
+        return self.serving and self.channel is not None and self.channel.completions.has_entries()
+
+    def drain(self, on_completion: Callable[[Any, tuple[Any, ...]], None]) -> int:
+        """Hand every published completion to its caller; returns how many."""
+        channel = self.channel
+        if channel is None or not self.serving:
+            return 0
+        entries = channel.completions.poll(DRAIN_BURST)
+        outstanding = self.outstanding
+        for entry in entries:
+            context, charge = outstanding.pop(entry[4])
+            self.outstanding_bytes -= charge
+            on_completion(context, entry)
+        if self._queued:
+            self._offer_queued()
+        return len(entries)
+
+    # -- the channel's life
+
+    def connect_if_due(self, now_ns: int) -> None:
+        """Try to connect, or give up a HELLO that nobody answered. Never blocks."""
+        if self.channel is not None:
+            if not self.serving and now_ns > self._deadline_ns:
+                self._retire()
+                self._next_attempt_ns = now_ns + RECONNECT_NS
+            return
+        if now_ns < self._next_attempt_ns:
+            return
+        self._next_attempt_ns = now_ns + RECONNECT_NS
+        source = self._source
+        control = connect_unix(source.layout.log_writer_socket(self.disk))
+        if control is None:
+            return
+        self._attempts += 1
+        name = source.layout.shared_memory_name("channel", f"{source.name}.{self.disk}.{self._attempts}", source.incarnation)
+        try:
+            self.channel = SourceChannel.greet(
+                control, source.name, source.incarnation, source.arena, source.doorbell, name, source.ring_entries, self._keep_ring_names
+            )
+        except PeerGone:
+            control.close()
+            return
+        self._deadline_ns = now_ns + HELLO_TIMEOUT_NS
+        self._registry.register(control.fileno(), select.EPOLLIN | select.EPOLLRDHUP, self._on_control)
+
+    def _on_control(self, _events: int) -> None:
+        channel = self.channel
+        if channel is None:
+            return
+        try:
+            for frame in channel.control.receive():
+                if frame.kind == WELCOME:
+                    channel.on_welcome(frame)
+                    self.serving = True
+                    self.just_connected = True
+                elif frame.kind == REFUSED:
+                    raise PeerGone(frame.payload.decode())
+        except (PeerGone, SharedObjectAbsent):
+            self.gone = True
+
+    def take_gone(self, on_completion: Callable[[Any, tuple[Any, ...]], None], on_lost: Callable[[Any], None]) -> bool:
+        """After a hang-up: drain what it had published, give the rest back as lost, close the channel. True if that happened."""
+        if not self.gone:
+            return False
+        self.gone = False
+        if self.serving:
+            self._deaths.add()
+            while self.drain(on_completion):
+                pass
+        lost = [context for context, _ in self.outstanding.values()]
+        lost += [context for _, _, context in self._queued]
+        self.outstanding.clear()
+        self._queued.clear()
+        self.outstanding_bytes = 0
+        self._retire()
+        for context in lost:
+            on_lost(context)
+        return True
+
+    def _retire(self) -> None:
+        if self.channel is not None:
+            self._registry.unregister(self.channel.control.fileno())
+            self.channel.close()
+            self.channel = None
+        self.serving = False
+
+    def close(self) -> None:
+        self._retire()
+
+
+class LogWriterProxies:
+    """All log-writers of the box. Callbacks get the caller's own object back: `on_completion(context, entry)` with the entry's fields
+    in the order of `Completion`, `on_lost(context)` when the log-writer died first."""
+
+    def __init__(
+        self,
+        source: Source,
+        disks: list[str],
+        registry: Registry,
+        clock: Clock,
+        counters: Counters,
+        on_completion: Callable[[Any, tuple[Any, ...]], None],
+        on_lost: Callable[[Any], None],
+        on_connected: Callable[[str], None],
+        on_gone: Callable[[str], None],
+        keep_ring_names: bool = False,
+    ) -> None:
+        self.source = source
+        self.by_disk = {disk: LogWriterProxy(disk, source, registry, clock, counters, keep_ring_names) for disk in disks}
+        self._proxies = list(self.by_disk.values())
+        self._clock = clock
+        self._on_completion = on_completion
+        self._on_lost = on_lost
+        self._on_connected = on_connected
+        self._on_gone = on_gone
+        registry.register(source.doorbell.fileno(), select.EPOLLIN, source.doorbell.drain)
+
+    def do_work(self, now_ns: int) -> int:
+        """Connect, drain completions, notice deaths. Bounded; returns how much was done."""
+        work = 0
+        for proxy in self._proxies:
+            if proxy.gone:
+                disk_was_serving = proxy.serving
+                proxy.take_gone(self._on_completion, self._on_lost)
+                work += 1
+                if disk_was_serving:
+                    self._on_gone(proxy.disk)
+            elif proxy.serving:
+                if proxy.just_connected:
+                    proxy.just_connected = False
+                    work += 1
+                    self._on_connected(proxy.disk)
+                work += proxy.drain(self._on_completion)
+                continue
+            proxy.connect_if_due(now_ns)
+        return work
+
+    def flush(self) -> None:
+        """Ring every doorbell that has something new behind it; once per turn."""
+        for proxy in self._proxies:
+            proxy.flush()
+
+    def has_completions(self) -> bool:
+        return any(proxy.has_completions() or proxy.gone for proxy in self._proxies)
+
+    def connected(self, disk: str) -> bool:
+        return self.by_disk[disk].serving
+
+    def writer_info(self, disk: str) -> dict[str, Any]:
+        """What the log-writer said of itself in WELCOME."""
+        return self.by_disk[disk].writer_info
+
+    def is_offline(self, disk: str) -> bool:
+        table = self.by_disk[disk].table
+        return table is None or table.disk_state == DISK_OFFLINE
+
+    def offer_command(self, disk: str, kind: DescriptorKind, payload: dict[str, Any], context: Any) -> bool:
+        """Send a command whose details are JSON in our arena; the slot is freed when the answer comes. False: ring full, arena full or no log-writer."""
+        proxy = self.by_disk[disk]
+        if not proxy.serving:
+            return False
+        document = orjson.dumps(payload)
+        arena = self.source.arena
+        position = arena.allocate(len(document))
+        if position < 0:
+            return False
+        arena.memory[position : position + len(document)] = document
+        if not proxy.offer((kind, 0, 0, 0, 0, 0, 0, len(document), position, 0, 0, 0, 0, 0), 0, _Command(arena, position, context)):
+            arena.free(position)
+            return False
+        return True
+
+    def close(self) -> None:
+        for proxy in self._proxies:
+            proxy.close()
+
+
+class _Command:
+    """An outstanding command: its arena slot and the caller's object."""
+
+    __slots__ = ("arena", "context", "position")
+
+    def __init__(self, arena: Arena, position: int, context: Any) -> None:
+        self.arena = arena
+        self.position = position
+        self.context = context
+
+    def finish(self) -> Any:
+        self.arena.free(self.position)
+        return self.context
+
+
+def command_callbacks(
+    on_completion: Callable[[Any, Completion], None],
+) -> tuple[Callable[[Any, tuple[Any, ...]], None], Callable[[Any], None]]:
+    """Callbacks for a source that sends commands only (the controller): a command whose log-writer died ends with KAFKA_STORAGE_ERROR."""
+
+    def completed(command: _Command, entry: tuple[Any, ...]) -> None:
+        on_completion(command.finish(), Completion(*entry))
+
+    def lost(command: _Command) -> None:
+        error = Completion(0, 0, ErrorCode.KAFKA_STORAGE_ERROR, 0, 0, -1, -1, -1, -1, -1, 0, 0)
+        on_completion(command.finish(), error)
+
+    return completed, lost
