@@ -13,13 +13,13 @@ from typing import NamedTuple
 OPEN = 1
 """Open the segment whose base offset is `value_a`; the answer carries its descriptor and, in `a`, its size in bytes."""
 LOOKUP = 2
-"""Find the batch that holds offset `value_a`, below the log's end at (segment `value_b`, byte `value_c`)."""
+"""Find the batch that holds offset `value_a`, below offset `value_b`."""
 TIME = 3
 """Find the first record whose timestamp is at least `value_a` and whose offset is below `value_b`."""
 MAX_TIMESTAMP = 4
 """Find the record with the largest timestamp whose offset is below `value_b`."""
 
-_QUESTION = Struct("<BQIQqqq")
+_QUESTION = Struct("<BQIQqq")
 _ANSWER = Struct("<BQhqqqqq")
 MAX_MESSAGE_BYTES = 1024
 
@@ -33,13 +33,12 @@ class Question(NamedTuple):
     segment_list_generation: int
     value_a: int
     value_b: int
-    value_c: int
     topic: str
 
 
 class Answer(NamedTuple):
     """LOOKUP: a = segment base offset, b = position, c = size of that batch, d = size of the segment, e = base offset of that batch.
-    TIME, MAX_TIMESTAMP: a = offset (-1: none), b = timestamp, c = leader epoch. OPEN: a = size of the segment."""
+    TIME, MAX_TIMESTAMP: a = offset (-1: none), b = timestamp. OPEN: a = size of the segment."""
 
     kind: int
     token: int
@@ -52,7 +51,7 @@ class Answer(NamedTuple):
 
 
 def pack_question(question: Question) -> bytes:
-    return _QUESTION.pack(*question[:7]) + question.topic.encode()
+    return _QUESTION.pack(*question[:6]) + question.topic.encode()
 
 
 def unpack_question(message: bytes) -> Question:

@@ -41,7 +41,7 @@ class LogReaderProxy:
         self._failures = counters.counter(f'log_reader.unanswered{{disk="{disk}"}}')
 
     def ask(
-        self, kind: int, topic: str, partition: int, segment_list_generation: int, value_a: int, value_b: int, value_c: int, on_answer: OnAnswer
+        self, kind: int, topic: str, partition: int, segment_list_generation: int, value_a: int, value_b: int, on_answer: OnAnswer
     ) -> bool:
         """Send a question. False: nobody listens now, or the socket is full; nothing was kept."""
         now_ns = self._clock.monotonic_ns()
@@ -49,7 +49,7 @@ class LogReaderProxy:
         if sock is None:
             return False
         token = self._next_token
-        question = Question(kind, token, partition, segment_list_generation, value_a, value_b, value_c, topic)
+        question = Question(kind, token, partition, segment_list_generation, value_a, value_b, topic)
         try:
             sock.send(pack_question(question))
         except (BlockingIOError, InterruptedError):

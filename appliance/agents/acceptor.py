@@ -1,0 +1,340 @@
+"""The acceptor: client connections, their reply order, waiting produces and fetches.
+
+One turn: completions of the log-writers, news of tables and image, parked requests whose row moved or whose time is up; then the poller
+hands it readable and writable connections. Alone owns its client sockets, its arena and its rings. It never touches a log directory.
+Weak spot: sendfile of what is not in the page cache waits for the disk.
+"""
+
+from __future__ import annotations
+
+import resource
+import select
+import socket
+from collections import Counter as Tally
+
+from appliance.base.errors import ProtocolViolation
+from appliance.broker.box_view import BoxView
+from appliance.broker.connection import Connection
+from appliance.broker.delayed import Delayed
+from appliance.broker.dispatch import Dispatch, Handler
+from appliance.broker.handlers.api_versions import ApiVersionsHandler
+from appliance.broker.handlers.fetch import FetchHandler
+from appliance.broker.handlers.forwarded import ForwardedHandler
+from appliance.broker.handlers.list_offsets import ListOffsetsHandler
+from appliance.broker.handlers.metadata import MetadataHandler
+from appliance.broker.handlers.produce import ProduceHandler
+from appliance.broker.receiver import Receiver
+from appliance.broker.transport import PlainTransport
+from appliance.ipc.controller_link import ControllerLink
+from appliance.ipc.log_reader_proxy import LogReaderProxy
+from appliance.ipc.proxies import LogWriterProxies, Source
+from appliance.metadata.metadata_image import ImageUnreadable, read_image
+from appliance.protocol.apis import SERVED_APIS, ApiKey
+from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
+
+READ_INTEREST = select.EPOLLIN | select.EPOLLRDHUP
+ACCEPT_BURST = 64
+SWEEP_NS = 1_000_000_000
+LOG_READER_DEADLINE_MS = 10_000
+SEND_BUFFER_BYTES = 1 << 20
+
+
+class AcceptorAgent:
+    """One acceptor process."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._clock = context.clock
+        self._poller = context.poller
+        counters = context.counters
+        box = context.box
+        _raise_descriptor_limit()
+        disks = [disk.name for disk in box.disks]
+        self._source = Source(context.layout, context.process_name, context.incarnation, box.integer("acceptor.arena.bytes"), box.integer("channel.ring.entries"))
+        self._connections: dict[int, Connection] = {}
+        self._per_address: Tally[str] = Tally()
+        self._dirty: set[Connection] = set()
+        self._delayed = Delayed()
+        self._proxies = LogWriterProxies(
+            self._source, disks, self._poller, self._clock, counters, self._on_completion, self._on_lost, self._on_connected, self._on_gone
+        )
+        self._view = BoxView(box.broker_id, self._proxies, box.integer("message.max.bytes"))
+        self._readers = {disk: LogReaderProxy(disk, context.layout, self._poller, self._clock, counters, LOG_READER_DEADLINE_MS) for disk in disks}
+        self._controller = ControllerLink(context.layout, self._poller, self._clock, self._on_image_changed)
+        budget_bytes = min(box.integer("disk.budget.bytes"), self._source.arena.size_bytes // len(disks))
+        self._produce = ProduceHandler(self._view, self._source.arena, self._delayed, self._clock, counters, budget_bytes, self._mark_dirty)
+        self._fetch = FetchHandler(self._view, self._readers, self._delayed, self._clock, counters, box.integer("fetch.max.bytes"), self._mark_dirty)
+        forwarded = ForwardedHandler(self._controller, self._mark_dirty)
+        handlers: dict[int, Handler] = {key: forwarded for key in SERVED_APIS}
+        handlers[ApiKey.FETCH] = self._fetch
+        handlers[ApiKey.LIST_OFFSETS] = ListOffsetsHandler(self._view, self._readers, counters, self._mark_dirty)
+        handlers[ApiKey.METADATA] = MetadataHandler(self._view, self._controller, counters, box.flag("auto.create.topics.enable"), self._mark_dirty)
+        handlers[ApiKey.API_VERSIONS] = ApiVersionsHandler(self._mark_dirty)
+        self._dispatch = Dispatch(self._produce, handlers)
+        self._receiver = Receiver(
+            self._source.arena, self._clock, counters, box.integer("socket.request.max.bytes"), self._dispatch.on_request, self._pause_reading
+        )
+        self._listening = context.listen_sockets["kafka"]
+        self._listening.setblocking(False)
+        self._accepting = False
+        self._connections_max = box.integer("max.connections")
+        self._per_address_max = box.integer("max.connections.per.ip")
+        self._idle_ns = box.integer("connections.max.idle.ms") * 1_000_000
+        self._frame_timeout_ns = box.integer("request.frame.timeout.ms") * 1_000_000
+        self._connections_open = counters.counter("acceptor.connections")
+        self._connections_accepted = counters.counter("acceptor.connections_accepted")
+        self._sendfile_bytes = counters.counter("fetch.sendfile_bytes")
+        self._connections_open.set(0)
+        self._next_sweep_ns = 0
+        self._image_is_stale = True
+        self._stopping = False
+        self._ready = False
+
+    # -- duty cycle
+
+    def do_work(self) -> int:
+        now_ns = self._clock.monotonic_ns()
+        work = self._proxies.do_work(now_ns)
+        work += self._controller.do_work(now_ns)
+        if self._image_is_stale:
+            self._load_image()
+            work += 1
+        if self._view.refresh():
+            work += 1
+        if len(self._delayed):
+            work += self._delayed.wake_moved()
+            work += self._delayed.expire(now_ns)
+        if self._receiver.waiting_for_arena:
+            work += self._retry_waiting()
+        if now_ns >= self._next_sweep_ns:
+            self._sweep(now_ns)
+        while self._dirty:
+            work += 1
+            self._send(self._dirty.pop())
+        self._proxies.flush()
+        if not self._ready:
+            self._maybe_ready()
+        return work
+
+    def may_park(self) -> bool:
+        self._source.watch_rows(bool(len(self._delayed)))
+        self._source.doorbell.prepare_to_sleep()
+        if self._proxies.has_completions() or self._image_is_stale or self._dirty:
+            self._source.doorbell.wake()
+            return False
+        if len(self._delayed) and self._delayed.wake_moved():
+            self._source.doorbell.wake()
+            return False
+        return True
+
+    def unpark(self) -> None:
+        self._source.doorbell.wake()
+
+    def park_ms(self) -> int:
+        return self._delayed.ms_to_next_deadline(self._clock.monotonic_ns(), PARK_MS_MAX)
+
+    def begin_stop(self) -> None:
+        self._stopping = True
+        if self._accepting:
+            self._poller.unregister(self._listening.fileno())
+            self._accepting = False
+        for connection in self._connections.values():
+            self._update_interest(connection)
+
+    def stopped(self) -> bool:
+        return not any(proxy.outstanding for proxy in self._proxies.by_disk.values()) and not any(
+            connection.outgoing for connection in self._connections.values()
+        )
+
+    def close(self) -> None:
+        for connection in list(self._connections.values()):
+            self._close(connection, "")
+        for reader in self._readers.values():
+            reader.close()
+        self._controller.close()
+        self._proxies.close()
+        self._source.close()
+
+    def status_line(self) -> str:
+        return f"{len(self._connections)} connections, {len(self._delayed)} requests parked"
+
+    def _maybe_ready(self) -> None:
+        """Ready when clients can be served: an image is there and every log-writer that lives answers."""
+        if self._view.image.generation == 0 or not all(proxy.serving for proxy in self._proxies.by_disk.values()):
+            return
+        self._ready = True
+        self._accepting = True
+        self._poller.register(self._listening.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE, self._on_acceptable)
+        self._context.notifier.ready()
+
+    # -- news
+
+    def _on_image_changed(self, _generation: int) -> None:
+        self._image_is_stale = True
+
+    def _load_image(self) -> None:
+        self._image_is_stale = False
+        try:
+            image = read_image(self._context.layout.image_file)
+        except ImageUnreadable as error:
+            self._context.log.error(f"could not read the metadata image: {error}; going on with the last one")
+            return
+        if image is not None and image.generation != self._view.image.generation:
+            self._view.set_image(image)
+
+    def _on_completion(self, part: object, entry: tuple[int, ...]) -> None:
+        self._produce.on_completion(part, entry)  # type: ignore[arg-type]
+
+    def _on_lost(self, part: object) -> None:
+        self._produce.on_lost(part)  # type: ignore[arg-type]
+
+    def _on_connected(self, disk: str) -> None:
+        self._image_is_stale = True
+
+    def _on_gone(self, disk: str) -> None:
+        self._fetch.files.forget_disk(disk)
+        self._context.log.warning(f"the log-writer of disk {disk} is gone; its clients get retriable errors until it is back")
+
+    # -- connections
+
+    def _on_acceptable(self, _events: int) -> None:
+        for _ in range(ACCEPT_BURST):
+            try:
+                sock, peer = self._listening.accept()
+            except OSError:
+                return
+            self._add_connection(sock, peer[0])
+
+    def _add_connection(self, sock: socket.socket, address: str) -> None:
+        if len(self._connections) >= self._connections_max or self._per_address[address] >= self._per_address_max:
+            self._count_closed("connection-limit")
+            sock.close()
+            return
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = Connection(PlainTransport(sock), address, self._clock.monotonic_ns())
+        descriptor = sock.fileno()
+        self._connections[descriptor] = connection
+        self._per_address[address] += 1
+        connection.interest = READ_INTEREST
+        self._poller.register(descriptor, READ_INTEREST, lambda events: self._on_event(connection, events))
+        self._connections_accepted.add()
+        self._connections_open.set(len(self._connections))
+
+    def _on_event(self, connection: Connection, events: int) -> None:
+        if connection.closed:
+            return
+        if events & select.EPOLLIN and not connection.read_paused:
+            self._receive(connection)
+        elif events & (select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP):
+            self._close(connection, "")
+            return
+        if events & select.EPOLLOUT and not connection.closed:
+            self._send(connection)
+
+    def _receive(self, connection: Connection) -> None:
+        connection.last_active_ns = self._clock.monotonic_ns()
+        try:
+            if not self._receiver.receive(connection):
+                self._close(connection, "")
+        except ProtocolViolation as violation:
+            self._violated(connection, violation)
+        except OSError:
+            self._close(connection, "")
+
+    def _violated(self, connection: Connection, violation: ProtocolViolation) -> None:
+        self._context.log.info(f"closed the connection from {connection.address}: {violation}")
+        self._close(connection, violation.reason)
+
+    def _mark_dirty(self, connection: Connection) -> None:
+        self._dirty.add(connection)
+
+    def _send(self, connection: Connection) -> None:
+        """Send what is ready; go on reading what had to wait for it."""
+        if connection.closed:
+            return
+        try:
+            stays_open = connection.collect_ready()
+            sent_before = connection.sent_file_bytes
+            connection.send_outgoing()
+            self._sendfile_bytes.add(connection.sent_file_bytes - sent_before)
+            if not stays_open:
+                self._close(connection, "produce-without-acks-failed")
+                return
+            if connection.read_paused:
+                self._receiver.resume(connection)
+        except ProtocolViolation as violation:
+            self._violated(connection, violation)
+            return
+        except OSError:
+            self._close(connection, "")
+            return
+        self._update_interest(connection)
+
+    def _pause_reading(self, connection: Connection) -> None:
+        self._update_interest(connection)
+
+    def _update_interest(self, connection: Connection) -> None:
+        reads = not connection.read_paused and not self._stopping
+        interest = (READ_INTEREST if reads else 0) | (select.EPOLLOUT if connection.outgoing else 0)
+        if interest != connection.interest and not connection.closed:
+            connection.interest = interest
+            self._poller.modify(connection.transport.fileno(), interest)
+
+    def _retry_waiting(self) -> int:
+        """Offer requests again that found no room in the arena, as long as room is there."""
+        waiting = self._receiver.waiting_for_arena
+        tried = 0
+        for connection in list(waiting):
+            del waiting[connection]
+            if connection.closed:
+                continue
+            tried += 1
+            try:
+                self._receiver.resume(connection)
+            except ProtocolViolation as violation:
+                self._violated(connection, violation)
+                continue
+            if connection.read_paused:
+                return 0
+            self._update_interest(connection)
+        return tried
+
+    def _sweep(self, now_ns: int) -> None:
+        """Once a second: close what is idle or dawdles; end questions that a log-reader does not answer."""
+        self._next_sweep_ns = now_ns + SWEEP_NS
+        for connection in list(self._connections.values()):
+            if connection.frame_since_ns and now_ns - connection.frame_since_ns > self._frame_timeout_ns:
+                self._close(connection, "frame-timeout")
+            elif now_ns - connection.last_active_ns > self._idle_ns and not connection.replies:
+                self._close(connection, "idle")
+        for reader in self._readers.values():
+            reader.expire(now_ns)
+
+    def _close(self, connection: Connection, reason: str) -> None:
+        if connection.closed:
+            return
+        connection.closed = True
+        descriptor = connection.transport.fileno()
+        self._poller.unregister(descriptor)
+        del self._connections[descriptor]
+        self._per_address[connection.address] -= 1
+        if not self._per_address[connection.address]:
+            del self._per_address[connection.address]
+        self._receiver.drop(connection)
+        connection.outgoing.clear()
+        connection.replies.clear()
+        connection.transport.close()
+        self._dirty.discard(connection)
+        self._connections_open.set(len(self._connections))
+        if reason:
+            self._count_closed(reason)
+
+    def _count_closed(self, reason: str) -> None:
+        self._context.counters.counter(f'acceptor.closed{{reason="{reason}"}}').add()
+
+
+def _raise_descriptor_limit() -> None:
+    """Connections and open segments need descriptors: take all that the hard limit allows."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

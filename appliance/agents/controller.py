@@ -1,0 +1,367 @@
+"""The controller: the box's ZooKeeper session, its registration, topics, the metadata image, and orders to the log-writers.
+
+One process per box; on one box of the cluster it is also the controller of the cluster. It owns nothing on a log disk: killed at any moment, its
+next life resumes the session (id and password are kept in the runtime directory), loads the tree and finishes what was begun. While it or
+ZooKeeper is away, produce and fetch go on.
+
+Weak spots: kazoo's threads share this process's interpreter lock with the duty cycle. A box that is not controller of its cluster only
+keeps its registration and image here; taking orders from another box's controller comes with replication.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from pathlib import Path
+
+from appliance.agents.controller_requests import ControllerRequests
+from appliance.agents.controller_server import ControllerClient, ControllerServer
+from appliance.agents.disk_commands import DiskCommands
+from appliance.agents.image_publisher import ImagePublisher
+from appliance.agents.topic_administration import TopicAdministration
+from appliance.base.model import TopicId
+from appliance.ipc.frames import Frame
+from appliance.metadata import broker_registry, topic_registry
+from appliance.metadata.broker_registry import BrokerIdTaken
+from appliance.metadata.metadata_image import MetadataImage
+from appliance.metadata.operation import ControllerMoved, Operation, OperationRunner, Outcome, Publish
+from appliance.metadata.requests import ConnectionLost, GetChildren
+from appliance.metadata.session import SavedSession, SessionState, ZooKeeperSession
+from appliance.metadata.topic_configs import broker_config
+from appliance.metadata.znodes import BROKER_IDS, BROKER_TOPICS, CONTROLLER, DELETE_TOPICS, BoxRecord, BrokerRegistration
+from appliance.replication.cluster import Cluster, DiskReport, topic_id_of
+from appliance.replication.controller import CreationDefaults, DiskSpace
+from appliance.replication.operations import Arrival, ForeignCluster, arrive, bring_up_disk, missing_partitions
+from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
+from appliance.runtime.poller import READABLE
+from appliance.shm.counters import read_counters
+
+SESSION_FILE = "zookeeper.session"
+BOX_ID_FILE = "box.id"
+FREE_BYTES_LABEL = "disk.free_bytes"
+ARRIVE_AGAIN_MS = 1000
+RECONSIDER_MS = 500
+READY_WITHOUT_DISKS_MS = 2000
+STOP_MS = 1000
+
+
+def new_topic_id() -> TopicId:
+    while True:
+        try:
+            return topic_id_of(os.urandom(16))
+        except ValueError:
+            continue
+
+
+def box_id(state_directory: str) -> str:
+    """The identity of the box, made at its first start and kept in its state directory."""
+    path = Path(state_directory) / BOX_ID_FILE
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        identity = base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")
+        os.makedirs(state_directory, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(identity + "\n")
+        os.replace(temporary, path)
+        return identity
+
+
+class ControllerAgent:
+    """The duty cycle."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._box = box = context.box
+        self._log = context.log
+        self._clock = context.clock
+        self._session_path = f"{context.layout.runtime_directory}/{SESSION_FILE}"
+        self._identity = box_id(box.state_directory)
+        self._arrived = False
+        self._arrive_at_ms: int | None = None
+        self._arrived_ms = 0
+        self._reconsider_at_ms = 0
+        self._disks_to_bring_up: set[str] = set()
+        self._ready_told = False
+        self._stop_deadline_ms: int | None = None
+        self._last_trouble = ""
+        disks = [disk.name for disk in box.disks]
+        self.cluster = Cluster(box.broker_id, broker_config(box.settings), disks)
+        self._publisher = ImagePublisher(context.layout.image_file, self._make_image, self._on_published)
+        self._disks = DiskCommands(
+            context.layout, context.incarnation, disks, context.poller, context.clock, context.counters, self._on_disk_connected, self._on_disk_gone
+        )
+        self.session = self._open_session()
+        self._runner = OperationRunner(self.session.submit, self._disks.command, self._publisher.publish)
+        self._administration = TopicAdministration(
+            self.cluster,
+            self._runner,
+            self._spaces,
+            new_topic_id,
+            self._defaults(),
+            box.flag("delete.topic.enable"),
+            context.counters,
+            context.log,
+            self._on_failure,
+        )
+        self._server = ControllerServer(context.layout.controller_socket, context.poller, self._on_frame, lambda: self._publisher.generation)
+        self._requests = ControllerRequests(
+            self.cluster, self._administration, lambda: self._arrived, self._server.send, context.counters, context.clock.monotonic_ms
+        )
+        self._make_counters()
+        self.session.start()
+
+    def _make_counters(self) -> None:
+        counter = self._context.counters.counter
+        self._connected_gauge = counter("controller.zookeeper_connected")
+        self._sessions_lost = counter("controller.zookeeper_sessions_lost")
+        self._suspensions = counter("controller.zookeeper_suspensions")
+        self._leads_gauge = counter("controller.is_controller")
+        self._topics_gauge = counter("controller.topics")
+        self._generation_gauge = counter("controller.image_generation")
+        self._missing_gauges = {disk.name: counter(f'controller.partitions_missing{{disk="{disk.name}"}}') for disk in self._box.disks}
+
+    def _defaults(self) -> CreationDefaults:
+        return CreationDefaults(self._box.integer("num.partitions"), self._box.integer("default.replication.factor"))
+
+    def _open_session(self) -> ZooKeeperSession:
+        saved = SavedSession.load(self._session_path, self._box.zookeeper)
+        session = ZooKeeperSession(self._box.zookeeper, self._box.integer("zookeeper.session.timeout.ms"), saved, self._on_state, self._on_change)
+        self._context.poller.register(session.fileno(), READABLE, lambda _events: None)  # it wakes us; `do_work` drains
+        return session
+
+    # --- the duty cycle -----------------------------------------------------------------------------------------------------
+
+    def do_work(self) -> int:
+        now_ms = self._clock.monotonic_ms()
+        now_ns = self._clock.monotonic_ns()
+        work = self.session.drain()
+        work += self._disks.do_work(now_ns)
+        if self._arrive_at_ms is not None and now_ms >= self._arrive_at_ms:
+            self._start_arrival()
+            work += 1
+        if self._arrived and now_ms >= self._reconsider_at_ms:
+            self._reconsider_at_ms = now_ms + RECONSIDER_MS
+            self._bring_up_disks()
+            self._administration.reconsider()
+        work += self._publisher.do_work(now_ns)
+        work += self._requests.do_work()
+        self._disks.flush()
+        if not self._ready_told:
+            self._maybe_ready(now_ms)
+        return work
+
+    def may_park(self) -> bool:
+        return self._disks.may_park()
+
+    def unpark(self) -> None:
+        self._disks.unpark()
+
+    def park_ms(self) -> int:
+        return 10 if self._publisher.is_pending else PARK_MS_MAX
+
+    def begin_stop(self) -> None:
+        self._stop_deadline_ms = self._clock.monotonic_ms() + STOP_MS
+
+    def stopped(self) -> bool:
+        """Operations may be cut off at every step, so the stop waits for them only for a moment."""
+        return not len(self._runner) or self._stop_deadline_ms is None or self._clock.monotonic_ms() >= self._stop_deadline_ms
+
+    def close(self) -> None:
+        """End the session: other boxes learn at once that this one is gone."""
+        self._server.close()
+        self._runner.drop_all()
+        self._context.poller.unregister(self.session.fileno())
+        self.session.close()
+        self._disks.close()
+        Path(self._session_path).unlink(missing_ok=True)
+
+    def status_line(self) -> str:
+        role = "controller" if self.cluster.fence is not None else "not controller"
+        return f"ZooKeeper {self.session.state.value}, {role}, {len(self.cluster.topics)} topics, {len(self._runner)} operations under way"
+
+    def _maybe_ready(self, now_ms: int) -> None:
+        """Ready once the tree is loaded and the disks lead what is theirs, or have not come within two seconds."""
+        if not self._arrived:
+            return
+        brought_up = len(self.cluster.reports) == len(self._box.disks) and not self._disks_to_bring_up
+        busy = any(self._runner.is_running(f"disk:{disk.name}") for disk in self._box.disks)
+        if (brought_up and not busy) or now_ms - self._arrived_ms >= READY_WITHOUT_DISKS_MS:
+            self._ready_told = True
+            self._context.notifier.ready()
+
+    def _on_frame(self, client: ControllerClient, frame: Frame) -> None:
+        self._requests.on_frame(client, frame)
+
+    # --- the image ----------------------------------------------------------------------------------------------------------
+
+    def _make_image(self, generation: int) -> MetadataImage:
+        return self.cluster.image(generation)
+
+    def _on_published(self, generation: int) -> None:
+        self._generation_gauge.set(generation)
+        self._topics_gauge.set(len(self._publisher.image.topics))
+        self._server.tell_image_changed(generation)
+
+    # --- the session --------------------------------------------------------------------------------------------------------
+
+    def _on_state(self, state: SessionState) -> None:
+        self._connected_gauge.set(int(state is SessionState.CONNECTED))
+        if state is SessionState.CONNECTED:
+            SavedSession(self.session.session_id, self.session.password).save(self._session_path, self._box.zookeeper)
+            self._log.info("connected to ZooKeeper", session=f"{self.session.session_id:#x}")
+            self._arrive_at_ms = self._clock.monotonic_ms()
+            return
+        if state is SessionState.EXPIRED:
+            self._sessions_lost.add()
+            self._log.warning("the ZooKeeper session has expired; a new one is opened")
+        else:
+            self._suspensions.add()
+            self._log.warning("the connection to ZooKeeper is lost; admin requests wait, produce and fetch go on")
+        self._leave()
+
+    def _leave(self) -> None:
+        """Nothing that ZooKeeper said can be acted on any more."""
+        self._arrived = False
+        self._arrive_at_ms = None
+        self._runner.drop_all()
+        self._publisher.forget_waiting()
+        self.cluster.forget()
+        self._leads_gauge.set(0)
+
+    def _on_failure(self, failure: Exception) -> None:
+        """An operation failed in a way that only a fresh look can mend."""
+        if isinstance(failure, ConnectionLost):
+            return  # the session tells of it too, and what was begun begins again then
+        trouble = f"{type(failure).__name__}: {failure}"
+        if trouble != self._last_trouble:
+            self._last_trouble = trouble
+            self._log.error(trouble)
+        self._leave()
+        self._arrive_at_ms = self._clock.monotonic_ms() + (0 if isinstance(failure, ControllerMoved) else ARRIVE_AGAIN_MS)
+
+    def _start_arrival(self) -> None:
+        self._leave()
+        if self.session.state is not SessionState.CONNECTED:
+            return
+        self._runner.start("arrive", arrive(self.cluster, self._arrival()), self._on_arrived)
+
+    def _arrival(self) -> Arrival:
+        box = self._box
+        now_ms = self._clock.wall_ms()
+        registration = BrokerRegistration(box.broker_id, (("PLAINTEXT", box.advertise, box.kafka_port),), {"PLAINTEXT": "PLAINTEXT"}, None, now_ms)
+        directories = dict(sorted(self.cluster.directory_disks.items()))
+        cluster_id = box.cluster_id or str(new_topic_id())
+        return Arrival(self.session.session_id, registration, BoxRecord(self._identity, directories), cluster_id, bool(box.cluster_id), now_ms, new_topic_id)
+
+    def _on_arrived(self, outcome: Outcome) -> None:
+        if outcome.failure is not None:
+            if isinstance(outcome.failure, BrokerIdTaken | ForeignCluster):
+                self._context.notifier.status(str(outcome.failure))
+            self._on_failure(outcome.failure)
+            return
+        self._arrived = True
+        self._last_trouble = ""
+        self._arrived_ms = self._clock.monotonic_ms()
+        self._leads_gauge.set(int(self.cluster.fence is not None))
+        self._disks_to_bring_up = set(self.cluster.reports)
+        self._reconsider_at_ms = 0
+
+    def _on_change(self, path: str) -> None:
+        """Somebody changed something that we watch: look at it again. Our own writes come along here too, and find nothing new."""
+        if not self._arrived:
+            return
+        if path == BROKER_TOPICS:
+            self._runner.start("look:topics", self._look_at_topics(), self._on_looked)
+        elif path == DELETE_TOPICS:
+            self._runner.start("look:deletions", self._look_at_deletions(), self._on_looked)
+        elif path == BROKER_IDS:
+            self._runner.start("look:brokers", self._look_at_brokers(), self._on_looked)
+        elif path == CONTROLLER:
+            self._arrive_at_ms = self._clock.monotonic_ms()
+
+    def _on_looked(self, outcome: Outcome) -> None:
+        if outcome.failure is not None:
+            self._on_failure(outcome.failure)
+        elif outcome.value:
+            self._reconsider_at_ms = 0
+
+    def _look_at_topics(self) -> Operation[bool]:
+        cluster = self.cluster
+        names = set((yield GetChildren(BROKER_TOPICS, True)))
+        strange = names - cluster.topics.keys() - self._administration.creating.keys()
+        if strange:
+            found = yield from topic_registry.load_some_topics(cluster.broker_id, sorted(strange), new_topic_id)
+            cluster.topics.update(found)
+        gone = {name for name in cluster.topics.keys() - names - cluster.deleting if not self._runner.is_running(f"topic:{name}")}
+        for name in gone:
+            self._log.warning(f"topic {name} was taken out of ZooKeeper by somebody else; its directories stay")
+            del cluster.topics[name]
+        if strange or gone:
+            yield Publish()
+        return bool(strange)
+
+    def _look_at_deletions(self) -> Operation[bool]:
+        names = yield from topic_registry.load_deletions()
+        strange = {name for name in names - self.cluster.deleting if not self._runner.is_running(f"topic:{name}")}
+        self.cluster.deleting |= strange
+        return bool(strange)
+
+    def _look_at_brokers(self) -> Operation[bool]:
+        self.cluster.brokers = yield from broker_registry.read_brokers(watch=True)
+        yield Publish()
+        return False
+
+    # --- the disks ----------------------------------------------------------------------------------------------------------
+
+    def _on_disk_connected(self, disk: str) -> None:
+        report = DiskReport.from_writer_info(disk, self._disks.writer_info(disk))
+        self.cluster.add_report(report)
+        self._log.info(f"log-writer@{disk} is there", partitions=len(report.partitions), needs_epoch_bump=report.needs_epoch_bump)
+        self._disks_to_bring_up.add(disk)
+        self._reconsider_at_ms = 0
+
+    def _on_disk_gone(self, disk: str) -> None:
+        self.cluster.reports.pop(disk, None)
+        self._disks_to_bring_up.discard(disk)
+        self._log.warning(f"log-writer@{disk} is gone")
+
+    def _bring_up_disks(self) -> None:
+        if self.cluster.fence is None:
+            return
+        for disk in sorted(self._disks_to_bring_up):
+            report = self.cluster.reports[disk]
+            started = self._runner.start(
+                f"disk:{disk}", bring_up_disk(self.cluster, report), lambda outcome, report=report: self._on_brought_up(report, outcome)  # type: ignore[misc]
+            )
+            if started:
+                self._disks_to_bring_up.discard(disk)
+
+    def _on_brought_up(self, report: DiskReport, outcome: Outcome) -> None:
+        if outcome.failure is not None:
+            self._on_failure(outcome.failure)
+            return
+        self._missing_gauges[report.disk].set(report.missing)
+        if report.missing:
+            names = missing_partitions(self.cluster, report)
+            shown = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+            self._log.error(
+                f"{report.missing} partitions that ZooKeeper places on disk {report.disk} are not there; clients get KAFKA_STORAGE_ERROR for them: {shown}."
+                " Put their directories back, or delete the topics"
+            )
+        if outcome.value and self.cluster.reports.get(report.disk) is report:
+            self._log.warning(f"log-writer@{report.disk} refused to lead {outcome.value} partitions; it is asked again")
+            self._disks_to_bring_up.add(report.disk)
+
+    def _spaces(self) -> list[DiskSpace]:
+        """The disks that can take a partition now, with the free space that their log-writers count."""
+        spaces = []
+        for disk, report in self.cluster.reports.items():
+            if self._disks.connected(disk) and not self._disks.is_offline(disk):
+                spaces.append(DiskSpace(report.directory_id, self._free_bytes(disk), len(report.partitions)))
+        return spaces
+
+    def _free_bytes(self, disk: str) -> int:
+        """0 before the log-writer has counted: then the disks with the fewest partitions come first."""
+        snapshot = read_counters(self._context.layout, f"log-writer@{disk}")
+        return snapshot.values.get(FREE_BYTES_LABEL, 0) if snapshot is not None else 0

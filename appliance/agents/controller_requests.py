@@ -1,0 +1,296 @@
+"""Requests on `controller.sock`: Kafka's admin requests and automatic creation, decoded, waited for, answered.
+
+Owned by the controller process. Requests wait here while ZooKeeper is away, until their deadline. Weak spot: an answer is encoded when the last
+topic of a request is done or its deadline has passed; there is no partial answer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+import orjson
+
+from appliance.agents.controller_server import ControllerClient
+from appliance.agents.topic_administration import Result, TopicAdministration
+from appliance.base.errors import ErrorCode, ProtocolViolation
+from appliance.base.model import NO_TOPIC_ID
+from appliance.ipc.controller_frames import AUTO_CREATE, AUTO_CREATE_DONE, KAFKA_REQUEST, KAFKA_RESPONSE, unpack_kafka_request
+from appliance.ipc.frames import Frame
+from appliance.metadata.topic_configs import TOPIC_CONFIG_ROWS
+from appliance.protocol.apis import ApiKey
+from appliance.protocol.create_topics import CreatableTopic, CreatedTopic, CreatedTopicConfig, decode_create_topics, encode_create_topics_body
+from appliance.protocol.delete_topics import DeletedTopic, TopicToDelete, decode_delete_topics, encode_delete_topics_body
+from appliance.protocol.find_coordinator import RESPONSE as FIND_COORDINATOR_RESPONSE
+from appliance.protocol.find_coordinator import Coordinator, FindCoordinatorResponse, decode_find_coordinator
+from appliance.replication.cluster import Cluster
+from appliance.replication.controller import TopicCreation
+from appliance.shm.counters import Counters
+
+AUTO_CREATE_TIMEOUT_MS = 30_000
+CONFIG_SOURCE_TOPIC = 1
+CONFIG_SOURCE_STATIC_BROKER = 4
+CONFIG_SOURCE_DEFAULT = 5
+_BATCHED_COORDINATORS_SINCE = 4
+
+Respond = Callable[[ControllerClient, int, int, bytes], None]
+Key = str | int
+
+
+class Waiting:
+    """A request whose topics are under way, or not even begun."""
+
+    __slots__ = ("begin", "begun", "deadline_ms", "finish", "keys", "results")
+
+    def __init__(self, keys: Iterable[Key], deadline_ms: int, begin: Callable[[Waiting], None], finish: Callable[[dict[Key, Result]], None]) -> None:
+        self.keys = list(keys)
+        self.results: dict[Key, Result] = {}
+        self.deadline_ms = deadline_ms
+        self.begin = begin
+        self.finish = finish
+        self.begun = False
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.results) == len(self.keys)
+
+    def record(self, key: Key, result: Result) -> None:
+        self.results.setdefault(key, result)
+
+    def time_out(self) -> None:
+        for key in self.keys:
+            self.record(key, Result(ErrorCode.REQUEST_TIMED_OUT, "The request timed out."))
+
+
+class _Request(NamedTuple):
+    client: ControllerClient
+    token: int
+    version: int
+    body: bytes
+
+
+class ControllerRequests:
+    """`can_begin()` says whether ZooKeeper has been loaded; `respond(client, kind, token, payload)` sends an answer."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        administration: TopicAdministration,
+        can_begin: Callable[[], bool],
+        respond: Respond,
+        counters: Counters,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._cluster = cluster
+        self._administration = administration
+        self._can_begin = can_begin
+        self._respond = respond
+        self._now_ms = now_ms
+        self._waiting: list[Waiting] = []
+        self._received = counters.counter("controller.requests")
+        self._refused = counters.counter("controller.requests_unreadable")
+        self._timed_out = counters.counter("controller.requests_timed_out")
+
+    def on_frame(self, client: ControllerClient, frame: Frame) -> None:
+        """Take a frame in. One that we cannot read is answered with nothing, which makes the acceptor close its client's connection."""
+        self._received.add()
+        if frame.kind == AUTO_CREATE:
+            self._on_auto_create(client, frame)
+        elif frame.kind == KAFKA_REQUEST:
+            try:
+                self._on_kafka_request(client, frame)
+            except (ProtocolViolation, ValueError):
+                self._refused.add()
+                self._respond(client, KAFKA_RESPONSE, frame.token, b"")
+        else:
+            self._refused.add()
+
+    def _on_kafka_request(self, client: ControllerClient, frame: Frame) -> None:
+        api_key, version, _client_id, body = unpack_kafka_request(frame.payload)
+        request = _Request(client, frame.token, version, body)
+        if api_key == ApiKey.FIND_COORDINATOR:
+            self._answer(request, _no_coordinator(version, body))
+        elif api_key == ApiKey.CREATE_TOPICS:
+            self._on_create_topics(request)
+        elif api_key == ApiKey.DELETE_TOPICS:
+            self._on_delete_topics(request)
+        else:
+            raise ProtocolViolation("unknown_api", f"the controller does not answer API {api_key}")
+
+    def _answer(self, request: _Request, body: bytes) -> None:
+        self._respond(request.client, KAFKA_RESPONSE, request.token, body)
+
+    # --- the wait -----------------------------------------------------------------------------------------------------------
+
+    def _wait(self, waiting: Waiting) -> None:
+        self._waiting.append(waiting)
+        self.do_work()
+
+    def do_work(self) -> int:
+        """Begin what can begin, answer what is done or whose time is over; returns how many were answered."""
+        if not self._waiting:
+            return 0
+        now_ms = self._now_ms()
+        can_begin = self._can_begin()
+        finished = []
+        for waiting in list(self._waiting):
+            if can_begin and not waiting.begun:
+                waiting.begun = True
+                waiting.begin(waiting)
+            if not waiting.is_done and now_ms >= waiting.deadline_ms:
+                waiting.time_out()
+                self._timed_out.add()
+            if waiting.is_done:
+                finished.append(waiting)
+        for waiting in finished:
+            self._waiting.remove(waiting)
+            waiting.finish(waiting.results)
+        return len(finished)
+
+    # --- CreateTopics -------------------------------------------------------------------------------------------------------
+
+    def _on_create_topics(self, request: _Request) -> None:
+        decoded = decode_create_topics(request.body, 0, len(request.body), request.version)
+        counts = Counter(topic.name for topic in decoded.topics)
+        waiting = Waiting(
+            counts,
+            self._now_ms() + max(0, decoded.timeout_ms),
+            lambda waiting: self._begin_create(waiting, decoded.topics, counts, decoded.validate_only),
+            lambda results: self._answer(request, self._created_body(request.version, decoded.topics, results)),
+        )
+        self._wait(waiting)
+
+    def _begin_create(self, waiting: Waiting, topics: tuple[CreatableTopic, ...], counts: Counter[str], validate_only: bool) -> None:
+        for topic in _once(topics):
+            on_result = partial(waiting.record, topic.name)
+            if self._cluster.fence is None:
+                on_result(Result(ErrorCode.NOT_CONTROLLER, "This is not the correct controller for this cluster."))
+            elif counts[topic.name] > 1:
+                on_result(Result(ErrorCode.INVALID_REQUEST, "Create topics request from client contains multiple entries for this topic."))
+            else:
+                self._administration.create(_wanted(topic), validate_only, on_result)
+
+    def _created_body(self, version: int, topics: tuple[CreatableTopic, ...], results: dict[Key, Result]) -> bytes:
+        return encode_create_topics_body(version, tuple(self._created(topic, results) for topic in _once(topics)))
+
+    def _created(self, topic: CreatableTopic, results: dict[Key, Result]) -> CreatedTopic:
+        result = results[topic.name]
+        if result.code is not ErrorCode.NONE or result.plan is None:
+            return CreatedTopic(topic.name, NO_TOPIC_ID, result.code, result.message)
+        plan = result.plan
+        configs = tuple(self._described_configs(plan.config))
+        return CreatedTopic(topic.name, result.topic_id or NO_TOPIC_ID, 0, None, len(plan.assignment), plan.replication_factor, configs)
+
+    def _described_configs(self, config: dict[str, str]) -> Iterable[CreatedTopicConfig]:
+        broker = self._cluster.broker_config
+        for name, row in TOPIC_CONFIG_ROWS.items():
+            if name in config:
+                yield CreatedTopicConfig(name, config[name], False, CONFIG_SOURCE_TOPIC)
+            elif name in broker:
+                yield CreatedTopicConfig(name, broker[name], False, CONFIG_SOURCE_STATIC_BROKER)
+            else:
+                yield CreatedTopicConfig(name, row.default, False, CONFIG_SOURCE_DEFAULT)
+
+    # --- DeleteTopics -------------------------------------------------------------------------------------------------------
+
+    def _on_delete_topics(self, request: _Request) -> None:
+        decoded = decode_delete_topics(request.body, 0, len(request.body), request.version)
+        named: dict[int, str] = {}
+        waiting = Waiting(
+            range(len(decoded.topics)),
+            self._now_ms() + max(0, decoded.timeout_ms),
+            lambda waiting: self._begin_delete(waiting, decoded.topics, named, request.version),
+            lambda results: self._answer(request, _deleted_body(request.version, decoded.topics, named, results)),
+        )
+        self._wait(waiting)
+
+    def _begin_delete(self, waiting: Waiting, topics: tuple[TopicToDelete, ...], named: dict[int, str], version: int) -> None:
+        for index, topic in enumerate(topics):
+            on_result = partial(waiting.record, index)
+            refused = self._deletion_refused(topic, version)
+            if refused is not None:
+                on_result(refused)
+                continue
+            name = topic.name or self._name_of(topic) or ""
+            named[index] = name
+            self._administration.delete(name, on_result)
+
+    def _deletion_refused(self, topic: TopicToDelete, version: int) -> Result | None:
+        if self._cluster.fence is None:
+            return Result(ErrorCode.NOT_CONTROLLER, "This is not the correct controller for this cluster.")
+        if not self._administration.deletion_enabled:
+            code = ErrorCode.INVALID_REQUEST if version < 3 else ErrorCode.TOPIC_DELETION_DISABLED
+            return Result(code, "Topic deletion is disabled.")
+        if topic.name is not None and topic.topic_id != NO_TOPIC_ID:
+            return Result(ErrorCode.INVALID_REQUEST, "Topic name and topic id cannot both be given.")
+        if topic.name is None and self._name_of(topic) is None:
+            return Result(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
+        if topic.name is not None and topic.name not in self._cluster.topics:
+            return Result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.")
+        return None
+
+    def _name_of(self, topic: TopicToDelete) -> str | None:
+        return next((state.name for state in self._cluster.topics.values() if state.topic_id == topic.topic_id), None)
+
+    # --- automatic creation -------------------------------------------------------------------------------------------------
+
+    def _on_auto_create(self, client: ControllerClient, frame: Frame) -> None:
+        try:
+            asked: Any = orjson.loads(frame.payload)["topics"]
+            topics = {str(name): int(partitions) for name, partitions in asked.items()} if isinstance(asked, dict) else {str(name): -1 for name in asked}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            self._refused.add()
+            return
+        waiting = Waiting(
+            topics,
+            self._now_ms() + AUTO_CREATE_TIMEOUT_MS,
+            lambda waiting: self._begin_ensure(waiting, topics),
+            lambda results: self._respond(client, AUTO_CREATE_DONE, frame.token, _errors_document(results)),
+        )
+        self._wait(waiting)
+
+    def _begin_ensure(self, waiting: Waiting, topics: dict[str, int]) -> None:
+        for name, partitions in topics.items():
+            if self._cluster.fence is None:
+                waiting.record(name, Result(ErrorCode.NOT_CONTROLLER))
+            else:
+                self._administration.ensure(name, partitions, partial(waiting.record, name))
+
+
+def _errors_document(results: dict[Key, Result]) -> bytes:
+    return orjson.dumps({"errors": {str(name): int(result.code) for name, result in results.items()}})
+
+
+def _once(topics: tuple[CreatableTopic, ...]) -> list[CreatableTopic]:
+    """Each name once; what is named twice is refused under its one name, as in Kafka."""
+    return list({topic.name: topic for topic in topics}.values())
+
+
+def _wanted(topic: CreatableTopic) -> TopicCreation:
+    return TopicCreation(
+        topic.name,
+        topic.num_partitions,
+        topic.replication_factor,
+        tuple((assignment.partition, tuple(assignment.broker_ids)) for assignment in topic.assignments),
+        tuple((config.name, config.value) for config in topic.configs),
+    )
+
+
+def _deleted_body(version: int, topics: tuple[TopicToDelete, ...], named: dict[int, str], results: dict[Key, Result]) -> bytes:
+    deleted = tuple(
+        DeletedTopic(topic.name if topic.name is not None else named.get(index), topic.topic_id, results[index].code, results[index].message)
+        for index, topic in enumerate(topics)
+    )
+    return encode_delete_topics_body(version, deleted)
+
+
+def _no_coordinator(version: int, body: bytes) -> bytes:
+    """Groups and transactions have no coordinator yet: a retriable answer, which clients repeat."""
+    request = decode_find_coordinator(body, 0, len(body), version)
+    message = "The coordinator is not available."
+    if version >= _BATCHED_COORDINATORS_SINCE:
+        answers = tuple(Coordinator(key, -1, "", -1, ErrorCode.COORDINATOR_NOT_AVAILABLE, message) for key in request.keys)
+        return FIND_COORDINATOR_RESPONSE.encode(version, FindCoordinatorResponse(0, coordinators=answers))
+    return FIND_COORDINATOR_RESPONSE.encode(version, FindCoordinatorResponse(0, ErrorCode.COORDINATOR_NOT_AVAILABLE, message))

@@ -1,0 +1,109 @@
+"""`controller.sock`: frames from acceptors, ingests and commands of the same box, answers and image changes back.
+
+Owned by the controller process. A client that hangs up, or sends what is no frame of ours, is dropped; what it asked for goes on, and its answer is
+thrown away. Weak spot: a client that does not read has its answers kept in memory, up to `UNSENT_FRAMES_MAX`, then it is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from appliance.ipc.controller_frames import GENERATION, IMAGE_CHANGED
+from appliance.ipc.frames import Frame, FrameSocket, PeerGone, accept, listen_unix
+from appliance.runtime.poller import READABLE, WRITABLE, Poller
+
+UNSENT_FRAMES_MAX = 1000
+ACCEPTS_A_TURN = 16
+
+
+class ControllerClient:
+    """One connected process."""
+
+    __slots__ = ("is_open", "sent_waiting", "socket")
+
+    def __init__(self, socket: FrameSocket) -> None:
+        self.socket = socket
+        self.is_open = True
+        self.sent_waiting = 0
+
+
+OnFrame = Callable[[ControllerClient, Frame], None]
+
+
+class ControllerServer:
+    """Listens, reads frames, sends frames; never waits."""
+
+    def __init__(self, path: str, poller: Poller, on_frame: OnFrame, generation: Callable[[], int]) -> None:
+        self._poller = poller
+        self._on_frame = on_frame
+        self._generation = generation
+        self._clients: dict[int, ControllerClient] = {}
+        self.clients_dropped = 0
+        self._listening = listen_unix(path)
+        poller.register(self._listening.fileno(), READABLE, self._on_connections)
+
+    def _on_connections(self, _events: int) -> None:
+        for _ in range(ACCEPTS_A_TURN):
+            socket = accept(self._listening)
+            if socket is None:
+                return
+            client = ControllerClient(socket)
+            self._clients[socket.fileno()] = client
+            self._poller.register(socket.fileno(), READABLE, lambda events, client=client: self._on_events(client, events))  # type: ignore[misc]
+            self.send(client, IMAGE_CHANGED, 0, GENERATION.pack(self._generation()))
+
+    def _on_events(self, client: ControllerClient, events: int) -> None:
+        try:
+            if events & WRITABLE:
+                client.socket.flush()
+                self._watch(client)
+            frames = client.socket.receive() if events & ~WRITABLE else []
+        except PeerGone:
+            self._drop(client)
+            return
+        for frame in frames:
+            if client.is_open:
+                self._on_frame(client, frame)
+
+    def send(self, client: ControllerClient, kind: int, token: int, payload: bytes) -> None:
+        """Send or queue; a client that is gone loses its answer."""
+        if not client.is_open:
+            return
+        try:
+            client.socket.send(kind, token, payload)
+        except PeerGone:
+            self._drop(client)
+            return
+        client.sent_waiting = client.sent_waiting + 1 if client.socket.wants_write else 0
+        if client.sent_waiting > UNSENT_FRAMES_MAX:
+            self._drop(client)
+            return
+        self._watch(client)
+
+    def _watch(self, client: ControllerClient) -> None:
+        self._poller.modify(client.socket.fileno(), READABLE | WRITABLE if client.socket.wants_write else READABLE)
+
+    def tell_image_changed(self, generation: int) -> None:
+        """Push the new generation to everybody."""
+        payload = GENERATION.pack(generation)
+        for client in list(self._clients.values()):
+            self.send(client, IMAGE_CHANGED, 0, payload)
+
+    def drop_peer(self, client: ControllerClient) -> None:
+        """It sent something that is not ours."""
+        self._drop(client)
+
+    def _drop(self, client: ControllerClient) -> None:
+        if client.is_open:
+            client.is_open = False
+            self.clients_dropped += 1
+            descriptor = client.socket.fileno()
+            self._poller.unregister(descriptor)
+            self._clients.pop(descriptor, None)
+            client.socket.close()
+
+    def close(self) -> None:
+        for client in list(self._clients.values()):
+            self._drop(client)
+        self._poller.unregister(self._listening.fileno())
+        self._listening.close()

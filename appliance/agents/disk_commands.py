@@ -1,0 +1,115 @@
+"""The controller's commands to the log-writers of its box: a line per disk in front of the ring, so that nothing is refused for want of room.
+
+Owned by the controller process. A command whose log-writer is away, or dies first, ends with KAFKA_STORAGE_ERROR; who sent it decides
+what then. Weak spot: a hung log-writer's line grows with what is asked of that disk (bounded by the topics of the box, not by time).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from appliance.base.clock import Clock
+from appliance.base.errors import ErrorCode
+from appliance.base.layout import BoxLayout
+from appliance.ipc.descriptors import Completion
+from appliance.ipc.proxies import LogWriterProxies, Registry, Source, command_callbacks
+from appliance.metadata.operation import DiskCommand
+from appliance.shm.counters import Counters
+
+ARENA_BYTES = 1 << 20
+RING_ENTRIES = 256
+
+OnDone = Callable[[int], None]
+
+
+class DiskCommands:
+    """Commands by disk, in order. `on_connected(disk)` and `on_gone(disk)` tell of log-writers that come and go."""
+
+    def __init__(
+        self,
+        layout: BoxLayout,
+        incarnation: int,
+        disks: list[str],
+        registry: Registry,
+        clock: Clock,
+        counters: Counters,
+        on_connected: Callable[[str], None],
+        on_gone: Callable[[str], None],
+    ) -> None:
+        self._source = Source(layout, "controller", incarnation, ARENA_BYTES, RING_ENTRIES)
+        self._lines: dict[str, deque[tuple[DiskCommand, OnDone]]] = {disk: deque() for disk in disks}
+        self._gone_callback = on_gone
+        self._sent = counters.counter("controller.disk_commands")
+        self._refused = counters.counter("controller.disk_commands_refused")
+        completed, lost = command_callbacks(self._on_completion)
+        self._proxies = LogWriterProxies(self._source, disks, registry, clock, counters, completed, lost, on_connected, self._on_gone)
+
+    def command(self, command: DiskCommand, on_done: OnDone) -> None:
+        """Send; `on_done(error code)` may be called at once."""
+        if command.disk not in self._lines or not self._proxies.connected(command.disk):
+            self._refused.add()
+            on_done(ErrorCode.KAFKA_STORAGE_ERROR)
+            return
+        self._lines[command.disk].append((command, on_done))
+        self._send(command.disk)
+
+    def _send(self, disk: str) -> int:
+        line = self._lines[disk]
+        sent = 0
+        while line:
+            command, on_done = line[0]
+            if not self._proxies.offer_command(disk, command.kind, command.payload, on_done):
+                break
+            line.popleft()
+            self._sent.add()
+            sent += 1
+        return sent
+
+    def do_work(self, now_ns: int) -> int:
+        """Take completions, notice deaths, send what waits, ring. Bounded."""
+        work = self._proxies.do_work(now_ns)
+        for disk, line in self._lines.items():
+            if line:
+                work += self._send(disk)
+        self._proxies.flush()
+        return work
+
+    def flush(self) -> None:
+        self._proxies.flush()
+
+    def _on_completion(self, on_done: Any, completion: Completion) -> None:
+        if completion.error_code != ErrorCode.NONE:
+            self._refused.add()
+        on_done(completion.error_code)
+
+    def _on_gone(self, disk: str) -> None:
+        line, self._lines[disk] = self._lines[disk], deque()
+        self._gone_callback(disk)
+        for _command, on_done in line:
+            on_done(ErrorCode.KAFKA_STORAGE_ERROR)
+
+    def connected(self, disk: str) -> bool:
+        return self._proxies.connected(disk)
+
+    def writer_info(self, disk: str) -> dict[str, Any]:
+        return self._proxies.writer_info(disk)
+
+    def is_offline(self, disk: str) -> bool:
+        return self._proxies.is_offline(disk)
+
+    def may_park(self) -> bool:
+        """Set the sleeping word, fence, look again."""
+        self._source.doorbell.prepare_to_sleep()
+        if self._proxies.has_completions():
+            self._source.doorbell.wake()
+            return False
+        return True
+
+    def unpark(self) -> None:
+        self._source.doorbell.wake()
+
+    def close(self) -> None:
+        self._proxies.close()
+        self._source.close()

@@ -1,0 +1,109 @@
+"""A partition that a log-writer holds: its log, its role, and its row in the table. The log-writer alone changes it.
+
+The high watermark of a sole replica is its log end; with followers it waits for them (their progress arrives as descriptors, a door
+that is built with replication). Whatever changes here is published by `publish` (the whole row) or `publish_append` (the hot path).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from appliance.base.invariants import check
+from appliance.base.model import TopicId, TopicPartition
+from appliance.shm.partition_table import ROLE_NONE, PartitionTableWriter, Row
+from appliance.storage.log import Log
+
+
+class HostedPartition:
+    """One row's worth of state."""
+
+    __slots__ = (
+        "config_generation", "high_watermark", "isr", "leader_epoch", "log", "min_insync_replicas", "needs_epoch_bump", "replicas", "role", "row",
+        "row_generation", "table", "topic_id", "topic_partition", "_published_segments",
+    )  # fmt: skip
+
+    def __init__(self, topic_partition: TopicPartition, topic_id: TopicId, log: Log, table: PartitionTableWriter, high_watermark: int) -> None:
+        self.topic_partition = topic_partition
+        self.topic_id = topic_id
+        self.log = log
+        self.table = table
+        self.role = ROLE_NONE
+        self.leader_epoch = -1
+        self.isr: tuple[int, ...] = ()
+        self.replicas: tuple[int, ...] = ()
+        self.min_insync_replicas = 1
+        self.config_generation = 0
+        self.needs_epoch_bump = False
+        self.high_watermark = max(log.log_start_offset, min(high_watermark, log.log_end_offset))
+        self._published_segments = log.segment_list_generation
+        self.row_generation = 0
+        self.row, self.row_generation = table.add_row(self._row())
+        self.publish()
+
+    def take_role(self, role: int, leader_epoch: int, isr: tuple[int, ...], replicas: tuple[int, ...], config_generation: int) -> None:
+        """Become leader or follower under `leader_epoch`; publishes."""
+        check(leader_epoch >= self.leader_epoch, f"leader epoch of {self.topic_partition} would go from {self.leader_epoch} back to {leader_epoch}")
+        self.role = role
+        self.leader_epoch = leader_epoch
+        self.isr = isr
+        self.replicas = replicas
+        self.config_generation = config_generation
+        self.min_insync_replicas = min(self.log.config.min_insync_replicas, max(1, len(replicas)))
+        self._advance_high_watermark()
+        self.publish()
+        self.table.announce()
+
+    def publish_append(self) -> None:
+        """After an append: advance the high watermark and publish what moved."""
+        self._advance_high_watermark()
+        log = self.log
+        if log.segment_list_generation != self._published_segments or self.high_watermark != log.log_end_offset:
+            self.publish()
+        else:
+            self.table.store_progress(self.row, log.log_end_offset, self.high_watermark, log.active_position)
+
+    def publish(self) -> None:
+        self._published_segments = self.log.segment_list_generation
+        self.table.store(self.row, self._row()._replace(row_generation=self.row_generation))
+
+    def withdraw(self, role: int) -> None:
+        """Stop serving (the disk went offline, the partition is being deleted); publishes."""
+        self.role = role
+        self.publish()
+        self.table.announce()
+
+    def is_led_under(self, row_generation: int, leader_epoch: int) -> bool:
+        """Whether a descriptor means this partition as it is now."""
+        return row_generation == self.row_generation and leader_epoch == self.leader_epoch
+
+    def describe(self) -> list[Any]:
+        """What WELCOME says of it."""
+        return [self.topic_partition.topic, self.topic_partition.partition, str(self.topic_id), self.log.leader_epochs.latest, self.log.log_end_offset]
+
+    def _advance_high_watermark(self) -> None:
+        if len(self.isr) == 1:
+            check(self.log.log_end_offset >= self.high_watermark, f"the high watermark of {self.topic_partition} is beyond its log")
+            self.high_watermark = self.log.log_end_offset
+
+    def _row(self) -> Row:
+        """The segment-list generation names our life and row as well: a log-reader must not take another log's list for this one."""
+        log = self.log
+        return Row(
+            topic_id=self.topic_id,
+            partition=self.topic_partition.partition,
+            row_generation=0,
+            role=self.role,
+            leader_epoch=self.leader_epoch,
+            log_start_offset=log.log_start_offset,
+            log_end_offset=log.log_end_offset,
+            high_watermark=self.high_watermark,
+            last_stable_offset=self.high_watermark,
+            isr_size=len(self.isr),
+            min_insync_replicas=self.min_insync_replicas,
+            config_generation=self.config_generation,
+            active_base_offset=log.active_base_offset,
+            active_position=log.active_position,
+            watermark_base_offset=log.active_base_offset,
+            watermark_position=log.active_position,
+            segment_list_generation=self.table.shared.incarnation + (self.row_generation << 24) + log.segment_list_generation,
+        )

@@ -1,0 +1,81 @@
+"""All partitions of one disk, as its log-writer holds them: opened by recovery, created and deleted by command.
+
+Rows of the table and entries here come and go together. Owned by the log-writer, one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from appliance.agents.hosted_partition import HostedPartition
+from appliance.base.clock import Clock
+from appliance.base.model import TopicId, TopicPartition
+from appliance.base.setting_rows import SettingValue
+from appliance.base.topic_settings import effective_topic_config
+from appliance.shm.partition_table import ROLE_NONE, PartitionTableWriter
+from appliance.storage.log import Log
+from appliance.storage.log_config import LogConfig
+from appliance.storage.log_directory import LogDirectory
+from appliance.storage.recovery import CLEAN, Recovery
+
+
+class HostedPartitions:
+    """By row index and by (topic id, partition)."""
+
+    def __init__(self, directory: LogDirectory, table: PartitionTableWriter, clock: Clock, box_settings: Mapping[str, SettingValue]) -> None:
+        self.directory = directory
+        self.table = table
+        self._clock = clock
+        self._box_settings = box_settings
+        self.by_row: dict[int, HostedPartition] = {}
+        self._by_identity: dict[tuple[TopicId, int], HostedPartition] = {}
+
+    def __len__(self) -> int:
+        return len(self.by_row)
+
+    def find(self, topic_id: TopicId, partition: int) -> HostedPartition | None:
+        return self._by_identity.get((topic_id, partition))
+
+    def of_topic(self, topic_id: TopicId) -> list[HostedPartition]:
+        return [hosted for (hosted_id, _), hosted in self._by_identity.items() if hosted_id == topic_id]
+
+    def open(
+        self, topic_partition: TopicPartition, topic_id: TopicId, config: Mapping[str, str], recovery: Recovery, log_start_offset: int, high_watermark: int
+    ) -> HostedPartition:
+        """Open (and recover) the log of a partition whose directory exists, and give it a row."""
+        path = f"{self.directory.path}/{topic_partition}"
+        log = Log.open(path, topic_partition, topic_id, self.log_config(config), self._clock, recovery, log_start_offset)
+        hosted = HostedPartition(topic_partition, topic_id, log, self.table, high_watermark)
+        self.by_row[hosted.row] = hosted
+        self._by_identity[(topic_id, topic_partition.partition)] = hosted
+        return hosted
+
+    def create(self, topic_partition: TopicPartition, topic_id: TopicId, config: Mapping[str, str]) -> HostedPartition:
+        """Make directory and log of a new partition; the same topic id again changes nothing. Raises RequestRefused for another id."""
+        existing = self.find(topic_id, topic_partition.partition)
+        if existing is not None:
+            return existing
+        self.directory.create_partition(topic_partition.topic, topic_partition.partition, topic_id)
+        return self.open(topic_partition, topic_id, config, CLEAN, 0, 0)
+
+    def delete(self, topic_partition: TopicPartition, topic_id: TopicId) -> None:
+        """Take a partition out: row first, so that nobody is sent to it, then its directory is renamed and later removed. Twice is once."""
+        hosted = self._by_identity.pop((topic_id, topic_partition.partition), None)
+        if hosted is not None:
+            hosted.withdraw(ROLE_NONE)
+            self.table.remove_row(hosted.row)
+            del self.by_row[hosted.row]
+            hosted.log.close()
+        elif self._names_another(topic_partition, topic_id):
+            return
+        self.directory.mark_deleted(topic_partition)
+
+    def _names_another(self, topic_partition: TopicPartition, topic_id: TopicId) -> bool:
+        """Whether a topic of the same name but another id lives here: a late deletion must not hit it."""
+        return any(hosted.topic_partition == topic_partition and hosted.topic_id != topic_id for hosted in self.by_row.values())
+
+    def configure(self, hosted: HostedPartition, config: Mapping[str, str]) -> None:
+        hosted.log.config = self.log_config(config)
+
+    def log_config(self, overrides: Mapping[str, str]) -> LogConfig:
+        return LogConfig.from_topic_config(effective_topic_config(overrides, self._box_settings))

@@ -1,0 +1,173 @@
+"""The log-reader: opens segments for acceptors and answers look-ups by offset and by time. It may wait for its disk; nobody waits for it for long.
+
+It owns nothing lasting: no client socket, no lock, no ring. A hung disk can take it and nothing else: its askers have deadlines. Questions of
+all acceptors are answered in the order in which they come. Weak spot: one thread, so one slow look-up delays the next; what is not in the page
+cache is read here in look-ups only, records are still sent by the acceptors.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import select
+import socket
+from collections import OrderedDict
+
+from appliance.base.errors import ErrorCode, StorageFailed
+from appliance.base.model import TopicPartition
+from appliance.ipc.frames import listen_unix
+from appliance.ipc.log_reader_messages import LOOKUP, MAX_MESSAGE_BYTES, MAX_TIMESTAMP, OPEN, TIME, Answer, Question, pack_answer, unpack_question
+from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
+from appliance.storage.reading import LogReading, OffsetOutOfRange
+
+READINGS_MAX = 512
+QUESTIONS_A_TURN = 64
+
+
+class LogReaderAgent:
+    """One log-reader process."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._poller = context.poller
+        self._disk = context.box.disk(context.instance)
+        self._readings: OrderedDict[tuple[str, int], tuple[LogReading, int]] = OrderedDict()
+        self._askers: dict[int, socket.socket] = {}
+        self._work = 0
+        counters = context.counters
+        self._answers = {kind: counters.counter(f'log_reader.answers{{kind="{name}"}}') for kind, name in _KIND_NAMES.items()}
+        self._errors = counters.counter("log_reader.errors")
+        self._listening = listen_unix(context.layout.log_reader_socket(self._disk.name), socket.SOCK_SEQPACKET)
+        self._poller.register(self._listening.fileno(), select.EPOLLIN, self._on_connection)
+        context.notifier.ready()
+
+    # -- duty cycle: everything comes through the poller
+
+    def do_work(self) -> int:
+        work, self._work = self._work, 0
+        return work
+
+    def may_park(self) -> bool:
+        return True
+
+    def unpark(self) -> None:
+        pass
+
+    def park_ms(self) -> int:
+        return PARK_MS_MAX
+
+    def begin_stop(self) -> None:
+        pass
+
+    def stopped(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._listening.close()
+        for asker in self._askers.values():
+            asker.close()
+
+    def status_line(self) -> str:
+        return f"{len(self._askers)} askers, {len(self._readings)} logs known"
+
+    # -- questions
+
+    def _on_connection(self, _events: int) -> None:
+        try:
+            asker, _ = self._listening.accept()
+        except OSError:
+            return
+        asker.setblocking(False)
+        self._askers[asker.fileno()] = asker
+        self._poller.register(asker.fileno(), select.EPOLLIN | select.EPOLLRDHUP, lambda _events: self._on_question(asker))
+
+    def _on_question(self, asker: socket.socket) -> None:
+        for _ in range(QUESTIONS_A_TURN):
+            try:
+                message = asker.recv(MAX_MESSAGE_BYTES)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                message = b""
+            if not message:
+                self._forget(asker)
+                return
+            self._work += 1
+            question = unpack_question(message)
+            answer, descriptor = self._answer(question)
+            try:
+                self._send(asker, answer, descriptor)
+            except OSError:
+                self._forget(asker)
+                return
+
+    def _forget(self, asker: socket.socket) -> None:
+        self._poller.unregister(asker.fileno())
+        del self._askers[asker.fileno()]
+        asker.close()
+
+    def _send(self, asker: socket.socket, answer: Answer, descriptor: int) -> None:
+        """An asker whose socket is full does not get this answer; its deadline tells it."""
+        try:
+            if descriptor < 0:
+                asker.send(pack_answer(answer))
+                return
+            rights = array.array("i", [descriptor])
+            asker.sendmsg([pack_answer(answer)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        except (BlockingIOError, InterruptedError):
+            self._errors.add()
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def _answer(self, question: Question) -> tuple[Answer, int]:
+        """The answer, and a descriptor to send along and close (-1: none)."""
+        counter = self._answers.get(question.kind)
+        if counter is None:
+            return Answer(question.kind, question.token, ErrorCode.INVALID_REQUEST), -1
+        counter.add()
+        try:
+            reading = self._reading(question)
+            return self._look(question, reading)  # an opened segment is sent and closed by the caller
+        except OffsetOutOfRange:
+            return Answer(question.kind, question.token, ErrorCode.OFFSET_OUT_OF_RANGE), -1
+        except StorageFailed as failure:
+            self._errors.add()
+            self._readings.pop((question.topic, question.partition), None)
+            if isinstance(failure.__cause__, FileNotFoundError):
+                # Retention or deletion came between the row and us: the asker looks at the row again.
+                return Answer(question.kind, question.token, ErrorCode.NOT_LEADER_OR_FOLLOWER), -1
+            self._context.log.error(f"disk {self._disk.name}: {failure}")
+            return Answer(question.kind, question.token, ErrorCode.KAFKA_STORAGE_ERROR), -1
+
+    def _look(self, question: Question, reading: LogReading) -> tuple[Answer, int]:
+        kind, token = question.kind, question.token
+        if kind == OPEN:
+            descriptor = reading.open_segment(question.value_a)
+            return Answer(kind, token, 0, os.fstat(descriptor).st_size), descriptor
+        if kind == LOOKUP:
+            located = reading.locate(question.value_a, question.value_b)
+            answer = Answer(
+                kind, token, 0, located.segment_base_offset, located.position, located.batch_size_bytes, located.segment_size_bytes, located.base_offset
+            )
+            return answer, -1
+        found = reading.offset_for_timestamp(question.value_a, question.value_b) if kind == TIME else reading.offset_of_max_timestamp(question.value_b)
+        if found is None:
+            return Answer(kind, token, 0, -1, -1), -1
+        return Answer(kind, token, 0, *found), -1
+
+    def _reading(self, question: Question) -> LogReading:
+        key = (question.topic, question.partition)
+        known = self._readings.get(key)
+        if known is not None and known[1] == question.segment_list_generation:
+            self._readings.move_to_end(key)
+            return known[0]
+        reading = LogReading(f"{self._disk.path}/{TopicPartition(*key)}")
+        self._readings[key] = (reading, question.segment_list_generation)
+        self._readings.move_to_end(key)
+        if len(self._readings) > READINGS_MAX:
+            self._readings.popitem(last=False)
+        return reading
+
+
+_KIND_NAMES = {OPEN: "open", LOOKUP: "lookup", TIME: "time", MAX_TIMESTAMP: "max_timestamp"}

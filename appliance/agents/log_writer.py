@@ -1,0 +1,349 @@
+"""The log-writer: alone owns every file of one log directory, its partition table, and the high watermarks of the partitions on it.
+
+Starting, it opens the directory, recovers one log a turn, and only then listens. One turn of serving: take all descriptors that are there
+(bounded), group produces by partition, one write a partition, rows, then one burst of completions a source. When its directory
+fails it says so in the table and refuses everything; nobody else notices. No asyncio, no numpy, no client socket.
+Weak spot: a turn waits for its own disk whenever the kernel makes a write to the page cache wait.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from typing import Any
+
+import orjson
+
+from appliance.agents.flush_rounds import FlushRounds
+from appliance.agents.hosted_partition import HostedPartition
+from appliance.agents.hosted_partitions import HostedPartitions
+from appliance.agents.log_writer_commands import LogWriterCommands
+from appliance.agents.log_writer_startup import LogWriterStartup
+from appliance.base.errors import DiskFull, ErrorCode, StorageFailed
+from appliance.base.invariants import check
+from appliance.base.layout import boot_id
+from appliance.ipc.channel import HELLO, REFUSED, WELCOME, SinkChannel
+from appliance.ipc.descriptors import DescriptorKind
+from appliance.ipc.frames import FrameSocket, PeerGone, accept, listen_unix
+from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
+from appliance.shm.doorbell import Doorbell
+from appliance.shm.mapping import LayoutMismatch, SharedObjectAbsent
+from appliance.shm.partition_table import (
+    DISK_FULL,
+    DISK_OFFLINE,
+    DISK_ONLINE,
+    ROLE_LEADER,
+    ROLE_OFFLINE,
+    SLEEPING_WORD,
+    PartitionTableWriter,
+)
+from appliance.storage.append_plan import RefusedBatch
+
+DESCRIPTOR_BURST = 256
+"""Descriptors taken from one source in one turn."""
+HOUSEKEEPING_NS = 1_000_000_000
+_PRODUCE = int(DescriptorKind.PRODUCE)
+_ACKS_ALL_FLAG = 1
+
+Work = tuple[SinkChannel, tuple[Any, ...]]
+"""A descriptor and the source it came from."""
+
+
+class LogWriterAgent:
+    """One log-writer process."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._clock = context.clock
+        self._poller = context.poller
+        counters = context.counters
+        box = context.box
+        self._disk = box.disk(context.instance)
+        table_name = context.layout.shared_memory_name("table", self._disk.name, context.incarnation)
+        self._table = PartitionTableWriter.create(table_name, context.incarnation)
+        self._doorbell = Doorbell(self._table.shared.words, SLEEPING_WORD)
+        self._poller.register(self._doorbell.fileno(), select.EPOLLIN, self._doorbell.drain)
+        self._startup: LogWriterStartup | None = LogWriterStartup(context, self._disk, self._table)
+        self._directory = self._startup.directory
+        self._partitions = self._startup.partitions
+        self._boot = self._startup.boot
+        self._commands = LogWriterCommands(self._partitions, context.log)
+        self._flush_rounds = FlushRounds(self._directory, self._partitions, self._clock, counters, box)
+        self._channels: dict[int, SinkChannel] = {}
+        self._greeting: dict[int, FrameSocket] = {}
+        self._listening: socket.socket | None = None
+        self._completions: dict[SinkChannel, list[tuple[Any, ...]]] = {}
+        self._rows_moved = False
+        self._offline = ""
+        self._next_housekeeping_ns = 0
+        self._appends = counters.counter("log_writer.append_calls")
+        self._batches = counters.counter("log_writer.batches")
+        self._records = counters.counter("log_writer.records")
+        self._bytes = counters.counter("log_writer.bytes")
+        self._refused = counters.counter("log_writer.refused")
+        self._dropped = counters.counter("log_writer.dropped_of_dead_sources")
+        self._storage_failures = counters.counter("log_writer.storage_failures")
+        counters.set_state("recovering")
+
+    # -- duty cycle
+
+    def do_work(self) -> int:
+        if self._startup is not None:
+            return self._recover(self._startup)
+        work = 0
+        for channel in list(self._channels.values()):
+            entries = channel.descriptors.poll(DESCRIPTOR_BURST)
+            if entries:
+                work += len(entries)
+                self._take(channel, entries)
+        if work:
+            self._publish_completions()
+        now_ns = self._clock.monotonic_ns()
+        if now_ns >= self._next_housekeeping_ns:
+            self._next_housekeeping_ns = now_ns + HOUSEKEEPING_NS
+            self._keep_house()
+        return work
+
+    def _recover(self, startup: LogWriterStartup) -> int:
+        """One log a turn, so that the heartbeat goes on; serve when all are open."""
+        try:
+            if startup.recover_next():
+                return 1
+        except StorageFailed as failure:
+            self._go_offline(failure)
+        self._startup = None
+        self._table.set_disk_state(DISK_OFFLINE if self._offline else DISK_ONLINE)
+        self._listening = listen_unix(self._context.layout.log_writer_socket(self._disk.name))
+        self._poller.register(self._listening.fileno(), select.EPOLLIN, self._on_connection)
+        self._context.log.info(startup.summary())
+        self._context.notifier.ready()
+        return 1
+
+    def may_park(self) -> bool:
+        if self._startup is not None:
+            return False
+        self._doorbell.prepare_to_sleep()
+        if any(channel.descriptors.has_entries() for channel in self._channels.values()):
+            self._doorbell.wake()
+            return False
+        return True
+
+    def unpark(self) -> None:
+        self._doorbell.wake()
+
+    def park_ms(self) -> int:
+        return PARK_MS_MAX
+
+    def begin_stop(self) -> None:
+        if self._listening is not None:
+            self._poller.unregister(self._listening.fileno())
+            self._listening.close()
+            self._listening = None
+
+    def stopped(self) -> bool:
+        return not any(channel.descriptors.has_entries() for channel in self._channels.values())
+
+    def close(self) -> None:
+        """The clean end: flush, checkpoints, the clean marker; a table that is unlinked says that nothing was left open."""
+        for channel in self._channels.values():
+            channel.close()
+        self._channels.clear()
+        self._flush_rounds.close()
+        if self._startup is not None or self._offline:
+            return
+        for hosted in self._partitions.by_row.values():
+            hosted.log.close()
+        self._flush_rounds.close_directory()
+        self._table.close()
+
+    def status_line(self) -> str:
+        if self._startup is not None:
+            return self._startup.progress()
+        if self._offline:
+            return f"offline: {self._offline}"
+        return f"{len(self._partitions)} partitions, {self._bytes.value >> 20} MiB appended"
+
+    # -- descriptors
+
+    def _take(self, channel: SinkChannel, entries: list[tuple[Any, ...]]) -> None:
+        """Produces are grouped by row and appended together; commands are carried out in their place."""
+        by_row: dict[int, list[Work]] = {}
+        for entry in entries:
+            if entry[0] == _PRODUCE:
+                by_row.setdefault(entry[3], []).append((channel, entry))
+            else:
+                self._append_all(by_row)
+                by_row = {}
+                self._command(channel, entry)
+        self._append_all(by_row)
+
+    def _append_all(self, by_row: dict[int, list[Work]]) -> None:
+        for row, group in by_row.items():
+            self._append(self._partitions.by_row.get(row), group)
+
+    def _append(self, hosted: HostedPartition | None, group: list[Work]) -> None:
+        """Append the batches of one partition: one plan, one write, one row update."""
+        admitted: list[Work] = []
+        batches: list[memoryview] = []
+        for work in group:
+            channel, entry = work
+            code = self._refusal(hosted, entry)
+            if code:
+                self._complete(channel, entry, code)
+                continue
+            position, length = entry[8], entry[7]
+            check(length > 0 and position + length <= channel.size_bytes, f"{channel.source} names {length} bytes at {position} of its arena")
+            admitted.append(work)
+            batches.append(channel.memory[position : position + length])
+        if hosted is None or not admitted:
+            return
+        try:
+            results = hosted.log.append_as_leader(batches, hosted.leader_epoch, self._clock.wall_ms())
+        except StorageFailed as failure:
+            self._storage_failed(failure)
+            for channel, entry in admitted:
+                self._complete(channel, entry, ErrorCode.KAFKA_STORAGE_ERROR)
+            return
+        hosted.publish_append()
+        self._rows_moved = True
+        self._appends.add()
+        log_start_offset = hosted.log.log_start_offset
+        completions = self._completions
+        for (channel, entry), result in zip(admitted, results, strict=True):
+            if isinstance(result, RefusedBatch):
+                self._complete(channel, entry, result.error_code, result.base_offset)
+                continue
+            base_offset, last_offset, append_time_ms = result
+            completion = (
+                _PRODUCE, 0, 0, entry[3], entry[9], base_offset, append_time_ms, log_start_offset, last_offset + 1, hosted.leader_epoch, entry[10], 0,
+            )  # fmt: skip
+            completions.setdefault(channel, []).append(completion)
+            self._records.add(entry[10])
+            self._bytes.add(entry[7])
+        self._batches.add(len(admitted))
+
+    def _refusal(self, hosted: HostedPartition | None, entry: tuple[Any, ...]) -> int:
+        """Role, row generation and leader epoch as the descriptor's source saw them must still hold."""
+        if hosted is None or not hosted.is_led_under(entry[4], entry[5]) or hosted.role != ROLE_LEADER:
+            if self._offline or (hosted is not None and hosted.role == ROLE_OFFLINE):
+                return ErrorCode.KAFKA_STORAGE_ERROR
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if entry[1] & _ACKS_ALL_FLAG and len(hosted.isr) < hosted.min_insync_replicas:
+            return ErrorCode.NOT_ENOUGH_REPLICAS
+        return ErrorCode.NONE
+
+    def _command(self, channel: SinkChannel, entry: tuple[Any, ...]) -> None:
+        if self._offline:
+            self._complete(channel, entry, ErrorCode.KAFKA_STORAGE_ERROR)
+            return
+        document = bytes(channel.memory[entry[8] : entry[8] + entry[7]])
+        try:
+            code = self._commands.carry_out(entry[0], document)
+        except StorageFailed as failure:
+            self._storage_failed(failure)
+            code = ErrorCode.KAFKA_STORAGE_ERROR
+        self._rows_moved = True
+        self._complete(channel, entry, code)
+
+    def _complete(self, channel: SinkChannel, entry: tuple[Any, ...], code: int, base_offset: int = -1) -> None:
+        if code:
+            self._refused.add()
+        completion = (entry[0], 0, code, entry[3], entry[9], base_offset, -1, -1, -1, -1, entry[10] & 0xFFFFFFFF, 0)
+        self._completions.setdefault(channel, []).append(completion)
+
+    def _publish_completions(self) -> None:
+        """Rows were stored before; now the completions, then the doorbells of those who got one or who watch rows."""
+        completions, self._completions = self._completions, {}
+        for channel, entries in completions.items():
+            channel.completions.offer_all(entries)
+            channel.ring()
+        if self._rows_moved:
+            self._rows_moved = False
+            for channel in self._channels.values():
+                if channel not in completions and channel.watches_rows():
+                    channel.ring()
+
+    # -- sources
+
+    def _on_connection(self, _events: int) -> None:
+        while self._listening is not None and (control := accept(self._listening)) is not None:
+            self._greeting[control.fileno()] = control
+            self._poller.register(control.fileno(), select.EPOLLIN | select.EPOLLRDHUP, self._make_control_callback(control))
+
+    def _make_control_callback(self, control: FrameSocket) -> Any:
+        def on_control(_events: int) -> None:
+            self._on_control(control)
+
+        return on_control
+
+    def _on_control(self, control: FrameSocket) -> None:
+        descriptor = control.fileno()
+        try:
+            for frame in control.receive():
+                if frame.kind == HELLO and descriptor in self._greeting:
+                    self._welcome(control, frame)
+        except (PeerGone, SharedObjectAbsent) as reason:
+            self._forget(descriptor, control, str(reason))
+        except LayoutMismatch as mismatch:
+            control.send(REFUSED, 0, str(mismatch).encode())
+            self._forget(descriptor, control, str(mismatch))
+
+    def _welcome(self, control: FrameSocket, hello: Any) -> None:
+        channel = SinkChannel(control, hello, self._context.incarnation)
+        descriptor = control.fileno()
+        del self._greeting[descriptor]
+        self._channels[descriptor] = channel
+        known = {
+            "table": self._table.shared.name,
+            "incarnation": self._context.incarnation,
+            "boot": self._boot,
+            "boot_id": boot_id().hex(),
+            "directory_id": dict(self._directory.identity.others).get("directory.id", ""),
+            "needs_epoch_bump": any(hosted.needs_epoch_bump for hosted in self._partitions.by_row.values()),
+            "partitions": [hosted.describe() for hosted in self._partitions.by_row.values()],
+            "offline": self._offline,
+            "free_bytes": self._context.counters.counter("disk.free_bytes").value,
+        }
+        control.send(WELCOME, 0, orjson.dumps(known), (self._doorbell.fileno(),))
+
+    def _forget(self, descriptor: int, control: FrameSocket, reason: str) -> None:
+        """A source hung up: what it had offered and we had not taken is dropped, its rings are retired."""
+        self._poller.unregister(descriptor)
+        self._greeting.pop(descriptor, None)
+        channel = self._channels.pop(descriptor, None)
+        if channel is None:
+            control.close()
+            return
+        while dropped := len(channel.descriptors.poll(DESCRIPTOR_BURST)):
+            self._dropped.add(dropped)
+        channel.close()
+        self._context.log.info(f"{channel.source} is gone ({reason})")
+
+    # -- the disk
+
+    def _storage_failed(self, failure: StorageFailed) -> None:
+        self._storage_failures.add()
+        if isinstance(failure, DiskFull):
+            self._context.log.error(f"{failure}; writes are refused until there is space")
+            self._table.set_disk_state(DISK_FULL)
+            return
+        self._go_offline(failure)
+
+    def _go_offline(self, failure: StorageFailed) -> None:
+        """The disk failed: every partition on it stops being served. What it holds is read again when the process starts on a healthy disk."""
+        self._offline = str(failure)
+        self._context.log.error(f"log directory {self._disk.path} goes offline: {failure}")
+        for hosted in self._partitions.by_row.values():
+            hosted.withdraw(ROLE_OFFLINE)
+        self._table.set_disk_state(DISK_OFFLINE)
+        self._context.counters.set_state("offline")
+
+    def _keep_house(self) -> None:
+        if self._offline:
+            return
+        try:
+            self._flush_rounds.turn()
+        except StorageFailed as failure:
+            self._storage_failed(failure)
+
+

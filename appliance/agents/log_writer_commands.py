@@ -1,0 +1,86 @@
+"""What the controller tells a log-writer to do: create, become leader, delete, new configuration. All of them are idempotent.
+
+A command is JSON in the controller's arena; the answer is an error code. Owned by the log-writer. Weak spot: CREATE and DELETE touch directories and
+fsync them within a turn of the duty cycle (some ms on a healthy disk).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from appliance.agents.hosted_partition import HostedPartition
+from appliance.agents.hosted_partitions import HostedPartitions
+from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.base.logging import Logger
+from appliance.base.model import TopicId, TopicPartition
+from appliance.ipc.descriptors import DescriptorKind
+from appliance.shm.partition_table import ROLE_LEADER
+
+
+class LogWriterCommands:
+    """Carries commands out on the hosted partitions."""
+
+    def __init__(self, partitions: HostedPartitions, log: Logger) -> None:
+        self._partitions = partitions
+        self._log = log
+        self._by_kind = {
+            DescriptorKind.CREATE: self._create,
+            DescriptorKind.BECOME_LEADER: self._become_leader,
+            DescriptorKind.DELETE: self._delete,
+            DescriptorKind.CONFIG: self._configure,
+        }
+
+    def carry_out(self, kind: int, document: bytes) -> int:
+        """The error code of a command. Raises StorageFailed: the directory goes offline."""
+        action = self._by_kind.get(DescriptorKind(kind))
+        if action is None:
+            return ErrorCode.INVALID_REQUEST
+        try:
+            return action(orjson.loads(document))
+        except RequestRefused as refusal:
+            self._log.warning(f"refused {DescriptorKind(kind).name}: {refusal.message}")
+            return refusal.code
+
+    def _create(self, command: dict[str, Any]) -> int:
+        topic_partition, topic_id = _identity(command)
+        self._partitions.create(topic_partition, topic_id, command.get("config", {}))
+        return ErrorCode.NONE
+
+    def _become_leader(self, command: dict[str, Any]) -> int:
+        topic_partition, topic_id = _identity(command)
+        hosted = self._partitions.find(topic_id, topic_partition.partition)
+        if hosted is None:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        leader_epoch: int = command["leader_epoch"]
+        if leader_epoch < hosted.leader_epoch:
+            return ErrorCode.FENCED_LEADER_EPOCH
+        self._partitions.configure(hosted, command.get("config", {}))
+        lead(hosted, leader_epoch, tuple(command["isr"]), tuple(command["replicas"]), int(command.get("config_generation", 0)))
+        return ErrorCode.NONE
+
+    def _delete(self, command: dict[str, Any]) -> int:
+        topic_partition, topic_id = _identity(command)
+        self._partitions.delete(topic_partition, topic_id)
+        return ErrorCode.NONE
+
+    def _configure(self, command: dict[str, Any]) -> int:
+        topic_id = TopicId.from_text(command["topic_id"])
+        for hosted in self._partitions.of_topic(topic_id):
+            self._partitions.configure(hosted, command.get("config", {}))
+            hosted.config_generation = int(command.get("config_generation", 0))
+            hosted.publish()
+        return ErrorCode.NONE
+
+
+def lead(hosted: HostedPartition, leader_epoch: int, isr: tuple[int, ...], replicas: tuple[int, ...], config_generation: int) -> None:
+    """Lead under `leader_epoch` from the log end on; the epoch is in the log's own cache before anyone can produce under it."""
+    if leader_epoch > hosted.log.leader_epochs.latest:
+        hosted.log.assign_leader_epoch(leader_epoch)
+    hosted.needs_epoch_bump = False
+    hosted.take_role(ROLE_LEADER, leader_epoch, isr, replicas, config_generation)
+
+
+def _identity(command: dict[str, Any]) -> tuple[TopicPartition, TopicId]:
+    return TopicPartition(command["topic"], int(command["partition"])), TopicId.from_text(command["topic_id"])

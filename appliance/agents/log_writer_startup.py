@@ -1,0 +1,119 @@
+"""How a log-writer starts: which boot this is, what its last life knew, and each log recovered in its turn.
+
+Same boot (only our process died): from the rows of the dead life's table, and leadership is taken up again by itself, from the image, under the same
+leader epoch. Clean stop: no scan. Unclean boot: from the recovery point, and no partition leads before the controller has bumped
+its leader epoch. Owned by the log-writer until it serves.
+Weak spot: logs of one disk are recovered one after the other (disks are parallel, they have a process each).
+"""
+
+from __future__ import annotations
+
+from appliance.agents.hosted_partition import HostedPartition
+from appliance.agents.hosted_partitions import HostedPartitions
+from appliance.agents.log_writer_commands import lead
+from appliance.agents.previous_lives import PreviousLives
+from appliance.base.layout import Disk
+from appliance.base.model import TopicId, TopicPartition
+from appliance.metadata.metadata_image import ImageUnreadable, MetadataImage, read_image
+from appliance.runtime.agent import ServiceContext
+from appliance.shm.partition_table import ROLE_LEADER, PartitionTableWriter, Row
+from appliance.storage.log_directory import LogDirectory
+from appliance.storage.recovery import CLEAN, Recovery, SameBoot, Unclean
+
+CLEAN_STOP = "clean"
+SAME_BOOT = "same"
+UNCLEAN_BOOT = "unclean"
+
+
+class LogWriterStartup:
+    """The work between the process's start and its first source."""
+
+    def __init__(self, context: ServiceContext, disk: Disk, table: PartitionTableWriter) -> None:
+        self._context = context
+        self._disk = disk
+        box = context.box
+        self.directory = LogDirectory.open(disk.path, box.broker_id, box.cluster_id or None, context.clock)
+        self.partitions = HostedPartitions(self.directory, table, context.clock, box.settings)
+        self._table = table
+        self._lives = PreviousLives(context.layout, disk.name, table.shared.name)
+        self.boot = CLEAN_STOP if self.directory.was_clean else SAME_BOOT if self._lives.is_same_boot else UNCLEAN_BOOT
+        self._recovery_points = self.directory.recovery_points
+        self._high_watermarks = self.directory.high_watermarks
+        self._log_start_offsets = self.directory.log_start_offsets
+        self._image = self._read_image()
+        self._waiting = self._known_partitions()
+        self._total = len(self._waiting)
+        self._started_ns = context.clock.monotonic_ns()
+        self._cut_bytes = 0
+        self._led_at_once = 0
+
+    def _read_image(self) -> MetadataImage:
+        try:
+            return read_image(self._context.layout.image_file) or MetadataImage.empty()
+        except ImageUnreadable:
+            return MetadataImage.empty()
+
+    def _known_partitions(self) -> list[tuple[TopicPartition, TopicId]]:
+        """What to open. A directory whose topic id cannot be read is not served and not touched: whose records it holds is not known."""
+        known = []
+        for name, found in self.directory.partition_directories().items():
+            if found.topic_id is not None:
+                known.append((name, found.topic_id))
+        for problem in self.directory.problems:
+            self._context.log.error(f"{problem}; left as it is")
+        for unknown in self.directory.unknown_names:
+            self._context.log.warning(f"{self._disk.path}/{unknown} is not ours; left as it is")
+        return known
+
+    def recover_next(self) -> bool:
+        """Open one more log. False: all are open, and what the dead life left behind is removed."""
+        if not self._waiting:
+            self._lives.forget()
+            return False
+        hosted = self._open(*self._waiting.pop())
+        self._cut_bytes += hosted.log.recovered_cut_bytes
+        if self.boot == SAME_BOOT:
+            self._lead_again(hosted)
+        elif self.boot == UNCLEAN_BOOT:
+            hosted.needs_epoch_bump = True
+        self._table.set_recovery_progress(self._total - len(self._waiting), self._total)
+        return True
+
+    def _open(self, name: TopicPartition, topic_id: TopicId) -> HostedPartition:
+        row = self._lives.rows.get((topic_id, name.partition)) if self.boot == SAME_BOOT else None
+        topic = self._image.topics_by_id.get(topic_id)
+        high_watermark = row.high_watermark if row is not None else self._high_watermarks.get(name, 0)
+        log_start_offset = max(self._log_start_offsets.get(name, 0), row.log_start_offset if row is not None else 0)
+        return self.partitions.open(name, topic_id, topic.config if topic else {}, self._recovery(name, row), log_start_offset, high_watermark)
+
+    def _recovery(self, name: TopicPartition, row: Row | None) -> Recovery:
+        recovery_point = self._recovery_points.get(name, 0)
+        if self.boot == CLEAN_STOP:
+            return CLEAN
+        if row is not None:
+            return SameBoot(row.log_end_offset, row.active_base_offset, row.active_position, recovery_point)
+        return Unclean(recovery_point)
+
+    def _lead_again(self, hosted: HostedPartition) -> None:
+        """Lead under the epoch that the dead life led under, if the image still says so: produce and fetch do not wait for the controller."""
+        row = self._lives.rows.get((hosted.topic_id, hosted.topic_partition.partition))
+        topic = self._image.topics_by_id.get(hosted.topic_id)
+        if row is None or topic is None or row.role != ROLE_LEADER or hosted.topic_partition.partition >= len(topic.partitions):
+            return
+        should_be = topic.partitions[hosted.topic_partition.partition]
+        if should_be.leader == self._context.box.broker_id and should_be.leader_epoch == row.leader_epoch:
+            lead(hosted, row.leader_epoch, should_be.isr, should_be.replicas, row.config_generation)
+            self._led_at_once += 1
+
+    def progress(self) -> str:
+        done = self._total - len(self._waiting)
+        elapsed_s = (self._context.clock.monotonic_ns() - self._started_ns) / 1e9
+        remaining_s = elapsed_s / done * (self._total - done) if done else 0.0
+        return f"recovering {done} of {self._total} logs, about {remaining_s:.0f} s to go"
+
+    def summary(self) -> str:
+        """One line for the log when it serves."""
+        elapsed_ms = (self._context.clock.monotonic_ns() - self._started_ns) // 1_000_000
+        how = {CLEAN_STOP: "after a clean stop", SAME_BOOT: "after the death of its last life", UNCLEAN_BOOT: "after an unclean boot or for the first time"}
+        cut = f", cut {self._cut_bytes} bytes of unfinished appends" if self._cut_bytes else ""
+        return f"opened {self._total} logs of {self._disk.path} in {elapsed_ms} ms {how[self.boot]}, leads {self._led_at_once} at once{cut}"

@@ -1,0 +1,194 @@
+"""CreateTopics, DeleteTopics, automatic creation: from a request to the operations that carry it out, and to its answer.
+
+Owned by the controller process. What is wanted (`creating`, `deletions`) survives a loss of ZooKeeper: operations are dropped and started again
+until ZooKeeper and the disks have done their part, whether or not anybody still waits for the answer. A request that has not been started
+by its deadline is forgotten; a started one is answered REQUEST_TIMED_OUT and goes on. Weak spot: what is wanted is forgotten with the process;
+only what ZooKeeper has accepted is finished by the next one, and the client hears nothing and asks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.base.logging import Logger
+from appliance.base.model import INTERNAL_TOPICS, TopicId
+from appliance.metadata.operation import OperationRunner, Outcome
+from appliance.metadata.requests import ZooKeeperFailed
+from appliance.metadata.topic_registry import TopicState
+from appliance.replication.cluster import Cluster
+from appliance.replication.controller import CreationDefaults, DiskSpace, TopicCreation, TopicPlan, plan_topic_creation
+from appliance.replication.operations import complete_topic, create_topic, delete_topic
+from appliance.shm.counters import Counters
+
+
+class Result(NamedTuple):
+    """What became of one topic of a request; `plan` and `topic_id` where it is (or would be) created."""
+
+    code: ErrorCode
+    message: str | None = None
+    plan: TopicPlan | None = None
+    topic_id: TopicId | None = None
+
+
+OnResult = Callable[[Result], None]
+
+
+class Creation:
+    """A topic that is wanted. Its id is chosen once, so that a repeated attempt knows its own topic again."""
+
+    __slots__ = ("listeners", "plan", "topic_id")
+
+    def __init__(self, plan: TopicPlan, topic_id: TopicId) -> None:
+        self.plan = plan
+        self.topic_id = topic_id
+        self.listeners: list[OnResult] = []
+
+
+class TopicAdministration:
+    """Wanted creations and deletions, and the operations under way for them. `on_failure` gets what ZooKeeper refused or lost."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        runner: OperationRunner,
+        spaces: Callable[[], list[DiskSpace]],
+        new_topic_id: Callable[[], TopicId],
+        defaults: CreationDefaults,
+        deletion_enabled: bool,
+        counters: Counters,
+        log: Logger,
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._cluster = cluster
+        self._runner = runner
+        self._spaces = spaces
+        self._new_topic_id = new_topic_id
+        self._defaults = defaults
+        self.deletion_enabled = deletion_enabled
+        self._log = log
+        self._on_failure = on_failure
+        self.creating: dict[str, Creation] = {}
+        self.deletions: dict[str, list[OnResult]] = {}
+        self._created = counters.counter("controller.topics_created")
+        self._deleted = counters.counter("controller.topics_deleted")
+
+    # --- what is wanted -----------------------------------------------------------------------------------------------------
+
+    def create(self, wanted: TopicCreation, validate_only: bool, on_result: OnResult) -> None:
+        """Plan, and unless `validate_only` create; `on_result` is called at once for what is refused, else when the topic is complete."""
+        try:
+            plan = plan_topic_creation(wanted, self._names(), self._cluster.live_brokers(), self._defaults, len(self._cluster.topics))
+        except RequestRefused as refused:
+            on_result(Result(refused.code, refused.message))
+            return
+        if validate_only:
+            on_result(Result(ErrorCode.NONE, None, plan))
+            return
+        creation = Creation(plan, self._new_topic_id())
+        creation.listeners.append(on_result)
+        self.creating[wanted.name] = creation
+        self._start_creation(wanted.name)
+
+    def ensure(self, name: str, num_partitions: int, on_result: OnResult) -> None:
+        """Automatic creation: a topic that is there, or on its way, is as good as a new one."""
+        creation = self.creating.get(name)
+        topic = self._cluster.topics.get(name)
+        if creation is not None:
+            creation.listeners.append(on_result)
+        elif name in self._cluster.deleting or name in INTERNAL_TOPICS:
+            on_result(Result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Topic '{name}' is not created automatically now."))
+        elif topic is None:
+            self.create(TopicCreation(name, num_partitions), False, on_result)
+        elif topic.is_complete:
+            on_result(Result(ErrorCode.NONE))
+        else:
+            creation = Creation(TopicPlan(name, topic.replicas, topic.config), topic.topic_id)
+            creation.listeners.append(on_result)
+            self.creating[name] = creation
+
+    def delete(self, name: str, on_result: OnResult) -> None:
+        """Delete a known topic; `on_result` is called when it is gone."""
+        self.deletions.setdefault(name, []).append(on_result)
+        self._start_deletion(name)
+
+    def _names(self) -> set[str]:
+        return self._cluster.topics.keys() | self._cluster.deleting | self.creating.keys()
+
+    # --- carrying it out ----------------------------------------------------------------------------------------------------
+
+    def reconsider(self) -> None:
+        """Start whatever is wanted and not under way: after an arrival, when a disk has come, and from time to time."""
+        if self._cluster.fence is None:
+            return
+        for name in sorted(self.deletions.keys() | self._cluster.deleting):
+            self._start_deletion(name)
+        for name in sorted(self.creating):
+            self._start_creation(name)
+        for name, topic in sorted(self._cluster.topics.items()):
+            if not topic.is_complete and name not in self._cluster.deleting and name not in self.creating:
+                self._start_completion(topic)
+
+    def _start_creation(self, name: str) -> None:
+        creation = self.creating[name]
+        topic = self._cluster.topics.get(name)
+        if self._runner.is_running(f"topic:{name}") or self._cluster.fence is None:
+            return
+        if topic is not None and topic.topic_id != creation.topic_id:
+            self._finish_creation(name, Result(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists."))
+        elif topic is not None:
+            self._start_completion(topic)
+        elif self._spaces():
+            operation = create_topic(self._cluster, creation.plan, creation.topic_id, self._spaces)
+            self._runner.start(f"topic:{name}", operation, lambda outcome: self._on_created(name, outcome))
+
+    def _start_completion(self, topic: TopicState) -> None:
+        operation = complete_topic(self._cluster, topic, self._spaces)
+        self._runner.start(f"topic:{topic.name}", operation, lambda outcome: self._on_created(topic.name, outcome))
+
+    def _on_created(self, name: str, outcome: Outcome) -> None:
+        creation = self.creating.get(name)
+        if isinstance(outcome.failure, RequestRefused):
+            self._finish_creation(name, Result(outcome.failure.code, outcome.failure.message))
+        elif outcome.failure is not None:
+            self._on_failure(outcome.failure)
+        elif outcome.value == ErrorCode.NONE:
+            self._created.add()
+            self._log.info(f"topic {name} is complete")
+            if creation is not None:
+                self._finish_creation(name, Result(ErrorCode.NONE, None, creation.plan, creation.topic_id))
+        elif creation is not None and self._was_refused(name):
+            self._log.warning(f"topic {name} could not be created: no disk took it; what there is of it is deleted")
+            self._finish_creation(name, Result(ErrorCode.KAFKA_STORAGE_ERROR, "no disk of this broker took the partitions"))
+            self.delete(name, lambda _result: None)
+
+    def _was_refused(self, name: str) -> bool:
+        """Whether all disks that the topic needs are there: then asking again would not help."""
+        topic = self._cluster.topics.get(name)
+        if topic is None:
+            return False
+        disks = {self._cluster.disk_of_partition(topic, partition) for partition in topic.local_partitions(self._cluster.broker_id)}
+        return all(disk in self._cluster.reports for disk in disks)
+
+    def _finish_creation(self, name: str, result: Result) -> None:
+        creation = self.creating.pop(name, None)
+        if creation is not None:
+            for on_result in creation.listeners:
+                on_result(result)
+
+    def _start_deletion(self, name: str) -> None:
+        if self._cluster.fence is None or self._runner.is_running(f"topic:{name}"):
+            return
+        self._finish_creation(name, Result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the topic was deleted before it was complete"))
+        operation = delete_topic(self._cluster, name)
+        self._runner.start(f"topic:{name}", operation, lambda outcome: self._on_deleted(name, outcome))
+
+    def _on_deleted(self, name: str, outcome: Outcome) -> None:
+        if outcome.failure is not None:
+            self._on_failure(outcome.failure if isinstance(outcome.failure, ZooKeeperFailed) else ZooKeeperFailed(str(outcome.failure)))
+        elif outcome.value == ErrorCode.NONE:
+            self._deleted.add()
+            self._log.info(f"topic {name} is deleted")
+            for on_result in self.deletions.pop(name, []):
+                on_result(Result(ErrorCode.NONE))

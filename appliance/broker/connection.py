@@ -1,0 +1,150 @@
+"""One client connection: what came in and is not a whole request yet, and the replies that must leave in request order.
+
+Every request that wants an answer takes a `Reply` when it is accepted; replies become ready in any order and leave in theirs. Produces may
+run ahead of each other, anything else waits until all earlier replies have left. Owned by the acceptor; holds a transport, no other
+resource. No reference cycles: a reply knows its connection, the connection forgets replies as they leave.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol, TypeAlias
+
+from appliance.broker.segment_files import FileRange
+from appliance.broker.transport import WOULD_BLOCK, Transport
+
+PRODUCES_AHEAD_MAX = 16
+"""Produces of one connection under way at once (DESIGN §3, budgets)."""
+
+
+class Records(Protocol):
+    @property
+    def size_bytes(self) -> int: ...
+
+
+Piece: TypeAlias = bytes | memoryview | FileRange | Records
+
+
+class Reply:
+    """The place of one answer in its connection's order."""
+
+    __slots__ = ("closes", "connection", "pieces", "ready")
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.pieces: list[Piece] = []
+        self.ready = False
+        self.closes = False
+
+
+class Body:
+    """A large produce that is being received straight into an arena slot: bytes `filled` to `end` of the arena are still missing."""
+
+    __slots__ = ("end", "filled", "position")
+
+    def __init__(self, position: int, filled: int, end: int) -> None:
+        self.position = position
+        self.filled = filled
+        self.end = end
+
+
+class Connection:
+    """State of one client. `closed` connections are kept only by requests that are still under way."""
+
+    __slots__ = (
+        "address",
+        "body",
+        "closed",
+        "expects_large",
+        "frame_since_ns",
+        "interest",
+        "last_active_ns",
+        "outgoing",
+        "pending",
+        "produces",
+        "read_paused",
+        "replies",
+        "sent_file_bytes",
+        "transport",
+    )
+
+    def __init__(self, transport: Transport, address: str, now_ns: int) -> None:
+        self.transport = transport
+        self.address = address
+        self.pending = b""
+        self.body: Body | None = None
+        self.expects_large = False
+        self.replies: deque[Reply] = deque()
+        self.produces = 0
+        self.outgoing: deque[Piece] = deque()
+        self.read_paused = False
+        self.interest = 0
+        self.last_active_ns = now_ns
+        self.frame_since_ns = 0
+        self.closed = False
+        self.sent_file_bytes = 0
+
+    def may_start(self, is_produce: bool) -> bool:
+        """Whether the next request may be taken now, or has to wait for earlier replies."""
+        if not self.replies and not self.outgoing:
+            return True
+        return is_produce and self.produces == len(self.replies) < PRODUCES_AHEAD_MAX and len(self.outgoing) < PRODUCES_AHEAD_MAX
+
+    def expect_reply(self, is_produce: bool) -> Reply:
+        """Take the next place in the order of replies."""
+        reply = Reply(self)
+        self.replies.append(reply)
+        if is_produce:
+            self.produces += 1
+        else:
+            self.produces = -1  # nothing runs ahead of or behind it
+        return reply
+
+    def collect_ready(self) -> bool:
+        """Move ready replies to `outgoing`, in order. False: one of them asks for the connection to be closed."""
+        replies = self.replies
+        while replies and replies[0].ready:
+            reply = replies.popleft()
+            self.produces = max(0, self.produces - 1)
+            if reply.closes:
+                return False
+            self.outgoing.extend(reply.pieces)
+        return True
+
+    def send_outgoing(self) -> bool:
+        """Send what the transport takes. True when all has left. Raises OSError."""
+        outgoing, transport = self.outgoing, self.transport
+        while outgoing:
+            piece = outgoing[0]
+            if isinstance(piece, FileRange):
+                sent = transport.send_file(piece.file.descriptor, piece.position, piece.size_bytes)
+                if sent == WOULD_BLOCK:
+                    return False
+                if sent == 0:
+                    raise OSError(f"a segment ended {piece.size_bytes} bytes before its high watermark")
+                self.sent_file_bytes += sent
+                if sent < piece.size_bytes:
+                    outgoing[0] = FileRange(piece.file, piece.position + sent, piece.size_bytes - sent)
+                    continue
+            else:
+                if len(outgoing) > 1 and isinstance(outgoing[1], bytes):
+                    piece = self._join_bytes()
+                assert isinstance(piece, bytes | memoryview)  # noqa: S101  for mypy: ranges were taken above
+                sent = transport.send(piece, len(outgoing) > 1)
+                if sent == WOULD_BLOCK:
+                    return False
+                if sent < len(piece):
+                    outgoing[0] = memoryview(piece)[sent:]
+                    continue
+            outgoing.popleft()
+        return True
+
+    def _join_bytes(self) -> bytes:
+        """Neighbouring small replies leave in one call."""
+        outgoing = self.outgoing
+        parts: list[bytes | memoryview] = []
+        while outgoing and isinstance(outgoing[0], bytes | memoryview):
+            parts.append(outgoing.popleft())  # type: ignore[arg-type]
+        joined = b"".join(parts)
+        outgoing.appendleft(joined)
+        return joined

@@ -1,0 +1,127 @@
+"""Metadata: answered from the image; topics that are missing may be created on the way.
+
+A request that names unknown topics, from a client that allows it, on a box that allows it, waits until the controller has created them (or a
+few seconds: then LEADER_NOT_AVAILABLE, which clients retry). Owned by one acceptor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import orjson
+
+from appliance.base.errors import ErrorCode
+from appliance.base.model import INTERNAL_TOPICS, NO_TOPIC_ID, topic_name_problem
+from appliance.broker.box_view import BoxView
+from appliance.broker.connection import Connection
+from appliance.ipc.controller_frames import AUTO_CREATE
+from appliance.ipc.controller_link import ControllerLink
+from appliance.metadata.metadata_image import TopicImage
+from appliance.protocol.metadata import (
+    MetadataBroker,
+    MetadataPartition,
+    MetadataRequest,
+    MetadataTopic,
+    decode_metadata,
+    encode_metadata_response,
+    encode_topic,
+)
+from appliance.protocol.request_header import RequestHeader
+from appliance.shm.counters import Counters
+
+AUTO_CREATE_TIMEOUT_MS = 5_000
+_NO_LEADER = -1
+
+
+class MetadataHandler:
+    """All metadata requests of one acceptor. Encoded topics are kept while their image stands."""
+
+    def __init__(
+        self, view: BoxView, controller: ControllerLink, counters: Counters, auto_create: bool, on_reply: Callable[[Connection], None]
+    ) -> None:
+        self._view = view
+        self._controller = controller
+        self._auto_create = auto_create
+        self._on_reply = on_reply
+        self._requests = counters.counter("metadata.requests")
+        self._encoded: dict[tuple[int, str], bytes] = {}
+        self._encoded_generation = -1
+
+    def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
+        request = decode_metadata(buffer, header.body_position, limit, header.api_version)
+        self._requests.add()
+        reply = connection.expect_reply(False)
+
+        def answer(errors: dict[str, int]) -> None:
+            reply.pieces = [self._encode(header, request, errors)]
+            reply.ready = True
+            self._on_reply(connection)
+
+        missing = self._missing(request) if self._auto_create and request.allow_auto_topic_creation else []
+        if not missing:
+            answer({})
+            return
+
+        def on_created(payload: bytes | None) -> None:
+            errors: dict[str, int] = orjson.loads(payload)["errors"] if payload is not None else {}
+            if payload is None:
+                errors = dict.fromkeys(missing, int(ErrorCode.LEADER_NOT_AVAILABLE))
+            answer(errors)
+
+        self._controller.request(AUTO_CREATE, orjson.dumps({"topics": missing}), AUTO_CREATE_TIMEOUT_MS, on_created)
+
+    def _missing(self, request: MetadataRequest) -> list[str]:
+        """Names that may be created: legal, not internal, not there."""
+        topics = self._view.image.topics
+        names = [topic.name for topic in request.topics or () if topic.name is not None]
+        return [name for name in dict.fromkeys(names) if name not in topics and name not in INTERNAL_TOPICS and topic_name_problem(name) is None]
+
+    def _encode(self, header: RequestHeader, request: MetadataRequest, errors: dict[str, int]) -> bytes:
+        image = self._view.image
+        version = header.api_version
+        if self._encoded_generation != image.generation:
+            self._encoded_generation = image.generation
+            self._encoded.clear()
+        brokers = [MetadataBroker(broker.id, broker.host, broker.port, broker.rack) for broker in image.brokers.values()]
+        topics: list[MetadataTopic | bytes]
+        if request.topics is None:
+            topics = [self._encode_topic(version, topic) for topic in image.topics.values()]
+        else:
+            topics = [self._find(version, wanted.name, wanted.topic_id, errors) for wanted in request.topics]
+        return encode_metadata_response(version, header.correlation_id, brokers, image.cluster_id, image.controller_id, topics)
+
+    def _find(self, version: int, name: str | None, topic_id: bytes, errors: dict[str, int]) -> MetadataTopic | bytes:
+        image = self._view.image
+        if name is None:
+            for known_id, topic in image.topics_by_id.items():
+                if known_id == topic_id:
+                    return self._encode_topic(version, topic)
+            return MetadataTopic(None, (), topic_id, False, ErrorCode.UNKNOWN_TOPIC_ID)  # type: ignore[arg-type]
+        known = image.topics.get(name)
+        if known is not None:
+            return self._encode_topic(version, known)
+        if topic_name_problem(name) is not None:
+            return MetadataTopic(name, (), NO_TOPIC_ID, False, ErrorCode.INVALID_TOPIC_EXCEPTION)
+        code = errors.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        if code in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+            code = ErrorCode.LEADER_NOT_AVAILABLE  # it was made, our image is a moment behind
+        return MetadataTopic(name, (), NO_TOPIC_ID, name in INTERNAL_TOPICS, code)
+
+    def _encode_topic(self, version: int, topic: TopicImage) -> bytes:
+        key = (version, topic.name)
+        encoded = self._encoded.get(key)
+        if encoded is None:
+            partitions = [
+                MetadataPartition(
+                    index,
+                    partition.leader,
+                    partition.leader_epoch,
+                    partition.replicas,
+                    partition.isr,
+                    (),
+                    ErrorCode.LEADER_NOT_AVAILABLE if partition.leader <= _NO_LEADER else 0,
+                )
+                for index, partition in enumerate(topic.partitions)
+            ]
+            encoded = self._encoded[key] = encode_topic(version, MetadataTopic(topic.name, partitions, topic.topic_id, topic.is_internal))
+        return encoded

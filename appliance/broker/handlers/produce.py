@@ -1,0 +1,295 @@
+"""Produce: check each batch, put it into the arena, hand it to its disk's log-writer, answer when the log has it.
+
+acks=1 is answered at append; acks=all when the high watermark has passed the batch under the same leader epoch; acks=0 completes too, so
+that its error can close the connection. A partition that cannot be served gets its own error at once and harms no other.
+Owned by one acceptor. Weak spot: batches of magic 0 and 1 are refused (UNSUPPORTED_FOR_MESSAGE_FORMAT) until they can be converted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from appliance.base.clock import Clock
+from appliance.base.errors import ErrorCode
+from appliance.base.model import INTERNAL_TOPICS
+from appliance.broker.arena_slots import ArenaSlot, allocate_slot
+from appliance.broker.box_view import BoxView, Placement
+from appliance.broker.connection import Connection, Reply
+from appliance.broker.delayed import Delayed
+from appliance.ipc.descriptors import DescriptorKind
+from appliance.protocol.produce import ProducePartition, ProduceResult, decode_produce, encode_produce_response
+from appliance.protocol.request_header import RequestHeader
+from appliance.records.batch import ATTRIBUTES_AT, MAGIC_AT, RECORDS_COUNT_AT, batch_problem
+from appliance.shm.arena import Arena
+from appliance.shm.atomic import signed
+from appliance.shm.counters import Counters
+from appliance.shm.partition_table import (
+    HIGH_WATERMARK,
+    ISR_AND_CONFIG,
+    ROLE_AND_EPOCH,
+    ROLE_LEADER,
+    ROLE_OFFLINE,
+    TornRow,
+)
+
+ACKS_ALL_FLAG = 1
+_CODEC_MASK = 7
+_ZSTD = 4
+_TRANSACTIONAL_BIT = 1 << 4
+_ZSTD_SINCE = 7
+_HALF = (1 << 32) - 1
+_ADMIN_CLIENT = "__admin_client"
+
+
+class PendingProduce:
+    """One request whose partitions are under way."""
+
+    __slots__ = ("acks", "correlation_id", "deadline_ns", "handler", "remaining", "reply", "results", "ticket", "unreplicated", "version")
+
+    def __init__(self, handler: ProduceHandler, reply: Reply, version: int, correlation_id: int, acks: int, deadline_ns: int, count: int) -> None:
+        self.handler = handler
+        self.reply = reply
+        self.version = version
+        self.correlation_id = correlation_id
+        self.acks = acks
+        self.deadline_ns = deadline_ns
+        self.remaining = count
+        self.results: list[ProduceResult | None] = [None] * count
+        self.unreplicated: list[tuple[int, Placement, int, int]] = []
+        """(index, placement, leader epoch, end offset) of partitions whose high watermark has to pass."""
+        self.ticket = 0
+
+    def on_row_moved(self) -> None:
+        self.handler.look_at_watermarks(self)
+
+    def on_deadline(self) -> None:
+        self.handler.give_up_waiting(self)
+
+
+class _Part:
+    """One partition's batch in the hands of a log-writer."""
+
+    __slots__ = ("index", "pending", "placement", "slot")
+
+    def __init__(self, pending: PendingProduce, index: int, placement: Placement, slot: ArenaSlot) -> None:
+        self.pending = pending
+        self.index = index
+        self.placement = placement
+        self.slot = slot
+
+
+class ProduceHandler:
+    """All produces of one acceptor."""
+
+    def __init__(
+        self, view: BoxView, arena: Arena, delayed: Delayed, clock: Clock, counters: Counters, budget_bytes: int, on_reply: Callable[[Connection], None]
+    ) -> None:
+        self._view = view
+        self._arena = arena
+        self._delayed = delayed
+        self._clock = clock
+        self._budget_bytes = budget_bytes
+        self._on_reply = on_reply
+        self._requests = counters.counter("produce.requests")
+        self._batches = counters.counter("produce.batches")
+        self._bytes = counters.counter("produce.bytes")
+        self._refused = counters.counter("produce.refused_batches")
+        self._over_budget = counters.counter("produce.over_budget")
+        self._lost = counters.counter("produce.lost_to_log_writer_death")
+
+    def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int, body_slot: ArenaSlot | None) -> bool:
+        """Take one request whose fields lie in `buffer` (the arena itself if `body_slot` is given). False: no room in the arena now."""
+        version = header.api_version
+        request = decode_produce(buffer, header.body_position, limit, version)
+        slots: list[ArenaSlot] | None = None
+        if body_slot is None:
+            slots = self._copy_into_arena(request.partitions, buffer)
+            if slots is None:
+                return False
+        self._requests.add()
+        deadline_ns = self._clock.monotonic_ns() + max(0, request.timeout_ms) * 1_000_000
+        count = len(request.partitions)
+        pending = PendingProduce(self, connection.expect_reply(True), version, header.correlation_id, request.acks, deadline_ns, count)
+        if not count:
+            self._finish(pending)
+        for index, partition in enumerate(request.partitions):
+            if slots is not None:
+                slot = slots[index]
+                position = slot.position
+            else:
+                assert body_slot is not None  # noqa: S101  for mypy: either a body or copied slots
+                slot = body_slot
+                slot.references += 1
+                position = partition.records_position
+            self._offer(pending, index, partition, position, slot, header.client_id)
+        if body_slot is not None:
+            body_slot.release()
+        return True
+
+    def _copy_into_arena(self, partitions: list[ProducePartition], buffer: memoryview) -> list[ArenaSlot] | None:
+        """A slot of its own for each partition of a small request; None (and nothing kept) when there is no room."""
+        arena = self._arena
+        memory = arena.memory
+        slots: list[ArenaSlot] = []
+        for _, _, position, size_bytes in partitions:
+            slot = allocate_slot(arena, size_bytes or 1)
+            if slot is None:
+                for taken in slots:
+                    taken.release()
+                return None
+            memory[slot.position : slot.position + size_bytes] = buffer[position : position + size_bytes]
+            slots.append(slot)
+        return slots
+
+    def _offer(self, pending: PendingProduce, index: int, partition: ProducePartition, position: int, slot: ArenaSlot, client_id: str) -> None:
+        placement = self._view.placement(partition.topic, partition.partition)
+        problem: tuple[ErrorCode, str] | None
+        row_words: tuple[int, ...] = ()
+        if placement is None:
+            problem = (self._view.why_absent(partition.topic, partition.partition), "")
+        else:
+            problem, row_words = self._row_problem(placement, pending.acks)
+            problem = problem or self._batch_problem(placement, pending.version, position, partition.records_size, client_id)
+        if problem is not None or placement is None:
+            slot.release()
+            self._refuse(pending, index, partition, *(problem or (ErrorCode.UNKNOWN_SERVER_ERROR, "")))
+            return
+        proxy = placement.proxy
+        charge = slot.charge
+        if proxy.outstanding_bytes + charge > self._budget_bytes and proxy.outstanding_bytes:
+            slot.release()
+            self._over_budget.add()
+            self._refuse(pending, index, partition, ErrorCode.KAFKA_STORAGE_ERROR, f"disk {placement.disk} does not keep up; try again")
+            return
+        size_bytes = partition.records_size
+        count = int.from_bytes(self._arena.memory[position + RECORDS_COUNT_AT : position + RECORDS_COUNT_AT + 4], "big")
+        flags = ACKS_ALL_FLAG if pending.acks == -1 else 0
+        epoch = row_words[ROLE_AND_EPOCH] & _HALF
+        descriptor = (
+            DescriptorKind.PRODUCE, flags, 0, placement.row, placement.row_generation, epoch, row_words[ISR_AND_CONFIG] & _HALF,
+            size_bytes, position, 0, count, 0, 0, 0,
+        )  # fmt: skip
+        self._batches.add()
+        self._bytes.add(size_bytes)
+        if not proxy.offer_or_queue(descriptor, charge, _Part(pending, index, placement, slot)):
+            slot.release()
+            self._refuse(pending, index, partition, ErrorCode.NOT_LEADER_OR_FOLLOWER, f"the log-writer of disk {placement.disk} is restarting; try again")
+
+    def _row_problem(self, placement: Placement, acks: int) -> tuple[tuple[ErrorCode, str] | None, tuple[int, ...]]:
+        if acks not in (-1, 0, 1):
+            return (ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {acks}; it may be -1, 0 or 1"), ()
+        try:
+            words = placement.table.read_words(placement.row)
+        except TornRow:
+            return (ErrorCode.NOT_LEADER_OR_FOLLOWER, "the partition is changing hands; try again"), ()
+        role = words[ROLE_AND_EPOCH] >> 32
+        if role != ROLE_LEADER:
+            if role == ROLE_OFFLINE:
+                return (ErrorCode.KAFKA_STORAGE_ERROR, f"disk {placement.disk} is offline"), words
+            return (ErrorCode.NOT_LEADER_OR_FOLLOWER, ""), words
+        isr = words[ISR_AND_CONFIG]
+        if acks == -1 and isr >> 48 < isr >> 32 & 0xFFFF:
+            return (ErrorCode.NOT_ENOUGH_REPLICAS, f"{isr >> 48} replicas are in sync, {isr >> 32 & 0xFFFF} are needed"), words
+        return None, words
+
+    def _batch_problem(self, placement: Placement, version: int, position: int, size_bytes: int, client_id: str) -> tuple[ErrorCode, str] | None:
+        memory = self._arena.memory
+        if size_bytes > MAGIC_AT and memory[position + MAGIC_AT] < 2:
+            return ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, "message sets of magic 0 and 1 are not taken yet; use a client of Kafka 0.11 or later"
+        problem = batch_problem(memory, position, position + size_bytes, placement.max_message_bytes)
+        if problem is not None:
+            return problem
+        attributes = memory[position + ATTRIBUTES_AT + 1]
+        if attributes & _CODEC_MASK == _ZSTD and version < _ZSTD_SINCE:
+            return ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"zstd needs Produce {_ZSTD_SINCE} or later"
+        if attributes & _TRANSACTIONAL_BIT:
+            return ErrorCode.INVALID_TXN_STATE, "transactions are not served yet"
+        if placement.topic in INTERNAL_TOPICS and client_id != _ADMIN_CLIENT:
+            return ErrorCode.INVALID_TOPIC_EXCEPTION, f"{placement.topic} is internal"
+        return None
+
+    def _refuse(self, pending: PendingProduce, index: int, partition: ProducePartition, code: ErrorCode, message: str) -> None:
+        self._refused.add()
+        pending.results[index] = ProduceResult(partition.topic, partition.partition, code, error_message=message or None)
+        pending.remaining -= 1
+        if not pending.remaining:
+            self._finish(pending)
+
+    # -- what comes back
+
+    def on_completion(self, part: _Part, entry: tuple[Any, ...]) -> None:
+        """The log-writer has appended, or refused. Fields of `entry` as in `ipc.descriptors.Completion`."""
+        part.slot.release()
+        pending, placement = part.pending, part.placement
+        code = entry[2]
+        if code:
+            self._refused.add()
+            pending.results[part.index] = ProduceResult(placement.topic, placement.partition, code, entry[5])
+        else:
+            pending.results[part.index] = ProduceResult(placement.topic, placement.partition, 0, entry[5], entry[6], entry[7])
+            if pending.acks == -1:
+                pending.unreplicated.append((part.index, placement, entry[9], entry[8]))
+        pending.remaining -= 1
+        if not pending.remaining:
+            if pending.unreplicated:
+                self.look_at_watermarks(pending)
+            else:
+                self._finish(pending)
+
+    def on_lost(self, part: _Part) -> None:
+        """The log-writer died first; whether the batch is in the log is not known, the client tries again."""
+        part.slot.release()
+        self._lost.add()
+        pending, placement = part.pending, part.placement
+        pending.results[part.index] = ProduceResult(placement.topic, placement.partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        pending.remaining -= 1
+        if not pending.remaining:
+            if pending.unreplicated:
+                self.look_at_watermarks(pending)
+            else:
+                self._finish(pending)
+
+    def look_at_watermarks(self, pending: PendingProduce) -> None:
+        """Finish an acks=all request whose high watermarks have passed; park it otherwise."""
+        waiting = []
+        for index, placement, leader_epoch, end_offset in pending.unreplicated:
+            if not placement.proxy.serving or placement.proxy.table is not placement.table:
+                pending.results[index] = ProduceResult(placement.topic, placement.partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+                continue
+            try:
+                words = placement.table.read_words(placement.row)
+            except TornRow:
+                waiting.append((index, placement, leader_epoch, end_offset))
+                continue
+            role_and_epoch = words[ROLE_AND_EPOCH]
+            if role_and_epoch >> 32 != ROLE_LEADER or role_and_epoch & _HALF != leader_epoch & _HALF:
+                pending.results[index] = ProduceResult(placement.topic, placement.partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            elif signed(words[HIGH_WATERMARK]) < end_offset:
+                waiting.append((index, placement, leader_epoch, end_offset))
+            elif words[ISR_AND_CONFIG] >> 48 < words[ISR_AND_CONFIG] >> 32 & 0xFFFF:
+                pending.results[index] = ProduceResult(placement.topic, placement.partition, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
+        pending.unreplicated = waiting
+        if waiting:
+            if not pending.ticket:
+                pending.ticket = self._delayed.park(pending, [placement for _, placement, _, _ in waiting], pending.deadline_ns)
+            return
+        if pending.ticket:
+            self._delayed.leave(pending.ticket)
+        self._finish(pending)
+
+    def give_up_waiting(self, pending: PendingProduce) -> None:
+        for index, placement, _, _ in pending.unreplicated:
+            pending.results[index] = ProduceResult(placement.topic, placement.partition, ErrorCode.REQUEST_TIMED_OUT)
+        pending.unreplicated = []
+        self._finish(pending)
+
+    def _finish(self, pending: PendingProduce) -> None:
+        reply = pending.reply
+        reply.ready = True
+        results = [result for result in pending.results if result is not None]
+        if pending.acks == 0:
+            reply.closes = any(result.error_code for result in results)
+        else:
+            reply.pieces = [encode_produce_response(pending.version, pending.correlation_id, results)]
+        self._on_reply(reply.connection)

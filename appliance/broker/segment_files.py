@@ -1,0 +1,67 @@
+"""Segment files that a log-reader opened for us: a bounded, least-recently-used set, and the ranges of them that responses hold.
+
+A file is closed when nobody holds it any more: neither the set nor a range that is still being sent. That is CPython's reference
+counting at work, so no cycle may ever run through these objects. Owned by one acceptor.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from typing import NamedTuple
+
+SEGMENT_FILES_MAX = 512
+
+
+class SegmentFile:
+    """An open segment. `size_bytes` is final for closed segments; of the active one the partition's row tells the end."""
+
+    __slots__ = ("descriptor", "size_bytes")
+
+    def __init__(self, descriptor: int, size_bytes: int) -> None:
+        self.descriptor = descriptor
+        self.size_bytes = size_bytes
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+class FileRange(NamedTuple):
+    """Bytes of a segment that a response sends by sendfile."""
+
+    file: SegmentFile
+    position: int
+    size_bytes: int
+
+
+SegmentKey = tuple[str, int, int, int]
+"""(disk, row, row generation, base offset)"""
+
+
+class SegmentFiles:
+    """The least recently used of `SEGMENT_FILES_MAX` files goes first."""
+
+    def __init__(self, maximum: int = SEGMENT_FILES_MAX) -> None:
+        self._files: OrderedDict[SegmentKey, SegmentFile] = OrderedDict()
+        self._maximum = maximum
+
+    def get(self, key: SegmentKey) -> SegmentFile | None:
+        found = self._files.get(key)
+        if found is not None:
+            self._files.move_to_end(key)
+        return found
+
+    def add(self, key: SegmentKey, descriptor: int, size_bytes: int) -> SegmentFile:
+        file = SegmentFile(descriptor, size_bytes)
+        self._files[key] = file
+        if len(self._files) > self._maximum:
+            self._files.popitem(last=False)
+        return file
+
+    def forget_disk(self, disk: str) -> None:
+        """A log-writer's next life numbers its rows anew."""
+        for key in [key for key in self._files if key[0] == disk]:
+            del self._files[key]
+
+    def __len__(self) -> int:
+        return len(self._files)

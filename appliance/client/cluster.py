@@ -1,0 +1,137 @@
+"""A cluster seen from outside: where its brokers are, who leads which partition, one connection to each for questions.
+
+Owned by one thread. Long polls and produces open connections of their own (`open_connection`), so that a question never
+waits behind them. Weak spot: a broker that changed its address is only found by way of another one that still answers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, TypeVar
+
+from appliance.base.clock import Clock, SystemClock
+from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.base.model import NO_LEADER, BrokerId
+from appliance.client.address import Address
+from appliance.client.backoff import Backoff, Sleep
+from appliance.client.connection import CONNECT_TIMEOUT_MS, REQUEST_TIMEOUT_MS, ClientConnection
+from appliance.client.errors import BrokerUnreachable, ConnectionLost, is_retriable, refused
+from appliance.client.messages import Api
+from appliance.client.metadata import EMPTY_METADATA, ClusterMetadata, TopicMetadata, read_metadata
+
+Answer = TypeVar("Answer")
+
+
+class ClusterClient:
+    """Questions to a cluster, with retries for `retry_ms`. Use it in a `with` block, or close it."""
+
+    def __init__(self, bootstrap: Iterable[Address], *, client_id: str = "millrace", clock: Clock | None = None, sleep: Sleep = time.sleep,
+                 connect_timeout_ms: int = CONNECT_TIMEOUT_MS, request_timeout_ms: int = REQUEST_TIMEOUT_MS, retry_ms: int = 10_000) -> None:  # fmt: skip
+        self.bootstrap = list(bootstrap)
+        self.client_id = client_id
+        self.clock: Clock = clock or SystemClock()
+        self.sleep = sleep
+        self.latest = EMPTY_METADATA
+        self._connect_timeout_ms = connect_timeout_ms
+        self._request_timeout_ms = request_timeout_ms
+        self._retry_ms = retry_ms
+        self._connections: dict[Address, ClientConnection] = {}
+
+    def __enter__(self) -> ClusterClient:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    def backoff(self, give_up_after_ms: int | None = None) -> Backoff:
+        return Backoff(self.clock, self._retry_ms if give_up_after_ms is None else give_up_after_ms, self.sleep)
+
+    # --- metadata
+
+    def metadata(self, topics: Iterable[str] | None = None, *, allow_auto_topic_creation: bool = False) -> ClusterMetadata:
+        """Ask any broker; raises BrokerUnreachable naming every address that was tried."""
+        names = None if topics is None else list(topics)
+        answer = self._ask_any(lambda connection: read_metadata(connection, names, allow_auto_topic_creation=allow_auto_topic_creation))
+        self.latest = answer._replace(topics={**self.latest.topics, **answer.topics})
+        return answer
+
+    def topic(self, name: str, *, allow_auto_topic_creation: bool = False, complete: bool = True) -> TopicMetadata:
+        """One topic, which must be there, and (`complete`) have a leader for every partition: a topic just created gets time for it."""
+        backoff = self.backoff()
+        while True:
+            found = self.metadata([name], allow_auto_topic_creation=allow_auto_topic_creation).topics.get(name)
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if found is None else found.error
+            if found is not None and code == ErrorCode.NONE:
+                if not complete or all(partition.leader != NO_LEADER for partition in found.partitions):
+                    return found
+                code = ErrorCode.LEADER_NOT_AVAILABLE
+            error = refused(code, f"use topic {name!r}")
+            if not is_retriable(error) or (code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and not allow_auto_topic_creation):
+                raise error
+            backoff.pause_or_raise(error)
+
+    # --- asking
+
+    def ask_controller(self, api: Api, values: dict[str, Any], timeout_ms: int | None = None) -> Any:
+        """Ask the broker that is the controller, as the latest metadata says."""
+        metadata = self.metadata([])
+        return self._ask(self._address_of(metadata, metadata.controller_id), lambda connection: connection.request(api, values, timeout_ms))
+
+    def ask_broker(self, broker_id: BrokerId, api: Api, values: dict[str, Any]) -> Any:
+        return self._ask(self._address_of(self.latest, broker_id), lambda connection: connection.request(api, values))
+
+    def open_connection(self, broker_id: BrokerId) -> ClientConnection:
+        """A connection of the caller's own, for long polls and produces."""
+        return self._open(self._address_of(self.latest, broker_id))
+
+    def _address_of(self, metadata: ClusterMetadata, broker_id: BrokerId) -> Address:
+        address = metadata.brokers.get(broker_id)
+        if address is not None:
+            return address
+        if broker_id == NO_LEADER:
+            raise RequestRefused(ErrorCode.LEADER_NOT_AVAILABLE, "the broker that should be asked is not known at the moment; try again")
+        raise RequestRefused(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {broker_id} is not registered in the cluster at the moment; is it running?")
+
+    def _ask_any(self, question: Callable[[ClientConnection], Answer]) -> Answer:
+        failures = []
+        for address in self._known_addresses():
+            try:
+                return self._ask(address, question)
+            except (BrokerUnreachable, ConnectionLost) as error:
+                failures.append(str(error))
+        raise BrokerUnreachable("; ".join(failures) or "no broker address is known")
+
+    def _known_addresses(self) -> list[Address]:
+        """Those with an open connection first, then bootstrap, then what metadata named."""
+        return list(dict.fromkeys([*self._connections, *self.bootstrap, *self.latest.brokers.values()]))
+
+    def _ask(self, address: Address, question: Callable[[ClientConnection], Answer]) -> Answer:
+        """On the connection that is there; one that the broker had closed meanwhile (idle, restart) is replaced once."""
+        kept = self._connections.pop(address, None)
+        if kept is not None and kept.is_open:
+            try:
+                return self._keep(address, kept, question(kept))
+            except ConnectionLost:
+                kept.close()
+        fresh = self._open(address)
+        try:
+            answer = question(fresh)
+        except BaseException:
+            fresh.close()
+            raise
+        return self._keep(address, fresh, answer)
+
+    def _keep(self, address: Address, connection: ClientConnection, answer: Answer) -> Answer:
+        self._connections[address] = connection
+        return answer
+
+    def _open(self, address: Address) -> ClientConnection:
+        return ClientConnection(address, client_id=self.client_id, clock=self.clock,
+                                connect_timeout_ms=self._connect_timeout_ms, request_timeout_ms=self._request_timeout_ms)  # fmt: skip

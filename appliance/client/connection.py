@@ -1,0 +1,199 @@
+"""One connection to one broker: requests out, responses in, matched by correlation id; several may be under way at once.
+
+Owned by whoever opened it, one thread. Blocking, with a time-out on every step; after any failure the connection is
+closed, because what the broker did with the requests under way is unknown. Weak spot: it does not reconnect; who uses it
+knows what may be asked again (`cluster`, `fetch`, `produce`).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from typing import Any, NamedTuple
+
+from appliance.base.clock import Clock, SystemClock
+from appliance.base.errors import ErrorCode, ProtocolViolation
+from appliance.base.invariants import check
+from appliance.client.address import Address
+from appliance.client.errors import BrokerUnreachable, ConnectionLost, ReplyTimedOut, VersionUnsupported
+from appliance.client.messages import API_VERSIONS, CORRELATION_ID, Api, decode_response, encode_request
+
+CONNECT_TIMEOUT_MS = 5_000
+REQUEST_TIMEOUT_MS = 30_000
+MAX_RESPONSE_BYTES = 256 * 1024 * 1024
+CLIENT_SOFTWARE = {"client_software_name": "millrace", "client_software_version": "1"}
+
+
+class Response(NamedTuple):
+    """What came back: `body` is kio's dataclass of `api`'s response."""
+
+    correlation_id: int
+    api: Api
+    version: int
+    body: Any
+
+
+class _Sent(NamedTuple):
+    correlation_id: int
+    api: Api
+    version: int
+
+
+class ClientConnection:
+    """A connection on which both sides have agreed on versions. Raises BrokerUnreachable when there is nobody, or nobody who speaks Kafka."""
+
+    def __init__(self, address: Address, *, client_id: str = "millrace", clock: Clock | None = None,
+                 connect_timeout_ms: int = CONNECT_TIMEOUT_MS, request_timeout_ms: int = REQUEST_TIMEOUT_MS) -> None:  # fmt: skip
+        self.address = address
+        self.client_id = client_id
+        self.request_timeout_ms = request_timeout_ms
+        self._clock: Clock = clock or SystemClock()
+        self._under_way: deque[_Sent] = deque()
+        self._next_correlation_id = 1
+        self._versions: dict[int, tuple[int, int]] = {}
+        self._socket: socket.socket | None = _connect(address, connect_timeout_ms)
+        try:
+            self._agree_on_versions(connect_timeout_ms)
+        except ConnectionLost as error:
+            raise BrokerUnreachable(f"no Kafka broker answers at {address}: {error}") from error
+        except ProtocolViolation as error:
+            self.close()
+            raise BrokerUnreachable(f"what listens at {address} does not speak Kafka's protocol: {error}") from error
+
+    # --- what callers use
+
+    def request(self, api: Api, values: dict[str, Any], timeout_ms: int | None = None) -> Any:
+        """Send and wait for the response's body. Nothing else may be under way."""
+        check(not self._under_way, "a plain request on a connection that has requests under way would take their response")
+        self.send(api, values)
+        return self.receive(timeout_ms).body
+
+    def send(self, api: Api, values: dict[str, Any], *, expects_response: bool = True) -> int:
+        """Send without waiting; `receive` gives the responses in this order. Returns the correlation id."""
+        version = self.version_of(api)
+        correlation_id = self._next_correlation_id
+        self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
+        self._send_frame(encode_request(api, version, correlation_id, self.client_id, values))
+        if expects_response:
+            self._under_way.append(_Sent(correlation_id, api, version))
+        return correlation_id
+
+    def receive(self, timeout_ms: int | None = None) -> Response:
+        """The response to the oldest request under way."""
+        check(self._under_way, "a response was awaited, but no request is under way")
+        try:
+            frame = self._receive_frame(self.request_timeout_ms if timeout_ms is None else timeout_ms)
+            sent = self._under_way.popleft()
+            (correlation_id,) = CORRELATION_ID.unpack_from(frame)
+            if correlation_id != sent.correlation_id:
+                raise ProtocolViolation("client_response", f"an answer to request {correlation_id} while {sent.correlation_id} was due")
+            return Response(correlation_id, sent.api, sent.version, decode_response(sent.api, sent.version, frame))
+        except ProtocolViolation as error:
+            self.close()
+            raise ConnectionLost(f"the broker at {self.address} sent what cannot be read: {error}") from error
+
+    def version_of(self, api: Api) -> int:
+        """The newest version that both sides speak."""
+        low, high = self._versions.get(api.key, (0, -1))
+        version = min(high, api.max_version)
+        if version < max(low, api.min_version):
+            offered = f"{low}-{high}" if high >= low else "none"
+            ours = f"{api.min_version}-{api.max_version}"
+            raise VersionUnsupported(f"the broker at {self.address} offers {api.name} versions {offered}, this client speaks {ours}")
+        return version
+
+    @property
+    def under_way(self) -> int:
+        """Requests that have not been answered."""
+        return len(self._under_way)
+
+    @property
+    def is_open(self) -> bool:
+        return self._socket is not None
+
+    def fileno(self) -> int:
+        """For select: readable means that a response (or the end) has begun to arrive."""
+        return -1 if self._socket is None else self._socket.fileno()
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        self._under_way.clear()
+
+    # --- bytes
+
+    def _agree_on_versions(self, timeout_ms: int) -> None:
+        body = self._ask_versions(API_VERSIONS.max_version, timeout_ms)
+        if body is None:
+            body = self._ask_versions(0, timeout_ms)
+        if body is None or int(body.error_code) != ErrorCode.NONE:
+            self.close()
+            raise ConnectionLost("it refuses to say which versions it speaks")
+        self._versions = {int(api.api_key): (int(api.min_version), int(api.max_version)) for api in body.api_keys}
+
+    def _ask_versions(self, version: int, timeout_ms: int) -> Any | None:
+        """The broker's ApiVersions answer, or None if it does not know this version of the question."""
+        correlation_id = self._next_correlation_id
+        self._next_correlation_id += 1
+        self._send_frame(encode_request(API_VERSIONS, version, correlation_id, self.client_id, CLIENT_SOFTWARE))
+        frame = self._receive_frame(timeout_ms)
+        if len(frame) < 6 or CORRELATION_ID.unpack_from(frame)[0] != correlation_id:
+            raise ProtocolViolation("client_response", "the answer belongs to no question")
+        if int.from_bytes(frame[4:6], "big") == ErrorCode.UNSUPPORTED_VERSION:
+            return None
+        return decode_response(API_VERSIONS, version, frame)
+
+    def _send_frame(self, frame: bytes) -> None:
+        if self._socket is None:
+            raise ConnectionLost(f"the connection to {self.address} is closed")
+        try:
+            self._socket.settimeout(self.request_timeout_ms / 1000)
+            self._socket.sendall(frame)
+        except OSError as error:
+            self.close()
+            raise ConnectionLost(f"lost the connection to {self.address} while sending: {_reason(error)}") from error
+
+    def _receive_frame(self, timeout_ms: int) -> bytes:
+        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        size_bytes = int.from_bytes(self._receive_exactly(4, deadline_ms), "big", signed=True)
+        if not CORRELATION_ID.size <= size_bytes <= MAX_RESPONSE_BYTES:
+            raise ProtocolViolation("client_response", f"it announces a frame of {size_bytes} bytes")
+        return bytes(self._receive_exactly(size_bytes, deadline_ms))
+
+    def _receive_exactly(self, size_bytes: int, deadline_ms: int) -> bytearray:
+        received = bytearray(size_bytes)
+        view = memoryview(received)
+        position = 0
+        while position < size_bytes:
+            if self._socket is None:
+                raise ConnectionLost(f"the connection to {self.address} is closed")
+            try:
+                self._socket.settimeout(max(deadline_ms - self._clock.monotonic_ms(), 1) / 1000)
+                count = self._socket.recv_into(view[position:])
+            except TimeoutError as error:
+                self.close()
+                raise ReplyTimedOut(f"the broker at {self.address} did not answer in time") from error
+            except OSError as error:
+                self.close()
+                raise ConnectionLost(f"lost the connection to {self.address}: {_reason(error)}") from error
+            if count == 0:
+                self.close()
+                raise ConnectionLost(f"the broker at {self.address} closed the connection")
+            position += count
+        return received
+
+
+def _connect(address: Address, timeout_ms: int) -> socket.socket:
+    try:
+        connected = socket.create_connection(address, timeout_ms / 1000)
+    except OSError as error:
+        raise BrokerUnreachable(f"no broker at {address}: {_reason(error)}") from error
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connected
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, TimeoutError):
+        return "it did not answer in time"
+    return (error.strerror or str(error)).lower()

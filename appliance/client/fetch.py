@@ -1,0 +1,231 @@
+"""Reading a topic from some place on, and on: long polls to every leader, through restarts and moves of leadership.
+
+Owned by one thread, which calls `poll`. Each partition's next offset is kept here and nowhere else: nothing is committed.
+One fetch is under way per leader, sent before the records of the last one are handed out, so broker and reader work at the
+same time. Weak spot: order is kept within a partition only, as everywhere in Kafka.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable, Iterable
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from appliance.base.errors import ErrorCode, ProtocolViolation, RequestRefused
+from appliance.base.model import NO_LEADER, BrokerId, Offset, TopicPartition
+from appliance.client.admin import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, list_offsets
+from appliance.client.cluster import ClusterClient
+from appliance.client.connection import ClientConnection
+from appliance.client.errors import METADATA_IS_STALE, ClientFailed, ConnectionLost, ReplyTimedOut, error_code, is_retriable, refused
+from appliance.client.fetched_batches import read_fetched
+from appliance.client.messages import FETCH
+from appliance.records.record import Record
+
+FETCH_WAIT_MS_MAX = 500
+FETCH_BYTES_MAX = 8 * 1024 * 1024
+PARTITION_FETCH_BYTES_MAX = 1024 * 1024
+METADATA_AGE_MS_MAX = 60_000
+LEADERLESS_LOOK_AGAIN_MS = 500
+SILENCE_MS_MAX = 30_000
+GIVE_UP_AFTER_MS = 60_000
+
+
+class StartAt(IntEnum):
+    """Where to begin reading, as ListOffsets names it; any other number is a timestamp in ms."""
+
+    LATEST = LATEST_TIMESTAMP
+    EARLIEST = EARLIEST_TIMESTAMP
+
+
+class PartitionRecords(NamedTuple):
+    """What came from one partition, in offset order."""
+
+    partition: int
+    records: list[Record]
+
+
+class _LongPoll:
+    """One leader's connection and what is under way on it: partition → the offset that was asked for."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self.connection = connection
+        self.asked: dict[int, Offset] = {}
+        self.sent_ms = 0
+
+
+class TopicTail:
+    """`poll` gives records as they come. `on_notice` is told in words what an operator may want to know (a lost connection, a gap)."""
+
+    def __init__(self, cluster: ClusterClient, topic: str, *, start_at: int = StartAt.LATEST, partitions: Iterable[int] | None = None,
+                 fetch_wait_ms_max: int = FETCH_WAIT_MS_MAX,
+                 give_up_after_ms: int = GIVE_UP_AFTER_MS, on_notice: Callable[[str], None] | None = None) -> None:  # fmt: skip
+        self.topic = topic
+        self._cluster = cluster
+        self._only = None if partitions is None else frozenset(partitions)
+        self._fetch_wait_ms_max = fetch_wait_ms_max
+        self._on_notice = on_notice or (lambda notice: None)
+        self._backoff = cluster.backoff(give_up_after_ms)
+        self._leaders: dict[int, BrokerId] = {}
+        self._next_offsets: dict[int, Offset] = {}
+        self._long_polls: dict[BrokerId, _LongPoll] = {}
+        self._metadata_is_stale = False
+        self._metadata_ms = 0
+        self._look_at_leaders()
+        missing = sorted((self._only or set()) - self._leaders.keys())
+        if missing:
+            count = len(cluster.latest.topics[topic].partitions)
+            raise RequestRefused(ErrorCode.INVALID_PARTITIONS, f"topic {topic!r} has no partition {missing[0]}; it has {count}, counted from 0")
+        self._find_places(self._leaders, start_at)
+
+    @property
+    def next_offsets(self) -> dict[int, Offset]:
+        """Partition → the offset of the next record that `poll` will give from it."""
+        return dict(self._next_offsets)
+
+    def poll(self, timeout_ms: int) -> list[PartitionRecords]:
+        """What has come, waiting up to `timeout_ms` for the first of it. Raises RequestRefused (topic gone …) or ClientFailed (no broker for too long)."""
+        clock = self._cluster.clock
+        deadline_ms = clock.monotonic_ms() + timeout_ms
+        while True:
+            got: list[PartitionRecords] = []
+            try:
+                self._send_fetches()
+                for leader in self._wait(deadline_ms - clock.monotonic_ms()):
+                    got += self._receive(leader)
+                self._drop_silent()
+            except (ClientFailed, RequestRefused, ProtocolViolation) as error:
+                self._on_trouble(error)
+            if got or clock.monotonic_ms() >= deadline_ms:
+                return got
+
+    def close(self) -> None:
+        for long_poll in self._long_polls.values():
+            long_poll.connection.close()
+        self._long_polls.clear()
+
+    # --- who leads what
+
+    def _look_at_leaders(self) -> None:
+        topic = self._cluster.topic(self.topic, complete=False)
+        self._leaders = {known.partition: known.leader for known in topic.partitions if self._only is None or known.partition in self._only}
+        self._metadata_is_stale = False
+        self._metadata_ms = self._cluster.clock.monotonic_ms()
+        added = self._leaders.keys() - self._next_offsets.keys()
+        if self._next_offsets and added:
+            # Partitions that were added while we read: whatever is in them came after we began.
+            self._find_places(added, StartAt.EARLIEST)
+
+    def _maybe_look_at_leaders(self) -> None:
+        age_ms = self._cluster.clock.monotonic_ms() - self._metadata_ms
+        leaderless = NO_LEADER in self._leaders.values() and age_ms > LEADERLESS_LOOK_AGAIN_MS
+        if self._metadata_is_stale or leaderless or age_ms > METADATA_AGE_MS_MAX:
+            self._look_at_leaders()
+
+    def _find_places(self, partitions: Iterable[int], timestamp: int) -> None:
+        asked = [TopicPartition(self.topic, partition) for partition in partitions]
+        found = list_offsets(self._cluster, asked, timestamp)
+        none_so_late = [partition for partition, place in found.items() if place.offset < 0]
+        if none_so_late:
+            found.update(list_offsets(self._cluster, none_so_late, StartAt.LATEST))
+        self._next_offsets.update({partition.partition: place.offset for partition, place in found.items()})
+
+    # --- sending
+
+    def _send_fetches(self) -> None:
+        self._maybe_look_at_leaders()
+        for leader in sorted(set(self._leaders.values()) - {NO_LEADER}):
+            long_poll = self._long_polls.get(leader)
+            if long_poll is None:
+                long_poll = self._long_polls[leader] = _LongPoll(self._cluster.open_connection(leader))
+            if not long_poll.asked:
+                self._send_fetch(leader, long_poll)
+
+    def _send_fetch(self, leader: BrokerId, long_poll: _LongPoll) -> None:
+        asked = {partition: self._next_offsets[partition] for partition, its_leader in sorted(self._leaders.items()) if its_leader == leader}
+        wanted = [{"partition": partition, "fetch_offset": offset, "partition_max_bytes": PARTITION_FETCH_BYTES_MAX} for partition, offset in asked.items()]
+        long_poll.connection.send(FETCH, {
+            "max_wait": self._fetch_wait_ms_max, "min_bytes": 1, "max_bytes": FETCH_BYTES_MAX, "isolation_level": 0,
+            "topics": [{"topic": self.topic, "partitions": wanted}], "forgotten_topics_data": [],
+        })  # fmt: skip
+        long_poll.asked = asked
+        long_poll.sent_ms = self._cluster.clock.monotonic_ms()
+
+    # --- receiving
+
+    def _wait(self, timeout_ms: int) -> list[BrokerId]:
+        """Leaders whose answer has begun to arrive."""
+        waiting = {long_poll.connection: leader for leader, long_poll in self._long_polls.items() if long_poll.asked}
+        if not waiting:
+            self._cluster.sleep(max(min(timeout_ms, LEADERLESS_LOOK_AGAIN_MS), 0) / 1000)
+            return []
+        readable, _, _ = select.select(list(waiting), [], [], max(timeout_ms, 0) / 1000)
+        return [waiting[connection] for connection in readable]
+
+    def _receive(self, leader: BrokerId) -> list[PartitionRecords]:
+        long_poll = self._long_polls[leader]
+        body = long_poll.connection.receive().body
+        asked, long_poll.asked = long_poll.asked, {}
+        if getattr(body, "error_code", ErrorCode.NONE) != ErrorCode.NONE:
+            raise refused(int(body.error_code), f"read topic {self.topic!r}")
+        got = []
+        for topic in body.responses:
+            for answer in topic.partitions:
+                partition = int(answer.partition_index)
+                # An answer to an older question (leadership moved to and fro) would give records twice.
+                if asked.get(partition) == self._next_offsets.get(partition):
+                    got += self._take(partition, answer)
+        if not self._metadata_is_stale:
+            self._backoff.succeeded()
+        return got
+
+    def _take(self, partition: int, answer: Any) -> list[PartitionRecords]:
+        code = error_code(int(answer.error_code))
+        if code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            self._move_into_range(partition)
+            return []
+        if code in METADATA_IS_STALE:
+            self._metadata_is_stale = True
+            self._pause(refused(code, f"read {self.topic}-{partition}"))
+            return []
+        if code != ErrorCode.NONE:
+            raise refused(int(answer.error_code), f"read {self.topic}-{partition}")
+        fetched = read_fetched(bytes(answer.records or b""), self._next_offsets[partition])
+        self._next_offsets[partition] = Offset(fetched.next_offset)
+        return [PartitionRecords(partition, fetched.records)] if fetched.records else []
+
+    def _move_into_range(self, partition: int) -> None:
+        """Retention took what was to be read, or the log is shorter than it was: go on at the nearest end, and say so."""
+        wanted = self._next_offsets[partition]
+        self._find_places([partition], StartAt.EARLIEST)
+        start = self._next_offsets[partition]
+        if start > wanted:
+            self._on_notice(f"{self.topic}-{partition}: offsets {wanted} to {start - 1} are deleted already; going on at {start}")
+            return
+        self._find_places([partition], StartAt.LATEST)
+        self._on_notice(f"{self.topic}-{partition}: the log ends at {self._next_offsets[partition]}, before offset {wanted}; going on at its end")
+
+    # --- trouble
+
+    def _drop_silent(self) -> None:
+        """A long poll that is not answered long after its time: the broker hangs."""
+        now_ms = self._cluster.clock.monotonic_ms()
+        for long_poll in self._long_polls.values():
+            if long_poll.asked and now_ms - long_poll.sent_ms > self._fetch_wait_ms_max + SILENCE_MS_MAX:
+                long_poll.connection.close()
+                raise ReplyTimedOut(f"the broker at {long_poll.connection.address} does not answer")
+
+    def _on_trouble(self, error: Exception) -> None:
+        if isinstance(error, ProtocolViolation):
+            self.close()  # whatever else this stream holds cannot be trusted; the same offsets are asked for again
+            error = ConnectionLost(f"could not read topic {self.topic!r}: {error}")
+        if not is_retriable(error) or (isinstance(error, RequestRefused) and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+            raise error
+        self._long_polls = {leader: long_poll for leader, long_poll in self._long_polls.items() if long_poll.connection.is_open}
+        self._metadata_is_stale = True
+        self._pause(error)
+
+    def _pause(self, error: Exception) -> None:
+        if self._backoff.tries == 0:
+            self._on_notice(f"{error}; trying again")
+        self._backoff.pause_or_raise(error)

@@ -1,0 +1,211 @@
+"""What a box is doing, put together from its shared memory, its image file and its supervisor's socket. No log disk is touched.
+
+Gathering (`gather`, here) is apart from judging (`describe_*` in `topic_status`, and `BoxStatus.document`). Weak spot: processes are read
+one after the other, so figures of two of them may be a few microseconds apart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+from typing import Any, NamedTuple
+
+from appliance.base.clock import Clock
+from appliance.base.errors import MillraceError
+from appliance.base.layout import BoxLayout
+from appliance.command.topic_status import TopicStatus, describe_topics
+from appliance.ipc.frames import PeerGone, connect_unix
+from appliance.metadata.metadata_image import ImageUnreadable, MetadataImage, read_image
+from appliance.runtime.status_server import STATUS
+from appliance.shm.counters import CounterSnapshot, list_counters, read_counters
+from appliance.shm.mapping import SharedObjectAbsent, list_names
+from appliance.shm.partition_table import DISK_STATE_NAMES, PartitionTableReader, Row
+
+SUPERVISOR_WAIT_MS = 1_000
+
+
+class BoxNotRunning(MillraceError):
+    """The box left its files behind, but nobody is there."""
+
+
+class ProcessStatus(NamedTuple):
+    """One process; `since_ms` is wall time, `restarts` None where nobody counts them, `words` what it says of itself."""
+
+    name: str
+    pid: int | None
+    state: str
+    since_ms: int | None
+    restarts: int | None
+    words: str = ""
+
+    def document(self) -> dict[str, Any]:
+        return {"name": self.name, "pid": self.pid, "state": self.state, "since": self.since_ms, "restarts": self.restarts, "words": self.words}
+
+
+class DiskStatus(NamedTuple):
+    """One log directory as its log-writer sees it; sizes are None before it has looked."""
+
+    name: str
+    path: str
+    state: str
+    free_bytes: int | None
+    total_bytes: int | None
+
+
+class Reading(NamedTuple):
+    """Counters and tables at one moment."""
+
+    monotonic_ms: int
+    counters: dict[str, CounterSnapshot]
+    disk_states: dict[str, str]
+    rows: list[tuple[str, Row]]
+    """(disk name, row)"""
+
+
+class BoxStatus(NamedTuple):
+    processes: list[ProcessStatus]
+    disks: list[DiskStatus]
+    topics: list[TopicStatus]
+    rates: dict[str, float]
+
+    def document(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return {
+            "processes": [process.document() for process in self.processes],
+            "disks": [disk._asdict() for disk in self.disks],
+            "topics": [topic._asdict() for topic in self.topics],
+            "rates": self.rates,
+        }
+
+
+def read_shared_memory(layout: BoxLayout, disk_names: list[str], clock: Clock) -> Reading:
+    """One look at every counter and every table of the box."""
+    counters = {}
+    for name in list_counters(layout):
+        snapshot = read_counters(layout, name)
+        if snapshot is not None:
+            counters[name] = snapshot
+    states: dict[str, str] = {}
+    rows: list[tuple[str, Row]] = []
+    for disk in disk_names:
+        table = attach_table(layout, disk)
+        if table is None:
+            continue
+        states[disk] = DISK_STATE_NAMES[table.disk_state] if table.disk_state < len(DISK_STATE_NAMES) else str(table.disk_state)
+        rows += [(disk, row) for _, row in table.rows()]
+        table.close()
+    return Reading(clock.monotonic_ms(), counters, states, rows)
+
+
+def attach_table(layout: BoxLayout, disk: str) -> PartitionTableReader | None:
+    """The partition table of a disk's log-writer; of several (one life has just ended) the one whose maker lives, else the youngest."""
+    best: tuple[bool, int, PartitionTableReader] | None = None
+    for name in list_names(layout.shared_memory_name("table", disk) + "."):
+        try:
+            table = PartitionTableReader.attach(name)
+        except SharedObjectAbsent:
+            continue
+        candidate = (is_alive(table.shared.pid), table.shared.incarnation, table)
+        if best is None or candidate[:2] > best[:2]:
+            if best is not None:
+                best[2].close()
+            best = candidate
+        else:
+            table.close()
+    return None if best is None else best[2]
+
+
+def is_alive(pid: int) -> bool:
+    return pid > 0 and os.path.exists(f"/proc/{pid}")
+
+
+def ask_supervisor(layout: BoxLayout) -> list[dict[str, Any]] | None:
+    """Processes as their supervisor knows them; None when it does not answer within a second, or there is none."""
+    connected = connect_unix(layout.supervisor_socket)
+    if connected is None:
+        return None
+    poll = select.poll()
+    poll.register(connected.fileno(), select.POLLIN)
+    try:
+        connected.send(STATUS, 1)
+        while poll.poll(SUPERVISOR_WAIT_MS):
+            for frame in connected.receive():
+                if frame.kind == STATUS:
+                    processes: list[dict[str, Any]] = json.loads(frame.payload)["processes"]
+                    return processes
+    except PeerGone:
+        return None
+    finally:
+        connected.close()
+    return None
+
+
+def describe_processes(supervised: list[dict[str, Any]] | None, counters: dict[str, CounterSnapshot]) -> list[ProcessStatus]:
+    """The supervisor's word where it has one; what a process says of its own state goes before "running"."""
+    if supervised is None:
+        return [_unsupervised(snapshot) for _, snapshot in sorted(counters.items())]
+    return [
+        ProcessStatus(known["name"], known.get("pid"), known["state"], known.get("since"), known.get("restarts"), known.get("status", ""))
+        for known in supervised
+    ]
+
+
+def _unsupervised(snapshot: CounterSnapshot) -> ProcessStatus:
+    alive = is_alive(snapshot.pid)
+    return ProcessStatus(snapshot.process_name, snapshot.pid if alive else None, snapshot.state if alive else "dead", snapshot.started_wall_ms, None)
+
+
+def describe_disks(disks: list[dict[str, Any]], reading: Reading) -> list[DiskStatus]:
+    described = []
+    for disk in disks:
+        name = str(disk["name"])
+        snapshot = reading.counters.get(f"log-writer@{name}")
+        values = {} if snapshot is None else snapshot.values
+        state = reading.disk_states.get(name, "unknown")
+        if snapshot is None or not is_alive(snapshot.pid):
+            state = "log-writer down"
+        described.append(DiskStatus(name, str(disk["path"]), state, values.get("disk.free_bytes"), values.get("disk.total_bytes")))
+    return described
+
+
+def gather(layout: BoxLayout, box: dict[str, Any], before: Reading, after: Reading) -> BoxStatus:
+    """The status from two readings some time apart."""
+    supervised = ask_supervisor(layout)
+    if supervised is None and not any(is_alive(snapshot.pid) for snapshot in after.counters.values()):
+        directory = box["disks"][0]["path"] if box.get("disks") else layout.runtime_directory
+        raise BoxNotRunning(f"the box of {directory} does not run: it ended without tidying up; start it again with `millrace run`")
+    image = image_of(layout)
+    return BoxStatus(
+        describe_processes(supervised, after.counters),
+        describe_disks(box["disks"], after),
+        describe_topics(image, after.rows, int(box["broker_id"])),
+        rates_between(before, after),
+    )
+
+
+def image_of(layout: BoxLayout) -> MetadataImage:
+    try:
+        return read_image(layout.image_file) or MetadataImage.empty()
+    except ImageUnreadable:
+        return MetadataImage.empty()
+
+
+RATE_COUNTERS: dict[str, str] = {
+    "records_in_per_s": "log_writer.records",
+    "bytes_in_per_s": "log_writer.bytes",
+    "bytes_out_per_s": "fetch.sendfile_bytes",
+    "syslog_lines_per_s": "ingest.received",
+}
+"""Name of a rate → the counter, summed over processes and label values, that it is the rise of."""
+
+
+def rates_between(before: Reading, after: Reading) -> dict[str, float]:
+    """Per second. Counters outlive their process, so a restart in between costs nothing."""
+    seconds = max(after.monotonic_ms - before.monotonic_ms, 1) / 1000
+    return {name: round(max(_sum(after, counter) - _sum(before, counter), 0) / seconds, 1) for name, counter in RATE_COUNTERS.items()}
+
+
+def _sum(reading: Reading, counter: str) -> int:
+    labelled = counter + "{"
+    return sum(value for snapshot in reading.counters.values() for label, value in snapshot.values.items() if label == counter or label.startswith(labelled))

@@ -1,0 +1,126 @@
+"""How commands print: rich tables on a terminal, aligned plain text elsewhere; results on stdout, everything else on stderr.
+
+rich (25 ms, 10 MB) is imported at the first table on a terminal. Weak spot: the plain form measures characters, not cells, so wide
+characters misalign it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, TextIO
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+NOTHING = "-"
+_ESCAPED = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160)) if code != 9}
+
+
+class Column(NamedTuple):
+    """A heading; numbers are set right."""
+
+    title: str
+    is_number: bool = False
+
+
+def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], file: TextIO | None = None) -> None:
+    """One table. `columns` and each row have the same length."""
+    target = file or sys.stdout
+    if target.isatty():
+        _print_rich(columns, rows, target)
+    else:
+        target.write(plain_table(columns, rows))
+
+
+def plain_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
+    """Aligned with two blanks between columns, headings in capitals, nothing else: made for grep and awk."""
+    lines = [[column.title.upper() for column in columns], *rows]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+    text = ""
+    for line in lines:
+        cells = (cell.rjust(width) if column.is_number else cell.ljust(width) for column, cell, width in zip(columns, line, widths, strict=True))
+        text += "  ".join(cells).rstrip() + "\n"
+    return text
+
+
+def _print_rich(columns: Sequence[Column], rows: Sequence[Sequence[str]], target: TextIO) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column.title, justify="right" if column.is_number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+    Console(file=target, highlight=False).print(table)
+
+
+_STYLES = {
+    "serving": "green",
+    "online": "green",
+    "ok": "green",
+    "starting": "yellow",
+    "recovering": "yellow",
+    "stopping": "yellow",
+    "full": "bold red",
+    "offline": "bold red",
+    "dead": "bold red",
+    "failed": "bold red",
+}
+
+
+@contextmanager
+def while_somebody_reads() -> Iterator[None]:
+    """Around long output: whoever read it may have had enough (`| head`). That is no error, and nothing more can be written."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def say(text: str) -> None:
+    """To the person, not into the result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def printable(data: bytes) -> bytes:
+    """For a terminal: text as it is; what is no UTF-8, or would act on the terminal, as \\xNN."""
+    return data.decode("utf-8", "backslashreplace").translate(_ESCAPED).encode()
+
+
+def bytes_text(size_bytes: int | float | None) -> str:
+    """1536 → `1.5 KiB`."""
+    if size_bytes is None:
+        return NOTHING
+    size = float(size_bytes)
+    for unit in _UNITS:
+        if size < 1024 or unit == _UNITS[-1]:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError("the last unit takes everything")
+
+
+def count_text(count: int | float | None) -> str:
+    """1234567 → `1,234,567`."""
+    return NOTHING if count is None else f"{count:,.0f}"
+
+
+def duration_text(seconds: float | None) -> str:
+    """The two largest units: `3d 4h`, `2m 5s`, `12s`."""
+    if seconds is None:
+        return NOTHING
+    left = max(int(seconds), 0)
+    parts: list[str] = []
+    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, length)
+        if count or parts or unit == "s":
+            parts.append(f"{count}{unit}")
+    return " ".join(part for part in parts[:2] if not part.startswith("0") or len(parts) == 1)
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count_text(count)} {noun}{'' if count == 1 else 's'}"

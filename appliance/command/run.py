@@ -1,0 +1,56 @@
+"""`millrace run`: hands over to the supervisor, which becomes this very process, so nothing of the command line stays in memory.
+
+The supervisor's preflight says everything that is wrong at once. Numbers are taken as text here, because typer would stop at the
+first that is none and hide the other problems.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+from appliance.base.errors import ConfigurationProblems
+from appliance.command.options import option
+
+
+def run(
+    data: Annotated[
+        list[str] | None, option("--data", metavar="DIR", help="A log directory, one per disk; may be given several times. [default: ./var/d0 and ./var/d1]")
+    ] = None,
+    state: Annotated[
+        str | None, option("--state", metavar="DIR", help="ZooKeeper's data and the box's identity; never inside a data directory. [default: ./var/state]")
+    ] = None,
+    listen: Annotated[str | None, option("--listen", metavar="HOST", help="Address to listen on. [default: 127.0.0.1]")] = None,
+    advertise: Annotated[str | None, option("--advertise", metavar="HOST", help="Name or address that clients are told. [default: loopback]")] = None,
+    kafka_port: Annotated[str | None, option("--kafka-port", metavar="PORT", help="For Kafka clients; 0 takes a free one. [default: 9092]")] = None,
+    syslog_port: Annotated[str | None, option("--syslog-port", metavar="PORT", help="For syslog, UDP and TCP; 0 takes a free one. [default: 5514]")] = None,
+    http_port: Annotated[str | None, option("--http-port", metavar="PORT", help="For health checks; 0 takes a free one. [default: 8080]")] = None,
+    acceptors: Annotated[str | None, option("--acceptors", metavar="N", help="Processes that serve Kafka clients. [default: one per four cores]")] = None,
+    zookeeper: Annotated[str | None, option("--zookeeper", metavar="HOST:PORT,…", help="An ensemble to use. [default: one of our own]")] = None,
+    config: Annotated[str | None, option("--config", metavar="FILE", help="Settings file (TOML).")] = None,
+) -> None:
+    """Run the appliance in the foreground; Ctrl-C ends it cleanly.
+
+    When it serves it prints: millrace ready kafka=HOST:PORT syslog=HOST:PORT http=HOST:PORT
+    """
+    from appliance.runtime.run_options import RunOptions, exec_supervisor, resolve_options
+
+    texts = {"kafka_port": kafka_port, "syslog_port": syslog_port, "http_port": http_port, "acceptors": acceptors}
+    numbers, problems = parse_numbers(texts)
+    options = RunOptions(data=data or None, state=state, listen=listen, advertise=advertise, zookeeper=zookeeper, config=config, **numbers)
+    if problems:
+        raise ConfigurationProblems(problems + resolve_options(options, os.cpu_count() or 1)[1])
+    exec_supervisor(options)
+
+
+def parse_numbers(texts: dict[str, str | None]) -> tuple[dict[str, int], list[str]]:
+    """The options given as numbers, and a problem for each that is none."""
+    numbers, problems = {}, []
+    for name, text in texts.items():
+        if text is None:
+            continue
+        try:
+            numbers[name] = int(text)
+        except ValueError:
+            problems.append(f"--{name.replace('_', '-')} is {text!r}; it must be a number")
+    return numbers, problems

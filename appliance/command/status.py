@@ -1,0 +1,93 @@
+"""`millrace status`: processes, disks, topics and rates of a box, for people or (`--json`) for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+from appliance.base.clock import SystemClock
+from appliance.command.finding import find_running_box
+from appliance.command.options import ConfigOption, DataOption, option
+from appliance.command.output import NOTHING, Column, bytes_text, count_text, duration_text, print_table
+
+if TYPE_CHECKING:
+    from appliance.command.box_status import BoxStatus, ProcessStatus
+    from appliance.command.finding import FoundBox
+    from appliance.command.topic_status import TopicStatus
+
+MEASURE_MS = 1_000
+
+
+def status(
+    as_json: Annotated[bool, option("--json", help="For programs.")] = False,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Show processes, disks, topics and rates."""
+    found = find_running_box(data, config)
+    from appliance.command.box_status import gather, read_shared_memory
+
+    clock = SystemClock()
+    disk_names = [str(disk["name"]) for disk in found.box["disks"]]
+    before = read_shared_memory(found.layout, disk_names, clock)
+    time.sleep(MEASURE_MS / 1000)
+    after = read_shared_memory(found.layout, disk_names, clock)
+    gathered = gather(found.layout, found.box, before, after)
+    if as_json:
+        sys.stdout.write(json.dumps(gathered.document(), indent=2) + "\n")
+    else:
+        print_status(found, gathered, clock.wall_ms())
+
+
+def print_status(found: FoundBox, gathered: BoxStatus, now_ms: int) -> None:
+    started_ms = int(found.box.get("started_wall_ms") or 0)
+    up = f"  up {duration_text((now_ms - started_ms) / 1000)}" if started_ms else ""
+    print(f"box {found.layout.box}  kafka {found.kafka_address}  broker {found.box['broker_id']}{up}\n")
+    print_table(
+        [Column("process"), Column("pid", is_number=True), Column("state"), Column("since", is_number=True), Column("restarts", is_number=True)],
+        [
+            [process.name, str(process.pid or NOTHING), _state(process), _age(process.since_ms, now_ms), count_text(process.restarts)]
+            for process in gathered.processes
+        ],
+    )
+    print()
+    print_table(
+        [Column("disk"), Column("state"), Column("free", is_number=True), Column("total", is_number=True), Column("path")],
+        [[disk.name, disk.state, bytes_text(disk.free_bytes), bytes_text(disk.total_bytes), disk.path] for disk in gathered.disks],
+    )
+    print()
+    print_table(
+        [Column("topic"), Column("partitions", is_number=True), Column("records", is_number=True), Column("size", is_number=True), Column("state")],
+        [[topic.name, str(topic.partitions), count_text(topic.records), _size(topic), _problems(topic.problems)] for topic in gathered.topics],
+    )
+    print()
+    print("  ".join(_rate(name, rate) for name, rate in gathered.rates.items()))
+
+
+def _rate(name: str, rate: float) -> str:
+    what = name.removesuffix("_per_s")
+    if what.startswith("bytes_"):
+        return f"{what.removeprefix('bytes_')} {bytes_text(rate)}/s"
+    return f"{what.replace('_', ' ')} {count_text(rate)}/s"
+
+
+def _state(process: ProcessStatus) -> str:
+    """What it says of itself matters while it does not serve: how far recovery is, what it waits for."""
+    return f"{process.state} ({process.words})" if process.words and process.state != "serving" else process.state
+
+
+def _age(since_ms: int | None, now_ms: int) -> str:
+    return NOTHING if not since_ms else duration_text((now_ms - since_ms) / 1000)
+
+
+def _size(topic: TopicStatus) -> str:
+    return bytes_text(topic.bytes) if topic.bytes_are_whole else f"> {bytes_text(topic.bytes)}"
+
+
+def _problems(problems: dict[str, str]) -> str:
+    if not problems:
+        return "ok"
+    shown = [f"{partition}: {words}" for partition, words in list(problems.items())[:3]]
+    return "; ".join(shown) + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")

@@ -1,0 +1,113 @@
+"""`millrace topic …`: create, list, describe, delete, tail."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from appliance.command.failures import UsageProblem
+from appliance.command.kafka import open_cluster, require_topic_name
+from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option
+from appliance.command.output import NOTHING, Column, count_text, plural, print_table
+from appliance.command.topic_tail import tail
+
+NameArgument = Annotated[str, argument("NAME", "The topic.")]
+
+
+def build_app(markup: Literal["rich"] | None) -> typer.Typer:
+    app = typer.Typer(help="Create, list, describe, delete and follow topics.", no_args_is_help=True, rich_markup_mode=markup)
+    app.command("create")(create)
+    app.command("list")(list_topics)
+    app.command("describe")(describe)
+    app.command("delete")(delete)
+    app.command("tail")(tail)
+    return app
+
+
+def create(
+    name: NameArgument,
+    partitions: Annotated[
+        int | None, option("--partitions", "-p", metavar="N", min=1, help="Number of partitions. [default: the box's num.partitions]")
+    ] = None,
+    replication_factor: Annotated[int | None, option("--replication-factor", metavar="N", min=1, help="Copies of each partition. [default: the box's]")] = None,
+    setting: Annotated[
+        list[str] | None,
+        option("--set", metavar="NAME=VALUE", help="A topic setting by Kafka's name, such as retention.ms=3600000; may be given several times."),
+    ] = None,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Create a topic."""
+    require_topic_name(name)
+    configs = dict(_parse_setting(text) for text in setting or [])
+    with open_cluster(bootstrap, data, config) as cluster:
+        from appliance.client.admin import create_topic
+
+        create_topic(cluster, name, partitions=partitions, replication_factor=replication_factor, configs=configs)
+        created = cluster.topic(name)
+        print(f"created topic {name} with {plural(len(created.partitions), 'partition')}")
+
+
+def _parse_setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UsageProblem(f"--set {text}: write NAME=VALUE, for example --set retention.ms=3600000")
+    return name.strip(), value.strip()
+
+
+def list_topics(bootstrap: BootstrapOption = None, data: DataOption = None, config: ConfigOption = None) -> None:
+    """List topics."""
+    with open_cluster(bootstrap, data, config) as cluster:
+        topics = cluster.metadata(None).topics
+    rows = []
+    for name, topic in sorted(topics.items()):
+        leaderless = sum(partition.leader < 0 for partition in topic.partitions)
+        behind = sum(len(partition.isr) < len(partition.assigned_replicas) for partition in topic.partitions)
+        trouble = ", ".join(text for count, text in ((leaderless, f"{leaderless} without leader"), (behind, f"{behind} under-replicated")) if count)
+        rows.append([name, str(len(topic.partitions)), str(len(topic.partitions[0].assigned_replicas)) if topic.partitions else "0", trouble or "ok"])
+    print_table([Column("topic"), Column("partitions", is_number=True), Column("replicas", is_number=True), Column("state")], rows)
+
+
+def describe(name: NameArgument, bootstrap: BootstrapOption = None, data: DataOption = None, config: ConfigOption = None) -> None:
+    """Show a topic's id, and each partition's leader, replicas and offsets."""
+    require_topic_name(name)
+    with open_cluster(bootstrap, data, config) as cluster:
+        from appliance.client.admin import describe_topic
+
+        described = describe_topic(cluster, name)
+    topic_id = described.topic.topic_id
+    print(f"topic {name}  id {topic_id or NOTHING}  {plural(len(described.partitions), 'partition')}")
+    rows = []
+    for metadata, start, end in described.partitions:
+        rows.append([
+            str(metadata.partition),
+            str(metadata.leader) if metadata.leader >= 0 else "none",
+            str(metadata.leader_epoch) if metadata.leader_epoch >= 0 else NOTHING,
+            ",".join(map(str, metadata.assigned_replicas)),
+            ",".join(map(str, metadata.isr)) or "none",
+            NOTHING if start is None else str(start),
+            NOTHING if end is None else str(end),
+            NOTHING if start is None or end is None else count_text(end - start),
+        ])  # fmt: skip
+    columns = [Column("partition", is_number=True), Column("leader", is_number=True), Column("epoch", is_number=True), Column("replicas"), Column("isr"),
+               Column("start offset", is_number=True), Column("end offset", is_number=True), Column("records", is_number=True)]  # fmt: skip
+    print_table(columns, rows)
+
+
+def delete(
+    names: Annotated[list[str], argument("NAME…", "The topics.")],
+    bootstrap: BootstrapOption = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Delete topics and all their records."""
+    for name in names:
+        require_topic_name(name)
+    with open_cluster(bootstrap, data, config) as cluster:
+        from appliance.client.admin import delete_topic
+
+        for name in names:
+            delete_topic(cluster, name)
+            print(f"deleted topic {name}")

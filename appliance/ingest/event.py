@@ -1,0 +1,123 @@
+"""Turns a parsed syslog message into a record: JSON value, key, timestamp and headers.
+
+Owned by the ingest agent. The value is one JSON object whose fields are always there (null when the sender left them out):
+time, host, app, proc_id, msg_id, severity, severity_name, facility, facility_name, structured_data ({id: {name: value, or a list of
+values where a name is repeated}}), message. A message that could not be parsed also has "parsed": false, "parse_error" and "raw".
+Bytes that are not UTF-8 become U+FFFD in the texts, and "raw_base64" then carries what was received.
+
+Weak: the record's timestamp believes the sender's clock within a day ahead and ten years back.
+"""
+
+from __future__ import annotations
+
+import binascii
+from typing import Any, NamedTuple
+
+import orjson
+
+from appliance.ingest.structured_data import read_structured_data
+from appliance.ingest.syslog_framing import CutMessage
+from appliance.ingest.syslog_message import SyslogMessage
+from appliance.records.builder import encode_headers
+
+SEVERITY_NAMES = ("emerg", "alert", "crit", "err", "warning", "notice", "info", "debug")
+FACILITY_NAMES = (
+    *("kern", "user", "mail", "daemon", "auth", "syslog", "lpr", "news", "uucp", "cron", "authpriv", "ftp", "ntp", "audit", "alert", "clock"),
+    *(f"local{number}" for number in range(8)),
+)
+assert len(SEVERITY_NAMES) == 8 and len(FACILITY_NAMES) == 24
+
+KEYS = ("host", "app", "none")
+_DAY_MS = 86_400_000
+FUTURE_MS_MAX = _DAY_MS
+PAST_MS_MAX = 3653 * _DAY_MS
+HEADER_CACHE_ENTRIES_MAX = 4096
+
+
+class EventSource(NamedTuple):
+    """Where a message came from: the peer's address as text with its port, the same without, the transport, and what a proxy header claimed."""
+
+    address: bytes
+    host: bytes
+    transport: bytes
+    proxied_source: bytes | None = None
+
+
+class Event(NamedTuple):
+    """One record to be appended; `headers` is encoded, as `BatchBuilder.append` takes it."""
+
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes
+    headers: bytes
+
+
+class EventBuilder:
+    """`build` with the choice of key and a cache of header sections (they repeat within one millisecond's burst)."""
+
+    def __init__(self, key: str = "host") -> None:
+        if key not in KEYS:
+            raise ValueError(f"a syslog record's key is one of {', '.join(KEYS)}, not {key!r}")
+        self._key = key
+        self._headers: dict[tuple[EventSource, bool], bytes] = {}
+        self._headers_arrival_ms = -1
+
+    def build(self, message: SyslogMessage, source: EventSource, arrival_ms: int) -> Event:
+        """The record of one message that arrived from `source` at `arrival_ms`."""
+        timestamp_ms = arrival_ms
+        if message.instant is not None:
+            time_ms = message.instant[0]
+            if arrival_ms - PAST_MS_MAX <= time_ms <= arrival_ms + FUTURE_MS_MAX and time_ms >= 0:
+                timestamp_ms = time_ms
+        if self._key == "host":
+            key = message.host or source.host  # a device that does not name itself still keeps its order
+        else:
+            key = message.app if self._key == "app" else None  # type: ignore[assignment]
+        return Event(timestamp_ms, key, value_of(message), self.headers(source, arrival_ms, type(message.raw) is CutMessage))
+
+    def headers(self, source: EventSource, arrival_ms: int, is_cut: bool) -> bytes:
+        """source, transport, arrival_ms; also truncated and proxied_source where they apply."""
+        if arrival_ms != self._headers_arrival_ms or len(self._headers) >= HEADER_CACHE_ENTRIES_MAX:
+            self._headers.clear()
+            self._headers_arrival_ms = arrival_ms
+        section = self._headers.get((source, is_cut))
+        if section is None:
+            headers = [("source", source.address), ("transport", source.transport), ("arrival_ms", b"%d" % arrival_ms)]
+            if is_cut:
+                headers.append(("truncated", b"true"))
+            if source.proxied_source is not None:
+                headers.append(("proxied_source", source.proxied_source))
+            section = self._headers[source, is_cut] = encode_headers(headers)
+        return section
+
+
+def value_of(message: SyslogMessage) -> bytes:
+    """The JSON of a message."""
+    try:
+        return orjson.dumps(_document(message, "strict"))
+    except UnicodeDecodeError:
+        document = _document(message, "replace")
+        document["raw_base64"] = binascii.b2a_base64(message.raw, newline=False).decode()
+        return orjson.dumps(document)
+
+
+def _document(message: SyslogMessage, errors: str) -> dict[str, Any]:
+    facility, severity, instant, host, app, proc_id, msg_id, structured_data, text, raw, parse_error = message
+    document = {
+        "time": instant and instant[1].decode(),
+        "host": host and host.decode("utf-8", errors),
+        "app": app and app.decode("utf-8", errors),
+        "proc_id": proc_id and proc_id.decode("utf-8", errors),
+        "msg_id": msg_id and msg_id.decode("utf-8", errors),
+        "severity": severity,
+        "severity_name": SEVERITY_NAMES[severity],
+        "facility": facility,
+        "facility_name": FACILITY_NAMES[facility],
+        "structured_data": read_structured_data(structured_data.decode("utf-8", errors)) if structured_data else {},
+        "message": text.decode("utf-8", errors),
+    }
+    if parse_error is not None:
+        document["parsed"] = False
+        document["parse_error"] = parse_error
+        document["raw"] = raw.decode("utf-8", errors)
+    return document

@@ -1,0 +1,155 @@
+"""Reads the times that syslog senders write: RFC 3339 (RFC 5424, rsyslog, loggen) and BSD style (RFC 3164, Cisco, NX-OS).
+
+Owned by one `SyslogParser`. Everything up to the whole second is cached by its text (senders repeat it thousands of times), so a
+date is computed once a second and not once a message. The clock is an argument: a BSD time has no year, so its year is the latest
+one that puts it no more than 31 days after the day it arrived (a sender a little ahead in December means next January).
+
+Weak: a BSD time has no zone either; the zone is a setting for all senders, and in the hour that daylight saving repeats the first is meant.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, date, datetime, tzinfo
+from typing import Final, NamedTuple, TypeVar
+
+_Value = TypeVar("_Value")
+
+CACHE_ENTRIES_MAX = 4096
+BSD_TIME_SIZE = len(b"Oct 11 22:14:15")
+_SECOND_SIZE = len(b"2024-10-11T22:14:15")
+_FUTURE_DAYS_MAX = 31
+_DAY_MS: Final = 86_400_000
+_EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
+
+_MONTHS = {name: index + 1 for index, name in enumerate((b"jan", b"feb", b"mar", b"apr", b"may", b"jun", b"jul", b"aug", b"sep", b"oct", b"nov", b"dec"))}
+_SECOND = re.compile(rb"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)\Z")
+_FRACTION_AND_ZONE = re.compile(rb"(?:[.,](\d{1,9}))?(?:([Zz])|([+-])(\d\d):?(\d\d))?\Z")
+_BSD = re.compile(
+    rb"(?:((?:19|20)\d\d) )?([A-Z][a-z]{2}) {1,2}(\d{1,2})(?: ((?:19|20)\d\d))? (\d\d):(\d\d):(\d\d)"
+    rb"(?:[.,](\d{1,9}))?(?: (UTC|GMT)(?=[ :]|\Z))?(?: ((?:19|20)\d\d)(?=[ :]|\Z))?"
+)
+
+
+class Instant(NamedTuple):
+    """A sender's time: `time_ms` since the epoch, `text` in RFC 3339 (the sender's own when it wrote it so, else UTC)."""
+
+    time_ms: int
+    text: bytes
+
+
+def rfc3339_text(time_ms: int) -> bytes:
+    """`2024-10-11T22:14:15.003Z`"""
+    seconds, milliseconds = divmod(time_ms, 1000)
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S").rjust(_SECOND_SIZE, "0").encode() + b".%03dZ" % milliseconds
+
+
+class TimestampReader:
+    """The readers of both styles with their caches; `time_zone` is that of times that name none."""
+
+    def __init__(self, time_zone: tzinfo = UTC) -> None:
+        self._time_zone = time_zone
+        self._seconds_utc: dict[bytes, int] = {}
+        self._seconds_local: dict[bytes, int] = {}
+        self._zones: dict[bytes, int] = {b"Z": 0, b"+00:00": 0}
+        self._bsd: dict[bytes, Instant] = {}
+        self._arrival_day = -1
+
+    def read_rfc3339(self, text: bytes) -> Instant | None:
+        """RFC 3339 with any number of fraction digits; also a space for the T, and no zone at all. None if it is not a time."""
+        second_ms = self._seconds_utc.get(text[:_SECOND_SIZE])
+        if second_ms is not None:
+            # The two forms nearly every sender uses, with the fraction right behind the second and a zone that was seen before.
+            zone_size = 1 if text[-1] == 0x5A else 6
+            zone_ms = self._zones.get(text[-zone_size:])
+            fraction = text[_SECOND_SIZE:-zone_size]
+            if zone_ms is not None:
+                if not fraction:
+                    return Instant(second_ms - zone_ms, text)
+                if fraction[0] == 0x2E and 4 <= len(fraction) <= 10 and fraction[1:].isdigit():
+                    return Instant(second_ms + int(fraction[1:4]) - zone_ms, text)
+        return self._read_rfc3339_slowly(text)
+
+    def _read_rfc3339_slowly(self, text: bytes) -> Instant | None:
+        suffix = _FRACTION_AND_ZONE.match(text, _SECOND_SIZE)
+        if suffix is None:
+            return None
+        fraction, utc, sign, hours, minutes = suffix.groups()
+        milliseconds = int((fraction + b"00")[:3]) if fraction else 0
+        if not utc and not sign:
+            second_ms = self._second_ms(text[:_SECOND_SIZE], self._seconds_local, self._time_zone)
+            return None if second_ms is None else Instant(second_ms + milliseconds, rfc3339_text(second_ms + milliseconds))
+        second_ms = self._second_ms(text[:_SECOND_SIZE], self._seconds_utc, UTC)
+        zone_ms = 0 if utc else (int(hours) * 60 + int(minutes)) * (-60_000 if sign == b"-" else 60_000)
+        if second_ms is None or abs(zone_ms) >= _DAY_MS:
+            return None
+        if sign and len(self._zones) < CACHE_ENTRIES_MAX and text[-3:-2] == b":":
+            self._zones[text[-6:]] = zone_ms
+        well_formed = text[10:11] == b"T" and (utc == b"Z" or text[-3:-2] == b":") and text[_SECOND_SIZE : _SECOND_SIZE + 1] != b","
+        time_ms = second_ms + milliseconds - zone_ms
+        return Instant(time_ms, text if well_formed else rfc3339_text(time_ms)) if time_ms >= 0 else None
+
+    def _second_ms(self, text: bytes, cache: dict[bytes, int], zone: tzinfo) -> int | None:
+        second_ms = cache.get(text)
+        if second_ms is None and (match := _SECOND.match(text)):
+            year, month, day, hour, minute, second = map(int, match.groups())
+            second_ms = epoch_ms(year, month, day, hour, minute, second, zone)
+            if second_ms is not None:
+                _remember(cache, text, second_ms)
+        return second_ms
+
+    def read_bsd(self, text: bytes, arrival_ms: int) -> Instant | None:
+        """Exactly the 15 bytes of RFC 3164 (`Oct 11 22:14:15`), or None."""
+        if arrival_ms // _DAY_MS != self._arrival_day:
+            self._bsd.clear()  # the year of a month may have changed
+            self._arrival_day = arrival_ms // _DAY_MS
+        instant = self._bsd.get(text)
+        if instant is None and (found := self.find_bsd(text, 0, arrival_ms)) and found[1] == BSD_TIME_SIZE == len(text):
+            instant = found[0]
+            _remember(self._bsd, text, instant)
+        return instant
+
+    def find_bsd(self, text: bytes, position: int, arrival_ms: int) -> tuple[Instant, int] | None:
+        """A BSD time at `position` in any of its forms (year before, amid or behind, fraction of a second, day unpadded, UTC), and where it ends."""
+        match = _BSD.match(text, position)
+        if match is None:
+            return None
+        year_before, month_name, day, year_amid, hour, minute, second, fraction, utc, year_behind = match.groups()
+        month = _MONTHS.get(month_name.lower())
+        year = year_before or year_amid or year_behind
+        if month is None:
+            return None
+        fields = (month, int(day), int(hour), int(minute), int(second))
+        zone = UTC if utc else self._time_zone
+        second_ms = epoch_ms(int(year), *fields, zone) if year else _guess_year(fields, zone, arrival_ms)
+        if second_ms is None or second_ms < 0:
+            return None
+        time_ms = second_ms + (int((fraction + b"00")[:3]) if fraction else 0)
+        return Instant(time_ms, rfc3339_text(time_ms)), match.end()
+
+
+def _guess_year(fields: tuple[int, int, int, int, int], zone: tzinfo, arrival_ms: int) -> int | None:
+    arrival_day = arrival_ms // _DAY_MS
+    limit_ms = (arrival_day + 1 + _FUTURE_DAYS_MAX) * _DAY_MS
+    next_year = date.fromordinal(_EPOCH_ORDINAL + arrival_day).year + 1
+    for year in range(next_year, next_year - 10, -1):  # back far enough to meet a 29 February
+        second_ms = epoch_ms(year, *fields, zone)
+        if second_ms is not None and second_ms < limit_ms:
+            return second_ms
+    return None
+
+
+def epoch_ms(year: int, month: int, day: int, hour: int, minute: int, second: int, zone: tzinfo) -> int | None:
+    """Milliseconds since the epoch, None for a day that does not exist. A leap second (60) counts as the first of the next minute."""
+    leap = second == 60
+    try:
+        moment = datetime(year, month, day, hour, minute, 59 if leap else second, tzinfo=zone)
+        return (int(moment.timestamp()) + leap) * 1000
+    except (ValueError, OverflowError):
+        return None
+
+
+def _remember(cache: dict[bytes, _Value], text: bytes, value: _Value) -> None:
+    if len(cache) >= CACHE_ENTRIES_MAX:
+        cache.clear()
+    cache[text] = value

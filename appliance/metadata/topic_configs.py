@@ -1,0 +1,171 @@
+"""Kafka's topic configs as rows: name, type, default, what is valid, and the broker settings they fall back to.
+
+Pure; used where topics are created and described. Only configs that differ from Kafka's defaults travel (`effective_config`), because
+everybody who reads one knows the defaults. Weak spot: the rows are Kafka 3.9's; configs that this appliance does not act on yet
+(remote storage, throttled replicas) are checked and kept, and have no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+INT_MAX = 2**31 - 1
+LONG_MAX = 2**63 - 1
+_BOOLEANS = ("true", "false")
+
+
+class TopicConfigRow(NamedTuple):
+    """One config. `valid` gives the reason why a value is not, or None."""
+
+    name: str
+    type: str
+    default: str
+    valid: Callable[[str], str | None]
+    broker_settings: tuple[str, ...] = ()
+
+
+def _boolean(value: str) -> str | None:
+    return None if value.lower() in _BOOLEANS else "expected true or false"
+
+
+def _number(low: int, high: int) -> Callable[[str], str | None]:
+    def valid(value: str) -> str | None:
+        try:
+            number = int(value)
+        except ValueError:
+            return "not a number"
+        return None if low <= number <= high else f"value must be between {low} and {high}"
+
+    return valid
+
+
+def _double(low: float, high: float) -> Callable[[str], str | None]:
+    def valid(value: str) -> str | None:
+        try:
+            number = float(value)
+        except ValueError:
+            return "not a number"
+        return None if low <= number <= high else f"value must be between {low} and {high}"
+
+    return valid
+
+
+def _one_of(*choices: str) -> Callable[[str], str | None]:
+    return lambda value: None if value in choices else f"value must be one of {', '.join(choices)}"
+
+
+def _cleanup_policy(value: str) -> str | None:
+    policies = [policy.strip() for policy in value.split(",")]
+    return None if policies and set(policies) <= {"compact", "delete"} else "value must be compact, delete or both"
+
+
+def _throttled_replicas(value: str) -> str | None:
+    if value in ("", "*"):
+        return None
+    pairs = [pair.strip().split(":") for pair in value.split(",")]
+    fine = all(len(pair) == 2 and pair[0].isdigit() and pair[1].isdigit() for pair in pairs)
+    return None if fine else "value must be * or a list of partition:broker"
+
+
+def _gzip_level(value: str) -> str | None:
+    return None if value == "-1" or _number(1, 9)(value) is None else "value must be 1 to 9, or -1"
+
+
+def _must_be_false(value: str) -> str | None:
+    return None if value.lower() == "false" else "tiered storage is not available here; the value must be false"
+
+
+def _anything(_value: str) -> str | None:
+    return None
+
+
+_LONG = _number(0, LONG_MAX)
+_LONG_FROM_ONE = _number(1, LONG_MAX)
+_LONG_OR_NONE = _number(-1, LONG_MAX)
+_INT = _number(0, INT_MAX)
+_MAX = str(LONG_MAX)
+_WEEK = "604800000"
+_CODECS = _one_of("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
+_STAMPS = _one_of("CreateTime", "LogAppendTime")
+
+TOPIC_CONFIG_ROWS: dict[str, TopicConfigRow] = {
+    row.name: row
+    for row in (
+        TopicConfigRow("cleanup.policy", "list", "delete", _cleanup_policy, ("log.cleanup.policy",)),
+        TopicConfigRow("compression.gzip.level", "int", "-1", _gzip_level, ("compression.gzip.level",)),
+        TopicConfigRow("compression.lz4.level", "int", "9", _number(1, 17), ("compression.lz4.level",)),
+        TopicConfigRow("compression.type", "string", "producer", _CODECS, ("compression.type",)),
+        TopicConfigRow("compression.zstd.level", "int", "3", _number(-131072, 22), ("compression.zstd.level",)),
+        TopicConfigRow("delete.retention.ms", "long", "86400000", _LONG, ("log.cleaner.delete.retention.ms",)),
+        TopicConfigRow("file.delete.delay.ms", "long", "60000", _LONG, ("log.segment.delete.delay.ms",)),
+        TopicConfigRow("flush.messages", "long", _MAX, _LONG_FROM_ONE, ("log.flush.interval.messages",)),
+        TopicConfigRow("flush.ms", "long", _MAX, _LONG, ("log.flush.interval.ms",)),
+        TopicConfigRow("follower.replication.throttled.replicas", "list", "", _throttled_replicas),
+        TopicConfigRow("index.interval.bytes", "int", "4096", _INT, ("log.index.interval.bytes",)),
+        TopicConfigRow("leader.replication.throttled.replicas", "list", "", _throttled_replicas),
+        TopicConfigRow("local.retention.bytes", "long", "-2", _number(-2, LONG_MAX), ("log.local.retention.bytes",)),
+        TopicConfigRow("local.retention.ms", "long", "-2", _number(-2, LONG_MAX), ("log.local.retention.ms",)),
+        TopicConfigRow("max.compaction.lag.ms", "long", _MAX, _LONG_FROM_ONE, ("log.cleaner.max.compaction.lag.ms",)),
+        TopicConfigRow("max.message.bytes", "int", "1048588", _INT, ("message.max.bytes",)),
+        TopicConfigRow("message.downconversion.enable", "boolean", "true", _boolean, ("log.message.downconversion.enable",)),
+        TopicConfigRow("message.format.version", "string", "3.0-IV1", _anything, ("log.message.format.version",)),
+        TopicConfigRow("message.timestamp.after.max.ms", "long", _MAX, _LONG, ("log.message.timestamp.after.max.ms",)),
+        TopicConfigRow("message.timestamp.before.max.ms", "long", _MAX, _LONG, ("log.message.timestamp.before.max.ms",)),
+        TopicConfigRow("message.timestamp.difference.max.ms", "long", _MAX, _LONG, ("log.message.timestamp.difference.max.ms",)),
+        TopicConfigRow("message.timestamp.type", "string", "CreateTime", _STAMPS, ("log.message.timestamp.type",)),
+        TopicConfigRow("min.cleanable.dirty.ratio", "double", "0.5", _double(0, 1), ("log.cleaner.min.cleanable.ratio",)),
+        TopicConfigRow("min.compaction.lag.ms", "long", "0", _LONG, ("log.cleaner.min.compaction.lag.ms",)),
+        TopicConfigRow("min.insync.replicas", "int", "1", _number(1, INT_MAX), ("min.insync.replicas",)),
+        TopicConfigRow("preallocate", "boolean", "false", _boolean, ("log.preallocate",)),
+        TopicConfigRow("remote.log.copy.disable", "boolean", "false", _must_be_false),
+        TopicConfigRow("remote.log.delete.on.disable", "boolean", "false", _must_be_false),
+        TopicConfigRow("remote.storage.enable", "boolean", "false", _must_be_false),
+        TopicConfigRow("retention.bytes", "long", "-1", _number(-LONG_MAX - 1, LONG_MAX), ("log.retention.bytes",)),
+        TopicConfigRow("retention.ms", "long", _WEEK, _LONG_OR_NONE, ("log.retention.ms",)),
+        TopicConfigRow("segment.bytes", "int", "1073741824", _number(14, INT_MAX), ("log.segment.bytes",)),
+        TopicConfigRow("segment.index.bytes", "int", "10485760", _number(4, INT_MAX), ("log.index.size.max.bytes",)),
+        TopicConfigRow("segment.jitter.ms", "long", "0", _LONG, ("log.roll.jitter.ms",)),
+        TopicConfigRow("segment.ms", "long", _WEEK, _LONG_FROM_ONE, ("log.roll.ms",)),
+        TopicConfigRow("unclean.leader.election.enable", "boolean", "false", _boolean, ("unclean.leader.election.enable",)),
+    )
+}
+
+
+def topic_config_problem(config: Mapping[str, str | None]) -> str | None:
+    """Why these configs cannot be set on a topic, or None; null values are a problem too (on creation they are)."""
+    nulls = sorted(name for name, value in config.items() if value is None)
+    if nulls:
+        return f"Null value not supported for topic configs: {', '.join(nulls)}"
+    for name, value in config.items():
+        row = TOPIC_CONFIG_ROWS.get(name)
+        if row is None:
+            return f"Unknown topic config name: {name}"
+        problem = row.valid(str(value))
+        if problem is not None:
+            return f"Invalid value {value} for configuration {name}: {problem}"
+    lag_min = int(config.get("min.compaction.lag.ms") or 0)
+    lag_max = int(config.get("max.compaction.lag.ms") or LONG_MAX)
+    if lag_min > lag_max:
+        return f"conflict topic config setting min.compaction.lag.ms ({lag_min}) > max.compaction.lag.ms ({lag_max})"
+    return None
+
+
+def broker_config(settings: Mapping[str, object]) -> dict[str, str]:
+    """Topic configs as the broker's settings give them, where they differ from Kafka's defaults; a value that no topic may have means unset."""
+    config = {}
+    for row in TOPIC_CONFIG_ROWS.values():
+        for name in row.broker_settings:
+            value = settings.get(name)
+            if value is None:
+                continue
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            if text != row.default and row.valid(text) is None:
+                config[row.name] = text
+            break
+    return config
+
+
+def effective_config(broker: Mapping[str, str], topic: Mapping[str, str]) -> dict[str, str]:
+    """What holds for a topic, as far as it differs from Kafka's defaults: its own configs before the broker's."""
+    return {**broker, **topic}

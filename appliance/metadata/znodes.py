@@ -1,0 +1,317 @@
+"""Paths and JSON documents of the ZooKeeper tree: Kafka 3.9's, and the two of our own under `/millrace`.
+
+Pure: bytes in, values out, and back. Nobody owns it; the controller is its only user in production. Documents are
+written exactly as Kafka 3.9 in ZooKeeper mode writes them, so that its tools can read the tree; read are all
+versions that a reader of 3.9 accepts. Weak spot: unknown keys are dropped when a document is written back, as in Kafka.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import orjson
+
+from appliance.base.errors import MillraceError
+from appliance.base.model import TopicId
+
+# --- Kafka's paths -----------------------------------------------------------------------------------------------------
+
+PERSISTENT_PATHS = (
+    "/consumers",
+    "/brokers/ids",
+    "/brokers/topics",
+    "/config/changes",
+    "/admin/delete_topics",
+    "/brokers/seqid",
+    "/isr_change_notification",
+    "/latest_producer_id_block",
+    "/log_dir_event_notification",
+    "/config/topics",
+    "/config/clients",
+    "/config/users",
+    "/config/brokers",
+    "/config/ips",
+)
+"""Created empty by every broker at start, parents included."""
+
+CLUSTER = "/cluster"
+CLUSTER_ID = "/cluster/id"
+CONTROLLER = "/controller"
+CONTROLLER_EPOCH = "/controller_epoch"
+BROKER_IDS = "/brokers/ids"
+BROKER_TOPICS = "/brokers/topics"
+DELETE_TOPICS = "/admin/delete_topics"
+CONFIG_TOPICS = "/config/topics"
+
+
+def broker_path(broker_id: int) -> str:
+    return f"{BROKER_IDS}/{broker_id}"
+
+
+def topic_path(topic: str) -> str:
+    return f"{BROKER_TOPICS}/{topic}"
+
+
+def topic_partitions_path(topic: str) -> str:
+    return f"{BROKER_TOPICS}/{topic}/partitions"
+
+
+def partition_path(topic: str, partition: int) -> str:
+    return f"{BROKER_TOPICS}/{topic}/partitions/{partition}"
+
+
+def partition_state_path(topic: str, partition: int) -> str:
+    return f"{BROKER_TOPICS}/{topic}/partitions/{partition}/state"
+
+
+def topic_config_path(topic: str) -> str:
+    return f"{CONFIG_TOPICS}/{topic}"
+
+
+def delete_topic_path(topic: str) -> str:
+    return f"{DELETE_TOPICS}/{topic}"
+
+
+# --- our own paths -----------------------------------------------------------------------------------------------------
+
+MILLRACE = "/millrace"
+MILLRACE_BROKERS = "/millrace/brokers"
+
+
+def box_path(broker_id: int) -> str:
+    """Which box a broker id belongs to, and its directories."""
+    return f"{MILLRACE_BROKERS}/{broker_id}"
+
+
+def placements_path(broker_id: int) -> str:
+    return f"{MILLRACE_BROKERS}/{broker_id}/topics"
+
+
+def placement_path(broker_id: int, topic: str) -> str:
+    """Which directory of the broker holds which partition of the topic."""
+    return f"{MILLRACE_BROKERS}/{broker_id}/topics/{topic}"
+
+
+def parents_first(paths: tuple[str, ...]) -> list[str]:
+    """Every path with all its parents, each once, a parent before its children."""
+    ordered: dict[str, None] = {}
+    for path in paths:
+        parts = path.strip("/").split("/")
+        for depth in range(1, len(parts) + 1):
+            ordered["/" + "/".join(parts[:depth])] = None
+    return list(ordered)
+
+
+# --- documents ---------------------------------------------------------------------------------------------------------
+
+
+class DocumentUnreadable(MillraceError):
+    """A znode holds what no version of its document looks like."""
+
+
+def _load(path: str, data: bytes) -> dict[str, Any]:
+    try:
+        document = orjson.loads(data)
+    except orjson.JSONDecodeError as problem:
+        raise DocumentUnreadable(f"znode {path} does not hold JSON: {problem}") from None
+    if not isinstance(document, dict):
+        raise DocumentUnreadable(f"znode {path} does not hold a JSON object")
+    return document
+
+
+def encode_cluster_id(cluster_id: str) -> bytes:
+    return orjson.dumps({"version": "1", "id": cluster_id})
+
+
+def decode_cluster_id(data: bytes) -> str:
+    return str(_field(CLUSTER_ID, _load(CLUSTER_ID, data), "id"))
+
+
+class BrokerRegistration(NamedTuple):
+    """`/brokers/ids/N`, written as version 5. `endpoints` are `(listener name, host, port)`."""
+
+    broker_id: int
+    endpoints: tuple[tuple[str, str, int], ...]
+    security_protocols: dict[str, str]
+    rack: str | None
+    timestamp_ms: int
+
+    def encode(self) -> bytes:
+        plaintext = next(((host, port) for name, host, port in self.endpoints if self.security_protocols.get(name) == "PLAINTEXT"), (None, -1))
+        document: dict[str, Any] = {
+            "version": 5,
+            "host": plaintext[0],
+            "port": plaintext[1],
+            "endpoints": [f"{name}://{_bracketed(host)}:{port}" for name, host, port in self.endpoints],
+            "listener_security_protocol_map": self.security_protocols,
+            "jmx_port": -1,
+            "timestamp": str(self.timestamp_ms),
+            "features": {},
+        }
+        if self.rack is not None:
+            document["rack"] = self.rack
+        return orjson.dumps(document)
+
+    @classmethod
+    def decode(cls, broker_id: int, data: bytes) -> BrokerRegistration:
+        path = broker_path(broker_id)
+        document = _load(path, data)
+        if document.get("version", 0) < 1:
+            raise DocumentUnreadable(f"znode {path} has version {document.get('version')}, expected 1 or more")
+        if document["version"] == 1:
+            endpoints: tuple[tuple[str, str, int], ...] = (("PLAINTEXT", str(_field(path, document, "host")), int(_field(path, document, "port"))),)
+        else:
+            endpoints = tuple(_parse_endpoint(path, text) for text in _field(path, document, "endpoints"))
+        protocols = document.get("listener_security_protocol_map") or {name: name for name, _, _ in endpoints}
+        return cls(broker_id, endpoints, protocols, document.get("rack"), int(document.get("timestamp", -1)))
+
+    def client_endpoint(self) -> tuple[str, int] | None:
+        """Host and port of the first plaintext listener, which clients are told."""
+        return next(((host, port) for name, host, port in self.endpoints if self.security_protocols.get(name) == "PLAINTEXT"), None)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _parse_endpoint(path: str, text: str) -> tuple[str, str, int]:
+    name, separator, address = text.partition("://")
+    host, colon, port = address.rpartition(":")
+    if not separator or not colon or not port.isdigit():
+        raise DocumentUnreadable(f"znode {path} has an endpoint {text!r}, expected LISTENER://host:port")
+    return name.upper(), host.strip("[]"), int(port)
+
+
+class TopicAssignment(NamedTuple):
+    """`/brokers/topics/T`, written as version 3. `topic_id` is None only in documents of versions 1 and 2."""
+
+    topic_id: TopicId | None
+    partitions: dict[int, tuple[int, ...]]
+    adding_replicas: dict[int, tuple[int, ...]]
+    removing_replicas: dict[int, tuple[int, ...]]
+
+    @classmethod
+    def new(cls, topic_id: TopicId, partitions: dict[int, tuple[int, ...]]) -> TopicAssignment:
+        return cls(topic_id, partitions, {}, {})
+
+    def encode(self) -> bytes:
+        return orjson.dumps(
+            {
+                "version": 3,
+                "topic_id": str(self.topic_id),
+                "partitions": _by_partition_text(self.partitions),
+                "adding_replicas": _by_partition_text(self.adding_replicas),
+                "removing_replicas": _by_partition_text(self.removing_replicas),
+            }
+        )
+
+    @classmethod
+    def decode(cls, topic: str, data: bytes) -> TopicAssignment:
+        path = topic_path(topic)
+        document = _load(path, data)
+        text = document.get("topic_id")
+        return cls(
+            TopicId.from_text(text) if text else None,
+            _by_partition(_field(path, document, "partitions")),
+            _by_partition(document.get("adding_replicas", {})),
+            _by_partition(document.get("removing_replicas", {})),
+        )
+
+
+def _by_partition_text(replicas: dict[int, tuple[int, ...]]) -> dict[str, list[int]]:
+    return {str(partition): list(ids) for partition, ids in sorted(replicas.items())}
+
+
+def _by_partition(document: dict[str, list[int]]) -> dict[int, tuple[int, ...]]:
+    return {int(partition): tuple(ids) for partition, ids in document.items()}
+
+
+class PartitionState(NamedTuple):
+    """`…/partitions/P/state`. The znode's data version is the partition epoch: every update is conditional on it."""
+
+    leader: int
+    leader_epoch: int
+    controller_epoch: int
+    isr: tuple[int, ...]
+    leader_recovery_state: int = 0
+
+    def encode(self) -> bytes:
+        document: dict[str, Any] = {
+            "version": 1,
+            "leader": self.leader,
+            "leader_epoch": self.leader_epoch,
+            "controller_epoch": self.controller_epoch,
+            "isr": list(self.isr),
+        }
+        if self.leader_recovery_state:
+            document["leader_recovery_state"] = self.leader_recovery_state
+        return orjson.dumps(document)
+
+    @classmethod
+    def decode(cls, path: str, data: bytes) -> PartitionState:
+        document = _load(path, data)
+        return cls(
+            int(_field(path, document, "leader")),
+            int(_field(path, document, "leader_epoch")),
+            int(_field(path, document, "controller_epoch")),
+            tuple(_field(path, document, "isr")),
+            int(document.get("leader_recovery_state", 0)),
+        )
+
+
+def encode_controller(broker_id: int, timestamp_ms: int) -> bytes:
+    return orjson.dumps({"version": 2, "brokerid": broker_id, "timestamp": str(timestamp_ms), "kraftControllerEpoch": -1})
+
+
+def decode_controller(data: bytes) -> int:
+    """The broker id of the controller."""
+    return int(_field(CONTROLLER, _load(CONTROLLER, data), "brokerid"))
+
+
+def encode_config(config: dict[str, str]) -> bytes:
+    return orjson.dumps({"version": 1, "config": config})
+
+
+def decode_config(path: str, data: bytes) -> dict[str, str]:
+    return {str(name): str(value) for name, value in _load(path, data).get("config", {}).items()}
+
+
+class BoxRecord(NamedTuple):
+    """`/millrace/brokers/N`: the box that owns broker id N, told by its identity file, and its directories (id → disk name)."""
+
+    box_id: str
+    directories: dict[str, str]
+
+    def encode(self) -> bytes:
+        return orjson.dumps({"version": 1, "box_id": self.box_id, "directories": self.directories})
+
+    @classmethod
+    def decode(cls, path: str, data: bytes) -> BoxRecord:
+        document = _load(path, data)
+        return cls(str(_field(path, document, "box_id")), dict(document.get("directories", {})))
+
+
+class Placement(NamedTuple):
+    """`/millrace/brokers/N/topics/T`: partition → directory id, on that broker."""
+
+    topic_id: TopicId
+    directories: dict[int, str]
+
+    def encode(self) -> bytes:
+        directories = {str(partition): directory for partition, directory in sorted(self.directories.items())}
+        return orjson.dumps({"version": 1, "topic_id": str(self.topic_id), "partitions": directories})
+
+    @classmethod
+    def decode(cls, path: str, data: bytes) -> Placement:
+        document = _load(path, data)
+        return cls(
+            TopicId.from_text(str(_field(path, document, "topic_id"))),
+            {int(partition): str(directory) for partition, directory in _field(path, document, "partitions").items()},
+        )
+
+
+def _field(path: str, document: dict[str, Any], name: str) -> Any:
+    try:
+        return document[name]
+    except KeyError:
+        raise DocumentUnreadable(f"znode {path} has no field {name!r}") from None

@@ -1,0 +1,209 @@
+"""The record batch, magic 2: its header, what makes one acceptable from a producer, and the stamps that a leader puts on it.
+
+Owned by nobody; pure functions over bytes. `batch_problem` runs in the acceptor for every produced batch, the stamps in the
+log-writer, both among the hottest code of the product: they read fields by position and build no object for a good batch.
+Weak spot: maxTimestamp is believed as the producer wrote it; to check it, the batch would have to be opened.
+
+    0 baseOffset  8 batchLength  12 partitionLeaderEpoch  16 magic  17 crc  21 attributes  23 lastOffsetDelta
+    27 baseTimestamp  35 maxTimestamp  43 producerId  51 producerEpoch  53 baseSequence  57 recordsCount  61 records
+The CRC covers everything from 21 on: offset and leader epoch may be stamped without touching it. Source: Kafka's
+DefaultRecordBatch, KIP-98.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import NamedTuple
+
+from appliance.base.errors import ErrorCode
+from appliance.records.compression import Buffer, Codec
+from appliance.records.crc32c import crc32c
+
+BATCH_HEADER = Struct(">qiibIhiqqqhii")
+MAGIC = 2
+
+BASE_OFFSET_AT = 0
+BATCH_LENGTH_AT = BASE_OFFSET_AT + 8
+LEADER_EPOCH_AT = BATCH_LENGTH_AT + 4
+MAGIC_AT = LEADER_EPOCH_AT + 4
+CRC_AT = MAGIC_AT + 1
+ATTRIBUTES_AT = CRC_AT + 4
+LAST_OFFSET_DELTA_AT = ATTRIBUTES_AT + 2
+BASE_TIMESTAMP_AT = LAST_OFFSET_DELTA_AT + 4
+MAX_TIMESTAMP_AT = BASE_TIMESTAMP_AT + 8
+PRODUCER_ID_AT = MAX_TIMESTAMP_AT + 8
+PRODUCER_EPOCH_AT = PRODUCER_ID_AT + 8
+BASE_SEQUENCE_AT = PRODUCER_EPOCH_AT + 2
+RECORDS_COUNT_AT = BASE_SEQUENCE_AT + 4
+RECORDS_AT = RECORDS_COUNT_AT + 4
+
+LOG_OVERHEAD = LEADER_EPOCH_AT
+"""Bytes of a batch that its batchLength does not count."""
+
+CODEC_MASK = 0x07
+LOG_APPEND_TIME_FLAG = 0x08
+TRANSACTIONAL_FLAG = 0x10
+CONTROL_FLAG = 0x20
+DELETE_HORIZON_FLAG = 0x40
+
+assert BATCH_HEADER.size == RECORDS_AT == 61
+assert LOG_OVERHEAD == 12 and ATTRIBUTES_AT == 21
+
+_unpack_header = BATCH_HEADER.unpack_from
+_CRC = Struct(">I")
+_OFFSET_LENGTH_EPOCH = Struct(">qii")
+_ATTRIBUTES = Struct(">h")
+_TIMESTAMP = Struct(">q")
+_LENGTH = Struct(">i")
+
+
+class BatchHeader(NamedTuple):
+    """The 61 bytes in front of a batch's records, in the order of the wire."""
+
+    base_offset: int
+    batch_length: int
+    partition_leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    records_count: int
+
+    @property
+    def size_bytes(self) -> int:
+        return self.batch_length + LOG_OVERHEAD
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def codec(self) -> Codec:
+        return Codec(self.attributes & CODEC_MASK)
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & TRANSACTIONAL_FLAG)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & CONTROL_FLAG)
+
+    @property
+    def uses_log_append_time(self) -> bool:
+        return bool(self.attributes & LOG_APPEND_TIME_FLAG)
+
+
+def read_batch_header(buffer: Buffer, position: int = 0) -> BatchHeader:
+    """The header at `position`; nothing is checked beyond its 61 bytes being there (struct.error otherwise)."""
+    return BatchHeader._make(_unpack_header(buffer, position))
+
+
+def batch_crc(buffer: Buffer, position: int, size_bytes: int) -> int:
+    """CRC-32C over what the stored checksum covers."""
+    return crc32c(memoryview(buffer)[position + ATTRIBUTES_AT : position + size_bytes])
+
+
+def batch_problem(buffer: Buffer, position: int, limit: int, max_message_bytes: int) -> tuple[ErrorCode, str] | None:
+    """Why a producer's batch at buffer[position:limit] must be refused, or None. It must be exactly one batch."""
+    size_bytes = limit - position
+    if size_bytes < RECORDS_AT:
+        return _short_problem(buffer, position, limit)
+    (
+        base_offset,
+        batch_length,
+        _,
+        magic,
+        crc,
+        attributes,
+        last_offset_delta,
+        _,
+        _,
+        producer_id,
+        _,
+        base_sequence,
+        records_count,
+    ) = _unpack_header(buffer, position)
+    if magic != MAGIC:
+        return ErrorCode.INVALID_RECORD, f"record batches must have magic {MAGIC}, this one has {magic}"
+    if batch_length + LOG_OVERHEAD != size_bytes:
+        return _length_problem(batch_length, size_bytes)
+    if base_offset:
+        return ErrorCode.INVALID_RECORD, f"a produced batch must have base offset 0, this one has {base_offset}"
+    if size_bytes > max_message_bytes:
+        return ErrorCode.MESSAGE_TOO_LARGE, f"a batch of {size_bytes} bytes is larger than the limit of {max_message_bytes}"
+    if crc32c(memoryview(buffer)[position + ATTRIBUTES_AT : limit]) != crc:
+        return ErrorCode.CORRUPT_MESSAGE, f"the batch's checksum does not match its bytes (stored {crc:#010x})"
+    if records_count != last_offset_delta + 1 or records_count <= 0 or attributes & ~0x17 or attributes & CODEC_MASK > Codec.ZSTD:
+        return _content_problem(attributes, last_offset_delta, records_count)
+    if producer_id >= 0 and base_sequence < 0:
+        return ErrorCode.INVALID_RECORD, f"a batch of producer id {producer_id} has no sequence ({base_sequence})"
+    return None
+
+
+def _short_problem(buffer: Buffer, position: int, limit: int) -> tuple[ErrorCode, str]:
+    size_bytes = limit - position
+    if size_bytes > MAGIC_AT and memoryview(buffer)[position + MAGIC_AT] < MAGIC:
+        return ErrorCode.INVALID_RECORD, f"record batches must have magic {MAGIC}"
+    if size_bytes <= 0:
+        return ErrorCode.INVALID_RECORD, "a produce request must hold exactly one record batch, this one holds none"
+    return ErrorCode.CORRUPT_MESSAGE, f"{size_bytes} bytes are too few for a record batch"
+
+
+def _length_problem(batch_length: int, size_bytes: int) -> tuple[ErrorCode, str]:
+    claimed = batch_length + LOG_OVERHEAD
+    if claimed < RECORDS_AT:
+        return ErrorCode.CORRUPT_MESSAGE, f"a batch claims {claimed} bytes, its header alone has {RECORDS_AT}"
+    if claimed > size_bytes:
+        return ErrorCode.CORRUPT_MESSAGE, f"a batch claims {claimed} bytes, {size_bytes} are there"
+    return ErrorCode.INVALID_RECORD, f"a produce request must hold exactly one record batch, {size_bytes - claimed} bytes follow the first"
+
+
+def _content_problem(attributes: int, last_offset_delta: int, records_count: int) -> tuple[ErrorCode, str]:
+    if attributes & CONTROL_FLAG:
+        return ErrorCode.INVALID_RECORD, "clients must not write control batches"
+    if attributes & LOG_APPEND_TIME_FLAG:
+        return ErrorCode.INVALID_TIMESTAMP, "a client must not send a batch with the timestamp type LogAppendTime"
+    if attributes & CODEC_MASK > Codec.ZSTD:
+        return ErrorCode.INVALID_RECORD, f"compression codec {attributes & CODEC_MASK} is unknown"
+    if records_count != last_offset_delta + 1 or records_count <= 0:
+        return ErrorCode.INVALID_RECORD, f"a batch counts {records_count} records and has last offset delta {last_offset_delta}"
+    return ErrorCode.INVALID_RECORD, f"batch attributes {attributes & 0xFFFF:#06x} have bits that a client must not set"
+
+
+def stored_batch_problem(buffer: Buffer, position: int, limit: int) -> str | None:
+    """Why buffer[position:limit] does not begin with a whole, intact batch of a log, or None. `limit` may lie behind the batch."""
+    available = limit - position
+    if available < RECORDS_AT:
+        return f"{available} bytes are too few for a record batch"
+    _, batch_length, _, magic, crc, _, last_offset_delta, _, _, _, _, _, _ = _unpack_header(buffer, position)
+    size_bytes = batch_length + LOG_OVERHEAD
+    if size_bytes < RECORDS_AT or size_bytes > available:
+        return f"a batch claims {size_bytes} bytes, {available} are there"
+    if magic != MAGIC:
+        return f"a batch has magic {magic}"
+    if last_offset_delta < 0:
+        return f"a batch has last offset delta {last_offset_delta}"
+    if crc32c(memoryview(buffer)[position + ATTRIBUTES_AT : position + size_bytes]) != crc:
+        return f"a batch's checksum does not match its bytes (stored {crc:#010x})"
+    return None
+
+
+def stamp_batch(buffer: bytearray | memoryview, position: int, base_offset: int, leader_epoch: int) -> None:
+    """Write base offset and leader epoch in place; the CRC does not cover them."""
+    (batch_length,) = _LENGTH.unpack_from(buffer, position + BATCH_LENGTH_AT)
+    _OFFSET_LENGTH_EPOCH.pack_into(buffer, position, base_offset, batch_length, leader_epoch)
+
+
+def stamp_log_append_time(buffer: bytearray | memoryview, position: int, size_bytes: int, timestamp_ms: int) -> None:
+    """Set the timestamp type LogAppendTime and maxTimestamp in place, and the CRC anew. Records stay as they are: readers
+    take the batch's maxTimestamp for every record of such a batch."""
+    (attributes,) = _ATTRIBUTES.unpack_from(buffer, position + ATTRIBUTES_AT)
+    _ATTRIBUTES.pack_into(buffer, position + ATTRIBUTES_AT, attributes | LOG_APPEND_TIME_FLAG)
+    _TIMESTAMP.pack_into(buffer, position + MAX_TIMESTAMP_AT, timestamp_ms)
+    _CRC.pack_into(buffer, position + CRC_AT, batch_crc(buffer, position, size_bytes))

@@ -1,0 +1,93 @@
+"""Builds record batches as a producer sends them: base offset 0, no leader epoch, no producer id.
+
+Owned by whoever fills it (ingest, the command line, tests); hot in ingest. A builder is used again after `build()`. Header sections that
+repeat can be encoded once with `encode_headers` and handed to `append` as bytes. Weak spot: `size_bytes` is the size before
+compression, so compressed batches close earlier than their limit would allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from appliance.records.batch import ATTRIBUTES_AT, BATCH_HEADER, LOG_OVERHEAD, MAGIC, RECORDS_AT
+from appliance.records.compression import Codec, compress
+from appliance.records.crc32c import crc32c
+from appliance.records.varint import NULL_LENGTH, TABLE, TABLE_END, encode_varint
+
+NO_HEADERS = encode_varint(0)
+_ATTRIBUTES = b"\x00"
+
+
+def encode_headers(headers: Iterable[tuple[str, bytes | None]]) -> bytes:
+    """The header section of a record: count, then each name and value with its length."""
+    pieces = [b""]
+    count = 0
+    for name, value in headers:
+        encoded = name.encode()
+        pieces += (encode_varint(len(encoded)), encoded)
+        pieces += (NULL_LENGTH,) if value is None else (encode_varint(len(value)), value)
+        count += 1
+    pieces[0] = encode_varint(count)
+    return b"".join(pieces)
+
+
+class BatchBuilder:
+    """Collects records and turns them into one batch."""
+
+    __slots__ = ("_base_timestamp", "_codec", "_max_timestamp", "_pieces", "count", "size_bytes")
+
+    def __init__(self, codec: Codec = Codec.NONE) -> None:
+        self._codec = codec
+        self._clear()
+
+    def _clear(self) -> None:
+        self._pieces: list[bytes] = []
+        self._base_timestamp = -1
+        self._max_timestamp = -1
+        self.count = 0
+        self.size_bytes = RECORDS_AT
+        """What the batch would occupy uncompressed, header included."""
+
+    def append(self, timestamp_ms: int, key: bytes | None, value: bytes | None, headers: bytes | Iterable[tuple[str, bytes | None]] = NO_HEADERS) -> None:
+        """Add a record. `headers` is a sequence of (name, value) or what `encode_headers` made of one."""
+        count = self.count
+        if not count:
+            self._base_timestamp = timestamp_ms
+        if timestamp_ms > self._max_timestamp:
+            self._max_timestamp = timestamp_ms
+        delta = timestamp_ms - self._base_timestamp
+        key_length = NULL_LENGTH if key is None else encode_varint(len(key))
+        value_length = NULL_LENGTH if value is None else encode_varint(len(value))
+        body = b"".join(
+            (
+                _ATTRIBUTES,
+                TABLE[delta] if 0 <= delta < TABLE_END else encode_varint(delta),
+                TABLE[count] if count < TABLE_END else encode_varint(count),
+                key_length,
+                key or b"",
+                value_length,
+                value or b"",
+                headers if type(headers) is bytes else encode_headers(headers),  # type: ignore[arg-type]
+            )
+        )
+        size_bytes = len(body)
+        length = TABLE[size_bytes] if size_bytes < TABLE_END else encode_varint(size_bytes)
+        self._pieces += (length, body)
+        self.count = count + 1
+        self.size_bytes += size_bytes + len(length)
+
+    def build(self) -> bytes:
+        """The batch; the builder is empty afterwards. At least one record must have been appended."""
+        if not self.count:
+            raise ValueError("a batch without records cannot be built")
+        body = b"".join(self._pieces)
+        if self._codec:
+            body = compress(self._codec, body)
+        header = bytearray(RECORDS_AT)
+        fields = (int(self._codec), self.count - 1, self._base_timestamp, self._max_timestamp, -1, -1, -1, self.count)
+        length = RECORDS_AT - LOG_OVERHEAD + len(body)
+        BATCH_HEADER.pack_into(header, 0, 0, length, -1, MAGIC, 0, *fields)
+        crc = crc32c(body, crc32c(header[ATTRIBUTES_AT:]))
+        BATCH_HEADER.pack_into(header, 0, 0, length, -1, MAGIC, crc, *fields)
+        self._clear()
+        return bytes(header) + body

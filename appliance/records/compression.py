@@ -1,0 +1,218 @@
+"""The four codecs of Kafka batches, with the framings that other clients accept and a guard against bombs.
+
+Owned by nobody; pure functions over bytes. `cramjam` is imported at the first use: acceptor and log-writer store batches as they
+came and must not pay for codecs. Weak spots: the size of a decompressed zstd or lz4 stream is not known beforehand, so
+decompression tries with growing buffers (at most a third more work than knowing); for magic 0 the wrong header checksum of lz4
+is not handled here yet.
+
+* gzip: a plain gzip stream, one or more members.
+* snappy: xerial framing (16 bytes of header, then int32 length and a raw block for every 32 KiB); a bare raw block is accepted too.
+* lz4: a frame of *independent* 64 KiB blocks without checksums, byte for byte the header that Kafka's own clients write. cramjam's
+  frame compressor links its blocks, which Java's reader refuses; so frames are put together here.
+* zstd: plain frames.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from enum import IntEnum
+from struct import Struct
+from types import ModuleType
+
+from appliance.records.corrupt_batch import CorruptBatch
+
+
+class Codec(IntEnum):
+    """Bits 0-2 of a batch's attributes."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+Buffer = bytes | bytearray | memoryview
+
+XERIAL_MAGIC = b"\x82SNAPPY\x00"
+_XERIAL_HEADER = XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
+_XERIAL_BLOCK_BYTES = 32 * 1024
+_BLOCK_LENGTH = Struct(">i")
+
+# magic, FLG (version 1, independent blocks), BD (64 KiB), second byte of xxHash32 over FLG and BD
+_LZ4_FRAME_HEADER = b"\x04\x22\x4d\x18\x60\x40\x82"
+_LZ4_BLOCK_BYTES = 64 * 1024
+_LZ4_BLOCK_LENGTH = Struct("<I")
+_LZ4_STORED = 0x8000_0000
+_LZ4_END_MARK = bytes(4)
+
+_SMALLEST_GUESS_BYTES = 64 * 1024
+_BUFFER_TOO_SMALL = "failed to write whole buffer"
+
+assert len(_XERIAL_HEADER) == 16 and len(_LZ4_FRAME_HEADER) == 7
+
+
+def compress(codec: Codec, data: Buffer) -> bytes:
+    """`data` as one stream of `codec`, at the default level of Kafka's clients (lz4: fast, zstd: 3)."""
+    if codec is Codec.NONE:
+        return bytes(data)
+    return _COMPRESSORS[codec](data)
+
+
+def decompress(codec: Codec, data: Buffer, limit_bytes: int) -> Buffer:
+    """The content of a stream. Raises `CorruptBatch` for a broken stream or one that holds more than `limit_bytes`."""
+    if codec is Codec.NONE:
+        return data
+    return _DECOMPRESSORS[codec](data, limit_bytes)
+
+
+def _cramjam() -> ModuleType:
+    import cramjam
+
+    module: ModuleType = cramjam
+    return module
+
+
+def _too_large(limit_bytes: int) -> CorruptBatch:
+    return CorruptBatch(f"a compressed batch holds more than the limit of {limit_bytes} bytes")
+
+
+def _compress_gzip(data: Buffer) -> bytes:
+    compressor = zlib.compressobj(wbits=31)
+    return compressor.compress(data) + compressor.flush()
+
+
+def _decompress_gzip(data: Buffer, limit_bytes: int) -> Buffer:
+    pieces: list[bytes] = []
+    room = limit_bytes
+    rest: Buffer = data
+    try:
+        while rest:
+            member = zlib.decompressobj(wbits=31)
+            # one byte more than allowed tells "too large" from "just fits"
+            piece = member.decompress(rest, room + 1)
+            room -= len(piece)
+            if room < 0:
+                raise _too_large(limit_bytes)
+            if not member.eof:
+                raise CorruptBatch("a gzip stream ends too early")
+            pieces.append(piece)
+            rest = member.unused_data
+    except zlib.error as problem:
+        raise CorruptBatch(f"a gzip stream is broken: {problem}") from problem
+    if not pieces:
+        raise CorruptBatch("a gzip stream is empty")
+    return b"".join(pieces)
+
+
+def _compress_snappy(data: Buffer) -> bytes:
+    compress_raw = _cramjam().snappy.compress_raw
+    view = memoryview(data)
+    pieces = [_XERIAL_HEADER]
+    for start in range(0, len(view), _XERIAL_BLOCK_BYTES):
+        block = bytes(compress_raw(view[start : start + _XERIAL_BLOCK_BYTES]))
+        pieces.append(_BLOCK_LENGTH.pack(len(block)))
+        pieces.append(block)
+    return b"".join(pieces)
+
+
+def _decompress_snappy(data: Buffer, limit_bytes: int) -> Buffer:
+    view = memoryview(data)
+    if view[:8] != XERIAL_MAGIC:
+        return _decompress_snappy_block(view, limit_bytes, limit_bytes)
+    pieces: list[Buffer] = []
+    room = limit_bytes
+    position = 16
+    while position < len(view):
+        if view[position : position + 8] == XERIAL_MAGIC:  # streams put one behind the other
+            position += 16
+            continue
+        if position + 4 > len(view):
+            raise CorruptBatch("a snappy stream ends inside a block length")
+        (length,) = _BLOCK_LENGTH.unpack_from(view, position)
+        position += 4
+        if length < 0 or position + length > len(view):
+            raise CorruptBatch(f"a snappy stream names a block of {length} bytes, {len(view) - position} are left")
+        piece = _decompress_snappy_block(view[position : position + length], room, limit_bytes)
+        pieces.append(piece)
+        room -= len(piece)
+        position += length
+    return b"".join(pieces)
+
+
+def _decompress_snappy_block(block: memoryview, room: int, limit_bytes: int) -> Buffer:
+    cramjam = _cramjam()
+    try:
+        size_bytes = cramjam.snappy.decompress_raw_len(block)
+        if size_bytes > room:  # what the block says of itself; nothing was allocated yet
+            raise _too_large(limit_bytes)
+        out = bytearray(size_bytes)
+        written = cramjam.snappy.decompress_raw_into(block, out) if size_bytes else 0
+    except cramjam.DecompressionError as problem:
+        raise CorruptBatch(f"a snappy block is broken: {problem}") from problem
+    if written != size_bytes:
+        raise CorruptBatch(f"a snappy block says it holds {size_bytes} bytes and holds {written}")
+    return out
+
+
+def _compress_lz4(data: Buffer) -> bytes:
+    compress_block = _cramjam().lz4.compress_block
+    view = memoryview(data)
+    pieces = [_LZ4_FRAME_HEADER]
+    for start in range(0, len(view), _LZ4_BLOCK_BYTES):
+        plain = view[start : start + _LZ4_BLOCK_BYTES]
+        block = bytes(compress_block(plain, store_size=False))
+        if len(block) < len(plain):
+            pieces.append(_LZ4_BLOCK_LENGTH.pack(len(block)))
+            pieces.append(block)
+        else:  # a block must not be longer than the frame's maximum
+            pieces.append(_LZ4_BLOCK_LENGTH.pack(len(plain) | _LZ4_STORED))
+            pieces.append(bytes(plain))
+    pieces.append(_LZ4_END_MARK)
+    return b"".join(pieces)
+
+
+def _decompress_lz4(data: Buffer, limit_bytes: int) -> Buffer:
+    return _decompress_growing("lz4", _cramjam().lz4.decompress_into, data, limit_bytes)
+
+
+def _compress_zstd(data: Buffer) -> bytes:
+    return bytes(_cramjam().zstd.compress(data, level=3))
+
+
+def _decompress_zstd(data: Buffer, limit_bytes: int) -> Buffer:
+    return _decompress_growing("zstd", _cramjam().zstd.decompress_into, data, limit_bytes)
+
+
+def _decompress_growing(name: str, decompress_into: Callable[[Buffer, bytearray], int], data: Buffer, limit_bytes: int) -> Buffer:
+    """Decompress into a buffer of guessed size, four times as large at each further try, never larger than the limit."""
+    error = _cramjam().DecompressionError
+    size_bytes = min(limit_bytes, max(_SMALLEST_GUESS_BYTES, 4 * len(data)))
+    while True:
+        out = bytearray(size_bytes)
+        try:
+            written = decompress_into(data, out)
+        except error as problem:
+            if _BUFFER_TOO_SMALL not in str(problem):
+                raise CorruptBatch(f"a {name} stream is broken: {problem}") from problem
+            if size_bytes >= limit_bytes:
+                raise _too_large(limit_bytes) from problem
+            size_bytes = min(limit_bytes, 4 * size_bytes)
+            continue
+        del out[written:]
+        return out
+
+
+_COMPRESSORS: dict[Codec, Callable[[Buffer], bytes]] = {
+    Codec.GZIP: _compress_gzip,
+    Codec.SNAPPY: _compress_snappy,
+    Codec.LZ4: _compress_lz4,
+    Codec.ZSTD: _compress_zstd,
+}
+_DECOMPRESSORS: dict[Codec, Callable[[Buffer, int], Buffer]] = {
+    Codec.GZIP: _decompress_gzip,
+    Codec.SNAPPY: _decompress_snappy,
+    Codec.LZ4: _decompress_lz4,
+    Codec.ZSTD: _decompress_zstd,
+}

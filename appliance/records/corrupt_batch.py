@@ -1,0 +1,10 @@
+"""The exception for bytes that are not what the batch format says. Whoever reads decides what it means: a refused produce,
+the end of a recovered log, a disk to scrub. Weak spot: it carries text for people only, no position."""
+
+from __future__ import annotations
+
+from appliance.base.errors import MillraceError
+
+
+class CorruptBatch(MillraceError):
+    """A record batch whose header, checksum, compressed stream or records do not hold together."""

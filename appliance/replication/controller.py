@@ -1,0 +1,195 @@
+"""The controller's decisions, pure: may this topic be created, where do its partitions go, who leads, when does a leader epoch move.
+
+Nothing here asks ZooKeeper or a disk; `appliance.replication.operations` carries out what is decided here. The rules are
+Kafka's (`facts`: CreateTopics of 3.9 in ZooKeeper mode, elections), the placement on disks is ours. Weak spot: racks are
+not looked at when replicas are spread over brokers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.base.invariants import check
+from appliance.base.model import NO_LEADER, topic_name_problem, topic_names_collide
+from appliance.metadata.topic_configs import topic_config_problem
+from appliance.metadata.znodes import PartitionState
+
+DEFAULT = -1
+"""Number of partitions or replicas: the broker's default."""
+
+FREE_SPACE_STEPS = 100
+"""Disks whose free space differs by less than 1 % of the emptiest one's are alike."""
+
+
+class TopicCreation(NamedTuple):
+    """One topic that somebody wants. `assignments`: partition → brokers, empty when the controller is to choose."""
+
+    name: str
+    num_partitions: int = DEFAULT
+    replication_factor: int = DEFAULT
+    assignments: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    configs: tuple[tuple[str, str | None], ...] = ()
+
+
+class CreationDefaults(NamedTuple):
+    """The broker's settings for topics that do not say."""
+
+    num_partitions: int = 1
+    replication_factor: int = 1
+    partitions_max: int = 10_000
+
+
+class TopicPlan(NamedTuple):
+    """A topic that may be created: partition → assigned replicas, and its configs."""
+
+    name: str
+    assignment: dict[int, tuple[int, ...]]
+    config: dict[str, str]
+
+    @property
+    def replication_factor(self) -> int:
+        return len(self.assignment[0])
+
+
+def plan_topic_creation(
+    wanted: TopicCreation, existing: Iterable[str], live_brokers: Sequence[int], defaults: CreationDefaults, first_broker: int = 0
+) -> TopicPlan:
+    """Decide whether and how to create a topic; `RequestRefused` carries Kafka's code. `first_broker` is where the round of leaders starts."""
+    problem = topic_name_problem(wanted.name)
+    if problem is not None:
+        raise RequestRefused(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+    _refuse_name_taken(wanted.name, existing)
+    if wanted.assignments and (wanted.num_partitions != DEFAULT or wanted.replication_factor != DEFAULT):
+        raise RequestRefused(
+            ErrorCode.INVALID_REQUEST, "Both numPartitions or replicationFactor and replicasAssignments were set. Both cannot be used at the same time."
+        )
+    config_problem = topic_config_problem(dict(wanted.configs))
+    if config_problem is not None:
+        raise RequestRefused(ErrorCode.INVALID_CONFIG, config_problem)
+    if wanted.assignments:
+        assignment = _checked_assignment(wanted.assignments, live_brokers)
+    else:
+        assignment = _chosen_assignment(wanted, live_brokers, defaults, first_broker)
+    if len(assignment) > defaults.partitions_max:
+        reason = f"{len(assignment)} partitions are more than the {defaults.partitions_max} that one disk's table holds"
+        raise RequestRefused(ErrorCode.INVALID_PARTITIONS, reason)
+    return TopicPlan(wanted.name, assignment, {name: str(value) for name, value in wanted.configs})
+
+
+def _refuse_name_taken(name: str, existing: Iterable[str]) -> None:
+    colliding = []
+    for other in existing:
+        if other == name:
+            raise RequestRefused(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
+        if topic_names_collide(name, other):
+            colliding.append(other)
+    if colliding:
+        raise RequestRefused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{name}' collides with existing topics: {', '.join(sorted(colliding))}")
+
+
+def _checked_assignment(assignments: tuple[tuple[int, tuple[int, ...]], ...], live_brokers: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    def refuse(reason: str) -> RequestRefused:
+        return RequestRefused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, reason)
+
+    assignment = dict(assignments)
+    if len(assignment) != len(assignments):
+        raise refuse("a partition is assigned twice")
+    if sorted(assignment) != list(range(len(assignment))):
+        raise refuse("partitions should be a consecutive 0-based integer sequence")
+    sizes = {len(replicas) for replicas in assignment.values()}
+    if 0 in sizes or len(sizes) != 1:
+        raise refuse("All partitions should have the same number of replicas, at least one.")
+    for partition, replicas in assignment.items():
+        if len(set(replicas)) != len(replicas):
+            raise refuse(f"Duplicate replicas for partition {partition}: {', '.join(map(str, replicas))}")
+        unknown = sorted(set(replicas) - set(live_brokers))
+        if unknown:
+            raise refuse(f"Partition {partition} is assigned to brokers that are not live: {', '.join(map(str, unknown))}")
+    return assignment
+
+
+def _chosen_assignment(wanted: TopicCreation, live_brokers: Sequence[int], defaults: CreationDefaults, first_broker: int) -> dict[int, tuple[int, ...]]:
+    partitions = defaults.num_partitions if wanted.num_partitions == DEFAULT else wanted.num_partitions
+    replicas = defaults.replication_factor if wanted.replication_factor == DEFAULT else wanted.replication_factor
+    if partitions <= 0:
+        raise RequestRefused(ErrorCode.INVALID_PARTITIONS, "Number of partitions must be larger than 0.")
+    if replicas <= 0:
+        raise RequestRefused(ErrorCode.INVALID_REPLICATION_FACTOR, "Replication factor must be larger than 0.")
+    if replicas > len(live_brokers):
+        raise RequestRefused(ErrorCode.INVALID_REPLICATION_FACTOR, f"Replication factor: {replicas} larger than available brokers: {len(live_brokers)}.")
+    return spread_replicas(live_brokers, partitions, replicas, first_broker)
+
+
+def spread_replicas(live_brokers: Sequence[int], partitions: int, replication_factor: int, first_broker: int) -> dict[int, tuple[int, ...]]:
+    """Kafka's spreading without racks: leaders go round the brokers, followers at a distance that grows with each round."""
+    brokers = sorted(live_brokers)
+    count = len(brokers)
+    assignment = {}
+    for partition in range(partitions):
+        leader = (first_broker + partition) % count
+        shift = first_broker + partition // count
+        followers = [(leader + 1 + (shift + follower) % (count - 1)) % count for follower in range(replication_factor - 1)]
+        assignment[partition] = tuple(brokers[index] for index in (leader, *followers))
+    return assignment
+
+
+class DiskSpace(NamedTuple):
+    """A disk that can take partitions: its directory's id, its free bytes, how many partitions it holds."""
+
+    directory_id: str
+    free_bytes: int
+    partitions: int
+
+
+def place_partitions(partitions: Sequence[int], disks: Sequence[DiskSpace]) -> dict[int, str]:
+    """partition → directory id: each goes to the disk with the most free space left, where every partition placed here takes an equal share of
+    the emptiest disk. Disks that are alike within 1 % take turns, fewest partitions first. Raises KAFKA_STORAGE_ERROR without any disk.
+    """
+    if not disks:
+        raise RequestRefused(ErrorCode.KAFKA_STORAGE_ERROR, "no disk of this broker can take a partition now")
+    most_free = max(disk.free_bytes for disk in disks)
+    share = most_free // (len(partitions) + 1)
+    step = max(1, most_free // FREE_SPACE_STEPS)
+    left = {disk.directory_id: disk for disk in disks}
+    placement = {}
+    for partition in partitions:
+        best = max(left.values(), key=lambda disk: (disk.free_bytes // step, -disk.partitions))
+        placement[partition] = best.directory_id
+        left[best.directory_id] = best._replace(free_bytes=best.free_bytes - share, partitions=best.partitions + 1)
+    return placement
+
+
+def first_partition_state(replicas: Sequence[int], live_brokers: Iterable[int], controller_epoch: int) -> PartitionState | None:
+    """The state of a partition that has none yet: led by its first live replica, all live replicas in sync; None while none is live."""
+    live = set(live_brokers)
+    isr = tuple(replica for replica in replicas if replica in live)
+    return PartitionState(isr[0], 0, controller_epoch, isr) if isr else None
+
+
+def elect_leader(state: PartitionState, replicas: Sequence[int], live_brokers: Iterable[int], unclean: bool, controller_epoch: int) -> PartitionState:
+    """The offline election: first live replica in the ISR; else, if `unclean`, any live replica, alone in the ISR and marked as recovering.
+
+    Without a candidate the partition is left without a leader and its ISR stays: who was in sync last is all that can be trusted.
+    """
+    live = set(live_brokers)
+    leader = next((replica for replica in replicas if replica in live and replica in state.isr), None)
+    if leader is not None:
+        isr = tuple(replica for replica in state.isr if replica in live)
+        return PartitionState(leader, state.leader_epoch + 1, controller_epoch, isr)
+    leader = next((replica for replica in replicas if replica in live), None) if unclean else None
+    if leader is not None:
+        return PartitionState(leader, state.leader_epoch + 1, controller_epoch, (leader,), leader_recovery_state=1)
+    return state._replace(leader=NO_LEADER, leader_epoch=state.leader_epoch + 1, controller_epoch=controller_epoch)
+
+
+def bump_leader_epoch(state: PartitionState, controller_epoch: int) -> PartitionState:
+    """The same leader under a new epoch: after an unclean boot, offsets that consumers saw must not come back with other content under the old one."""
+    check(state.leader_epoch >= 0, f"leader epoch {state.leader_epoch} was never given")
+    return state._replace(leader_epoch=state.leader_epoch + 1, controller_epoch=controller_epoch)
+
+
+def partitions_to_bump(states: Mapping[int, PartitionState], placement: Mapping[int, str], directory_id: str, broker_id: int) -> list[int]:
+    """The partitions of one topic whose epoch must move because `directory_id` of `broker_id` came back from an unclean boot while it leads them."""
+    return [partition for partition, state in sorted(states.items()) if state.leader == broker_id and placement.get(partition) == directory_id]

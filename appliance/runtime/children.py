@@ -1,0 +1,85 @@
+"""The supervisor's children as data: which there are, when one is started again, in which order they stop.
+
+Pure: no process is touched here. Time is an argument, in monotonic milliseconds.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+BACKOFF_MS_FIRST = 100
+BACKOFF_MS_MAX = 5_000
+STABLE_AFTER_MS = 10_000
+"""A child that was up for this long is started at once again when it dies, as after its first death."""
+
+EXIT_OTHER_RELEASE = 78
+
+STOP_ORDER: tuple[tuple[str, ...], ...] = (("ingest", "acceptor"), ("console", "log-reader", "log-writer"), ("controller",), ("zookeeper",))
+"""Kinds that stop together, one group after the other (DESIGN §2): nobody loses whom it still needs."""
+
+LISTEN_NAMES: dict[str, tuple[str, ...]] = {"acceptor": ("kafka",), "ingest": ("syslog-tcp", "syslog-udp"), "console": ("http",)}
+"""Which listening sockets a kind is given."""
+
+
+class ChildState(Enum):
+    """A child as its supervisor sees it; between `STARTING` and `SERVING` its own counters may say more."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    WAITING = "restarting"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class Child:
+    """One process of the box, over all its lives."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.kind, _, self.instance = name.partition("@")
+        self.pid = 0
+        self.state = ChildState.WAITING
+        self.since_ms = 0
+        self.since_wall_ms = 0
+        self.status_text = ""
+        self.restarts = 0
+        self.start_at_ms = 0
+        self._failures = 0
+
+    def on_started(self, pid: int, now_ms: int, wall_ms: int) -> None:
+        self.pid = pid
+        self.state = ChildState.STARTING
+        self.since_ms = now_ms
+        self.since_wall_ms = wall_ms
+        self.status_text = ""
+
+    def on_ready(self) -> None:
+        self.state = ChildState.SERVING
+
+    def on_exit(self, exit_code: int, now_ms: int) -> None:
+        """It died: it waits for its next start, or has failed for good when it is of another release."""
+        self.pid = 0
+        if exit_code == EXIT_OTHER_RELEASE:
+            self.state = ChildState.FAILED
+            return
+        if now_ms - self.since_ms >= STABLE_AFTER_MS:
+            self._failures = 0
+        self.start_at_ms = now_ms + restart_delay_ms(self._failures)
+        self._failures += 1
+        self.restarts += 1
+        self.state = ChildState.WAITING
+
+    def is_due(self, now_ms: int) -> bool:
+        return self.state is ChildState.WAITING and now_ms >= self.start_at_ms
+
+
+def restart_delay_ms(failures: int) -> int:
+    """At once after the first death, then 0.1 s, 0.2 s, … up to 5 s."""
+    return 0 if failures == 0 else min(BACKOFF_MS_MAX, BACKOFF_MS_FIRST << min(failures - 1, 16))
+
+
+def plan_stop(names: list[str]) -> list[list[str]]:
+    """The given processes in groups that stop one after the other. Every one is in exactly one group."""
+    groups = [[name for name in names if name.partition("@")[0] in kinds] for kinds in STOP_ORDER]
+    placed = {name for group in groups for name in group}
+    return [group for group in [[name for name in names if name not in placed], *groups] if group]

@@ -1,0 +1,159 @@
+"""What may be wrong with the directories a box is given, found without changing them: shape, rights, who else uses them, whose they are.
+
+Pure looks; nothing is created, no lock is kept. Weak spot: between the look and the use somebody may come; the locks that the owners
+take (state: supervisor, log directory: log-writer) are what protects, this is what explains.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+from appliance.base.layout import BoxLayout, runtime_roots
+
+META_PROPERTIES = "meta.properties"
+LOCK_FILE = ".lock"
+
+
+def shape_problems(data: list[str], state: str) -> list[str]:
+    """Duplicates, and directories inside one another, as the file system sees them (links resolved)."""
+    problems = []
+    real_state = os.path.realpath(state)
+    seen: dict[str, str] = {}
+    for path in data:
+        real = os.path.realpath(path)
+        if real in seen:
+            problems.append(f"--data {path} is given twice ({seen[real]} is the same directory); give each disk's directory once")
+        for other_real, other in seen.items():
+            if real != other_real and (_is_inside(real, other_real) or _is_inside(other_real, real)):
+                problems.append(f"--data {path} and --data {other} lie inside one another; give separate directories")
+        seen.setdefault(real, path)
+        if real == real_state:
+            problems.append(f"--data {path} is also the state directory; choose another with --state")
+        elif _is_inside(real_state, real):
+            problems.append(f"the state directory {state} lies inside --data {path}; ZooKeeper's data must not share a log disk, choose another with --state")
+        elif _is_inside(real, real_state):
+            problems.append(f"--data {path} lies inside the state directory {state}; choose another with --data or --state")
+    return problems
+
+
+def _is_inside(path: str, directory: str) -> bool:
+    return path.startswith(directory.rstrip("/") + "/")
+
+
+def writable_problem(path: str, option: str) -> str | None:
+    """Why `path` cannot be made and written to, or None. What is tried leaves nothing."""
+    place = path
+    while not os.path.lexists(place):
+        place = os.path.dirname(place)
+    if not os.path.isdir(place):
+        return f"{option} {path}: {place} is not a directory; choose another with {option}"
+    attempt = f"{place}/.millrace-{os.getpid()}"
+    try:
+        os.mkdir(attempt)
+        os.rmdir(attempt)
+    except OSError as error:
+        return f"{option} {path}: cannot write in {place}: {error.strerror}; give this user the right (chown), or choose another with {option}"
+    return None
+
+
+def make_directory(path: str, option: str) -> str | None:
+    """Create `path` with its parents; the problem if that fails."""
+    try:
+        os.makedirs(path, mode=0o750, exist_ok=True)
+    except OSError as error:
+        return f"{option} {path}: cannot create it: {error.strerror}; choose another with {option}"
+    return None
+
+
+def lock_holder(directory: str) -> int | None:
+    """Pid of who holds the directory's lock (0 if it cannot be told), None if nobody does. Sees both flock and POSIX locks (Kafka's)."""
+    try:
+        descriptor = os.open(f"{directory}/{LOCK_FILE}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        pid = _holder_in_proc(descriptor)
+        if pid is not None:
+            return pid
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None
+    except OSError:
+        return 0
+    finally:
+        os.close(descriptor)
+
+
+def _holder_in_proc(descriptor: int) -> int | None:
+    status = os.fstat(descriptor)
+    wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    try:
+        with open("/proc/locks") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        fields = line.split()
+        if wanted in fields and "->" not in fields:  # "->" waits for the lock, it does not hold it
+            return max(0, int(fields[fields.index(wanted) - 1]))
+    return None
+
+
+def in_use_problem(directory: str, option: str) -> str | None:
+    """Who uses this directory now, as a problem; None if nobody does."""
+    supervisor = running_supervisor(directory)
+    holder = lock_holder(directory)
+    if supervisor is not None:
+        return f"{option} {directory} is in use by the millrace run with pid {supervisor}; stop that one (kill {supervisor}), or choose another with {option}"
+    if holder is not None:
+        who = f"process {holder}" if holder else "another process"
+        return f"{option} {directory} is locked by {who}; stop it, or choose another with {option}"
+    return None
+
+
+def running_supervisor(directory: str) -> int | None:
+    """Pid of the living supervisor whose box has this directory. Runtime directories are read, not disks."""
+    for layout in known_boxes():
+        try:
+            box = layout.read_box()
+            directories = [box["state_directory"], *(disk["path"] for disk in box["disks"])]
+            pid = int(box["pid"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if directory in directories and pid != os.getpid() and is_supervisor(pid, layout):
+            return pid
+    return None
+
+
+def known_boxes() -> list[BoxLayout]:
+    """Every box of this machine that has, or had, a runtime directory this user can read."""
+    found = []
+    for root in runtime_roots():
+        try:
+            found += [BoxLayout(f"{root}/{name}") for name in sorted(os.listdir(root))]
+        except OSError:
+            continue
+    return found
+
+
+def is_supervisor(pid: int, layout: BoxLayout) -> bool:
+    """Whether `pid` lives and holds the state lock of the box: a pid alone may have been given to somebody else."""
+    try:
+        state_directory = layout.read_box()["state_directory"]
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, ValueError, KeyError):
+        return False
+    return lock_holder(state_directory) in (pid, 0)
+
+
+def read_meta_properties(directory: str) -> dict[str, str] | None:
+    """Kafka's `meta.properties` of a log directory; None if it has none."""
+    try:
+        with open(f"{directory}/{META_PROPERTIES}", encoding="utf-8", errors="replace") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    pairs = [line.partition("=") for line in lines if "=" in line and not line.lstrip().startswith("#")]
+    return {name.strip(): value.strip() for name, _, value in pairs}

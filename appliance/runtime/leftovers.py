@@ -1,0 +1,109 @@
+"""What dead boxes leave behind, and who clears it: shared-memory objects, sockets, runtime directories.
+
+A box that stopped cleanly leaves nothing. After `kill -9` of the supervisor its next life clears what nobody will read again; the rest is
+cleared by its owners, because it says what had happened: a log-writer reads its predecessor's table, an ingest drains its old
+channels, everybody adopts its counters. Weak spot: a box that was killed and never started again stays until its state directory is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+
+from appliance.base.clock import Clock
+from appliance.base.layout import BoxLayout, box_name, runtime_roots
+from appliance.runtime.directories import is_supervisor, known_boxes, running_supervisor
+from appliance.shm.counters import list_counters, read_counters, unlink_all
+from appliance.shm.mapping import list_names, unlink
+
+DYING_MS_MAX = 5_000
+
+PURPOSES_OF_OWNERS = frozenset({"table", "channel", "counters"})
+"""Objects of a dead life that their owners' next life reads first and then removes."""
+
+
+def await_previous_life(state: str, clock: Clock) -> list[int]:
+    """Wait for processes of a supervisor that was killed just now: the kernel kills them, but not in no time. Returns who is still there."""
+    layouts = [BoxLayout(f"{root}/{box_name(state)}") for root in runtime_roots()]
+    layouts = [layout for layout in layouts if os.path.exists(layout.box_file) and running_supervisor(state) is None]
+    deadline_ms = clock.monotonic_ms() + DYING_MS_MAX
+    while alive := [pid for layout in layouts for pid in living_processes(layout)]:
+        if clock.monotonic_ms() >= deadline_ms:
+            return alive
+        select.select([], [], [], 0.01)
+    return []
+
+
+def living_processes(layout: BoxLayout) -> list[int]:
+    """Pids of processes of this box that live, by their counters; a pid that was given to somebody else has another name."""
+    alive = []
+    for name in list_counters(layout):
+        snapshot = read_counters(layout, name)
+        if snapshot is None:
+            continue
+        try:
+            with open(f"/proc/{snapshot.pid}/comm") as file:
+                comm = file.read().rstrip("\n")
+        except OSError:
+            continue
+        if comm in (name[:15], "java") and not _is_zombie(snapshot.pid):
+            alive.append(snapshot.pid)
+    return alive
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in ("Z", "X")
+    except OSError:
+        return True
+
+
+def clear_previous_life(layout: BoxLayout) -> int:
+    """Before the first child of a new life starts: unlink what none of them will read. Returns how many objects."""
+    prefix = layout.shared_memory_prefix
+    names = [name for name in list_names(prefix) if name[len(prefix) :].partition(".")[0] not in PURPOSES_OF_OWNERS]
+    for name in names:
+        unlink(name)
+    return len(names)
+
+
+def clear_vanished_boxes() -> list[str]:
+    """Remove what is left of dead boxes whose state directory is gone: they cannot come back. Returns their names."""
+    cleared = []
+    for layout in known_boxes():
+        try:
+            box = layout.read_box()
+            gone = not os.path.lexists(box["state_directory"]) and not is_supervisor(int(box["pid"]), layout)
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if gone:
+            clear_box(layout)
+            cleared.append(layout.box)
+    return cleared
+
+
+def clear_box(layout: BoxLayout) -> None:
+    """The last act of a box: no shared memory, no socket, no runtime directory. Every process is gone by now."""
+    unlink_all(layout)
+    remove_tree(layout.runtime_directory)
+
+
+def remove_tree(directory: str) -> None:
+    """Remove a directory that is ours alone; whatever is gone already is no error."""
+    try:
+        entries = list(os.scandir(directory))
+    except OSError:
+        return
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            remove_tree(entry.path)
+        else:
+            try:
+                os.unlink(entry.path)
+            except FileNotFoundError:
+                pass
+    try:
+        os.rmdir(directory)
+    except OSError:
+        pass  # somebody is still writing in it; the next start clears it

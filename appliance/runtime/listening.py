@@ -1,0 +1,103 @@
+"""The listening sockets of a box: opened by the supervisor, handed to the processes that serve them, so that no restart refuses a connection.
+
+Weak spot: UDP datagrams that arrive while ingest restarts wait in the socket's receive buffer, which has an end.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import NamedTuple
+
+KAFKA_BACKLOG = 1024
+SYSLOG_BACKLOG = 1024
+HTTP_BACKLOG = 128
+UDP_RECEIVE_BYTES = 16 << 20
+_SO_RCVBUFFORCE = 33  # asm-generic/socket.h; the socket module does not name it
+_FREE_PORT_TRIES = 20
+
+
+class ListenSockets(NamedTuple):
+    """Open sockets by their LISTEN_FDNAMES names, and the ports they have."""
+
+    sockets: dict[str, socket.socket]
+    kafka_port: int
+    syslog_port: int
+    http_port: int
+
+    def close(self) -> None:
+        for sock in self.sockets.values():
+            sock.close()
+
+
+def open_listen_sockets(host: str, kafka_port: int, syslog_port: int, http_port: int) -> tuple[ListenSockets, list[str]]:
+    """Open everything, and say what cannot be opened. On problems the caller closes what there is."""
+    sockets: dict[str, socket.socket] = {}
+    try:
+        family, address = _resolve(host)
+    except OSError as error:
+        problem = f"--listen {host}: not a name or address of this machine ({error.strerror}); use an address of `ip addr`, or 127.0.0.1"
+        return ListenSockets(sockets, kafka_port, syslog_port, http_port), [problem]
+    problems = []
+    for name, option, port, backlog in (("kafka", "--kafka-port", kafka_port, KAFKA_BACKLOG), ("http", "--http-port", http_port, HTTP_BACKLOG)):
+        try:
+            sockets[name] = _open_tcp(family, address, port, backlog)
+        except OSError as error:
+            problems.append(_bind_problem(host, port, "TCP", option, error))
+    try:
+        sockets["syslog-tcp"], sockets["syslog-udp"] = _open_syslog(family, address, syslog_port)
+    except OSError as error:
+        problems.append(_bind_problem(host, syslog_port, "TCP and UDP", "--syslog-port", error))
+    ports = [sockets[name].getsockname()[1] if name in sockets else 0 for name in ("kafka", "syslog-tcp", "http")]
+    return ListenSockets(sockets, *ports), problems
+
+
+def _resolve(host: str) -> tuple[int, str]:
+    family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    return family, str(address[0])
+
+
+def _open_tcp(family: int, address: str, port: int, backlog: int) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((address, port))
+        sock.listen(backlog)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _open_syslog(family: int, address: str, port: int) -> tuple[socket.socket, socket.socket]:
+    """One port number for both transports; with port 0 a number is tried until both have it."""
+    for attempt in range(_FREE_PORT_TRIES if port == 0 else 1):
+        tcp = _open_tcp(family, address, port, SYSLOG_BACKLOG)
+        udp = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            udp.bind((address, tcp.getsockname()[1]))
+        except OSError:
+            tcp.close()
+            udp.close()
+            if port or attempt == _FREE_PORT_TRIES - 1:
+                raise
+            continue
+        _enlarge_receive_buffer(udp)
+        return tcp, udp
+    raise AssertionError("unreachable")
+
+
+def _enlarge_receive_buffer(udp: socket.socket) -> None:
+    """As root beyond net.core.rmem_max, else as far as that allows."""
+    try:
+        udp.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, UDP_RECEIVE_BYTES)
+    except OSError:
+        udp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, UDP_RECEIVE_BYTES)
+
+
+def _bind_problem(host: str, port: int, transport: str, option: str, error: OSError) -> str:
+    what = f"cannot listen on {host} port {port} ({transport}): {error.strerror}"
+    if isinstance(error, PermissionError):
+        return f"{what}; ports below 1024 need root, choose another with {option}"
+    if error.errno == 99:  # EADDRNOTAVAIL
+        return f"{what}; {host} is no address of this machine, choose another with --listen"
+    return f"{what}; see who has it with `ss -lntup 'sport = :{port}'`, stop it, or choose another port with {option} (0: any free one)"

@@ -1,0 +1,170 @@
+"""Everything that can be wrong before a box starts, found at once; and, if nothing is, the box made ready to start.
+
+`prepare_box` returns a `PreparedBox` (locks, sockets, directories, box.json) or raises ConfigurationProblems with one line per problem, each
+saying what to do; in that case nothing is left behind. Weak spot: checks that need heavy libraries (`ExternalCheck`) are asked in a
+throw-away child, so a crash there is reported as one problem without detail.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+from appliance.base.clock import Clock
+from appliance.base.errors import ConfigurationProblems
+from appliance.base.layout import BoxLayout, box_name, name_disks, runtime_roots
+from appliance.base.settings import Box
+from appliance.runtime.directories import in_use_problem, make_directory, shape_problems, writable_problem
+from appliance.runtime.identity import Identity, choose_zookeeper_port, lock_state, plan_identity, write_identity
+from appliance.runtime.listening import ListenSockets, open_listen_sockets
+from appliance.runtime.run_options import ResolvedOptions, RunOptions, resolve_options
+
+SUPPORTED_MACHINE = "x86_64"
+SOCKET_PATH_BYTES_MAX = 107
+_SOCKET_NAME_SPARE_BYTES = 32  # "/log-writer@.sock" and the pid of the temporary name
+
+ExternalCheck = Callable[[], list[str]]
+"""Asked only when the embedded ZooKeeper is wanted; returns problems."""
+
+
+class PreparedBox(NamedTuple):
+    """What the supervisor starts from. It owns the lock descriptor and the sockets."""
+
+    box: Box
+    layout: BoxLayout
+    listening: ListenSockets
+    state_lock: int
+
+
+def prepare_box(options: RunOptions, clock: Clock, zookeeper_check: ExternalCheck) -> PreparedBox:
+    """Check everything, then take what the box needs. Raises ConfigurationProblems."""
+    resolved, problems = resolve_options(options, os.cpu_count() or 1)
+    embedded = resolved.zookeeper is None
+    problems += machine_problems(resolved)
+    problems += _directory_problems(resolved)
+    identity, identity_problems = plan_identity(resolved.state, resolved.data, resolved.broker_id, embedded)
+    problems += identity_problems
+    runtime_directory, runtime_problems = plan_runtime_directory(resolved)
+    problems += runtime_problems
+    if embedded:
+        problems += _ask_in_a_child(zookeeper_check)
+    listening, listen_problems = open_listen_sockets(resolved.listen, resolved.kafka_port, resolved.syslog_port, resolved.http_port)
+    problems += listen_problems
+    try:
+        if problems:
+            raise ConfigurationProblems(problems)
+        return _take(resolved, identity, runtime_directory, listening, clock)
+    except BaseException:
+        listening.close()
+        raise
+
+
+def machine_problems(options: ResolvedOptions) -> list[str]:
+    """What this machine cannot do."""
+    problems = []
+    machine = os.uname().machine
+    if machine != SUPPORTED_MACHINE:
+        problems.append(f"this machine is {machine}; shared memory is used in a way that is proven on {SUPPORTED_MACHINE} only, run it there")
+    wanted = options.acceptors * int(options.settings["acceptor.arena.bytes"]) + options.ingests * int(options.settings["ingest.arena.bytes"])
+    wanted += len(options.data) * int(options.settings["log.reader.arena.bytes"])
+    space = os.statvfs("/dev/shm")
+    free = space.f_bavail * space.f_frsize
+    if free < wanted:
+        problems.append(
+            f"/dev/shm has {free >> 20} MiB free, the arenas need {wanted >> 20} MiB; make it larger (mount -o remount,size=2g /dev/shm;"
+            " in Docker --shm-size=2g), or set acceptor.arena.bytes and ingest.arena.bytes lower"
+        )
+    return problems
+
+
+def _directory_problems(options: ResolvedOptions) -> list[str]:
+    problems = shape_problems(options.data, options.state)
+    for option, path in [("--state", options.state), *(("--data", path) for path in dict.fromkeys(options.data))]:
+        problem = writable_problem(path, option) or in_use_problem(path, option)
+        if problem is not None:
+            problems.append(problem)
+    return problems
+
+
+def plan_runtime_directory(options: ResolvedOptions) -> tuple[str, list[str]]:
+    """Where sockets and box.json go: the first place this user may write to whose socket names are short enough."""
+    name = box_name(options.state)
+    longest = max(len(disk.name) for disk in name_disks(options.data))
+    reasons = []
+    for root in runtime_roots():
+        directory = f"{root}/{name}"
+        if len(directory) + longest + _SOCKET_NAME_SPARE_BYTES > SOCKET_PATH_BYTES_MAX:
+            reasons.append(f"{root}: socket names in it would be longer than {SOCKET_PATH_BYTES_MAX} bytes, give the --data directories shorter names")
+            continue
+        problem = writable_problem(directory, "runtime directory")
+        if problem is None:
+            return directory, []
+        reasons.append(problem)
+    return "", ["no place for the runtime directory: " + "; ".join(reasons)]
+
+
+def _ask_in_a_child(check: ExternalCheck) -> list[str]:
+    """Run `check` in a child that ends with it: what it imports must not stay in the supervisor."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            with open(writing, "wb") as file:
+                file.write("\0".join(check()).encode())
+            code = 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(code)
+    os.close(writing)
+    with open(reading, "rb") as answer:
+        text = answer.read().decode()
+    _, status = os.waitpid(pid, 0)
+    if status:
+        return ["the check for the embedded ZooKeeper failed (see above); install again with ./install.sh, or name a server with --zookeeper HOST:PORT"]
+    return [problem for problem in text.split("\0") if problem]
+
+
+def _take(options: ResolvedOptions, identity: Identity, runtime_directory: str, listening: ListenSockets, clock: Clock) -> PreparedBox:
+    """Directories, lock, identity, box.json: the steps that change something, when nothing speaks against them."""
+    wanted = [("--state", options.state), *(("--data", path) for path in options.data), ("runtime directory", runtime_directory)]
+    problems = [problem for option, path in wanted if (problem := make_directory(path, option)) is not None]
+    if problems:
+        raise ConfigurationProblems(problems)
+    state_lock = lock_state(options.state)
+    if options.zookeeper is None:
+        identity = identity._replace(zookeeper_port=choose_zookeeper_port(identity.zookeeper_port))
+    write_identity(options.state, identity)
+    layout = BoxLayout(runtime_directory)
+    box = Box(
+        box=layout.box,
+        broker_id=identity.broker_id,
+        disks=name_disks(options.data),
+        state_directory=options.state,
+        listen=options.listen,
+        advertise=options.advertise,
+        kafka_port=listening.kafka_port,
+        syslog_port=listening.syslog_port,
+        http_port=listening.http_port,
+        acceptors=options.acceptors,
+        ingests=options.ingests,
+        zookeeper=options.zookeeper or f"127.0.0.1:{identity.zookeeper_port}",
+        embedded_zookeeper=options.zookeeper is None,
+        cluster_id=identity.cluster_id,
+        pid=os.getpid(),
+        started_wall_ms=clock.wall_ms(),
+        settings=options.settings,
+    )
+    _write_box(layout, box)
+    return PreparedBox(box, layout, listening, state_lock)
+
+
+def _write_box(layout: BoxLayout, box: Box) -> None:
+    os.chmod(layout.runtime_directory, 0o700)
+    temporary = f"{layout.box_file}.new"
+    with open(temporary, "wb") as file:
+        file.write(box.to_json())
+    os.rename(temporary, layout.box_file)

@@ -1,0 +1,60 @@
+"""What `millrace run` prints when it serves: one line for programs, exactly so, and three commands for people to paste.
+
+Pure but for looking whether kcat is installed and where our own command is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from appliance.base.settings import Box
+
+WILDCARDS = ("0.0.0.0", "::")
+
+
+def ready_line(box: Box) -> str:
+    """`millrace ready kafka=HOST:PORT syslog=HOST:PORT http=HOST:PORT`"""
+    host = _bracketed(reachable_host(box))
+    return f"millrace ready kafka={host}:{box.kafka_port} syslog={host}:{box.syslog_port} http={host}:{box.http_port}"
+
+
+def ready_message(box: Box) -> str:
+    """The ready line and three commands, with this box's addresses."""
+    host = reachable_host(box)
+    bootstrap = f"{_bracketed(host)}:{box.kafka_port}"
+    topic = box.text("ingest.syslog.topic")
+    millrace = _own_command()
+    if _is_installed("kcat"):
+        read = f"kcat -b {bootstrap} -t {topic} -C -o beginning -e"
+    else:
+        read = f"{millrace} topic tail {topic} --from-beginning --bootstrap {bootstrap}"
+    status = f"{millrace} status"
+    if any(os.path.dirname(disk.path) != os.path.abspath("var") for disk in box.disks):
+        status += f" --data {_quoted(box.disks[0].path)}"
+    commands = [f'logger -n {host} -P {box.syslog_port} -d --rfc5424 "disk d3 is warm"', read, status]
+    return ready_line(box) + "\n" + "".join(f"  {command}\n" for command in commands)
+
+
+def reachable_host(box: Box) -> str:
+    return box.advertise if box.listen in WILDCARDS else box.listen
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _quoted(path: str) -> str:
+    return path if all(character.isalnum() or character in "/._-@" for character in path) else "'" + path.replace("'", "'\\''") + "'"
+
+
+def _own_command() -> str:
+    path = f"{os.path.dirname(sys.executable)}/millrace"
+    if not os.path.exists(path):
+        return "millrace"
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
+
+
+def _is_installed(command: str) -> bool:
+    return any(os.access(f"{directory}/{command}", os.X_OK) for directory in os.environ.get("PATH", "").split(":") if directory)

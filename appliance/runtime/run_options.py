@@ -1,0 +1,179 @@
+"""What `millrace run` was asked for: options of the command line over those of the settings file over defaults.
+
+The command parses options (with heavy libraries) and then *becomes* the supervisor by `exec_supervisor`, so that the process which
+lives for months holds none of them. Nothing here looks at the machine, except for the names of directories; that is `preflight`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from typing import Any, NamedTuple, NoReturn
+
+from appliance.base.setting_rows import SettingValue
+from appliance.base.settings import SettingsFile, read_settings_file, resolve_settings
+
+DEFAULT_DATA = ("./var/d0", "./var/d1")
+DEFAULT_STATE = "./var/state"
+DEFAULT_KAFKA_PORT = 9092
+DEFAULT_SYSLOG_PORT = 5514
+DEFAULT_HTTP_PORT = 8080
+CORES_PER_ACCEPTOR = 4
+
+WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", "*", ""})
+_CONNECT_STRING = re.compile(r"[A-Za-z0-9.\-_\[\]:]+:\d{1,5}(,[A-Za-z0-9.\-_\[\]:]+:\d{1,5})*(/\S*)?\Z")
+_HOST = re.compile(r"[A-Za-z0-9.\-_:%]+\Z")
+
+
+class RunOptions(NamedTuple):
+    """Options as given; None is "not said here". A port of 0 means any free one."""
+
+    data: list[str] | None = None
+    state: str | None = None
+    listen: str | None = None
+    advertise: str | None = None
+    kafka_port: int | None = None
+    syslog_port: int | None = None
+    http_port: int | None = None
+    acceptors: int | None = None
+    ingests: int | None = None
+    zookeeper: str | None = None
+    broker_id: int | None = None
+    config: str | None = None
+
+    def to_json(self) -> str:
+        return json.dumps({name: value for name, value in self._asdict().items() if value is not None})
+
+    @classmethod
+    def from_json(cls, text: str) -> RunOptions:
+        return cls(**json.loads(text))
+
+
+class ResolvedOptions(NamedTuple):
+    """Every option with its value. Directories are absolute; `zookeeper` is None for the embedded one; `broker_id` None: what the state says, else 1."""
+
+    data: list[str]
+    state: str
+    listen: str
+    advertise: str
+    kafka_port: int
+    syslog_port: int
+    http_port: int
+    acceptors: int
+    ingests: int
+    zookeeper: str | None
+    broker_id: int | None
+    settings: dict[str, SettingValue]
+
+
+_KINDS: dict[str, type] = {
+    "data": list,
+    "state": str,
+    "listen": str,
+    "advertise": str,
+    "kafka_port": int,
+    "syslog_port": int,
+    "http_port": int,
+    "acceptors": int,
+    "ingests": int,
+    "zookeeper": str,
+    "broker_id": int,
+}
+_BOUNDS = {
+    "kafka_port": (0, 65535),
+    "syslog_port": (0, 65535),
+    "http_port": (0, 65535),
+    "acceptors": (1, 64),
+    "ingests": (1, 64),
+    "broker_id": (0, 2**31 - 1),
+}
+
+
+def resolve_options(options: RunOptions, cores: int) -> tuple[ResolvedOptions, list[str]]:
+    """Options with nothing left open, and every problem with them. On problems the values are defaults where they were wrong."""
+    file = read_settings_file(options.config) if options.config else SettingsFile({}, {}, [])
+    problems = list(file.problems)
+    chosen = _options_of_file(file.box, options.config or "", problems)
+    chosen.update({name: value for name, value in options._asdict().items() if value is not None and name != "config"})
+    for name, (low, high) in _BOUNDS.items():
+        if name in chosen and not low <= chosen[name] <= high:
+            problems.append(f"{option_name(name)} is {chosen[name]}; it must be from {low} to {high}")
+            del chosen[name]
+    settings, setting_problems = resolve_settings(file.settings, options.config or "settings")
+    problems += setting_problems
+    processes = max(1, cores // CORES_PER_ACCEPTOR)
+    listen = chosen.get("listen", "127.0.0.1")
+    resolved = ResolvedOptions(
+        data=[os.path.abspath(directory) for directory in chosen.get("data") or DEFAULT_DATA],
+        state=os.path.abspath(chosen.get("state", DEFAULT_STATE)),
+        listen="0.0.0.0" if listen in ("*", "") else listen,
+        advertise=chosen.get("advertise", "127.0.0.1" if listen in WILDCARD_HOSTS else listen),
+        kafka_port=chosen.get("kafka_port", DEFAULT_KAFKA_PORT),
+        syslog_port=chosen.get("syslog_port", DEFAULT_SYSLOG_PORT),
+        http_port=chosen.get("http_port", DEFAULT_HTTP_PORT),
+        acceptors=chosen.get("acceptors", processes),
+        ingests=chosen.get("ingests", processes),
+        zookeeper=chosen.get("zookeeper"),
+        broker_id=chosen.get("broker_id"),
+        settings=settings,
+    )
+    return resolved, problems + _text_problems(resolved)
+
+
+def _options_of_file(table: dict[str, object], path: str, problems: list[str]) -> dict[str, Any]:
+    chosen: dict[str, Any] = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        kind = _KINDS.get(name)
+        if name == "data" and isinstance(value, str):
+            value = [value]
+        if kind is None:
+            problems.append(f"{path}: [box] has no option {key}; it has {', '.join(other.replace('_', '-') for other in _KINDS)}")
+        elif type(value) is not kind or (name == "data" and not all(isinstance(item, str) for item in value)):  # type: ignore[attr-defined]
+            problems.append(f"{path}: [box] {key} is {value!r}; it must be {'a list of directories' if name == 'data' else 'a ' + kind.__name__}")
+        else:
+            chosen[name] = value
+    return chosen
+
+
+def _text_problems(options: ResolvedOptions) -> list[str]:
+    problems = []
+    if options.zookeeper is not None and not _CONNECT_STRING.match(options.zookeeper):
+        problems.append(f"--zookeeper is {options.zookeeper!r}; it must look like HOST:PORT,HOST:PORT (leave it out for the embedded one)")
+    if options.advertise in WILDCARD_HOSTS:
+        problems.append(f"--advertise is {options.advertise!r}, which no client can connect to; name this machine as clients see it")
+    elif not _HOST.match(options.advertise):
+        problems.append(f"--advertise is {options.advertise!r}; it must be a host name or an address, without a port")
+    ports = [("--kafka-port", options.kafka_port), ("--http-port", options.http_port), ("--syslog-port", options.syslog_port)]
+    for index, (name, port) in enumerate(ports):
+        for other_name, other_port in ports[index + 1 :]:
+            if port and port == other_port:
+                problems.append(f"{name} and {other_name} are both {port}; give each its own")
+    return problems
+
+
+def option_name(field: str) -> str:
+    return "--" + field.replace("_", "-")
+
+
+def exec_supervisor(options: RunOptions) -> NoReturn:
+    """Replace this process by the supervisor. Whoever waits for the command waits for the box."""
+    environment = dict(os.environ)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    arguments = [sys.executable, *python_arguments("services.supervisor", environment), options.to_json()]
+    os.execve(sys.executable, arguments, environment)
+
+
+def python_arguments(module: str, environment: dict[str, str]) -> list[str]:
+    """Arguments that run one of our modules with this interpreter. The working directory must not shadow our packages (-P), and
+    where they are not installed but lie in a checkout, `environment` is told so."""
+    import appliance
+
+    root = os.path.dirname(os.path.dirname(os.path.abspath(appliance.__file__)))
+    paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if not root.endswith("-packages") and root not in paths:
+        environment["PYTHONPATH"] = os.pathsep.join([root, *paths])
+    return ["-P", "-m", module]

@@ -1,0 +1,79 @@
+"""Runs one agent: a turn, then a wait if there was nothing to do, with a heartbeat each turn; and a stop that has an end.
+
+Owned by `service_main`; one per process. Garbage is collected only when the agent has been idle for a while (DESIGN §2), and each
+collection is counted with its time. Weak spot: an agent that is never idle never collects cycles; connections must not make any.
+"""
+
+from __future__ import annotations
+
+import gc
+
+from appliance.runtime.agent import Agent, ServiceContext
+
+STOP_MS = 10_000
+"""A stop that takes longer is cut off: what is not finished by then is waiting for somebody who is gone."""
+
+IDLE_NS_BEFORE_COLLECTING = 2_000_000_000
+
+
+class Runner:
+    """The loop of one process."""
+
+    def __init__(self, agent: Agent, context: ServiceContext, collects_when_idle: bool = False) -> None:
+        self._agent = agent
+        self._context = context
+        self._clock = context.clock
+        self._poller = context.poller
+        self._counters = context.counters
+        self._stop_requested = False
+        self._collects_when_idle = collects_when_idle
+        self._busy_since_collection = False
+        self._last_busy_ns = 0
+        self._collections = context.counters.counter("runtime.gc_collections")
+        self._collection_time = context.counters.counter("runtime.gc_pause_us")
+
+    def request_stop(self) -> None:
+        """Safe in a signal handler: the loop sees it at its next turn, at most a park away."""
+        self._stop_requested = True
+
+    def run(self) -> None:
+        """Run until a stop is requested and carried out. The agent is closed on every way out."""
+        try:
+            while not self._stop_requested:
+                self.turn()
+            self._stop()
+        finally:
+            self._agent.close()
+
+    def turn(self) -> int:
+        """One turn; returns the work done. Tests step agents with it."""
+        agent = self._agent
+        now_ns = self._clock.monotonic_ns()
+        self._counters.beat(now_ns)
+        work = agent.do_work()
+        if work or not agent.may_park():
+            self._poller.poll(0)
+            self._busy_since_collection = True
+            self._last_busy_ns = now_ns
+        else:
+            if self._collects_when_idle and self._busy_since_collection and now_ns - self._last_busy_ns > IDLE_NS_BEFORE_COLLECTING:
+                self._collect(now_ns)
+            self._poller.poll(agent.park_ms())
+            agent.unpark()
+        return work
+
+    def _collect(self, now_ns: int) -> None:
+        gc.collect()
+        self._busy_since_collection = False
+        self._collections.add()
+        self._collection_time.add((self._clock.monotonic_ns() - now_ns) // 1000)
+
+    def _stop(self) -> None:
+        self._counters.set_state("stopping")
+        self._agent.begin_stop()
+        deadline_ms = self._clock.monotonic_ms() + STOP_MS
+        while not self._agent.stopped():
+            if self._clock.monotonic_ms() >= deadline_ms:
+                self._context.log.warning(f"gave up on a clean stop after {STOP_MS // 1000} s: {self._agent.status_line()}")
+                return
+            self.turn()

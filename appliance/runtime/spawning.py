@@ -1,0 +1,52 @@
+"""Starts one child process by hand: fork, what must happen in between, exec.
+
+Used by the supervisor instead of `subprocess`, which costs 2 MB, has no place for the parent-death signal, and cannot put sockets on the
+descriptors that LISTEN_FDS wants. Weak spot: what runs between fork and exec must be plain; the caller has a single thread.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+from collections.abc import Sequence
+from typing import NoReturn
+
+from appliance.runtime.parent_death import BOUND_VARIABLE, PARENT_VARIABLE, die_with_parent
+from appliance.runtime.systemd import FIRST_LISTEN_DESCRIPTOR
+
+EXIT_NOT_STARTED = 127
+
+
+def spawn(arguments: Sequence[str], environment: dict[str, str], listening: Sequence[int] = ()) -> int:
+    """Start `arguments[0]`; returns its pid. `listening` become descriptors 3, 4, … Raises OSError if the machine refuses the fork."""
+    parent_pid = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        _become(arguments, dict(environment), listening, parent_pid)
+    except BaseException as error:
+        os.write(2, f"ERROR supervisor: could not start {arguments[0]}: {error}\n".encode())
+    finally:
+        os._exit(EXIT_NOT_STARTED)
+
+
+def _become(arguments: Sequence[str], environment: dict[str, str], listening: Sequence[int], parent_pid: int) -> NoReturn:
+    signal.set_wakeup_fd(-1)  # its other end is the parent's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # stays ignored over exec: the parent orders the stop
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_DFL)
+    os.setpgid(0, 0)  # Ctrl-C and Ctrl-Z of the terminal are for the parent; and grandchildren can be killed with it
+    if not die_with_parent(parent_pid):
+        os._exit(EXIT_NOT_STARTED)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0, inheritable=True)
+    os.dup2(2, 1, inheritable=True)  # standard output has the ready line, and nothing else
+    above = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 128) for descriptor in listening]
+    for index, descriptor in enumerate(above):
+        os.dup2(descriptor, FIRST_LISTEN_DESCRIPTOR + index, inheritable=True)
+    environment[PARENT_VARIABLE] = str(parent_pid)
+    environment[BOUND_VARIABLE] = "1"
+    if listening:
+        environment["LISTEN_PID"] = str(os.getpid())
+    os.execve(arguments[0], list(arguments), environment)

@@ -1,0 +1,72 @@
+"""`supervisor.sock`: tells whoever asks which processes the box has and how they are. Frames of kind 1, answered with JSON.
+
+Owned by the supervisor. Weak spot: a client that does not read its answers is cut off at a bound.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+from appliance.ipc.frames import FrameSocket, PeerGone, accept, listen_unix
+from appliance.runtime.poller import READABLE, WRITABLE, Poller
+
+STATUS = 1
+"""Frame kind of question and answer."""
+
+CLIENTS_MAX = 64
+
+
+class StatusServer:
+    """Answers every STATUS frame with what `describe` returns."""
+
+    def __init__(self, path: str, poller: Poller, describe: Callable[[], dict[str, Any]]) -> None:
+        self._path = path
+        self._poller = poller
+        self._describe = describe
+        self._listening = listen_unix(path)
+        self._clients: dict[int, FrameSocket] = {}
+        poller.register(self._listening.fileno(), READABLE, self._on_accept)
+
+    def _on_accept(self, _events: int) -> None:
+        client = accept(self._listening)
+        if client is None:
+            return
+        if len(self._clients) >= CLIENTS_MAX:
+            client.close()
+            return
+        descriptor = client.fileno()
+        self._clients[descriptor] = client
+        self._poller.register(descriptor, READABLE, lambda events: self._on_client(descriptor, events))
+
+    def _on_client(self, descriptor: int, events: int) -> None:
+        client = self._clients[descriptor]
+        try:
+            if events & WRITABLE:
+                client.flush()
+            else:
+                for frame in client.receive():
+                    for passed in frame.descriptors:
+                        os.close(passed)
+                    if frame.kind != STATUS or client.wants_write:
+                        raise PeerGone("it asks for what there is not, or does not read its answers")
+                    client.send(STATUS, frame.token, json.dumps(self._describe()).encode())
+            self._poller.modify(descriptor, READABLE | WRITABLE if client.wants_write else READABLE)
+        except PeerGone:
+            self._drop(descriptor)
+
+    def _drop(self, descriptor: int) -> None:
+        self._poller.unregister(descriptor)
+        self._clients.pop(descriptor).close()
+
+    def close(self) -> None:
+        for descriptor in list(self._clients):
+            self._drop(descriptor)
+        self._poller.unregister(self._listening.fileno())
+        self._listening.close()
+        try:
+            os.unlink(self._path)
+        except FileNotFoundError:
+            pass

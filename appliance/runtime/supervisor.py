@@ -1,0 +1,350 @@
+"""The parent under `millrace run`: prepares the box, starts every process, restarts what dies, stops all in order, leaves nothing.
+
+It holds the listening sockets and the state directory's lock, and no record ever passes through it. One thread, one poller; children
+are known by pid. It must stay small (no rich, typer, subprocess: it lives as long as the box). Weak spot: when it is killed, the
+kernel kills its children with it (parent-death signal), and the next start clears what that leaves.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+from appliance.base.clock import Clock, SystemClock
+from appliance.base.errors import ConfigurationProblems
+from appliance.base.layout import RUNTIME_VARIABLE
+from appliance.base.logging import logger_from_environment
+from appliance.runtime.children import LISTEN_NAMES, Child, ChildState, plan_stop
+from appliance.runtime.leftovers import await_previous_life, clear_box, clear_previous_life, clear_vanished_boxes
+from appliance.runtime.notify_socket import NotifySocket
+from appliance.runtime.poller import READABLE, Poller
+from appliance.runtime.preflight import ExternalCheck, PreparedBox, prepare_box
+from appliance.runtime.ready_message import ready_message
+from appliance.runtime.run_options import RunOptions, python_arguments, resolve_options
+from appliance.runtime.service_main import EXIT_OTHER_RELEASE, EXIT_USAGE, name_process
+from appliance.runtime.spawning import spawn
+from appliance.runtime.status_server import StatusServer
+from appliance.runtime.systemd import notify
+from appliance.runtime.zookeeper_watch import ASK_MS_WHILE_STARTING, ZooKeeperWatch
+from appliance.runtime.zookeeper_watch import NAME as ZOOKEEPER
+from appliance.shm.counters import Counters, read_counters
+
+NAME = "supervisor"
+TURN_MS_MAX = 1_000
+GROUP_STOP_MS = 12_000
+"""A group of processes that has not stopped by then is killed; their own runner gives up at 10 s."""
+NOTICE_MS = 10_000
+JVM_STOPPED = 128 + signal.SIGTERM
+"""How a JVM ends that was asked to."""
+START_FACTOR = 10
+"""A process that is still starting (a recovery, perhaps) may be silent for this many watchdog periods."""
+
+
+class Supervisor:
+    """One life of a box, from its first process to its last."""
+
+    def __init__(self, prepared: PreparedBox, clock: Clock) -> None:
+        self.box = prepared.box
+        self.layout = prepared.layout
+        self._prepared = prepared
+        self._clock = clock
+        self.log = logger_from_environment(NAME)
+        self._poller = Poller()
+        self._counters = Counters.create_or_adopt(self.layout, NAME, clock.monotonic_ns(), clock.wall_ms())
+        self._notify = NotifySocket(f"{self.layout.runtime_directory}/notify.sock")
+        self._poller.register(self._notify.fileno(), READABLE, self._on_notification)
+        self._status = StatusServer(self.layout.supervisor_socket, self._poller, self.describe)
+        self.children = {name: Child(name) for name in self.box.process_names()}
+        self._zookeeper = ZooKeeperWatch(self.layout, self.box.zookeeper, self._poller, clock) if self.box.embedded_zookeeper else None
+        self._watchdog_ms = self.box.integer("watchdog.timeout.ms")
+        self._signal_pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poller.register(self._signal_pipe[0], READABLE, self._on_signal_byte)
+        self._stop_signals = 0
+        self._started_ms = clock.monotonic_ms()
+        self._ready_said = False
+        self._next_notice_ms = self._started_ms + NOTICE_MS
+        self._next_watchdog_ms = self._started_ms
+        self._next_ask_ms = self._started_ms
+        self.exit_code = 0
+
+    # --- the life ---
+
+    def run(self) -> int:
+        """Run until a signal asks for the end; returns the exit code."""
+        self._install_signals()
+        self._say(f"box {self.box.box}: starting {len(self.children)} processes")
+        try:
+            while not self._stop_signals and not self.exit_code:
+                self._turn()
+            self._stop()
+        finally:
+            self._close()
+        return self.exit_code
+
+    def _turn(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        self._counters.beat(self._clock.monotonic_ns())
+        for child in self.children.values():
+            if child.is_due(now_ms):
+                self._start(child, now_ms)
+        self._ask_zookeeper(now_ms)
+        if now_ms >= self._next_watchdog_ms:
+            self._next_watchdog_ms = now_ms + max(250, self._watchdog_ms // 4)
+            for child in self.children.values():
+                self._watch(child, now_ms)
+        self._maybe_say_ready(now_ms)
+        self._poller.poll(self._wait_ms(self._clock.monotonic_ms()))
+        self._reap()
+
+    def _wait_ms(self, now_ms: int) -> int:
+        due = [self._next_watchdog_ms, now_ms + TURN_MS_MAX]
+        due += [child.start_at_ms for child in self.children.values() if child.state is ChildState.WAITING]
+        if self._zookeeper is not None:
+            due.append(self._next_ask_ms)
+        return max(0, min(due) - now_ms)
+
+    # --- children ---
+
+    def _start(self, child: Child, now_ms: int) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("LISTEN_")}
+        environment[RUNTIME_VARIABLE] = self.layout.runtime_directory
+        environment["NOTIFY_SOCKET"] = self._notify.path
+        environment.setdefault("MALLOC_ARENA_MAX", "2")  # glibc gives every thread an arena of its own otherwise
+        sockets = [self._prepared.listening.sockets[name] for name in LISTEN_NAMES.get(child.kind, ())]
+        if sockets:
+            environment["LISTEN_FDS"] = str(len(sockets))
+            environment["LISTEN_FDNAMES"] = ":".join(LISTEN_NAMES[child.kind])
+        arguments = [sys.executable, *python_arguments(f"services.{child.kind.replace('-', '_')}", environment)]
+        if child.instance:
+            arguments.append(child.instance)
+        try:
+            pid = spawn(arguments, environment, [sock.fileno() for sock in sockets])
+        except OSError as error:
+            self.log.error(f"could not start {child.name}: {error.strerror}; it is tried again")
+            child.since_ms = now_ms
+            child.on_exit(1, now_ms)
+            return
+        child.on_started(pid, now_ms, self._clock.wall_ms())
+        if self._zookeeper is not None and child.name == ZOOKEEPER:
+            self._zookeeper.on_started(pid, now_ms)
+            self._next_ask_ms = now_ms
+
+    def _reap(self) -> None:
+        """Take note of every child that has ended."""
+        for child in self.children.values():
+            if not child.pid:
+                continue
+            if os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                kill_group(child.pid)  # what it may have started; before it is reaped, so the number is still its own
+                self._on_exit(child, os.waitpid(child.pid, 0)[1])
+
+    def _on_exit(self, child: Child, status: int) -> None:
+        code = os.waitstatus_to_exitcode(status)
+        how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        now_ms = self._clock.monotonic_ms()
+        self._mark_dead(child)
+        if self._stop_signals or self.exit_code:
+            child.pid = 0
+            child.state = ChildState.STOPPED
+            if code not in (0, JVM_STOPPED):
+                self.log.warning(f"{child.name} ended {how} while stopping")
+            return
+        lived_ms = now_ms - child.since_ms
+        child.on_exit(code, now_ms)
+        if child.state is ChildState.FAILED:
+            self.log.error(f"{child.name} is of another release than what is running here; it is not started again. Stop the box and install again")
+            self.exit_code = 0 if self._ready_said else EXIT_OTHER_RELEASE
+            return
+        self._counters.counter(f'supervisor.restarts{{process="{child.name}"}}').add()
+        delay_ms = max(0, child.start_at_ms - now_ms)
+        when = f"in {delay_ms / 1000:.1f} s" if delay_ms else "now"
+        self.log.warning(f"{child.name} ended {how} after {lived_ms / 1000:.1f} s; it is started again {when}")
+
+    def _mark_dead(self, child: Child) -> None:
+        if self._zookeeper is not None and child.name == ZOOKEEPER:
+            self._zookeeper.serves = False
+            self._zookeeper.set_state("dead")
+
+    def _on_notification(self, _events: int) -> None:
+        by_pid = {child.pid: child for child in self.children.values() if child.pid}
+        for pid, name, value in self._notify.receive():
+            child = by_pid.get(pid)
+            if child is None:
+                continue
+            if name == "READY" and value == "1":
+                self._on_ready(child)
+            elif name == "STATUS":
+                child.status_text = value
+
+    def _on_ready(self, child: Child) -> None:
+        if child.state is not ChildState.STARTING:
+            return
+        child.on_ready()
+        serving = sum(other.state is ChildState.SERVING for other in self.children.values())
+        took_ms = self._clock.monotonic_ms() - child.since_ms
+        self._say(f"{child.name} serves after {took_ms / 1000:.1f} s ({serving} of {len(self.children)})")
+
+    def _ask_zookeeper(self, now_ms: int) -> None:
+        """The JVM notifies nobody: it is asked."""
+        watch = self._zookeeper
+        if watch is None:
+            return
+        child = self.children[ZOOKEEPER]
+        if watch.serves and child.state is ChildState.STARTING:
+            watch.set_state("serving")
+            self._on_ready(child)
+        if child.pid and now_ms >= self._next_ask_ms:
+            watch.ask(now_ms)
+            self._next_ask_ms = now_ms + (self._watchdog_ms // 2 if watch.serves else ASK_MS_WHILE_STARTING)
+        elif not child.pid:
+            self._next_ask_ms = now_ms + TURN_MS_MAX
+
+    def _watch(self, child: Child, now_ms: int) -> None:
+        """Kill a child whose heart has not beaten for too long; `_reap` does the rest."""
+        if not child.pid:
+            return
+        silent_ms = now_ms - max(child.since_ms, self._heard_ms(child))
+        if silent_ms <= self._watchdog_ms * (1 if child.state is ChildState.SERVING else START_FACTOR):
+            return
+        self.log.error(f"{child.name} (pid {child.pid}) has not turned for {silent_ms / 1000:.0f} s; it is killed. Where it was:")
+        self._counters.counter(f'supervisor.watchdog_kills{{process="{child.name}"}}').add()
+        if child.name != ZOOKEEPER:
+            send_signal(child.pid, signal.SIGUSR1)  # prints its stack, if it can still do that
+            self._poller.poll(20)
+        kill_group(child.pid)
+
+    def _heard_ms(self, child: Child) -> int:
+        if self._zookeeper is not None and child.name == ZOOKEEPER:
+            return self._zookeeper.heard_ms
+        snapshot = read_counters(self.layout, child.name)
+        return snapshot.heartbeat_ns // 1_000_000 if snapshot is not None and snapshot.pid == child.pid else 0
+
+    # --- what it tells ---
+
+    def _say(self, text: str) -> None:
+        self.log.info(text)
+
+    def _maybe_say_ready(self, now_ms: int) -> None:
+        if self._ready_said:
+            return
+        waiting = [child.name for child in self.children.values() if child.state is not ChildState.SERVING]
+        if not waiting:
+            self._ready_said = True
+            self._counters.set_state("serving")
+            self._say(f"all {len(self.children)} processes serve after {(now_ms - self._started_ms) / 1000:.1f} s")
+            os.write(1, ready_message(self.box).encode())
+            notify("READY=1")
+        elif now_ms >= self._next_notice_ms:
+            self._next_notice_ms = now_ms + NOTICE_MS
+            self.log.notice(f"still waiting for {', '.join(waiting)}; their messages are above")
+
+    def describe(self) -> dict[str, Any]:
+        """The answer on supervisor.sock."""
+        own = {"name": NAME, "pid": os.getpid(), "state": "serving" if self._ready_said else "starting", "since": self.box.started_wall_ms, "restarts": 0}
+        if self._stop_signals:
+            own["state"] = "stopping"
+        return {"processes": [own, *(self._describe_child(child) for child in self.children.values())]}
+
+    def _describe_child(self, child: Child) -> dict[str, Any]:
+        state = child.state.value
+        if child.state is ChildState.STARTING:
+            snapshot = read_counters(self.layout, child.name)
+            if snapshot is not None and snapshot.pid == child.pid and snapshot.state:
+                state = snapshot.state  # "recovering", say
+        description = {"name": child.name, "pid": child.pid or None, "state": state, "since": child.since_wall_ms, "restarts": child.restarts}
+        return description | ({"status": child.status_text} if child.status_text else {})
+
+    # --- the end ---
+
+    def _install_signals(self) -> None:
+        signal.set_wakeup_fd(self._signal_pipe[1], warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_stop_signal)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # wakes the poller by the pipe
+
+    def _on_stop_signal(self, _number: int, _frame: object) -> None:
+        self._stop_signals += 1
+
+    def _on_signal_byte(self, _events: int) -> None:
+        try:
+            os.read(self._signal_pipe[0], 4096)
+        except BlockingIOError:
+            pass
+
+    def _stop(self) -> None:
+        """Stop group after group. A second signal means: do not wait any longer (nothing acknowledged is lost by that)."""
+        self._stop_signals = max(1, self._stop_signals)
+        self._counters.set_state("stopping")
+        notify("STOPPING=1")
+        self._say("stopping")
+        self._prepared.listening.close()
+        for group in plan_stop(list(self.children)):
+            members = [self.children[name] for name in group]
+            for child in members:
+                if child.pid:
+                    send_signal(child.pid, signal.SIGTERM)
+            self._await_end(members, self._clock.monotonic_ms() + GROUP_STOP_MS)
+        self._say("stopped")
+
+    def _await_end(self, members: list[Child], deadline_ms: int) -> None:
+        while any(child.pid for child in members):
+            now_ms = self._clock.monotonic_ms()
+            self._counters.beat(self._clock.monotonic_ns())
+            if now_ms >= deadline_ms or self._stop_signals > 1:
+                for child in members:
+                    if child.pid:
+                        self.log.warning(f"{child.name} did not stop in time; it is killed")
+                        kill_group(child.pid)
+                deadline_ms = now_ms + GROUP_STOP_MS
+            self._poller.poll(max(1, min(TURN_MS_MAX, deadline_ms - now_ms)))
+            self._reap()
+
+    def _close(self) -> None:
+        """After the last child: no process, socket, shared-memory object or lock is left. Also the way out of a failure of our own."""
+        for child in self.children.values():
+            if child.pid:
+                kill_group(child.pid)
+                os.waitpid(child.pid, 0)
+        signal.set_wakeup_fd(-1)
+        self._prepared.listening.close()
+        self._status.close()
+        self._notify.close()
+        if self._zookeeper is not None:
+            self._zookeeper.close()
+        self._counters.close()
+        self._poller.close()
+        clear_box(self.layout)
+        os.close(self._prepared.state_lock)
+
+
+def send_signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass  # it ended; the next reap sees it
+
+
+def kill_group(pid: int) -> None:
+    """Kill a child with everything it started: each child leads a process group of its own."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def main(zookeeper_check: ExternalCheck) -> int:
+    """argv[1]: the options as JSON. Exit codes: 0 stopped on request, 2 nothing was started because of what is printed, 78 another release."""
+    options = RunOptions.from_json(sys.argv[1]) if len(sys.argv) > 1 else RunOptions()
+    clock = SystemClock()
+    name_process("millrace")
+    await_previous_life(resolve_options(options, 1)[0].state, clock)
+    try:
+        prepared = prepare_box(options, clock, zookeeper_check)
+    except ConfigurationProblems as error:
+        sys.stderr.write("millrace cannot start:\n" + "".join(f"  - {problem}\n" for problem in error.problems))
+        return EXIT_USAGE
+    clear_vanished_boxes()
+    clear_previous_life(prepared.layout)
+    return Supervisor(prepared, clock).run()

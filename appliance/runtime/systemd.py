@@ -1,0 +1,59 @@
+"""The two conventions by which a process talks to whoever started it: LISTEN_FDS and NOTIFY_SOCKET.
+
+systemd and `millrace run` use the same ones, so there is one code path (sd_listen_fds(3), sd_notify(3)); no library is needed.
+Weak spot: notifications are datagrams; one that cannot be delivered at once is dropped, because a process never waits for its parent.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from appliance.shm.counters import Counters
+
+FIRST_LISTEN_DESCRIPTOR = 3
+
+
+def notify(message: str) -> bool:
+    """Send one sd_notify message; False where nobody listens."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return False
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as channel:
+        try:
+            channel.sendto(message.encode(), address)
+        except OSError:
+            return False
+    return True
+
+
+class SystemdNotifier:
+    """Readiness and status, to the parent and to the process's own counters."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+
+    def ready(self) -> None:
+        self._counters.set_state("serving")
+        notify("READY=1")
+
+    def status(self, text: str) -> None:
+        notify("STATUS=" + text.replace("\n", " "))
+
+
+def take_listen_sockets() -> dict[str, socket.socket]:
+    """The sockets that were handed over, by name; non-blocking and closed on exec. The variables are removed, so children do not see them."""
+    count = int(os.environ.pop("LISTEN_FDS", "0") or "0")
+    names = os.environ.pop("LISTEN_FDNAMES", "").split(":")
+    pid = os.environ.pop("LISTEN_PID", "")
+    if not count or (pid and pid != str(os.getpid())):
+        return {}
+    sockets = {}
+    for index in range(count):
+        received = socket.socket(fileno=FIRST_LISTEN_DESCRIPTOR + index)
+        received.setblocking(False)
+        os.set_inheritable(received.fileno(), False)
+        sockets[names[index] if index < len(names) else f"unnamed-{index}"] = received
+    return sockets

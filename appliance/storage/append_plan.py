@@ -1,0 +1,201 @@
+"""Decides what an append does: offsets, stamps, rolls and index entries. Touches no file; the log carries the plan out.
+
+The loop in `plan_append` is the hottest of the log-writer, hence its local variables. It stamps base offset and leader epoch into
+the batches where they lie (the acceptor's arena), because nobody else may read them before they are complete. Weak spot: a plan
+that is not carried out leaves its stamps; they are overwritten when the batch is offered again.
+
+Rules are Kafka's (`LogSegment.append`, `LogSegment.shouldRoll`): an index entry is due before a batch when more than
+index.interval.bytes were written since the last entry; a roll is due before a batch when it would not fit, is too young,
+finds an index full or its offset does not fit an index entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import NamedTuple
+
+from appliance.base.errors import ErrorCode
+from appliance.records.batch import (
+    BASE_SEQUENCE_AT,
+    LOG_OVERHEAD,
+    PRODUCER_EPOCH_AT,
+    TRANSACTIONAL_FLAG,
+    stamp_log_append_time,
+)
+from appliance.storage.indexes import LARGEST_RELATIVE_OFFSET, OFFSET_ENTRY, TIME_ENTRY
+from appliance.storage.log_config import LogConfig
+from appliance.storage.producer_state import DuplicateBatch, ProducerStaging
+from appliance.storage.segment import NEVER, SegmentTail
+
+# baseOffset, batchLength, partitionLeaderEpoch, (magic, crc), attributes, lastOffsetDelta, (baseTimestamp), maxTimestamp, producerId
+_HOT_FIELDS = Struct(">qii5xhi8xqq")
+_STAMP = Struct(">qii")
+_SEQUENCE = Struct(">hi")
+assert _HOT_FIELDS.size == PRODUCER_EPOCH_AT and BASE_SEQUENCE_AT == PRODUCER_EPOCH_AT + 2
+
+
+class RefusedBatch(NamedTuple):
+    """A batch that was not appended, and why; the others of the same call are not touched by it."""
+
+    error_code: ErrorCode
+    base_offset: int = -1
+
+
+AppendResult = tuple[int, int, int] | RefusedBatch
+"""(base offset, last offset, log append time in ms or -1) of an appended batch or of the original of a duplicate; or a refusal."""
+
+
+class SegmentPart:
+    """What an append writes into one segment: bytes, index entries, and the segment's tail afterwards."""
+
+    __slots__ = ("buffers", "index_entries", "index_position", "position", "size_bytes", "starts_segment", "tail", "time_entries", "time_position")
+
+    def __init__(self, tail: SegmentTail, starts_segment: bool) -> None:
+        self.tail = tail
+        self.starts_segment = starts_segment
+        self.position = tail.size_bytes
+        self.size_bytes = 0
+        self.buffers: list[memoryview] = []
+        self.index_entries = b""
+        self.time_entries = b""
+        self.index_position = tail.index_count * OFFSET_ENTRY.size
+        self.time_position = tail.time_index_count * TIME_ENTRY.size
+
+    def add_entries(self, last_offset: int, position: int) -> None:
+        """An index entry for the batch at `position`, and a time index entry if time went on."""
+        tail = self.tail
+        self.index_entries += OFFSET_ENTRY.pack(last_offset - tail.base_offset, position)
+        tail.index_count += 1
+        self.add_time_entry()
+
+    def add_time_entry(self) -> None:
+        tail = self.tail
+        entry = tail.final_time_entry()
+        if entry:
+            self.time_entries += entry
+            tail.time_index_count += 1
+            tail.last_indexed_timestamp = tail.max_timestamp
+
+
+class AppendPlan:
+    """Parts in order of offset; the first continues the active segment, each further one begins a new segment."""
+
+    __slots__ = ("first_offset", "first_producer_offset", "next_offset", "parts", "results")
+
+    def __init__(self, part: SegmentPart, next_offset: int) -> None:
+        self.parts = [part]
+        self.results: list[AppendResult] = []
+        self.first_offset = next_offset
+        self.next_offset = next_offset
+        self.first_producer_offset = -1
+        """Where the first batch with a producer id goes; -1 if there is none."""
+
+
+def plan_append(
+    tail: SegmentTail,
+    next_offset: int,
+    config: LogConfig,
+    batches: Sequence[memoryview],
+    leader_epoch: int,
+    now_ms: int,
+    producers: ProducerStaging,
+) -> AppendPlan:
+    """Plan to append whole, checked batches behind `tail`. With `leader_epoch` -1 they are a leader's: kept as they are, offsets included."""
+    part = SegmentPart(tail.copy(), False)
+    plan = AppendPlan(part, next_offset)
+    results = plan.results
+    unpack, stamp = _HOT_FIELDS.unpack_from, _STAMP.pack_into
+    stamping = leader_epoch >= 0
+    append_time = now_ms if stamping and config.uses_log_append_time else -1
+    segment_bytes, interval_bytes = config.segment_bytes, config.index_interval_bytes
+    most_entries = config.segment_index_bytes // OFFSET_ENTRY.size
+    most_time_entries = config.segment_index_bytes // TIME_ENTRY.size - 1
+    tail = part.tail
+    position, since_entry, max_timestamp = tail.size_bytes, tail.bytes_since_index_entry, tail.max_timestamp
+    roll_timestamp = tail.roll_timestamp(config.segment_ms, now_ms)
+    largest_offset = tail.base_offset + LARGEST_RELATIVE_OFFSET
+    index_is_full = tail.index_count >= most_entries or tail.time_index_count >= most_time_entries
+    buffers = part.buffers
+    for batch in batches:
+        base_offset, batch_length, _, attributes, last_offset_delta, timestamp, producer_id = unpack(batch)
+        size_bytes = batch_length + LOG_OVERHEAD
+        if stamping:
+            if size_bytes != len(batch) or last_offset_delta < 0:
+                results.append(RefusedBatch(ErrorCode.CORRUPT_MESSAGE))
+                continue
+            if size_bytes > segment_bytes:
+                results.append(RefusedBatch(ErrorCode.RECORD_LIST_TOO_LARGE))
+                continue
+            base_offset = next_offset
+            if append_time >= 0:
+                timestamp = append_time
+        elif size_bytes != len(batch) or last_offset_delta < 0 or base_offset < next_offset:
+            raise ValueError(f"a batch of {len(batch)} bytes at offset {base_offset} does not continue a log that ends at {next_offset}")
+        if producer_id >= 0:
+            answer = _admit(producers, batch, base_offset, last_offset_delta, timestamp, producer_id, attributes, stamping)
+            if answer is not None:
+                results.append(answer)
+                continue
+            if plan.first_producer_offset < 0:
+                plan.first_producer_offset = base_offset
+        last_offset = base_offset + last_offset_delta
+        if (position and (position + size_bytes > segment_bytes or timestamp > roll_timestamp or index_is_full)) or last_offset > largest_offset:
+            tail.size_bytes, tail.bytes_since_index_entry = position, since_entry
+            part.add_time_entry()
+            part = SegmentPart(SegmentTail(base_offset, now_ms), True)
+            plan.parts.append(part)
+            tail, buffers = part.tail, part.buffers
+            position, since_entry, max_timestamp, roll_timestamp, index_is_full = 0, 0, -1, NEVER, False
+            largest_offset = base_offset + LARGEST_RELATIVE_OFFSET
+        if stamping:
+            if append_time >= 0:
+                stamp_log_append_time(batch, 0, size_bytes, append_time)
+            stamp(batch, 0, base_offset, batch_length, leader_epoch)
+        if timestamp > max_timestamp:
+            tail.max_timestamp = max_timestamp = timestamp
+            tail.max_timestamp_offset = last_offset
+        if since_entry > interval_bytes:
+            part.add_entries(last_offset, position)
+            since_entry = 0
+            index_is_full = tail.index_count >= most_entries or tail.time_index_count >= most_time_entries
+        elif not position:
+            tail.first_timestamp = timestamp
+            if timestamp >= 0:
+                roll_timestamp = timestamp + config.segment_ms
+        buffers.append(batch)
+        position += size_bytes
+        since_entry += size_bytes
+        next_offset = last_offset + 1
+        results.append((base_offset, last_offset, append_time))
+    tail.size_bytes, tail.bytes_since_index_entry = position, since_entry
+    for each in plan.parts:
+        each.size_bytes = each.tail.size_bytes - each.position
+    plan.next_offset = next_offset
+    return plan
+
+
+def _admit(
+    producers: ProducerStaging,
+    batch: memoryview,
+    base_offset: int,
+    last_offset_delta: int,
+    timestamp: int,
+    producer_id: int,
+    attributes: int,
+    stamping: bool,
+) -> AppendResult | None:
+    """What producer state says to a batch: None lets it pass (and remembers it in the staging), else the result to give."""
+    producer_epoch, base_sequence = _SEQUENCE.unpack_from(batch, PRODUCER_EPOCH_AT)
+    last_offset = base_offset + last_offset_delta
+    if not stamping:
+        producers.replay_batch(producer_id, producer_epoch, base_sequence, base_offset, last_offset, timestamp, attributes)
+        return None
+    if attributes & TRANSACTIONAL_FLAG:
+        return RefusedBatch(ErrorCode.INVALID_TXN_STATE)  # until there is a transaction coordinator, none can be open
+    answer = producers.admit(producer_id, producer_epoch, base_sequence, base_offset, last_offset, timestamp)
+    if answer is None:
+        return None
+    if isinstance(answer, DuplicateBatch):
+        return (answer.base_offset, answer.last_offset, -1)
+    return RefusedBatch(answer)

@@ -1,0 +1,123 @@
+"""Whether a log directory may be used: who holds it, which broker and cluster it belongs to.
+
+`inspect_directory` answers before anything is started and changes nothing; `claim_identity` is for the owner. Weak spot: between an
+inspection and the opening somebody else may come; the opening checks again.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from appliance.base.errors import ConfigurationProblems
+from appliance.storage import checkpoints, file_io
+from appliance.storage.meta_properties import META_PROPERTIES, MetaProperties
+
+LOCK_FILE = ".lock"
+CLEAN_SHUTDOWN_MARKER = ".kafka_cleanshutdown"
+KNOWN_NAMES = frozenset(
+    {
+        LOCK_FILE,
+        CLEAN_SHUTDOWN_MARKER,
+        META_PROPERTIES,
+        checkpoints.RECOVERY_POINTS,
+        checkpoints.HIGH_WATERMARKS,
+        checkpoints.LOG_START_OFFSETS,
+        "cleaner-offset-checkpoint",
+        "remote-log-index-cache",
+        "lost+found",
+    }
+)
+
+
+class DirectoryInspection(NamedTuple):
+    """`problems` is empty when the directory can be used; each says what to do. Ids are None where nothing is written yet."""
+
+    problems: list[str]
+    broker_id: int | None = None
+    cluster_id: str | None = None
+
+
+def inspect_directory(path: str, broker_id: int | None = None, cluster_id: str | None = None) -> DirectoryInspection:
+    """Look at a log directory without taking it: does it exist or can it be made, is it ours, is it free."""
+    try:
+        if not file_io.exists(path):
+            return DirectoryInspection(_missing_problems(path))
+        if not os.path.isdir(path):
+            return DirectoryInspection([f"{path} is not a directory; name another one"])
+        if not file_io.may_write(path):
+            return DirectoryInspection([f"{path} cannot be written by this user; change its owner (chown) or name another directory"])
+        problems = _lock_problems(path)
+        try:
+            identity = read_identity(path)
+        except ValueError as problem:
+            return DirectoryInspection([*problems, f"{path}/{META_PROPERTIES}: {problem}; this is not a log directory of this kind of broker"])
+        if identity is None:
+            return DirectoryInspection(problems)
+        return DirectoryInspection(problems + identity_problems(path, identity, broker_id, cluster_id), identity.broker_id, identity.cluster_id)
+    except OSError as error:
+        return DirectoryInspection([f"{path} cannot be read: {(error.strerror or str(error)).lower()}; check the disk"])
+
+
+def _missing_problems(path: str) -> list[str]:
+    parent = os.path.dirname(os.path.abspath(path))
+    while not file_io.exists(parent):
+        parent = os.path.dirname(parent)
+    if not os.path.isdir(parent):
+        return [f"{path} cannot be made: {parent} is not a directory"]
+    return [] if file_io.may_write(parent) else [f"{path} does not exist and {parent} cannot be written by this user; make it, or name another directory"]
+
+
+def _lock_problems(path: str) -> list[str]:
+    try:
+        fd = file_io.open_path(f"{path}/{LOCK_FILE}", file_io.READ_WRITE)
+    except FileNotFoundError:
+        return []
+    try:
+        if file_io.lock_exclusively(fd):
+            return []
+        return [f"log directory {path} is in use by {lock_holder(fd)}; stop that first, or name another directory"]
+    finally:
+        file_io.close(fd)
+
+
+def lock_holder(fd: int) -> str:
+    """Whoever wrote a process id into the lock file, in words."""
+    text = file_io.pread_all(fd, 0, 32).decode("ascii", "replace").strip()
+    return f"process {text}" if text.isdigit() else "another process (of Kafka, perhaps)"
+
+
+def read_identity(path: str) -> MetaProperties | None:
+    """What `meta.properties` says; None if there is none. Raises `ValueError` for one that cannot be understood."""
+    try:
+        return MetaProperties.decode(file_io.read_file(f"{path}/{META_PROPERTIES}"))
+    except FileNotFoundError:
+        return None
+
+
+def identity_problems(path: str, identity: MetaProperties, broker_id: int | None, cluster_id: str | None) -> list[str]:
+    problems = []
+    if broker_id is not None and identity.broker_id not in (None, broker_id):
+        problems.append(f"{path} belongs to broker {identity.broker_id}, this is broker {broker_id}; name another directory or change broker.id")
+    if cluster_id is not None and identity.cluster_id not in (None, cluster_id):
+        problems.append(f"{path} belongs to cluster {identity.cluster_id}, this is cluster {cluster_id}; name another directory or its ZooKeeper")
+    return problems
+
+
+def claim_identity(path: str, broker_id: int | None, cluster_id: str | None) -> MetaProperties:
+    """Check `meta.properties` against ours and write what it does not say yet. Raises `ConfigurationProblems`."""
+    try:
+        known = read_identity(path)
+    except ValueError as problem:
+        raise ConfigurationProblems([f"{path}/{META_PROPERTIES}: {problem}; this is not a log directory of this kind of broker"]) from None
+    identity = known or MetaProperties(0, None, None)
+    problems = identity_problems(path, identity, broker_id, cluster_id)
+    if problems:
+        raise ConfigurationProblems(problems)
+    wanted = identity._replace(
+        broker_id=identity.broker_id if broker_id is None else broker_id,
+        cluster_id=identity.cluster_id if cluster_id is None else cluster_id,
+    )
+    if wanted != known:
+        file_io.replace_file(f"{path}/{META_PROPERTIES}", wanted.encode())
+    return wanted

@@ -1,0 +1,225 @@
+"""The only module that asks the operating system to do something with a file of a log directory.
+
+Owned by nobody. Everything goes through the names in `CALLS`, looked up in this module at each call, so that a test can fail
+the n-th one. Files are never mapped: a page fault on a hung disk would freeze the whole process. Weak spot: every call here may
+block for as long as the disk pleases; only log-writer and log-reader may call it on a log directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl as _fcntl
+import os
+import stat as _stat
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from appliance.base.errors import DiskFull, StorageFailed
+
+Buffers = Sequence[bytes | bytearray | memoryview]
+
+open_file = os.open
+close = os.close
+pread = os.pread
+pwrite = os.pwrite
+pwritev = os.pwritev
+ftruncate = os.ftruncate
+fsync = os.fsync
+fdatasync = os.fdatasync
+rename = os.rename
+unlink = os.unlink
+mkdir = os.mkdir
+rmdir = os.rmdir
+listdir = os.listdir
+stat = os.stat
+fstat = os.fstat
+statvfs = os.statvfs
+duplicate = os.dup
+
+CALLS = (
+    "open_file",
+    "close",
+    "pread",
+    "pwrite",
+    "pwritev",
+    "ftruncate",
+    "fsync",
+    "fdatasync",
+    "rename",
+    "unlink",
+    "mkdir",
+    "rmdir",
+    "listdir",
+    "stat",
+    "fstat",
+    "statvfs",
+    "duplicate",
+)
+
+READ_ONLY = os.O_RDONLY
+CREATE_EMPTY = os.O_RDWR | os.O_CREAT | os.O_TRUNC
+READ_WRITE = os.O_RDWR
+READ_WRITE_CREATE = os.O_RDWR | os.O_CREAT
+_FILE_MODE = 0o644
+_MOST_BUFFERS = 1024
+"""IOV_MAX on Linux."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def storage_failure(action: str, error: OSError) -> StorageFailed:
+    """The exception for a failed file call: what was being done, and what the operating system said."""
+    kind = DiskFull if error.errno in _FULL else StorageFailed
+    return kind(f"could not {action}: {(error.strerror or str(error)).lower()}")
+
+
+def open_path(path: str, flags: int) -> int:
+    return open_file(path, flags | os.O_CLOEXEC, _FILE_MODE)
+
+
+def write_all(fd: int, buffers: Buffers, position: int, size_bytes: int) -> None:
+    """Write `buffers` (together `size_bytes`) at `position`; one system call unless the kernel takes less or there are over 1024."""
+    if len(buffers) <= _MOST_BUFFERS:
+        written = pwritev(fd, buffers, position)
+        if written == size_bytes:
+            return
+        _write_rest(fd, buffers, position, written)
+        return
+    for start in range(0, len(buffers), _MOST_BUFFERS):
+        some = buffers[start : start + _MOST_BUFFERS]
+        some_bytes = sum(map(len, some))
+        write_all(fd, some, position, some_bytes)
+        position += some_bytes
+
+
+def _write_rest(fd: int, buffers: Buffers, position: int, written: int) -> None:
+    """A short write is how Linux says "full" or "interrupted"; the next call tells which."""
+    rest = memoryview(b"".join(buffers))[written:]
+    position += written
+    while rest:
+        written = pwrite(fd, rest, position)
+        if written == 0:
+            raise OSError(errno.EIO, "a write wrote nothing")
+        rest = rest[written:]
+        position += written
+
+
+def size_of(fd: int) -> int:
+    return fstat(fd).st_size
+
+
+def read_file(path: str) -> bytes:
+    """The whole of a small file."""
+    fd = open_path(path, READ_ONLY)
+    try:
+        return pread_all(fd, 0, size_of(fd))
+    finally:
+        close(fd)
+
+
+def pread_all(fd: int, position: int, size_bytes: int) -> bytes:
+    """`size_bytes` from `position`, fewer only at the end of the file."""
+    data = pread(fd, size_bytes, position)
+    while len(data) < size_bytes:
+        more = pread(fd, size_bytes - len(data), position + len(data))
+        if not more:
+            break
+        data += more
+    return data
+
+
+def fsync_directory(path: str) -> None:
+    fd = open_path(path, READ_ONLY | os.O_DIRECTORY)
+    try:
+        fsync(fd)
+    finally:
+        close(fd)
+
+
+def replace_file(path: str, content: bytes, durable: bool = True) -> None:
+    """Write `NAME.tmp` and rename it over `path`: a reader sees the old content or the new, never a mixture.
+
+    `durable` syncs the file before and the directory after; without, a power cut may leave any of old, new, empty.
+    """
+    temporary = path + ".tmp"
+    fd = open_path(temporary, CREATE_EMPTY)
+    try:
+        write_all(fd, (content,), 0, len(content))
+        if durable:
+            fsync(fd)
+    finally:
+        close(fd)
+    rename(temporary, path)
+    if durable:
+        fsync_directory(os.path.dirname(path))
+
+
+def sync_path(path: str) -> None:
+    """Make an already written file durable; one that is gone meanwhile needs nothing."""
+    try:
+        fd = open_path(path, READ_ONLY)
+    except FileNotFoundError:
+        return
+    try:
+        fsync(fd)
+    finally:
+        close(fd)
+
+
+def exists(path: str) -> bool:
+    try:
+        stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def is_directory(path: str) -> bool:
+    return _stat.S_ISDIR(stat(path).st_mode)
+
+
+def make_directories(path: str) -> None:
+    """Make `path` and what is missing above it; each new name is durable."""
+    if exists(path):
+        return
+    parent = os.path.dirname(os.path.abspath(path))
+    make_directories(parent)
+    mkdir(path)
+    fsync_directory(parent)
+
+
+def unlink_if_there(path: str) -> None:
+    try:
+        unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+class Space(NamedTuple):
+    """Bytes of a file system: all, and what an ordinary user may still write."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+def space(path: str) -> Space:
+    figures = statvfs(path)
+    return Space(figures.f_blocks * figures.f_frsize, figures.f_bavail * figures.f_frsize)
+
+
+def may_write(path: str) -> bool:
+    return os.access(path, os.W_OK | os.X_OK)
+
+
+def lock_exclusively(fd: int) -> bool:
+    """Lock a file against other processes; False when somebody has it. Both kinds of lock, because Kafka takes the POSIX kind."""
+    try:
+        _fcntl.flock(fd, _fcntl.LOCK_EX | _fcntl.LOCK_NB)
+        _fcntl.lockf(fd, _fcntl.LOCK_EX | _fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def process_id() -> int:
+    return os.getpid()

@@ -1,0 +1,39 @@
+"""What must reach the platter before a log's recovery point may advance, handed over to a flush thread.
+
+Made by the log in the log-writer's loop, synced anywhere, once: the descriptors are duplicates, so the log may roll, truncate or close
+meanwhile. Weak spot: syncing many logs one by one is slow; with one `syncfs` for the disk instead, call `release` and use `end_offset`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from appliance.storage import file_io
+
+
+class FlushRound(NamedTuple):
+    """Everything below `end_offset` is durable once `sync` has returned; then `Log.advance_recovery_point(end_offset)`."""
+
+    end_offset: int
+    files: list[int]
+    """Duplicated descriptors: logs and indexes."""
+    paths: list[str]
+    """Small files that were replaced: leader epochs, producer snapshots."""
+    directory: str
+    """The partition directory, if names in it changed; else empty."""
+
+    def sync(self) -> None:
+        """Sync all of it and release the descriptors. An OSError means: never try again, this log directory goes offline."""
+        try:
+            for fd in self.files:
+                file_io.fdatasync(fd)
+            for path in self.paths:
+                file_io.sync_path(path)
+            if self.directory:
+                file_io.fsync_directory(self.directory)
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        while self.files:
+            file_io.close(self.files.pop())

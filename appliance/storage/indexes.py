@@ -1,0 +1,120 @@
+"""The offset index and the time index of a segment: entry formats, and look-ups by reading (never by mapping).
+
+The log-writer appends to them and keeps them at their exact length; whoever holds a descriptor may look up. An index is a hint:
+it may lag behind its log, and an entry never points past the valid end. Weak spot: a look-up costs about log2(entries) small reads.
+
+    .index      8 bytes an entry: int32 relative offset (last offset of a batch), int32 position (where that batch starts)
+    .timeindex 12 bytes an entry: int64 largest timestamp so far, int32 relative offset (last offset of the batch that holds it)
+Entries are strictly ascending in offset, and in the time index in timestamp too.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import NamedTuple
+
+from appliance.storage import file_io
+
+OFFSET_ENTRY = Struct(">ii")
+TIME_ENTRY = Struct(">qi")
+LARGEST_RELATIVE_OFFSET = 2**31 - 1
+
+assert OFFSET_ENTRY.size == 8 and TIME_ENTRY.size == 12
+
+
+class OffsetEntry(NamedTuple):
+    """`offset` is the last offset of the batch that starts at `position`."""
+
+    offset: int
+    position: int
+
+
+class TimeEntry(NamedTuple):
+    """`timestamp` is the largest of the segment up to `offset`."""
+
+    timestamp: int
+    offset: int
+
+
+class OffsetIndex:
+    """Reads an `.index` through a descriptor that somebody else opened and closes."""
+
+    def __init__(self, fd: int, base_offset: int) -> None:
+        self._fd = fd
+        self._base_offset = base_offset
+
+    def count(self) -> int:
+        return file_io.size_of(self._fd) // OFFSET_ENTRY.size
+
+    def entry(self, number: int) -> OffsetEntry:
+        relative, position = OFFSET_ENTRY.unpack(file_io.pread_all(self._fd, number * OFFSET_ENTRY.size, OFFSET_ENTRY.size))
+        return OffsetEntry(self._base_offset + relative, position)
+
+    def lookup(self, offset: int) -> OffsetEntry:
+        """The last entry at or below `offset`; without one, the start of the segment."""
+        number = self.count_below(offset + 1) - 1
+        return self.entry(number) if number >= 0 else OffsetEntry(self._base_offset, 0)
+
+    def count_below(self, offset: int) -> int:
+        """How many entries have an offset smaller than `offset`."""
+        low, high = 0, self.count()
+        while low < high:
+            middle = (low + high) // 2
+            if self.entry(middle).offset < offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def count_at_or_before(self, position: int) -> int:
+        """How many entries point at or before `position`."""
+        low, high = 0, self.count()
+        while low < high:
+            middle = (low + high) // 2
+            if self.entry(middle).position <= position:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+class TimeIndex:
+    """Reads a `.timeindex` through a descriptor that somebody else opened and closes."""
+
+    def __init__(self, fd: int, base_offset: int) -> None:
+        self._fd = fd
+        self._base_offset = base_offset
+
+    def count(self) -> int:
+        return file_io.size_of(self._fd) // TIME_ENTRY.size
+
+    def entry(self, number: int) -> TimeEntry:
+        timestamp, relative = TIME_ENTRY.unpack(file_io.pread_all(self._fd, number * TIME_ENTRY.size, TIME_ENTRY.size))
+        return TimeEntry(timestamp, self._base_offset + relative)
+
+    def last(self) -> TimeEntry:
+        """The last entry, or (-1, base offset) of an empty index."""
+        count = self.count()
+        return self.entry(count - 1) if count else TimeEntry(-1, self._base_offset)
+
+    def lookup(self, timestamp: int) -> TimeEntry:
+        """The last entry at or below `timestamp`: no record up to its offset is younger. Without one, (-1, base offset)."""
+        low, high = 0, self.count()
+        while low < high:
+            middle = (low + high) // 2
+            if self.entry(middle).timestamp <= timestamp:
+                low = middle + 1
+            else:
+                high = middle
+        return self.entry(low - 1) if low else TimeEntry(-1, self._base_offset)
+
+    def count_below(self, offset: int) -> int:
+        """How many entries have an offset smaller than `offset`."""
+        low, high = 0, self.count()
+        while low < high:
+            middle = (low + high) // 2
+            if self.entry(middle).offset < offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low

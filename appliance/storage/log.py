@@ -1,0 +1,346 @@
+"""One partition's log: append, roll, truncate, flush, close.
+
+Owned by the log-writer of its disk, one thread. A log's memory says exactly what its files hold: plans are made on copies
+(`append_plan`), files are written, and only then the copy becomes the state; when a file call fails the files are cut back, and if even that
+fails the log refuses everything until it is opened (and so recovered) again. Weak spots: an append that rolls is undone as a whole, so a disk
+that fills up in the middle costs the part that would have fit; deletion of old segments is not here yet.
+
+The order of steps of every action, and what a crash in the middle leaves, is in README.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from appliance.base.clock import Clock
+from appliance.base.errors import StorageFailed
+from appliance.base.invariants import check
+from appliance.base.model import TopicId, TopicPartition
+from appliance.records.batch import LEADER_EPOCH_AT, MAGIC_AT
+from appliance.storage import file_io
+from appliance.storage.append_plan import AppendPlan, AppendResult, SegmentPart, plan_append
+from appliance.storage.flush_round import FlushRound
+from appliance.storage.log_config import LogConfig
+from appliance.storage.log_loader import LoadedLog, LogLoader, load_producers, unlink_segment
+from appliance.storage.producer_snapshots import SNAPSHOT_INTERVAL_BYTES
+from appliance.storage.producer_state import ProducerStaging
+from appliance.storage.recovery import Recovery, seal
+from appliance.storage.segment import OpenSegment, SegmentTail
+from appliance.storage.truncation import open_truncated
+
+
+class Log:
+    """Offsets: `log_start_offset` inclusive; `log_end_offset` and `recovery_point` exclusive."""
+
+    def __init__(self, directory: str, topic_partition: TopicPartition, topic_id: TopicId, config: LogConfig, clock: Clock, loaded: LoadedLog) -> None:
+        self.directory = directory
+        self.topic_partition = topic_partition
+        self.topic_id = topic_id
+        self.config = config
+        self.log_start_offset = loaded.log_start_offset
+        self.log_end_offset = loaded.next_offset
+        self.recovery_point = loaded.recovery_point
+        self.leader_epochs = loaded.leader_epochs
+        self.producers = loaded.producers
+        self.segment_list_generation = 1
+        """Goes up whenever a segment comes or goes."""
+        self.recovered_cut_bytes = loaded.cut_bytes
+        """What recovery cut off, for the operator's eyes."""
+        self.failed: str | None = None
+        """Why this log refuses everything until it is opened again; None when it is sound."""
+        self._clock = clock
+        self._snapshots = loaded.snapshots
+        self._bytes_since_snapshot = 0
+        self._sealed = loaded.sealed
+        self._active = loaded.active
+        self._tail = loaded.tail
+        self._unflushed = loaded.unflushed
+        self._directory_is_synced = False
+
+    @classmethod
+    def open(
+        cls,
+        directory: str,
+        topic_partition: TopicPartition,
+        topic_id: TopicId,
+        config: LogConfig,
+        clock: Clock,
+        recovery: Recovery,
+        log_start_offset: int = 0,
+    ) -> Log:
+        """Load the log in `directory` (which exists; an empty one gets its first segment). Raises `StorageFailed`, `DiskFull`."""
+        try:
+            loaded = LogLoader(directory, config, clock, recovery, log_start_offset).load()
+        except OSError as error:
+            raise file_io.storage_failure(f"open log {topic_partition} in {directory}", error) from error
+        return cls(directory, topic_partition, topic_id, config, clock, loaded)
+
+    @property
+    def active_base_offset(self) -> int:
+        return self._tail.base_offset
+
+    @property
+    def active_position(self) -> int:
+        """Valid end byte of the active segment."""
+        return self._tail.size_bytes
+
+    @property
+    def segment_base_offsets(self) -> list[int]:
+        """Ascending; the last one is the active segment's."""
+        return [*self._sealed, self._tail.base_offset]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self._sealed.values()) + self._tail.size_bytes
+
+    def assign_leader_epoch(self, leader_epoch: int) -> None:
+        """This box leads the partition under `leader_epoch` from the log end on."""
+        self._assign_epochs([(leader_epoch, self.log_end_offset)])
+
+    def append_as_leader(self, batches: Sequence[memoryview], leader_epoch: int, now_ms: int) -> list[AppendResult]:
+        """Append checked batches, each a writable view of one whole batch. One result per batch, in order.
+
+        Raises `DiskFull` or `StorageFailed`: then nothing of this call is in the log.
+        """
+        if self.failed:
+            raise StorageFailed(self.failed)
+        check(leader_epoch >= max(0, self.leader_epochs.latest), f"leader epoch {leader_epoch} of {self.topic_partition} went back")
+        producers = self.producers.stage()
+        plan = plan_append(self._tail, self.log_end_offset, self.config, batches, leader_epoch, now_ms, producers)
+        if plan.next_offset != plan.first_offset:
+            if leader_epoch > self.leader_epochs.latest:
+                self.assign_leader_epoch(leader_epoch)
+            self._carry_out(plan, producers)
+        return plan.results
+
+    def append_as_follower(self, batches: Sequence[memoryview]) -> tuple[int, int]:
+        """Append a leader's batches as they are; their offsets must continue this log (gaps are what compaction leaves).
+
+        Returns (first offset, last offset), (-1, -1) for nothing. Raises `ValueError` for batches that do not fit, otherwise like
+        `append_as_leader`.
+        """
+        self._require_sound()
+        producers = self.producers.stage()
+        plan = plan_append(self._tail, self.log_end_offset, self.config, batches, -1, self._clock.wall_ms(), producers)
+        if not plan.results:
+            return (-1, -1)
+        starts = [(_leader_epoch(batch), result[0]) for batch, result in zip(batches, plan.results, strict=True)]
+        epochs = [self.leader_epochs.latest, *(leader_epoch for leader_epoch, _ in starts)]
+        if epochs != sorted(epochs):
+            raise ValueError(f"leader epochs {epochs} of {self.topic_partition} go back")
+        self._assign_epochs(starts)
+        self._carry_out(plan, producers)
+        return (plan.results[0][0], self.log_end_offset - 1)
+
+    def _assign_epochs(self, starts: list[tuple[int, int]]) -> None:
+        self._require_sound()
+        try:
+            self.leader_epochs.assign_all(starts)
+        except OSError as error:
+            raise file_io.storage_failure(f"write the leader epochs of log {self.topic_partition}", error) from error
+
+    def _carry_out(self, plan: AppendPlan, producers: ProducerStaging) -> None:
+        """Write a plan's bytes and index entries, then take its state over. On failure: as if it had not been."""
+        created: list[int] = []
+        opened: list[OpenSegment] = []
+        segment = self._active
+        try:
+            if plan.first_producer_offset >= 0 and self._snapshots.latest is None:
+                self._snapshots.write(self.log_end_offset, self.producers, ())
+            for part in plan.parts:
+                if part.starts_segment:
+                    created.append(part.tail.base_offset)
+                    segment = OpenSegment.create(self.directory, part.tail.base_offset)
+                    opened.append(segment)
+                _write_part(segment, part)
+        except OSError as error:
+            self._undo(created, opened)
+            if self.failed:
+                raise StorageFailed(self.failed) from error
+            raise file_io.storage_failure(f"append to log {self.topic_partition} at offset {self.log_end_offset}", error) from error
+        if opened:
+            self._take_rolls_over(plan.parts, opened)
+        self._tail = plan.parts[-1].tail
+        self.log_end_offset = plan.next_offset
+        if plan.first_producer_offset >= 0:
+            self.producers.apply(producers)
+        if self._snapshots.latest is not None:
+            self._maybe_snapshot(plan)
+
+    def _take_rolls_over(self, parts: list[SegmentPart], opened: list[OpenSegment]) -> None:
+        segments = [self._active, *opened]
+        for number, part in enumerate(parts[:-1]):
+            self._sealed[part.tail.base_offset] = part.tail.size_bytes
+            self._unflushed.append((parts[number + 1].tail.base_offset, segments[number]))
+        self._active = segments[-1]
+        self._directory_is_synced = False
+        self.segment_list_generation += 1
+
+    def _undo(self, created: list[int], opened: list[OpenSegment]) -> None:
+        """Remove new segments, newest first, then what was written behind the old end."""
+        try:
+            for segment in opened:
+                segment.close()
+            for base_offset in reversed(created):
+                unlink_segment(self.directory, base_offset)
+            self._active.cut_to(self._tail)
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            self.failed = f"log {self.topic_partition} could not be cut back to offset {self.log_end_offset}: {reason}"
+
+    def _maybe_snapshot(self, plan: AppendPlan) -> None:
+        """Keep short what a restart must replay. The append has succeeded: a failure here is tried again at the next one."""
+        self._bytes_since_snapshot += sum(part.size_bytes for part in plan.parts)
+        if len(plan.parts) > 1 or self._bytes_since_snapshot > SNAPSHOT_INTERVAL_BYTES:
+            try:
+                self._snapshots.write(self.log_end_offset, self.producers, self._sealed)
+            except OSError:
+                return
+            self._bytes_since_snapshot = 0
+
+    def truncate_to(self, offset: int) -> int:
+        """Remove everything at and behind `offset`, with the whole batch that holds it; the new log end offset (≤ `offset`).
+
+        A failure leaves the log refusing everything until it is opened again.
+        """
+        self._require_sound()
+        if offset >= self.log_end_offset:
+            return self.log_end_offset
+        if offset < self.segment_base_offsets[0]:
+            self.truncate_fully_and_start_at(offset)
+            return self.log_end_offset
+        self._or_fail(f"truncate log {self.topic_partition} to offset {offset}", lambda: self._truncate_segments(offset))
+        return self.log_end_offset
+
+    def truncate_fully_and_start_at(self, offset: int) -> None:
+        """Throw everything away and go on at `offset` (a follower whose leader no longer has what it has)."""
+        self._require_sound()
+        self._or_fail(f"restart log {self.topic_partition} at offset {offset}", lambda: self._start_at(offset))
+
+    def _truncate_segments(self, offset: int) -> None:
+        keep = [base for base in self.segment_base_offsets if base <= offset]
+        self._delete_segments(len(keep) - 1)
+        self._active, recovered = open_truncated(self.directory, keep[-1], offset, self.config, self._clock.wall_ms())
+        self._set_end({base: self._sealed[base] for base in keep[:-1]}, recovered.tail, recovered.next_offset)
+        self.leader_epochs.truncate_from_end(self.log_end_offset)
+        self._reload_producers()
+
+    def _start_at(self, offset: int) -> None:
+        self._delete_segments(-1)
+        self._active = OpenSegment.create(self.directory, offset)
+        self._set_end({}, SegmentTail(offset, self._clock.wall_ms()), offset)
+        self.log_start_offset = offset
+        self.leader_epochs.clear()
+        self.producers.clear()
+        self._snapshots.remove_all()
+
+    def _delete_segments(self, last_kept: int) -> None:
+        """Remove the segments behind number `last_kept`, newest first: each step leaves a prefix. That one is closed too (it is
+        opened anew for appending); sealed ones before it stay open until they are flushed."""
+        bases = self.segment_base_offsets
+        self._active.close()
+        still_unflushed = []
+        for end_offset, segment in self._unflushed:
+            if last_kept >= 0 and segment.base_offset < bases[last_kept]:
+                still_unflushed.append((end_offset, segment))
+            else:
+                segment.close()
+        self._unflushed = still_unflushed
+        self.segment_list_generation += 1
+        for base_offset in reversed(bases[last_kept + 1 :]):
+            unlink_segment(self.directory, base_offset)
+        file_io.fsync_directory(self.directory)
+
+    def _set_end(self, sealed: dict[int, int], tail: SegmentTail, log_end_offset: int) -> None:
+        self._sealed, self._tail, self.log_end_offset = sealed, tail, log_end_offset
+        self.recovery_point = min(self.recovery_point, log_end_offset)
+
+    def _reload_producers(self) -> None:
+        names, bases = file_io.listdir(self.directory), self.segment_base_offsets
+        self.producers, self._snapshots = load_producers(self.directory, names, bases, self.log_end_offset, self._clock.wall_ms())
+
+    def _or_fail(self, action: str, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except OSError as error:
+            failure = file_io.storage_failure(action, error)
+            self.failed = str(failure)
+            raise StorageFailed(self.failed) from error
+
+    def flush_files(self) -> FlushRound | None:
+        """What must be synced so that everything appended up to now is durable; None when it is. One round at a time."""
+        self._require_sound()
+        if self.recovery_point == self.log_end_offset and self.leader_epochs.is_synced and self._directory_is_synced:
+            return None
+        flush = FlushRound(self.log_end_offset, [], [], "" if self._directory_is_synced else self.directory)
+        try:
+            for segment in (*(segment for _, segment in self._unflushed), self._active):
+                for fd in segment.files:
+                    flush.files.append(file_io.duplicate(fd))
+        except OSError as error:
+            flush.release()
+            raise file_io.storage_failure(f"flush log {self.topic_partition}", error) from error
+        if not self.leader_epochs.is_synced:
+            flush.paths.append(self.leader_epochs.path)
+        flush.paths.extend(self._snapshots.take_unsynced())
+        self.leader_epochs.is_synced = self._directory_is_synced = True
+        return flush
+
+    def advance_recovery_point(self, offset: int) -> None:
+        """Everything below `offset` is durable. Descriptors of sealed segments below it are closed."""
+        self.recovery_point = max(self.recovery_point, min(offset, self.log_end_offset))
+        while self._unflushed and self._unflushed[0][0] <= self.recovery_point:
+            self._unflushed.pop(0)[1].close()
+
+    def flush(self) -> None:
+        """A whole round at once, in the caller's thread."""
+        try:
+            flush = self.flush_files()
+            if flush is not None:
+                flush.sync()
+                self.advance_recovery_point(flush.end_offset)
+        except OSError as error:
+            failure = file_io.storage_failure(f"flush log {self.topic_partition}", error)
+            self.failed = str(failure)
+            raise StorageFailed(self.failed) from error
+
+    def close(self) -> None:
+        """Final time index entry, producer snapshot, everything durable; `recovery_point` is the log end afterwards."""
+        self._require_sound()
+        try:
+            seal(self._active, self._tail)
+            if self._snapshots.latest is not None:
+                self._snapshots.write(self.log_end_offset, self.producers, self._sealed)
+            self.flush()
+        except OSError as error:
+            raise file_io.storage_failure(f"close log {self.topic_partition}", error) from error
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close the descriptors, write nothing: what a log that failed, or whose directory goes offline, can still do."""
+        self.failed = self.failed or f"log {self.topic_partition} is closed"
+        for segment in (*(segment for _, segment in self._unflushed), self._active):
+            try:
+                segment.close()
+            except OSError:
+                continue
+        self._unflushed.clear()
+
+    def _require_sound(self) -> None:
+        if self.failed:
+            raise StorageFailed(self.failed)
+
+
+def _leader_epoch(batch: memoryview) -> int:
+    return int.from_bytes(batch[LEADER_EPOCH_AT:MAGIC_AT], "big", signed=True)
+
+
+def _write_part(segment: OpenSegment, part: SegmentPart) -> None:
+    """Bytes first: an index entry never points past the valid end."""
+    if part.size_bytes:
+        file_io.write_all(segment.log_fd, part.buffers, part.position, part.size_bytes)
+    if part.index_entries:
+        file_io.write_all(segment.index_fd, (part.index_entries,), part.index_position, len(part.index_entries))
+    if part.time_entries:
+        file_io.write_all(segment.time_index_fd, (part.time_entries,), part.time_position, len(part.time_entries))

@@ -1,0 +1,269 @@
+"""A log directory: who owns it, whether it was left cleanly, which partitions it holds, its checkpoints.
+
+Owned by the log-writer of its disk from `open` until it closes or dies; the lock goes with the process. Names that mean nothing here are listed in
+`unknown_names` and left alone: a directory that we do not know is somebody's data. Weak spot: the lock is of this machine only;
+a directory on a network file system can be opened twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from appliance.base.clock import Clock
+from appliance.base.errors import ConfigurationProblems, ErrorCode, RequestRefused
+from appliance.base.model import TopicId, TopicPartition
+from appliance.storage import checkpoints, file_io
+from appliance.storage.checkpoints import BrokenCheckpoint
+from appliance.storage.directory_identity import CLEAN_SHUTDOWN_MARKER, KNOWN_NAMES, LOCK_FILE, claim_identity, lock_holder
+from appliance.storage.meta_properties import MetaProperties, encode_partition_metadata, read_topic_id
+from appliance.storage.partition_directory import (
+    DELETE_SUFFIX,
+    STRAY_SUFFIX,
+    PartitionDirectory,
+    is_leaving,
+    leaving_name,
+    parse_partition_name,
+)
+from appliance.storage.segment_files import PARTITION_METADATA
+
+
+class LogDirectory:
+    """Make one with `open`. Every method that touches the disk raises `StorageFailed` or `DiskFull`."""
+
+    def __init__(self, path: str, clock: Clock, lock_fd: int, identity: MetaProperties) -> None:
+        self.path = path
+        self.identity = identity
+        self.was_clean = False
+        self.recovery_points: dict[TopicPartition, int] = {}
+        self.high_watermarks: dict[TopicPartition, int] = {}
+        self.log_start_offsets: dict[TopicPartition, int] = {}
+        self.unknown_names: list[str] = []
+        self.problems: list[str] = []
+        """What was found damaged at `open` and is replaced by safe values; for people."""
+        self._clock = clock
+        self._lock_fd = lock_fd
+        self._leaving: list[str] = []
+        self._renames = 0
+
+    @classmethod
+    def open(cls, path: str, broker_id: int, cluster_id: str | None, clock: Clock) -> LogDirectory:
+        """Take the directory over; it is made if it is missing. `cluster_id` None: whatever it says.
+
+        Raises `ConfigurationProblems` if another process has it, or it belongs to another broker or cluster.
+        """
+        try:
+            file_io.make_directories(path)
+            lock_fd = _lock(path)
+            try:
+                directory = cls(path, clock, lock_fd, claim_identity(path, broker_id, cluster_id))
+                directory._load()
+            except BaseException:
+                file_io.close(lock_fd)
+                raise
+        except OSError as error:
+            raise file_io.storage_failure(f"open log directory {path}", error) from error
+        return directory
+
+    def _load(self) -> None:
+        marker = f"{self.path}/{CLEAN_SHUTDOWN_MARKER}"
+        self.was_clean = file_io.exists(marker)
+        self.recovery_points = self._read_checkpoint(checkpoints.RECOVERY_POINTS)
+        self.high_watermarks = self._read_checkpoint(checkpoints.HIGH_WATERMARKS)
+        self.log_start_offsets = self._read_checkpoint(checkpoints.LOG_START_OFFSETS)
+        for name in sorted(file_io.listdir(self.path)):
+            if name.endswith(DELETE_SUFFIX) and is_leaving(name):
+                self._leaving.append(name)
+            elif name not in KNOWN_NAMES and not name.endswith(".tmp") and not is_leaving(name) and parse_partition_name(name) is None:
+                self.unknown_names.append(name)
+        if self.was_clean:  # from here on a crash is a crash
+            file_io.unlink(marker)
+            file_io.fsync_directory(self.path)
+
+    def _read_checkpoint(self, name: str) -> dict[TopicPartition, int]:
+        """A broken checkpoint counts as empty, as in Kafka: offsets 0 mean more scanning and a lower start, never loss."""
+        try:
+            return checkpoints.read_offsets(f"{self.path}/{name}")
+        except BrokenCheckpoint as problem:
+            self.problems.append(f"{self.path}/{name}: {problem}")
+            return {}
+
+    def set_cluster_id(self, cluster_id: str) -> None:
+        """Write the cluster's id down once it is known. Raises `ConfigurationProblems` if another one is written already."""
+        try:
+            self.identity = claim_identity(self.path, self.identity.broker_id, cluster_id)
+        except OSError as error:
+            raise file_io.storage_failure(f"write the identity of log directory {self.path}", error) from error
+
+    def partition_directories(self) -> dict[TopicPartition, PartitionDirectory]:
+        """Partitions with a plain directory; `topic_id` is None where `partition.metadata` is missing or broken (see `problems`)."""
+        found = {}
+        try:
+            for name in sorted(file_io.listdir(self.path)):
+                topic_partition = parse_partition_name(name)
+                if topic_partition is not None and file_io.is_directory(f"{self.path}/{name}"):
+                    found[topic_partition] = PartitionDirectory(topic_partition, self._path_of(topic_partition), self._topic_id(topic_partition))
+        except OSError as error:
+            raise file_io.storage_failure(f"list log directory {self.path}", error) from error
+        return found
+
+    def _topic_id(self, topic_partition: TopicPartition) -> TopicId | None:
+        try:
+            return read_topic_id(self._path_of(topic_partition))
+        except ValueError as problem:
+            self.problems.append(f"{self._path_of(topic_partition)}: {problem}")
+            return None
+
+    def create_partition(self, topic: str, partition: int, topic_id: TopicId) -> str:
+        """Make the partition's directory, durable with its `partition.metadata`; its path. The same topic id again is success.
+
+        Raises `RequestRefused(INCONSISTENT_TOPIC_ID)` if the directory belongs to another topic of that name.
+        """
+        topic_partition = TopicPartition(topic, partition)
+        path = self._path_of(topic_partition)
+        try:
+            known = None
+            if file_io.exists(path):
+                known = self._topic_id(topic_partition)
+                if known is not None and known != topic_id:
+                    raise RequestRefused(
+                        ErrorCode.INCONSISTENT_TOPIC_ID, f"{path} holds topic id {known}, not {topic_id}; a former topic of that name is still there"
+                    )
+            else:
+                file_io.mkdir(path)
+            if known is None:
+                file_io.replace_file(f"{path}/{PARTITION_METADATA}", encode_partition_metadata(topic_id))
+            else:  # a former life may have died between renaming and syncing
+                file_io.fsync_directory(path)
+            file_io.fsync_directory(self.path)
+        except OSError as error:
+            raise file_io.storage_failure(f"create log {topic_partition} in {self.path}", error) from error
+        return path
+
+    def mark_deleted(self, topic_partition: TopicPartition) -> None:
+        """Rename the partition's directory out of the way; `delete_some` removes it. One that is not there is success."""
+        self._rename_away(topic_partition, DELETE_SUFFIX)
+
+    def set_aside(self, topic_partition: TopicPartition) -> None:
+        """Rename to `-stray`: a replica that no longer belongs here, kept and not served."""
+        self._rename_away(topic_partition, STRAY_SUFFIX)
+
+    def _rename_away(self, topic_partition: TopicPartition, suffix: str) -> None:
+        self._renames += 1
+        unique = f"{self._clock.wall_ms():016x}{file_io.process_id():08x}{self._renames:08x}"
+        name = leaving_name(topic_partition, unique, suffix)
+        try:
+            try:
+                file_io.rename(self._path_of(topic_partition), f"{self.path}/{name}")
+            except FileNotFoundError:
+                return
+            if suffix == DELETE_SUFFIX:
+                self._leaving.append(name)
+            file_io.fsync_directory(self.path)
+        except OSError as error:
+            raise file_io.storage_failure(f"rename log {topic_partition} in {self.path}", error) from error
+
+    def delete_some(self, budget_bytes: int) -> int:
+        """Remove up to about `budget_bytes` of what was marked deleted; the bytes freed. 0 when nothing is left to delete.
+
+        A file larger than the budget is shortened from its end, slice by slice: freeing gigabytes at once stalls a disk.
+        """
+        freed = 0
+        try:
+            while self._leaving and freed < budget_bytes:
+                freed += self._delete_slice(f"{self.path}/{self._leaving[0]}", budget_bytes - freed)
+        except OSError as error:
+            raise file_io.storage_failure(f"delete {self.path}/{self._leaving[0]}", error) from error
+        return freed
+
+    def _delete_slice(self, directory: str, budget_bytes: int) -> int:
+        """One step in the first directory that leaves: shorten or remove one file, or remove the directory."""
+        try:
+            names = file_io.listdir(directory)
+        except FileNotFoundError:
+            names = None
+        if not names:
+            if names is not None:
+                file_io.rmdir(directory)
+            self._leaving.pop(0)
+            return 0
+        path = f"{directory}/{min(names)}"
+        size_bytes = file_io.stat(path).st_size
+        if size_bytes > budget_bytes:
+            fd = file_io.open_path(path, file_io.READ_WRITE)
+            try:
+                file_io.ftruncate(fd, size_bytes - budget_bytes)
+            finally:
+                file_io.close(fd)
+            return budget_bytes
+        try:
+            file_io.unlink(path)
+        except IsADirectoryError:  # not ours: leave it and what is around it to an operator
+            self.problems.append(f"{path} is a directory inside a deleted partition; remove it by hand")
+            self._leaving.pop(0)
+        return max(1, size_bytes)
+
+    @property
+    def is_deleting(self) -> bool:
+        return bool(self._leaving)
+
+    def save_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Only after what they promise is durable (`FlushRound.sync`)."""
+        self._save(checkpoints.RECOVERY_POINTS, offsets)
+
+    def save_high_watermarks(self, offsets: Mapping[TopicPartition, int]) -> None:
+        self._save(checkpoints.HIGH_WATERMARKS, offsets)
+
+    def save_log_start_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
+        self._save(checkpoints.LOG_START_OFFSETS, offsets)
+
+    def _save(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
+        try:
+            checkpoints.write_offsets(f"{self.path}/{name}", offsets)
+        except OSError as error:
+            raise file_io.storage_failure(f"write {self.path}/{name}", error) from error
+
+    def space(self) -> file_io.Space:
+        """Total and free bytes of the disk."""
+        try:
+            return file_io.space(self.path)
+        except OSError as error:
+            raise file_io.storage_failure(f"ask for the free space of {self.path}", error) from error
+
+    def close_clean(
+        self,
+        recovery_points: Mapping[TopicPartition, int],
+        high_watermarks: Mapping[TopicPartition, int],
+        log_start_offsets: Mapping[TopicPartition, int],
+    ) -> None:
+        """After every log was closed: checkpoints, then the marker that says so, then the lock goes."""
+        self.save_recovery_points(recovery_points)
+        self.save_high_watermarks(high_watermarks)
+        self.save_log_start_offsets(log_start_offsets)
+        try:
+            file_io.replace_file(f"{self.path}/{CLEAN_SHUTDOWN_MARKER}", b'{"version":0,"brokerEpoch":-1}')
+        except OSError as error:
+            raise file_io.storage_failure(f"mark {self.path} as cleanly closed", error) from error
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Give the lock back and leave everything as it is: the next start recovers."""
+        if self._lock_fd >= 0:
+            file_io.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def _path_of(self, topic_partition: TopicPartition) -> str:
+        return f"{self.path}/{topic_partition}"
+
+
+def _lock(path: str) -> int:
+    lock_fd = file_io.open_path(f"{path}/{LOCK_FILE}", file_io.READ_WRITE_CREATE)
+    try:
+        if not file_io.lock_exclusively(lock_fd):
+            raise ConfigurationProblems([f"log directory {path} is in use by {lock_holder(lock_fd)}; stop that first, or name another directory"])
+        content = f"{file_io.process_id()}\n".encode()
+        file_io.ftruncate(lock_fd, 0)
+        file_io.write_all(lock_fd, (content,), 0, len(content))
+    except BaseException:
+        file_io.close(lock_fd)
+        raise
+    return lock_fd

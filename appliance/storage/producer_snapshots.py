@@ -1,0 +1,75 @@
+"""The `.snapshot` files of a partition: which exist, writing the next, loading the newest.
+
+Owned by its log. The rule that keeps starts quick: *no snapshot file means that no batch with a producer id was ever written*. So the
+first such batch is preceded by an (empty) snapshot, later ones follow every `SNAPSHOT_INTERVAL_BYTES`, at each roll and at close, and a start
+replays batch headers from the newest one only. Files are synced by the flush round, before the recovery point passes them.
+Weak spot: each is written whole, so tens of thousands of live producers on one partition make rolls slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from appliance.storage import file_io
+from appliance.storage.producer_state import BrokenSnapshot, ProducerState
+from appliance.storage.segment_files import SNAPSHOT_SUFFIX, offset_of_name, segment_path
+
+SNAPSHOT_INTERVAL_BYTES = 64 * 1024 * 1024
+
+
+class ProducerSnapshots:
+    """Snapshot offsets in ascending order."""
+
+    def __init__(self, directory: str, names: list[str]) -> None:
+        self._directory = directory
+        self._offsets = sorted(offset for name in names if (offset := offset_of_name(name, SNAPSHOT_SUFFIX)) is not None)
+        self._unsynced: set[int] = set()
+
+    @property
+    def latest(self) -> int | None:
+        return self._offsets[-1] if self._offsets else None
+
+    def write(self, offset: int, state: ProducerState, segment_bases: Container[int]) -> None:
+        """Keep `state` as that of everything below `offset`. The previous snapshot goes unless a segment begins there."""
+        file_io.replace_file(self._path(offset), state.encode(), durable=False)
+        self._unsynced.add(offset)
+        previous = self.latest
+        if offset not in self._offsets:
+            self._offsets.append(offset)
+            self._offsets.sort()
+        if previous is not None and previous < offset and previous not in segment_bases:
+            self._remove(previous)
+
+    def load(self, state: ProducerState, end_offset: int) -> int | None:
+        """Fill `state` from the newest good snapshot at or below `end_offset` and return its offset; None if there is none.
+        Newer and broken ones are deleted."""
+        state.clear()
+        while self._offsets:
+            offset = self._offsets[-1]
+            if offset <= end_offset:
+                try:
+                    state.decode(file_io.read_file(self._path(offset)))
+                except (BrokenSnapshot, FileNotFoundError):
+                    pass
+                else:
+                    return offset
+            self._remove(offset)
+        return None
+
+    def remove_all(self) -> None:
+        for offset in list(self._offsets):
+            self._remove(offset)
+
+    def take_unsynced(self) -> list[str]:
+        """Paths that the next flush round must sync."""
+        paths = [self._path(offset) for offset in sorted(self._unsynced)]
+        self._unsynced.clear()
+        return paths
+
+    def _remove(self, offset: int) -> None:
+        file_io.unlink_if_there(self._path(offset))
+        self._unsynced.discard(offset)
+        self._offsets.remove(offset)
+
+    def _path(self, offset: int) -> str:
+        return segment_path(self._directory, offset, SNAPSHOT_SUFFIX)

@@ -1,0 +1,190 @@
+"""Reading a partition by offset and by time: look-ups through the indexes, descriptors of segments.
+
+Owned by log-reader (and by tools); never writes. What is readable ends at a limit that the caller knows (the high watermark in the
+table row), because this process cannot see how far the writer has got. Weak spots: an index may lag behind the log by
+one entry, which costs a few header reads; a look-up by time opens batches and may decompress them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.records.batch import BatchHeader
+from appliance.records.record import iterate_records
+from appliance.storage import file_io
+from appliance.storage.indexes import OffsetIndex, TimeIndex
+from appliance.storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, offset_of_name, segment_path
+from appliance.storage.segment_scan import SegmentScan
+
+LARGEST_DECOMPRESSED_BYTES = 256 * 1024 * 1024
+
+
+class OffsetOutOfRange(RequestRefused):
+    """The log does not hold that offset."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.OFFSET_OUT_OF_RANGE, message)
+
+
+class Located(NamedTuple):
+    """Where to read. `batch_size_bytes` 0: nothing readable there yet, `position` is where it will come."""
+
+    segment_base_offset: int
+    position: int
+    batch_size_bytes: int
+    segment_size_bytes: int
+    """Bytes of the segment file at the moment of the look-up; the readable part may end before."""
+    base_offset: int
+
+
+class LogReading:
+    """One partition directory. Call `refresh` when its segment list has changed. Raises `StorageFailed` when the disk fails."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._bases: list[int] = []
+        self.refresh()
+
+    def refresh(self) -> None:
+        with self._storage("list"):
+            bases = (offset_of_name(name, LOG_SUFFIX) for name in file_io.listdir(self._directory))
+            self._bases = sorted(base for base in bases if base is not None)
+
+    def segments(self) -> list[int]:
+        """Base offsets, ascending."""
+        return list(self._bases)
+
+    @property
+    def earliest(self) -> int:
+        """The first segment's base offset; the log start offset in the table row may be higher."""
+        if not self._bases:
+            raise OffsetOutOfRange(f"{self._directory} holds no segment")
+        return self._bases[0]
+
+    def open_segment(self, base_offset: int) -> int:
+        """A read-only descriptor of a segment's log; the caller closes it. Raises `OffsetOutOfRange` if it is gone."""
+        with self._storage("open a segment of"):
+            return self._open(base_offset, LOG_SUFFIX)
+
+    def locate(self, offset: int, limit_offset: int) -> Located:
+        """The batch that holds `offset` (or the first one behind it, where compaction left a gap), below `limit_offset`.
+
+        Raises `OffsetOutOfRange` for an offset below the first segment or above the limit.
+        """
+        if offset > limit_offset or offset < self.earliest:
+            raise OffsetOutOfRange(f"offset {offset} is not in [{self.earliest}, {limit_offset}] of {self._directory}")
+        with self._storage("look up an offset in"):
+            number = bisect_right(self._bases, offset) - 1
+            while True:
+                found = self._locate_in(number, offset, limit_offset)
+                if found.batch_size_bytes or found.base_offset >= limit_offset or number + 1 == len(self._bases) or self._bases[number + 1] > limit_offset:
+                    return found
+                number += 1  # the offset was compacted away at this segment's end
+
+    def _locate_in(self, number: int, offset: int, limit_offset: int) -> Located:
+        base = self._bases[number]
+        with self._descriptor(base, LOG_SUFFIX) as log_fd:
+            start = 0
+            if offset > base:
+                with self._descriptor(base, INDEX_SUFFIX) as index_fd:
+                    start = OffsetIndex(index_fd, base).lookup(offset).position
+            size_bytes = file_io.size_of(log_fd)
+            scan = SegmentScan(log_fd, start, size_bytes, verify=False)
+            for position, header in scan:
+                if header.base_offset >= limit_offset:
+                    return Located(base, position, 0, size_bytes, header.base_offset)
+                if header.last_offset >= offset:
+                    return Located(base, position, header.size_bytes, size_bytes, header.base_offset)
+            return Located(base, scan.valid_end, 0, size_bytes, offset)
+
+    def offset_for_timestamp(self, timestamp: int, limit_offset: int) -> tuple[int, int] | None:
+        """(offset, timestamp) of the first record at or after `timestamp` and below `limit_offset`, or None."""
+        with self._storage("look up a time in"):
+            for number in range(len(self._bases)):
+                if self._bases[number] >= limit_offset:
+                    return None
+                found = self._find_time(number, timestamp, limit_offset)
+                if found is not None:
+                    return found if found[0] < limit_offset else None
+        return None
+
+    def _find_time(self, number: int, timestamp: int, limit_offset: int) -> tuple[int, int] | None:
+        base = self._bases[number]
+        with self._descriptor(base, TIME_INDEX_SUFFIX) as time_fd:
+            time_index = TimeIndex(time_fd, base)
+            if number + 1 < len(self._bases) and 0 <= time_index.last().timestamp < timestamp:
+                return None  # a sealed segment's last entry is its largest timestamp
+            after = time_index.lookup(timestamp - 1).offset
+        with self._descriptor(base, INDEX_SUFFIX) as index_fd:
+            start = OffsetIndex(index_fd, base).lookup(after).position
+        with self._descriptor(base, LOG_SUFFIX) as log_fd:
+            for position, header in SegmentScan(log_fd, start, file_io.size_of(log_fd), verify=False):
+                if header.base_offset >= limit_offset:
+                    return None
+                if header.max_timestamp >= timestamp and not header.is_control:
+                    found = _first_record_at(log_fd, position, header, timestamp)
+                    if found is not None:
+                        return found
+        return None
+
+    def offset_of_max_timestamp(self, limit_offset: int) -> tuple[int, int] | None:
+        """(offset, timestamp) of the first record with the largest timestamp below `limit_offset`, or None for an empty log."""
+        best: tuple[int, int, int, BatchHeader] | None = None
+        with self._storage("look up a time in"):
+            for number, base in enumerate(self._bases):
+                if base >= limit_offset:
+                    break
+                if best is not None and self._sealed_maximum(number, limit_offset) <= best[0]:
+                    continue
+                with self._descriptor(base, LOG_SUFFIX) as log_fd:
+                    for position, header in SegmentScan(log_fd, 0, file_io.size_of(log_fd), verify=False):
+                        if header.base_offset >= limit_offset:
+                            break
+                        if not header.is_control and (best is None or header.max_timestamp > best[0]):
+                            best = (header.max_timestamp, base, position, header)
+            if best is None:
+                return None
+            timestamp, base, position, header = best
+            with self._descriptor(base, LOG_SUFFIX) as log_fd:
+                return _first_record_at(log_fd, position, header, timestamp)
+
+    def _sealed_maximum(self, number: int, limit_offset: int) -> int:
+        """A sealed segment's largest timestamp; for the last one, or one that reaches over the limit, the largest there is."""
+        if number + 1 == len(self._bases) or self._bases[number + 1] > limit_offset:
+            return 2**63 - 1
+        with self._descriptor(self._bases[number], TIME_INDEX_SUFFIX) as time_fd:
+            return TimeIndex(time_fd, self._bases[number]).last().timestamp
+
+    def _open(self, base_offset: int, suffix: str) -> int:
+        try:
+            return file_io.open_path(segment_path(self._directory, base_offset, suffix), file_io.READ_ONLY)
+        except FileNotFoundError:
+            raise OffsetOutOfRange(f"segment {base_offset} of {self._directory} is gone") from None
+
+    @contextmanager
+    def _descriptor(self, base_offset: int, suffix: str) -> Iterator[int]:
+        fd = self._open(base_offset, suffix)
+        try:
+            yield fd
+        finally:
+            file_io.close(fd)
+
+    @contextmanager
+    def _storage(self, action: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise file_io.storage_failure(f"{action} {self._directory}", error) from error
+
+
+def _first_record_at(log_fd: int, position: int, header: BatchHeader, timestamp: int) -> tuple[int, int] | None:
+    """The first record of a batch that is at or after `timestamp`; maxTimestamp is the producer's word, so there may be none."""
+    batch = file_io.pread_all(log_fd, position, header.size_bytes)
+    for record in iterate_records(batch, LARGEST_DECOMPRESSED_BYTES):
+        if record.timestamp >= timestamp:
+            return record.offset, record.timestamp
+    return None

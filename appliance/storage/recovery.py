@@ -1,0 +1,208 @@
+"""Finds the valid end of a segment and brings its indexes in line with it.
+
+Used by a log when it opens and when it truncates; the log decides which segments, this module does one. `resume` trusts the index up to
+a position and scans from there; `rebuild` trusts nothing and reads the whole segment. Both apply the append's own index rule, so
+that a recovered index equals byte for byte the one that appends would have left. Weak spot: `resume` verifies checksums only from the last index
+entry on; what lies before is the business of the scrubber.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from appliance.records.batch import BatchHeader
+from appliance.storage import file_io
+from appliance.storage.indexes import LARGEST_RELATIVE_OFFSET, OFFSET_ENTRY, TIME_ENTRY, OffsetIndex, TimeIndex
+from appliance.storage.segment import OpenSegment, SegmentTail
+from appliance.storage.segment_scan import SegmentScan
+
+
+class Clean(NamedTuple):
+    """The log was closed: only the last few batches are read, to find the end."""
+
+
+class SameBoot(NamedTuple):
+    """Our process died, the page cache is whole: everything up to `active_position` of segment `active_base_offset` (where
+    `end_offset` comes next) is known; what lies behind is scanned. `recovery_point` is used when the file does not agree."""
+
+    end_offset: int
+    active_base_offset: int
+    active_position: int
+    recovery_point: int = 0
+
+
+class Unclean(NamedTuple):
+    """The machine went down: segments that reach above `recovery_point` are scanned whole."""
+
+    recovery_point: int
+
+
+Recovery = Clean | SameBoot | Unclean
+CLEAN = Clean()
+
+
+class Disagreement(Exception):
+    """A segment is not what the index or the caller says; it must be rebuilt."""
+
+
+class RecoveredSegment(NamedTuple):
+    """What a scan found. `cut_bytes` were behind the valid end."""
+
+    tail: SegmentTail
+    next_offset: int
+    cut_bytes: int
+    problem: str | None
+    leader_epochs: list[tuple[int, int]]
+    """(leader epoch, base offset) where a batch carries a larger epoch than those before it in the scan."""
+    first_producer_offset: int
+
+
+class SegmentRecovery:
+    """Recovers one segment; afterwards its files are as long as `RecoveredSegment.tail` says."""
+
+    def __init__(self, segment: OpenSegment, index_interval_bytes: int, created_ms: int, cut: bool = True) -> None:
+        self._segment = segment
+        self._interval_bytes = index_interval_bytes
+        self._tail = SegmentTail(segment.base_offset, created_ms)
+        self._cut = cut
+        self._next_offset = segment.base_offset
+        self._index_entries = bytearray()
+        self._time_entries = bytearray()
+        self._last_entry_position = 0
+        self._leader_epochs: list[tuple[int, int]] = []
+        self._first_producer_offset = -1
+        self._problem: str | None = None
+
+    def rebuild(self) -> RecoveredSegment:
+        """Scan the whole segment, cut it at the first bad batch, write both indexes anew."""
+        size_bytes = file_io.size_of(self._segment.log_fd)
+        self._scan(0, size_bytes, None)
+        return self._finish(size_bytes)
+
+    def resume(self, known: SameBoot | None) -> RecoveredSegment:
+        """Scan from the last index entry (of those at or before `known.active_position`). Raises `Disagreement`.
+
+        Without `known` the whole file must be intact from there on; with it, whole batches behind its position are kept and
+        the first bad one cuts.
+        """
+        size_bytes = file_io.size_of(self._segment.log_fd)
+        if known is not None and size_bytes < known.active_position:
+            raise Disagreement(f"the segment has {size_bytes} bytes, {known.active_position} were known")
+        start = self._trust_indexes(size_bytes if known is None else known.active_position, None if known is None else known.end_offset)
+        self._scan(start, size_bytes, known)
+        if self._problem is not None and (known is None or self._tail.size_bytes < known.active_position):
+            raise Disagreement(self._problem)
+        if known is not None and self._tail.size_bytes == known.active_position and self._next_offset != known.end_offset:
+            raise Disagreement(f"the segment ends at offset {self._next_offset}, {known.end_offset} was known")
+        return self._finish(size_bytes)
+
+    def _trust_indexes(self, limit_position: int, limit_offset: int | None) -> int:
+        """Keep the index entries before `limit_position` and take their state over; the position to scan from."""
+        segment, tail = self._segment, self._tail
+        if file_io.size_of(segment.index_fd) % OFFSET_ENTRY.size or file_io.size_of(segment.time_index_fd) % TIME_ENTRY.size:
+            raise Disagreement("an index ends inside an entry")
+        index, time_index = OffsetIndex(segment.index_fd, segment.base_offset), TimeIndex(segment.time_index_fd, segment.base_offset)
+        tail.index_count = index.count_at_or_before(limit_position - 1)
+        tail.time_index_count = time_index.count() if limit_offset is None else time_index.count_below(limit_offset)
+        if tail.time_index_count:
+            last = time_index.entry(tail.time_index_count - 1)
+            tail.max_timestamp = tail.last_indexed_timestamp = last.timestamp
+            tail.max_timestamp_offset = last.offset
+        self._read_first_timestamp()
+        if not tail.index_count:
+            return 0
+        entry = index.entry(tail.index_count - 1)
+        if entry.position <= 0 or entry.offset < segment.base_offset:
+            raise Disagreement("the index has an entry that no append writes")
+        self._last_entry_position = entry.position
+        self._expect_last_offset = entry.offset
+        return entry.position
+
+    _expect_last_offset: int | None = None
+
+    def _read_first_timestamp(self) -> None:
+        for _, header in SegmentScan(self._segment.log_fd, 0, file_io.size_of(self._segment.log_fd), verify=False):
+            self._tail.first_timestamp = header.max_timestamp
+            return
+
+    def _scan(self, start: int, size_bytes: int, known: SameBoot | None) -> None:
+        scan = SegmentScan(self._segment.log_fd, start, size_bytes)
+        for position, header in scan:
+            problem = self._batch_problem(position, header, known)
+            if problem is not None:
+                self._problem = problem
+                break
+            self._take(position, header)
+        else:
+            self._problem = scan.problem
+        self._tail.size_bytes = scan.valid_end
+
+    def _batch_problem(self, position: int, header: BatchHeader, known: SameBoot | None) -> str | None:
+        if self._expect_last_offset is not None:
+            expected, self._expect_last_offset = self._expect_last_offset, None
+            # Kafka's followers write one entry for many batches: the position of the first, the offset of the last
+            if header.base_offset < self._tail.base_offset or header.last_offset > expected:
+                raise Disagreement(f"the index names offset {expected}, its batch ends with {header.last_offset}")
+        elif header.base_offset < self._next_offset:
+            return f"a batch has base offset {header.base_offset} where {self._next_offset} or more is due"
+        if header.last_offset - self._tail.base_offset > LARGEST_RELATIVE_OFFSET:
+            return f"offset {header.last_offset} does not belong into the segment of {self._tail.base_offset}"
+        if known is not None and position == known.active_position and self._next_offset != known.end_offset:
+            raise Disagreement(f"offset {self._next_offset} is due at byte {position}, {known.end_offset} was known")
+        if known is not None and position < known.active_position < position + header.size_bytes:
+            raise Disagreement(f"a batch reaches over byte {known.active_position}, where one was known to begin")
+        return None
+
+    def _take(self, position: int, header: BatchHeader) -> None:
+        tail = self._tail
+        if not position:
+            tail.first_timestamp = header.max_timestamp
+        if header.max_timestamp > tail.max_timestamp:
+            tail.max_timestamp = header.max_timestamp
+            tail.max_timestamp_offset = header.last_offset
+        if position - self._last_entry_position > self._interval_bytes:
+            self._index_entries += OFFSET_ENTRY.pack(header.last_offset - tail.base_offset, position)
+            self._last_entry_position = position
+            self._add_time_entry()
+        if header.partition_leader_epoch > (self._leader_epochs[-1][0] if self._leader_epochs else -1):
+            self._leader_epochs.append((header.partition_leader_epoch, header.base_offset))
+        if header.producer_id >= 0 and self._first_producer_offset < 0:
+            self._first_producer_offset = header.base_offset
+        self._next_offset = header.last_offset + 1
+
+    def _add_time_entry(self) -> None:
+        entry = self._tail.final_time_entry()
+        if entry:
+            self._time_entries += entry
+            self._tail.last_indexed_timestamp = self._tail.max_timestamp
+
+    def _finish(self, size_bytes: int) -> RecoveredSegment:
+        """Make the files agree: log first, then the indexes, which must never point past it."""
+        segment, tail = self._segment, self._tail
+        if self._cut and tail.size_bytes < size_bytes:
+            file_io.ftruncate(segment.log_fd, tail.size_bytes)
+        tail.bytes_since_index_entry = tail.size_bytes - self._last_entry_position
+        tail.index_count = _extend(segment.index_fd, tail.index_count, self._index_entries, OFFSET_ENTRY.size)
+        tail.time_index_count = _extend(segment.time_index_fd, tail.time_index_count, self._time_entries, TIME_ENTRY.size)
+        return RecoveredSegment(
+            tail, self._next_offset, size_bytes - tail.size_bytes, self._problem, self._leader_epochs, self._first_producer_offset
+        )
+
+
+def _extend(fd: int, count: int, entries: bytearray, entry_bytes: int) -> int:
+    """Let an index consist of its first `count` entries and `entries`; the new count."""
+    position = count * entry_bytes
+    if file_io.size_of(fd) != position:
+        file_io.ftruncate(fd, position)
+    if entries:
+        file_io.write_all(fd, (entries,), position, len(entries))
+    return count + len(entries) // entry_bytes
+
+
+def seal(segment: OpenSegment, tail: SegmentTail) -> None:
+    """Write the final time index entry of a segment that is appended to no more (or whose log closes)."""
+    entry = tail.final_time_entry()
+    if entry:
+        file_io.write_all(segment.time_index_fd, (entry,), tail.time_index_count * TIME_ENTRY.size, len(entry))
+        tail.time_index_count += 1
+        tail.last_indexed_timestamp = tail.max_timestamp

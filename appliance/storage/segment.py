@@ -1,0 +1,108 @@
+"""The active segment of a log: its three open files, and the few numbers from which the next append is planned.
+
+Owned by its log. `SegmentTail` is the state, `OpenSegment` the descriptors. Weak spot: three descriptors for every partition, so a box
+with thousands of partitions needs a raised limit.
+"""
+
+from __future__ import annotations
+
+from appliance.storage import file_io
+from appliance.storage.indexes import OFFSET_ENTRY, TIME_ENTRY
+from appliance.storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, segment_path
+
+NEVER = 2**63 - 1
+
+
+class SegmentTail:
+    """Where a segment ends and what its indexes hold. Plans work on copies; the log takes a copy over when the files are written."""
+
+    __slots__ = (
+        "base_offset",
+        "bytes_since_index_entry",
+        "created_ms",
+        "first_timestamp",
+        "index_count",
+        "last_indexed_timestamp",
+        "max_timestamp",
+        "max_timestamp_offset",
+        "size_bytes",
+        "time_index_count",
+    )
+
+    def __init__(self, base_offset: int, created_ms: int) -> None:
+        self.base_offset = base_offset
+        self.created_ms = created_ms
+        self.size_bytes = 0
+        self.first_timestamp = -1
+        """maxTimestamp of the first batch: time-based rolls count from it (Kafka's rule), from `created_ms` when it is negative."""
+        self.max_timestamp = -1
+        self.max_timestamp_offset = base_offset
+        """The last offset of the batch that holds `max_timestamp`."""
+        self.bytes_since_index_entry = 0
+        self.index_count = 0
+        self.time_index_count = 0
+        self.last_indexed_timestamp = -1
+
+    def copy(self) -> SegmentTail:
+        other = SegmentTail.__new__(SegmentTail)
+        for name in SegmentTail.__slots__:
+            setattr(other, name, getattr(self, name))
+        return other
+
+    def roll_timestamp(self, segment_ms: int, now_ms: int) -> int:
+        """A batch with a larger maxTimestamp belongs into a new segment."""
+        if not self.size_bytes:
+            return NEVER
+        if self.first_timestamp >= 0:
+            return self.first_timestamp + segment_ms
+        return -2 if now_ms - self.created_ms > segment_ms else NEVER
+
+    def final_time_entry(self) -> bytes:
+        """What a segment's time index still needs when the segment is sealed or closed; empty if nothing."""
+        if self.max_timestamp <= self.last_indexed_timestamp:
+            return b""
+        return TIME_ENTRY.pack(self.max_timestamp, self.max_timestamp_offset - self.base_offset)
+
+
+class OpenSegment:
+    """Descriptors of a segment that may be written."""
+
+    __slots__ = ("base_offset", "directory", "index_fd", "log_fd", "time_index_fd")
+
+    def __init__(self, directory: str, base_offset: int, flags: int) -> None:
+        self.directory = directory
+        self.base_offset = base_offset
+        self.log_fd = self.index_fd = self.time_index_fd = -1
+        try:
+            self.log_fd = file_io.open_path(segment_path(directory, base_offset, LOG_SUFFIX), flags)
+            self.index_fd = file_io.open_path(segment_path(directory, base_offset, INDEX_SUFFIX), flags)
+            self.time_index_fd = file_io.open_path(segment_path(directory, base_offset, TIME_INDEX_SUFFIX), flags)
+        except OSError:
+            self.close()
+            raise
+
+    @classmethod
+    def create(cls, directory: str, base_offset: int) -> OpenSegment:
+        """New, empty files; what an undone roll left under these names goes."""
+        return cls(directory, base_offset, file_io.CREATE_EMPTY)
+
+    @classmethod
+    def open(cls, directory: str, base_offset: int) -> OpenSegment:
+        """Existing files; indexes that are missing are created empty."""
+        return cls(directory, base_offset, file_io.READ_WRITE_CREATE)
+
+    @property
+    def files(self) -> tuple[int, int, int]:
+        return (self.log_fd, self.index_fd, self.time_index_fd)
+
+    def cut_to(self, tail: SegmentTail) -> None:
+        """Make the files as long as `tail` says: log first, so that no index points past it for long."""
+        file_io.ftruncate(self.log_fd, tail.size_bytes)
+        file_io.ftruncate(self.index_fd, tail.index_count * OFFSET_ENTRY.size)
+        file_io.ftruncate(self.time_index_fd, tail.time_index_count * TIME_ENTRY.size)
+
+    def close(self) -> None:
+        for fd in self.files:
+            if fd >= 0:
+                file_io.close(fd)
+        self.log_fd = self.index_fd = self.time_index_fd = -1

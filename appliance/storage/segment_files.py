@@ -1,0 +1,29 @@
+"""Names of the files in a partition directory.
+
+Values only. The number in front is the base offset of the segment (for a snapshot: the offset up to which it tells), 20 digits.
+"""
+
+from __future__ import annotations
+
+LOG_SUFFIX = ".log"
+INDEX_SUFFIX = ".index"
+TIME_INDEX_SUFFIX = ".timeindex"
+TRANSACTION_INDEX_SUFFIX = ".txnindex"
+SNAPSHOT_SUFFIX = ".snapshot"
+SEGMENT_SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX)
+"""In the order of removal: an index without a log is swept up at the next start, a log without an index is a rebuild."""
+
+LEADER_EPOCH_CHECKPOINT = "leader-epoch-checkpoint"
+PARTITION_METADATA = "partition.metadata"
+
+
+def segment_path(directory: str, base_offset: int, suffix: str) -> str:
+    return f"{directory}/{base_offset:020d}{suffix}"
+
+
+def offset_of_name(name: str, suffix: str) -> int | None:
+    """The number in a file name of that kind, or None if it is not one."""
+    if not name.endswith(suffix):
+        return None
+    digits = name[: -len(suffix)]
+    return int(digits) if digits.isascii() and digits.isdigit() else None

@@ -1,0 +1,9 @@
+"""log-writer@DISK: owns every file of one log directory."""
+
+from __future__ import annotations
+
+from appliance.agents.log_writer import LogWriterAgent
+from appliance.runtime.service_main import service_main
+
+if __name__ == "__main__":
+    raise SystemExit(service_main("log-writer", LogWriterAgent))
