@@ -1,0 +1,1 @@
+"""Tests. `tests/support` is what they share; helpers are imported as `tests.…`."""

@@ -1,0 +1,58 @@
+"""What every test has: hypothesis profiles, the peers that install.sh unpacked, and a running box for those that want one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.support.running_box import RunningBox, start_box
+
+ROOT = Path(__file__).parent.parent
+DEEP = bool(os.environ.get("MILLRACE_DEEP"))
+
+# Both are bounded by examples, not by time: the machine may be busy.
+settings.register_profile("fast", derandomize=True, deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("deep", deadline=None, max_examples=2_000, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("deep" if DEEP else "fast")
+
+os.environ["PATH"] = f"{ROOT}/.venv/peers/bin:{os.environ.get('PATH', '')}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long campaigns run on demand."""
+    if DEEP:
+        return
+    for item in items:
+        if item.get_closest_marker("deep"):
+            item.add_marker(pytest.mark.skip(reason="a long campaign; run by ./install.sh test --deep"))
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., RunningBox]]:
+    """Starts boxes below `tmp_path`: `start(name="second", disks=1, acceptors=2, settings={…})`.
+
+    What still runs after the test is stopped, and nothing may be left of any of them.
+    """
+    started: list[RunningBox] = []
+
+    def starter(name: str = "box", **options: object) -> RunningBox:
+        box = start_box(tmp_path / name, **options)  # type: ignore[arg-type]
+        started.append(box)
+        return box
+
+    yield starter
+    problems = []
+    for box in reversed(started):
+        box.stop()
+        problems += box.leftovers()
+    assert problems == []
+
+
+@pytest.fixture
+def box(start: Callable[..., RunningBox]) -> RunningBox:
+    """One box with two disks, serving. After the test it is stopped, and nothing may be left of it."""
+    return start()
