@@ -1,0 +1,361 @@
+"""Every codec of ours against kio's, both ways, in every version that both know."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import struct
+import uuid
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from appliance.base.model import NO_TOPIC_ID, TopicId
+from appliance.protocol import api_versions, create_topics, delete_topics, find_coordinator, kio_adapter, list_offsets, metadata
+from appliance.protocol.apis import SERVED_APIS, ApiKey
+from appliance.protocol.fetch import (
+    AbortedTransaction,
+    EpochEndOffset,
+    FetchPartition,
+    FetchPartitionResult,
+    ForgottenPartition,
+    decode_fetch,
+    encode_fetch_response,
+)
+from appliance.protocol.leader_hints import CurrentLeader, NodeEndpoint
+from appliance.protocol.produce import ProduceResult, RecordError, decode_produce, encode_produce_response
+from appliance.protocol.schema import Message
+from tests.properties.protocol_messages import (
+    ERROR_CODE,
+    FAILURE,
+    INT16,
+    INT32,
+    INT64,
+    NAME,
+    TEXT,
+    TOPIC_ID,
+    WALL_MS,
+    bodies,
+    kio_element,
+    kio_message,
+    plain_kio,
+    plain_ours,
+)
+
+few = settings(max_examples=max(8, settings().max_examples // 6), deadline=None)
+"""Examples for each version: there are seventy of them."""
+
+
+def versions_of(api_key: ApiKey, first: int = 0) -> range:
+    """What we serve of an API; what kio does not know comes from `first` on."""
+    api = SERVED_APIS[api_key]
+    return range(max(first, api.version_min), api.version_max + 1)
+
+
+def body_of(frame: bytes, version: int, api_key: ApiKey, correlation_id: int) -> bytes:
+    """The body of a response frame whose size, correlation id and header were found right."""
+    size, found = struct.unpack_from(">ii", frame)
+    assert (size, found) == (len(frame) - 4, correlation_id)
+    if not SERVED_APIS[api_key].is_flexible(version):
+        return frame[8:]
+    assert frame[8] == 0
+    return frame[9:]
+
+
+# ---- messages that are data
+
+SCHEMA_MESSAGES: list[tuple[Message[Any], bool, range]] = [
+    (metadata.REQUEST, True, versions_of(ApiKey.METADATA)),
+    (list_offsets.REQUEST, True, versions_of(ApiKey.LIST_OFFSETS)),
+    (list_offsets.RESPONSE, False, versions_of(ApiKey.LIST_OFFSETS)),
+    (find_coordinator.REQUEST, True, versions_of(ApiKey.FIND_COORDINATOR)),
+    (find_coordinator.RESPONSE, False, versions_of(ApiKey.FIND_COORDINATOR)),
+    (api_versions.REQUEST, True, versions_of(ApiKey.API_VERSIONS)),
+    (api_versions.RESPONSE, False, versions_of(ApiKey.API_VERSIONS)),
+    (create_topics.REQUEST, True, versions_of(ApiKey.CREATE_TOPICS, first=2)),
+    (create_topics.RESPONSE, False, versions_of(ApiKey.CREATE_TOPICS, first=2)),
+    (delete_topics.REQUEST, True, versions_of(ApiKey.DELETE_TOPICS, first=1)),
+    (delete_topics.RESPONSE, False, versions_of(ApiKey.DELETE_TOPICS, first=1)),
+]
+
+
+@pytest.mark.parametrize(
+    ("message", "is_request", "version"),
+    [pytest.param(message, is_request, version, id=f"{message.name}-v{version}") for message, is_request, versions in SCHEMA_MESSAGES for version in versions],
+)
+@few
+@given(st.data())
+def test_a_message_means_the_same_to_kio(message: Message[Any], is_request: bool, version: int, data: st.DataObject) -> None:
+    body = data.draw(bodies(message.body, version))
+    encoded = message.encode(version, body)
+
+    decode = kio_adapter.decode_request if is_request else kio_adapter.decode_response
+    at_kio = decode(message.api.key, version, encoded)
+    assert plain_kio(at_kio) == plain_ours(body, version)
+    assert kio_adapter.encode(at_kio) == encoded
+    assert message.decode(encoded, 0, len(encoded), version) == body
+
+
+# ---- Produce
+
+
+@pytest.mark.parametrize("version", versions_of(ApiKey.PRODUCE))
+@few
+@given(data=st.data())
+def test_a_produce_request_of_kio_is_located(version: int, data: st.DataObject) -> None:
+    # kio begins at version 3; the versions before differ by the missing transactional id only.
+    request_class = kio_adapter.request_class(ApiKey.PRODUCE, max(version, 3))
+    topic_class = kio_element(request_class, "topic_data")
+    partition_class = kio_element(topic_class, "partition_data")
+    transactional_id = data.draw(st.none() | TEXT) if version >= 3 else None
+    acks, timeout_ms = data.draw(INT16), data.draw(INT32)
+    topics = data.draw(st.lists(st.tuples(NAME, st.lists(st.tuples(INT32, st.none() | st.binary(max_size=300)), max_size=3)), max_size=3))
+    request = request_class(
+        transactional_id=transactional_id,
+        acks=acks,
+        timeout=datetime.timedelta(milliseconds=timeout_ms),
+        topic_data=tuple(
+            topic_class(name=name, partition_data=tuple(partition_class(index=index, records=records) for index, records in partitions))
+            for name, partitions in topics
+        ),
+    )
+    encoded = kio_adapter.encode(request)[2 if version < 3 else 0 :]
+    # As in an arena: other bytes before and behind, and a buffer that can be written.
+    arena = memoryview(bytearray(b"\x55" * 7 + encoded + b"\xaa" * 50))
+
+    decoded = decode_produce(arena, 7, 7 + len(encoded), version)
+
+    assert (decoded.acks, decoded.timeout_ms, decoded.transactional_id) == (acks, timeout_ms, transactional_id)
+    found = [(part.topic, part.partition, bytes(arena[part.records_position : part.records_position + part.records_size])) for part in decoded.partitions]
+    assert found == [(name, index, records or b"") for name, partitions in topics for index, records in partitions]
+
+
+CURRENT_LEADER = st.none() | st.builds(CurrentLeader, INT32, INT32)
+NODE_ENDPOINTS = st.lists(st.builds(NodeEndpoint, INT32, TEXT, INT32, st.none() | TEXT), max_size=2)
+
+RECORD_ERRORS = st.lists(st.builds(RecordError, INT32, st.none() | TEXT), max_size=2).map(tuple)
+TOPIC = st.sampled_from("abc")
+PRODUCED = st.tuples(TOPIC, INT32, st.just(0), INT64, st.just(-1) | WALL_MS, INT64).map(lambda fields: ProduceResult(*fields))
+REFUSED = st.tuples(TOPIC, INT32, FAILURE, st.just(-1), st.just(-1), INT64, st.none() | TEXT, RECORD_ERRORS, CURRENT_LEADER).map(
+    lambda fields: ProduceResult(*fields)
+)
+
+
+@pytest.mark.parametrize("version", versions_of(ApiKey.PRODUCE, first=3))
+@few
+@given(results=st.lists(PRODUCED | REFUSED, max_size=5), throttle_time_ms=INT32, endpoints=NODE_ENDPOINTS)
+def test_a_produce_response_means_the_same_to_kio(version: int, results: list[ProduceResult], throttle_time_ms: int, endpoints: list[NodeEndpoint]) -> None:
+    frame = encode_produce_response(version, 42, results, throttle_time_ms, endpoints)
+    response = kio_adapter.decode_response(ApiKey.PRODUCE, version, body_of(frame, version, ApiKey.PRODUCE, 42))
+
+    assert response.throttle_time == datetime.timedelta(milliseconds=throttle_time_ms)
+    assert [name.name for name in response.responses] == [name for i, name in enumerate(r.topic for r in results) if not i or results[i - 1].topic != name]
+    partitions = [(topic.name, partition) for topic in response.responses for partition in topic.partition_responses]
+    assert len(partitions) == len(results)
+    for (name, found), result in zip(partitions, results, strict=True):
+        # KAFKA_STORAGE_ERROR is told to versions that know it.
+        error_code = 6 if result.error_code == 56 and version < 4 else result.error_code
+        assert (name, found.index, found.error_code, found.base_offset) == (result.topic, result.partition, error_code, result.base_offset)
+        # kio shows −1 as None.
+        assert (-1 if found.log_append_time is None else plain_kio(found.log_append_time)) == result.log_append_time_ms
+        if version >= 5:
+            assert found.log_start_offset == result.log_start_offset
+        if version >= 8:
+            assert found.error_message == result.error_message
+            assert plain_kio(found.record_errors) == tuple(tuple(error) for error in result.record_errors)
+        if version >= 10:
+            assert (found.current_leader.leader_id, found.current_leader.leader_epoch) == (result.current_leader or (-1, -1))
+    if version >= 10:
+        assert plain_kio(response.node_endpoints) == tuple(tuple(endpoint) for endpoint in endpoints)
+
+
+# ---- Fetch
+
+FETCHED_PARTITIONS = st.lists(st.tuples(INT32, INT32, INT64, INT32, INT64, INT32), max_size=3)
+FETCHED_TOPICS = st.lists(st.tuples(NAME, TOPIC_ID, FETCHED_PARTITIONS), max_size=3)
+FORGOTTEN_TOPICS = st.lists(st.tuples(NAME, TOPIC_ID, st.lists(INT32, max_size=3)), max_size=2)
+FETCH_NUMBERS = st.tuples(INT32, INT32, INT32, st.integers(-128, 127), INT32, INT32, INT32, INT64)
+
+
+@pytest.mark.parametrize("version", versions_of(ApiKey.FETCH))
+@few
+@given(numbers=FETCH_NUMBERS, topics=FETCHED_TOPICS, forgotten=FORGOTTEN_TOPICS, rack=TEXT, cluster_id=st.none() | NAME)
+def test_a_fetch_request_of_kio_is_understood(
+    version: int, numbers: tuple[int, ...], topics: list[Any], forgotten: list[Any], rack: str, cluster_id: str | None
+) -> None:
+    max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, replica_id, replica_epoch = numbers
+    request_class = kio_adapter.request_class(ApiKey.FETCH, version)
+    topic_class = kio_element(request_class, "topics")
+    partition_class = kio_element(topic_class, "partitions")
+    forgotten_class = kio_element(request_class, "forgotten_topics_data") if version >= 7 else None
+    extra = {}
+    if version >= 15:
+        replica_state_class: Any = next(field.type for field in dataclasses.fields(request_class) if field.name == "replica_state")
+        extra["replica_state"] = replica_state_class(replica_id=replica_id, replica_epoch=replica_epoch)
+    request = kio_message(
+        request_class,
+        replica_id=replica_id,
+        max_wait=datetime.timedelta(milliseconds=max_wait_ms),
+        min_bytes=min_bytes,
+        max_bytes=max_bytes,
+        isolation_level=isolation_level,
+        session_id=session_id,
+        session_epoch=session_epoch,
+        rack_id=rack,
+        cluster_id=cluster_id,
+        topics=tuple(
+            kio_message(
+                topic_class,
+                topic=name,
+                topic_id=uuid.UUID(bytes=bytes(topic_id)),
+                partitions=tuple(
+                    kio_message(
+                        partition_class,
+                        partition=partition,
+                        current_leader_epoch=leader_epoch,
+                        fetch_offset=fetch_offset,
+                        last_fetched_epoch=last_epoch,
+                        log_start_offset=log_start,
+                        partition_max_bytes=partition_max_bytes,
+                    )
+                    for partition, leader_epoch, fetch_offset, last_epoch, log_start, partition_max_bytes in partitions
+                ),
+            )
+            for name, topic_id, partitions in topics
+        ),
+        forgotten_topics_data=tuple(
+            kio_message(forgotten_class, topic=name, topic_id=uuid.UUID(bytes=bytes(topic_id)), partitions=tuple(partitions))
+            for name, topic_id, partitions in forgotten
+        )
+        if version >= 7
+        else None,
+        **extra,
+    )
+    encoded = kio_adapter.encode(request)
+    arena = memoryview(bytearray(b"\x55" * 3 + encoded + b"\xaa" * 50))
+
+    decoded = decode_fetch(arena, 3, 3 + len(encoded), version)
+
+    def named(name: str, topic_id: TopicId) -> tuple[str, TopicId]:
+        return (name, NO_TOPIC_ID) if version < 13 else ("", topic_id)
+
+    expected = [
+        FetchPartition(
+            *named(name, topic_id),
+            partition,
+            leader_epoch if version >= 9 else -1,
+            fetch_offset,
+            last_epoch if version >= 12 else -1,
+            log_start if version >= 5 else -1,
+            partition_max_bytes,
+        )
+        for name, topic_id, partitions in topics
+        for partition, leader_epoch, fetch_offset, last_epoch, log_start, partition_max_bytes in partitions
+    ]
+    assert decoded.partitions == expected
+    gone = [ForgottenPartition(*named(name, topic_id), partition) for name, topic_id, partitions in forgotten for partition in partitions]
+    assert decoded.forgotten == (gone if version >= 7 else [])
+    assert (decoded.max_wait_ms, decoded.min_bytes, decoded.max_bytes, decoded.isolation_level) == (max_wait_ms, min_bytes, max_bytes, isolation_level)
+    assert (decoded.session_id, decoded.session_epoch) == ((session_id, session_epoch) if version >= 7 else (0, -1))
+    assert (decoded.replica_id, decoded.replica_epoch) == (replica_id, replica_epoch if version >= 15 else -1)
+    assert decoded.rack == (rack if version >= 11 else "")
+    assert decoded.cluster_id == (cluster_id if version >= 12 else None)
+
+
+FETCH_RESULT = st.builds(
+    FetchPartitionResult,
+    st.sampled_from(["a", "b"]),
+    st.just(NO_TOPIC_ID),
+    INT32,
+    ERROR_CODE,
+    INT64,
+    INT64,
+    INT64,
+    st.none() | st.binary(max_size=300) | st.binary(max_size=300).map(lambda records: memoryview(records)),
+    st.none() | st.lists(st.builds(AbortedTransaction, INT64, INT64), max_size=2).map(tuple),
+    INT32,
+    st.none() | st.builds(EpochEndOffset, INT32, INT64),
+    CURRENT_LEADER,
+)
+TOPIC_IDS = {"a": TopicId(b"a" * 16), "b": TopicId(b"b" * 16)}
+
+
+@pytest.mark.parametrize("version", versions_of(ApiKey.FETCH))
+@few
+@given(results=st.lists(FETCH_RESULT, max_size=5), numbers=st.tuples(ERROR_CODE, INT32, INT32), endpoints=NODE_ENDPOINTS)
+def test_a_fetch_response_means_the_same_to_kio(
+    version: int, results: list[FetchPartitionResult], numbers: tuple[int, int, int], endpoints: list[NodeEndpoint]
+) -> None:
+    results = [result._replace(topic_id=TOPIC_IDS[result.topic]) for result in results]
+    error_code, session_id, throttle_time_ms = numbers
+    frame = b"".join(encode_fetch_response(version, 7, error_code, session_id, results, throttle_time_ms, endpoints))  # type: ignore[arg-type]
+    response = kio_adapter.decode_response(ApiKey.FETCH, version, body_of(frame, version, ApiKey.FETCH, 7))
+
+    assert plain_kio(response.throttle_time) == throttle_time_ms
+    if version >= 7:
+        assert (response.error_code, response.session_id) == (error_code, session_id)
+    partitions = [(topic, partition) for topic in response.responses for partition in topic.partitions]
+    assert len(partitions) == len(results)
+    for (topic, found), result in zip(partitions, results, strict=True):
+        assert topic.topic == result.topic if version < 13 else topic.topic_id.bytes == result.topic_id
+        error_code = 6 if result.error_code == 56 and version < 6 else result.error_code
+        assert (found.partition_index, found.error_code, found.high_watermark) == (result.partition, error_code, result.high_watermark)
+        assert found.last_stable_offset == result.last_stable_offset
+        assert found.records == bytes(result.records or b"")  # type: ignore[arg-type]
+        assert plain_kio(found.aborted_transactions) == (None if result.aborted_transactions is None else tuple(map(tuple, result.aborted_transactions)))
+        if version >= 5:
+            assert found.log_start_offset == result.log_start_offset
+        if version >= 11:
+            assert found.preferred_read_replica == result.preferred_read_replica
+        if version >= 12:
+            assert (found.diverging_epoch.epoch, found.diverging_epoch.end_offset) == (result.diverging_epoch or (-1, -1))
+            assert (found.current_leader.leader_id, found.current_leader.leader_epoch) == (result.current_leader or (-1, -1))
+    if version >= 16:
+        assert plain_kio(response.node_endpoints) == tuple(tuple(endpoint) for endpoint in endpoints)
+
+
+# ---- Metadata
+
+BROKER_IDS = st.lists(INT32, max_size=3).map(tuple)
+METADATA_TOPIC = st.builds(
+    metadata.MetadataTopic,
+    NAME,
+    st.lists(st.builds(metadata.MetadataPartition, INT32, INT32, INT32, BROKER_IDS, BROKER_IDS, BROKER_IDS, ERROR_CODE), max_size=3).map(tuple),
+    TOPIC_ID,
+    st.booleans(),
+    ERROR_CODE,
+)
+METADATA_BROKERS = st.lists(st.builds(metadata.MetadataBroker, INT32, TEXT, INT32, st.none() | TEXT), max_size=2)
+
+
+@pytest.mark.parametrize("version", versions_of(ApiKey.METADATA))
+@few
+@given(brokers=METADATA_BROKERS, cluster_id=st.none() | TEXT, controller_id=INT32, topics=st.lists(METADATA_TOPIC, max_size=3), throttle_time_ms=INT32)
+def test_a_metadata_response_means_the_same_to_kio(
+    version: int, brokers: list[Any], cluster_id: str | None, controller_id: int, topics: list[metadata.MetadataTopic], throttle_time_ms: int
+) -> None:
+    frame = metadata.encode_metadata_response(version, 9, brokers, cluster_id, controller_id, topics, throttle_time_ms)
+    body = body_of(frame, version, ApiKey.METADATA, 9)
+    response = kio_adapter.decode_response(ApiKey.METADATA, version, body)
+
+    assert kio_adapter.encode(response) == body
+    assert plain_kio(response.brokers) == tuple(tuple(broker)[: 4 if version >= 1 else 3] for broker in brokers)
+    assert getattr(response, "cluster_id", cluster_id) == cluster_id
+    assert getattr(response, "controller_id", controller_id) == controller_id
+    assert plain_kio(getattr(response, "throttle_time", throttle_time_ms)) == throttle_time_ms
+    assert len(response.topics) == len(topics)
+    for found, topic in zip(response.topics, topics, strict=True):
+        assert (found.error_code, found.name) == (topic.error_code, topic.name)
+        assert getattr(found, "is_internal", topic.is_internal) == topic.is_internal
+        if version >= 10:
+            assert (found.topic_id.bytes if found.topic_id else NO_TOPIC_ID) == topic.topic_id
+        assert len(found.partitions) == len(topic.partitions)
+        for part, partition in zip(found.partitions, topic.partitions, strict=True):
+            assert (part.error_code, part.partition_index, part.leader_id) == (partition.error_code, partition.partition, partition.leader_id)
+            assert (part.replica_nodes, part.isr_nodes) == (partition.replicas, partition.isr)
+            assert getattr(part, "offline_replicas", partition.offline_replicas) == partition.offline_replicas
+            assert getattr(part, "leader_epoch", partition.leader_epoch) == partition.leader_epoch
+    kept = [metadata.encode_topic(version, topic) for topic in topics]
+    assert metadata.encode_metadata_response(version, 9, brokers, cluster_id, controller_id, kept, throttle_time_ms) == frame

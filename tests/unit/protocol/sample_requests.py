@@ -1,0 +1,119 @@
+"""One well-formed request body of every API and version that is served, with more than one of everything that can be many."""
+
+from __future__ import annotations
+
+import datetime
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from appliance.base.model import TopicId
+from appliance.protocol import create_topics, delete_topics, find_coordinator, kio_adapter, list_offsets, metadata
+from appliance.protocol.api_versions import REQUEST as API_VERSIONS_REQUEST
+from appliance.protocol.api_versions import ApiVersionsRequest, decode_api_versions
+from appliance.protocol.apis import SERVED_APIS, ApiKey
+from appliance.protocol.fetch import decode_fetch
+from appliance.protocol.produce import decode_produce
+from appliance.protocol.wire import Buffer
+from tests.properties.protocol_messages import kio_element, kio_message
+
+Decoder = Callable[[Buffer, int, int, int], Any]
+
+DECODERS: dict[ApiKey, Decoder] = {
+    ApiKey.PRODUCE: decode_produce,
+    ApiKey.FETCH: decode_fetch,
+    ApiKey.LIST_OFFSETS: list_offsets.decode_list_offsets,
+    ApiKey.METADATA: metadata.decode_metadata,
+    ApiKey.FIND_COORDINATOR: find_coordinator.decode_find_coordinator,
+    ApiKey.API_VERSIONS: decode_api_versions,
+    ApiKey.CREATE_TOPICS: create_topics.decode_create_topics,
+    ApiKey.DELETE_TOPICS: delete_topics.decode_delete_topics,
+}
+
+TOPIC_ID = TopicId(bytes(range(1, 17)))
+
+
+class Sample(NamedTuple):
+    """A body and how to read it."""
+
+    api_key: ApiKey
+    version: int
+    body: bytes
+
+    def decode(self, buffer: Buffer, position: int, limit: int) -> Any:
+        return DECODERS[self.api_key](buffer, position, limit, self.version)
+
+    def __str__(self) -> str:
+        return f"{SERVED_APIS[self.api_key].name}-v{self.version}"
+
+
+def samples() -> Iterator[Sample]:
+    for api in SERVED_APIS.values():
+        for version in range(api.version_min, api.version_max + 1):
+            yield Sample(api.key, version, _BODIES[api.key](version))
+
+
+def _produce_body(version: int) -> bytes:
+    request_class = kio_adapter.request_class(ApiKey.PRODUCE, max(version, 3))
+    topic_class = kio_element(request_class, "topic_data")
+    partition_class = kio_element(topic_class, "partition_data")
+    partitions = tuple(partition_class(index=index, records=b"records" * 3) for index in range(2))
+    topics = tuple(topic_class(name=name, partition_data=partitions) for name in ("one", "two"))
+    body = kio_adapter.encode(request_class(transactional_id=None, acks=1, timeout=datetime.timedelta(seconds=1), topic_data=topics))
+    return body[2:] if version < 3 else body
+
+
+def _fetch_body(version: int) -> bytes:
+    request_class = kio_adapter.request_class(ApiKey.FETCH, version)
+    topic_class = kio_element(request_class, "topics")
+    partition_class = kio_element(topic_class, "partitions")
+    partitions = tuple(kio_message(partition_class, partition=index, fetch_offset=7, partition_max_bytes=1000) for index in range(2))
+    names: dict[str, Any] = {"topic": "one", "topic_id": uuid.UUID(bytes=bytes(TOPIC_ID))}
+    forgotten: tuple[Any, ...] = ()
+    if version >= 7:
+        forgotten = (kio_message(kio_element(request_class, "forgotten_topics_data"), **names, partitions=(3, 4)),)
+    values: dict[str, Any] = {"max_wait": datetime.timedelta(milliseconds=500), "min_bytes": 1, "max_bytes": 9, "rack_id": "r1", "cluster_id": "cluster"}
+    topics = (kio_message(topic_class, **names, partitions=partitions),) * 2
+    return kio_adapter.encode(kio_message(request_class, **values, replica_id=-1, isolation_level=0, topics=topics, forgotten_topics_data=forgotten))
+
+
+def _list_offsets_body(version: int) -> bytes:
+    partitions = tuple(list_offsets.ListOffsetsPartition(index) for index in range(2))
+    topics = (list_offsets.ListOffsetsTopic("one", partitions), list_offsets.ListOffsetsTopic("two", partitions))
+    return list_offsets.REQUEST.encode(version, list_offsets.ListOffsetsRequest(-1, 0, topics))
+
+
+def _metadata_body(version: int) -> bytes:
+    topics = (metadata.MetadataRequestTopic(TOPIC_ID, "one"), metadata.MetadataRequestTopic(TOPIC_ID, "two"))
+    return metadata.REQUEST.encode(version, metadata.MetadataRequest(topics))
+
+
+def _find_coordinator_body(version: int) -> bytes:
+    return find_coordinator.REQUEST.encode(version, find_coordinator.FindCoordinatorRequest("group", 0, ("group", "other")))
+
+
+def _api_versions_body(version: int) -> bytes:
+    return API_VERSIONS_REQUEST.encode(version, ApiVersionsRequest("millrace", "1.0"))
+
+
+def _create_topics_body(version: int) -> bytes:
+    assignments = (create_topics.ReplicaAssignment(0, (1, 2)), create_topics.ReplicaAssignment(1, (2, 1)))
+    topic = create_topics.CreatableTopic("one", -1, -1, assignments, (create_topics.TopicConfig("retention.ms", "1"),))
+    return create_topics.REQUEST.encode(version, create_topics.CreateTopicsRequest((topic, topic)))
+
+
+def _delete_topics_body(version: int) -> bytes:
+    topics = (delete_topics.TopicToDelete("one"), delete_topics.TopicToDelete(None, TOPIC_ID))
+    return delete_topics.REQUEST.encode(version, delete_topics.DeleteTopicsRequest(topics, ("one", "two")))
+
+
+_BODIES: dict[ApiKey, Callable[[int], bytes]] = {
+    ApiKey.PRODUCE: _produce_body,
+    ApiKey.FETCH: _fetch_body,
+    ApiKey.LIST_OFFSETS: _list_offsets_body,
+    ApiKey.METADATA: _metadata_body,
+    ApiKey.FIND_COORDINATOR: _find_coordinator_body,
+    ApiKey.API_VERSIONS: _api_versions_body,
+    ApiKey.CREATE_TOPICS: _create_topics_body,
+    ApiKey.DELETE_TOPICS: _delete_topics_body,
+}
