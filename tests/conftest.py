@@ -56,3 +56,12 @@ def start(tmp_path: Path) -> Iterator[Callable[..., RunningBox]]:
 def box(start: Callable[..., RunningBox]) -> RunningBox:
     """One box with two disks, serving. After the test it is stopped, and nothing may be left of it."""
     return start()
+
+
+@pytest.fixture(scope="module")
+def shared_box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
+    """One box for all tests of a module that do not hurt it."""
+    box = start_box(tmp_path_factory.mktemp("shared") / "box")
+    yield box
+    box.stop()
+    assert box.leftovers() == []

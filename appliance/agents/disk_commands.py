@@ -43,8 +43,9 @@ class DiskCommands:
         self._gone_callback = on_gone
         self._sent = counters.counter("controller.disk_commands")
         self._refused = counters.counter("controller.disk_commands_refused")
-        completed, lost = command_callbacks(self._on_completion)
-        self._proxies = LogWriterProxies(self._source, disks, registry, clock, counters, completed, lost, on_connected, self._on_gone)
+        completed, self._give_back = command_callbacks(self._on_completion)
+        self._lost: list[Any] = []
+        self._proxies = LogWriterProxies(self._source, disks, registry, clock, counters, completed, self._lost.append, on_connected, self._on_gone)
 
     def command(self, command: DiskCommand, on_done: OnDone) -> None:
         """Send; `on_done(error code)` may be called at once."""
@@ -85,8 +86,13 @@ class DiskCommands:
         on_done(completion.error_code)
 
     def _on_gone(self, disk: str) -> None:
+        """First that it is gone, then what was lost with it: who hears of a loss must see that asking again can help."""
         line, self._lines[disk] = self._lines[disk], deque()
+        lost = self._lost[:]
+        self._lost.clear()
         self._gone_callback(disk)
+        for outstanding in lost:
+            self._give_back(outstanding)
         for _command, on_done in line:
             on_done(ErrorCode.KAFKA_STORAGE_ERROR)
 

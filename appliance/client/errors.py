@@ -79,6 +79,8 @@ def refused(number: int, doing: str, broker_message: str | None = None) -> Reque
     """The exception for error code `number`, met while `doing` ("create topic 'x'"); the broker's own words go along."""
     code = error_code(number)
     name = code.name if code == number else f"error code {number}"
+    if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        broker_message = None  # Kafka's own text, "This server does not host this topic-partition", sends people looking for another server
     reason = (broker_message or PLAIN_WORDS.get(code) or "the broker refused").rstrip(".")
     return RequestRefused(code, f"could not {doing}: {reason} ({name})")
 

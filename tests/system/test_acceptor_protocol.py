@@ -1,0 +1,139 @@
+"""The acceptor at its socket: reply order, long polls, hostile frames. Requests are built with kio, replies are read with it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from appliance.records.builder import BatchBuilder
+from tests.support.raw_client import RawClient
+from tests.support.running_box import RunningBox, eventually, proportional_kib
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS = 0, 1, 2, 3, 18
+
+
+@pytest.fixture
+def client(shared_box: RunningBox) -> Iterator[RawClient]:
+    client = RawClient(shared_box.kafka)
+    yield client
+    client.close()
+
+
+def _batch(text: str) -> bytes:
+    builder = BatchBuilder()
+    builder.append(1_700_000_000_000, None, text.encode())
+    return builder.build()
+
+
+def _closed(sock: socket.socket) -> bool:
+    sock.settimeout(10)
+    try:
+        return sock.recv(4096) == b""
+    except ConnectionError:
+        return True
+
+
+def test_replies_leave_in_the_order_of_their_requests(shared_box: RunningBox, client: RawClient) -> None:
+    client.create_topic("order", 2)
+    for number in range(200):
+        client.send_produce("order", number % 2, _batch(str(number)), correlation_id=number)
+        if number % 50 == 49:
+            client.send_metadata(["order"], correlation_id=1000 + number)
+    expected = [number for base in range(0, 200, 50) for number in (*range(base, base + 50), 1000 + base + 49)]
+    assert [client.receive_correlation_id() for _ in expected] == expected
+
+
+def test_a_long_poll_answers_when_data_comes_and_at_its_deadline_without(client: RawClient, shared_box: RunningBox) -> None:
+    client.create_topic("poll", 1)
+    started = time.monotonic()
+    assert client.fetch("poll", 0, 0, max_wait_ms=400, min_bytes=1).records == b""
+    assert 0.35 < time.monotonic() - started < 5
+    client.send_fetch("poll", 0, 0, max_wait_ms=20_000, min_bytes=1)
+    other = RawClient(shared_box.kafka)
+    started = time.monotonic()
+    other.produce("poll", 0, _batch("news"))
+    assert b"news" in client.receive_fetch().records
+    assert time.monotonic() - started < 5
+    other.close()
+
+
+def test_the_first_batch_comes_whole_however_little_was_asked_for(client: RawClient) -> None:
+    client.create_topic("whole", 1)
+    client.produce("whole", 0, _batch("x" * 100_000))
+    client.produce("whole", 0, _batch("y"))
+    assert len(client.fetch("whole", 0, 0, max_bytes=10, partition_max_bytes=10).records) > 100_000
+    assert b"y" in client.fetch("whole", 0, 1, max_bytes=10, partition_max_bytes=10).records
+
+
+def test_errors_carry_kafkas_codes(client: RawClient) -> None:
+    client.create_topic("errors", 1)
+    good = _batch("good")
+    torn = bytearray(good)
+    torn[-1] ^= 1
+    assert client.produce("errors", 0, bytes(torn)).error_code == 2
+    assert client.produce("errors", 7, good).error_code == 3
+    assert client.produce("nowhere", 0, good).error_code == 3
+    assert client.produce("errors", 0, good, acks=5).error_code == 21
+    assert client.produce("errors", 0, good).error_code == 0
+    assert client.fetch("errors", 0, 99).error_code == 1
+    assert client.fetch("errors", 0, 0, leader_epoch=50).error_code == 75
+    assert client.fetch("nowhere", 0, 0).error_code == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "hostile"),
+    [
+        ("a frame of 2 GiB", struct.pack(">i", 2**31 - 1) + b"x" * 64),
+        ("a negative size", struct.pack(">i", -5)),
+        ("an unknown API", struct.pack(">ihhih", 10, 999, 0, 1, -1)),
+        ("a version that is not served", struct.pack(">ihhih", 10, PRODUCE, 99, 1, -1)),
+        ("HTTP", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
+        ("a produce that lies about its records", struct.pack(">ihhihhihihsiii", 41, PRODUCE, 7, 1, -1, 1, 1000, 1, 1, b"t", 1, 0, 2**30)),
+    ],
+)
+def test_hostile_bytes_close_their_connection_and_nobody_else_notices(shared_box: RunningBox, client: RawClient, name: str, hostile: bytes) -> None:
+    closed_before = _closed_count(shared_box)
+    with socket.create_connection(shared_box.kafka) as sock:
+        sock.sendall(hostile)
+        assert _closed(sock), name
+    assert client.api_versions() > 5
+    assert _closed_count(shared_box) == closed_before + 1
+
+
+def test_garbage_and_half_frames_do_not_grow_the_acceptor(shared_box: RunningBox, client: RawClient) -> None:
+    pid = shared_box.pid("acceptor@0")
+    for _ in range(50):
+        with socket.create_connection(shared_box.kafka) as sock:
+            sock.sendall(os.urandom(4096))
+    before = proportional_kib(pid)
+    for _ in range(10):
+        half_open = [socket.create_connection(shared_box.kafka) for _ in range(40)]
+        for sock in half_open:
+            sock.sendall(struct.pack(">ihhih", 1 << 20, PRODUCE, 7, 1, -1) + b"x" * 5000)
+        assert client.api_versions() > 5
+        for sock in half_open:
+            sock.close()
+    eventually(lambda: shared_box.counters("acceptor@0").values["acceptor.connections"] == 1, "hostile connections are gone")
+    assert proportional_kib(pid) - before < 64 * 1024
+
+
+def test_acks_0_gets_no_reply_and_its_error_closes_the_connection(shared_box: RunningBox) -> None:
+    client = RawClient(shared_box.kafka)
+    client.create_topic("silent", 1)
+    client.send_produce("silent", 0, _batch("1"), acks=0)
+    assert client.api_versions() > 5
+    assert client.list_offset("silent", 0, -1) == 1
+    client.send_produce("nowhere", 0, _batch("1"), acks=0)
+    assert _closed(client.sock)
+    client.close()
+
+
+def _closed_count(box: RunningBox) -> int:
+    return sum(count for label, count in box.counters("acceptor@0").values.items() if label.startswith("acceptor.closed"))

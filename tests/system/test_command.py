@@ -1,0 +1,129 @@
+"""The command against a real box: what a user types, and what happens to it when a process of the box dies meanwhile."""
+
+from __future__ import annotations
+
+import json
+import select
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import IO, Any
+
+import pytest
+
+from tests.support.running_box import RunningBox, environment, eventually
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+COMMAND = [sys.executable, "-P", "-m", "appliance.command.main"]
+Millrace = Callable[..., "subprocess.CompletedProcess[bytes]"]
+
+
+@pytest.fixture
+def millrace(box: RunningBox) -> Millrace:
+    """Runs a command that finds the box by its second data directory."""
+
+    def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        found_by = environment() | {"MILLRACE_DATA": str(box.disks[1])}
+        return subprocess.run([*COMMAND, *arguments], env=found_by, input=stdin, capture_output=True, timeout=60, check=False)
+
+    return run
+
+
+def begin(box: RunningBox, *arguments: str) -> subprocess.Popen[bytes]:
+    """A command that goes on while the test does something else."""
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([*COMMAND, *arguments, "--data", str(box.disks[0])], env=environment(), bufsize=0, **pipes)
+
+
+def next_line(stream: IO[bytes] | None) -> bytes:
+    assert stream is not None
+    readable, _, _ = select.select([stream], [], [], 20)
+    assert readable, "nothing came within 20 s"
+    return stream.readline()
+
+
+def write_lines(stream: IO[bytes] | None, numbers: range) -> None:
+    assert stream is not None
+    stream.write(b"".join(b"%d\n" % number for number in numbers))
+    stream.flush()
+
+
+def test_a_topics_life(millrace: Millrace) -> None:
+    created = millrace("topic", "create", "numbers", "--partitions", "3", "--set", "retention.ms=3600000")
+    assert (created.returncode, created.stdout) == (0, b"created topic numbers with 3 partitions\n"), created.stderr
+    again = millrace("topic", "create", "numbers")
+    assert again.returncode == 1 and b"already exists" in again.stderr
+    sent = millrace("send", "numbers", "--key-separator", ":", stdin=b"".join(b"k%d:%d\n" % (number % 5, number) for number in range(20_000)))
+    assert sent.returncode == 0 and b"sent 20,000 records" in sent.stderr
+    described = millrace("topic", "describe", "numbers").stdout.decode().splitlines()
+    assert "3 partitions" in described[0]
+    assert sum(int(line.split()[6]) for line in described[2:]) == 20_000
+    assert [b"numbers", b"3", b"1", b"ok"] in [line.split() for line in millrace("topic", "list").stdout.splitlines()]
+    tailed = millrace("topic", "tail", "numbers", "--from-beginning", "--max", "20000", "--keys")
+    values = [int(line.split(b"\t")[1]) for line in tailed.stdout.splitlines()]
+    assert sorted(values) == list(range(20_000))
+    assert [value for value in values if value % 5 == 3] == list(range(3, 20_000, 5))
+    assert millrace("topic", "delete", "numbers").stdout == b"deleted topic numbers\n"
+    gone = millrace("topic", "delete", "numbers")
+    assert gone.returncode == 1 and b"there is no such topic" in gone.stderr
+
+
+def test_a_topic_is_created_by_sending_to_it_and_batches_keep_their_codec(box: RunningBox, millrace: Millrace) -> None:
+    text = b"".join(b"line %d\n" % number for number in range(1_000))
+    for compression in ("none", "gzip", "snappy", "lz4", "zstd"):
+        topic = f"lines-{compression}"
+        assert millrace("send", topic, "--compression", compression, stdin=text).returncode == 0
+        assert millrace("topic", "tail", topic, "-b", "--max", "1000").stdout == text
+        (segment,) = [str(path) for disk in box.disks for path in disk.glob(f"{topic}-0/*.log")]
+        dumped = millrace("log", "dump", segment).stdout.decode()
+        assert f"compresscodec: {compression} " in dumped and "isvalid: true" in dumped
+
+
+def test_the_status_tells_processes_disks_and_topics(box: RunningBox, millrace: Millrace) -> None:
+    millrace("send", "numbers", stdin=b"1\n2\n3\n")
+    status = json.loads(millrace("status", "--json").stdout)
+    assert {process["name"]: process["pid"] for process in status["processes"]} == box.pids()
+    assert {process["state"] for process in status["processes"]} == {"serving"}
+    assert [(disk["name"], disk["path"], disk["state"]) for disk in status["disks"]] == [(path.name, str(path), "online") for path in box.disks]
+    assert all(0 < disk["free_bytes"] < disk["total_bytes"] for disk in status["disks"])
+    (numbers,) = [topic for topic in status["topics"] if topic["name"] == "numbers"]
+    assert (numbers["partitions"], numbers["records"], numbers["problems"]) == (1, 3, {})
+    assert numbers["bytes"] > 0
+    plain = millrace("status")
+    assert plain.returncode == 0 and b"log-writer@" in plain.stdout and b"\x1b" not in plain.stdout
+
+
+def test_a_tail_goes_on_through_the_death_of_any_process_on_its_way(box: RunningBox, millrace: Millrace) -> None:
+    assert millrace("topic", "create", "numbers").returncode == 0
+    tail = begin(box, "topic", "tail", "numbers", "--from-beginning")
+    expected = 0
+    writers = [name for name in box.pids() if name.startswith(("log-writer@", "log-reader@", "acceptor@"))]
+    for name in [*writers, "controller"]:
+        old_pid = box.kill(name)
+        assert millrace("send", "numbers", stdin=b"%d\n" % expected).returncode == 0
+        assert next_line(tail.stdout) == b"%d\n" % expected
+        expected += 1
+        box.await_restart(name, old_pid)
+    tail.kill()
+    tail.communicate()
+
+
+def test_sending_goes_on_through_the_death_of_a_log_writer(box: RunningBox, millrace: Millrace) -> None:
+    assert millrace("topic", "create", "numbers", "--partitions", "2").returncode == 0
+    send = begin(box, "send", "numbers")
+    write_lines(send.stdin, range(1_000))
+    eventually(lambda: records_of(millrace, "numbers") == 1_000, "the first lines are stored without more input")
+    old_pids = {disk.name: box.kill(f"log-writer@{disk.name}") for disk in box.disks}
+    write_lines(send.stdin, range(1_000, 2_000))
+    _, said = send.communicate(timeout=30)
+    assert send.returncode == 0 and b"sent 2,000 records" in said, said
+    tailed = millrace("topic", "tail", "numbers", "-b", "--max", "2000").stdout
+    assert sorted(int(line) for line in set(tailed.split())) == list(range(2_000))
+    for name, old_pid in old_pids.items():
+        box.await_restart(f"log-writer@{name}", old_pid)
+
+
+def records_of(millrace: Millrace, topic: str) -> int:
+    described = millrace("topic", "describe", topic).stdout.decode().splitlines()[2:]
+    return sum(int(line.split()[6]) - int(line.split()[5]) for line in described)

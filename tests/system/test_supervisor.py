@@ -1,0 +1,146 @@
+"""The house: starting, refusing to start, restarting what dies, and leaving nothing."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.running_box import RunningBox, eventually, proportional_kib, run_and_wait, run_arguments
+
+pytestmark = pytest.mark.system
+
+Start = Callable[..., RunningBox]
+
+PROCESSES = {"supervisor", "zookeeper", "controller", "log-writer@d0", "log-writer@d1", "log-reader@d0", "log-reader@d1", "acceptor@0", "ingest@0", "console"}
+
+
+def test_a_box_says_exactly_one_ready_line_and_three_commands(box: RunningBox) -> None:
+    assert box.output[0] == f"millrace ready kafka={box.kafka} syslog={box.syslog} http={box.http}"
+    assert [line.split()[0] for line in box.output[1:]] == ["logger", "kcat" if "kcat" in box.output[2] else "millrace", "millrace"]
+    assert str(box.syslog.port) in box.output[1] and str(box.kafka) in box.output[2] and "status" in box.output[3]
+    assert box.ready_seconds < 15
+
+
+def test_every_process_runs_and_serves(box: RunningBox) -> None:
+    status = box.status()
+    assert set(status) == PROCESSES
+    assert {process["state"] for process in status.values()} == {"serving"}
+    assert {process["restarts"] for process in status.values()} == {0}
+    assert len({process["pid"] for process in status.values()}) == len(PROCESSES)
+
+
+def test_the_console_tells_whether_it_lives_and_whether_the_box_serves(box: RunningBox) -> None:
+    assert box.get("/healthz") == (200, {"status": "alive"})
+    assert box.get("/readyz") == (200, {"status": "ready", "processes": len(PROCESSES) - 1, "missing": {}})
+
+
+def test_supervisor_and_console_are_small(box: RunningBox) -> None:
+    pids = box.pids()
+    assert proportional_kib(pids["supervisor"]) < 20 * 1024
+    assert proportional_kib(pids["console"]) < 30 * 1024
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_box_and_nothing_is_left(start: Start, number: signal.Signals) -> None:
+    box = start()
+    assert box.stop(number) == 0
+    assert box.leftovers() == []
+    assert "killed" not in box.messages
+
+
+def test_children_die_with_a_killed_supervisor_and_the_next_life_starts(start: Start) -> None:
+    box = start()
+    cluster_id, zookeeper = box.box.cluster_id, box.box.zookeeper
+    box.kill_supervisor()
+    again = start()
+    assert (again.box.cluster_id, again.box.zookeeper) == (cluster_id, zookeeper)
+    assert again.stop() == 0
+
+
+def test_a_second_start_on_the_same_directories_is_refused_with_the_pid_of_the_first(box: RunningBox) -> None:
+    refused = run_and_wait(run_arguments(box.directory))
+    assert refused.returncode == 2
+    assert f"in use by the millrace run with pid {box.process.pid}" in refused.stderr
+    assert refused.stderr.count("\n  - ") == 3, refused.stderr  # the state directory and both disks
+    assert {process["restarts"] for process in box.status().values()} == {0}
+
+
+def test_a_box_with_its_own_state_cannot_have_a_disk_of_another(box: RunningBox, tmp_path: Path) -> None:
+    refused = run_and_wait(run_arguments(tmp_path / "thief", data=[box.disks[0]]))
+    assert refused.returncode == 2
+    assert f"--data {box.disks[0]} is in use by the millrace run with pid {box.process.pid}" in refused.stderr
+
+
+def test_every_problem_is_said_at_once_and_nothing_is_started(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("in the way")
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        port = busy.getsockname()[1]
+        settings = {"num.partitions": 0, "no.such.setting": 1}
+        data = [tmp_path / "d0", tmp_path / "d0", file / "d1", tmp_path / "state"]
+        refused = run_and_wait(run_arguments(tmp_path, data=data, settings=settings, kafka_port=port, syslog_port=70000, zookeeper="nonsense"))
+    assert refused.returncode == 2
+    assert refused.stdout == ""
+    for part in ("d0 is given twice", f"{file} is not a directory", "is also the state directory", f"port {port}", "--syslog-port is 70000", "nonsense"):
+        assert part in refused.stderr, part
+    for part in ("num.partitions is 0; allowed is a whole number from 1 to", "there is no setting no.such.setting"):
+        assert part in refused.stderr, part
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "millrace.toml"]
+
+
+def test_a_host_that_is_not_ours_is_refused(tmp_path: Path) -> None:
+    refused = run_and_wait(run_arguments(tmp_path, listen="192.0.2.1"))
+    assert refused.returncode == 2
+    assert "192.0.2.1 is no address of this machine" in refused.stderr
+
+
+def test_a_directory_of_another_box_is_refused(start: Start, tmp_path: Path) -> None:
+    box = start()
+    box.stop()
+    refused = run_and_wait(run_arguments(tmp_path / "other", data=box.disks))
+    assert refused.returncode == 2
+    assert box.box.cluster_id in refused.stderr
+    assert not (tmp_path / "other" / "state").exists()
+
+
+@pytest.mark.parametrize("name", sorted(PROCESSES - {"supervisor", "log-writer@d1", "log-reader@d1"}))
+def test_a_killed_process_is_started_again_and_counted(box: RunningBox, name: str) -> None:
+    new_pid = box.await_restart(name, box.kill(name))
+    status = box.status()
+    assert status[name]["restarts"] == 1
+    assert status[name]["pid"] == new_pid
+    assert sum(process["restarts"] for process in status.values()) == 1
+    assert box.counters("supervisor").values[f'supervisor.restarts{{process="{name}"}}'] == 1
+    eventually(lambda: name == "console" or box.get("/readyz")[0] == 200, "the box is ready again")
+
+
+def test_readyz_names_what_is_missing(box: RunningBox) -> None:
+    pid = box.kill("acceptor@0", signal.SIGSTOP)
+    box.kill("zookeeper")
+    status, answer = eventually(lambda: (found := box.get("/readyz"))[0] == 503 and found, "readyz notices")
+    assert status == 503 and "zookeeper" in answer["missing"]
+    box.kill("acceptor@0", signal.SIGCONT)
+    eventually(lambda: box.get("/readyz")[0] == 200, "the box is ready again")
+    assert box.pid("acceptor@0") == pid
+
+
+def test_a_hung_process_is_killed_and_started_again(start: Start) -> None:
+    box = start(settings={"watchdog.timeout.ms": 1000})
+    box.await_restart("ingest@0", box.kill("ingest@0", signal.SIGSTOP))
+    assert box.counters("supervisor").values['supervisor.watchdog_kills{process="ingest@0"}'] == 1
+
+
+def test_a_process_that_will_not_stop_is_killed_at_a_second_signal(start: Start) -> None:
+    box = start()
+    box.kill("console", signal.SIGSTOP)
+    box.process.terminate()
+    eventually(lambda: "stopping" in box.messages, "it stops")
+    assert box.stop() == 0
+    assert "console did not stop in time; it is killed" in box.messages
+    assert box.leftovers() == []

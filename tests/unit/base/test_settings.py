@@ -1,0 +1,107 @@
+"""Settings: rows, resolution, the file, box.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from appliance.base.layout import Disk
+from appliance.base.setting_rows import SETTING_ROWS, SettingRow
+from appliance.base.settings import Box, default_settings, read_settings_file, relation_problems, resolve_settings, setting_problem
+
+
+def make_box(**changes: object) -> Box:
+    fields = {"box": "b", "broker_id": 1, "disks": [Disk("d0", "/srv/d0"), Disk("d1", "/srv/d1")], "state_directory": "/srv/state", "listen": "127.0.0.1"}
+    fields |= {"advertise": "127.0.0.1", "kafka_port": 9092, "syslog_port": 5514, "http_port": 8080} | changes
+    return Box(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("row", SETTING_ROWS.values(), ids=lambda row: row.name)
+def test_every_default_is_allowed_and_every_row_is_explained(row: SettingRow) -> None:
+    assert setting_problem(row, row.default) is None
+    assert row.meaning and row.low <= row.high
+
+
+def test_defaults_go_together() -> None:
+    assert relation_problems(default_settings()) == []
+
+
+def test_all_problems_are_found_at_once_each_with_its_place_and_what_is_allowed() -> None:
+    _, problems = resolve_settings({"num.partitions": 0, "log.segment.byte": 1, "delete.topic.enable": "yes", "ingest.syslog.key": "pid"}, "m.toml")
+    assert problems == [
+        "m.toml: num.partitions is 0; allowed is a whole number from 1 to 10000",
+        "m.toml: there is no setting log.segment.byte; did you mean log.segment.bytes?",
+        "m.toml: delete.topic.enable is 'yes'; allowed is true or false",
+        "m.toml: ingest.syslog.key is 'pid'; allowed is one of host, app, none",
+    ]
+
+
+def test_true_is_no_number_and_one_is_no_flag() -> None:
+    assert setting_problem(SETTING_ROWS["num.partitions"], True) is not None
+    assert setting_problem(SETTING_ROWS["delete.topic.enable"], 1) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("channel.ring.entries", 1000),
+        ("disk.budget.bytes", 200 << 20),
+        ("socket.request.max.bytes", 100 << 20),
+        ("message.max.bytes", 40 << 20),
+        ("ingest.batch.bytes", 2 << 20),
+    ],
+)
+def test_settings_that_contradict_one_another_are_refused(name: str, value: int) -> None:
+    _, problems = resolve_settings({name: value}, "m.toml")
+    assert problems and all(name in problem for problem in problems)
+
+
+def test_a_settings_file_takes_dotted_and_quoted_names_and_a_box_table(tmp_path: Path) -> None:
+    path = tmp_path / "m.toml"
+    lines = ["num.partitions = 3", "log.retention.ms = 5", "log.retention.bytes = 6", '"max.connections" = 7', '"max.connections.per.ip" = 8', "[box]"]
+    path.write_text("\n".join([*lines, 'data = ["/a"]', ""]))
+    read = read_settings_file(str(path))
+    assert read.problems == []
+    assert read.box == {"data": ["/a"]}
+    assert read.settings == {"num.partitions": 3, "log.retention.ms": 5, "log.retention.bytes": 6, "max.connections": 7, "max.connections.per.ip": 8}
+
+
+def test_a_settings_file_that_cannot_be_read_is_a_problem_and_no_exception(tmp_path: Path) -> None:
+    assert "No such file" in read_settings_file(str(tmp_path / "none")).problems[0]
+    (tmp_path / "bad").write_text("a = ")
+    assert "not valid TOML" in read_settings_file(str(tmp_path / "bad")).problems[0]
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    assert "not valid TOML" in read_settings_file(str(tmp_path / "binary")).problems[0]
+
+
+def test_a_box_survives_its_file() -> None:
+    import json
+
+    box = make_box(settings={"num.partitions": 3}, cluster_id="abc", pid=7)
+    assert Box.from_document(json.loads(box.to_json())) == box
+
+
+def test_a_box_file_of_another_release_is_a_type_error() -> None:
+    import json
+
+    document = json.loads(make_box().to_json()) | {"new_field": 1}
+    with pytest.raises(TypeError):
+        Box.from_document(document)
+
+
+def test_a_setting_has_its_type_and_falls_back_to_its_default() -> None:
+    box = make_box(settings={"num.partitions": 3})
+    assert box.integer("num.partitions") == 3
+    assert box.text("ingest.syslog.topic") == "syslog"
+    assert box.flag("delete.topic.enable") is True
+    with pytest.raises(KeyError):
+        box.setting("no.such.setting")
+    with pytest.raises(TypeError):
+        box.text("num.partitions")
+
+
+def test_a_box_names_all_its_processes() -> None:
+    names = ["zookeeper", "controller", "log-writer@d0", "log-writer@d1", "log-reader@d0", "log-reader@d1", "acceptor@0", "acceptor@1", "ingest@0", "console"]
+    assert make_box(acceptors=2).process_names() == names
+    assert "zookeeper" not in make_box(embedded_zookeeper=False).process_names()

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from appliance.command.failures import UsageProblem
+from appliance.command.finding import bootstrap_addresses, find_running_box
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with two boxes, /srv/d0 + /srv/d1 and /other/d0; the working directory is empty."""
+    monkeypatch.setattr("appliance.base.layout.runtime_roots", lambda: [str(tmp_path / "run")])
+    monkeypatch.setattr("appliance.command.finding.runtime_roots", lambda: [str(tmp_path / "run")])
+    monkeypatch.setattr("appliance.command.finding.SYSTEM_SETTINGS_FILE", str(tmp_path / "no.toml"))
+    monkeypatch.delenv("MILLRACE_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    make_box(tmp_path, "one", ["/srv/d0", "/srv/d1"], "0.0.0.0")
+    make_box(tmp_path, "two", ["/other/d0"], "10.1.1.1")
+    return tmp_path
+
+
+def make_box(root: Path, name: str, directories: list[str], listen: str) -> None:
+    (root / "run" / name).mkdir(parents=True)
+    disks = [{"name": Path(directory).name, "path": directory} for directory in directories]
+    (root / "run" / name / "box.json").write_text(json.dumps({"disks": disks, "listen": listen, "kafka_port": 9092}))
+
+
+def test_any_directory_of_a_box_finds_it(here: Path) -> None:
+    for directory in ("/srv/d0", "/srv/d1", "/srv/../srv/d1/", "/srv"):
+        assert find_running_box(directory, None).layout.box == "one"
+
+
+def test_the_option_goes_before_the_environment_and_that_before_the_settings_file(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "box.toml").write_text('[box]\ndata = ["/other/d0"]\n')
+    assert find_running_box(None, str(here / "box.toml")).layout.box == "two"
+    monkeypatch.setenv("MILLRACE_DATA", "/srv/d1")
+    assert find_running_box(None, str(here / "box.toml")).layout.box == "one"
+    assert find_running_box("/other/d0", str(here / "box.toml")).layout.box == "two"
+
+
+def test_without_anything_said_it_is_var_in_the_working_directory(here: Path) -> None:
+    make_box(here, "three", [str(here / "var" / "d0")], "127.0.0.1")
+    assert find_running_box(None, None).layout.box == "three"
+
+
+def test_a_box_that_is_not_there_is_said_with_those_that_are(here: Path) -> None:
+    with pytest.raises(UsageProblem) as raised:
+        find_running_box("/nowhere", None)
+    assert str(raised.value) == "no running box has the data directory /nowhere (--data); name one of these with --data DIR: /srv/d0, /other/d0"
+
+
+def test_where_nothing_runs_it_is_said_how_to_start(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("appliance.base.layout.runtime_roots", list)
+    monkeypatch.setattr("appliance.command.finding.runtime_roots", list)
+    with pytest.raises(UsageProblem, match="start one with `millrace run`"):
+        find_running_box(None, None)
+
+
+def test_a_settings_file_that_cannot_be_read_is_said(here: Path) -> None:
+    with pytest.raises(UsageProblem, match="cannot read the settings file"):
+        find_running_box(None, "missing.toml")
+
+
+def test_a_box_that_listens_everywhere_is_asked_at_loopback(here: Path) -> None:
+    assert [str(address) for address in bootstrap_addresses(None, "/srv/d0", None)] == ["127.0.0.1:9092"]
+    assert [str(address) for address in bootstrap_addresses(None, "/other/d0", None)] == ["10.1.1.1:9092"]
+
+
+def test_bootstrap_needs_no_box(here: Path) -> None:
+    assert [str(address) for address in bootstrap_addresses("a:1,b", None, None)] == ["a:1", "b:9092"]
+    with pytest.raises(UsageProblem, match="--bootstrap: 'a:x' has no valid port"):
+        bootstrap_addresses("a:x", None, None)

@@ -1,0 +1,129 @@
+"""Lines in (`millrace send`) and lines out (`millrace topic tail`)."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from appliance.client.fetch import PartitionRecords
+from appliance.command.send import Sending, read_chunks
+from appliance.command.topic_tail import LineFormat, copy_records
+from appliance.records.record import Record
+
+RECORD = Record(41, 1000, b"host-7", b'{"a": 1}', (("source", b"10.0.0.1"), ("none", None)))
+
+
+class ListTail:
+    """Gives what it was made with, then nothing."""
+
+    def __init__(self, polls: list[list[PartitionRecords]]) -> None:
+        self.polls = polls
+
+    def poll(self, timeout_ms: int) -> list[PartitionRecords]:
+        return self.polls.pop(0)
+
+
+class ListProducer:
+    """Keeps what it is given."""
+
+    topic = "numbers"
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[bytes | None, bytes | None]] = []
+        self.handed_over: list[int] = []
+        self.flushed = False
+
+    @property
+    def sent(self) -> int:
+        return len(self.taken)
+
+    acknowledged = sent
+
+    def send(self, value: bytes | None, key: bytes | None = None) -> None:
+        self.taken.append((key, value))
+
+    def hand_over(self) -> None:
+        self.handed_over.append(len(self.taken))
+
+    def flush(self) -> None:
+        self.flushed = True
+
+
+def send_chunks(chunks: list[bytes], separator: bytes | None = None) -> ListProducer:
+    producer: Any = ListProducer()
+    Sending(producer, separator, show_progress=False).run(iter(chunks))
+    assert producer.flushed
+    return producer
+
+
+def test_a_value_is_printed_byte_for_byte() -> None:
+    assert LineFormat().format(0, RECORD) == b'{"a": 1}\n'
+    assert LineFormat().format(0, RECORD._replace(value=b"\xff\x1b[2J")) == b"\xff\x1b[2J\n"
+    assert LineFormat().format(0, RECORD._replace(value=None)) == b"\n"
+
+
+def test_what_was_asked_for_goes_before_the_value() -> None:
+    line = LineFormat(keys=True, headers=True, offsets=True)
+    assert line.format(3, RECORD) == b'3:41\thost-7\tsource=10.0.0.1,none=null\t{"a": 1}\n'
+    assert line.format(3, RECORD._replace(key=None, headers=())) == b'3:41\tnull\t\t{"a": 1}\n'
+
+
+def test_a_terminal_never_gets_control_characters_of_a_record() -> None:
+    shown = LineFormat(escape=True).format(0, RECORD._replace(value=b"a\tb\x1b[2J\x07\x7f\xff\xc2\x9b31m\r\n\xe2\x82\xac"))
+    assert shown.decode() == "a\tb\\x1b[2J\\x07\\x7f\\xff\\x9b31m\\x0d\\x0a€\n"
+
+
+def test_the_tail_ends_after_as_many_records_as_asked() -> None:
+    records = [RECORD._replace(value=b"%d" % number) for number in range(5)]
+    target = io.BytesIO()
+    following: Any = ListTail([[PartitionRecords(0, records[:2])], [], [PartitionRecords(1, records[2:]), PartitionRecords(0, records)]])
+    copy_records(following, LineFormat(), target, 4)
+    assert target.getvalue() == b"0\n1\n2\n3\n"
+
+
+def test_asking_for_no_record_reads_nothing() -> None:
+    following: Any = ListTail([])
+    copy_records(following, LineFormat(), io.BytesIO(), 0)
+
+
+def test_lines_become_records_wherever_chunks_are_cut() -> None:
+    text = b"one\n\ntwo\nthree"
+    for cut in range(1, len(text)):
+        assert send_chunks([text[:cut], text[cut:]]).taken == [(None, b"one"), (None, b""), (None, b"two"), (None, b"three")]
+
+
+def test_a_last_line_with_its_newline_is_not_followed_by_an_empty_record() -> None:
+    assert send_chunks([b"one\n"]).taken == [(None, b"one")]
+    assert send_chunks([]).taken == []
+
+
+def test_the_key_is_what_is_before_the_first_separator() -> None:
+    assert send_chunks([b"k::v::w\nplain\n::v\n"], b"::").taken == [(b"k", b"v::w"), (None, b"plain"), (b"", b"v")]
+
+
+def test_whole_lines_are_handed_over_when_the_input_pauses() -> None:
+    producer = send_chunks([b"one\ntw", b"", b"o\n"])
+    assert producer.handed_over == [1]
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    reading, writing = os.pipe()
+    yield reading, writing
+    os.close(reading)
+
+
+def test_a_pause_of_the_input_is_told_once(pipe: tuple[int, int]) -> None:
+    reading, writing = pipe
+    chunks = read_chunks(reading)
+    os.write(writing, b"one\n")
+    assert next(chunks) == b"one\n"
+    assert next(chunks) == b""
+    os.write(writing, b"two\n")
+    assert next(chunks) == b"two\n"
+    os.close(writing)
+    assert list(chunks) == []

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.base.clock import ManualClock
+from appliance.base.layout import BoxLayout
+from appliance.base.model import TopicId
+from appliance.command.box_status import BoxNotRunning, Reading, attach_table, gather, rates_between, read_shared_memory
+from appliance.command.finding import FoundBox
+from appliance.command.status import print_status
+from appliance.command.topic_status import describe_topics, partition_problem
+from appliance.ipc.frames import listen_unix
+from appliance.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage, write_image
+from appliance.runtime.status_server import STATUS
+from appliance.shm.counters import Counters, unlink_all
+from appliance.shm.partition_table import DISK_ONLINE, ROLE_FOLLOWER, ROLE_LEADER, ROLE_OFFLINE, PartitionTableWriter, Row
+
+TOPIC_ID = TopicId(bytes(range(16)))
+ROW = Row(TOPIC_ID, 0, 0, ROLE_LEADER, 3, 10, 50, 40, 40, 1, 1, 1, 0, 7_000, 0, 0, 1)
+WANTED = PartitionImage(1, 3, (1,), (1,), "d0")
+BROKER_ID = 1
+
+
+def image_of(*partitions: PartitionImage) -> MetadataImage:
+    return MetadataImage(5, "cluster", 1, {1: BrokerImage(1, "localhost", 9092)}, {"syslog": TopicImage("syslog", TOPIC_ID, partitions, {})})
+
+
+class StatusBox:
+    """Shared memory and files of a box with one disk, made by this very process."""
+
+    def __init__(self, root: Path) -> None:
+        self.layout = BoxLayout(str(root / "status-box"))
+        os.mkdir(self.layout.runtime_directory)
+        self.clock = ManualClock()
+        self.box: dict[str, Any] = {
+            "broker_id": BROKER_ID, "disks": [{"name": "d0", "path": "/srv/d0"}], "listen": "127.0.0.1", "kafka_port": 9092,
+            "started_wall_ms": self.clock.wall_ms(),
+        }  # fmt: skip
+        self.counters = Counters.create_or_adopt(self.layout, "log-writer@d0", 1, self.clock.wall_ms())
+        self.counters.set_state("serving")
+        self.table = PartitionTableWriter.create(self.layout.shared_memory_name("table", "d0", 1), 1)
+        self.table.set_disk_state(DISK_ONLINE)
+        write_image(self.layout.image_file, image_of(WANTED))
+
+    def read(self) -> Reading:
+        return read_shared_memory(self.layout, ["d0"], self.clock)
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Iterator[StatusBox]:
+    made = StatusBox(tmp_path)
+    yield made
+    made.table.shared.close()
+    made.counters.close()
+    unlink_all(made.layout)
+
+
+def answer_as_supervisor(layout: BoxLayout, document: dict[str, Any]) -> None:
+    """Answer one status question, in a thread."""
+    from appliance.ipc.frames import FrameSocket
+
+    listening = listen_unix(layout.supervisor_socket)
+    listening.setblocking(True)
+
+    def serve() -> None:
+        accepted, _ = listening.accept()
+        listening.close()
+        accepted.recv(1, socket.MSG_PEEK)
+        asked = FrameSocket(accepted)
+        (frame,) = asked.receive()
+        asked.send(STATUS, frame.token, json.dumps(document).encode())
+        asked.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+
+
+def test_a_status_says_what_shared_memory_image_and_supervisor_know(box: StatusBox) -> None:
+    box.table.add_row(ROW)
+    box.counters.counter("disk.free_bytes").set(5_000)
+    box.counters.counter("disk.total_bytes").set(9_000)
+    box.counters.counter("log_writer.records").add(100)
+    before = box.read()
+    box.counters.counter("log_writer.records").add(50)
+    box.clock.advance_ms(500)
+    process = {"name": "log-writer@d0", "pid": 7, "state": "serving", "since": 123, "restarts": 2}
+    answer_as_supervisor(box.layout, {"processes": [process]})
+    document = gather(box.layout, box.box, before, box.read()).document()
+    assert document["processes"] == [process | {"words": ""}]
+    assert document["disks"] == [{"name": "d0", "path": "/srv/d0", "state": "online", "free_bytes": 5_000, "total_bytes": 9_000}]
+    assert document["topics"] == [{"name": "syslog", "partitions": 1, "records": 30, "bytes": 7_000, "bytes_are_whole": True, "problems": {}}]
+    assert document["rates"]["records_in_per_s"] == 100
+
+
+def test_without_a_supervisor_processes_come_from_their_counters(box: StatusBox) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    other = Counters.create_or_adopt(box.layout, "acceptor@0", 1, 99)
+    other._words[6] = dead.pid
+    other.close()
+    status = gather(box.layout, box.box, box.read(), box.read())
+    assert [(process.name, process.pid, process.state, process.restarts) for process in status.processes] == [
+        ("acceptor@0", None, "dead", None),
+        ("log-writer@d0", os.getpid(), "serving", None),
+    ]
+
+
+def test_a_box_whose_processes_are_all_dead_is_said_not_to_run(box: StatusBox) -> None:
+    reading = box.read()
+    nobody = {name: snapshot._replace(pid=0) for name, snapshot in reading.counters.items()}
+    with pytest.raises(BoxNotRunning, match=r"the box of /srv/d0 does not run.*millrace run"):
+        gather(box.layout, box.box, reading, reading._replace(counters=nobody))
+
+
+def test_of_two_tables_the_one_of_the_living_life_is_read(box: StatusBox) -> None:
+    older = PartitionTableWriter.create(box.layout.shared_memory_name("table", "d0", 0), 0)
+    younger = PartitionTableWriter.create(box.layout.shared_memory_name("table", "d0", 9), 9)
+    younger.shared.words[6] = 0x7FFFFFF0  # made by a process that is no more
+    found = attach_table(box.layout, "d0")
+    assert found is not None and found.shared.incarnation == 1
+    for table in (older, younger, found):
+        table.shared.close()
+
+
+def test_rates_are_rises_of_counters_over_processes_and_labels(box: StatusBox) -> None:
+    box.counters.counter('ingest.received{transport="udp"}').add(10)
+    box.counters.counter("ingest.received_of_another_kind").add(1_000)
+    before = box.read()
+    box.counters.counter('ingest.received{transport="udp"}').add(20)
+    box.counters.counter('ingest.received{transport="tcp"}').add(20)
+    box.counters.counter("ingest.received_of_another_kind").add(1_000)
+    box.clock.advance_ms(2_000)
+    assert rates_between(before, box.read())["syslog_lines_per_s"] == 20
+
+
+def test_a_person_gets_four_short_tables(box: StatusBox, capsys: pytest.CaptureFixture[str]) -> None:
+    box.table.add_row(ROW._replace(role=ROLE_OFFLINE))
+    box.clock.advance_ms(61_000)
+    reading = box.read()
+    print_status(FoundBox(box.layout, box.box), gather(box.layout, box.box, reading, reading), box.clock.wall_ms())
+    assert capsys.readouterr().out.splitlines() == [
+        "box status-box  kafka 127.0.0.1:9092  broker 1  up 1m 1s",
+        "",
+        f"PROCESS        {'PID'.rjust(len(str(os.getpid())))}  STATE    SINCE  RESTARTS",
+        f"log-writer@d0  {os.getpid()}  serving  1m 1s         -",
+        "",
+        "DISK  STATE   FREE  TOTAL  PATH",
+        "d0    online     -      -  /srv/d0",
+        "",
+        "TOPIC   PARTITIONS  RECORDS     SIZE  STATE",
+        "syslog           1       30  6.8 KiB  0: disk d0 is offline",
+        "",
+        "records in 0/s  in 0 B/s  out 0 B/s  syslog lines 0/s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "row", "words"),
+    [
+        (WANTED, ROW, None),
+        (WANTED._replace(leader=-1), ROW, "no leader"),
+        (WANTED._replace(replicas=(1, 2)), ROW, "under-replicated: 1 of 2 replicas in sync"),
+        (WANTED, None, "not open on disk d0"),
+        (WANTED._replace(disk=None), None, "on no disk of this box"),
+        (WANTED._replace(replicas=(2,), leader=2, disk=None), None, None),
+        (WANTED, ROW._replace(role=ROLE_OFFLINE), "disk d0 is offline"),
+        (WANTED, ROW._replace(role=ROLE_FOLLOWER), "leadership not yet taken up"),
+        (WANTED, ROW._replace(leader_epoch=2), "leadership not yet taken up"),
+        (WANTED._replace(leader=2, replicas=(1, 2), isr=(1, 2)), ROW._replace(role=ROLE_FOLLOWER), None),
+    ],
+)
+def test_what_is_wrong_with_a_partition_is_said_in_words(wanted: PartitionImage, row: Row | None, words: str | None) -> None:
+    assert partition_problem(wanted, row, BROKER_ID) == words
+
+
+def test_records_are_summed_over_partitions_and_a_log_of_several_segments_is_larger_than_known() -> None:
+    rows = [("d0", ROW), ("d0", ROW._replace(partition=1, active_base_offset=20))]
+    (topic,) = describe_topics(image_of(WANTED, WANTED, WANTED), rows, BROKER_ID)
+    assert (topic.partitions, topic.records, topic.bytes, topic.bytes_are_whole) == (3, 60, 14_000, False)
+    assert topic.problems == {"2": "not open on disk d0"}

@@ -1,0 +1,66 @@
+"""Keys land where Kafka's own producers put them."""
+
+from __future__ import annotations
+
+import pytest
+
+from appliance.base.invariants import InvariantViolation
+from appliance.ingest.partitioner import CACHED_KEYS_MAX, Partitioner, murmur2, partition_of_key
+
+
+@pytest.mark.parametrize(
+    ("key", "signed_hash"),
+    [
+        # org.apache.kafka.common.utils.UtilsTest.testMurmur2
+        (b"21", -973932308),
+        (b"foobar", -790332482),
+        (b"a-little-bit-long-string", -985981536),
+        (b"a-little-bit-longer-string", -1486304829),
+        (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
+        (b"abc", 479470107),
+    ],
+)
+def test_murmur2_is_that_of_the_java_client(key: bytes, signed_hash: int) -> None:
+    assert murmur2(key) == signed_hash & 0xFFFFFFFF
+
+
+def test_a_key_has_one_partition() -> None:
+    partitioner = Partitioner(7)
+    for number in range(100):
+        key = b"host-%d" % number
+        assert partitioner.choose(key) == partitioner.choose(key) == partition_of_key(key, 7)
+
+
+def test_records_without_key_stay_until_a_batch_is_closed_and_take_turns() -> None:
+    partitioner = Partitioner(3)
+    chosen = []
+    for _ in range(6):
+        assert partitioner.choose(None) == partitioner.choose(None)
+        chosen.append(partitioner.choose(None))
+        partitioner.turn(chosen[-1])
+    assert chosen == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_batch_closed_elsewhere_is_not_their_turn() -> None:
+    partitioner = Partitioner(3)
+    partitioner.turn(2)
+    assert partitioner.choose(None) == 0
+
+
+def test_keys_move_when_the_topic_grows() -> None:
+    partitioner = Partitioner(1)
+    assert partitioner.choose(b"foobar") == 0
+    partitioner.resize(8)
+    assert partitioner.choose(b"foobar") == partition_of_key(b"foobar", 8) != 0
+
+
+def test_a_topic_does_not_shrink() -> None:
+    with pytest.raises(InvariantViolation):
+        Partitioner(3).resize(2)
+
+
+def test_remembered_keys_are_bounded() -> None:
+    partitioner = Partitioner(2)
+    for number in range(CACHED_KEYS_MAX + 1):
+        partitioner.choose(b"%d" % number)
+    assert len(partitioner._by_key) <= CACHED_KEYS_MAX

@@ -1,0 +1,67 @@
+"""Codecs as other implementations write and read them, and bombs."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+
+import cramjam
+import pytest
+
+from appliance.records.compression import Codec, compress, decompress
+from appliance.records.corrupt_batch import CorruptBatch
+
+CODECS = [codec for codec in Codec if codec]
+PLAIN = b"disk d3 is warm\n" * 20_000
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("plain", [b"", b"x", PLAIN, bytes(range(256)) * 300])
+def test_a_stream_gives_back_what_was_put_in(codec: Codec, plain: bytes) -> None:
+    assert bytes(decompress(codec, compress(codec, plain), max(1, len(plain)))) == plain
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_stream_that_holds_one_byte_more_than_the_limit_is_refused(codec: Codec) -> None:
+    with pytest.raises(CorruptBatch, match="more than the limit"):
+        decompress(codec, compress(codec, PLAIN), len(PLAIN) - 1)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_broken_or_cut_stream_is_refused(codec: Codec) -> None:
+    stream = compress(codec, PLAIN)
+    for broken in (stream[: len(stream) // 2], b"nonsense" * 10):
+        with pytest.raises(CorruptBatch):
+            decompress(codec, broken, len(PLAIN))
+
+
+def test_several_gzip_members_are_one_stream() -> None:
+    assert decompress(Codec.GZIP, gzip.compress(b"one ") + gzip.compress(b"two"), 7) == b"one two"
+
+
+def test_snappy_is_read_with_and_without_xerial_framing_and_written_with_it() -> None:
+    bare = bytes(cramjam.snappy.compress_raw(PLAIN))
+    framed = compress(Codec.SNAPPY, PLAIN)
+    assert framed[:16] == b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01"
+    assert bytes(decompress(Codec.SNAPPY, bare, len(PLAIN))) == PLAIN
+    assert bytes(decompress(Codec.SNAPPY, framed + framed, 2 * len(PLAIN))) == PLAIN + PLAIN
+
+
+def test_a_snappy_block_that_lies_about_its_length_allocates_nothing() -> None:
+    block = b"\xff\xff\xff\xff\x0f" + b"\x00"  # says four gigabytes
+    for stream in (block, b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01" + struct.pack(">i", len(block)) + block):
+        with pytest.raises(CorruptBatch, match="more than the limit"):
+            decompress(Codec.SNAPPY, stream, 1 << 20)
+
+
+def test_lz4_frames_have_independent_blocks_as_javas_reader_demands() -> None:
+    assert compress(Codec.LZ4, PLAIN)[:7] == bytes.fromhex("04224d18604082")
+
+
+def test_lz4_stores_what_does_not_shrink() -> None:
+    import random
+
+    noise = random.Random(1).randbytes(100_000)
+    stream = compress(Codec.LZ4, noise)
+    assert len(stream) == 7 + 4 + 65536 + 4 + (100_000 - 65536) + 4
+    assert bytes(decompress(Codec.LZ4, stream, 100_000)) == noise

@@ -1,0 +1,68 @@
+"""What a dead box leaves, and what its next life may take away."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from appliance.base.layout import BoxLayout
+from appliance.runtime import leftovers
+from appliance.runtime.leftovers import clear_box, clear_previous_life, clear_vanished_boxes, living_processes
+from appliance.shm.counters import Counters, unlink_all
+from appliance.shm.mapping import SharedObject, list_names
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Iterator[BoxLayout]:
+    layout = BoxLayout(str(tmp_path / f"left{os.getpid()}"))
+    os.mkdir(layout.runtime_directory)
+    yield layout
+    unlink_all(layout)
+
+
+def create(layout: BoxLayout, purpose: str, owner: str) -> str:
+    name = layout.shared_memory_name(purpose, owner, 7)
+    SharedObject.create(name, b"MLRtests", 4096, 7).close()
+    return name
+
+
+def test_a_new_life_keeps_what_the_owners_must_read_first(layout: BoxLayout) -> None:
+    kept = [create(layout, "table", "d0"), create(layout, "channel", "ingest@0.d0")]
+    create(layout, "arena", "acceptor@0")
+    Counters.create_or_adopt(layout, "ingest@0", 1).close()
+    assert clear_previous_life(layout) == 1
+    assert sorted(list_names(layout.shared_memory_prefix)) == sorted([*kept, layout.shared_memory_name("counters", "ingest@0")])
+
+
+def test_the_last_act_of_a_box_leaves_nothing(layout: BoxLayout) -> None:
+    create(layout, "table", "d0")
+    Path(layout.runtime_directory, "image").write_text("x")
+    os.mkdir(f"{layout.runtime_directory}/sub")
+    Path(layout.runtime_directory, "sub", "file").write_text("x")
+    clear_box(layout)
+    assert list_names(layout.shared_memory_prefix) == [] and not os.path.exists(layout.runtime_directory)
+    clear_box(layout)
+
+
+def test_only_dead_boxes_without_a_state_directory_are_cleared_by_others(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leftovers, "known_boxes", lambda: [layout])
+    state = tmp_path / "state"
+    state.mkdir()
+    Path(layout.box_file).write_text(json.dumps({"state_directory": str(state), "pid": 2**22 + 1, "disks": []}))
+    create(layout, "table", "d0")
+    assert clear_vanished_boxes() == []
+    state.rmdir()
+    assert clear_vanished_boxes() == [layout.box]
+    assert list_names(layout.shared_memory_prefix) == []
+
+
+def test_a_process_is_living_only_under_its_own_name(layout: BoxLayout) -> None:
+    Counters.create_or_adopt(layout, "somebody", 1).close()  # with our pid, but we are no "somebody"
+    assert living_processes(layout) == []
+    comm = Path("/proc/self/comm").read_text().strip()
+    Counters.create_or_adopt(layout, comm, 1).close()
+    assert living_processes(layout) == [os.getpid()]

@@ -1,0 +1,116 @@
+"""Listening sockets, LISTEN_FDS, sd_notify, the poller."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from appliance.base.layout import BoxLayout
+from appliance.runtime.listening import open_listen_sockets
+from appliance.runtime.notify_socket import NotifySocket
+from appliance.runtime.poller import READABLE, WRITABLE, Poller
+from appliance.runtime.systemd import SystemdNotifier, notify, take_listen_sockets
+from appliance.shm.counters import Counters, read_counters, unlink_all
+
+
+def test_syslog_has_one_port_number_for_both_transports() -> None:
+    listening, problems = open_listen_sockets("127.0.0.1", 0, 0, 0)
+    assert problems == []
+    assert set(listening.sockets) == {"kafka", "http", "syslog-tcp", "syslog-udp"}
+    assert listening.sockets["syslog-tcp"].getsockname() == listening.sockets["syslog-udp"].getsockname() == ("127.0.0.1", listening.syslog_port)
+    assert listening.sockets["syslog-udp"].getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) > 200_000
+    listening.close()
+
+
+def test_every_busy_port_is_named_with_its_option() -> None:
+    with socket.socket() as tcp, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+        tcp.bind(("127.0.0.1", 0))
+        tcp.listen()
+        udp.bind(("127.0.0.1", 0))
+        kafka, syslog = tcp.getsockname()[1], udp.getsockname()[1]
+        listening, problems = open_listen_sockets("127.0.0.1", kafka, syslog, 0)
+    assert len(problems) == 2
+    assert f"port {kafka} (TCP)" in problems[0] and "--kafka-port" in problems[0]
+    assert f"port {syslog} (TCP and UDP)" in problems[1] and "--syslog-port" in problems[1]
+    assert set(listening.sockets) == {"http"}
+    listening.close()
+
+
+def test_a_name_that_is_no_host_is_one_problem() -> None:
+    listening, problems = open_listen_sockets("no such host", 0, 0, 0)
+    assert len(problems) == 1 and "--listen no such host" in problems[0] and listening.sockets == {}
+
+
+def test_sockets_for_somebody_else_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LISTEN_FDS", "1")
+    monkeypatch.setenv("LISTEN_PID", str(os.getpid() + 1))
+    assert take_listen_sockets() == {}
+    assert "LISTEN_FDS" not in os.environ  # nor by our children
+
+
+def test_a_notification_comes_with_the_pid_that_the_kernel_saw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    receiver = NotifySocket(str(tmp_path / "notify"))
+    monkeypatch.setenv("NOTIFY_SOCKET", receiver.path)
+    assert notify("READY=1\nSTATUS=all is well")
+    assert list(receiver.receive()) == [(os.getpid(), "READY", "1"), (os.getpid(), "STATUS", "all is well")]
+    receiver.close()
+    assert not notify("READY=1")
+
+
+def test_ready_is_told_to_the_parent_and_to_the_counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    receiver = NotifySocket(str(tmp_path / "notify"))
+    monkeypatch.setenv("NOTIFY_SOCKET", receiver.path)
+    layout = BoxLayout(str(tmp_path / f"test{os.getpid()}"))
+    counters = Counters.create_or_adopt(layout, "x", 1)
+    try:
+        SystemdNotifier(counters).ready()
+        snapshot = read_counters(layout, "x")
+        assert snapshot is not None and snapshot.state == "serving"
+        assert list(receiver.receive()) == [(os.getpid(), "READY", "1")]
+    finally:
+        counters.close()
+        unlink_all(layout)
+        receiver.close()
+
+
+def test_the_poller_calls_back_what_is_ready_and_forgets_what_is_unregistered() -> None:
+    poller = Poller()
+    ours, theirs = socket.socketpair()
+    seen: list[int] = []
+    poller.register(ours.fileno(), READABLE, seen.append)
+    assert poller.poll(0) == 0
+    theirs.send(b"x")
+    assert poller.poll(1000) == 1 and seen == [READABLE]
+    poller.modify(ours.fileno(), WRITABLE)
+    assert poller.poll(0) == 1 and seen == [READABLE, WRITABLE]
+    poller.unregister(ours.fileno())
+    poller.unregister(ours.fileno())
+    assert poller.poll(0) == 0 and len(poller) == 0
+    poller.register(ours.fileno(), READABLE, seen.append)
+    ours.close()
+    poller.unregister(-1)
+    theirs.close()
+    poller.close()
+
+
+def test_a_callback_may_unregister_another_descriptor_of_the_same_turn() -> None:
+    poller = Poller()
+    pairs = [socket.socketpair() for _ in range(2)]
+    called = []
+
+    def drop_the_other(index: int) -> None:
+        called.append(index)
+        poller.unregister(pairs[1 - index][0].fileno())
+
+    for index, (ours, theirs) in enumerate(pairs):
+        poller.register(ours.fileno(), READABLE, lambda _events, index=index: drop_the_other(index))  # type: ignore[misc]
+        theirs.send(b"x")
+    poller.poll(0)
+    assert len(called) == 1
+    for pair in pairs:
+        for sock in pair:
+            sock.close()
+    poller.close()
