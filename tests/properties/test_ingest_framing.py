@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -26,7 +28,7 @@ def outcome(stream: bytes, cuts: list[int]) -> tuple[list[bytes], list[bool], in
     splitter = SyslogSplitter(LIMIT)
     messages = []
     positions = [0, *sorted(cut % (len(stream) + 1) for cut in cuts), len(stream)]
-    for start, end in zip(positions, positions[1:], strict=False):
+    for start, end in pairwise(positions):
         messages += splitter.feed(stream[start:end])
         assert splitter.buffered_bytes <= LIMIT + 1 + len(b'12345678 <191>')
     messages += splitter.finish()

@@ -13,7 +13,7 @@ from collections import defaultdict
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, Producer, TopicPartition
 
-QUICK_RECONNECT = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 100, "retry.backoff.ms": 20, "topic.metadata.refresh.fast.interval.ms": 50}
+QUICK_RECONNECT = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 100, "retry.backoff.ms": 20, "topic.metadata.refresh.fast.interval.ms": 50, "log_level": 1}
 
 
 class AckedProducer:

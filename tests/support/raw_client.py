@@ -5,6 +5,7 @@ For what no client library does on purpose: pipelining without waiting, acks=0 t
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import socket
 import struct
@@ -148,7 +149,8 @@ class RawClient:
 
     def send_metadata(self, topics: list[str], correlation_id: int | None = None) -> None:
         request_class = kio_adapter.request_class(METADATA, METADATA_VERSION)
-        topic_class = kio_element(request_class, "topics")
+        topics_type = next(field.type for field in dataclasses.fields(request_class) if field.name == "topics")
+        topic_class = topics_type.__args__[0].__args__[0]  # tuple[Topic, ...] | None
         request = kio_message(
             request_class,
             topics=tuple(topic_class(name=name) for name in topics),

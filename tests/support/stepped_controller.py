@@ -104,7 +104,7 @@ class SteppedBox:
         self.agent = ControllerAgent(
             ServiceContext(
                 self.layout, self.box, self.clock, self._counters, self._poller, "controller", "", self._incarnation, self.notifier, log, {}
-            )  # fmt: skip
+            )
         )
         self.client = None
         return self.agent

@@ -6,7 +6,7 @@ import json
 import select
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 import pytest
@@ -16,6 +16,7 @@ from tests.support.running_box import RunningBox, environment, eventually
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 COMMAND = [sys.executable, "-P", "-m", "appliance.command.main"]
+Begin = Callable[..., "subprocess.Popen[bytes]"]
 Millrace = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 
@@ -30,10 +31,22 @@ def millrace(box: RunningBox) -> Millrace:
     return run
 
 
-def begin(box: RunningBox, *arguments: str) -> subprocess.Popen[bytes]:
-    """A command that goes on while the test does something else."""
-    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([*COMMAND, *arguments, "--data", str(box.disks[0])], env=environment(), bufsize=0, **pipes)
+@pytest.fixture
+def begin(box: RunningBox) -> Iterator[Begin]:
+    """Starts a command that goes on while the test does something else; what still runs afterwards is killed."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[bytes]:
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        command = [*COMMAND, *arguments, "--data", str(box.disks[0])]
+        started.append(subprocess.Popen(command, env=environment(), bufsize=0, **pipes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        with process:
+            pass
 
 
 def next_line(stream: IO[bytes] | None) -> bytes:
@@ -94,9 +107,9 @@ def test_the_status_tells_processes_disks_and_topics(box: RunningBox, millrace: 
     assert plain.returncode == 0 and b"log-writer@" in plain.stdout and b"\x1b" not in plain.stdout
 
 
-def test_a_tail_goes_on_through_the_death_of_any_process_on_its_way(box: RunningBox, millrace: Millrace) -> None:
+def test_a_tail_goes_on_through_the_death_of_any_process_on_its_way(box: RunningBox, millrace: Millrace, begin: Begin) -> None:
     assert millrace("topic", "create", "numbers").returncode == 0
-    tail = begin(box, "topic", "tail", "numbers", "--from-beginning")
+    tail = begin("topic", "tail", "numbers", "--from-beginning")
     expected = 0
     writers = [name for name in box.pids() if name.startswith(("log-writer@", "log-reader@", "acceptor@"))]
     for name in [*writers, "controller"]:
@@ -105,13 +118,11 @@ def test_a_tail_goes_on_through_the_death_of_any_process_on_its_way(box: Running
         assert next_line(tail.stdout) == b"%d\n" % expected
         expected += 1
         box.await_restart(name, old_pid)
-    tail.kill()
-    tail.communicate()
 
 
-def test_sending_goes_on_through_the_death_of_a_log_writer(box: RunningBox, millrace: Millrace) -> None:
+def test_sending_goes_on_through_the_death_of_a_log_writer(box: RunningBox, millrace: Millrace, begin: Begin) -> None:
     assert millrace("topic", "create", "numbers", "--partitions", "2").returncode == 0
-    send = begin(box, "send", "numbers")
+    send = begin("send", "numbers")
     write_lines(send.stdin, range(1_000))
     eventually(lambda: records_of(millrace, "numbers") == 1_000, "the first lines are stored without more input")
     old_pids = {disk.name: box.kill(f"log-writer@{disk.name}") for disk in box.disks}

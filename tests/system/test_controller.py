@@ -418,6 +418,27 @@ def test_a_killed_controller_resumes_its_session_and_its_registration(box: Stepp
     assert box.image().generation == generation
 
 
+def test_a_restarted_controller_keeps_the_image_while_the_log_writers_are_away(box: SteppedBox) -> None:
+    box.create(CreatableTopic("syslog", 4, 1))
+    image = box.image()
+    box.kill_controller()
+    for name in list(box.writers):
+        box.kill_writer(name)
+    agent = box.start_controller()
+    box.until(lambda: agent._arrived, "arrived")
+    assert box.image().generation == image.generation and agent.cluster.image(0).topics == image.topics
+
+
+def test_a_partition_without_leader_gets_one_when_its_disk_has_come(box: SteppedBox, tree: KazooClient) -> None:
+    """As a Kafka that shut down may have left it."""
+    box.create(CreatableTopic("syslog", 1, 1))
+    box.kill_controller()
+    tree.set("/brokers/topics/syslog/partitions/0/state", b'{"version":1,"leader":-1,"leader_epoch":5,"controller_epoch":1,"isr":[1]}')
+    box.start_controller()
+    box.until_quiet()
+    assert box.leading("syslog") == {0: 6} and assert_whole_or_absent(box, tree, "syslog", 1)
+
+
 def test_an_expired_session_is_opened_again_without_a_restart(box: SteppedBox, tree: KazooClient) -> None:
     box.create(CreatableTopic("syslog", 1, 1))
     old = box.agent.session.session_id

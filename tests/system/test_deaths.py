@@ -14,6 +14,7 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from appliance.ingest.accounting import Ledger, read_ledger
 from tests.conftest import DEEP
 from tests.support.load import AckedProducer, StreamReader, SyslogTcpSender
 from tests.support.running_box import RunningBox, eventually
@@ -29,17 +30,8 @@ def _create_topic(box: RunningBox, name: str, partitions: int = PARTITIONS) -> N
     admin.create_topics([NewTopic(name, partitions, 1)])[name].result(20)
 
 
-def _ledger(box: RunningBox) -> dict[str, int]:
-    values = box.counters("ingest@0").values
-    return {
-        "received": sum(count for label, count in values.items() if label.startswith("ingest.received")),
-        "stored": sum(count for label, count in values.items() if label.startswith("ingest.stored")),
-        "counted": sum(count for label, count in values.items() if label.startswith("ingest.counted")),
-    }
-
-
-def _balanced(ledger: dict[str, int]) -> bool:
-    return ledger["received"] == ledger["stored"] + ledger["counted"]
+def _ledger(box: RunningBox) -> Ledger:
+    return read_ledger(box.counters("ingest@0").values)
 
 
 class _Load:
@@ -65,7 +57,7 @@ class _Load:
         self.reader.check_every_offset_once()
         for partition in range(PARTITIONS):
             assert acknowledged[partition] - self.reader.numbers[partition] == set(), f"acknowledged records of partition {partition} are lost"
-        eventually(lambda: _balanced(_ledger(box)), f"received = stored + counted: {_ledger(box)}", 15)
+        eventually(lambda: _ledger(box).in_flight == 0, f"received = stored + counted: {_ledger(box)}", 15)
         print(f"acknowledged {sum(map(len, acknowledged.values()))}, syslog sent {self.sender.sent}, ledger {_ledger(box)}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,17 @@ def test_true_is_no_number_and_one_is_no_flag() -> None:
     assert setting_problem(SETTING_ROWS["delete.topic.enable"], 1) is not None
 
 
+def test_every_setting_that_the_code_asks_for_has_a_row_of_that_type() -> None:
+    kinds = {"integer": int, "text": str, "flag": bool}
+    asked = set()
+    for path in (Path(__file__).parents[3] / "appliance").rglob("*.py"):
+        asked |= set(re.findall(r'box\.(integer|text|flag)\(\s*"([a-z.]+)"', path.read_text()))
+    assert len(asked) > 10
+    for kind, name in sorted(asked):
+        assert name in SETTING_ROWS, f"no row for {name}"
+        assert type(SETTING_ROWS[name].default) is kinds[kind], f"{name} is asked for as {kind}"
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -50,9 +62,10 @@ def test_true_is_no_number_and_one_is_no_flag() -> None:
         ("socket.request.max.bytes", 100 << 20),
         ("message.max.bytes", 40 << 20),
         ("ingest.batch.bytes", 2 << 20),
+        ("ingest.syslog.topic", "no topic"),
     ],
 )
-def test_settings_that_contradict_one_another_are_refused(name: str, value: int) -> None:
+def test_settings_that_contradict_one_another_are_refused(name: str, value: object) -> None:
     _, problems = resolve_settings({name: value}, "m.toml")
     assert problems and all(name in problem for problem in problems)
 

@@ -10,7 +10,7 @@ from appliance.ingest.accounting import CrashBooking, Ledger, LossReason, add_le
 COUNTERS = {
     'ingest.received{transport="udp"}': 70,
     'ingest.received{transport="tcp"}': 30,
-    "ingest.received_bytes": 12345,
+    "ingest.received_elsewhere": 12345,
     "ingest.stored": 80,
     'ingest.counted{reason="overflow"}': 5,
     'ingest.counted{reason="crash"}': 2,

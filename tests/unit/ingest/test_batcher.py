@@ -64,7 +64,7 @@ def test_a_batch_closes_at_its_age_and_not_before() -> None:
 
 def test_each_partition_has_its_own_age() -> None:
     batcher = Batcher(2, batch_age_ms=10)
-    first, second = next(b"%d" % n for n in range(99) if partition_of_key(b"%d" % n, 2) == 0), next(b"%d" % n for n in range(99) if partition_of_key(b"%d" % n, 2))
+    first, second = (next(b"%d" % n for n in range(99) if partition_of_key(b"%d" % n, 2) == partition) for partition in (0, 1))
     batcher.append(event(b"a", first), NOW_MS)
     batcher.append(event(b"b", second), NOW_MS + 5)
     assert batcher.wait_ms(NOW_MS + 5) == 5

@@ -105,7 +105,7 @@ def test_a_counted_frame_that_is_too_long_is_cut_marked_and_counted() -> None:
 
 def test_a_cut_does_not_split_a_character() -> None:
     assert cut_message("ab€€".encode(), 6) == "ab€".encode()
-    assert cut_message("abcd".encode(), 4) == b"abcd"
+    assert cut_message(b"abcd", 4) == b"abcd"
     assert cut_message(b"ab\x80\x80\x80\x80\x80", 6) == b"ab\x80\x80\x80\x80", "what is not UTF-8 anyway is cut where it must be"
 
 

@@ -175,7 +175,7 @@ def test_the_digit_one_alone_does_not_make_a_message_rfc_5424() -> None:
         (b"<34>2024 Oct 11 22:14:15 host app: year", (b"host", b"app", None), b"year"),
         (b"<34>Oct 11 22:14:15 UTC host app: zone", (b"host", b"app", None), b"zone"),
         (b"<34>2024-10-11T22:14:15+00:00 host app[7]: rsyslog's ISO time", (b"host", b"app", b"7"), b"rsyslog's ISO time"),
-        (b"<38>2024-10-11T22:14:15 localhost prg00000[1234]: seq: 0000000000, thread: 0000", (b"localhost", b"prg00000", b"1234"), b"seq: 0000000000, thread: 0000"),
+        (b"<38>2024-10-11T22:14:15 localhost prg00000[1234]: seq: 0000000000, thread: 1", (b"localhost", b"prg00000", b"1234"), b"seq: 0000000000, thread: 1"),
         (b"<34>2024-10-11 22:14:15 host app: a space for the T", (b"host", b"app", None), b"a space for the T"),
     ],
 )
