@@ -116,7 +116,7 @@ def test_a_dump_shows_batches_records_and_where_the_log_breaks(reading: LogReadi
     raw[70] ^= 1
     path.write_bytes(raw)
     assert next(iter(dump_file(str(path)))).endswith("isvalid: false")
-    assert list(dump_file(str(tmp_path / "00000000000000000000.index")))[0].startswith("offset: ")
-    assert list(dump_file(str(tmp_path / "00000000000000000000.timeindex")))[0].startswith("timestamp: ")
+    assert next(iter(dump_file(str(tmp_path / "00000000000000000000.index")))).startswith("offset: ")
+    assert next(iter(dump_file(str(tmp_path / "00000000000000000000.timeindex")))).startswith("timestamp: ")
     with pytest.raises(ValueError, match="no segment file"):
         list(dump_file(str(tmp_path / "leader-epoch-checkpoint")))
