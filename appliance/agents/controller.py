@@ -85,6 +85,8 @@ class ControllerAgent:
         self._ready_told = False
         self._stop_deadline_ms: int | None = None
         self._last_trouble = ""
+        self._looks = {BROKER_TOPICS: self._look_at_topics, DELETE_TOPICS: self._look_at_deletions, BROKER_IDS: self._look_at_brokers}
+        self._changed_again: set[str] = set()
         disks = [disk.name for disk in box.disks]
         self.cluster = Cluster(box.broker_id, broker_config(box.settings), disks)
         self._publisher = ImagePublisher(context.layout.image_file, self._make_image, self._on_published)
@@ -224,6 +226,7 @@ class ControllerAgent:
         """Nothing that ZooKeeper said can be acted on any more."""
         self._arrived = False
         self._arrive_at_ms = None
+        self._changed_again.clear()
         self._runner.drop_all()
         self._publisher.forget_waiting()
         self.cluster.forget()
@@ -250,7 +253,7 @@ class ControllerAgent:
         box = self._box
         now_ms = self._clock.wall_ms()
         registration = BrokerRegistration(box.broker_id, (("PLAINTEXT", box.advertise, box.kafka_port),), {"PLAINTEXT": "PLAINTEXT"}, None, now_ms)
-        directories = dict(sorted(self.cluster.directory_disks.items()))
+        directories = {report.directory_id: report.disk for report in self.cluster.reports.values()}
         cluster_id = box.cluster_id or str(new_topic_id())
         return Arrival(self.session.session_id, registration, BoxRecord(self._identity, directories), cluster_id, bool(box.cluster_id), now_ms, new_topic_id)
 
@@ -271,20 +274,20 @@ class ControllerAgent:
         """Somebody changed something that we watch: look at it again. Our own writes come along here too, and find nothing new."""
         if not self._arrived:
             return
-        if path == BROKER_TOPICS:
-            self._runner.start("look:topics", self._look_at_topics(), self._on_looked)
-        elif path == DELETE_TOPICS:
-            self._runner.start("look:deletions", self._look_at_deletions(), self._on_looked)
-        elif path == BROKER_IDS:
-            self._runner.start("look:brokers", self._look_at_brokers(), self._on_looked)
-        elif path == CONTROLLER:
+        if path == CONTROLLER:
             self._arrive_at_ms = self._clock.monotonic_ms()
+        elif path in self._looks and not self._runner.start(f"look:{path}", self._looks[path](), lambda outcome: self._on_looked(path, outcome)):
+            self._changed_again.add(path)  # a watch fires once: what changed during a look is looked at after it
 
-    def _on_looked(self, outcome: Outcome) -> None:
+    def _on_looked(self, path: str, outcome: Outcome) -> None:
         if outcome.failure is not None:
             self._on_failure(outcome.failure)
-        elif outcome.value:
+            return
+        if outcome.value:
             self._reconsider_at_ms = 0
+        if path in self._changed_again:
+            self._changed_again.discard(path)
+            self._on_change(path)
 
     def _look_at_topics(self) -> Operation[bool]:
         cluster = self.cluster
@@ -324,12 +327,15 @@ class ControllerAgent:
     def _on_disk_gone(self, disk: str) -> None:
         self.cluster.reports.pop(disk, None)
         self._disks_to_bring_up.discard(disk)
+        self._missing_gauges[disk].set(0)
         self._log.warning(f"log-writer@{disk} is gone")
 
     def _bring_up_disks(self) -> None:
         if self.cluster.fence is None:
             return
         for disk in sorted(self._disks_to_bring_up):
+            if self._disks.is_offline(disk):
+                continue  # it can do nothing for us; it is asked when it has come back
             report = self.cluster.reports[disk]
             started = self._runner.start(
                 f"disk:{disk}", bring_up_disk(self.cluster, report), lambda outcome, report=report: self._on_brought_up(report, outcome)  # type: ignore[misc]
@@ -350,8 +356,10 @@ class ControllerAgent:
                 " Put their directories back, or delete the topics"
             )
         if outcome.value and self.cluster.reports.get(report.disk) is report:
-            self._log.warning(f"log-writer@{report.disk} refused to lead {outcome.value} partitions; it is asked again")
+            if outcome.value != report.refused:
+                self._log.warning(f"log-writer@{report.disk} refused to lead {outcome.value} partitions; it is asked again")
             self._disks_to_bring_up.add(report.disk)
+        report.refused = outcome.value
 
     def _spaces(self) -> list[DiskSpace]:
         """The disks that can take a partition now, with the free space that their log-writers count."""

@@ -16,7 +16,7 @@ import orjson
 from appliance.agents.controller_server import ControllerClient
 from appliance.agents.topic_administration import Result, TopicAdministration
 from appliance.base.errors import ErrorCode, ProtocolViolation
-from appliance.base.model import NO_TOPIC_ID
+from appliance.base.model import NO_TOPIC_ID, TopicId
 from appliance.ipc.controller_frames import AUTO_CREATE, AUTO_CREATE_DONE, KAFKA_REQUEST, KAFKA_RESPONSE, unpack_kafka_request
 from appliance.ipc.frames import Frame
 from appliance.metadata.topic_configs import TOPIC_CONFIG_ROWS
@@ -197,7 +197,7 @@ class ControllerRequests:
 
     def _on_delete_topics(self, request: _Request) -> None:
         decoded = decode_delete_topics(request.body, 0, len(request.body), request.version)
-        named: dict[int, str] = {}
+        named: dict[int, tuple[str, TopicId]] = {}
         waiting = Waiting(
             range(len(decoded.topics)),
             self._now_ms() + max(0, decoded.timeout_ms),
@@ -206,7 +206,7 @@ class ControllerRequests:
         )
         self._wait(waiting)
 
-    def _begin_delete(self, waiting: Waiting, topics: tuple[TopicToDelete, ...], named: dict[int, str], version: int) -> None:
+    def _begin_delete(self, waiting: Waiting, topics: tuple[TopicToDelete, ...], named: dict[int, tuple[str, TopicId]], version: int) -> None:
         for index, topic in enumerate(topics):
             on_result = partial(waiting.record, index)
             refused = self._deletion_refused(topic, version)
@@ -214,7 +214,7 @@ class ControllerRequests:
                 on_result(refused)
                 continue
             name = topic.name or self._name_of(topic) or ""
-            named[index] = name
+            named[index] = name, self._cluster.topics[name].topic_id
             self._administration.delete(name, on_result)
 
     def _deletion_refused(self, topic: TopicToDelete, version: int) -> Result | None:
@@ -278,10 +278,10 @@ def _wanted(topic: CreatableTopic) -> TopicCreation:
     )
 
 
-def _deleted_body(version: int, topics: tuple[TopicToDelete, ...], named: dict[int, str], results: dict[Key, Result]) -> bytes:
+def _deleted_body(version: int, topics: tuple[TopicToDelete, ...], named: dict[int, tuple[str, TopicId]], results: dict[Key, Result]) -> bytes:
+    """Name and id of every topic that was known, whichever of them was asked by."""
     deleted = tuple(
-        DeletedTopic(topic.name if topic.name is not None else named.get(index), topic.topic_id, results[index].code, results[index].message)
-        for index, topic in enumerate(topics)
+        DeletedTopic(*named.get(index, (topic.name, topic.topic_id)), results[index].code, results[index].message) for index, topic in enumerate(topics)
     )
     return encode_delete_topics_body(version, deleted)
 

@@ -45,10 +45,21 @@ class IngestAgent:
         disks = [disk.name for disk in box.disks]
         self._topic = box.text("ingest.syslog.topic")
         self._topic_image: TopicImage | None = None
-        self._source = Source(context.layout, context.process_name, context.incarnation, box.integer("ingest.arena.bytes"), box.integer("channel.ring.entries"))
+        self._source = Source(
+            context.layout, context.process_name, context.incarnation, box.integer("ingest.arena.bytes"), box.integer("channel.ring.entries")
+        )
         self._previous_life = IngestPreviousLife(context.layout, context.process_name, context.incarnation, counters, log, now_ns)
         self._proxies = LogWriterProxies(
-            self._source, disks, self._poller, self._clock, counters, self._on_completion, self._on_lost, self._on_connected, self._on_gone, keep_ring_names=True
+            self._source,
+            disks,
+            self._poller,
+            self._clock,
+            counters,
+            self._on_completion,
+            self._on_lost,
+            self._on_connected,
+            self._on_gone,
+            keep_ring_names=True,  # completions that we do not live to see are read by our next life
         )
         self._view = BoxView(box.broker_id, self._proxies, box.integer("message.max.bytes"))
         self._controller = ControllerLink(context.layout, self._poller, self._clock, self._on_image_changed)
@@ -90,8 +101,7 @@ class IngestAgent:
             work += self._previous_life.settle(now_ns, self._writer_incarnation)
         if self._topic_image is None:
             self._maybe_ask_for_topic(now_ns)
-        else:
-            work += self._batch_and_send(now_ns)
+        work += self._batch_and_send(now_ns)
         if self._drain_until_ns:
             work += self._drain(now_ns)
         self._proxies.flush()
@@ -110,7 +120,7 @@ class IngestAgent:
 
     def may_park(self) -> bool:
         self._source.doorbell.prepare_to_sleep()
-        if self._proxies.has_completions() or self._image_is_stale or self._drain_until_ns:
+        if self._proxies.has_completions() or self._image_is_stale or (self._drain_until_ns and not self._drained):
             self._source.doorbell.wake()
             return False
         return True
@@ -169,6 +179,7 @@ class IngestAgent:
             self._datagrams.read(False)
             self._connections.close_all()
             self._intake.batcher.close_all()
+            self._outlet.put(self._intake.batcher.take_ready())
             self._drained = True
         return 1
 

@@ -176,7 +176,7 @@ class IngestOutlet:
         if placement is None:
             return 0
         try:
-            words = placement.table.read_words(placement.row)
+            words = placement.read_words()
         except TornRow:
             return 0
         if words[ROLE_AND_EPOCH] >> 32 != ROLE_LEADER:

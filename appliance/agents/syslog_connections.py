@@ -42,7 +42,14 @@ class SyslogConnections:
     """All senders of one ingest."""
 
     def __init__(
-        self, listening: socket.socket, poller: Poller, intake: SyslogIntake, max_message_bytes: int, connections_max: int, per_address_max: int, counters: Counters
+        self,
+        listening: socket.socket,
+        poller: Poller,
+        intake: SyslogIntake,
+        max_message_bytes: int,
+        connections_max: int,
+        per_address_max: int,
+        counters: Counters,
     ) -> None:
         self._listening = listening
         self._poller = poller

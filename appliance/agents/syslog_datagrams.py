@@ -23,6 +23,7 @@ from appliance.shm.counters import Counters
 RECEIVE_BUFFER_BYTES = 64 << 20
 DATAGRAM_BYTES_MAX = 65536
 BURST = 256
+BURSTS_A_TURN = 4
 SOURCES_MAX = 4096
 
 # asm-generic/socket.h and linux/sock_diag.h; the socket module does not name them.
@@ -36,7 +37,9 @@ _UINT32 = 0xFFFFFFFF
 class SyslogDatagrams:
     """The UDP side. `reading` says whether the poller may call us."""
 
-    def __init__(self, sock: socket.socket, poller: Poller, intake: SyslogIntake, max_message_bytes: int, counts_drops: bool, counters: Counters, log: Logger) -> None:
+    def __init__(
+        self, sock: socket.socket, poller: Poller, intake: SyslogIntake, max_message_bytes: int, counts_drops: bool, counters: Counters, log: Logger
+    ) -> None:
         self._socket = sock
         self._poller = poller
         self._intake = intake
@@ -94,12 +97,12 @@ class SyslogDatagrams:
                 self._poller.unregister(self._socket.fileno())
 
     def on_readable(self, _events: int) -> None:
-        """Take bursts until the socket is empty or the turn's share is used up."""
-        while self.reading and self._intake.turn_bytes_left > 0:
-            if self._take_burst() < BURST:
+        """Take bursts until the socket is empty, a few at most. Streams have a share of their own, so they cannot starve datagrams."""
+        self.drained = False
+        for _ in range(BURSTS_A_TURN):
+            if self.reading and self._take_burst() < BURST:
                 self.drained = True
                 return
-        self.drained = False
 
     def _take_burst(self) -> int:
         recvfrom_into, buffer, view = self._socket.recvfrom_into, self._buffer, self._view

@@ -1,7 +1,7 @@
 """From messages to batches: counts what was received, parses, builds records, collects them; for both transports of one ingest.
 
 Owned by one ingest agent; the hot loop of the process. `received` is counted before anything else is done with a message, so
-that the books balance wherever the process is killed. A turn takes `TURN_BYTES` at most, so that batches close at their age.
+that the books balance wherever the process is killed. Streams give `TURN_BYTES` a turn at most, so that batches close at their age.
 Weak: lines of one burst are parsed one after the other in pure Python, 4-8 µs each; that is what bounds the process.
 """
 
@@ -11,14 +11,15 @@ from datetime import UTC, tzinfo
 
 from appliance.base.clock import Clock
 from appliance.base.settings import Box
-from appliance.ingest.accounting import COUNTED_COUNTER, RECEIVED_BYTES_COUNTER, RECEIVED_COUNTER, LossReason
+from appliance.ingest.accounting import COUNTED_COUNTER, INPUT_BYTES_COUNTER, RECEIVED_COUNTER, LossReason
 from appliance.ingest.batcher import Batcher, Outcome
 from appliance.ingest.event import EventBuilder, EventSource
 from appliance.ingest.syslog_message import SyslogParser
 from appliance.shm.counters import Counters
 
-TURN_BYTES = 1 << 20
+TURN_BYTES = 1 << 18
 UDP, TCP = "udp", "tcp"
+_TOO_LARGE = Outcome.TOO_LARGE
 
 
 class SyslogIntake:
@@ -26,12 +27,12 @@ class SyslogIntake:
 
     def __init__(self, box: Box, clock: Clock, counters: Counters) -> None:
         self._clock = clock
-        self._parser = SyslogParser(_time_zone(box.text("ingest.syslog.time.zone")))
+        self._parser = SyslogParser(_time_zone(str(box.settings.get("ingest.syslog.time.zone", "UTC"))))
         self._events = EventBuilder(box.text("ingest.syslog.key"))
         self.batcher = Batcher(1)
         self.turn_bytes_left = TURN_BYTES
         self._received = {transport: counters.counter(RECEIVED_COUNTER.format(transport=transport)) for transport in (UDP, TCP)}
-        self._received_bytes = {transport: counters.counter(RECEIVED_BYTES_COUNTER.format(transport=transport)) for transport in (UDP, TCP)}
+        self._input_bytes = {transport: counters.counter(INPUT_BYTES_COUNTER.format(transport=transport)) for transport in (UDP, TCP)}
         self._overflow = counters.counter(COUNTED_COUNTER.format(reason=LossReason.OVERFLOW))
         self._too_large = counters.counter(COUNTED_COUNTER.format(reason=LossReason.TOO_LARGE))
         self._unparsed = counters.counter("ingest.unparsed")
@@ -39,7 +40,7 @@ class SyslogIntake:
     def take_stream(self, messages: list[bytes], size_bytes: int, source: EventSource) -> int:
         """Messages of one connection, `size_bytes` on the wire. Returns the partition that takes no more, -1 if the sender need not slow down."""
         self._received[TCP].add(len(messages))
-        self._received_bytes[TCP].add(size_bytes)
+        self._input_bytes[TCP].add(size_bytes)
         self.turn_bytes_left -= size_bytes
         arrival_ms = self._clock.wall_ms()
         now_ms = self._clock.monotonic_ms()
@@ -52,7 +53,7 @@ class SyslogIntake:
                 unparsed += 1
             outcome = append(build(message, source, arrival_ms), now_ms)
             if outcome:
-                if outcome is Outcome.TOO_LARGE:
+                if outcome is _TOO_LARGE:
                     self._too_large.add()
                 else:
                     slowed_by = self.batcher.slowed_by
@@ -63,8 +64,7 @@ class SyslogIntake:
     def take_datagrams(self, datagrams: list[tuple[bytes, EventSource]], size_bytes: int) -> None:
         """One burst of datagrams, a message each. What finds its partition blocked is counted as overflow: nobody can be slowed down."""
         self._received[UDP].add(len(datagrams))
-        self._received_bytes[UDP].add(size_bytes)
-        self.turn_bytes_left -= size_bytes
+        self._input_bytes[UDP].add(size_bytes)
         arrival_ms = self._clock.wall_ms()
         now_ms = self._clock.monotonic_ms()
         parse, build, append = self._parser.parse, self._events.build, self.batcher.append
@@ -75,13 +75,13 @@ class SyslogIntake:
                 unparsed += 1
             outcome = append(build(message, source, arrival_ms), now_ms, False)
             if outcome:
-                (self._too_large if outcome is Outcome.TOO_LARGE else self._overflow).add()
+                (self._too_large if outcome is _TOO_LARGE else self._overflow).add()
         if unparsed:
             self._unparsed.add(unparsed)
 
 
 def _time_zone(name: str) -> tzinfo:
-    """The zone of times that name none. Raises ConfigurationProblems-like ValueError for a zone that this machine does not know."""
+    """The zone of times that name none. Raises ValueError for a zone that this machine does not know."""
     if name == "UTC":
         return UTC
     import zoneinfo  # 1 MB that only who needs another zone should pay for

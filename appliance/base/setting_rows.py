@@ -127,7 +127,7 @@ _INGEST_ROWS = (
     SettingRow("ingest.syslog.topic", "syslog", "", "topic that syslog lines go to", ""),
     SettingRow("ingest.syslog.partitions", 4, "", "partitions of that topic when ingest creates it", "files and table rows", 1, 10_000),
     SettingRow("ingest.syslog.key", "host", "", "what a syslog record's key is", "", choices=("host", "app", "none")),
-    SettingRow("ingest.syslog.time.zone", "UTC", "", "zone of RFC 3164 times, which name none: local, UTC or a name such as Europe/Berlin", ""),
+    SettingRow("ingest.syslog.time.zone", "UTC", "", "zone of RFC 3164 times, which name none: UTC or a name such as Europe/Berlin", ""),
     SettingRow(
         "ingest.syslog.max.message.bytes", 64 * KIB, "bytes", "longest syslog message; the rest is cut off and marked", "memory per connection", 480, 8 * MIB
     ),

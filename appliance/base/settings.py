@@ -11,6 +11,7 @@ import json
 from typing import Any, NamedTuple
 
 from appliance.base.layout import BoxLayout, Disk
+from appliance.base.model import topic_name_problem
 from appliance.base.setting_rows import SETTING_ROWS, SettingRow, SettingValue
 
 BOX_TABLE = "box"
@@ -125,6 +126,9 @@ def relation_problems(settings: dict[str, SettingValue]) -> list[str]:
         problems.append(f"message.max.bytes ({number('message.max.bytes')}) is more than socket.request.max.bytes ({number('socket.request.max.bytes')})")
     if number("ingest.batch.bytes") > number("message.max.bytes"):
         problems.append(f"ingest.batch.bytes ({number('ingest.batch.bytes')}) is more than message.max.bytes ({number('message.max.bytes')})")
+    topic = str(settings["ingest.syslog.topic"])
+    if (problem := topic_name_problem(topic)) is not None:
+        problems.append(f"ingest.syslog.topic: {problem}")
     return problems
 
 

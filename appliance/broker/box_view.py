@@ -13,7 +13,7 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId
 from appliance.ipc.proxies import LogWriterProxies, LogWriterProxy
 from appliance.metadata.metadata_image import MetadataImage, TopicImage
-from appliance.shm.partition_table import DISK_OFFLINE, DISK_ONLINE, PartitionTableReader
+from appliance.shm.partition_table import DISK_OFFLINE, DISK_ONLINE, PartitionTableReader, Row, TornRow, row_of
 
 CURSORS_MAX = 64
 
@@ -21,7 +21,7 @@ CURSORS_MAX = 64
 class Placement:
     """Where a partition is on this box."""
 
-    __slots__ = ("cursors", "disk", "log_append_time", "max_message_bytes", "partition", "proxy", "row", "row_generation", "table", "topic", "topic_id")
+    __slots__ = ("cursors", "disk", "max_message_bytes", "partition", "proxy", "row", "row_generation", "seen", "table", "topic", "topic_id")
 
     def __init__(
         self, topic: str, topic_id: bytes, partition: int, proxy: LogWriterProxy, table: PartitionTableReader, row: int, row_generation: int, max_message_bytes: int
@@ -35,8 +35,25 @@ class Placement:
         self.row = row
         self.row_generation = row_generation
         self.max_message_bytes = max_message_bytes
+        self.seen: tuple[int, ...] = ()
+        """the row as it was last read whole"""
         self.cursors: OrderedDict[int, tuple[int, int]] = OrderedDict()
         """fetch offset → (segment base offset, position): where batches are known to begin."""
+
+    def read_words(self) -> tuple[int, ...]:
+        """The row's words, whole. A row whose writer was interrupted in it is taken as it was a moment ago: the log-writer checks role and
+        epoch again, and an older high watermark is still true. Raises TornRow if it was never seen whole."""
+        try:
+            self.seen = words = self.table.read_words(self.row)
+        except TornRow:
+            words = self.seen
+            if not words:
+                raise
+        return words
+
+    def read_row(self) -> Row:
+        """As `read_words`, with names."""
+        return row_of(self.read_words())
 
     def remember(self, offset: int, segment_base_offset: int, position: int) -> None:
         cursors = self.cursors

@@ -35,7 +35,7 @@ class LossReason(StrEnum):
 RECEIVED_COUNTER = 'ingest.received{{transport="{transport}"}}'
 STORED_COUNTER = "ingest.stored"
 COUNTED_COUNTER = 'ingest.counted{{reason="{reason}"}}'
-RECEIVED_BYTES_COUNTER = 'ingest.received_bytes{{transport="{transport}"}}'
+INPUT_BYTES_COUNTER = 'ingest.input_bytes{{transport="{transport}"}}'
 RESENT_COUNTER = "ingest.resent"
 KERNEL_DROPS_COUNTER = "ingest.kernel_drops"
 _RECEIVED_PREFIX = RECEIVED_COUNTER.partition("{")[0]

@@ -79,7 +79,7 @@ def register_broker(registration: BrokerRegistration, box: BoxRecord, session_id
         owner = f"box {former.box_id}" if former else "a broker that is not ours"
         raise BrokerIdTaken(f"broker id {broker_id} is registered by {owner}; give this box another one, or wait until that registration has timed out")
     yield from _refuse_address_taken(registration)
-    if former is None or former != box:
+    if former is None or former.box_id != box.box_id:
         yield SetData(box_path(broker_id), box.encode(), -1)
     if existing is not None and existing.owner == session_id:
         if not _same_content(existing.data, registration):
@@ -93,6 +93,17 @@ def register_broker(registration: BrokerRegistration, box: BoxRecord, session_id
         raise BrokerIdTaken(f"broker id {broker_id} was registered by somebody else at the same time") from refused
     node = yield from read(path)
     return node.czxid if node is not None else -1
+
+
+def record_directories(broker_id: int, box: BoxRecord) -> Operation[BoxRecord]:
+    """Add the box's directories to what is recorded of it → all that are recorded. A disk has one directory, the one told last."""
+    node = yield from read(box_path(broker_id))
+    former = BoxRecord.decode(box_path(broker_id), node.data) if node is not None and node.data else box
+    kept = {directory: disk for directory, disk in former.directories.items() if disk not in box.directories.values()}
+    merged = BoxRecord(box.box_id, dict(sorted({**kept, **box.directories}.items())))
+    if merged != former or node is None or not node.data:
+        yield SetData(box_path(broker_id), merged.encode(), -1)
+    return merged
 
 
 def _same_content(data: bytes, registration: BrokerRegistration) -> bool:

@@ -51,7 +51,7 @@ from appliance.metadata.requests import (
 IN_FLIGHT_MAX = 64
 CLOSE_SECONDS = 2.0
 RECONNECT_SECONDS = 0.05
-RECONNECT_SECONDS_MAX = 0.5
+RECONNECT_SECONDS_MAX = 0.2
 
 
 class SessionState(Enum):

@@ -15,13 +15,13 @@ from appliance.metadata.metadata_image import BrokerImage, MetadataImage, TopicI
 from appliance.metadata.operation import Fence
 from appliance.metadata.topic_configs import effective_config
 from appliance.metadata.topic_registry import TopicState
-from appliance.metadata.znodes import BrokerRegistration
+from appliance.metadata.znodes import BoxRecord, BrokerRegistration
 
 
 class DiskReport:
     """What one life of a log-writer said of its disk, kept up to date with what it confirmed since."""
 
-    __slots__ = ("directory_id", "disk", "incarnation", "missing", "needs_epoch_bump", "partitions")
+    __slots__ = ("directory_id", "disk", "incarnation", "missing", "needs_epoch_bump", "partitions", "refused")
 
     def __init__(self, disk: str, directory_id: str, incarnation: int, needs_epoch_bump: bool, partitions: dict[tuple[str, int], str]) -> None:
         self.disk = disk
@@ -32,6 +32,8 @@ class DiskReport:
         """(topic, partition) → topic id as text."""
         self.missing = 0
         """Partitions that ZooKeeper places here and that are not here."""
+        self.refused = 0
+        """Partitions that the log-writer would not lead when it was last asked."""
 
     @classmethod
     def from_writer_info(cls, disk: str, info: dict[str, Any]) -> DiskReport:
@@ -60,7 +62,9 @@ class Cluster:
         self.reports: dict[str, DiskReport] = {}
         """disk name → report of its log-writer, while that is connected."""
         self.directory_disks: dict[str, str] = {}
-        """directory id → disk name of this box, for every disk that was ever connected in this life."""
+        """directory id → disk name of this box: as recorded in ZooKeeper, then as the log-writers say. The record keeps the image whole while a
+        log-writer is away."""
+        self.box = BoxRecord("", {})
         self.bumped: set[tuple[str, int]] = set()
         """(disk, incarnation of its log-writer) whose leader epochs were moved after an unclean boot."""
         self.cluster_id = ""
@@ -93,7 +97,18 @@ class Cluster:
 
     def add_report(self, report: DiskReport) -> None:
         self.reports[report.disk] = report
-        self.directory_disks[report.directory_id] = report.disk
+        self._learn_directory(report.directory_id, report.disk)
+
+    def use_record(self, box: BoxRecord) -> None:
+        """Take what is recorded for disks whose log-writer has said nothing yet."""
+        self.box = box
+        for directory, disk in box.directories.items():
+            if disk in self.disks and disk not in self.reports and directory not in self.directory_disks:
+                self._learn_directory(directory, disk)
+
+    def _learn_directory(self, directory_id: str, disk: str) -> None:
+        self.directory_disks = {directory: name for directory, name in self.directory_disks.items() if name != disk}
+        self.directory_disks[directory_id] = disk
 
     def partitions_on(self, disk: str) -> int:
         report = self.reports.get(disk)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from appliance.base.errors import ErrorCode, RequestRefused
-from appliance.base.model import TopicId
+from appliance.base.model import NO_LEADER, TopicId
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.metadata import broker_registry, topic_registry
 from appliance.metadata.controller_election import become_controller
@@ -30,7 +30,7 @@ from appliance.metadata.znodes import (
     topic_path,
 )
 from appliance.replication.cluster import Cluster, DiskReport
-from appliance.replication.controller import DiskSpace, TopicPlan, bump_leader_epoch, first_partition_state, partitions_to_bump, place_partitions
+from appliance.replication.controller import DiskSpace, TopicPlan, bump_leader_epoch, elect_leader, first_partition_state, partitions_to_bump, place_partitions
 
 Spaces = Callable[[], list[DiskSpace]]
 """The disks that can take partitions now."""
@@ -60,6 +60,7 @@ def arrive(cluster: Cluster, arrival: Arrival) -> Operation[None]:
     if arrival.cluster_id_expected and cluster_id != arrival.cluster_id:
         raise ForeignCluster(f"this ZooKeeper belongs to cluster {cluster_id}, the box to cluster {arrival.cluster_id}: name the right one with --zookeeper")
     yield from broker_registry.register_broker(arrival.registration, arrival.box, arrival.session_id)
+    record = yield from broker_registry.record_directories(cluster.broker_id, arrival.box)
     controller_id, fence = yield from become_controller(cluster.broker_id, arrival.session_id, arrival.timestamp_ms)
     brokers = yield from broker_registry.read_brokers(watch=True)
     deleting = yield from topic_registry.load_deletions()
@@ -68,6 +69,7 @@ def arrive(cluster: Cluster, arrival: Arrival) -> Operation[None]:
         yield from _write_topic_ids(fence, topics.values())
     cluster.cluster_id, cluster.controller_id, cluster.fence = cluster_id, controller_id, fence
     cluster.brokers, cluster.topics, cluster.deleting = brokers, topics, deleting
+    cluster.use_record(record)
     yield Publish()
 
 
@@ -200,6 +202,8 @@ def _leader_payload(cluster: Cluster, topic: TopicState, partition: int, state: 
 
 def bring_up_disk(cluster: Cluster, report: DiskReport) -> Operation[int]:
     """A log-writer has come: move leader epochs if its boot was unclean, then make it lead what is its; returns how many partitions it refused."""
+    if cluster.box.directories.get(report.directory_id) != report.disk:
+        cluster.box = yield from broker_registry.record_directories(cluster.broker_id, cluster.box._replace(directories={report.directory_id: report.disk}))
     yield from _adopt_unplaced(cluster, report)
     placed = [
         (topic, partition)
@@ -210,6 +214,7 @@ def bring_up_disk(cluster: Cluster, report: DiskReport) -> Operation[int]:
     ]
     present = [(topic, partition) for topic, partition in placed if report.holds(topic, partition)]
     report.missing = len(placed) - len(present)
+    yield from _elect_leaders(cluster, present)
     if report.needs_epoch_bump and (report.disk, report.incarnation) not in cluster.bumped:
         yield from _bump_epochs(cluster, report)
         cluster.bumped.add((report.disk, report.incarnation))
@@ -237,6 +242,20 @@ def _adopt_unplaced(cluster: Cluster, report: DiskReport) -> Operation[None]:
             yield from _place_again(cluster, topic, dict.fromkeys(found, report.directory_id))
 
 
+def _elect_leaders(cluster: Cluster, present: list[tuple[TopicState, int]]) -> Operation[None]:
+    """Partitions on this disk whose leader is gone (or that a former controller left without one) get one, if a replica in sync lives."""
+    live = cluster.live_brokers()
+    moves: list[tuple[TopicState, int, PartitionState]] = []
+    for topic, partition in present:
+        if topic.states[partition].leader not in live:
+            unclean = cluster.config_of(topic).get("unclean.leader.election.enable") == "true"
+            epoch = cluster.writes_fenced_by().controller_epoch
+            elected = elect_leader(topic.states[partition], topic.replicas[partition], live, unclean, epoch)
+            if elected.leader != NO_LEADER:
+                moves.append((topic, partition, elected))
+    yield from _write_states(cluster, moves)
+
+
 def _bump_epochs(cluster: Cluster, report: DiskReport) -> Operation[None]:
     fence = cluster.writes_fenced_by()
     moves: list[tuple[TopicState, int, PartitionState]] = []
@@ -244,10 +263,14 @@ def _bump_epochs(cluster: Cluster, report: DiskReport) -> Operation[None]:
         disks = {partition: disk for partition in topic.states if (disk := cluster.disk_of_partition(topic, partition)) is not None}
         for partition in partitions_to_bump(topic.states, disks, report.disk, cluster.broker_id):
             moves.append((topic, partition, bump_leader_epoch(topic.states[partition], fence.controller_epoch)))
+    yield from _write_states(cluster, moves)
+
+
+def _write_states(cluster: Cluster, moves: list[tuple[TopicState, int, PartitionState]]) -> Operation[None]:
     writes: list[Write] = [topic_registry.state_write(topic, partition, state) for topic, partition, state in moves]
     versions: list[int] = []
     for chunk in chunks(writes):
-        versions += yield from fence.guard(chunk)
+        versions += yield from cluster.writes_fenced_by().guard(chunk)
     for (topic, partition, state), version in zip(moves, versions, strict=True):
         topic.set_state(partition, state, version)
 

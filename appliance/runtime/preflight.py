@@ -22,6 +22,7 @@ from appliance.runtime.listening import ListenSockets, open_listen_sockets
 from appliance.runtime.run_options import ResolvedOptions, RunOptions, resolve_options
 
 SUPPORTED_MACHINE = "x86_64"
+ZONE_DIRECTORY = "/usr/share/zoneinfo"
 SOCKET_PATH_BYTES_MAX = 107
 _SOCKET_NAME_SPARE_BYTES = 32  # "/log-writer@.sock" and the pid of the temporary name
 
@@ -67,6 +68,9 @@ def machine_problems(options: ResolvedOptions) -> list[str]:
     machine = os.uname().machine
     if machine != SUPPORTED_MACHINE:
         problems.append(f"this machine is {machine}; shared memory is used in a way that is proven on {SUPPORTED_MACHINE} only, run it there")
+    zone = str(options.settings["ingest.syslog.time.zone"])
+    if zone != "UTC" and not os.path.isfile(f"{ZONE_DIRECTORY}/{zone}"):
+        problems.append(f"ingest.syslog.time.zone is {zone!r}, which this machine does not know; use a name below {ZONE_DIRECTORY}, or UTC")
     wanted = options.acceptors * int(options.settings["acceptor.arena.bytes"]) + options.ingests * int(options.settings["ingest.arena.bytes"])
     wanted += len(options.data) * int(options.settings["log.reader.arena.bytes"])
     space = os.statvfs("/dev/shm")

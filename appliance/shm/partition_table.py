@@ -100,7 +100,8 @@ class Row(NamedTuple):
     segment_list_generation: int
 
 
-def _from_words(words: tuple[int, ...]) -> Row:
+def row_of(words: tuple[int, ...]) -> Row:
+    """Sixteen words with names."""
     partition_and_generation = words[PARTITION_AND_GENERATION]
     role_and_epoch = words[ROLE_AND_EPOCH]
     isr_and_config = words[ISR_AND_CONFIG]
@@ -266,7 +267,7 @@ class PartitionTableReader:
 
     def read(self, index: int) -> Row:
         """A row, whole. Raises TornRow after bounded retries."""
-        return _from_words(self.read_words(index))
+        return row_of(self.read_words(index))
 
     def rows(self) -> list[tuple[int, Row]]:
         """Every row in use, with its index; torn and removed rows are left out."""

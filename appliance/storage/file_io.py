@@ -11,7 +11,7 @@ import errno
 import fcntl as _fcntl
 import os
 import stat as _stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from appliance.base.errors import DiskFull, StorageFailed
@@ -75,6 +75,16 @@ def storage_failure(action: str, error: OSError) -> StorageFailed:
 
 def open_path(path: str, flags: int) -> int:
     return open_file(path, flags | os.O_CLOEXEC, _FILE_MODE)
+
+
+def close_all(descriptors: Iterable[int]) -> None:
+    """Close every one. A failing close is passed over: Linux has given the descriptor back all the same, and what was not
+    written is told by the next sync."""
+    for fd in descriptors:
+        try:
+            close(fd)
+        except OSError:
+            continue
 
 
 def write_all(fd: int, buffers: Buffers, position: int, size_bytes: int) -> None:

@@ -35,5 +35,6 @@ class FlushRound(NamedTuple):
             self.release()
 
     def release(self) -> None:
-        while self.files:
-            file_io.close(self.files.pop())
+        files = list(self.files)
+        self.files.clear()
+        file_io.close_all(files)

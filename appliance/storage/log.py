@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from appliance.base.clock import Clock
 from appliance.base.errors import StorageFailed
-from appliance.base.invariants import check
+from appliance.base.invariants import InvariantViolation
 from appliance.base.model import TopicId, TopicPartition
 from appliance.records.batch import LEADER_EPOCH_AT, MAGIC_AT
 from appliance.storage import file_io
@@ -104,7 +104,8 @@ class Log:
         """
         if self.failed:
             raise StorageFailed(self.failed)
-        check(leader_epoch >= max(0, self.leader_epochs.latest), f"leader epoch {leader_epoch} of {self.topic_partition} went back")
+        if leader_epoch < 0 or leader_epoch < self.leader_epochs.latest:
+            raise InvariantViolation(f"leader epoch {leader_epoch} of {self.topic_partition} went back from {self.leader_epochs.latest}")
         producers = self.producers.stage()
         plan = plan_append(self._tail, self.log_end_offset, self.config, batches, leader_epoch, now_ms, producers)
         if plan.next_offset != plan.first_offset:
@@ -321,10 +322,7 @@ class Log:
         """Close the descriptors, write nothing: what a log that failed, or whose directory goes offline, can still do."""
         self.failed = self.failed or f"log {self.topic_partition} is closed"
         for segment in (*(segment for _, segment in self._unflushed), self._active):
-            try:
-                segment.close()
-            except OSError:
-                continue
+            segment.close()
         self._unflushed.clear()
 
     def _require_sound(self) -> None:

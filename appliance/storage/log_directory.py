@@ -247,9 +247,9 @@ class LogDirectory:
 
     def abandon(self) -> None:
         """Give the lock back and leave everything as it is: the next start recovers."""
-        if self._lock_fd >= 0:
-            file_io.close(self._lock_fd)
-            self._lock_fd = -1
+        lock_fd, self._lock_fd = self._lock_fd, -1
+        if lock_fd >= 0:
+            file_io.close_all((lock_fd,))
 
     def _path_of(self, topic_partition: TopicPartition) -> str:
         return f"{self.path}/{topic_partition}"

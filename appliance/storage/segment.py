@@ -102,7 +102,7 @@ class OpenSegment:
         file_io.ftruncate(self.time_index_fd, tail.time_index_count * TIME_ENTRY.size)
 
     def close(self) -> None:
-        for fd in self.files:
-            if fd >= 0:
-                file_io.close(fd)
+        """Never twice: the numbers may be somebody else's by then."""
+        files = self.files
         self.log_fd = self.index_fd = self.time_index_fd = -1
+        file_io.close_all(fd for fd in files if fd >= 0)

@@ -178,13 +178,15 @@ class RunningBox:
         return int(eventually(new_pid, f"{name} serves again", seconds))
 
     def get(self, path: str) -> tuple[int, Any]:
-        """HTTP GET from the console: (status, JSON)."""
+        """HTTP GET from the console: (status, JSON); status 0 if it hung up."""
         try:
             with urllib.request.urlopen(f"http://{self.http}{path}", timeout=5) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, json.load(error)
+        except ConnectionError:
+            return 0, None  # the console died while it answered
 
     # --- the end ---
 

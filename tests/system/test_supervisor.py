@@ -4,42 +4,50 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.running_box import RunningBox, eventually, proportional_kib, run_and_wait, run_arguments
+from tests.support.running_box import RunningBox, eventually, proportional_kib, run_and_wait, run_arguments, start_box
 
 pytestmark = pytest.mark.system
 
 Start = Callable[..., RunningBox]
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
+    """One box for all tests here that leave it serving."""
+    box = start_box(tmp_path_factory.mktemp("shared"))
+    yield box
+    assert box.stop() == 0
+    assert box.leftovers() == []
+
+
 PROCESSES = {"supervisor", "zookeeper", "controller", "log-writer@d0", "log-writer@d1", "log-reader@d0", "log-reader@d1", "acceptor@0", "ingest@0", "console"}
 
 
-def test_a_box_says_exactly_one_ready_line_and_three_commands(box: RunningBox) -> None:
-    assert box.output[0] == f"millrace ready kafka={box.kafka} syslog={box.syslog} http={box.http}"
-    assert [line.split()[0] for line in box.output[1:]] == ["logger", "kcat" if "kcat" in box.output[2] else "millrace", "millrace"]
-    assert str(box.syslog.port) in box.output[1] and str(box.kafka) in box.output[2] and "status" in box.output[3]
-    assert box.ready_seconds < 15
+def test_a_box_says_exactly_one_ready_line_and_three_commands(shared: RunningBox) -> None:
+    assert shared.output[0] == f"millrace ready kafka={shared.kafka} syslog={shared.syslog} http={shared.http}"
+    assert [line.split()[0] for line in shared.output[1:]] == ["logger", "kcat" if "kcat" in shared.output[2] else "millrace", "millrace"]
+    assert str(shared.syslog.port) in shared.output[1] and str(shared.kafka) in shared.output[2] and "status" in shared.output[3]
+    assert shared.ready_seconds < 15
 
 
-def test_every_process_runs_and_serves(box: RunningBox) -> None:
-    status = box.status()
+def test_every_process_runs_and_serves(shared: RunningBox) -> None:
+    status = shared.status()
     assert set(status) == PROCESSES
     assert {process["state"] for process in status.values()} == {"serving"}
-    assert {process["restarts"] for process in status.values()} == {0}
     assert len({process["pid"] for process in status.values()}) == len(PROCESSES)
 
 
-def test_the_console_tells_whether_it_lives_and_whether_the_box_serves(box: RunningBox) -> None:
-    assert box.get("/healthz") == (200, {"status": "alive"})
-    assert box.get("/readyz") == (200, {"status": "ready", "processes": len(PROCESSES) - 1, "missing": {}})
+def test_the_console_tells_whether_it_lives_and_whether_the_box_serves(shared: RunningBox) -> None:
+    assert shared.get("/healthz") == (200, {"status": "alive"})
+    assert shared.get("/readyz") == (200, {"status": "ready", "processes": len(PROCESSES) - 1, "missing": {}})
 
 
-def test_supervisor_and_console_are_small(box: RunningBox) -> None:
-    pids = box.pids()
+def test_supervisor_and_console_are_small(shared: RunningBox) -> None:
+    pids = shared.pids()
     assert proportional_kib(pids["supervisor"]) < 20 * 1024
     assert proportional_kib(pids["console"]) < 30 * 1024
 
@@ -61,18 +69,19 @@ def test_children_die_with_a_killed_supervisor_and_the_next_life_starts(start: S
     assert again.stop() == 0
 
 
-def test_a_second_start_on_the_same_directories_is_refused_with_the_pid_of_the_first(box: RunningBox) -> None:
-    refused = run_and_wait(run_arguments(box.directory))
+def test_a_second_start_on_the_same_directories_is_refused_with_the_pid_of_the_first(shared: RunningBox) -> None:
+    before = shared.pids()
+    refused = run_and_wait(run_arguments(shared.directory))
     assert refused.returncode == 2
-    assert f"in use by the millrace run with pid {box.process.pid}" in refused.stderr
+    assert f"in use by the millrace run with pid {shared.process.pid}" in refused.stderr
     assert refused.stderr.count("\n  - ") == 3, refused.stderr  # the state directory and both disks
-    assert {process["restarts"] for process in box.status().values()} == {0}
+    assert shared.pids() == before
 
 
-def test_a_box_with_its_own_state_cannot_have_a_disk_of_another(box: RunningBox, tmp_path: Path) -> None:
-    refused = run_and_wait(run_arguments(tmp_path / "thief", data=[box.disks[0]]))
+def test_a_box_with_its_own_state_cannot_have_a_disk_of_another(shared: RunningBox, tmp_path: Path) -> None:
+    refused = run_and_wait(run_arguments(tmp_path / "thief", data=[shared.disks[0]]))
     assert refused.returncode == 2
-    assert f"--data {box.disks[0]} is in use by the millrace run with pid {box.process.pid}" in refused.stderr
+    assert f"--data {shared.disks[0]} is in use by the millrace run with pid {shared.process.pid}" in refused.stderr
 
 
 def test_every_problem_is_said_at_once_and_nothing_is_started(tmp_path: Path) -> None:
@@ -110,24 +119,25 @@ def test_a_directory_of_another_box_is_refused(start: Start, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", sorted(PROCESSES - {"supervisor", "log-writer@d1", "log-reader@d1"}))
-def test_a_killed_process_is_started_again_and_counted(box: RunningBox, name: str) -> None:
-    new_pid = box.await_restart(name, box.kill(name))
-    status = box.status()
-    assert status[name]["restarts"] == 1
+def test_a_killed_process_is_started_again_and_counted(shared: RunningBox, name: str) -> None:
+    before = shared.status()
+    new_pid = shared.await_restart(name, shared.kill(name))
+    status = shared.status()
     assert status[name]["pid"] == new_pid
-    assert sum(process["restarts"] for process in status.values()) == 1
-    assert box.counters("supervisor").values[f'supervisor.restarts{{process="{name}"}}'] == 1
-    eventually(lambda: name == "console" or box.get("/readyz")[0] == 200, "the box is ready again")
+    expected = {other: process["restarts"] + (other == name) for other, process in before.items()}
+    assert {other: process["restarts"] for other, process in status.items()} == expected
+    assert shared.counters("supervisor").values[f'supervisor.restarts{{process="{name}"}}'] == status[name]["restarts"]
+    eventually(lambda: shared.get("/readyz")[0] == 200, "the box is ready again", 25)
 
 
-def test_readyz_names_what_is_missing(box: RunningBox) -> None:
-    pid = box.kill("acceptor@0", signal.SIGSTOP)
-    box.kill("zookeeper")
-    status, answer = eventually(lambda: (found := box.get("/readyz"))[0] == 503 and found, "readyz notices")
+def test_readyz_names_what_is_missing(shared: RunningBox) -> None:
+    pid = shared.kill("acceptor@0", signal.SIGSTOP)
+    shared.kill("zookeeper")
+    status, answer = eventually(lambda: (found := shared.get("/readyz"))[0] == 503 and found, "readyz notices")
     assert status == 503 and "zookeeper" in answer["missing"]
-    box.kill("acceptor@0", signal.SIGCONT)
-    eventually(lambda: box.get("/readyz")[0] == 200, "the box is ready again")
-    assert box.pid("acceptor@0") == pid
+    shared.kill("acceptor@0", signal.SIGCONT)
+    eventually(lambda: shared.get("/readyz")[0] == 200, "the box is ready again")
+    assert shared.pid("acceptor@0") == pid
 
 
 def test_a_hung_process_is_killed_and_started_again(start: Start) -> None:

@@ -171,7 +171,7 @@ class FetchHandler:
         if placement is None:
             return FetchPartitionResult(topic, topic_id, partition, self._view.why_absent(topic, partition)), None
         try:
-            row = placement.table.read(placement.row)
+            row = placement.read_row()
         except TornRow:
             return FetchPartitionResult(topic, topic_id, partition, ErrorCode.NOT_LEADER_OR_FOLLOWER), None
         problem = _problem(row, placement, wanted)

@@ -76,7 +76,7 @@ class ListOffsetsHandler:
         if placement is None:
             return _error(wanted, self._view.why_absent(topic, wanted.partition))
         try:
-            row = placement.table.read(placement.row)
+            row = placement.read_row()
         except TornRow:
             return _error(wanted, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if row.row_generation != placement.row_generation or row.role != ROLE_LEADER:

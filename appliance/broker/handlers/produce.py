@@ -180,7 +180,7 @@ class ProduceHandler:
         if acks not in (-1, 0, 1):
             return (ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {acks}; it may be -1, 0 or 1"), ()
         try:
-            words = placement.table.read_words(placement.row)
+            words = placement.read_words()
         except TornRow:
             return (ErrorCode.NOT_LEADER_OR_FOLLOWER, "the partition is changing hands; try again"), ()
         role = words[ROLE_AND_EPOCH] >> 32
@@ -258,7 +258,7 @@ class ProduceHandler:
                 pending.results[index] = ProduceResult(placement.topic, placement.partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
                 continue
             try:
-                words = placement.table.read_words(placement.row)
+                words = placement.read_words()
             except TornRow:
                 waiting.append((index, placement, leader_epoch, end_offset))
                 continue

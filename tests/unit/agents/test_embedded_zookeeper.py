@@ -1,0 +1,53 @@
+"""How the embedded ZooKeeper is found and started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from appliance.agents import zookeeper
+from appliance.base.errors import ConfigurationProblems
+from appliance.base.layout import Disk
+from appliance.base.settings import Box
+
+
+def java_home(directory: Path, version: str) -> Path:
+    (directory / "bin").mkdir(parents=True)
+    (directory / "bin" / "java").write_text("#!/bin/sh\n")
+    (directory / "bin" / "java").chmod(0o755)
+    (directory / "release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{version}"\n')
+    return directory
+
+
+@pytest.mark.parametrize(("version", "feature"), [("17.0.15", 17), ("1.8.0_402", 8), ("21", 21), ("25.0.2", 25)])
+def test_a_javas_release_is_read_without_running_it(tmp_path: Path, version: str, feature: int) -> None:
+    assert zookeeper.java_version(str(java_home(tmp_path / "java", version) / "bin" / "java")) == feature
+
+
+def test_java_home_comes_first_unless_it_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new, old, path = (java_home(tmp_path / name, version) for name, version in (("new", "21.0.1"), ("old", "1.8.0"), ("path", "17.0.1")))
+    monkeypatch.setenv("PATH", str(path / "bin"))
+    monkeypatch.setenv("JAVA_HOME", str(new))
+    assert zookeeper.find_java() == (str(new / "bin" / "java"), 21)
+    monkeypatch.setenv("JAVA_HOME", str(old))
+    assert zookeeper.find_java() == (str(path / "bin" / "java"), 17)
+
+
+def test_every_jar_is_found_in_pyspark() -> None:
+    assert len(zookeeper.find_jars()) == len(zookeeper.JARS)
+
+
+def test_a_missing_jar_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zookeeper, "JARS", ("zookeeper-3", "no-such-jar-"))
+    with pytest.raises(ConfigurationProblems, match="no-such-jar"):
+        zookeeper.find_jars()
+
+
+def test_the_server_listens_on_loopback_alone_and_keeps_its_data_in_the_state_directory(tmp_path: Path) -> None:
+    box = Box("x", 1, [Disk("d0", "/nonexistent")], str(tmp_path), "0.0.0.0", "h", 1, 1, 1, zookeeper="127.0.0.1:2999")
+    command = zookeeper.prepare(box)
+    written = (tmp_path / "zookeeper" / "zoo.cfg").read_text().splitlines()
+    assert {"clientPort=2999", "clientPortAddress=127.0.0.1", "admin.enableServer=false", f"dataDir={tmp_path}/zookeeper/data"} <= set(written)
+    assert "-Xmx64m" in command and command[-1] == f"{tmp_path}/zookeeper/zoo.cfg"
+    assert not any("forceSync" in part for part in (*written, *command))
