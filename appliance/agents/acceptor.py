@@ -36,7 +36,7 @@ READ_INTEREST = select.EPOLLIN | select.EPOLLRDHUP
 ACCEPT_BURST = 64
 SWEEP_NS = 1_000_000_000
 LOG_READER_DEADLINE_MS = 10_000
-SEND_BUFFER_BYTES = 1 << 20
+WAIT_FOR_DISKS_NS = 3_000_000_000
 
 
 class AcceptorAgent:
@@ -89,6 +89,7 @@ class AcceptorAgent:
         self._image_is_stale = True
         self._stopping = False
         self._ready = False
+        self._wait_for_disks_until_ns = self._clock.monotonic_ns() + WAIT_FOR_DISKS_NS
 
     # -- duty cycle
 
@@ -159,8 +160,11 @@ class AcceptorAgent:
         return f"{len(self._connections)} connections, {len(self._delayed)} requests parked"
 
     def _maybe_ready(self) -> None:
-        """Ready when clients can be served: an image is there and every log-writer that lives answers."""
-        if self._view.image.generation == 0 or not all(proxy.serving for proxy in self._proxies.by_disk.values()):
+        """Ready when clients can be served: an image is there, and the log-writers answer, or have had their time: a disk that is dead or
+        hung must not keep the others' clients out."""
+        if self._view.image.generation == 0:
+            return
+        if self._clock.monotonic_ns() < self._wait_for_disks_until_ns and not all(proxy.serving for proxy in self._proxies.by_disk.values()):
             return
         self._ready = True
         self._accepting = True

@@ -75,6 +75,7 @@ class LogWriterAgent:
         self._completions: dict[SinkChannel, list[tuple[Any, ...]]] = {}
         self._rows_moved = False
         self._offline = ""
+        self._is_full = False
         self._next_housekeeping_ns = 0
         self._appends = counters.counter("log_writer.append_calls")
         self._batches = counters.counter("log_writer.batches")
@@ -205,6 +206,10 @@ class LogWriterAgent:
                 self._complete(channel, entry, ErrorCode.KAFKA_STORAGE_ERROR)
             return
         hosted.publish_append()
+        if self._is_full:
+            self._is_full = False
+            self._table.set_disk_state(DISK_ONLINE)
+            self._context.log.info(f"disk {self._disk.name} has space again")
         self._rows_moved = True
         self._appends.add()
         log_start_offset = hosted.log.log_start_offset
@@ -324,8 +329,10 @@ class LogWriterAgent:
     def _storage_failed(self, failure: StorageFailed) -> None:
         self._storage_failures.add()
         if isinstance(failure, DiskFull):
-            self._context.log.error(f"{failure}; writes are refused until there is space")
-            self._table.set_disk_state(DISK_FULL)
+            if not self._is_full:
+                self._context.log.error(f"{failure}; writes are refused until there is space")
+                self._table.set_disk_state(DISK_FULL)
+            self._is_full = True
             return
         self._go_offline(failure)
 

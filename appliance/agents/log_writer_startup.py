@@ -114,6 +114,8 @@ class LogWriterStartup:
     def summary(self) -> str:
         """One line for the log when it serves."""
         elapsed_ms = (self._context.clock.monotonic_ns() - self._started_ns) // 1_000_000
-        how = {CLEAN_STOP: "after a clean stop", SAME_BOOT: "after the death of its last life", UNCLEAN_BOOT: "after an unclean boot or for the first time"}
+        how = {CLEAN_STOP: "after a clean stop", SAME_BOOT: "after the death of its last life", UNCLEAN_BOOT: "after an unclean boot"}
         cut = f", cut {self._cut_bytes} bytes of unfinished appends" if self._cut_bytes else ""
+        if not self._total:
+            return f"opened {self._disk.path}, which holds no log yet"
         return f"opened {self._total} logs of {self._disk.path} in {elapsed_ms} ms {how[self.boot]}, leads {self._led_at_once} at once{cut}"

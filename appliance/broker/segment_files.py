@@ -14,13 +14,19 @@ SEGMENT_FILES_MAX = 512
 
 
 class SegmentFile:
-    """An open segment. `size_bytes` is final for closed segments; of the active one the partition's row tells the end."""
+    """An open segment. The end of the active one is told by the partition's row; a sealed one does not change any more."""
 
-    __slots__ = ("descriptor", "size_bytes")
+    __slots__ = ("_sealed_bytes", "descriptor")
 
-    def __init__(self, descriptor: int, size_bytes: int) -> None:
+    def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self.size_bytes = size_bytes
+        self._sealed_bytes = -1
+
+    def sealed_size_bytes(self) -> int:
+        """Its size, to be asked only once a later segment is known to be active: it may have been opened while it still grew."""
+        if self._sealed_bytes < 0:
+            self._sealed_bytes = os.fstat(self.descriptor).st_size
+        return self._sealed_bytes
 
     def __del__(self) -> None:
         os.close(self.descriptor)
@@ -51,8 +57,8 @@ class SegmentFiles:
             self._files.move_to_end(key)
         return found
 
-    def add(self, key: SegmentKey, descriptor: int, size_bytes: int) -> SegmentFile:
-        file = SegmentFile(descriptor, size_bytes)
+    def add(self, key: SegmentKey, descriptor: int) -> SegmentFile:
+        file = SegmentFile(descriptor)
         self._files[key] = file
         if len(self._files) > self._maximum:
             self._files.popitem(last=False)

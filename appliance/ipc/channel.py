@@ -9,16 +9,18 @@ Weak spot: HELLO names objects rather than passing them, so both sides must be o
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import orjson
 
-from appliance.base.invariants import check
 from appliance.ipc.descriptors import COMPLETION, DESCRIPTOR
-from appliance.ipc.frames import Frame, FrameSocket
+from appliance.ipc.frames import Frame, FrameSocket, PeerGone
 from appliance.shm.arena import SLEEPING_WORD as ARENA_SLEEPING_WORD
 from appliance.shm.arena import WATCHING_WORD, Arena, attach_arena
+from appliance.shm.atomic import fence
 from appliance.shm.doorbell import Doorbell, DoorbellButton
+from appliance.shm.mapping import LayoutMismatch, SharedMemoryFull, SharedObject, SharedObjectAbsent
 from appliance.shm.partition_table import SLEEPING_WORD as TABLE_SLEEPING_WORD
 from appliance.shm.partition_table import PartitionTableReader
 from appliance.shm.ring_pair import RingPair
@@ -46,19 +48,31 @@ class SourceChannel:
     def greet(
         cls, control: FrameSocket, source: str, incarnation: int, arena: Arena, doorbell: Doorbell, rings_name: str, capacity: int, keep_name: bool
     ) -> SourceChannel:
-        """Make the rings and say HELLO on a connected control socket. Raises PeerGone."""
-        rings = RingPair.create(rings_name, capacity, incarnation)
+        """Make the rings and say HELLO on a connected control socket. Raises PeerGone, SharedMemoryFull; the socket is closed then."""
+        try:
+            rings = RingPair.create(rings_name, capacity, incarnation)
+        except SharedMemoryFull:
+            control.close()
+            raise
         hello = {"source": source, "incarnation": incarnation, "rings": rings_name, "arena": arena.shared.name}
         channel = cls(control, rings, keep_name)
-        control.send(HELLO, 0, orjson.dumps(hello), (doorbell.fileno(),))
+        try:
+            control.send(HELLO, 0, orjson.dumps(hello), (doorbell.fileno(),))
+        except PeerGone:
+            channel.close()
+            raise
         return channel
 
     def on_welcome(self, frame: Frame) -> None:
-        """Map the log-writer's table and take its doorbell. Raises SharedObjectAbsent when it died since."""
-        self.writer_info = orjson.loads(frame.payload)
-        self.table = PartitionTableReader.attach(self.writer_info["table"])
-        check(len(frame.descriptors) == 1, "WELCOME carries the doorbell of the log-writer")
-        self._button = DoorbellButton(frame.descriptors[0], self.table.words, TABLE_SLEEPING_WORD)
+        """Map the log-writer's table and take its doorbell. Raises SharedObjectAbsent when it died since, PeerGone when the frame is not WELCOME."""
+        doorbell = take_doorbell(frame)
+        try:
+            self.writer_info = read_document(frame, "table")
+            self.table = PartitionTableReader.attach(self.writer_info["table"])
+        except (PeerGone, SharedObjectAbsent, LayoutMismatch):
+            os.close(doorbell)
+            raise
+        self._button = DoorbellButton(doorbell, self.table.words, TABLE_SLEEPING_WORD)
         if not self._keep_name:
             self.rings.shared.unlink()
 
@@ -68,7 +82,7 @@ class SourceChannel:
             self._button.ring_if_sleeping()
 
     def close(self) -> None:
-        """Let go of everything. The rings' name stays if the next life is to read it."""
+        """Let go of everything, the rings' name too: whoever lives to call this has drained them."""
         self.control.close()
         if self._button is not None:
             self._button.close()
@@ -82,23 +96,43 @@ class SinkChannel:
     """The log-writer's side of one source."""
 
     def __init__(self, control: FrameSocket, hello: Frame, writer_incarnation: int) -> None:
-        """Map what HELLO names. Raises SharedObjectAbsent, LayoutMismatch (the source is gone or foreign)."""
-        named = orjson.loads(hello.payload)
-        check(len(hello.descriptors) == 1, "HELLO carries the doorbell of the source")
-        self.source: str = named["source"]
-        self.control = control
-        self.arena = attach_arena(named["arena"])
-        self.rings = RingPair.attach(named["rings"])
+        """Map what HELLO names. Raises SharedObjectAbsent, LayoutMismatch, PeerGone (the source is gone, foreign, or says no HELLO)."""
+        doorbell = take_doorbell(hello)
+        try:
+            named = read_document(hello, "source", "incarnation", "arena", "rings")
+            self.source: str = named["source"]
+            self.incarnation: int = named["incarnation"]
+            self.control = control
+            self.arena, self.rings = self._map(named)
+        except (PeerGone, SharedObjectAbsent, LayoutMismatch):
+            os.close(doorbell)
+            raise
         self.rings.claim(writer_incarnation)
         self.descriptors = self.rings.descriptor_consumer(DESCRIPTOR)
         self.completions = self.rings.completion_producer(COMPLETION)
-        self._button = DoorbellButton(hello.descriptors[0], self.arena.words, ARENA_SLEEPING_WORD)
+        self._button = DoorbellButton(doorbell, self.arena.words, ARENA_SLEEPING_WORD)
         self._arena_words = self.arena.words
         self.memory = self.arena.memory
         self.size_bytes = len(self.memory)
 
+    @staticmethod
+    def _map(named: dict[str, Any]) -> tuple[SharedObject, RingPair]:
+        """Arena and rings, both of the life that greets: a name that another life left is not taken for it."""
+        arena = attach_arena(named["arena"])
+        try:
+            rings = RingPair.attach(named["rings"])
+        except (SharedObjectAbsent, LayoutMismatch):
+            arena.close()
+            raise
+        if arena.incarnation != named["incarnation"] or rings.shared.incarnation != named["incarnation"]:
+            arena.close()
+            rings.close()
+            raise SharedObjectAbsent(f"arena or rings of {named['source']} are of another life")
+        return arena, rings
+
     def watches_rows(self) -> bool:
-        """Whether the source waits for rows to change (parked produces, long polls)."""
+        """Whether the source waits for rows to change (parked produces, long polls). Called after rows were stored, hence the fence."""
+        fence()
         return bool(self._arena_words[WATCHING_WORD])
 
     def ring(self) -> None:
@@ -112,3 +146,26 @@ class SinkChannel:
         self._button.close()
         self.rings.close()
         self.arena.close()
+
+
+def take_doorbell(frame: Frame) -> int:
+    """The one descriptor that HELLO and WELCOME carry. Raises PeerGone (with none of them left open) when there is another number of them.
+
+    None comes when the receiver had no descriptor left: the kernel drops what it cannot install.
+    """
+    if len(frame.descriptors) != 1:
+        for descriptor in frame.descriptors:
+            os.close(descriptor)
+        raise PeerGone(f"a greeting carried {len(frame.descriptors)} descriptors, not the one doorbell")
+    return frame.descriptors[0]
+
+
+def read_document(frame: Frame, *keys: str) -> dict[str, Any]:
+    """A greeting's JSON, which has all of `keys`. Raises PeerGone."""
+    try:
+        document: dict[str, Any] = orjson.loads(frame.payload)
+    except orjson.JSONDecodeError as error:
+        raise PeerGone(f"a greeting is not JSON: {error}") from error
+    if not isinstance(document, dict) or any(key not in document for key in keys):
+        raise PeerGone(f"a greeting lacks one of {', '.join(keys)}")
+    return document

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from appliance.base.clock import Clock
 from appliance.base.layout import BoxLayout
 from appliance.ipc.controller_frames import AUTO_CREATE_DONE, GENERATION, IMAGE_CHANGED, KAFKA_RESPONSE
-from appliance.ipc.frames import FrameSocket, PeerGone, connect_unix
+from appliance.ipc.frames import MAX_PAYLOAD_BYTES, FrameSocket, PeerGone, connect_unix
 from appliance.ipc.proxies import Registry
 
 RECONNECT_NS = 20_000_000
@@ -49,7 +49,10 @@ class ControllerLink:
         return self._socket is not None
 
     def request(self, kind: int, payload: bytes, timeout_ms: int, on_response: OnResponse) -> None:
-        """Send a request, or keep it until the controller is there."""
+        """Send a request, or keep it until the controller is there. What no frame can hold is answered empty, at once."""
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            on_response(b"")
+            return
         token = self._next_token
         self._next_token = token + 1
         self._waiting[token] = _Waiting(kind, payload, self._clock.monotonic_ns() + timeout_ms * 1_000_000, on_response)
@@ -59,14 +62,14 @@ class ControllerLink:
     def do_work(self, now_ns: int) -> int:
         """Connect if it is time, end what has waited too long. Never blocks."""
         work = 0
-        if self._socket is None and now_ns >= self._next_attempt_ns:
-            self._next_attempt_ns = now_ns + RECONNECT_NS
-            self._connect()
         if self._waiting:
             expired = [token for token, waiting in self._waiting.items() if waiting.deadline_ns <= now_ns]
             for token in expired:
                 work += 1
                 self._waiting.pop(token).on_response(None)
+        if self._socket is None and now_ns >= self._next_attempt_ns:
+            self._next_attempt_ns = now_ns + RECONNECT_NS
+            self._connect()
         return work
 
     def _connect(self) -> None:

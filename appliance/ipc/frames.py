@@ -15,9 +15,11 @@ from struct import Struct
 from typing import NamedTuple
 
 from appliance.base.errors import MillraceError
+from appliance.base.invariants import check
 
 HEADER = Struct("<IBQ")
 MAX_FRAME_BYTES = 64 << 20
+MAX_PAYLOAD_BYTES = MAX_FRAME_BYTES - HEADER.size
 _RECEIVE_BYTES = 1 << 18
 _MAX_DESCRIPTORS = 8
 
@@ -53,7 +55,8 @@ class FrameSocket:
         return bool(self._outgoing)
 
     def send(self, kind: int, token: int = 0, payload: bytes = b"", descriptors: tuple[int, ...] = ()) -> None:
-        """Send or queue one frame. Raises PeerGone."""
+        """Send or queue one frame. Raises PeerGone. A payload that the other side would refuse is our mistake: see MAX_PAYLOAD_BYTES."""
+        check(len(payload) <= MAX_PAYLOAD_BYTES, f"a frame of kind {kind} with {len(payload)} bytes was to be sent")
         frame = HEADER.pack(HEADER.size - 4 + len(payload), kind, token) + payload
         self._outgoing.append((memoryview(frame), descriptors))
         self.flush()
@@ -78,7 +81,7 @@ class FrameSocket:
                 self._outgoing[0] = (frame[sent:], ())
 
     def receive(self) -> list[Frame]:
-        """Every whole frame that has come. Raises PeerGone at the end of the stream, ValueError never: a bad length is PeerGone too."""
+        """Every whole frame that has come. Raises PeerGone at the end of the stream; a bad length is PeerGone too."""
         gone = False
         while True:
             try:
@@ -135,6 +138,8 @@ def listen_unix(path: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
     """Listen at `path`, replacing the socket file of a previous life. Mode 0600."""
     listening = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     temporary = f"{path}.{os.getpid()}"
+    if os.path.lexists(temporary):
+        os.unlink(temporary)  # of a life that had our pid and died between bind and rename
     listening.bind(temporary)
     os.chmod(temporary, 0o600)
     listening.listen(128)

@@ -104,7 +104,10 @@ class LogReaderProxy:
                 return
             descriptor = -1
             for _level, _kind, content in ancillary:
-                descriptor = array.array("i", content[:4])[0]
+                rights = array.array("i", content)
+                descriptor = rights[0]
+                for surplus in rights[1:]:  # CMSG_SPACE rounds up to room for two
+                    os.close(surplus)
             answer = unpack_answer(message)
             waiting = self._waiting.pop(answer.token, None)
             if waiting is not None:

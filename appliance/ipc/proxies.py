@@ -20,12 +20,13 @@ from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
 from appliance.base.layout import BoxLayout
 from appliance.ipc.channel import REFUSED, WELCOME, SourceChannel
+from appliance.ipc.dead_lives import sweep_arenas, sweep_rings
 from appliance.ipc.descriptors import Completion, DescriptorKind
 from appliance.ipc.frames import PeerGone, connect_unix
 from appliance.shm.arena import SLEEPING_WORD, WATCHING_WORD, Arena
 from appliance.shm.counters import Counters
 from appliance.shm.doorbell import Doorbell
-from appliance.shm.mapping import SharedObjectAbsent
+from appliance.shm.mapping import SharedMemoryFull, SharedObjectAbsent
 from appliance.shm.partition_table import DISK_OFFLINE, PartitionTableReader
 
 HELLO_TIMEOUT_NS = 2_000_000_000
@@ -51,6 +52,7 @@ class Source:
         self.name = name
         self.incarnation = incarnation
         self.ring_entries = ring_entries
+        sweep_arenas(layout, name, incarnation)
         self.arena = Arena.create(layout.shared_memory_name("arena", name, incarnation), arena_bytes, incarnation)
         self.doorbell = Doorbell(self.arena.shared.words, SLEEPING_WORD)
 
@@ -85,6 +87,7 @@ class LogWriterProxy:
         self._offered = False
         self._ring_full = counters.counter(f'source.ring_full{{disk="{disk}"}}')
         self._deaths = counters.counter(f'source.log_writer_deaths{{disk="{disk}"}}')
+        self._failed_greetings = counters.counter(f'source.failed_greetings{{disk="{disk}"}}')
         self.just_connected = False
         self.gone = False
 
@@ -163,6 +166,7 @@ class LogWriterProxy:
         """Try to connect, or give up a HELLO that nobody answered. Never blocks."""
         if self.channel is not None:
             if not self.serving and now_ns > self._deadline_ns:
+                self._failed_greetings.add()
                 self._retire()
                 self._next_attempt_ns = now_ns + RECONNECT_NS
             return
@@ -179,8 +183,8 @@ class LogWriterProxy:
             self.channel = SourceChannel.greet(
                 control, source.name, source.incarnation, source.arena, source.doorbell, name, source.ring_entries, self._keep_ring_names
             )
-        except PeerGone:
-            control.close()
+        except (PeerGone, SharedMemoryFull):
+            self._failed_greetings.add()
             return
         self._deadline_ns = now_ns + HELLO_TIMEOUT_NS
         self._registry.register(control.fileno(), select.EPOLLIN | select.EPOLLRDHUP, self._on_control)
@@ -205,7 +209,10 @@ class LogWriterProxy:
         if not self.gone:
             return False
         self.gone = False
-        if self.serving:
+        self.just_connected = False
+        if not self.serving:
+            self._failed_greetings.add()
+        else:
             self._deaths.add()
             while self.drain(on_completion):
                 pass
@@ -232,7 +239,8 @@ class LogWriterProxy:
 
 class LogWriterProxies:
     """All log-writers of the box. Callbacks get the caller's own object back: `on_completion(context, entry)` with the entry's fields
-    in the order of `Completion`, `on_lost(context)` when the log-writer died first."""
+    in the order of `Completion`, `on_lost(context)` when the log-writer died first. `on_gone(disk)` comes alone when it died
+    before `on_connected(disk)` was called."""
 
     def __init__(
         self,
@@ -248,6 +256,8 @@ class LogWriterProxies:
         keep_ring_names: bool = False,
     ) -> None:
         self.source = source
+        if not keep_ring_names:
+            sweep_rings(source.layout, source.name, source.incarnation)
         self.by_disk = {disk: LogWriterProxy(disk, source, registry, clock, counters, keep_ring_names) for disk in disks}
         self._proxies = list(self.by_disk.values())
         self._clock = clock

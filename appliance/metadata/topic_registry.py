@@ -161,11 +161,15 @@ def placement_write(topic: TopicState, broker_id: int, exists: bool) -> Write:
     return SetData(path, data, -1) if exists else Create(path, data)
 
 
-def first_state_writes(topic: TopicState, states: dict[int, PartitionState]) -> list[Write]:
-    """The nodes of partitions that have no state yet; `partitions` itself is created apart, it may be there."""
-    writes: list[Write] = []
+def first_state_writes(topic: TopicState, states: dict[int, PartitionState], existing: Iterable[str] | None) -> list[Write]:
+    """The nodes of partitions that have no state yet. `existing`: the partitions that have a node (a former controller may have died between
+    two transactions), None if `partitions` itself is missing."""
+    there = set(existing or ())
+    writes: list[Write] = [] if existing is not None else [Create(topic_partitions_path(topic.name))]
     for partition, state in sorted(states.items()):
-        writes += [Create(partition_path(topic.name, partition)), Create(partition_state_path(topic.name, partition), state.encode())]
+        if True:
+            writes.append(Create(partition_path(topic.name, partition)))
+        writes.append(Create(partition_state_path(topic.name, partition), state.encode()))
     return writes
 
 
@@ -174,8 +178,9 @@ def state_write(topic: TopicState, partition: int, state: PartitionState) -> Wri
     return SetData(partition_state_path(topic.name, partition), state.encode(), topic.state_versions[partition])
 
 
-def chunks(writes: list[Write], size: int = WRITES_MAX) -> list[tuple[Write, ...]]:
-    return [tuple(writes[start : start + size]) for start in range(0, len(writes), size)]
+def chunks(writes: list[Write]) -> list[tuple[Write, ...]]:
+    """Transactions of a size that ZooKeeper takes; a crash may come between two of them."""
+    return [tuple(writes[start : start + WRITES_MAX]) for start in range(0, len(writes), WRITES_MAX)]
 
 
 def deletion_writes(name: str, broker_id: int, existing: list[str]) -> list[Write]:

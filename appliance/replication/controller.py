@@ -155,7 +155,8 @@ def place_partitions(partitions: Sequence[int], disks: Sequence[DiskSpace]) -> d
     left = {disk.directory_id: disk for disk in disks}
     placement = {}
     for partition in partitions:
-        best = max(left.values(), key=lambda disk: (disk.free_bytes // step, -disk.partitions))
+        most = max(disk.free_bytes for disk in left.values())
+        best = min((disk for disk in left.values() if most - disk.free_bytes < step), key=lambda disk: disk.partitions)
         placement[partition] = best.directory_id
         left[best.directory_id] = best._replace(free_bytes=best.free_bytes - share, partitions=best.partitions + 1)
     return placement

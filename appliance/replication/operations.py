@@ -160,13 +160,13 @@ def _place_again(cluster: Cluster, topic: TopicState, placement: dict[int, str])
 
 
 def _write_first_states(fence: Fence, topic: TopicState, states: dict[int, PartitionState]) -> Operation[None]:
-    writes = topic_registry.first_state_writes(topic, states)
-    if not writes:
+    if not states:
         return
-    partitions = yield Exists(topic_partitions_path(topic.name))
-    if partitions is None:
-        writes.insert(0, Create(topic_partitions_path(topic.name)))
-    for chunk in chunks(writes):
+    try:
+        existing = yield GetChildren(topic_partitions_path(topic.name))
+    except NoNode:
+        existing = None
+    for chunk in chunks(topic_registry.first_state_writes(topic, states, existing)):
         yield from fence.guard(chunk)
     for partition, state in states.items():
         topic.set_state(partition, state, 0)

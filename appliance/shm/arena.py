@@ -104,7 +104,7 @@ class Arena:
                 continue
             size = 1 << order
             present = set(slots)
-            kept, merged = [], []
+            merged = []
             for position in slots:
                 if position not in present:
                     continue
@@ -113,8 +113,7 @@ class Arena:
                     present.discard(position)
                     present.discard(buddy)
                     merged.append(min(position, buddy))
-            kept = [position for position in slots if position in present]
-            self._free[order] = kept
+            self._free[order] = [position for position in slots if position in present]
             self._free[order + 1].extend(merged)
 
     def close(self) -> None:

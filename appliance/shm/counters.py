@@ -1,7 +1,8 @@
 """Counters that outlive their process: one object per process name, adopted by its next life, read by anybody.
 
 The owner alone writes. Readers (console, CLI, supervisor) map read-only and never ask the process. An increment is a load and
-a store of one word (60 ns). Weak spot: 1,000 slots a process, fixed; a label beyond them lands in the slot `counters.overflow`.
+a store of one word (60 ns). Weak spot: 1,000 slots a process, fixed; a label beyond them lands in the slot `counters.overflow`. Labels end
+at 120 bytes: longer ones that begin alike share a slot.
 """
 
 from __future__ import annotations
@@ -89,9 +90,12 @@ class Counters:
     def _add_slot(self, label: str) -> Counter:
         words = self._words
         used = words[USED_WORD]
+        text = _label_bytes(label)
+        kept = text.decode()
+        if kept != label:
+            return self.counter(kept)  # as the next life will read it, or it would get another slot there
         if used >= SLOTS - 1 and label != _OVERFLOW_LABEL:
             return self.counter(_OVERFLOW_LABEL)
-        text = label.encode()[:LABEL_BYTES]
         position = _LABELS_POSITION + used * LABEL_BYTES
         self._shared.memory[position : position + LABEL_BYTES] = text.ljust(LABEL_BYTES, b"\0")
         counter = Counter(words, _VALUES_POSITION // WORD_BYTES + used)
@@ -152,6 +156,11 @@ def unlink_all(layout: BoxLayout) -> None:
     """Remove every shared-memory object of the box (its supervisor's last act)."""
     for name in list_names(layout.shared_memory_prefix):
         unlink(name)
+
+
+def _label_bytes(label: str) -> bytes:
+    """What of a label fits its place, cut between characters."""
+    return label.encode()[:LABEL_BYTES].decode(errors="ignore").encode()
 
 
 def _read_label(memory: memoryview, index: int) -> str:

@@ -32,7 +32,11 @@ class LayoutMismatch(MillraceError):
 
 
 class SharedObjectAbsent(MillraceError):
-    """No finished object of that name and purpose exists."""
+    """No finished object of that name and purpose exists (or none that we may open)."""
+
+
+class SharedMemoryFull(MillraceError):
+    """/dev/shm has no room for a new object."""
 
 
 class SharedObject:
@@ -47,7 +51,7 @@ class SharedObject:
 
     @classmethod
     def create(cls, name: str, purpose: bytes, size_bytes: int, incarnation: int) -> SharedObject:
-        """Make a new object, replacing a leftover of the same name. `purpose`: 8 ASCII bytes. Raises MillraceError when /dev/shm is full."""
+        """Make a new object, replacing a leftover of the same name. `purpose`: 8 ASCII bytes. Raises SharedMemoryFull."""
         unlink(name)
         page = mmap.PAGESIZE
         size_bytes = (size_bytes + page - 1) // page * page
@@ -55,12 +59,12 @@ class SharedObject:
         try:
             try:
                 os.posix_fallocate(shared.fd, 0, size_bytes)
+                mapped = mmap.mmap(shared.fd, size_bytes)
             except OSError as error:
                 unlink(name)
-                raise MillraceError(
+                raise SharedMemoryFull(
                     f"could not allocate {size_bytes >> 20} MiB of shared memory for {name}: {error.strerror}; make /dev/shm larger or the arenas smaller"
                 ) from error
-            mapped = mmap.mmap(shared.fd, size_bytes)
         finally:
             shared.close_fd()
         made = cls(name, mapped, writable=True)
@@ -80,7 +84,7 @@ class SharedObject:
         """Map an existing object. Raises SharedObjectAbsent, LayoutMismatch."""
         try:
             shared = posix_ipc.SharedMemory(name, 0, read_only=not writable)
-        except (posix_ipc.ExistentialError, OSError) as error:
+        except (posix_ipc.Error, OSError) as error:
             raise SharedObjectAbsent(f"no shared-memory object {name}: {error}") from error
         try:
             size_bytes = os.fstat(shared.fd).st_size
@@ -115,13 +119,12 @@ class SharedObject:
         return words[BOOT_WORD_HIGH] == int.from_bytes(boot[:8], "little") and words[BOOT_WORD_LOW] == int.from_bytes(boot[8:], "little")
 
     def close(self) -> None:
-        """Unmap. Views that others took must be released before; a view still held keeps the memory mapped, harmlessly."""
-        self.words.release()
-        self.memory.release()
-        try:
-            self._mapped.close()
-        except BufferError:
-            pass  # an owner of a derived view outlives us; the map goes with the process
+        """Unmap. A view that somebody still holds keeps the memory mapped until it goes, harmlessly."""
+        for let_go in (self.words.release, self.memory.release, self._mapped.close):
+            try:
+                let_go()
+            except BufferError:
+                pass  # an owner of a derived view outlives us; the map goes with it
 
     def unlink(self) -> None:
         unlink(self.name)

@@ -12,8 +12,9 @@ from struct import Struct
 from typing import NamedTuple
 
 from appliance.base.errors import MillraceError
+from appliance.base.invariants import check
 from appliance.base.model import TopicId
-from appliance.shm.atomic import WORD_BYTES, signed, unsigned
+from appliance.shm.atomic import MAX_WORD, WORD_BYTES, signed, unsigned
 from appliance.shm.mapping import HEADER_BYTES, SharedObject
 
 PURPOSE = b"MLRtable"
@@ -178,11 +179,13 @@ class PartitionTableWriter:
 
     def store(self, index: int, row: Row) -> None:
         """Rewrite a whole row."""
+        fields = _to_words(row)
+        check(min(fields) >= 0 and max(fields) <= MAX_WORD, f"a row cannot hold {row}")  # before the first store: an exception in the middle tears the row
         words = self._words
         base = ROWS_POSITION // WORD_BYTES + index * ROW_WORDS
         sequence = words[base] + 1
         words[base + TRAILING_SEQUENCE] = sequence
-        for word, value in enumerate(_to_words(row), base + 1):
+        for word, value in enumerate(fields, base + 1):
             words[word] = value
         words[base] = sequence
         words[SEQUENCES_POSITION // WORD_BYTES + index] = sequence
@@ -205,6 +208,7 @@ class PartitionTableWriter:
         """Take a row out; its index may be used again under another row generation."""
         words = self._words
         base = ROWS_POSITION // WORD_BYTES + index * ROW_WORDS
+        check(words[base + PARTITION_AND_GENERATION] & _HALF, f"row {index} was removed twice or never added")
         sequence = words[base] + 1
         words[base + TRAILING_SEQUENCE] = sequence
         for word in range(base + 1, base + TRAILING_SEQUENCE):
@@ -239,6 +243,8 @@ class PartitionTableReader:
         self.words = shared.words
         self._memory = shared.memory
         self._unpack = _ROW.unpack_from
+        self.torn_rows = 0
+        """How many rows the last `rows()` left out as torn: of a living writer (it was interrupted in them), so scan again."""
 
     @classmethod
     def attach(cls, name: str) -> PartitionTableReader:
@@ -270,12 +276,14 @@ class PartitionTableReader:
         return row_of(self.read_words(index))
 
     def rows(self) -> list[tuple[int, Row]]:
-        """Every row in use, with its index; torn and removed rows are left out."""
+        """Every row in use, with its index; torn (see `torn_rows`) and removed rows are left out."""
         found = []
+        self.torn_rows = 0
         for index in range(self.words[ROWS_USED_WORD]):
             try:
                 row = self.read(index)
             except TornRow:
+                self.torn_rows += 1
                 continue
             if row.row_generation:
                 found.append((index, row))

@@ -13,6 +13,7 @@ from kazoo.client import KazooClient
 from appliance.base.errors import ErrorCode
 from appliance.ipc.controller_frames import KAFKA_REQUEST, pack_kafka_request
 from appliance.ipc.descriptors import DescriptorKind
+from appliance.metadata import topic_registry
 from appliance.protocol import find_coordinator
 from appliance.protocol.create_topics import CreatableTopic, ReplicaAssignment, TopicConfig
 from tests.support.real_zookeeper import RealZooKeeper
@@ -254,8 +255,16 @@ def die_at(box: SteppedBox, step: int, sent: bool, act: Callable[[], object]) ->
     return False
 
 
+@pytest.fixture(params=[400, 2], ids=["large-transactions", "small-transactions"])
+def writes_max(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Small ones show what happens to topics that need several."""
+    monkeypatch.setattr(topic_registry, "WRITES_MAX", request.param)
+    return int(request.param)
+
+
 @pytest.mark.parametrize("sent", [False, True], ids=["before-the-step", "after-the-step"])
 @pytest.mark.parametrize("session_kept", [True, False], ids=["session-kept", "session-forgotten"])
+@pytest.mark.usefixtures("writes_max")
 def test_a_controller_that_dies_at_any_step_of_a_creation_leaves_the_topic_whole_or_absent(
     box: SteppedBox, tree: KazooClient, sent: bool, session_kept: bool
 ) -> None:
@@ -275,6 +284,7 @@ def test_a_controller_that_dies_at_any_step_of_a_creation_leaves_the_topic_whole
 
 
 @pytest.mark.parametrize("sent", [False, True], ids=["before-the-step", "after-the-step"])
+@pytest.mark.usefixtures("writes_max")
 def test_a_controller_that_dies_at_any_step_of_a_deletion_leaves_the_topic_whole_or_absent(box: SteppedBox, tree: KazooClient, sent: bool) -> None:
     outcomes = set()
     for step in itertools.count():

@@ -18,13 +18,14 @@ from appliance.base.errors import ErrorCode
 from appliance.broker.box_view import BoxView, Placement
 from appliance.broker.connection import Connection, Reply
 from appliance.broker.delayed import Delayed
+from appliance.broker.leadership import leadership_problem
 from appliance.broker.segment_files import FileRange, SegmentFiles
 from appliance.ipc.log_reader_messages import LOOKUP, OPEN, Answer
 from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.protocol.fetch import READ_COMMITTED, TOPIC_IDS_SINCE, FetchPartition, FetchPartitionResult, FetchRequest, decode_fetch, encode_fetch_response
 from appliance.protocol.request_header import RequestHeader
 from appliance.shm.counters import Counters
-from appliance.shm.partition_table import ROLE_LEADER, ROLE_OFFLINE, Row, TornRow
+from appliance.shm.partition_table import Row, TornRow
 
 ROUNDS_MAX = 8
 """Questions asked one after the other for one fetch before it answers with what it has."""
@@ -211,7 +212,7 @@ class FetchHandler:
         file = self.files.get((placement.disk, placement.row, placement.row_generation, base_offset))
         if file is None:
             return self._ask_open(pending, index, topic, base_offset, placement, row)
-        end = row.watermark_position if base_offset == row.watermark_base_offset else file.size_bytes
+        end = row.watermark_position if base_offset == row.watermark_base_offset else file.sealed_size_bytes()
         if position >= end:
             # The cursor stands at the end of a segment that was rolled since: the batch is in the next one.
             placement.cursors.pop(fetch_offset, None)
@@ -254,7 +255,7 @@ class FetchHandler:
             elif answer.error_code or descriptor < 0:
                 pending.found[index] = ErrorCode(answer.error_code or ErrorCode.KAFKA_STORAGE_ERROR)
             else:
-                self.files.add(key, descriptor, answer.a)
+                self.files.add(key, descriptor)
             self._answered(pending)
 
         return self._ask(pending, placement, OPEN, topic, row, base_offset, 0, on_answer)
@@ -285,18 +286,10 @@ class FetchHandler:
 
 
 def _problem(row: Row, placement: Placement, wanted: FetchPartition) -> ErrorCode | None:
-    """Kafka's checks before reading, in its order (kafka-formats: offset and epoch rules of Fetch)."""
-    if row.row_generation != placement.row_generation or row.role != ROLE_LEADER:
-        return ErrorCode.KAFKA_STORAGE_ERROR if row.role == ROLE_OFFLINE else ErrorCode.NOT_LEADER_OR_FOLLOWER
-    return epoch_problem(row, wanted.current_leader_epoch) or (
-        None if row.log_start_offset <= wanted.fetch_offset <= row.log_end_offset else ErrorCode.OFFSET_OUT_OF_RANGE
-    )
-
-
-def epoch_problem(row: Row, current_leader_epoch: int) -> ErrorCode | None:
-    """KIP-320: a client that knows an older leader epoch is fenced, one that knows a newer has to wait for us."""
-    if current_leader_epoch < 0 or current_leader_epoch == row.leader_epoch:
-        return None
-    return ErrorCode.FENCED_LEADER_EPOCH if current_leader_epoch < row.leader_epoch else ErrorCode.UNKNOWN_LEADER_EPOCH
+    """Kafka's checks before reading, in its order."""
+    problem = leadership_problem(row, placement.row_generation, wanted.current_leader_epoch)
+    if problem is not None:
+        return problem
+    return None if row.log_start_offset <= wanted.fetch_offset <= row.log_end_offset else ErrorCode.OFFSET_OUT_OF_RANGE
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from appliance.base.errors import ErrorCode
 from appliance.broker.box_view import BoxView, Placement
 from appliance.broker.connection import Connection, Reply
-from appliance.broker.handlers.fetch import epoch_problem
+from appliance.broker.leadership import leadership_problem
 from appliance.ipc.log_reader_messages import MAX_TIMESTAMP, TIME, Answer
 from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.protocol.list_offsets import (
@@ -24,7 +24,7 @@ from appliance.protocol.list_offsets import (
 )
 from appliance.protocol.request_header import RequestHeader
 from appliance.shm.counters import Counters
-from appliance.shm.partition_table import ROLE_LEADER, Row, TornRow
+from appliance.shm.partition_table import Row, TornRow
 
 LATEST, EARLIEST, LARGEST_TIMESTAMP, EARLIEST_LOCAL = -1, -2, -3, -4
 _SINCE = {LATEST: 0, EARLIEST: 0, LARGEST_TIMESTAMP: 7, EARLIEST_LOCAL: 8}
@@ -79,9 +79,7 @@ class ListOffsetsHandler:
             row = placement.read_row()
         except TornRow:
             return _error(wanted, ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        if row.row_generation != placement.row_generation or row.role != ROLE_LEADER:
-            return _error(wanted, ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        problem = epoch_problem(row, wanted.current_leader_epoch)
+        problem = leadership_problem(row, placement.row_generation, wanted.current_leader_epoch)
         if problem is not None:
             return _error(wanted, problem)
         timestamp = wanted.timestamp

@@ -80,6 +80,8 @@ def test_index_entries_follow_kafkas_rule(tmp_path: Path) -> None:
     files = stored_bytes(tmp_path)
     assert list(OFFSET_ENTRY.iter_unpack(files["00000000000000000000.index"])) == [(3, 3 * size_bytes), (6, 6 * size_bytes)]
     assert list(TIME_ENTRY.iter_unpack(files["00000000000000000000.timeindex"])) == [(NOW_MS, 0)]
+    open_log(tmp_path, LogConfig(index_interval_bytes=2 * size_bytes), Unclean(0)).close()
+    assert stored_bytes(tmp_path) == files
 
 
 def test_a_sealed_segment_ends_with_its_largest_timestamp(tmp_path: Path) -> None:
@@ -153,6 +155,28 @@ def test_truncation_removes_everything_from_an_offset_on(tmp_path: Path, offset:
     assert {name: files[name] for name in files if name.endswith("index")} == {
         name: content for name, content in stored_bytes(tmp_path).items() if name.endswith("index")
     }
+
+
+def test_truncation_leaves_no_time_of_a_record_that_is_gone(tmp_path: Path) -> None:
+    log = open_log(tmp_path, ROOMY)
+    for number in range(20):
+        log.append_as_leader([batch(b"x" * 200, timestamp_ms=NOW_MS + number)], 0, NOW_MS)
+    log.truncate_to(5)
+    entries = list(TIME_ENTRY.iter_unpack(stored_bytes(tmp_path)["00000000000000000000.timeindex"]))
+    assert [offset for _, offset in entries] == [1, 2, 3, 4]
+    log.append_as_leader([batch(b"x", timestamp_ms=NOW_MS + 5)], 0, NOW_MS)
+    log.close()
+    assert list(TIME_ENTRY.iter_unpack(stored_bytes(tmp_path)["00000000000000000000.timeindex"]))[-1] == (NOW_MS + 5, 5)
+
+
+def test_segments_that_a_truncation_kept_are_still_to_be_flushed(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    log.append_as_leader([batch(b"x" * 100) for _ in range(20)], 0, NOW_MS)
+    log.truncate_to(10)
+    flush = log.flush_files()
+    assert flush is not None and len(flush.files) == 3 * len(log.segment_base_offsets) > 6
+    flush.sync()
+    log.close()
 
 
 def test_truncation_takes_the_whole_batch_that_holds_the_offset(tmp_path: Path) -> None:

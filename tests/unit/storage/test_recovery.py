@@ -150,6 +150,55 @@ def test_an_unclean_log_is_cut_at_the_first_bad_batch_and_later_segments_go(tmp_
     again.close()
 
 
+def test_in_the_same_boot_a_bad_batch_behind_the_position_cuts_and_the_indexes_forget_it(tmp_path: Path) -> None:
+    log = filled(tmp_path, ONE_SEGMENT, 10)
+    position = position_of(log)
+    for number in range(10, 20):
+        log.append_as_leader([batch(b"x" * 200, timestamp_ms=NOW_MS + number)], 1, NOW_MS)
+    log.abandon()
+    with last_log(tmp_path).open("r+b") as file:
+        file.seek(position.active_position + 100)
+        file.write(b"?")
+    again = open_log(tmp_path, ONE_SEGMENT, recovery=position)
+    assert again.log_end_offset == 10
+    again.close()
+    files = stored_bytes(tmp_path)
+    open_log(tmp_path, ONE_SEGMENT, recovery=Unclean(0)).close()
+    assert stored_bytes(tmp_path) == files
+
+
+def test_a_file_that_lost_what_was_known_to_be_there_is_scanned_whole(tmp_path: Path) -> None:
+    log = filled(tmp_path, ONE_SEGMENT)
+    before_last = log.active_position
+    log.append_as_leader([batch(b"lost")], 2, NOW_MS)
+    position = position_of(log)
+    log.abandon()
+    with last_log(tmp_path).open("r+b") as file:
+        file.truncate(before_last)
+        file.seek(400)
+        file.write(b"?")
+    again = open_log(tmp_path, ONE_SEGMENT, recovery=position)
+    assert again.log_end_offset == 2
+    again.close()
+
+
+def test_a_compacted_log_may_have_holes_and_ends_at_a_bad_batch_all_the_same(tmp_path: Path) -> None:
+    compacted = SMALL._replace(cleanup_policy="compact")
+    log = filled(tmp_path)
+    bases = log.segment_base_offsets
+    log.abandon()
+    (tmp_path / f"{bases[1]:020d}.log").write_bytes(b"")
+    log = open_log(tmp_path, compacted, Unclean(0))
+    assert (log.log_end_offset, log.segment_base_offsets) == (20, bases)
+    log.abandon()
+    with (tmp_path / f"{bases[2]:020d}.log").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"?")
+    log = open_log(tmp_path, compacted, Unclean(0))
+    assert log.segment_base_offsets == bases[:3] and bases[2] < log.log_end_offset < bases[3]
+    log.close()
+
+
 def test_a_hole_that_a_power_cut_left_ends_the_log(tmp_path: Path) -> None:
     log = filled(tmp_path)
     bases = log.segment_base_offsets
