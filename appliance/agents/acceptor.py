@@ -50,7 +50,8 @@ class AcceptorAgent:
         box = context.box
         _raise_descriptor_limit()
         disks = [disk.name for disk in box.disks]
-        self._source = Source(context.layout, context.process_name, context.incarnation, box.integer("acceptor.arena.bytes"), box.integer("channel.ring.entries"))
+        arena_bytes, ring_entries = box.integer("acceptor.arena.bytes"), box.integer("channel.ring.entries")
+        self._source = Source(context.layout, context.process_name, context.incarnation, arena_bytes, ring_entries)
         self._connections: dict[int, Connection] = {}
         self._per_address: Tally[str] = Tally()
         self._dirty: set[Connection] = set()
@@ -65,7 +66,7 @@ class AcceptorAgent:
         self._produce = ProduceHandler(self._view, self._source.arena, self._delayed, self._clock, counters, budget_bytes, self._mark_dirty)
         self._fetch = FetchHandler(self._view, self._readers, self._delayed, self._clock, counters, box.integer("fetch.max.bytes"), self._mark_dirty)
         forwarded = ForwardedHandler(self._controller, self._mark_dirty)
-        handlers: dict[int, Handler] = {key: forwarded for key in SERVED_APIS}
+        handlers: dict[int, Handler] = dict.fromkeys(SERVED_APIS, forwarded)
         handlers[ApiKey.FETCH] = self._fetch
         handlers[ApiKey.LIST_OFFSETS] = ListOffsetsHandler(self._view, self._readers, counters, self._mark_dirty)
         handlers[ApiKey.METADATA] = MetadataHandler(self._view, self._controller, counters, box.flag("auto.create.topics.enable"), self._mark_dirty)

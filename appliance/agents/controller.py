@@ -41,7 +41,7 @@ BOX_ID_FILE = "box.id"
 FREE_BYTES_LABEL = "disk.free_bytes"
 ARRIVE_AGAIN_MS = 1000
 RECONSIDER_MS = 500
-READY_WITHOUT_DISKS_MS = 2000
+WITHOUT_DISKS_MS = 2000
 STOP_MS = 1000
 
 
@@ -188,7 +188,7 @@ class ControllerAgent:
             return
         brought_up = len(self.cluster.reports) == len(self._box.disks) and not self._disks_to_bring_up
         busy = any(self._runner.is_running(f"disk:{disk.name}") for disk in self._box.disks)
-        if (brought_up and not busy) or now_ms - self._arrived_ms >= READY_WITHOUT_DISKS_MS:
+        if (brought_up and not busy) or now_ms - self._arrived_ms >= WITHOUT_DISKS_MS:
             self._ready_told = True
             self._context.notifier.ready()
 
@@ -362,7 +362,10 @@ class ControllerAgent:
         report.refused = outcome.value
 
     def _spaces(self) -> list[DiskSpace]:
-        """The disks that can take a partition now, with the free space that their log-writers count."""
+        """The disks that can take a partition now, with the free space that their log-writers count. None for a moment after an arrival, while
+        log-writers are still to come: the first topics of a box shall not crowd the disk that was quickest."""
+        if len(self.cluster.reports) < len(self._box.disks) and self._clock.monotonic_ms() - self._arrived_ms < WITHOUT_DISKS_MS:
+            return []
         spaces = []
         for disk, report in self.cluster.reports.items():
             if self._disks.connected(disk) and not self._disks.is_offline(disk):

@@ -18,8 +18,21 @@ class HostedPartition:
     """One row's worth of state."""
 
     __slots__ = (
-        "config_generation", "high_watermark", "isr", "leader_epoch", "log", "min_insync_replicas", "needs_epoch_bump", "replicas", "role", "row",
-        "row_generation", "table", "topic_id", "topic_partition", "_published_segments",
+        "_published_segments",
+        "config_generation",
+        "high_watermark",
+        "isr",
+        "leader_epoch",
+        "log",
+        "min_insync_replicas",
+        "needs_epoch_bump",
+        "replicas",
+        "role",
+        "row",
+        "row_generation",
+        "table",
+        "topic_id",
+        "topic_partition",
     )  # fmt: skip
 
     def __init__(self, topic_partition: TopicPartition, topic_id: TopicId, log: Log, table: PartitionTableWriter, high_watermark: int) -> None:

@@ -16,7 +16,6 @@ import orjson
 
 from appliance.agents.flush_rounds import FlushRounds
 from appliance.agents.hosted_partition import HostedPartition
-from appliance.agents.hosted_partitions import HostedPartitions
 from appliance.agents.log_writer_commands import LogWriterCommands
 from appliance.agents.log_writer_startup import LogWriterStartup
 from appliance.base.errors import DiskFull, ErrorCode, StorageFailed
@@ -352,5 +351,3 @@ class LogWriterAgent:
             self._flush_rounds.turn()
         except StorageFailed as failure:
             self._storage_failed(failure)
-
-

@@ -24,7 +24,15 @@ class Placement:
     __slots__ = ("cursors", "disk", "max_message_bytes", "partition", "proxy", "row", "row_generation", "seen", "table", "topic", "topic_id")
 
     def __init__(
-        self, topic: str, topic_id: bytes, partition: int, proxy: LogWriterProxy, table: PartitionTableReader, row: int, row_generation: int, max_message_bytes: int
+        self,
+        topic: str,
+        topic_id: bytes,
+        partition: int,
+        proxy: LogWriterProxy,
+        table: PartitionTableReader,
+        row: int,
+        row_generation: int,
+        max_message_bytes: int,
     ) -> None:
         self.topic = topic
         self.topic_id = topic_id

@@ -129,7 +129,7 @@ class Connection:
             else:
                 if len(outgoing) > 1 and isinstance(outgoing[1], bytes):
                     piece = self._join_bytes()
-                assert isinstance(piece, bytes | memoryview)  # noqa: S101  for mypy: ranges were taken above
+                assert isinstance(piece, bytes | memoryview)
                 sent = transport.send(piece, len(outgoing) > 1)
                 if sent == WOULD_BLOCK:
                     return False

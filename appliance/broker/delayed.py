@@ -14,6 +14,7 @@ from appliance.broker.box_view import Placement
 from appliance.shm.atomic import WORD_BYTES
 from appliance.shm.partition_table import SEQUENCES_POSITION
 
+STALE_DEADLINES_MAX = 1024
 _SEQUENCES_WORD = SEQUENCES_POSITION // WORD_BYTES
 
 
@@ -85,6 +86,10 @@ class Delayed:
         waiting = self._waiters.pop(ticket, None)
         if waiting is None:
             return
+        if len(self._deadlines) > 2 * len(self._waiters) + STALE_DEADLINES_MAX:
+            # Polls with long deadlines that were answered early would pile up until their time.
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._waiters]
+            heapq.heapify(self._deadlines)
         for key in waiting[1]:
             watched = self._rows.get(key)
             if watched is not None:

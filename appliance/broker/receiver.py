@@ -47,7 +47,9 @@ class _ArenaBody(Body):
 class Receiver:
     """The receiving side of every connection of one acceptor."""
 
-    def __init__(self, arena: Arena, clock: Clock, counters: Counters, request_bytes_max: int, on_request: OnRequest, on_paused: Callable[[Connection], None]) -> None:
+    def __init__(
+        self, arena: Arena, clock: Clock, counters: Counters, request_bytes_max: int, on_request: OnRequest, on_paused: Callable[[Connection], None]
+    ) -> None:
         self._arena = arena
         self._memory = arena.memory
         self._clock = clock
@@ -153,7 +155,7 @@ class Receiver:
         self._received.add(size_bytes)
         body.filled += size_bytes
         if body.filled == body.end:
-            assert isinstance(body, _ArenaBody)  # noqa: S101  for mypy: `_begin_body` made it
+            assert isinstance(body, _ArenaBody)
             connection.body = None
             connection.frame_since_ns = 0
             try:

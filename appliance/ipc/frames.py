@@ -85,9 +85,7 @@ class FrameSocket:
         gone = False
         while True:
             try:
-                data, ancillary, _flags, _address = self._socket.recvmsg(
-                    _RECEIVE_BYTES, socket.CMSG_SPACE(4 * _MAX_DESCRIPTORS), socket.MSG_CMSG_CLOEXEC
-                )
+                data, ancillary, _flags, _address = self._socket.recvmsg(_RECEIVE_BYTES, socket.CMSG_SPACE(4 * _MAX_DESCRIPTORS), socket.MSG_CMSG_CLOEXEC)
             except (BlockingIOError, InterruptedError):
                 break
             except OSError:

@@ -40,9 +40,7 @@ class LogReaderProxy:
         self._questions = counters.counter(f'log_reader.questions{{disk="{disk}"}}')
         self._failures = counters.counter(f'log_reader.unanswered{{disk="{disk}"}}')
 
-    def ask(
-        self, kind: int, topic: str, partition: int, segment_list_generation: int, value_a: int, value_b: int, on_answer: OnAnswer
-    ) -> bool:
+    def ask(self, kind: int, topic: str, partition: int, segment_list_generation: int, value_a: int, value_b: int, on_answer: OnAnswer) -> bool:
         """Send a question. False: nobody listens now, or the socket is full; nothing was kept."""
         now_ns = self._clock.monotonic_ns()
         sock = self._socket or self._connect(now_ns)

@@ -167,7 +167,7 @@ def first_state_writes(topic: TopicState, states: dict[int, PartitionState], exi
     there = set(existing or ())
     writes: list[Write] = [] if existing is not None else [Create(topic_partitions_path(topic.name))]
     for partition, state in sorted(states.items()):
-        if True:
+        if str(partition) not in there:
             writes.append(Create(partition_path(topic.name, partition)))
         writes.append(Create(partition_state_path(topic.name, partition), state.encode()))
     return writes

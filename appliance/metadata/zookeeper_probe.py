@@ -1,4 +1,4 @@
-"""Does a ZooKeeper server serve? Asked with the four-letter word `srvr`, without kazoo, by supervisor and tests.
+"""Does a ZooKeeper server serve? Asked with the four-letter word `srvr`, without kazoo.
 
 Owns nothing. `srvr`, not `imok`: a server that is up but belongs to no quorum answers `imok`, and says in `srvr` that it
 is not serving. Weak spot: `srvr` must be on the server's `4lw.commands.whitelist`; it is by default.

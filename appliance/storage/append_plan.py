@@ -135,7 +135,7 @@ def plan_append(
         if producer_id >= 0:
             answer = _admit(producers, batch, base_offset, last_offset_delta, timestamp, producer_id, attributes, stamping)
             if answer is not None:
-                results.append(answer)
+                results.append(_as_result(answer, append_time >= 0))
                 continue
             if plan.first_producer_offset < 0:
                 plan.first_producer_offset = base_offset
@@ -184,18 +184,20 @@ def _admit(
     producer_id: int,
     attributes: int,
     stamping: bool,
-) -> AppendResult | None:
-    """What producer state says to a batch: None lets it pass (and remembers it in the staging), else the result to give."""
+) -> DuplicateBatch | ErrorCode | None:
+    """What producer state says to a batch: None lets it pass (and remembers it in the staging)."""
     producer_epoch, base_sequence = _SEQUENCE.unpack_from(batch, PRODUCER_EPOCH_AT)
     last_offset = base_offset + last_offset_delta
     if not stamping:
         producers.replay_batch(producer_id, producer_epoch, base_sequence, base_offset, last_offset, timestamp, attributes)
         return None
     if attributes & TRANSACTIONAL_FLAG:
-        return RefusedBatch(ErrorCode.INVALID_TXN_STATE)  # until there is a transaction coordinator, none can be open
-    answer = producers.admit(producer_id, producer_epoch, base_sequence, base_offset, last_offset, timestamp)
-    if answer is None:
-        return None
+        return ErrorCode.INVALID_TXN_STATE  # until there is a transaction coordinator, none can be open
+    return producers.admit(producer_id, producer_epoch, base_sequence, base_offset, last_offset, timestamp)
+
+
+def _as_result(answer: DuplicateBatch | ErrorCode, uses_log_append_time: bool) -> AppendResult:
+    """A duplicate gets its first answer again."""
     if isinstance(answer, DuplicateBatch):
-        return (answer.base_offset, answer.last_offset, -1)
+        return (answer.base_offset, answer.last_offset, answer.timestamp if uses_log_append_time else -1)
     return RefusedBatch(answer)

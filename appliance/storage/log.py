@@ -271,9 +271,13 @@ class Log:
     def flush_files(self) -> FlushRound | None:
         """What must be synced so that everything appended up to now is durable; None when it is. One round at a time."""
         self._require_sound()
-        if self.recovery_point == self.log_end_offset and self.leader_epochs.is_synced and self._directory_is_synced:
+        paths = self._snapshots.take_unsynced()
+        if not self.leader_epochs.is_synced:
+            paths.append(self.leader_epochs.path)
+        if self.recovery_point == self.log_end_offset and self._directory_is_synced and not paths:
             return None
-        flush = FlushRound(self.log_end_offset, [], [], "" if self._directory_is_synced else self.directory)
+        # files that were replaced are durable only with their names
+        flush = FlushRound(self.log_end_offset, [], paths, self.directory if paths or not self._directory_is_synced else "")
         try:
             for segment in (*(segment for _, segment in self._unflushed), self._active):
                 for fd in segment.files:
@@ -281,9 +285,6 @@ class Log:
         except OSError as error:
             flush.release()
             raise file_io.storage_failure(f"flush log {self.topic_partition}", error) from error
-        if not self.leader_epochs.is_synced:
-            flush.paths.append(self.leader_epochs.path)
-        flush.paths.extend(self._snapshots.take_unsynced())
         self.leader_epochs.is_synced = self._directory_is_synced = True
         return flush
 
@@ -309,8 +310,9 @@ class Log:
         """Final time index entry, producer snapshot, everything durable; `recovery_point` is the log end afterwards."""
         self._require_sound()
         try:
-            seal(self._active, self._tail)
-            if self._snapshots.latest is not None:
+            if seal(self._active, self._tail):
+                self._directory_is_synced = False  # have it synced even if nothing else is due
+            if self._snapshots.latest not in (None, self.log_end_offset):
                 self._snapshots.write(self.log_end_offset, self.producers, self._sealed)
             self.flush()
         except OSError as error:

@@ -199,10 +199,11 @@ def _extend(fd: int, count: int, entries: bytearray, entry_bytes: int) -> int:
     return count + len(entries) // entry_bytes
 
 
-def seal(segment: OpenSegment, tail: SegmentTail) -> None:
-    """Write the final time index entry of a segment that is appended to no more (or whose log closes)."""
+def seal(segment: OpenSegment, tail: SegmentTail) -> bool:
+    """Write the final time index entry of a segment that is appended to no more (or whose log closes). True if one was due."""
     entry = tail.final_time_entry()
     if entry:
         file_io.write_all(segment.time_index_fd, (entry,), tail.time_index_count * TIME_ENTRY.size, len(entry))
         tail.time_index_count += 1
         tail.last_indexed_timestamp = tail.max_timestamp
+    return bool(entry)

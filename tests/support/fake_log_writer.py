@@ -118,4 +118,3 @@ class FakeLogWriter:
         self._listening.close()
         self._table.close()
         os.close(self._doorbell)
-

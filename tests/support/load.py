@@ -15,7 +15,14 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, Producer, Topic
 
 # librdkafka 2.16 throws all it knows of brokers away when the last connection breaks ("re-bootstrap") and may then take a second to look up leaders
 # again, whatever the broker does; without that, what is measured is the box.
-QUICK_RECONNECT = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 100, "retry.backoff.ms": 20, "topic.metadata.refresh.fast.interval.ms": 50, "log_level": 1, "metadata.recovery.strategy": "none"}
+QUICK_RECONNECT = {
+    "reconnect.backoff.ms": 20,
+    "reconnect.backoff.max.ms": 100,
+    "retry.backoff.ms": 20,
+    "topic.metadata.refresh.fast.interval.ms": 50,
+    "log_level": 1,
+    "metadata.recovery.strategy": "none",
+}
 
 
 class AckedProducer:
@@ -64,6 +71,10 @@ class AckedProducer:
         self.acknowledged[partition].add(int(value))
         self.acknowledged_at[partition].append(time.monotonic())
 
+    def has_news_since(self, moment: float) -> bool:
+        """Whether every partition has acknowledged something after `moment`."""
+        return all(times[-1] > moment for times in list(self.acknowledged_at.values()))
+
     def longest_silence(self, since: float, until: float) -> float:
         """The longest time between two acknowledgements of any partition, in seconds, in that window."""
         longest = 0.0
@@ -80,7 +91,14 @@ class StreamReader:
         self.offsets: dict[int, list[int]] = defaultdict(list)
         self.numbers: dict[int, set[int]] = defaultdict(set)
         self._consumer = Consumer(
-            {"bootstrap.servers": bootstrap, "group.id": "books", "enable.auto.commit": False, "auto.offset.reset": "error", "fetch.wait.max.ms": 100, **QUICK_RECONNECT}
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": "books",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",
+                "fetch.wait.max.ms": 100,
+                **QUICK_RECONNECT,
+            }
         )
         self._consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in range(partitions)])
         self.errors: list[str] = []

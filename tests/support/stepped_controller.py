@@ -102,9 +102,7 @@ class SteppedBox:
         self._counters = Counters.create_or_adopt(self.layout, "controller", self._incarnation)
         log = Logger("controller", Severity.ERROR)
         self.agent = ControllerAgent(
-            ServiceContext(
-                self.layout, self.box, self.clock, self._counters, self._poller, "controller", "", self._incarnation, self.notifier, log, {}
-            )
+            ServiceContext(self.layout, self.box, self.clock, self._counters, self._poller, "controller", "", self._incarnation, self.notifier, log, {})
         )
         self.client = None
         return self.agent

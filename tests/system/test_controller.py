@@ -413,6 +413,27 @@ def test_a_renamed_disk_keeps_its_partitions(make_box: Callable[..., SteppedBox]
     assert sorted(box.leading("syslog")) == [0, 1, 2, 3]
 
 
+def test_the_first_topic_of_a_box_waits_for_the_slower_disk(make_box: Callable[..., SteppedBox]) -> None:
+    box = make_box()
+    box.start_writer("d0")
+    box.start_controller()
+    box.send_create(CreatableTopic("syslog", 4, 1))
+    box.until(lambda: box.agent is not None and box.agent._arrived and "d0" in box.agent.cluster.reports, "arrived")
+    for _ in range(20):
+        box.turn()
+    box.start_writer("d1")
+    box.answer()
+    assert sorted(str(partition.disk) for partition in box.image().topics["syslog"].partitions) == ["d0", "d0", "d1", "d1"]
+
+
+def test_a_disk_that_does_not_come_holds_up_nobody_for_long(make_box: Callable[..., SteppedBox]) -> None:
+    box = make_box()
+    box.start_writer("d0")
+    box.start_controller()
+    assert box.create(CreatableTopic("syslog", 4, 1))[0].error_code == 0
+    assert {partition.disk for partition in box.image().topics["syslog"].partitions} == {"d0"}
+
+
 # --- sessions ----------------------------------------------------------------------------------------------------------
 
 

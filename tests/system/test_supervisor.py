@@ -16,6 +16,7 @@ pytestmark = pytest.mark.system
 
 Start = Callable[..., RunningBox]
 
+
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
     """One box for all tests here that leave it serving."""

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
-
 from appliance.broker.box_view import BoxView, Placement
 from appliance.broker.connection import Connection, Reply
 from appliance.broker.delayed import Delayed
@@ -291,5 +290,3 @@ def _problem(row: Row, placement: Placement, wanted: FetchPartition) -> ErrorCod
     if problem is not None:
         return problem
     return None if row.log_start_offset <= wanted.fetch_offset <= row.log_end_offset else ErrorCode.OFFSET_OUT_OF_RANGE
-
-

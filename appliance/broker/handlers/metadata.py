@@ -36,9 +36,7 @@ _NO_LEADER = -1
 class MetadataHandler:
     """All metadata requests of one acceptor. Encoded topics are kept while their image stands."""
 
-    def __init__(
-        self, view: BoxView, controller: ControllerLink, counters: Counters, auto_create: bool, on_reply: Callable[[Connection], None]
-    ) -> None:
+    def __init__(self, view: BoxView, controller: ControllerLink, counters: Counters, auto_create: bool, on_reply: Callable[[Connection], None]) -> None:
         self._view = view
         self._controller = controller
         self._auto_create = auto_create

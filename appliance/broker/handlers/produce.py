@@ -118,7 +118,7 @@ class ProduceHandler:
                 slot = slots[index]
                 position = slot.position
             else:
-                assert body_slot is not None  # noqa: S101  for mypy: either a body or copied slots
+                assert body_slot is not None
                 slot = body_slot
                 slot.references += 1
                 position = partition.records_position

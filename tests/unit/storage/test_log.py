@@ -216,6 +216,10 @@ def test_the_recovery_point_follows_a_flush_and_rolled_segments_are_part_of_it(t
     second.sync()
     log.advance_recovery_point(second.end_offset)
     assert log.flush_files() is None
+    log.assign_leader_epoch(1)
+    third = log.flush_files()
+    assert third is not None and third.paths and third.directory  # a replaced file is durable only with its name
+    third.sync()
     log.close()
 
 

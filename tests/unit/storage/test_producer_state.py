@@ -54,6 +54,13 @@ def test_duplicates_within_one_call_are_seen(tmp_path: Path) -> None:
     log.close()
 
 
+def test_a_duplicate_is_told_the_append_time_of_its_original(tmp_path: Path) -> None:
+    log = open_log(tmp_path, LogConfig(message_timestamp_type="LogAppendTime"))
+    for now_ms in (NOW_MS, NOW_MS + 50):
+        assert log.append_as_leader([batch(b"x", timestamp_ms=1, producer=(7, 0, 0))], 0, now_ms) == [(0, 0, NOW_MS)]
+    log.close()
+
+
 def test_sequences_wrap(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     assert send(log, 2**31 - 2, 4) == (0, 3, -1)

