@@ -7,7 +7,6 @@ Weak spot: sendfile of what is not in the page cache waits for the disk.
 
 from __future__ import annotations
 
-import resource
 import select
 import socket
 from collections import Counter as Tally
@@ -48,7 +47,6 @@ class AcceptorAgent:
         self._poller = context.poller
         counters = context.counters
         box = context.box
-        _raise_descriptor_limit()
         disks = [disk.name for disk in box.disks]
         arena_bytes, ring_entries = box.integer("acceptor.arena.bytes"), box.integer("channel.ring.entries")
         self._source = Source(context.layout, context.process_name, context.incarnation, arena_bytes, ring_entries)
@@ -337,9 +335,3 @@ class AcceptorAgent:
 
     def _count_closed(self, reason: str) -> None:
         self._context.counters.counter(f'acceptor.closed{{reason="{reason}"}}').add()
-
-
-def _raise_descriptor_limit() -> None:
-    """Connections and open segments need descriptors: take all that the hard limit allows."""
-    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -8,8 +8,6 @@ Weak: a partition led by another box cannot be reached yet; its lines wait until
 
 from __future__ import annotations
 
-import resource
-
 import orjson
 
 from appliance.agents.ingest_outlet import IngestOutlet, OutgoingBatch
@@ -40,7 +38,6 @@ class IngestAgent:
         self._clock = context.clock
         self._poller = context.poller
         counters, box, log = context.counters, context.box, context.log
-        _raise_descriptor_limit()
         now_ns = self._clock.monotonic_ns()
         disks = [disk.name for disk in box.disks]
         self._topic = box.text("ingest.syslog.topic")
@@ -269,9 +266,3 @@ class IngestAgent:
         if self._ready and not self._drained:
             self._datagrams.read(topic is None or len(blocked) < len(topic.partitions))
         self._connections.resume(blocked)
-
-
-def _raise_descriptor_limit() -> None:
-    """Every sender is a descriptor: take all that the hard limit allows."""
-    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -16,7 +16,7 @@ from appliance.agents.syslog_intake import SyslogIntake, address_text
 from appliance.base.logging import Logger
 from appliance.ingest.accounting import KERNEL_DROPS_COUNTER
 from appliance.ingest.event import EventSource
-from appliance.ingest.syslog_framing import cut_message
+from appliance.ingest.syslog_framing import cut_message, unframe_datagram
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
 
@@ -114,7 +114,9 @@ class SyslogDatagrams:
                 received += 1
                 source = self._sources.get(peer) or self._add_source(peer)
                 message = bytes(view[:size])
-                if size > self._max_message_bytes:
+                if 0x31 <= buffer[0] <= 0x39:
+                    message = unframe_datagram(message)
+                if len(message) > self._max_message_bytes:
                     message = cut_message(message, self._max_message_bytes)
                     self._truncated.add()
                 if size:  # an empty datagram holds no line

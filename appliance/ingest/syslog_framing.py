@@ -38,6 +38,15 @@ def cut_message(message: bytes, max_message_bytes: int) -> bytes:
     return message if len(message) <= max_message_bytes else _cut(message, max_message_bytes)
 
 
+def unframe_datagram(datagram: bytes) -> bytes:
+    """A datagram is a message and needs no framing; one whose octet count fits (loggen -D -P sends such) is taken without it."""
+    if _COUNTED_FRAME.match(datagram):
+        count, _, message = datagram.partition(b" ")
+        if int(count) in (len(message), len(message) - 1):
+            return message
+    return datagram
+
+
 def _cut(message: bytes, size_bytes: int) -> CutMessage:
     """The first `size_bytes`, fewer by up to three so that no UTF-8 character is cut in two (it would make the whole text undecodable)."""
     end = size_bytes

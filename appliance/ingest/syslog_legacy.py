@@ -43,6 +43,10 @@ class LegacyContent(NamedTuple):
 
 def read_legacy(text: bytes, position: int, arrival_ms: int, timestamps: TimestampReader) -> LegacyContent:
     """Read `text` from `position` (behind the priority) on. Never fails: at worst all of it is the message."""
+    if text[position + 4 : position + 5] == b"-":
+        space = text.find(b" ", position)
+        if space > 0 and (instant := timestamps.read_rfc3339(text[position:space])):
+            return _read_host_and_tag(text, space + 1, instant)
     instant = timestamps.read_bsd(text[position : position + BSD_TIME_SIZE], arrival_ms)
     behind = position + BSD_TIME_SIZE + 1
     if instant is None or text[behind - 1 : behind] != b" " or _YEAR_BEHIND.match(text, behind):

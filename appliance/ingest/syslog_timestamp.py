@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, date, datetime, tzinfo
+from functools import lru_cache
 from typing import Final, NamedTuple, TypeVar
 
 _Value = TypeVar("_Value")
@@ -38,10 +39,15 @@ class Instant(NamedTuple):
     text: bytes
 
 
+@lru_cache(maxsize=256)
+def _second_text(seconds: int) -> bytes:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S").rjust(_SECOND_SIZE, "0").encode()
+
+
 def rfc3339_text(time_ms: int) -> bytes:
     """`2024-10-11T22:14:15.003Z`"""
     seconds, milliseconds = divmod(time_ms, 1000)
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S").rjust(_SECOND_SIZE, "0").encode() + b".%03dZ" % milliseconds
+    return _second_text(seconds) + b".%03dZ" % milliseconds
 
 
 class TimestampReader:
@@ -53,10 +59,13 @@ class TimestampReader:
         self._seconds_local: dict[bytes, int] = {}
         self._zones: dict[bytes, int] = {b"Z": 0, b"+00:00": 0}
         self._bsd: dict[bytes, Instant] = {}
+        self._without_zone: dict[bytes, Instant] = {}
         self._arrival_day = -1
 
     def read_rfc3339(self, text: bytes) -> Instant | None:
         """RFC 3339 with any number of fraction digits; also a space for the T, and no zone at all. None if it is not a time."""
+        if len(text) == _SECOND_SIZE and (instant := self._without_zone.get(text)):
+            return instant
         second_ms = self._seconds_utc.get(text[:_SECOND_SIZE])
         if second_ms is not None:
             # The two forms nearly every sender uses, with the fraction right behind the second and a zone that was seen before.
@@ -78,7 +87,12 @@ class TimestampReader:
         milliseconds = int((fraction + b"00")[:3]) if fraction else 0
         if not utc and not sign:
             second_ms = self._second_ms(text[:_SECOND_SIZE], self._seconds_local, self._time_zone)
-            return None if second_ms is None else Instant(second_ms + milliseconds, rfc3339_text(second_ms + milliseconds))
+            if second_ms is None or second_ms < 0:
+                return None
+            instant = Instant(second_ms + milliseconds, rfc3339_text(second_ms + milliseconds))
+            if not fraction:
+                _remember(self._without_zone, text, instant)
+            return instant
         second_ms = self._second_ms(text[:_SECOND_SIZE], self._seconds_utc, UTC)
         zone_ms = 0 if utc else (int(hours) * 60 + int(minutes)) * (-60_000 if sign == b"-" else 60_000)
         if second_ms is None or abs(zone_ms) >= _DAY_MS:

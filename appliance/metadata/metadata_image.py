@@ -15,11 +15,11 @@ import struct
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import crc32c
 import orjson
 
 from appliance.base.errors import MillraceError
 from appliance.base.model import INTERNAL_TOPICS, TopicId
+from appliance.records.crc32c import crc32c
 
 IMAGE_MAGIC = b"MRIM"
 IMAGE_FORMAT_VERSION = 1
@@ -129,7 +129,7 @@ class MetadataImage:
 
 
 def _checksum(generation: int, payload: bytes) -> int:
-    return crc32c.crc32c(payload, crc32c.crc32c(_GENERATION.pack(generation)))
+    return crc32c(payload, crc32c(_GENERATION.pack(generation)))
 
 
 def _decode_topic(row: list[Any]) -> TopicImage:

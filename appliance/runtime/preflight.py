@@ -102,11 +102,20 @@ def plan_runtime_directory(options: ResolvedOptions) -> tuple[str, list[str]]:
         if len(directory) + longest + _SOCKET_NAME_SPARE_BYTES > SOCKET_PATH_BYTES_MAX:
             reasons.append(f"{root}: socket names in it would be longer than {SOCKET_PATH_BYTES_MAX} bytes, give the --data directories shorter names")
             continue
-        problem = writable_problem(directory, "runtime directory")
+        problem = _foreign_owner_problem(root) or writable_problem(directory, "runtime directory")
         if problem is None:
             return directory, []
         reasons.append(problem)
     return "", ["no place for the runtime directory: " + "; ".join(reasons)]
+
+
+def _foreign_owner_problem(root: str) -> str | None:
+    """A place below /tmp that somebody else made first could be swapped under us."""
+    try:
+        owner = os.lstat(root).st_uid
+    except OSError:
+        return None
+    return None if owner in (0, os.getuid()) else f"{root} belongs to user {owner}; remove it"
 
 
 def _ask_in_a_child(check: ExternalCheck) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
+import resource
 import signal
 import sys
 import traceback
@@ -80,6 +81,7 @@ def run_service(process_kind: str, body: ServiceBody) -> int:
         log.error(f"{RUNTIME_VARIABLE} is not set: this process is started by `millrace run` or by its systemd unit, not by hand")
         return EXIT_USAGE
     name_process(process_name)
+    _raise_descriptor_limit()
     stop = StopRequest()
     _install_signals(stop)
     try:
@@ -139,6 +141,12 @@ def name_process(process_name: str) -> None:
             file.write(process_name[:15])
     except OSError:
         pass  # cosmetic
+
+
+def _raise_descriptor_limit() -> None:
+    """Connections, segments and senders are descriptors: take all that the hard limit allows."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _settle_memory(process_kind: str) -> None:
