@@ -27,13 +27,15 @@ TRUNCATE = st.tuples(st.just("truncate"), st.integers(0, 60))
 KILL = st.tuples(st.just("kill"), st.integers(0, 80))
 OTHERS = st.tuples(st.sampled_from(["flush", "close", "power cut", "new epoch"]), st.just(0))
 STEPS = st.lists(APPEND | APPEND | TRUNCATE | KILL | OTHERS, max_size=15)
-CONFIGS = st.builds(
-    LogConfig,
-    segment_bytes=st.integers(1000, 3000),
-    index_interval_bytes=st.integers(0, 500),
-    segment_ms=st.sampled_from([20, 10_000]),
-    segment_index_bytes=st.sampled_from([48, 10_000]),
-)
+CONFIGS = st.fixed_dictionaries(
+    {
+        "segment_bytes": st.integers(1000, 3000),
+        "index_interval_bytes": st.integers(0, 500),
+        "segment_ms": st.sampled_from([20, 10_000]),
+        "segment_index_bytes": st.sampled_from([48, 10_000]),
+        "message_timestamp_type": st.sampled_from(["CreateTime", "LogAppendTime"]),
+    }
+).map(lambda settings: LogConfig(**settings))
 
 
 class Model:
@@ -65,7 +67,7 @@ class Model:
             start = len(self.records)
             self.batch_starts.append(start)
             self.records += values
-            expected.append((start, start + count - 1, -1))
+            expected.append((start, start + count - 1, NOW_MS if self.config.uses_log_append_time else -1))
         assert self.log.append_as_leader(batches, self.leader_epoch, NOW_MS) == expected
 
     def truncate(self, offset: int) -> None:

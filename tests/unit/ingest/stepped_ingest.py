@@ -64,7 +64,7 @@ class SteppedIngest:
     def __init__(self, directory: Path, partitions: int = 2, **settings: Any) -> None:
         self.layout = BoxLayout(tempfile.mkdtemp(prefix="millrace-"))  # short: the path of a Unix socket ends at 107 bytes
         self.disk = Disk("d0", str(directory / "d0"))
-        named = {"ingest.arena.bytes": 2 << 20, "disk.budget.bytes": 1 << 20, "channel.ring.entries": 64, "ingest.batch.ms": 0}
+        named: dict[str, str | int | bool] = {"ingest.arena.bytes": 2 << 20, "disk.budget.bytes": 1 << 20, "channel.ring.entries": 64, "ingest.batch.ms": 0}
         named |= {name.replace("_", "."): value for name, value in settings.items()}
         self.box = Box("stepped", 1, [self.disk], str(directory / "state"), "127.0.0.1", "127.0.0.1", 1, 1, 1, settings=named)
         self.partitions = partitions
@@ -122,7 +122,7 @@ class SteppedIngest:
 
     @property
     def is_ready(self) -> bool:
-        return self.ingest is not None and self.ingest.context.notifier.is_ready  # type: ignore[attr-defined,no-any-return]
+        return self.ingest is not None and self.ingest.context.notifier.is_ready  # type: ignore[attr-defined]
 
     def kill_log_writer(self) -> None:
         """Its sockets and its directory's lock go, its table stays."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from appliance.ingest.syslog_framing import BELIEVED_COUNT_MAX, CutMessage, SyslogSplitter, cut_message
+from appliance.ingest.syslog_framing import BELIEVED_COUNT_MAX, CutMessage, SyslogSplitter, cut_message, unframe_datagram
 
 
 def split(*pieces: bytes, max_message_bytes: int = 64) -> list[bytes]:
@@ -158,3 +158,10 @@ def test_a_proxy_header_is_believed_at_the_start_only() -> None:
     splitter = SyslogSplitter()
     assert splitter.feed(b"<13>one\nPROXY TCP4 192.0.2.7 198.51.100.1 40312 514\n") == [b"<13>one", b"PROXY TCP4 192.0.2.7 198.51.100.1 40312 514"]
     assert splitter.proxied_source is None
+
+
+def test_a_datagram_with_a_fitting_octet_count_is_taken_without_it() -> None:
+    assert unframe_datagram(b"7 <13>one") == b"<13>one"
+    assert unframe_datagram(b"7 <13>one\n") == b"<13>one\n"
+    for datagram in (b"8 <13>", b"9 <13>one", b"12 monkeys", b"<13>one", b"", b"7 apples!"):
+        assert unframe_datagram(datagram) == datagram

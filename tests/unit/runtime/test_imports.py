@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent.parent
-HEAVY = ("numpy", "kio", "asyncio", "rich", "typer", "subprocess", "argparse", "logging", "msgspec", "inspect", "dataclasses", "kazoo")
+HEAVY = ("numpy", "kio", "asyncio", "rich", "typer", "subprocess", "argparse", "logging", "msgspec", "kazoo")
 LEAN = ("appliance.agents.acceptor", "appliance.agents.log_writer", "appliance.agents.log_reader", "appliance.agents.ingest", "appliance.runtime.supervisor")
 
 

@@ -1,0 +1,88 @@
+"""Options of `millrace run` that change the shape of a box: several acceptors, a ZooKeeper of somebody else, topics that are not made by the way."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from appliance.records.builder import BatchBuilder
+from tests.support.raw_client import RawClient
+from tests.support.real_zookeeper import RealZooKeeper
+from tests.support.running_box import RunningBox, eventually
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+Start = Callable[..., RunningBox]
+
+
+def _batch() -> bytes:
+    builder = BatchBuilder()
+    builder.append(1_700_000_000_000, b"key", b"value")
+    return builder.build()
+
+
+def _connections(box: RunningBox, acceptor: str) -> int:
+    return box.counters(acceptor).values.get("acceptor.connections", 0)
+
+
+def test_several_acceptors_share_one_port_and_die_alone(start: Start) -> None:
+    box = start(acceptors=2)
+    names = ["acceptor@0", "acceptor@1"]
+    clients: list[RawClient] = []
+    while not all(_connections(box, name) for name in names):
+        assert len(clients) < 500, "one acceptor takes all connections"
+        clients.append(RawClient(box.kafka))
+        clients[-1].api_versions()
+    clients[0].create_topic("shared", 2)
+    for client in clients:
+        assert client.produce("shared", 0, _batch()).error_code == 0
+    survivors = _connections(box, "acceptor@1")
+    box.kill("acceptor@0")
+    alive = 0
+    for client in clients:
+        try:
+            alive += client.produce("shared", 1, _batch()).error_code == 0
+        except (AssertionError, ConnectionError):
+            continue  # it was the dead one's
+    assert alive == survivors
+    for client in clients:
+        client.close()
+
+
+def test_a_box_lives_on_a_zookeeper_of_somebody_else_under_a_chroot(start: Start, tmp_path: Path) -> None:
+    zookeeper = RealZooKeeper(tmp_path / "zookeeper")
+    try:
+        box = start(zookeeper=f"{zookeeper.connect}/logs")
+        assert "zookeeper" not in box.pids()
+        client = RawClient(box.kafka)
+        client.create_topic("there", 1)
+        zookeeper.kill()
+        assert client.produce("there", 0, _batch()).error_code == 0
+        assert len(client.fetch("there", 0, 0).records) > 0
+        zookeeper.start()
+        client.create_topic("after", 1)
+        client.close()
+        box.stop()
+    finally:
+        zookeeper.stop()
+
+
+def test_topics_are_not_made_by_the_way_where_that_is_switched_off(start: Start) -> None:
+    box = start(settings={"auto.create.topics.enable": False})
+    metadata = AdminClient({"bootstrap.servers": box.bootstrap, "allow.auto.create.topics": True}).list_topics("nobody-made-this", timeout=10)
+    assert metadata.topics["nobody-made-this"].error.name() == "UNKNOWN_TOPIC_OR_PART"
+    assert "nobody-made-this" not in AdminClient({"bootstrap.servers": box.bootstrap}).list_topics(timeout=10).topics
+
+
+def test_no_connection_is_refused_while_an_acceptor_restarts(start: Start) -> None:
+    box = start()
+    old_pid = box.kill("acceptor@0")
+    waiting = [socket.create_connection(box.kafka, timeout=10) for _ in range(50)]
+    box.await_restart("acceptor@0", old_pid)
+    eventually(lambda: _connections(box, "acceptor@0") == 50, "those who waited are served")
+    for sock in waiting:
+        sock.close()
