@@ -338,7 +338,9 @@ class ControllerAgent:
                 continue  # it can do nothing for us; it is asked when it has come back
             report = self.cluster.reports[disk]
             started = self._runner.start(
-                f"disk:{disk}", bring_up_disk(self.cluster, report), lambda outcome, report=report: self._on_brought_up(report, outcome)  # type: ignore[misc]
+                f"disk:{disk}",
+                bring_up_disk(self.cluster, report),
+                lambda outcome, report=report: self._on_brought_up(report, outcome),  # type: ignore[misc]
             )
             if started:
                 self._disks_to_bring_up.discard(disk)

@@ -1,5 +1,7 @@
 """All partitions of one disk, as its log-writer holds them: opened by recovery, created and deleted by command.
 
+Configs arrive whole from the controller: the topic's own values before the box's.
+
 Rows of the table and entries here come and go together. Owned by the log-writer, one thread.
 """
 
@@ -10,8 +12,6 @@ from collections.abc import Mapping
 from appliance.agents.hosted_partition import HostedPartition
 from appliance.base.clock import Clock
 from appliance.base.model import TopicId, TopicPartition
-from appliance.base.setting_rows import SettingValue
-from appliance.base.topic_settings import effective_topic_config
 from appliance.shm.partition_table import ROLE_NONE, PartitionTableWriter
 from appliance.storage.log import Log
 from appliance.storage.log_config import LogConfig
@@ -22,11 +22,10 @@ from appliance.storage.recovery import CLEAN, Recovery
 class HostedPartitions:
     """By row index and by (topic id, partition)."""
 
-    def __init__(self, directory: LogDirectory, table: PartitionTableWriter, clock: Clock, box_settings: Mapping[str, SettingValue]) -> None:
+    def __init__(self, directory: LogDirectory, table: PartitionTableWriter, clock: Clock) -> None:
         self.directory = directory
         self.table = table
         self._clock = clock
-        self._box_settings = box_settings
         self.by_row: dict[int, HostedPartition] = {}
         self._by_identity: dict[tuple[TopicId, int], HostedPartition] = {}
 
@@ -44,7 +43,7 @@ class HostedPartitions:
     ) -> HostedPartition:
         """Open (and recover) the log of a partition whose directory exists, and give it a row."""
         path = f"{self.directory.path}/{topic_partition}"
-        log = Log.open(path, topic_partition, topic_id, self.log_config(config), self._clock, recovery, log_start_offset)
+        log = Log.open(path, topic_partition, topic_id, LogConfig.from_topic_config(config), self._clock, recovery, log_start_offset)
         hosted = HostedPartition(topic_partition, topic_id, log, self.table, high_watermark)
         self.by_row[hosted.row] = hosted
         self._by_identity[(topic_id, topic_partition.partition)] = hosted
@@ -75,7 +74,4 @@ class HostedPartitions:
         return any(hosted.topic_partition == topic_partition and hosted.topic_id != topic_id for hosted in self.by_row.values())
 
     def configure(self, hosted: HostedPartition, config: Mapping[str, str]) -> None:
-        hosted.log.config = self.log_config(config)
-
-    def log_config(self, overrides: Mapping[str, str]) -> LogConfig:
-        return LogConfig.from_topic_config(effective_topic_config(overrides, self._box_settings))
+        hosted.log.config = LogConfig.from_topic_config(config)

@@ -42,9 +42,7 @@ class IngestAgent:
         disks = [disk.name for disk in box.disks]
         self._topic = box.text("ingest.syslog.topic")
         self._topic_image: TopicImage | None = None
-        self._source = Source(
-            context.layout, context.process_name, context.incarnation, box.integer("ingest.arena.bytes"), box.integer("channel.ring.entries")
-        )
+        self._source = Source(context.layout, context.process_name, context.incarnation, box.integer("ingest.arena.bytes"), box.integer("channel.ring.entries"))
         self._previous_life = IngestPreviousLife(context.layout, context.process_name, context.incarnation, counters, log, now_ns)
         self._proxies = LogWriterProxies(
             self._source,

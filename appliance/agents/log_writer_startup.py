@@ -33,7 +33,7 @@ class LogWriterStartup:
         self._disk = disk
         box = context.box
         self.directory = LogDirectory.open(disk.path, box.broker_id, box.cluster_id or None, context.clock)
-        self.partitions = HostedPartitions(self.directory, table, context.clock, box.settings)
+        self.partitions = HostedPartitions(self.directory, table, context.clock)
         self._table = table
         self._lives = PreviousLives(context.layout, disk.name, table.shared.name)
         self.boot = CLEAN_STOP if self.directory.was_clean else SAME_BOOT if self._lives.is_same_boot else UNCLEAN_BOOT

@@ -18,9 +18,9 @@ from appliance.client.cluster import ClusterClient
 from appliance.client.connection import ClientConnection
 from appliance.client.errors import ClientFailed, ReplyTimedOut, error_code, is_retriable, refused
 from appliance.client.messages import PRODUCE
-from appliance.client.partitioner import partition_of_key
 from appliance.records.builder import NO_HEADERS, BatchBuilder
 from appliance.records.compression import Codec
+from appliance.records.key_hash import partition_of_key
 
 ACKS_ALL = -1
 ACKS_LEADER = 1

@@ -6,6 +6,7 @@ what the box holds.
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
 import time
@@ -80,7 +81,7 @@ class AckedProducer:
         longest = 0.0
         for times in list(self.acknowledged_at.values()):
             inside = [since, *[at for at in list(times) if since < at < until], until]
-            longest = max(longest, *(later - earlier for earlier, later in zip(inside, inside[1:], strict=False)))
+            longest = max(longest, *(later - earlier for earlier, later in itertools.pairwise(inside)))
         return longest
 
 

@@ -9,9 +9,9 @@ from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.client import messages
 from appliance.client.errors import ClientFailed
 from appliance.client.fetched_batches import read_fetched
-from appliance.client.partitioner import partition_of_key
 from appliance.client.produce import ACKS_NONE, Producer
 from appliance.records.compression import Codec
+from appliance.records.key_hash import partition_of_key
 from tests.unit.client.fake_kafka_broker import TOPIC, FakeKafkaBroker, HangUp, produced
 
 

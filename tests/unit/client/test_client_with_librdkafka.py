@@ -14,9 +14,9 @@ from appliance.client.address import parse_addresses
 from appliance.client.admin import describe_topic
 from appliance.client.cluster import ClusterClient
 from appliance.client.fetch import StartAt, TopicTail
-from appliance.client.partitioner import partition_of_key
 from appliance.client.produce import Producer
 from appliance.records.compression import Codec
+from appliance.records.key_hash import partition_of_key
 
 pytestmark = pytest.mark.slow
 

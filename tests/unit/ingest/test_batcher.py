@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from appliance.ingest.batcher import Batcher, Outcome, ReadyBatch
 from appliance.ingest.event import Event
-from appliance.ingest.partitioner import partition_of_key
 from appliance.records.builder import NO_HEADERS
+from appliance.records.key_hash import partition_of_key
 from appliance.records.record import iterate_records
 
 NOW_MS = 1_700_000_000_000

@@ -5,23 +5,8 @@ from __future__ import annotations
 import pytest
 
 from appliance.base.invariants import InvariantViolation
-from appliance.ingest.partitioner import CACHED_KEYS_MAX, Partitioner, murmur2, partition_of_key
-
-
-@pytest.mark.parametrize(
-    ("key", "signed_hash"),
-    [
-        # org.apache.kafka.common.utils.UtilsTest.testMurmur2
-        (b"21", -973932308),
-        (b"foobar", -790332482),
-        (b"a-little-bit-long-string", -985981536),
-        (b"a-little-bit-longer-string", -1486304829),
-        (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
-        (b"abc", 479470107),
-    ],
-)
-def test_murmur2_is_that_of_the_java_client(key: bytes, signed_hash: int) -> None:
-    assert murmur2(key) == signed_hash & 0xFFFFFFFF
+from appliance.ingest.partitioner import CACHED_KEYS_MAX, Partitioner
+from appliance.records.key_hash import partition_of_key
 
 
 def test_a_key_has_one_partition() -> None:

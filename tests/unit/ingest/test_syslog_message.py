@@ -75,7 +75,7 @@ def test_structured_data_without_a_message() -> None:
     ],
 )
 def test_escapes_in_structured_data(data: bytes, value: str) -> None:
-    message = parse(b"<13>1 - - - - - " + data + b" text] with \"quotes\" and ]")
+    message = parse(b"<13>1 - - - - - " + data + b' text] with "quotes" and ]')
     assert (message.structured_data, message.message) == (data, b'text] with "quotes" and ]')
     assert read_structured_data(data.decode()) == {"x": {"v": value}}
 
