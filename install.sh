@@ -9,9 +9,9 @@ PEERS=$VENV/peers
 PYTHON_MINOR_MIN=11
 JAVA_MIN=11
 
-# PySpark comes whole. Measured (100 MB/s line): pip needs 23 s for it and 490 MB stay; fetching its source archive only to take the nine
-# jars out of it that ZooKeeper needs takes 11 s and leaves 15 MB. The download, which is what hurts on a slow line, is the same 456 MB, because
-# the jars lie behind everything else in one compressed stream; and Spark itself is wanted later. So the plain way it is, which also works
+# PySpark comes whole. Measured (200 MB/s line): pip needs 23 s for it and 490 MB stay; fetching its source archive only to take the
+# jars out of it that ZooKeeper needs takes 11 s and would leave 15 MB. The download, which is what hurts on a slow line, is the same 456 MB,
+# because the jars lie in the middle of one compressed stream; and Spark itself is wanted later. So the plain way it is, which also works
 # with mirrors, proxies and caches of pip.
 SIZE="about 550 MB to download (456 MB of it PySpark, which has ZooKeeper in it), 600 MB on disk, half a minute on a fast line"
 

@@ -27,7 +27,7 @@ class SyslogIntake:
 
     def __init__(self, box: Box, clock: Clock, counters: Counters) -> None:
         self._clock = clock
-        self._parser = SyslogParser(_time_zone(str(box.settings.get("ingest.syslog.time.zone", "UTC"))))
+        self._parser = SyslogParser(_time_zone(box.text("ingest.syslog.time.zone")))
         self._events = EventBuilder(box.text("ingest.syslog.key"))
         self.batcher = Batcher(1)
         self.turn_bytes_left = TURN_BYTES

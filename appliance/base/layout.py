@@ -7,7 +7,6 @@ from which a process learns its settings. Weak spot: Unix socket paths end at 10
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -26,6 +25,8 @@ class Disk(NamedTuple):
 
 def box_name(state_directory: str) -> str:
     """A short name for the box, from its state directory's absolute path: stable over restarts, distinct on one machine."""
+    import hashlib  # OpenSSL, 2 MB: only those who name a box need it, and they are short-lived or few
+
     return hashlib.blake2b(os.path.abspath(state_directory).encode(), digest_size=5).hexdigest()
 
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import orjson
 from kazoo import exceptions as kazoo_exceptions
 from kazoo.client import KazooClient
+from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import KazooState, WatchedEvent
 from kazoo.retry import KazooRetry
 
@@ -47,6 +48,7 @@ from appliance.metadata.requests import (
     Write,
     ZooKeeperFailed,
 )
+from appliance.metadata.zookeeper_probe import zookeeper_serves
 
 IN_FLIGHT_MAX = 64
 CLOSE_SECONDS = 2.0
@@ -100,6 +102,20 @@ class Reply(NamedTuple):
 OnReply = Callable[[Reply], None]
 
 
+class _AskingHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
+    """Connects only to a server that says that it serves.
+
+    A server that has bound its port and is not initialised yet takes a connection and forgets it without closing it (seen in one start of
+    ten); kazoo then waits a whole session time-out for the answer. Runs on kazoo's own thread, so it may wait a moment.
+    """
+
+    def create_connection(self, *args: Any, **kwargs: Any) -> Any:
+        host, port = kwargs["address"] if "address" in kwargs else args[0]
+        if not zookeeper_serves(host, port):
+            raise ConnectionRefusedError(f"the ZooKeeper at {host}:{port} does not serve yet")
+        return super().create_connection(*args, **kwargs)
+
+
 class ZooKeeperSession:
     """One session, kept up. `on_state(state)` and `on_change(path)` are called from `drain`, replies by the `on_reply` of their request."""
 
@@ -129,6 +145,7 @@ class ZooKeeperSession:
             timeout=session_timeout_ms / 1000,
             client_id=(saved.session_id, saved.password) if saved else None,
             connection_retry=retry,
+            handler=_AskingHandler(),
         )
         self._client.logger.disabled = True  # what it has to say reaches the operator as states
         self._client.add_listener(self._on_kazoo_state)
