@@ -78,6 +78,20 @@ def test_a_record_carries_key_time_and_where_it_came_from(box: SteppedIngest) ->
     assert (document["host"], document["app"], document["severity_name"], document["facility_name"]) == ("db-7", "app", "notice", "user")
 
 
+def test_times_that_name_no_zone_are_in_that_of_the_setting(make: Start) -> None:
+    box = make(ingest_syslog_time_zone="Asia/Tokyo")
+    box.start()
+    box.connect().sendall(b"<13>2024-10-11T22:14:15 web app: line 0\n")
+    box.run_until(lambda: box.ledger().stored == 1)
+    assert orjson.loads(box.records()[0].value or b"")["time"] == "2024-10-11T13:14:15.000Z"
+
+
+def test_an_octet_count_before_a_datagram_is_not_part_of_it(box: SteppedIngest) -> None:
+    box.send_datagrams(b"%d %b" % (len(line(0)), line(0)))
+    box.run_until(lambda: box.ledger().stored == 1)
+    assert (box.messages(), box.counter("ingest.unparsed")) == (["line 0"], 0)
+
+
 def test_keys_are_where_any_kafka_producer_would_put_them(make: Start) -> None:
     box = make(partitions=4)
     box.start()
