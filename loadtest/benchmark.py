@@ -1,0 +1,75 @@
+"""What a benchmark is: figures with targets, a size, and one method that loads a running box and measures. Values only.
+
+The harness owns everything around it (box, warm memory, repetition, medians, records). Weak spot: a benchmark that does not check what it
+counted measures nothing; `BenchmarkFailed` is for that, and a run that raises it leaves no figure behind.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from loadtest.observation import Observation
+from tests.support.running_box import RunningBox
+
+Say = Callable[[str], None]
+"""Tells whoever waits what happens now."""
+
+
+class BenchmarkFailed(Exception):
+    """The run proves nothing: something was lost, answered with an error, or died."""
+
+
+class Figure(NamedTuple):
+    """One number of a benchmark. Without a target it is there for the reader."""
+
+    name: str
+    unit: str
+    at_least: float | None = None
+    at_most: float | None = None
+
+    @property
+    def target(self) -> str:
+        if self.at_least is not None:
+            return f"≥ {self.at_least:,g}"
+        return "" if self.at_most is None else f"≤ {self.at_most:,g}"
+
+    def is_met(self, value: float) -> bool | None:
+        """None where there is no target."""
+        if self.at_least is not None:
+            return value >= self.at_least
+        return None if self.at_most is None else value <= self.at_most
+
+
+class Run(NamedTuple):
+    """What one run gave: a value for every figure, what the processes used meanwhile, and words for the report."""
+
+    figures: dict[str, float]
+    observation: Observation
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Benchmark(ABC):
+    """A benchmark is a frozen dataclass: its fields are its parameters, their defaults the official ones (`--set NAME=VALUE` changes one)."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    figures: ClassVar[tuple[Figure, ...]]
+    short: ClassVar[dict[str, Any]]
+    """Parameters of `--short`: enough to see that it works, too little to believe."""
+
+    @property
+    def written_bytes(self) -> int:
+        """About how much one run writes to the log, its warm-up included: so much memory is warmed for its page cache."""
+        return 0
+
+    def missing(self) -> str | None:
+        """What this machine lacks to run it, and what to do; None if nothing."""
+        return None
+
+    @abstractmethod
+    def run(self, box: RunningBox, say: Say) -> Run:
+        """Load `box`, which has just started and is idle, and measure. Raises BenchmarkFailed."""
