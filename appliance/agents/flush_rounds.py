@@ -58,7 +58,8 @@ class FlushRounds:
             self._thread = None
             if self._failure is not None:
                 raise StorageFailed(f"could not flush {self._directory.path}: {self._failure}") from self._failure
-            self._finish_round(now_ns)
+            if self._finish_round(now_ns):
+                return
         unflushed = self._appended.value - self._appended_at_last_round
         if unflushed and (now_ns - self._last_round_ns > self._interval_ns or unflushed > self._bytes_max):
             self._start_round(now_ns)
@@ -96,16 +97,18 @@ class FlushRounds:
 
         self._run(sync)
 
-    def _finish_round(self, now_ns: int) -> None:
+    def _finish_round(self, now_ns: int) -> bool:
+        """Advance recovery points after a sync; their checkpoint file is the next thing the thread does. False: it was no sync."""
         under_way, self._under_way = self._under_way, []
         if not under_way:
-            return
+            return False
         for hosted, flush in under_way:
             hosted.log.advance_recovery_point(flush.end_offset)
         self._rounds.add()
         self._round_time.add((now_ns - self._started_ns) // 1000)
         recovery_points = self._recovery_points()
         self._run(lambda: self._directory.save_recovery_points(recovery_points))
+        return True
 
     def _run(self, work: Callable[[], None]) -> None:
         def body() -> None:

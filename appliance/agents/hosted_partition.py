@@ -85,9 +85,9 @@ class HostedPartition:
         self.publish()
         self.table.announce()
 
-    def is_led_under(self, row_generation: int, leader_epoch: int) -> bool:
+    def is_led_under(self, row_generation: int, leader_epoch: int, config_generation: int) -> bool:
         """Whether a descriptor means this partition as it is now."""
-        return row_generation == self.row_generation and leader_epoch == self.leader_epoch
+        return row_generation == self.row_generation and leader_epoch == self.leader_epoch and config_generation == self.config_generation
 
     def describe(self) -> list[Any]:
         """What WELCOME says of it."""

@@ -17,6 +17,7 @@ from appliance.base.errors import ErrorCode, StorageFailed
 from appliance.base.model import TopicPartition
 from appliance.ipc.frames import listen_unix
 from appliance.ipc.log_reader_messages import LOOKUP, MAX_MESSAGE_BYTES, MAX_TIMESTAMP, OPEN, TIME, Answer, Question, pack_answer, unpack_question
+from appliance.records.corrupt_batch import CorruptBatch
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.storage.reading import LogReading, OffsetOutOfRange
 
@@ -131,6 +132,10 @@ class LogReaderAgent:
             return self._look(question, reading)  # an opened segment is sent and closed by the caller
         except OffsetOutOfRange:
             return Answer(question.kind, question.token, ErrorCode.OFFSET_OUT_OF_RANGE), -1
+        except CorruptBatch as corrupt:
+            self._errors.add()
+            self._context.log.error(f"{question.topic}-{question.partition} on disk {self._disk.name} holds a batch that cannot be opened: {corrupt}")
+            return Answer(question.kind, question.token, ErrorCode.CORRUPT_MESSAGE), -1
         except StorageFailed as failure:
             self._errors.add()
             self._readings.pop((question.topic, question.partition), None)

@@ -227,8 +227,8 @@ class LogWriterAgent:
         self._batches.add(len(admitted))
 
     def _refusal(self, hosted: HostedPartition | None, entry: tuple[Any, ...]) -> int:
-        """Role, row generation and leader epoch as the descriptor's source saw them must still hold."""
-        if hosted is None or not hosted.is_led_under(entry[4], entry[5]) or hosted.role != ROLE_LEADER:
+        """Role, row generation, leader epoch and config generation as the descriptor's source saw them must still hold."""
+        if hosted is None or not hosted.is_led_under(entry[4], entry[5], entry[6]) or hosted.role != ROLE_LEADER:
             if self._offline or (hosted is not None and hosted.role == ROLE_OFFLINE):
                 return ErrorCode.KAFKA_STORAGE_ERROR
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -302,7 +302,7 @@ class LogWriterAgent:
             "incarnation": self._context.incarnation,
             "boot": self._boot,
             "boot_id": boot_id().hex(),
-            "directory_id": dict(self._directory.identity.others).get("directory.id", ""),
+            "directory_id": self._directory.identity.directory_id,
             "needs_epoch_bump": any(hosted.needs_epoch_bump for hosted in self._partitions.by_row.values()),
             "partitions": [hosted.describe() for hosted in self._partitions.by_row.values()],
             "offline": self._offline,

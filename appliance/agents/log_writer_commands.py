@@ -54,7 +54,9 @@ class LogWriterCommands:
         if hosted is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         leader_epoch: int = command["leader_epoch"]
-        if leader_epoch < hosted.leader_epoch:
+        latest = max(hosted.leader_epoch, hosted.log.leader_epochs.latest)
+        if leader_epoch < latest or (hosted.needs_epoch_bump and leader_epoch == latest):
+            # Offsets that consumers saw under `latest` may come back with other content: only a larger epoch tells them.
             return ErrorCode.FENCED_LEADER_EPOCH
         self._partitions.configure(hosted, command.get("config", {}))
         lead(hosted, leader_epoch, tuple(command["isr"]), tuple(command["replicas"]), int(command.get("config_generation", 0)))

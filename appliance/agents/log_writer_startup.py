@@ -8,6 +8,8 @@ Weak spot: logs of one disk are recovered one after the other (disks are paralle
 
 from __future__ import annotations
 
+import os
+
 from appliance.agents.hosted_partition import HostedPartition
 from appliance.agents.hosted_partitions import HostedPartitions
 from appliance.agents.log_writer_commands import lead
@@ -32,7 +34,8 @@ class LogWriterStartup:
         self._context = context
         self._disk = disk
         box = context.box
-        self.directory = LogDirectory.open(disk.path, box.broker_id, box.cluster_id or None, context.clock)
+        new_directory_id = str(TopicId(os.urandom(16)))
+        self.directory = LogDirectory.open(disk.path, box.broker_id, box.cluster_id or None, context.clock, new_directory_id)
         self.partitions = HostedPartitions(self.directory, table, context.clock)
         self._table = table
         self._lives = PreviousLives(context.layout, disk.name, table.shared.name)

@@ -48,10 +48,6 @@ _TOPIC_ROWS = (
     SettingRow("delete.topic.enable", True, "", "allow topics to be deleted", ""),
     SettingRow("min.insync.replicas", 1, "", "replicas that must be in sync for acks=all", "fewer writes succeed when replicas are down", 1, 16),
     SettingRow("message.max.bytes", 1_048_588, "bytes", "largest record batch", "arena space for one request", 0, 256 * MIB),
-    SettingRow(
-        "compression.type", "producer", "", "codec in which batches are stored", "", choices=("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")
-    ),
-    SettingRow("log.cleanup.policy", "delete", "", "what becomes of old records", "", choices=("delete", "compact", "compact,delete")),
     SettingRow("log.message.timestamp.type", "CreateTime", "", "whose clock stamps records", "", choices=("CreateTime", "LogAppendTime")),
 )
 
@@ -62,20 +58,6 @@ _LOG_ROWS = (
     SettingRow("log.roll.ms", 168 * HOUR, "ms", "a segment is closed when its first record is this old", "coarser retention", 1, INT64_MAX),
     SettingRow("log.index.interval.bytes", 4096, "bytes", "log bytes between two index entries", "longer scans per look-up", 0, INT32_MAX),
     SettingRow("log.index.size.max.bytes", 10 * MIB, "bytes", "largest index of a segment", "page cache", 4 * KIB, INT32_MAX),
-    SettingRow("log.retention.ms", 168 * HOUR, "ms", "records older than this are deleted; -1 keeps them", "space", -1, INT64_MAX),
-    SettingRow("log.retention.bytes", -1, "bytes", "a partition larger than this loses its oldest segments; -1: no limit", "space", -1, INT64_MAX),
-    SettingRow("log.retention.check.interval.ms", 300 * SECOND, "ms", "time between two looks for old segments", "segments live longer", 1, INT64_MAX),
-    SettingRow("log.segment.delete.delay.ms", 60 * SECOND, "ms", "time between taking a file out of the log and removing it", "space", 0, INT64_MAX),
-    SettingRow("log.flush.interval.messages", INT64_MAX, "records", "records after which a partition is flushed", "more to lose in a power cut", 1, INT64_MAX),
-    SettingRow(
-        "log.flush.interval.ms",
-        -1,
-        "ms",
-        "time after which a partition is flushed; -1 leaves it to the recovery rounds",
-        "more to lose in a power cut",
-        -1,
-        INT64_MAX,
-    ),
     SettingRow(
         "log.flush.offset.checkpoint.interval.ms", 60 * SECOND, "ms", "time between two recovery-point rounds", "longer recovery after a power cut", 100, HOUR
     ),
@@ -111,12 +93,9 @@ _NETWORK_ROWS = (
 
 _MEMORY_ROWS = (
     SettingRow(
-        "acceptor.arena.bytes", 128 * MIB, "bytes", "shared memory in which one acceptor receives requests", "memory, once it is used", 4 * MIB, 64 * GIB
+        "acceptor.arena.bytes", 128 * MIB, "bytes", "shared memory in which one acceptor receives requests", "memory, taken at the start", 4 * MIB, 64 * GIB
     ),
-    SettingRow("ingest.arena.bytes", 64 * MIB, "bytes", "shared memory in which one ingest builds batches", "memory, once it is used", 2 * MIB, 64 * GIB),
-    SettingRow(
-        "log.reader.arena.bytes", 16 * MIB, "bytes", "shared memory in which one log-reader serves cold reads", "memory, once it is used", MIB, 64 * GIB
-    ),
+    SettingRow("ingest.arena.bytes", 64 * MIB, "bytes", "shared memory in which one ingest builds batches", "memory, taken at the start", 2 * MIB, 64 * GIB),
     SettingRow("channel.ring.entries", 1024, "entries", "descriptors under way between two processes; a power of two", "128 bytes each", 16, 65_536),
     SettingRow(
         "disk.budget.bytes", 48 * MIB, "bytes", "arena space that one source may have under way to one disk", "a slow disk holds more memory", MIB, 64 * GIB

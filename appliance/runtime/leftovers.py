@@ -68,6 +68,12 @@ def clear_previous_life(layout: BoxLayout) -> int:
     return len(names)
 
 
+def clear_dead_life(state: str) -> int:
+    """As `clear_previous_life`, for the box of this state directory if it is dead: before /dev/shm is found too small for what it still holds."""
+    layouts = [BoxLayout(f"{root}/{box_name(state)}") for root in runtime_roots()]
+    return sum(clear_previous_life(layout) for layout in layouts if running_supervisor(state) is None)
+
+
 def clear_vanished_boxes() -> list[str]:
     """Remove what is left of dead boxes whose state directory is gone: they cannot come back. Returns their names."""
     cleared = []

@@ -72,7 +72,6 @@ def machine_problems(options: ResolvedOptions) -> list[str]:
     if zone != "UTC" and not os.path.isfile(f"{ZONE_DIRECTORY}/{zone}"):
         problems.append(f"ingest.syslog.time.zone is {zone!r}, which this machine does not know; use a name below {ZONE_DIRECTORY}, or UTC")
     wanted = options.acceptors * int(options.settings["acceptor.arena.bytes"]) + options.ingests * int(options.settings["ingest.arena.bytes"])
-    wanted += len(options.data) * int(options.settings["log.reader.arena.bytes"])
     space = os.statvfs("/dev/shm")
     free = space.f_bavail * space.f_frsize
     if free < wanted:

@@ -17,7 +17,7 @@ from appliance.base.errors import ConfigurationProblems
 from appliance.base.layout import RUNTIME_VARIABLE
 from appliance.base.logging import logger_from_environment
 from appliance.runtime.children import LISTEN_NAMES, Child, ChildState, plan_stop
-from appliance.runtime.leftovers import await_previous_life, clear_box, clear_previous_life, clear_vanished_boxes
+from appliance.runtime.leftovers import await_previous_life, clear_box, clear_dead_life, clear_vanished_boxes
 from appliance.runtime.notify_socket import NotifySocket
 from appliance.runtime.poller import READABLE, Poller
 from appliance.runtime.preflight import ExternalCheck, PreparedBox, prepare_box
@@ -339,12 +339,13 @@ def main(zookeeper_check: ExternalCheck) -> int:
     options = RunOptions.from_json(sys.argv[1]) if len(sys.argv) > 1 else RunOptions()
     clock = SystemClock()
     name_process("millrace")
-    await_previous_life(resolve_options(options, 1)[0].state, clock)
+    state = resolve_options(options, 1)[0].state
+    if not await_previous_life(state, clock):
+        clear_dead_life(state)
+    clear_vanished_boxes()
     try:
         prepared = prepare_box(options, clock, zookeeper_check)
     except ConfigurationProblems as error:
         sys.stderr.write("millrace cannot start:\n" + "".join(f"  - {problem}\n" for problem in error.problems))
         return EXIT_USAGE
-    clear_vanished_boxes()
-    clear_previous_life(prepared.layout)
     return Supervisor(prepared, clock).run()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from appliance.base.errors import ConfigurationProblems
 from appliance.storage import checkpoints, file_io
-from appliance.storage.meta_properties import META_PROPERTIES, MetaProperties
+from appliance.storage.meta_properties import DIRECTORY_ID, META_PROPERTIES, MetaProperties
 
 LOCK_FILE = ".lock"
 CLEAN_SHUTDOWN_MARKER = ".kafka_cleanshutdown"
@@ -104,8 +104,11 @@ def identity_problems(path: str, identity: MetaProperties, broker_id: int | None
     return problems
 
 
-def claim_identity(path: str, broker_id: int | None, cluster_id: str | None) -> MetaProperties:
-    """Check `meta.properties` against ours and write what it does not say yet. Raises `ConfigurationProblems`."""
+def claim_identity(path: str, broker_id: int | None, cluster_id: str | None, new_directory_id: str = "") -> MetaProperties:
+    """Check `meta.properties` against ours and write what it does not say yet. Raises `ConfigurationProblems`.
+
+    A directory keeps the id it once got: by it the controller knows the disk again under any name and path.
+    """
     try:
         known = read_identity(path)
     except ValueError as problem:
@@ -118,6 +121,8 @@ def claim_identity(path: str, broker_id: int | None, cluster_id: str | None) -> 
         broker_id=identity.broker_id if broker_id is None else broker_id,
         cluster_id=identity.cluster_id if cluster_id is None else cluster_id,
     )
+    if new_directory_id and not wanted.directory_id:
+        wanted = wanted._replace(others=(*wanted.others, (DIRECTORY_ID, new_directory_id)))
     if wanted != known:
         file_io.replace_file(f"{path}/{META_PROPERTIES}", wanted.encode())
     return wanted

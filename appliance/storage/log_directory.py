@@ -46,8 +46,9 @@ class LogDirectory:
         self._renames = 0
 
     @classmethod
-    def open(cls, path: str, broker_id: int, cluster_id: str | None, clock: Clock) -> LogDirectory:
+    def open(cls, path: str, broker_id: int, cluster_id: str | None, clock: Clock, new_directory_id: str = "") -> LogDirectory:
         """Take the directory over; it is made if it is missing. `cluster_id` None: whatever it says.
+        `new_directory_id` becomes its id if it has none yet.
 
         Raises `ConfigurationProblems` if another process has it, or it belongs to another broker or cluster.
         """
@@ -55,7 +56,7 @@ class LogDirectory:
             file_io.make_directories(path)
             lock_fd = _lock(path)
             try:
-                directory = cls(path, clock, lock_fd, claim_identity(path, broker_id, cluster_id))
+                directory = cls(path, clock, lock_fd, claim_identity(path, broker_id, cluster_id, new_directory_id))
                 directory._load()
             except BaseException:
                 file_io.close(lock_fd)

@@ -13,6 +13,7 @@ from appliance.storage import file_io
 from appliance.storage.segment_files import PARTITION_METADATA
 
 META_PROPERTIES = "meta.properties"
+DIRECTORY_ID = "directory.id"
 
 
 class MetaProperties(NamedTuple):
@@ -22,7 +23,12 @@ class MetaProperties(NamedTuple):
     broker_id: int | None
     cluster_id: str | None
     others: tuple[tuple[str, str], ...] = ()
-    """Keys that mean nothing here (directory.id, …); written back as they were."""
+    """Further keys, `directory.id` among them; written back as they were."""
+
+    @property
+    def directory_id(self) -> str:
+        """The id of the directory itself (22 characters, as a topic's), or "" before it has one."""
+        return dict(self.others).get(DIRECTORY_ID, "")
 
     def encode(self) -> bytes:
         lines = ["#", f"version={self.version}"]

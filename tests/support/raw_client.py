@@ -145,7 +145,9 @@ class RawClient:
         partition_class = kio_element(topic_class, "partitions")
         wanted = topic_class(name=topic, partitions=(kio_message(partition_class, partition_index=partition, current_leader_epoch=-1, timestamp=timestamp),))
         answer = self._ask(LIST_OFFSETS, LIST_OFFSETS_VERSION, kio_adapter.encode(request_class(replica_id=-1, isolation_level=0, topics=(wanted,))))
-        return int(answer.topics[0].partitions[0].offset)
+        result = answer.topics[0].partitions[0]
+        assert int(result.error_code) == 0, int(result.error_code)
+        return int(result.offset)
 
     def send_metadata(self, topics: list[str], correlation_id: int | None = None) -> None:
         request_class = kio_adapter.request_class(METADATA, METADATA_VERSION)

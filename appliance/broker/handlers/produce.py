@@ -273,6 +273,7 @@ class ProduceHandler:
         if waiting:
             if not pending.ticket:
                 pending.ticket = self._delayed.park(pending, [placement for _, placement, _, _ in waiting], pending.deadline_ns)
+                self.look_at_watermarks(pending)  # a row may have moved before it was watched
             return
         if pending.ticket:
             self._delayed.leave(pending.ticket)
