@@ -9,10 +9,7 @@ Weak spot: a turn waits for its own disk whenever the kernel makes a write to th
 from __future__ import annotations
 
 import select
-import socket
 from typing import Any
-
-import orjson
 
 from appliance.agents.flush_rounds import FlushRounds
 from appliance.agents.hosted_partition import HostedPartition
@@ -21,12 +18,11 @@ from appliance.agents.log_writer_startup import LogWriterStartup
 from appliance.base.errors import DiskFull, ErrorCode, StorageFailed
 from appliance.base.invariants import check
 from appliance.base.layout import boot_id
-from appliance.ipc.channel import HELLO, REFUSED, WELCOME, SinkChannel
+from appliance.ipc.channel import SinkChannel
 from appliance.ipc.descriptors import DescriptorKind
-from appliance.ipc.frames import FrameSocket, PeerGone, accept, listen_unix
+from appliance.ipc.log_writer_door import LogWriterDoor
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.shm.doorbell import Doorbell
-from appliance.shm.mapping import LayoutMismatch, SharedObjectAbsent
 from appliance.shm.partition_table import (
     DISK_FULL,
     DISK_OFFLINE,
@@ -68,9 +64,7 @@ class LogWriterAgent:
         self._boot = self._startup.boot
         self._commands = LogWriterCommands(self._partitions, context.log)
         self._flush_rounds = FlushRounds(self._directory, self._partitions, self._clock, counters, box)
-        self._channels: dict[int, SinkChannel] = {}
-        self._greeting: dict[int, FrameSocket] = {}
-        self._listening: socket.socket | None = None
+        self._door = LogWriterDoor(context.incarnation, self._doorbell.fileno(), self._poller, counters, self._describe, self._on_gone)
         self._completions: dict[SinkChannel, list[tuple[Any, ...]]] = {}
         self._rows_moved = False
         self._offline = ""
@@ -81,7 +75,6 @@ class LogWriterAgent:
         self._records = counters.counter("log_writer.records")
         self._bytes = counters.counter("log_writer.bytes")
         self._refused = counters.counter("log_writer.refused")
-        self._dropped = counters.counter("log_writer.dropped_of_dead_sources")
         self._storage_failures = counters.counter("log_writer.storage_failures")
         counters.set_state("recovering")
 
@@ -91,7 +84,7 @@ class LogWriterAgent:
         if self._startup is not None:
             return self._recover(self._startup)
         work = 0
-        for channel in list(self._channels.values()):
+        for channel in self._door.channels:
             entries = channel.descriptors.poll(DESCRIPTOR_BURST)
             if entries:
                 work += len(entries)
@@ -113,8 +106,7 @@ class LogWriterAgent:
             self._go_offline(failure)
         self._startup = None
         self._table.set_disk_state(DISK_OFFLINE if self._offline else DISK_ONLINE)
-        self._listening = listen_unix(self._context.layout.log_writer_socket(self._disk.name))
-        self._poller.register(self._listening.fileno(), select.EPOLLIN, self._on_connection)
+        self._door.open(self._context.layout.log_writer_socket(self._disk.name))
         self._context.log.info(startup.summary())
         self._context.notifier.ready()
         return 1
@@ -123,7 +115,7 @@ class LogWriterAgent:
         if self._startup is not None:
             return False
         self._doorbell.prepare_to_sleep()
-        if any(channel.descriptors.has_entries() for channel in self._channels.values()):
+        if self._door.has_descriptors():
             self._doorbell.wake()
             return False
         return True
@@ -135,19 +127,14 @@ class LogWriterAgent:
         return PARK_MS_MAX
 
     def begin_stop(self) -> None:
-        if self._listening is not None:
-            self._poller.unregister(self._listening.fileno())
-            self._listening.close()
-            self._listening = None
+        self._door.shut()
 
     def stopped(self) -> bool:
-        return not any(channel.descriptors.has_entries() for channel in self._channels.values())
+        return not self._door.has_descriptors()
 
     def close(self) -> None:
         """The clean end: flush, checkpoints, the clean marker; a table that is unlinked says that nothing was left open."""
-        for channel in self._channels.values():
-            channel.close()
-        self._channels.clear()
+        self._door.close()
         self._flush_rounds.close()
         if self._startup is not None or self._offline:
             return
@@ -263,41 +250,15 @@ class LogWriterAgent:
             channel.ring()
         if self._rows_moved:
             self._rows_moved = False
-            for channel in self._channels.values():
+            for channel in self._door.channels:
                 if channel not in completions and channel.watches_rows():
                     channel.ring()
 
     # -- sources
 
-    def _on_connection(self, _events: int) -> None:
-        while self._listening is not None and (control := accept(self._listening)) is not None:
-            self._greeting[control.fileno()] = control
-            self._poller.register(control.fileno(), select.EPOLLIN | select.EPOLLRDHUP, self._make_control_callback(control))
-
-    def _make_control_callback(self, control: FrameSocket) -> Any:
-        def on_control(_events: int) -> None:
-            self._on_control(control)
-
-        return on_control
-
-    def _on_control(self, control: FrameSocket) -> None:
-        descriptor = control.fileno()
-        try:
-            for frame in control.receive():
-                if frame.kind == HELLO and descriptor in self._greeting:
-                    self._welcome(control, frame)
-        except (PeerGone, SharedObjectAbsent) as reason:
-            self._forget(descriptor, control, str(reason))
-        except LayoutMismatch as mismatch:
-            control.send(REFUSED, 0, str(mismatch).encode())
-            self._forget(descriptor, control, str(mismatch))
-
-    def _welcome(self, control: FrameSocket, hello: Any) -> None:
-        channel = SinkChannel(control, hello, self._context.incarnation)
-        descriptor = control.fileno()
-        del self._greeting[descriptor]
-        self._channels[descriptor] = channel
-        known = {
+    def _describe(self) -> dict[str, Any]:
+        """What WELCOME says: the table, and for the controller what this disk holds."""
+        return {
             "table": self._table.shared.name,
             "incarnation": self._context.incarnation,
             "boot": self._boot,
@@ -308,19 +269,8 @@ class LogWriterAgent:
             "offline": self._offline,
             "free_bytes": self._context.counters.counter("disk.free_bytes").value,
         }
-        control.send(WELCOME, 0, orjson.dumps(known), (self._doorbell.fileno(),))
 
-    def _forget(self, descriptor: int, control: FrameSocket, reason: str) -> None:
-        """A source hung up: what it had offered and we had not taken is dropped, its rings are retired."""
-        self._poller.unregister(descriptor)
-        self._greeting.pop(descriptor, None)
-        channel = self._channels.pop(descriptor, None)
-        if channel is None:
-            control.close()
-            return
-        while dropped := len(channel.descriptors.poll(DESCRIPTOR_BURST)):
-            self._dropped.add(dropped)
-        channel.close()
+    def _on_gone(self, channel: SinkChannel, reason: str) -> None:
         self._context.log.info(f"{channel.source} is gone ({reason})")
 
     # -- the disk

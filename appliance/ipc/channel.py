@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from appliance.ipc.descriptors import COMPLETION, DESCRIPTOR
-from appliance.ipc.frames import Frame, FrameSocket, PeerGone
+from appliance.ipc.frames import Frame, FrameSocket, PeerGone, close_descriptors
 from appliance.shm.arena import SLEEPING_WORD as ARENA_SLEEPING_WORD
 from appliance.shm.arena import WATCHING_WORD, Arena, attach_arena
 from appliance.shm.atomic import fence
@@ -154,8 +154,7 @@ def take_doorbell(frame: Frame) -> int:
     None comes when the receiver had no descriptor left: the kernel drops what it cannot install.
     """
     if len(frame.descriptors) != 1:
-        for descriptor in frame.descriptors:
-            os.close(descriptor)
+        close_descriptors(frame)
         raise PeerGone(f"a greeting carried {len(frame.descriptors)} descriptors, not the one doorbell")
     return frame.descriptors[0]
 

@@ -132,6 +132,12 @@ class FrameSocket:
         self._socket.close()
 
 
+def close_descriptors(frame: Frame) -> None:
+    """Let go of what came with a frame that nobody takes."""
+    for descriptor in frame.descriptors:
+        os.close(descriptor)
+
+
 def listen_unix(path: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
     """Listen at `path`, replacing the socket file of a previous life. Mode 0600."""
     listening = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)

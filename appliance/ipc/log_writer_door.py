@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from appliance.ipc.channel import HELLO, REFUSED, WELCOME, SinkChannel
-from appliance.ipc.frames import Frame, FrameSocket, PeerGone, accept, listen_unix
+from appliance.ipc.frames import Frame, FrameSocket, PeerGone, accept, close_descriptors, listen_unix
 from appliance.ipc.proxies import Registry
 from appliance.shm.counters import Counters
 from appliance.shm.mapping import LayoutMismatch, SharedObjectAbsent
@@ -101,6 +101,7 @@ class LogWriterDoor:
 
     def _on_frame(self, control: FrameSocket, frame: Frame) -> None:
         if frame.kind != HELLO or self._by_control.get(control) is not None:
+            close_descriptors(frame)
             raise PeerGone(f"frame kind {frame.kind} where HELLO belongs")
         channel = SinkChannel(control, frame, self._incarnation)
         for other, inside in list(self._by_control.items()):
