@@ -41,7 +41,7 @@ def test_rows_read_without_their_sequences_are_torn() -> None:
 
 def test_rows_read_with_their_sequences_are_whole() -> None:
     result = run("rows", SECONDS)
-    assert result["torn"] == 0 and result["reads"] > 10_000 and result["given_up"] < result["reads"] // 100
+    assert result["torn"] == 0 and result["reads"] > max(10_000, result["given_up"])
 
 
 def test_a_ring_that_publishes_its_tail_first_shows_stale_entries() -> None:
