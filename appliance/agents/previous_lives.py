@@ -18,7 +18,9 @@ class PreviousLives:
     def __init__(self, layout: BoxLayout, disk: str, own_table: str) -> None:
         self.rows: dict[tuple[bytes, int], Row] = {}
         prefix = layout.shared_memory_name("table", disk) + "."
-        self._names = sorted((name for name in list_names(prefix) if name != own_table), key=lambda name: int(name[len(prefix) :], 16))
+        # A disk may be called as another one and a dot: what has a second dot belongs to that one.
+        lives = {name: name[len(prefix) :] for name in list_names(prefix) if name != own_table and "." not in name[len(prefix) :]}
+        self._names = sorted(lives, key=lambda name: int(lives[name], 16))
         self.is_same_boot = False
         for name in self._names:
             self._read(name)

@@ -106,7 +106,10 @@ class BoxView:
             table = proxy.table
             if table is None:
                 continue
-            for index, row in table.rows():
+            rows = table.rows()
+            if table.torn_rows:
+                self._generations = {}  # its writer was interrupted in a row: look again next turn
+            for index, row in rows:
                 topic = topics_by_id.get(TopicId(row.topic_id))
                 if topic is None:
                     continue

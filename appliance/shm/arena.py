@@ -7,7 +7,7 @@ Weak spot: rounding to a power of two wastes up to half of a slot; budgets are c
 
 from __future__ import annotations
 
-from appliance.base.invariants import check
+from appliance.base.invariants import InvariantViolation, check
 from appliance.shm.atomic import WORD_BYTES
 from appliance.shm.mapping import HEADER_BYTES, SharedObject
 
@@ -71,7 +71,8 @@ class Arena:
     def free(self, position: int) -> None:
         """Give a slot back; out of order is fine, twice is an invariant's violation."""
         order = self._orders.pop(position, -1)
-        check(order >= 0, f"arena slot at {position} was freed twice or never given out")
+        if order < 0:  # not `check`: its message would be made on every call
+            raise InvariantViolation(f"arena slot at {position} was freed twice or never given out")
         self._free[order].append(position)
         self.free_bytes += 1 << order
         self._frees_since_merge += 1

@@ -12,7 +12,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from appliance.base.errors import MillraceError
-from appliance.base.invariants import check
+from appliance.base.invariants import InvariantViolation, check
 from appliance.base.model import TopicId
 from appliance.shm.atomic import MAX_WORD, WORD_BYTES, signed, unsigned
 from appliance.shm.mapping import HEADER_BYTES, SharedObject
@@ -180,7 +180,8 @@ class PartitionTableWriter:
     def store(self, index: int, row: Row) -> None:
         """Rewrite a whole row."""
         fields = _to_words(row)
-        check(min(fields) >= 0 and max(fields) <= MAX_WORD, f"a row cannot hold {row}")  # before the first store: an exception in the middle tears the row
+        if min(fields) < 0 or max(fields) > MAX_WORD:  # before the first store: an exception in the middle tears the row
+            raise InvariantViolation(f"a row cannot hold {row}")
         words = self._words
         base = ROWS_POSITION // WORD_BYTES + index * ROW_WORDS
         sequence = words[base] + 1

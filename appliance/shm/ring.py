@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import Any
 
-from appliance.base.invariants import check
+from appliance.base.invariants import InvariantViolation, check
 from appliance.shm.atomic import WORD_BYTES
 
 ENTRY_BYTES = 64
@@ -88,8 +88,10 @@ class RingConsumer:
         count = self._words[self._tail_index] - head
         if count == 0:
             return []
-        check(0 < count <= self.capacity, f"ring tail is {count} ahead of its head, capacity {self.capacity}")
-        count = min(count, limit)
+        if not 0 < count <= self.capacity:  # not `check`: its message would be made on every call
+            raise InvariantViolation(f"ring tail is {count} ahead of its head, capacity {self.capacity}")
+        if count > limit:
+            count = limit
         start = head & self._mask
         first = min(count, self.capacity - start)
         position = self._base + start * ENTRY_BYTES

@@ -129,8 +129,8 @@ class SteppedIngest:
         process, self.log_writer = self.log_writer, None
         assert process is not None
         agent = process.agent
-        agent._listening.close()
-        for channel in agent._channels.values():
+        agent._door._listening.close()
+        for channel in agent._door.channels:
             channel.control.close()
         os.close(agent._directory._lock_fd)
         process.context.poller.close()

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from appliance.base.layout import BoxLayout
+from appliance.ipc.channel import HELLO, REFUSED, WELCOME
+from appliance.ipc.frames import FrameSocket, PeerGone, connect_unix
+from appliance.shm.mapping import VERSION_WORD
+from tests.support.scratch_layout import open_descriptors
+from tests.support.stepped_log_writer import SteppedLogWriter
+from tests.unit.ipc.test_proxies import SteppedSource, connect
+
+
+@pytest.fixture
+def writer(layout: BoxLayout) -> Iterator[SteppedLogWriter]:
+    made = SteppedLogWriter(layout, "d0", 6)
+    yield made
+    made.close()
+
+
+def knock(layout: BoxLayout) -> FrameSocket:
+    control = connect_unix(layout.log_writer_socket("d0"))
+    assert control is not None
+    return control
+
+
+def test_a_source_that_hangs_up_is_forgotten_and_what_it_offered_is_dropped(layout: BoxLayout, writer: SteppedLogWriter) -> None:
+    source = SteppedSource(layout)
+    connect(source, writer)
+    (channel,) = writer.door.channels
+    rings = channel.rings
+    for number in range(3):
+        source.offer(number)
+    assert source.proxy.channel is not None
+    source.proxy.channel.control.close()
+    retired: list[bool] = []
+    retire = rings.retire
+    rings.retire = lambda: (retire(), retired.append(rings.retired))  # type: ignore[method-assign, func-returns-value, assignment]
+    writer.poller.poll(0)
+    assert writer.door.channels == [] and writer.taken == [] and retired == [True]
+    assert writer.counters.counter("log_writer.dropped_of_dead_sources").value == 3
+    assert [name for name, _ in writer.gone] == ["acceptor@0"]
+    source.close()
+
+
+def test_the_next_life_of_a_source_ends_the_last_one_even_before_its_hang_up_is_seen(layout: BoxLayout, writer: SteppedLogWriter) -> None:
+    dead = SteppedSource(layout, 4)
+    connect(dead, writer)
+    dead.offer("of the dead")
+    heir = SteppedSource(layout, 5)
+    heir.turn()
+    for _ in range(2):
+        writer.poller.poll(0)
+    heir.turn()
+    heir.offer("of the living")
+    writer.turn()
+    assert [incarnation for _, incarnation, _ in writer.taken] == [5]
+    assert len(writer.door.channels) == 1 and writer.gone == [("acceptor@0", "its next life is here")]
+    assert writer.counters.counter("log_writer.dropped_of_dead_sources").value == 1
+    heir.close()
+    dead.close()
+
+
+def test_a_welcome_longer_than_a_sockets_buffer_goes_on_when_there_is_room(layout: BoxLayout, writer: SteppedLogWriter) -> None:
+    """10,000 partitions are 700 kB of JSON; a Unix socket takes 200 kB at once."""
+    writer.partitions = [["topic-with-a-name", number, "x" * 22, 5, 1 << 40] for number in range(10_000)]
+    source = SteppedSource(layout)
+    connect_turns = 0
+    while not source.proxies.connected("d0"):
+        source.turn()
+        writer.turn()
+        connect_turns += 1
+        assert connect_turns < 50
+    assert source.proxies.writer_info("d0")["partitions"] == writer.partitions
+    source.offer("goes through")
+    writer.turn()
+    assert len(writer.taken) == 1
+    source.close()
+
+
+@pytest.mark.parametrize("kind", [HELLO, WELCOME, 99])
+def test_who_says_no_hello_is_shown_out_and_nobody_else_notices(kind: int, layout: BoxLayout, writer: SteppedLogWriter) -> None:
+    source = SteppedSource(layout)
+    connect(source, writer)
+    before = open_descriptors()
+    stranger = knock(layout)
+    bell = os.eventfd(0)
+    stranger.send(kind, 0, b"{}", (bell,))
+    os.close(bell)
+    for _ in range(3):
+        writer.turn()
+    with pytest.raises(PeerGone):
+        stranger.receive()
+    stranger.close()
+    assert open_descriptors() <= before and len(writer.door.channels) == 1
+    source.close()
+
+
+def test_a_source_of_another_release_is_refused_with_the_reason(layout: BoxLayout, writer: SteppedLogWriter) -> None:
+    source = SteppedSource(layout)
+    source.source.arena.shared.words[VERSION_WORD] += 1
+    source.turn()
+    assert source.proxy.channel is not None
+    for _ in range(2):
+        writer.turn()
+    (frame,) = source.proxy.channel.control.receive()
+    assert frame.kind == REFUSED and b"layout version" in frame.payload
+    assert writer.counters.counter("log_writer.refused_sources").value == 1 and writer.door.channels == []
+    source.close()
+
+
+def test_a_source_that_died_before_its_hello_was_read_leaves_nothing(layout: BoxLayout, writer: SteppedLogWriter) -> None:
+    before = open_descriptors()
+    dead = SteppedSource(layout)
+    dead.turn()
+    dead.close()
+    for _ in range(3):
+        writer.turn()
+    assert writer.door.channels == [] and writer.door._by_control == {} and open_descriptors() <= before
+
+
+def test_a_shut_door_lets_nobody_in_and_serves_who_is_inside(layout: BoxLayout, writer: SteppedLogWriter) -> None:
+    source = SteppedSource(layout)
+    connect(source, writer)
+    writer.door.shut()
+    assert connect_unix(layout.log_writer_socket("d0")) is None
+    source.offer("inside")
+    assert writer.door.has_descriptors()
+    writer.turn()
+    assert len(writer.taken) == 1 and not writer.door.has_descriptors()
+    source.close()
+
+
+def test_closing_the_door_retires_the_rings_and_tells_the_sources(layout: BoxLayout, writer: SteppedLogWriter) -> None:
+    source = SteppedSource(layout)
+    connect(source, writer)
+    stranger = knock(layout)
+    writer.turn()
+    assert source.proxy.channel is not None
+    rings = source.proxy.channel.rings
+    writer.door.close()
+    assert rings.retired
+    source.turn()
+    assert source.take_told() == ["gone"]
+    with pytest.raises(PeerGone):
+        stranger.receive()
+    stranger.close()
+    source.close()
+
+
+def test_many_sources_are_served_side_by_side(layout: BoxLayout, writer: SteppedLogWriter) -> None:
+    others: list[Any] = [socket.socket(socket.AF_UNIX) for _ in range(20)]
+    for other in others:
+        other.connect(layout.log_writer_socket("d0"))
+    source = SteppedSource(layout)
+    connect(source, writer)
+    source.offer("one of many")
+    writer.turn()
+    assert len(writer.taken) == 1
+    for other in others:
+        other.close()
+    writer.turn()
+    assert len(writer.door._by_control) == 1
+    source.close()

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from struct import Struct
+
+import pytest
+
+from appliance.base.layout import BoxLayout
+from appliance.shm.mapping import SharedObjectAbsent
+from appliance.shm.ring_pair import RingPair
+
+ENTRY = Struct("@8Q")
+
+
+def test_each_ring_has_its_own_entries_and_words(layout: BoxLayout) -> None:
+    source = RingPair.create(layout.shared_memory_name("channel", "acceptor@0.d0.1", 5), 4, 5)
+    sink = RingPair.attach(source.shared.name)
+    assert sink.capacity == 4
+    down, up = source.descriptor_producer(ENTRY), sink.completion_producer(ENTRY)
+    for number in range(4):
+        assert down.offer(number, *range(7))
+        assert up.offer(100 + number, *range(7))
+    assert not down.offer(*range(8)) and not up.offer(*range(8))
+    assert [entry[0] for entry in sink.descriptor_consumer(ENTRY).poll(9)] == [0, 1, 2, 3]
+    assert [entry[0] for entry in source.completion_consumer(ENTRY).poll(9)] == [100, 101, 102, 103]
+    sink.close()
+    source.close()
+
+
+def test_the_log_writer_marks_its_life_and_its_last_word(layout: BoxLayout) -> None:
+    source = RingPair.create(layout.shared_memory_name("channel", "ingest@0.d0.1", 5), 4, 5)
+    assert source.writer_incarnation == 0 and not source.retired
+    sink = RingPair.attach(source.shared.name)
+    sink.claim(77)
+    assert source.writer_incarnation == 77
+    sink.retire()
+    assert source.retired
+    sink.close()
+    source.close()
+
+
+def test_completions_of_a_dead_source_are_read_by_its_next_life(layout: BoxLayout) -> None:
+    name = layout.shared_memory_name("channel", "ingest@0.d0.1", 5)
+    dead = RingPair.create(name, 4, 5)
+    sink = RingPair.attach(name)
+    sink.completion_producer(ENTRY).offer_all([(number, *range(7)) for number in range(3)])
+    assert [entry[0] for entry in dead.completion_consumer(ENTRY).poll(1)] == [0]
+    dead.close()
+    sink.close()
+    heir = RingPair.attach(name)
+    assert [entry[0] for entry in heir.completion_consumer(ENTRY)] == [1, 2]
+    heir.close()
+    heir.shared.unlink()
+    with pytest.raises(SharedObjectAbsent):
+        RingPair.attach(name)
