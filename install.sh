@@ -207,13 +207,15 @@ run_tests() {
         esac
     done
     say "The tests need: Python 3.$PYTHON_MINOR_MIN with venv and a Java runtime (installed with apt-get as root or by sudo if missing), the packages of"
-    say "pyproject.toml with its extra 'test' (into .venv), and the Debian packages $PEER_PACKAGES (unpacked under .venv/peers, no root needed)."
+    say "pyproject.toml with its extra 'test' (into .venv), the Debian packages $PEER_PACKAGES (unpacked under .venv/peers, no root needed), and"
+    say "JavaScript and Java clients from npm and Maven Central (220 MB under .venv/clients)."
     lock
     ensure_venv test
     ensure_java test
     ensure_peers
-    unlock
     cd "$ROOT"
+    "$VENV/bin/python" -m tests.support.client_packages >&2 || SKIPPED+=("JavaScript and Java clients: they could not be fetched")
+    unlock
     mkdir -p "$VENV/log"
     export PATH="$VENV/bin:$PEERS/bin:$PATH" PYTHONDONTWRITEBYTECODE=
     [ -z "$deep" ] || export MILLRACE_DEEP=1

@@ -7,21 +7,40 @@ Weak spot: sendfile of what is not in the page cache waits for the disk.
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
 import select
 import socket
 from collections import Counter as Tally
 
 from appliance.base.errors import ProtocolViolation
 from appliance.broker.box_view import BoxView
+from appliance.broker.closings import (
+    ADDRESS_LIMIT,
+    CLIENT_LEFT,
+    CONNECTION_LIMIT,
+    FRAME_TIMEOUT,
+    IDLE,
+    MEMORY_LIMIT,
+    SLOW_BODY,
+    STOPPING,
+    UNANSWERED,
+    Closings,
+)
 from appliance.broker.connection import Connection
 from appliance.broker.delayed import Delayed
 from appliance.broker.dispatch import Dispatch, Handler
 from appliance.broker.handlers.api_versions import ApiVersionsHandler
+from appliance.broker.handlers.describe_cluster import DescribeClusterHandler
+from appliance.broker.handlers.describe_topic_partitions import DescribeTopicPartitionsHandler
 from appliance.broker.handlers.fetch import FetchHandler
 from appliance.broker.handlers.forwarded import ForwardedHandler
 from appliance.broker.handlers.list_offsets import ListOffsetsHandler
 from appliance.broker.handlers.metadata import MetadataHandler
+from appliance.broker.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
 from appliance.broker.handlers.produce import ProduceHandler
+from appliance.broker.held_memory import HeldMemory
 from appliance.broker.receiver import Receiver
 from appliance.broker.transport import PlainTransport
 from appliance.ipc.controller_link import ControllerLink
@@ -36,6 +55,11 @@ ACCEPT_BURST = 64
 SWEEP_NS = 1_000_000_000
 LOG_READER_DEADLINE_MS = 10_000
 WAIT_FOR_DISKS_NS = 3_000_000_000
+SEGMENT_FILES_MIN, SEGMENT_FILES_MAX = 256, 8192
+DESCRIPTORS_RESERVED = 512
+"""For segments, channels and look-ups: connections never take these."""
+ACCEPT_PAUSE_NS = 100_000_000
+_NO_ROOM_TO_ACCEPT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 
 class AcceptorAgent:
@@ -62,12 +86,26 @@ class AcceptorAgent:
         self._controller = ControllerLink(context.layout, self._poller, self._clock, self._on_image_changed)
         budget_bytes = min(box.integer("disk.budget.bytes"), self._source.arena.size_bytes // len(disks))
         self._produce = ProduceHandler(self._view, self._source.arena, self._delayed, self._clock, counters, budget_bytes, self._mark_dirty)
-        self._fetch = FetchHandler(self._view, self._readers, self._delayed, self._clock, counters, box.integer("fetch.max.bytes"), self._mark_dirty)
+        self._fetch = FetchHandler(
+            self._view,
+            self._readers,
+            self._delayed,
+            self._clock,
+            counters,
+            box.integer("fetch.max.bytes"),
+            _segment_files_max(),
+            box.integer("max.incremental.fetch.session.cache.slots"),
+            _random_session_id,
+            self._mark_dirty,
+        )
         forwarded = ForwardedHandler(self._controller, self._mark_dirty)
         handlers: dict[int, Handler] = dict.fromkeys(SERVED_APIS, forwarded)
         handlers[ApiKey.FETCH] = self._fetch
-        handlers[ApiKey.LIST_OFFSETS] = ListOffsetsHandler(self._view, self._readers, counters, self._mark_dirty)
+        handlers[ApiKey.LIST_OFFSETS] = ListOffsetsHandler(self._view, self._readers, self._clock, counters, self._mark_dirty)
+        handlers[ApiKey.OFFSET_FOR_LEADER_EPOCH] = OffsetForLeaderEpochHandler(self._view, self._readers, counters, self._mark_dirty)
         handlers[ApiKey.METADATA] = MetadataHandler(self._view, self._controller, counters, box.flag("auto.create.topics.enable"), self._mark_dirty)
+        handlers[ApiKey.DESCRIBE_CLUSTER] = DescribeClusterHandler(self._view, self._mark_dirty)
+        handlers[ApiKey.DESCRIBE_TOPIC_PARTITIONS] = DescribeTopicPartitionsHandler(self._view, self._mark_dirty)
         handlers[ApiKey.API_VERSIONS] = ApiVersionsHandler(self._mark_dirty)
         self._dispatch = Dispatch(self._produce, handlers)
         self._receiver = Receiver(
@@ -76,11 +114,17 @@ class AcceptorAgent:
         self._listening = context.listen_sockets["kafka"]
         self._listening.setblocking(False)
         self._accepting = False
-        self._connections_max = box.integer("max.connections")
+        self._accept_again_ns = 0
+        self._accept_failures = counters.counter("acceptor.accept_failures")
+        self._closings = Closings(counters, self._clock, context.log)
+        self._held = HeldMemory(box.integer("acceptor.heap.bytes"))
+        self._held_bytes = counters.counter("acceptor.held_bytes")
+        self._connections_max = self._find_connections_max(box.integer("max.connections"))
         self._per_address_max = box.integer("max.connections.per.ip")
         self._idle_ns = box.integer("connections.max.idle.ms") * 1_000_000
         self._frame_timeout_ns = box.integer("request.frame.timeout.ms") * 1_000_000
         self._connections_open = counters.counter("acceptor.connections")
+        self._requests_parked = counters.counter("acceptor.parked")
         self._connections_accepted = counters.counter("acceptor.connections_accepted")
         self._sendfile_bytes = counters.counter("fetch.sendfile_bytes")
         self._connections_open.set(0)
@@ -102,14 +146,17 @@ class AcceptorAgent:
             self._load_image()
             work += 1
         if self._view.refresh():
+            self._fetch.files.keep_only(self._view.rows())
             work += 1
         if len(self._delayed):
             work += self._delayed.wake_moved()
             work += self._delayed.expire(now_ns)
-        if self._receiver.waiting_for_arena:
-            work += self._retry_waiting()
+        if self._receiver.somebody_waits:
+            work += self._receiver.retry(self._resume)
         if now_ns >= self._next_sweep_ns:
             self._sweep(now_ns)
+        if self._accept_again_ns and now_ns >= self._accept_again_ns:
+            self._start_accepting()
         while self._dirty:
             work += 1
             self._send(self._dirty.pop())
@@ -137,9 +184,7 @@ class AcceptorAgent:
 
     def begin_stop(self) -> None:
         self._stopping = True
-        if self._accepting:
-            self._poller.unregister(self._listening.fileno())
-            self._accepting = False
+        self._stop_accepting()
         for connection in self._connections.values():
             self._update_interest(connection)
 
@@ -150,7 +195,7 @@ class AcceptorAgent:
 
     def close(self) -> None:
         for connection in list(self._connections.values()):
-            self._close(connection, "")
+            self._close(connection, STOPPING)
         for reader in self._readers.values():
             reader.close()
         self._controller.close()
@@ -168,8 +213,7 @@ class AcceptorAgent:
         if self._clock.monotonic_ns() < self._wait_for_disks_until_ns and not all(proxy.serving for proxy in self._proxies.by_disk.values()):
             return
         self._ready = True
-        self._accepting = True
-        self._poller.register(self._listening.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE, self._on_acceptable)
+        self._start_accepting()
         self._context.notifier.ready()
 
     # -- news
@@ -202,18 +246,48 @@ class AcceptorAgent:
 
     # -- connections
 
+    def _find_connections_max(self, wanted: int) -> int:
+        """As the setting says, or fewer where the process may not open so many descriptors."""
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if allowed == resource.RLIM_INFINITY:
+            return wanted
+        possible = max(allowed - DESCRIPTORS_RESERVED - _segment_files_max(), allowed // 2)
+        if possible < wanted:
+            self._context.log.notice(f"takes {possible} connections, not the {wanted} of max.connections: it may open {allowed} descriptors (ulimit -Hn)")
+        return min(wanted, possible)
+
+    def _start_accepting(self) -> None:
+        self._accept_again_ns = 0
+        if not self._stopping and not self._accepting:
+            self._accepting = True
+            self._poller.register(self._listening.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE, self._on_acceptable)
+
+    def _stop_accepting(self) -> None:
+        if self._accepting:
+            self._accepting = False
+            self._poller.unregister(self._listening.fileno())
+
     def _on_acceptable(self, _events: int) -> None:
         for _ in range(ACCEPT_BURST):
             try:
                 sock, peer = self._listening.accept()
-            except OSError:
+            except OSError as error:
+                if error.errno in _NO_ROOM_TO_ACCEPT:
+                    # The client stays in the queue and the socket stays readable: without a pause we would spin.
+                    self._accept_failures.add()
+                    self._stop_accepting()
+                    self._accept_again_ns = self._clock.monotonic_ns() + ACCEPT_PAUSE_NS
                 return
             self._add_connection(sock, peer[0])
 
     def _add_connection(self, sock: socket.socket, address: str) -> None:
-        if len(self._connections) >= self._connections_max or self._per_address[address] >= self._per_address_max:
-            self._count_closed("connection-limit")
+        if len(self._connections) >= self._connections_max:
             sock.close()
+            self._closings.tell(CONNECTION_LIMIT, address, f"{self._connections_max} connections are open (max.connections)")
+            return
+        if self._per_address[address] >= self._per_address_max:
+            sock.close()
+            self._closings.tell(ADDRESS_LIMIT, address, f"it has {self._per_address_max} connections (max.connections.per.ip)")
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -232,7 +306,7 @@ class AcceptorAgent:
         if events & select.EPOLLIN and not connection.read_paused:
             self._receive(connection)
         elif events & (select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP):
-            self._close(connection, "")
+            self._close(connection, CLIENT_LEFT)
             return
         if events & select.EPOLLOUT and not connection.closed:
             self._send(connection)
@@ -241,15 +315,29 @@ class AcceptorAgent:
         connection.last_active_ns = self._clock.monotonic_ns()
         try:
             if not self._receiver.receive(connection):
-                self._close(connection, "")
+                self._close(connection, CLIENT_LEFT)
+                return
         except ProtocolViolation as violation:
             self._violated(connection, violation)
+            return
         except OSError:
-            self._close(connection, "")
+            self._close(connection, CLIENT_LEFT)
+            return
+        self._charge(connection)
+
+    def _charge(self, connection: Connection) -> None:
+        """Count what the connection holds; when all hold too much together, those that do so for longest have to go."""
+        if connection.closed or not (connection.held_bytes or connection.pending or connection.outgoing_bytes or connection.request_bytes):
+            return
+        held = self._held
+        held.update(connection)
+        if held.is_over:
+            for leaving in held.plan_shedding():
+                words = f"it holds {leaving.held_bytes} bytes of the {held.limit_bytes} that all connections may hold (acceptor.heap.bytes)"
+                self._close(leaving, MEMORY_LIMIT, words)
 
     def _violated(self, connection: Connection, violation: ProtocolViolation) -> None:
-        self._context.log.info(f"closed the connection from {connection.address}: {violation}")
-        self._close(connection, violation.reason)
+        self._close(connection, violation.reason, str(violation))
 
     def _mark_dirty(self, connection: Connection) -> None:
         self._dirty.add(connection)
@@ -258,13 +346,15 @@ class AcceptorAgent:
         """Send what is ready; go on reading what had to wait for it."""
         if connection.closed:
             return
+        if connection.outgoing:
+            connection.last_active_ns = self._clock.monotonic_ns()  # it takes what it asked for, however slowly
         try:
             stays_open = connection.collect_ready()
             sent_before = connection.sent_file_bytes
             connection.send_outgoing()
             self._sendfile_bytes.add(connection.sent_file_bytes - sent_before)
             if not stays_open:
-                self._close(connection, "produce-without-acks-failed")
+                self._close(connection, UNANSWERED)
                 return
             if connection.read_paused:
                 self._receiver.resume(connection)
@@ -272,9 +362,10 @@ class AcceptorAgent:
             self._violated(connection, violation)
             return
         except OSError:
-            self._close(connection, "")
+            self._close(connection, CLIENT_LEFT)
             return
         self._update_interest(connection)
+        self._charge(connection)
 
     def _pause_reading(self, connection: Connection) -> None:
         self._update_interest(connection)
@@ -286,37 +377,38 @@ class AcceptorAgent:
             connection.interest = interest
             self._poller.modify(connection.transport.fileno(), interest)
 
-    def _retry_waiting(self) -> int:
-        """Offer requests again that found no room in the arena, as long as room is there."""
-        waiting = self._receiver.waiting_for_arena
-        tried = 0
-        for connection in list(waiting):
-            del waiting[connection]
-            if connection.closed:
-                continue
-            tried += 1
-            try:
-                self._receiver.resume(connection)
-            except ProtocolViolation as violation:
-                self._violated(connection, violation)
-                continue
-            if connection.read_paused:
-                return 0
-            self._update_interest(connection)
-        return tried
+    def _resume(self, connection: Connection) -> None:
+        """Go on with a connection whose request found no room in the arena."""
+        try:
+            self._receiver.resume(connection)
+        except ProtocolViolation as violation:
+            self._violated(connection, violation)
+            return
+        self._update_interest(connection)
+        self._charge(connection)
 
     def _sweep(self, now_ns: int) -> None:
         """Once a second: close what is idle or dawdles; end questions that a log-reader does not answer."""
         self._next_sweep_ns = now_ns + SWEEP_NS
+        self._requests_parked.set(len(self._delayed))
         for connection in list(self._connections.values()):
             if connection.frame_since_ns and now_ns - connection.frame_since_ns > self._frame_timeout_ns:
-                self._close(connection, "frame-timeout")
+                self._close(connection, FRAME_TIMEOUT, "a request that it began did not come whole in time (request.frame.timeout.ms)")
             elif now_ns - connection.last_active_ns > self._idle_ns and not connection.replies:
-                self._close(connection, "idle")
+                self._close(connection, IDLE)
+            for reply in list(connection.replies):
+                if reply.awaited is not None and now_ns > reply.awaited.deadline_ns:
+                    reply.awaited.on_too_late()
+        for connection in self._receiver.slow_bodies(now_ns):
+            self._close(connection, SLOW_BODY, "others wait for the arena that its request holds, and it comes too slowly")
+        self._delayed.forget_closed()
+        self._closings.sweep(now_ns)
+        self._held_bytes.set(self._held.total_bytes)
         for reader in self._readers.values():
             reader.expire(now_ns)
 
-    def _close(self, connection: Connection, reason: str) -> None:
+    def _close(self, connection: Connection, reason: str, words: str = "") -> None:
+        """Close it and count why; `words` are for the log, if its client is to blame."""
         if connection.closed:
             return
         connection.closed = True
@@ -330,10 +422,23 @@ class AcceptorAgent:
         connection.outgoing.clear()
         connection.replies.clear()
         connection.transport.close()
+        self._held.forget(connection)
         self._dirty.discard(connection)
         self._connections_open.set(len(self._connections))
-        if reason:
-            self._count_closed(reason)
+        if words:
+            self._closings.tell(reason, connection.address, words)
+        else:
+            self._closings.count(reason)
 
-    def _count_closed(self, reason: str) -> None:
-        self._context.counters.counter(f'acceptor.closed{{reason="{reason}"}}').add()
+
+def _random_session_id() -> int:
+    """A fetch session's id says nothing, and another acceptor's hardly ever names one of ours."""
+    return int.from_bytes(os.urandom(4), "big") >> 1
+
+
+def _segment_files_max() -> int:
+    """How many segments may be open at once: a fetch of many partitions needs one for each, and must not push out its own."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if allowed == resource.RLIM_INFINITY:
+        return SEGMENT_FILES_MAX
+    return max(SEGMENT_FILES_MIN, min(SEGMENT_FILES_MAX, allowed // 8))

@@ -14,24 +14,27 @@ import base64
 import os
 from pathlib import Path
 
+from appliance.agents.config_administration import ConfigAdministration
 from appliance.agents.controller_requests import ControllerRequests
 from appliance.agents.controller_server import ControllerClient, ControllerServer
 from appliance.agents.disk_commands import DiskCommands
 from appliance.agents.image_publisher import ImagePublisher
+from appliance.agents.partition_administration import PartitionAdministration
 from appliance.agents.topic_administration import TopicAdministration
 from appliance.base.model import TopicId
 from appliance.ipc.frames import Frame
-from appliance.metadata import broker_registry, topic_registry
+from appliance.metadata import broker_registry, config_notifications, topic_registry
+from appliance.metadata.broker_configs import broker_configs
 from appliance.metadata.broker_registry import BrokerIdTaken
 from appliance.metadata.metadata_image import MetadataImage
 from appliance.metadata.operation import ControllerMoved, Operation, OperationRunner, Outcome, Publish
 from appliance.metadata.requests import ConnectionLost, GetChildren
 from appliance.metadata.session import SavedSession, SessionState, ZooKeeperSession
 from appliance.metadata.topic_configs import broker_config
-from appliance.metadata.znodes import BROKER_IDS, BROKER_TOPICS, CONTROLLER, DELETE_TOPICS, BoxRecord, BrokerRegistration
+from appliance.metadata.znodes import BROKER_IDS, BROKER_TOPICS, CONFIG_CHANGES, CONTROLLER, DELETE_TOPICS, BoxRecord, BrokerRegistration
 from appliance.replication.cluster import Cluster, DiskReport, topic_id_of
 from appliance.replication.controller import CreationDefaults, DiskSpace
-from appliance.replication.operations import Arrival, ForeignCluster, arrive, bring_up_disk, missing_partitions
+from appliance.replication.operations import Arrival, ForeignCluster, arrive, bring_up_disk, missing_partitions, reload_topic_config
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.runtime.poller import READABLE
 from appliance.shm.counters import read_counters
@@ -85,7 +88,12 @@ class ControllerAgent:
         self._ready_told = False
         self._stop_deadline_ms: int | None = None
         self._last_trouble = ""
-        self._looks = {BROKER_TOPICS: self._look_at_topics, DELETE_TOPICS: self._look_at_deletions, BROKER_IDS: self._look_at_brokers}
+        self._looks = {
+            BROKER_TOPICS: self._look_at_topics,
+            DELETE_TOPICS: self._look_at_deletions,
+            BROKER_IDS: self._look_at_brokers,
+            CONFIG_CHANGES: self._look_at_config_changes,
+        }
         self._changed_again: set[str] = set()
         disks = [disk.name for disk in box.disks]
         self.cluster = Cluster(box.broker_id, broker_config(box.settings), disks)
@@ -106,9 +114,19 @@ class ControllerAgent:
             context.log,
             self._on_failure,
         )
+        self._partitions = PartitionAdministration(self.cluster, self._runner, self._spaces, self._defaults(), context.counters, context.log, self._on_failure)
+        self._alterations = ConfigAdministration(self.cluster, self._runner, context.counters, context.log, self._on_failure)
         self._server = ControllerServer(context.layout.controller_socket, context.poller, self._on_frame, lambda: self._publisher.generation)
         self._requests = ControllerRequests(
-            self.cluster, self._administration, lambda: self._arrived, self._server.send, context.counters, context.clock.monotonic_ms
+            self.cluster,
+            self._administration,
+            self._partitions,
+            self._alterations,
+            broker_configs(box),
+            lambda: self._arrived,
+            self._server.send,
+            context.counters,
+            context.clock.monotonic_ms,
         )
         self._make_counters()
         self.session.start()
@@ -146,6 +164,8 @@ class ControllerAgent:
             self._reconsider_at_ms = now_ms + RECONSIDER_MS
             self._bring_up_disks()
             self._administration.reconsider()
+            self._partitions.reconsider()
+            self._alterations.reconsider()
         work += self._publisher.do_work(now_ns)
         work += self._requests.do_work()
         self._disks.flush()
@@ -313,6 +333,17 @@ class ControllerAgent:
     def _look_at_brokers(self) -> Operation[bool]:
         self.cluster.brokers = yield from broker_registry.read_brokers(watch=True)
         yield Publish()
+        return False
+
+    def _look_at_config_changes(self) -> Operation[bool]:
+        """Configs that somebody else changed. Our own changes come along here too, and are known already."""
+        names = yield from config_notifications.list_config_changes()
+        for name in sorted(names - self.cluster.config_changes):
+            topic = yield from config_notifications.topic_named_by(name)
+            if topic is not None:
+                yield from reload_topic_config(self.cluster, topic)
+        self.cluster.config_changes = names
+        yield from config_notifications.remove_old_config_changes(names, self._clock.wall_ms())
         return False
 
     # --- the disks ----------------------------------------------------------------------------------------------------------

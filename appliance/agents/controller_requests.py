@@ -1,25 +1,32 @@
 """Requests on `controller.sock`: Kafka's admin requests and automatic creation, decoded, waited for, answered.
 
-Owned by the controller process. Requests wait here while ZooKeeper is away, until their deadline. Weak spot: an answer is encoded when the last
-topic of a request is done or its deadline has passed; there is no partial answer.
+CreateTopics, DeleteTopics and automatic creation are here, the others in `partition_requests` and `config_requests`. Owned by the controller
+process. Requests wait here while ZooKeeper is away, until their deadline. Weak spot: an answer is encoded when the last topic of a request is done
+or its deadline has passed; there is no partial answer.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
+from appliance.agents.config_administration import ConfigAdministration
+from appliance.agents.config_descriptions import describe_topic
+from appliance.agents.config_requests import ConfigRequests
 from appliance.agents.controller_server import ControllerClient
+from appliance.agents.partition_administration import PartitionAdministration
+from appliance.agents.partition_requests import PartitionRequests
 from appliance.agents.topic_administration import Result, TopicAdministration
+from appliance.agents.waiting_request import NOT_CONTROLLER, ControllerRequest, Key, Waiting, told
 from appliance.base.errors import ErrorCode, ProtocolViolation
 from appliance.base.model import NO_TOPIC_ID, TopicId
 from appliance.ipc.controller_frames import AUTO_CREATE, AUTO_CREATE_DONE, KAFKA_REQUEST, KAFKA_RESPONSE, unpack_kafka_request
 from appliance.ipc.frames import Frame
-from appliance.metadata.topic_configs import TOPIC_CONFIG_ROWS
+from appliance.metadata.broker_configs import BrokerConfig
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.create_topics import CreatableTopic, CreatedTopic, CreatedTopicConfig, decode_create_topics, encode_create_topics_body
 from appliance.protocol.delete_topics import DeletedTopic, TopicToDelete, decode_delete_topics, encode_delete_topics_body
@@ -30,45 +37,9 @@ from appliance.replication.controller import TopicCreation
 from appliance.shm.counters import Counters
 
 AUTO_CREATE_TIMEOUT_MS = 30_000
-CONFIG_SOURCE_TOPIC = 1
-CONFIG_SOURCE_STATIC_BROKER = 4
-CONFIG_SOURCE_DEFAULT = 5
 _BATCHED_COORDINATORS_SINCE = 4
 
 Respond = Callable[[ControllerClient, int, int, bytes], None]
-Key = str | int
-
-
-class Waiting:
-    """A request whose topics are under way, or not even begun."""
-
-    __slots__ = ("begin", "begun", "deadline_ms", "finish", "keys", "results")
-
-    def __init__(self, keys: Iterable[Key], deadline_ms: int, begin: Callable[[Waiting], None], finish: Callable[[dict[Key, Result]], None]) -> None:
-        self.keys = list(keys)
-        self.results: dict[Key, Result] = {}
-        self.deadline_ms = deadline_ms
-        self.begin = begin
-        self.finish = finish
-        self.begun = False
-
-    @property
-    def is_done(self) -> bool:
-        return len(self.results) == len(self.keys)
-
-    def record(self, key: Key, result: Result) -> None:
-        self.results.setdefault(key, result)
-
-    def time_out(self) -> None:
-        for key in self.keys:
-            self.record(key, Result(ErrorCode.REQUEST_TIMED_OUT, "The request timed out."))
-
-
-class _Request(NamedTuple):
-    client: ControllerClient
-    token: int
-    version: int
-    body: bytes
 
 
 class ControllerRequests:
@@ -78,6 +49,9 @@ class ControllerRequests:
         self,
         cluster: Cluster,
         administration: TopicAdministration,
+        partitions: PartitionAdministration,
+        alterations: ConfigAdministration,
+        broker_configs: Mapping[str, BrokerConfig],
         can_begin: Callable[[], bool],
         respond: Respond,
         counters: Counters,
@@ -89,6 +63,16 @@ class ControllerRequests:
         self._respond = respond
         self._now_ms = now_ms
         self._waiting: list[Waiting] = []
+        configs = ConfigRequests(cluster, alterations, broker_configs, self._wait, self._answer, now_ms)
+        self._by_api: dict[int, Callable[[ControllerRequest], None]] = {
+            ApiKey.FIND_COORDINATOR: lambda request: self._answer(request, _no_coordinator(request.version, request.body)),
+            ApiKey.CREATE_TOPICS: self._on_create_topics,
+            ApiKey.DELETE_TOPICS: self._on_delete_topics,
+            ApiKey.CREATE_PARTITIONS: PartitionRequests(cluster, partitions, self._wait, self._answer, now_ms).on_create_partitions,
+            ApiKey.DESCRIBE_CONFIGS: configs.on_describe,
+            ApiKey.ALTER_CONFIGS: configs.on_replace,
+            ApiKey.INCREMENTAL_ALTER_CONFIGS: configs.on_alter,
+        }
         self._received = counters.counter("controller.requests")
         self._refused = counters.counter("controller.requests_unreadable")
         self._timed_out = counters.counter("controller.requests_timed_out")
@@ -109,17 +93,12 @@ class ControllerRequests:
 
     def _on_kafka_request(self, client: ControllerClient, frame: Frame) -> None:
         api_key, version, _client_id, body = unpack_kafka_request(frame.payload)
-        request = _Request(client, frame.token, version, body)
-        if api_key == ApiKey.FIND_COORDINATOR:
-            self._answer(request, _no_coordinator(version, body))
-        elif api_key == ApiKey.CREATE_TOPICS:
-            self._on_create_topics(request)
-        elif api_key == ApiKey.DELETE_TOPICS:
-            self._on_delete_topics(request)
-        else:
+        action = self._by_api.get(api_key)
+        if action is None:
             raise ProtocolViolation("unknown_api", f"the controller does not answer API {api_key}")
+        action(ControllerRequest(client, frame.token, version, body))
 
-    def _answer(self, request: _Request, body: bytes) -> None:
+    def _answer(self, request: ControllerRequest, body: bytes) -> None:
         self._respond(request.client, KAFKA_RESPONSE, request.token, body)
 
     # --- the wait -----------------------------------------------------------------------------------------------------------
@@ -151,7 +130,7 @@ class ControllerRequests:
 
     # --- CreateTopics -------------------------------------------------------------------------------------------------------
 
-    def _on_create_topics(self, request: _Request) -> None:
+    def _on_create_topics(self, request: ControllerRequest) -> None:
         decoded = decode_create_topics(request.body, 0, len(request.body), request.version)
         counts = Counter(topic.name for topic in decoded.topics)
         waiting = Waiting(
@@ -166,7 +145,7 @@ class ControllerRequests:
         for topic in _once(topics):
             on_result = partial(waiting.record, topic.name)
             if self._cluster.fence is None:
-                on_result(Result(ErrorCode.NOT_CONTROLLER, "This is not the correct controller for this cluster."))
+                on_result(NOT_CONTROLLER)
             elif counts[topic.name] > 1:
                 on_result(Result(ErrorCode.INVALID_REQUEST, "Create topics request from client contains multiple entries for this topic."))
             else:
@@ -178,24 +157,18 @@ class ControllerRequests:
     def _created(self, topic: CreatableTopic, results: dict[Key, Result]) -> CreatedTopic:
         result = results[topic.name]
         if result.code is not ErrorCode.NONE or result.plan is None:
-            return CreatedTopic(topic.name, NO_TOPIC_ID, result.code, result.message)
+            return CreatedTopic(topic.name, NO_TOPIC_ID, result.code, told(result.message))
         plan = result.plan
         configs = tuple(self._described_configs(plan.config))
         return CreatedTopic(topic.name, result.topic_id or NO_TOPIC_ID, 0, None, len(plan.assignment), plan.replication_factor, configs)
 
     def _described_configs(self, config: dict[str, str]) -> Iterable[CreatedTopicConfig]:
-        broker = self._cluster.broker_config
-        for name, row in TOPIC_CONFIG_ROWS.items():
-            if name in config:
-                yield CreatedTopicConfig(name, config[name], False, CONFIG_SOURCE_TOPIC)
-            elif name in broker:
-                yield CreatedTopicConfig(name, broker[name], False, CONFIG_SOURCE_STATIC_BROKER)
-            else:
-                yield CreatedTopicConfig(name, row.default, False, CONFIG_SOURCE_DEFAULT)
+        for described in describe_topic(config, self._cluster.broker_config, False, False):
+            yield CreatedTopicConfig(described.name, described.value, False, described.config_source)
 
     # --- DeleteTopics -------------------------------------------------------------------------------------------------------
 
-    def _on_delete_topics(self, request: _Request) -> None:
+    def _on_delete_topics(self, request: ControllerRequest) -> None:
         decoded = decode_delete_topics(request.body, 0, len(request.body), request.version)
         named: dict[int, tuple[str, TopicId]] = {}
         waiting = Waiting(
@@ -219,7 +192,7 @@ class ControllerRequests:
 
     def _deletion_refused(self, topic: TopicToDelete, version: int) -> Result | None:
         if self._cluster.fence is None:
-            return Result(ErrorCode.NOT_CONTROLLER, "This is not the correct controller for this cluster.")
+            return NOT_CONTROLLER
         if not self._administration.deletion_enabled:
             code = ErrorCode.INVALID_REQUEST if version < 3 else ErrorCode.TOPIC_DELETION_DISABLED
             return Result(code, "Topic deletion is disabled.")

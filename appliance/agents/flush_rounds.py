@@ -1,8 +1,10 @@
 """Flush rounds: what was appended reaches the platter beside the append loop, and recovery points follow.
 
-A round collects every log with unflushed bytes, syncs them in one thread (the GIL is released in fdatasync), then advances their recovery
-points and writes the checkpoints. Started by time or by unflushed bytes, so that a restart after a power cut scans little. Owned by the
-log-writer: collecting and advancing happen in its loop, syncing and checkpoint files in the thread.
+A round goes through all logs in slices, so that it never holds more than a few descriptors: it collects those of a slice that have unflushed
+bytes, syncs them in one thread (the GIL is released in fdatasync) and advances their recovery points; after the last slice the checkpoint is written.
+Started by time or by unflushed bytes, so that a restart after a power cut scans little. Owned by the log-writer: collecting and advancing
+happen in its loop, syncing and checkpoint files in the thread. What fails keeps its kind: DiskFull and OutOfDescriptors are tried again,
+a sync never. On a full disk no checkpoint is tried before there is room.
 Weak spot: a hung disk keeps the thread; the round is then never finished and no recovery point moves, which is the truth.
 """
 
@@ -14,16 +16,20 @@ from collections.abc import Callable
 from appliance.agents.hosted_partition import HostedPartition
 from appliance.agents.hosted_partitions import HostedPartitions
 from appliance.base.clock import Clock
-from appliance.base.errors import StorageFailed
+from appliance.base.errors import DiskFull, StorageFailed
 from appliance.base.model import TopicPartition
 from appliance.base.settings import Box
 from appliance.shm.counters import Counters
+from appliance.storage import file_io
 from appliance.storage.flush_round import FlushRound
 from appliance.storage.log_directory import LogDirectory
 
 HIGH_WATERMARK_CHECKPOINT_NS = 5_000_000_000
 SPACE_NS = 2_000_000_000
 DELETE_SLICE_BYTES = 256 << 20
+SLICE_LOGS = 64
+RESERVE_BYTES_MAX = 64 << 20
+"""So much, or a twentieth of a smaller disk, must be free before a full disk takes writes again: it should not be full at once."""
 
 
 class FlushRounds:
@@ -47,22 +53,62 @@ class FlushRounds:
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
         self._under_way: list[tuple[HostedPartition, FlushRound]] = []
+        self._to_flush: list[HostedPartition] = []
+        self._recovery_points_moved = False
+        self._is_full = False
+        self._found_space = False
         self._started_ns = 0
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether a slice of a round is done and the next one waits: `turn` then, not in a second."""
+        return bool(self._to_flush) and (self._thread is None or not self._thread.is_alive())
+
+    @property
+    def is_between_slices(self) -> bool:
+        return bool(self._to_flush)
+
+    def disk_is_full(self) -> None:
+        """A write met ENOSPC: from now on look for space, until `take_found_space`."""
+        self._is_full = True
+        self._found_space = False
+
+    def take_found_space(self) -> bool:
+        """Whether a full disk has room again (checkpoints could be written, and more than the reserve is free); said once."""
+        if not self._found_space:
+            return False
+        self._is_full = self._found_space = False
+        return True
+
     def turn(self) -> None:
-        """Once a second: finish a round, start one if it is due, publish free space. Raises StorageFailed after a failed sync."""
+        """Once a second, and when `goes_on`: finish a slice, take the next, start a round if it is due, publish free space.
+
+        Raises StorageFailed after a failed sync, DiskFull and OutOfDescriptors for what will be tried again.
+        """
         now_ns = self._clock.monotonic_ns()
         if self._thread is not None:
             if self._thread.is_alive():
                 return
             self._thread = None
-            if self._failure is not None:
-                raise StorageFailed(f"could not flush {self._directory.path}: {self._failure}") from self._failure
-            if self._finish_round(now_ns):
-                return
+            under_way, self._under_way = self._under_way, []
+            failure, self._failure = self._failure, None
+            if failure is not None:
+                self._give_up(under_way)
+                raise failure
+            self._advance(under_way)
+        if self._to_flush and self._next_slice(now_ns):
+            return
         unflushed = self._appended.value - self._appended_at_last_round
-        if unflushed and (now_ns - self._last_round_ns > self._interval_ns or unflushed > self._bytes_max):
+        if self._recovery_points_moved and not self._is_full:
+            self._recovery_points_moved = False
+            recovery_points = self._recovery_points()
+            self._run(lambda: self._save_recovery_points(recovery_points))
+        elif unflushed and (now_ns - self._last_round_ns > self._interval_ns or unflushed > self._bytes_max):
             self._start_round(now_ns)
+        elif self._is_full:
+            if now_ns - self._last_space_ns > SPACE_NS:
+                self._last_space_ns = now_ns
+                self._look_for_space()
         elif now_ns - self._last_watermarks_ns > HIGH_WATERMARK_CHECKPOINT_NS:
             self._last_watermarks_ns = now_ns
             watermarks = self._high_watermarks()
@@ -76,45 +122,95 @@ class FlushRounds:
         self._publish_space()
         self._directory.delete_some(DELETE_SLICE_BYTES)
 
-    def _publish_space(self) -> None:
+    def _look_for_space(self) -> None:
+        """In the thread: free what was deleted; with room again, the checkpoints tell whether files can be written (a quota lets them fail)."""
+        recovery_points, watermarks = self._recovery_points(), self._high_watermarks()
+
+        def look() -> None:
+            self._tidy()
+            space = self._publish_space()
+            if space.free_bytes > min(RESERVE_BYTES_MAX, space.total_bytes // 20):
+                self._save_recovery_points(recovery_points)
+                self._directory.save_high_watermarks(watermarks)
+                self._found_space = True
+
+        self._run(look)
+
+    def _save_recovery_points(self, recovery_points: dict[TopicPartition, int]) -> None:
+        try:
+            self._directory.save_recovery_points(recovery_points)
+        except DiskFull:
+            self._recovery_points_moved = True
+            raise
+
+    def _publish_space(self) -> file_io.Space:
         space = self._directory.space()
         self._free_bytes.set(space.free_bytes)
         self._total_bytes.set(space.total_bytes)
+        return space
 
     def _start_round(self, now_ns: int) -> None:
         self._last_round_ns = self._started_ns = now_ns
         self._appended_at_last_round = self._appended.value
-        self._under_way = []
-        for hosted in self._partitions.by_row.values():
-            flush = hosted.log.flush_files()
-            if flush is not None:
+        self._to_flush = list(self._partitions.by_row.values())
+        self._next_slice(now_ns)
+
+    def _next_slice(self, now_ns: int) -> bool:
+        """Sync the next logs that have something to sync. False: there are none, the round is over."""
+        files_left = self._partitions.room.for_flush_round
+        try:
+            while self._to_flush and files_left > 0 and len(self._under_way) < SLICE_LOGS:
+                hosted = self._to_flush.pop()
+                if self._partitions.by_row.get(hosted.row) is not hosted:
+                    continue  # deleted since
+                flush = hosted.log.flush_files(files_left)
+                if flush is None:
+                    continue
+                files_left -= len(flush.files)
                 self._under_way.append((hosted, flush))
-        under_way = self._under_way
+                if not flush.is_whole:
+                    self._to_flush.append(hosted)
+                    break
+        except StorageFailed:
+            under_way, self._under_way = self._under_way, []
+            self._give_up(under_way)
+            raise
+        if self._under_way:
+            under_way = self._under_way
 
-        def sync() -> None:
-            for _, flush in under_way:
-                flush.sync()
+            def sync() -> None:
+                for _, flush in under_way:
+                    flush.sync()
 
-        self._run(sync)
-
-    def _finish_round(self, now_ns: int) -> bool:
-        """Advance recovery points after a sync; their checkpoint file is the next thing the thread does. False: it was no sync."""
-        under_way, self._under_way = self._under_way, []
-        if not under_way:
-            return False
-        for hosted, flush in under_way:
-            hosted.log.advance_recovery_point(flush.end_offset)
+            self._run(sync)
+            return True
         self._rounds.add()
         self._round_time.add((now_ns - self._started_ns) // 1000)
-        recovery_points = self._recovery_points()
-        self._run(lambda: self._directory.save_recovery_points(recovery_points))
-        return True
+        return False
+
+    def _advance(self, under_way: list[tuple[HostedPartition, FlushRound]]) -> None:
+        for hosted, flush in under_way:
+            hosted.log.advance_recovery_point(flush.end_offset)
+            self._recovery_points_moved = True
+        if under_way and not self._to_flush:
+            self._rounds.add()
+            self._round_time.add((self._clock.monotonic_ns() - self._started_ns) // 1000)
+
+    def _give_up(self, under_way: list[tuple[HostedPartition, FlushRound]]) -> None:
+        """The round was not carried out: if that heals, the next one has everything to do again."""
+        for hosted, flush in under_way:
+            hosted.log.take_back(flush)
+        if self._to_flush or under_way:
+            self._to_flush.clear()
+            self._appended_at_last_round = -1
 
     def _run(self, work: Callable[[], None]) -> None:
         def body() -> None:
             try:
                 work()
-            except Exception as failure:  # handed to the loop, which takes the directory offline
+            except OSError as error:
+                self._failure = file_io.storage_failure(f"flush {self._directory.path}", error)
+            except Exception as failure:  # handed to the loop, which knows what it means
                 self._failure = failure
 
         self._thread = threading.Thread(target=body, name="flush-round", daemon=True)

@@ -60,11 +60,15 @@ class HostedPartition:
         self.leader_epoch = leader_epoch
         self.isr = isr
         self.replicas = replicas
-        self.config_generation = config_generation
-        self.min_insync_replicas = min(self.log.config.min_insync_replicas, max(1, len(replicas)))
         self._advance_high_watermark()
-        self.publish()
+        self.take_config(config_generation)
         self.table.announce()
+
+    def take_config(self, config_generation: int) -> None:
+        """The log has new configs: produces that were checked under the old ones are refused from now on; publishes."""
+        self.config_generation = config_generation
+        self.min_insync_replicas = min(self.log.config.min_insync_replicas, max(1, len(self.replicas)))
+        self.publish()
 
     def publish_append(self) -> None:
         """After an append: advance the high watermark and publish what moved."""

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from appliance.agents.descriptor_room import DescriptorRoom
 from appliance.agents.hosted_partition import HostedPartition
 from appliance.base.clock import Clock
+from appliance.base.errors import ErrorCode, OutOfDescriptors, RequestRefused, StorageFailed
 from appliance.base.model import TopicId, TopicPartition
-from appliance.shm.partition_table import ROLE_NONE, PartitionTableWriter
+from appliance.shm.partition_table import ROLE_NONE, ROWS, PartitionTableWriter, TableFull
 from appliance.storage.log import Log
 from appliance.storage.log_config import LogConfig
 from appliance.storage.log_directory import LogDirectory
-from appliance.storage.recovery import CLEAN, Recovery
+from appliance.storage.recovery import CLEAN, Recovery, Unclean
 
 
 class HostedPartitions:
@@ -26,6 +28,7 @@ class HostedPartitions:
         self.directory = directory
         self.table = table
         self._clock = clock
+        self.room = DescriptorRoom()
         self.by_row: dict[int, HostedPartition] = {}
         self._by_identity: dict[tuple[TopicId, int], HostedPartition] = {}
 
@@ -41,21 +44,58 @@ class HostedPartitions:
     def open(
         self, topic_partition: TopicPartition, topic_id: TopicId, config: Mapping[str, str], recovery: Recovery, log_start_offset: int, high_watermark: int
     ) -> HostedPartition:
-        """Open (and recover) the log of a partition whose directory exists, and give it a row."""
+        """Open (and recover) the log of a partition whose directory exists, and give it a row. Raises StorageFailed; TableFull and
+        OutOfDescriptors when this disk has as many open logs as it can."""
+        if not self.table.free_rows:
+            raise TableFull(f"{self.directory.path} serves {ROWS} partitions already; add a disk or delete topics")
         path = f"{self.directory.path}/{topic_partition}"
         log = Log.open(path, topic_partition, topic_id, LogConfig.from_topic_config(config), self._clock, recovery, log_start_offset)
+        if log.highest_descriptor >= self.room.for_logs:
+            log.abandon()
+            raise OutOfDescriptors(
+                f"{self.directory.path} has {len(self)} open logs, and the limit of {self.room.limit} open files leaves room for no more; "
+                "raise the hard limit (ulimit -Hn; LimitNOFILE= in a unit), add a disk or delete topics"
+            )
         hosted = HostedPartition(topic_partition, topic_id, log, self.table, high_watermark)
         self.by_row[hosted.row] = hosted
         self._by_identity[(topic_id, topic_partition.partition)] = hosted
         return hosted
 
     def create(self, topic_partition: TopicPartition, topic_id: TopicId, config: Mapping[str, str]) -> HostedPartition:
-        """Make directory and log of a new partition; the same topic id again changes nothing. Raises RequestRefused for another id."""
+        """Make directory and log of a new partition; the same topic id again changes nothing. Raises RequestRefused for another id, and when
+        there is no row or no descriptor for it; of what is refused nothing stays."""
         existing = self.find(topic_id, topic_partition.partition)
         if existing is not None:
             return existing
-        self.directory.create_partition(topic_partition.topic, topic_partition.partition, topic_id)
-        return self.open(topic_partition, topic_id, config, CLEAN, 0, 0)
+        if not self.table.free_rows:
+            raise RequestRefused(
+                ErrorCode.POLICY_VIOLATION, f"{self.directory.path} holds {ROWS} partitions, the most that a disk can; add a disk or delete topics"
+            )
+        is_new = not self.directory.holds(topic_partition)
+        try:
+            self.directory.create_partition(topic_partition.topic, topic_partition.partition, topic_id)
+            if is_new:
+                return self.open(topic_partition, topic_id, config, CLEAN, 0, 0)
+            return self._open_found(topic_partition, topic_id, config)
+        except StorageFailed as failure:
+            if is_new:
+                self.directory.undo_creation(topic_partition)
+            if isinstance(failure, OutOfDescriptors):
+                raise RequestRefused(ErrorCode.POLICY_VIOLATION, str(failure)) from failure
+            raise
+
+    def _open_found(self, topic_partition: TopicPartition, topic_id: TopicId, config: Mapping[str, str]) -> HostedPartition:
+        """A former life made it, or this one left it unserved: nobody says that its files are whole."""
+        directory = self.directory
+        if not directory.is_unserved(topic_partition):
+            return self.open(topic_partition, topic_id, config, Unclean(0), 0, 0)
+        recovery_point, high_watermark, log_start_offset = (
+            offsets.get(topic_partition, 0) for offsets in (directory.recovery_points, directory.high_watermarks, directory.log_start_offsets)
+        )
+        hosted = self.open(topic_partition, topic_id, config, Unclean(recovery_point), log_start_offset, high_watermark)
+        hosted.needs_epoch_bump = True
+        directory.serve_again(topic_partition)
+        return hosted
 
     def delete(self, topic_partition: TopicPartition, topic_id: TopicId) -> None:
         """Take a partition out: row first, so that nobody is sent to it, then its directory is renamed and later removed. Twice is once."""
@@ -64,7 +104,7 @@ class HostedPartitions:
             hosted.withdraw(ROLE_NONE)
             self.table.remove_row(hosted.row)
             del self.by_row[hosted.row]
-            hosted.log.close()
+            hosted.log.abandon()  # nobody will read it again: no reason to wait for the disk
         elif self._names_another(topic_partition, topic_id):
             return
         self.directory.mark_deleted(topic_partition)

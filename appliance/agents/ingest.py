@@ -3,6 +3,7 @@
 One turn: completions and deaths of log-writers, news of tables and image, batches that are due; then the poller hands it datagrams and
 streams. Alone owns its senders' connections, its arena and its rings; the books it keeps in its counters are taken over
 by its next life. It never touches a log directory.
+One dead disk stops nobody: the partitions of others take its lines (`ingest_disks`, `ingest_outlet`).
 Weak: a partition led by another box cannot be reached yet; its lines wait until its budget is used up, and then its senders do.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import orjson
 
+from appliance.agents.ingest_disks import IngestDisks
 from appliance.agents.ingest_outlet import IngestOutlet, OutgoingBatch
 from appliance.agents.ingest_previous_life import IngestPreviousLife
 from appliance.agents.syslog_connections import SyslogConnections
@@ -60,6 +62,7 @@ class IngestAgent:
         self._controller = ControllerLink(context.layout, self._poller, self._clock, self._on_image_changed)
         budget_bytes = min(box.integer("disk.budget.bytes"), self._source.arena.size_bytes // len(disks))
         self._outlet = IngestOutlet(self._topic, self._source.arena, self._view, budget_bytes, self._clock, counters, log, self._on_blocked)
+        self._disks = IngestDisks(self._proxies, counters, log)
         self._intake = SyslogIntake(box, self._clock, counters)
         max_message_bytes = box.integer("ingest.syslog.max.message.bytes")
         self._connections = SyslogConnections(
@@ -92,6 +95,9 @@ class IngestAgent:
             self._load_image()
             work += 1
         work += self._view.refresh()
+        if self._disks.look(now_ns):
+            self._outlet.set_dead_disks(self._disks.dead)
+            work += 1
         if not self._previous_life.settled:
             work += self._previous_life.settle(now_ns, self._writer_incarnation)
         if self._topic_image is None:
@@ -258,8 +264,9 @@ class IngestAgent:
         return int(proxy.writer_info["incarnation"]) if proxy.serving else None
 
     def _on_blocked(self, blocked: frozenset[int]) -> None:
-        """Disks went over their budget, or are below it again."""
+        """Disks went over their budget, or are below it again; or died, or came back."""
         self._intake.batcher.block(blocked)
+        self._intake.batcher.avoid(self._outlet.dead)
         topic = self._topic_image
         if self._ready and not self._drained:
             self._datagrams.read(topic is None or len(blocked) < len(topic.partitions))

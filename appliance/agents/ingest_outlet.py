@@ -2,9 +2,11 @@
 
 Owned by one ingest agent. Each partition has one queue in the order in which its batches were closed; what failed in a way that may
 heal, or was under way when a log-writer died, goes back to its place and is offered again (`ingest.resent`). Batches are charged to the disk
-of their partition from the moment they are closed; a disk beyond its budget blocks its partitions (`blocked`), and no others.
+of their partition from the moment they are closed; a disk beyond its budget blocks its partitions (`blocked`), and no others. While a
+disk is dead (`dead_disks`), the next partition whose disk lives takes the lines of its partitions, and what waits for it moves there.
 Weak: when one batch of several under way is refused and a later one is not, they are stored out of order; and at-least-once is
-the promise: a batch that a dying log-writer had appended without saying so is appended again.
+the promise: a batch that a dying log-writer had appended without saying so is appended again. The order of a key's lines holds within a
+partition: when its disk dies or comes back, lines before and after are in two partitions.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from appliance.base.logging import Logger
 from appliance.broker.box_view import BoxView, Placement
 from appliance.ingest.accounting import COUNTED_COUNTER, RESENT_COUNTER, STORED_COUNTER, LossReason
 from appliance.ingest.batcher import ReadyBatch
+from appliance.ingest.partitioner import stand_in
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
@@ -48,10 +51,11 @@ _NO_SLOT = -1
 class OutgoingBatch:
     """One batch on its way. Its bytes are in the arena (`slot`), or in `data` while the arena has no room."""
 
-    __slots__ = ("charge", "data", "disk", "partition", "record_count", "sequence", "size_bytes", "slot", "was_offered")
+    __slots__ = ("charge", "closed_ns", "data", "disk", "partition", "record_count", "sequence", "size_bytes", "slot", "was_offered")
 
-    def __init__(self, ready: ReadyBatch, sequence: int) -> None:
+    def __init__(self, ready: ReadyBatch, sequence: int, closed_ns: int) -> None:
         self.partition, self.data, self.record_count = ready
+        self.closed_ns = closed_ns
         self.sequence = sequence
         self.size_bytes = len(ready.data)
         self.charge = Arena.rounded_size(self.size_bytes)
@@ -82,6 +86,9 @@ class IngestOutlet:
         self._log = log
         self._on_blocked = on_blocked
         self._disks: list[str] = []
+        self._dead_disks: frozenset[str] = frozenset()
+        self.dead: frozenset[int] = frozenset()
+        """Partitions whose disk is dead, while another's lives."""
         self._charged: dict[str, int] = {}
         self._over_budget: set[str] = set()
         self._waiting: dict[int, deque[OutgoingBatch]] = {}
@@ -91,10 +98,12 @@ class IngestOutlet:
         self.blocked: frozenset[int] = frozenset()
         self._stored = counters.counter(STORED_COUNTER)
         self._resent = counters.counter(RESENT_COUNTER)
+        self._moved = counters.counter("ingest.moved")
         self._refused = counters.counter(COUNTED_COUNTER.format(reason=LossReason.REFUSED))
         self._shutdown = counters.counter(COUNTED_COUNTER.format(reason=LossReason.SHUTDOWN))
         self._batches = counters.counter("ingest.batches")
         self._batch_bytes = counters.counter("ingest.batch_bytes")
+        self._latency = counters.histogram("ingest.batch_us")
         self._blockings = counters.counter("ingest.disk_over_budget")
         self._refusals_logged: set[int] = set()
 
@@ -117,16 +126,33 @@ class IngestOutlet:
         """The topic's partitions by the disks that hold them on this box ("" elsewhere or unknown). Fewer than before: the topic was made anew."""
         self._disks = disks
         for partition in [partition for partition in self._waiting if partition >= len(disks)]:
-            queue = self._waiting.pop(partition)
-            for batch in queue:
+            self._retry_at_ns.pop(partition, None)
+            for batch in self._waiting.pop(partition):
                 batch.partition = partition % len(disks)
+                self._put_back(batch)
+        self._look_at_disks()
+
+    def set_dead_disks(self, disks: frozenset[str]) -> None:
+        """Which disks are dead now. What waits for them is partitioned anew; what is under way comes back and is then."""
+        self._dead_disks = disks
+        self._look_at_disks()
+
+    def _look_at_disks(self) -> None:
+        dead = frozenset(partition for partition, disk in enumerate(self._disks) if disk in self._dead_disks)
+        self.dead = dead if len(dead) < len(self._disks) else frozenset()  # nobody to stand in: lines wait, as for one that is slow
+        for partition in [partition for partition in self._waiting if partition in self.dead]:
+            self._retry_at_ns.pop(partition, None)
+            for batch in self._waiting.pop(partition):
                 self._put_back(batch)
         self._look_at_budgets()
 
     def put(self, batches: list[ReadyBatch]) -> None:
         """Take closed batches; they are offered at once if nothing of their partition waits."""
         for ready in batches:
-            batch = OutgoingBatch(ready, self._next_sequence)
+            batch = OutgoingBatch(ready, self._next_sequence, self._clock.monotonic_ns())
+            if batch.partition in self.dead:  # it was open when the disk died
+                batch.partition = stand_in(batch.partition, len(self._disks), self.dead)
+                self._moved.add(batch.record_count)
             self._next_sequence += 1
             self._batches.add()
             self._batch_bytes.add(batch.size_bytes)
@@ -157,7 +183,9 @@ class IngestOutlet:
                 self._over_budget.add(disk)
             elif charged <= self._budget_bytes * UNBLOCK_SHARE:
                 self._over_budget.discard(disk)
-        self.blocked = frozenset(partition for partition, disk in enumerate(self._disks) if disk in self._over_budget)
+        self.blocked = frozenset(
+            partition for partition in range(len(self._disks)) if self._disks[stand_in(partition, len(self._disks), self.dead)] in self._over_budget
+        )
         self._on_blocked(self.blocked)
 
     # -- out
@@ -217,9 +245,10 @@ class IngestOutlet:
         code = entry[2]
         if not code:
             self._stored.add(batch.record_count)
+            self._latency.record(self._clock.monotonic_ns() - batch.closed_ns)
             self._discharge(batch)
         elif code in RETRIABLE:
-            self._put_back(batch)
+            self._come_back(batch)
             self._retry_at_ns[batch.partition] = self._clock.monotonic_ns() + RETRY_NS
         else:
             self._refused.add(batch.record_count)
@@ -232,15 +261,31 @@ class IngestOutlet:
     def on_lost(self, batch: OutgoingBatch) -> None:
         """Its log-writer died first; whether it is in the log is not known, so it goes again."""
         self._under_way.discard(batch)
+        self._come_back(batch)
+
+    def _come_back(self, batch: OutgoingBatch) -> None:
+        was_for = batch.disk
         self._put_back(batch)
+        if batch.disk != was_for:
+            self._look_at_budgets()
 
     def _put_back(self, batch: OutgoingBatch) -> None:
-        """Back to its place in the queue: before everything that was closed later."""
+        """Back to its place in the queue: before everything that was closed later. In the queue of another partition, if its disk is dead."""
+        if batch.partition in self.dead:
+            self._move(batch, stand_in(batch.partition, len(self._disks), self.dead))
         queue = self._waiting.setdefault(batch.partition, deque())
         place = 0
         while place < len(queue) and queue[place].sequence < batch.sequence:
             place += 1
         queue.insert(place, batch)
+
+    def _move(self, batch: OutgoingBatch, partition: int) -> None:
+        """To another partition, and to the budget of its disk; the caller looks at the budgets."""
+        self._moved.add(batch.record_count)
+        self._charged[batch.disk] -= batch.charge
+        batch.partition = partition
+        batch.disk = self._disks[partition]
+        self._charged[batch.disk] = self._charged.get(batch.disk, 0) + batch.charge
 
     def ms_to_next_try(self, now_ns: int, limit_ms: int) -> int:
         """How long a wait may be, at most `limit_ms`."""

@@ -11,18 +11,68 @@ import array
 import os
 import select
 import socket
-from collections import OrderedDict
+from collections import OrderedDict, deque
 
 from appliance.base.errors import ErrorCode, StorageFailed
 from appliance.base.model import TopicPartition
 from appliance.ipc.frames import listen_unix
-from appliance.ipc.log_reader_messages import LOOKUP, MAX_MESSAGE_BYTES, MAX_TIMESTAMP, OPEN, TIME, Answer, Question, pack_answer, unpack_question
+from appliance.ipc.log_reader_messages import (
+    EPOCH_AT,
+    EPOCH_END,
+    LOOKUP,
+    MAX_MESSAGE_BYTES,
+    MAX_TIMESTAMP,
+    OFFSETS_MAX,
+    OPEN,
+    SEGMENTS,
+    TIME,
+    Answer,
+    Question,
+    pack_answer,
+    unpack_question,
+)
 from appliance.records.corrupt_batch import CorruptBatch
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.storage.reading import LogReading, OffsetOutOfRange
 
 READINGS_MAX = 512
 QUESTIONS_A_TURN = 64
+
+
+_INTEREST = select.EPOLLIN | select.EPOLLRDHUP
+
+
+class _Asker:
+    """One acceptor's connection and the answers that its socket did not take yet; it is not read while there are any."""
+
+    __slots__ = ("sock", "unsent")
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.unsent: deque[tuple[bytes, int]] = deque()
+
+    def flush(self) -> bool:
+        """Send what the socket takes; True when all has left. A descriptor is ours until then. Raises OSError when the asker is gone."""
+        while self.unsent:
+            message, descriptor = self.unsent[0]
+            try:
+                if descriptor < 0:
+                    self.sock.send(message)
+                else:
+                    self.sock.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))])
+            except (BlockingIOError, InterruptedError):
+                return False
+            self.unsent.popleft()
+            if descriptor >= 0:
+                os.close(descriptor)
+        return True
+
+    def close(self) -> None:
+        for _, descriptor in self.unsent:
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.unsent.clear()
+        self.sock.close()
 
 
 class LogReaderAgent:
@@ -33,11 +83,13 @@ class LogReaderAgent:
         self._poller = context.poller
         self._disk = context.box.disk(context.instance)
         self._readings: OrderedDict[tuple[str, int], tuple[LogReading, int]] = OrderedDict()
-        self._askers: dict[int, socket.socket] = {}
+        self._askers: dict[int, _Asker] = {}
         self._work = 0
         counters = context.counters
         self._answers = {kind: counters.counter(f'log_reader.answers{{kind="{name}"}}') for kind, name in _KIND_NAMES.items()}
         self._errors = counters.counter("log_reader.errors")
+        self._clock = context.clock
+        self._latencies = {kind: counters.histogram(f'log_reader.answer_us{{kind="{name}"}}') for kind, name in _KIND_NAMES.items()}
         self._listening = listen_unix(context.layout.log_reader_socket(self._disk.name), socket.SOCK_SEQPACKET)
         self._poller.register(self._listening.fileno(), select.EPOLLIN, self._on_connection)
         context.notifier.ready()
@@ -75,17 +127,29 @@ class LogReaderAgent:
 
     def _on_connection(self, _events: int) -> None:
         try:
-            asker, _ = self._listening.accept()
+            sock, _ = self._listening.accept()
         except OSError:
             return
-        asker.setblocking(False)
-        self._askers[asker.fileno()] = asker
-        self._poller.register(asker.fileno(), select.EPOLLIN | select.EPOLLRDHUP, lambda _events: self._on_question(asker))
+        sock.setblocking(False)
+        asker = _Asker(sock)
+        self._askers[sock.fileno()] = asker
+        self._poller.register(sock.fileno(), _INTEREST, lambda _events: self._on_event(asker))
 
-    def _on_question(self, asker: socket.socket) -> None:
+    def _on_event(self, asker: _Asker) -> None:
+        """Go on with answers that had to wait, then with questions."""
+        try:
+            if asker.unsent:
+                if not asker.flush():
+                    return
+                self._poller.modify(asker.sock.fileno(), _INTEREST)
+            self._take_questions(asker)
+        except OSError:
+            self._forget(asker)
+
+    def _take_questions(self, asker: _Asker) -> None:
         for _ in range(QUESTIONS_A_TURN):
             try:
-                message = asker.recv(MAX_MESSAGE_BYTES)
+                message = asker.sock.recv(MAX_MESSAGE_BYTES)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
@@ -94,32 +158,20 @@ class LogReaderAgent:
                 self._forget(asker)
                 return
             self._work += 1
+            started_ns = self._clock.monotonic_ns()
             question = unpack_question(message)
             answer, descriptor = self._answer(question)
-            try:
-                self._send(asker, answer, descriptor)
-            except OSError:
-                self._forget(asker)
+            if question.kind in self._latencies:
+                self._latencies[question.kind].record(self._clock.monotonic_ns() - started_ns)
+            asker.unsent.append((pack_answer(answer), descriptor))
+            if not asker.flush():
+                self._poller.modify(asker.sock.fileno(), select.EPOLLOUT | select.EPOLLRDHUP)
                 return
 
-    def _forget(self, asker: socket.socket) -> None:
-        self._poller.unregister(asker.fileno())
-        del self._askers[asker.fileno()]
+    def _forget(self, asker: _Asker) -> None:
+        self._poller.unregister(asker.sock.fileno())
+        del self._askers[asker.sock.fileno()]
         asker.close()
-
-    def _send(self, asker: socket.socket, answer: Answer, descriptor: int) -> None:
-        """An asker whose socket is full does not get this answer; its deadline tells it."""
-        try:
-            if descriptor < 0:
-                asker.send(pack_answer(answer))
-                return
-            rights = array.array("i", [descriptor])
-            asker.sendmsg([pack_answer(answer)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-        except (BlockingIOError, InterruptedError):
-            self._errors.add()
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
 
     def _answer(self, question: Question) -> tuple[Answer, int]:
         """The answer, and a descriptor to send along and close (-1: none)."""
@@ -156,9 +208,15 @@ class LogReaderAgent:
                 kind, token, 0, located.segment_base_offset, located.position, located.batch_size_bytes, located.segment_size_bytes, located.base_offset
             )
             return answer, -1
+        if kind == SEGMENTS:
+            return Answer(kind, token, 0, offsets=tuple(reading.segments_modified_by(question.value_a, OFFSETS_MAX))), -1
+        if kind == EPOCH_END:
+            return Answer(kind, token, 0, *reading.epoch_end(question.value_a, question.value_b)), -1
+        if kind == EPOCH_AT:
+            return Answer(kind, token, 0, reading.epoch_at(question.value_a)), -1
         found = reading.offset_for_timestamp(question.value_a, question.value_b) if kind == TIME else reading.offset_of_max_timestamp(question.value_b)
         if found is None:
-            return Answer(kind, token, 0, -1, -1), -1
+            return Answer(kind, token, 0, -1, -1, -1), -1
         return Answer(kind, token, 0, *found), -1
 
     def _reading(self, question: Question) -> LogReading:
@@ -175,4 +233,12 @@ class LogReaderAgent:
         return reading
 
 
-_KIND_NAMES = {OPEN: "open", LOOKUP: "lookup", TIME: "time", MAX_TIMESTAMP: "max_timestamp"}
+_KIND_NAMES = {
+    OPEN: "open",
+    LOOKUP: "lookup",
+    TIME: "time",
+    MAX_TIMESTAMP: "max_timestamp",
+    SEGMENTS: "segments",
+    EPOCH_END: "epoch_end",
+    EPOCH_AT: "epoch_at",
+}

@@ -1,22 +1,24 @@
 """The log-writer: alone owns every file of one log directory, its partition table, and the high watermarks of the partitions on it.
 
 Starting, it opens the directory, recovers one log a turn, and only then listens. One turn of serving: take all descriptors that are there
-(bounded), group produces by partition, one write a partition, rows, then one burst of completions a source. When its directory
-fails it says so in the table and refuses everything; nobody else notices. No asyncio, no numpy, no client socket.
+(bounded), group produces by partition, one write a partition, rows, then one burst of completions a source. Commands come after that, for a few
+milliseconds a turn: creating a thousand partitions must not make producers wait. When its directory fails it says so in the table and refuses
+everything; when it is full it refuses what writes until there is room; nobody else notices. No asyncio, no numpy, no client socket.
 Weak spot: a turn waits for its own disk whenever the kernel makes a write to the page cache wait.
 """
 
 from __future__ import annotations
 
 import select
+from collections import deque
 from typing import Any
 
 from appliance.agents.flush_rounds import FlushRounds
 from appliance.agents.hosted_partition import HostedPartition
 from appliance.agents.log_writer_commands import LogWriterCommands
 from appliance.agents.log_writer_startup import LogWriterStartup
-from appliance.base.errors import DiskFull, ErrorCode, StorageFailed
-from appliance.base.invariants import check
+from appliance.base.errors import DiskFull, ErrorCode, OutOfDescriptors, StorageFailed
+from appliance.base.invariants import InvariantViolation
 from appliance.base.layout import boot_id
 from appliance.ipc.channel import SinkChannel
 from appliance.ipc.descriptors import DescriptorKind
@@ -36,7 +38,14 @@ from appliance.storage.append_plan import RefusedBatch
 
 DESCRIPTOR_BURST = 256
 """Descriptors taken from one source in one turn."""
+COMMANDS_NS = 10_000_000
+"""Time for commands in one turn; the one that is under way then is finished."""
 HOUSEKEEPING_NS = 1_000_000_000
+SLICE_PARK_MS = 5
+"""The longest wait between the slices of a flush round."""
+DESCRIPTORS_TOLD_NS = 10_000_000_000
+"""Not more often is it said that descriptors are short."""
+_CONTROLLER = "controller"
 _PRODUCE = int(DescriptorKind.PRODUCE)
 _ACKS_ALL_FLAG = 1
 
@@ -58,7 +67,13 @@ class LogWriterAgent:
         self._table = PartitionTableWriter.create(table_name, context.incarnation)
         self._doorbell = Doorbell(self._table.shared.words, SLEEPING_WORD)
         self._poller.register(self._doorbell.fileno(), select.EPOLLIN, self._doorbell.drain)
-        self._startup: LogWriterStartup | None = LogWriterStartup(context, self._disk, self._table)
+        try:
+            self._startup: LogWriterStartup | None = LogWriterStartup(context, self._disk, self._table)
+        except BaseException:
+            self._table.close()  # nobody saw it: the next life needs what older ones left, not this
+            raise
+        self._late: LogWriterStartup | None = None
+        """While logs wait for space: who opens them when there is some."""
         self._directory = self._startup.directory
         self._partitions = self._startup.partitions
         self._boot = self._startup.boot
@@ -69,6 +84,12 @@ class LogWriterAgent:
         self._rows_moved = False
         self._offline = ""
         self._is_full = False
+        self._owes_commands = False
+        """The controller was refused something for want of space: it asks again when it is let in anew."""
+        self._postponed: dict[SinkChannel, deque[tuple[Any, ...]]] = {}
+        """What a source offered from its first command on, in order; it is not polled before that is done."""
+        self._descriptors_told_ns = 0
+        self._dropped = counters.counter("log_writer.dropped_of_dead_sources")
         self._next_housekeeping_ns = 0
         self._appends = counters.counter("log_writer.append_calls")
         self._batches = counters.counter("log_writer.batches")
@@ -76,6 +97,7 @@ class LogWriterAgent:
         self._bytes = counters.counter("log_writer.bytes")
         self._refused = counters.counter("log_writer.refused")
         self._storage_failures = counters.counter("log_writer.storage_failures")
+        self._latency = counters.histogram("log_writer.append_round_us")
         counters.set_state("recovering")
 
     # -- duty cycle
@@ -84,16 +106,28 @@ class LogWriterAgent:
         if self._startup is not None:
             return self._recover(self._startup)
         work = 0
+        started_ns = self._clock.monotonic_ns()
         for channel in self._door.channels:
+            if channel in self._postponed:
+                continue
             entries = channel.descriptors.poll(DESCRIPTOR_BURST)
             if entries:
                 work += len(entries)
                 self._take(channel, entries)
         if work:
             self._publish_completions()
+        if self._postponed:
+            work += self._carry_out_postponed()
+            self._publish_completions()
+        if self._late is not None and not self._is_full and not self._offline:
+            work += self._open_late(self._late)
         now_ns = self._clock.monotonic_ns()
+        if work:
+            self._latency.record(now_ns - started_ns)
         if now_ns >= self._next_housekeeping_ns:
             self._next_housekeeping_ns = now_ns + HOUSEKEEPING_NS
+            self._keep_house()
+        elif self._flush_rounds.goes_on:
             self._keep_house()
         return work
 
@@ -105,9 +139,15 @@ class LogWriterAgent:
         except StorageFailed as failure:
             self._go_offline(failure)
         self._startup = None
-        self._table.set_disk_state(DISK_OFFLINE if self._offline else DISK_ONLINE)
+        if self._offline:
+            self._table.set_disk_state(DISK_OFFLINE)
+        else:
+            self._table.set_disk_state(DISK_ONLINE)
+            self._context.log.info(startup.summary())
+            if startup.waits_for_space:
+                self._late = startup
+                self._storage_failed(DiskFull(startup.waits_for_space))
         self._door.open(self._context.layout.log_writer_socket(self._disk.name))
-        self._context.log.info(startup.summary())
         self._context.notifier.ready()
         return 1
 
@@ -115,7 +155,7 @@ class LogWriterAgent:
         if self._startup is not None:
             return False
         self._doorbell.prepare_to_sleep()
-        if self._door.has_descriptors():
+        if self._postponed or self._door.has_descriptors():
             self._doorbell.wake()
             return False
         return True
@@ -124,13 +164,13 @@ class LogWriterAgent:
         self._doorbell.wake()
 
     def park_ms(self) -> int:
-        return PARK_MS_MAX
+        return SLICE_PARK_MS if self._flush_rounds.is_between_slices else PARK_MS_MAX
 
     def begin_stop(self) -> None:
         self._door.shut()
 
     def stopped(self) -> bool:
-        return not self._door.has_descriptors()
+        return not self._postponed and not self._door.has_descriptors()
 
     def close(self) -> None:
         """The clean end: flush, checkpoints, the clean marker; a table that is unlinked says that nothing was left open."""
@@ -138,9 +178,15 @@ class LogWriterAgent:
         self._flush_rounds.close()
         if self._startup is not None or self._offline:
             return
-        for hosted in self._partitions.by_row.values():
-            hosted.log.close()
-        self._flush_rounds.close_directory()
+        if self._late is not None:
+            self._context.log.warning(f"log directory {self._disk.path} is full: logs that were never opened wait for the next start")
+        try:
+            for hosted in self._partitions.by_row.values():
+                hosted.log.close()
+            self._flush_rounds.close_directory()
+        except StorageFailed as failure:
+            self._context.log.error(f"log directory {self._disk.path} could not be closed cleanly; the next start recovers it: {failure}")
+            return
         self._table.close()
 
     def status_line(self) -> str:
@@ -148,21 +194,40 @@ class LogWriterAgent:
             return self._startup.progress()
         if self._offline:
             return f"offline: {self._offline}"
+        if self._is_full:
+            return f"full: {len(self._partitions)} partitions are read only"
         return f"{len(self._partitions)} partitions, {self._bytes.value >> 20} MiB appended"
 
     # -- descriptors
 
     def _take(self, channel: SinkChannel, entries: list[tuple[Any, ...]]) -> None:
-        """Produces are grouped by row and appended together; commands are carried out in their place."""
+        """Produces are grouped by row and appended together; what follows a command waits behind it."""
         by_row: dict[int, list[Work]] = {}
-        for entry in entries:
+        for number, entry in enumerate(entries):
             if entry[0] == _PRODUCE:
                 by_row.setdefault(entry[3], []).append((channel, entry))
             else:
-                self._append_all(by_row)
-                by_row = {}
-                self._command(channel, entry)
+                self._postponed[channel] = deque(entries[number:])
+                break
         self._append_all(by_row)
+
+    def _carry_out_postponed(self) -> int:
+        """Commands (and what stands behind them) of every source in turn, until all are done or the time is over."""
+        done = 0
+        deadline_ns = self._clock.monotonic_ns() + COMMANDS_NS
+        while self._postponed:
+            for channel, entries in list(self._postponed.items()):
+                entry = entries.popleft()
+                if entry[0] == _PRODUCE:
+                    self._append_all({entry[3]: [(channel, entry)]})
+                else:
+                    self._command(channel, entry)
+                if not entries:
+                    del self._postponed[channel]
+                done += 1
+                if self._clock.monotonic_ns() >= deadline_ns:
+                    return done
+        return done
 
     def _append_all(self, by_row: dict[int, list[Work]]) -> None:
         for row, group in by_row.items():
@@ -179,7 +244,8 @@ class LogWriterAgent:
                 self._complete(channel, entry, code)
                 continue
             position, length = entry[8], entry[7]
-            check(length > 0 and position + length <= channel.size_bytes, f"{channel.source} names {length} bytes at {position} of its arena")
+            if not (length > 0 and position + length <= channel.size_bytes):
+                raise InvariantViolation(f"{channel.source} names {length} bytes at {position} of its arena")
             admitted.append(work)
             batches.append(channel.memory[position : position + length])
         if hosted is None or not admitted:
@@ -192,10 +258,6 @@ class LogWriterAgent:
                 self._complete(channel, entry, ErrorCode.KAFKA_STORAGE_ERROR)
             return
         hosted.publish_append()
-        if self._is_full:
-            self._is_full = False
-            self._table.set_disk_state(DISK_ONLINE)
-            self._context.log.info(f"disk {self._disk.name} has space again")
         self._rows_moved = True
         self._appends.add()
         log_start_offset = hosted.log.log_start_offset
@@ -219,6 +281,8 @@ class LogWriterAgent:
             if self._offline or (hosted is not None and hosted.role == ROLE_OFFLINE):
                 return ErrorCode.KAFKA_STORAGE_ERROR
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if self._is_full:
+            return ErrorCode.KAFKA_STORAGE_ERROR
         if entry[1] & _ACKS_ALL_FLAG and len(hosted.isr) < hosted.min_insync_replicas:
             return ErrorCode.NOT_ENOUGH_REPLICAS
         return ErrorCode.NONE
@@ -232,6 +296,7 @@ class LogWriterAgent:
             code = self._commands.carry_out(entry[0], document)
         except StorageFailed as failure:
             self._storage_failed(failure)
+            self._owes_commands = self._owes_commands or isinstance(failure, DiskFull)
             code = ErrorCode.KAFKA_STORAGE_ERROR
         self._rows_moved = True
         self._complete(channel, entry, code)
@@ -268,20 +333,30 @@ class LogWriterAgent:
             "partitions": [hosted.describe() for hosted in self._partitions.by_row.values()],
             "offline": self._offline,
             "free_bytes": self._context.counters.counter("disk.free_bytes").value,
+            "free_rows": self._table.free_rows,
         }
 
     def _on_gone(self, channel: SinkChannel, reason: str) -> None:
+        self._dropped.add(len(self._postponed.pop(channel, ())))
+        self._completions.pop(channel, None)
         self._context.log.info(f"{channel.source} is gone ({reason})")
 
     # -- the disk
 
     def _storage_failed(self, failure: StorageFailed) -> None:
         self._storage_failures.add()
+        if isinstance(failure, OutOfDescriptors):
+            now_ns = self._clock.monotonic_ns()
+            if now_ns - self._descriptors_told_ns > DESCRIPTORS_TOLD_NS:
+                self._descriptors_told_ns = now_ns
+                self._context.log.error(f"{failure}; the disk is served on, raise the limit of open files")
+            return
         if isinstance(failure, DiskFull):
             if not self._is_full:
+                self._is_full = True
+                self._flush_rounds.disk_is_full()
                 self._context.log.error(f"{failure}; writes are refused until there is space")
                 self._table.set_disk_state(DISK_FULL)
-            self._is_full = True
             return
         self._go_offline(failure)
 
@@ -299,5 +374,33 @@ class LogWriterAgent:
             return
         try:
             self._flush_rounds.turn()
+            if self._flush_rounds.take_found_space():
+                self._on_space()
         except StorageFailed as failure:
             self._storage_failed(failure)
+
+    def _on_space(self) -> None:
+        """A full disk has room again: take writes, and open what waited for it."""
+        self._is_full = False
+        self._table.set_disk_state(DISK_ONLINE)
+        self._context.log.info(f"disk {self._disk.name} has space again")
+        if self._owes_commands and self._late is None:
+            self._invite_controller()
+
+    def _invite_controller(self) -> None:
+        """Whatever it was told at its last WELCOME, and was refused since, is different now."""
+        self._owes_commands = False
+        self._door.dismiss(_CONTROLLER)
+
+    def _open_late(self, late: LogWriterStartup) -> int:
+        """One log a turn of those that recovery found no space for."""
+        try:
+            if late.open_late():
+                return 1
+        except StorageFailed as failure:
+            self._storage_failed(failure)
+            return 1
+        self._late = None
+        self._context.log.info(late.summary())
+        self._invite_controller()
+        return 1

@@ -71,8 +71,7 @@ class LogWriterCommands:
         topic_id = TopicId.from_text(command["topic_id"])
         for hosted in self._partitions.of_topic(topic_id):
             self._partitions.configure(hosted, command.get("config", {}))
-            hosted.config_generation = int(command.get("config_generation", 0))
-            hosted.publish()
+            hosted.take_config(int(command.get("config_generation", 0)))
         return ErrorCode.NONE
 
 

@@ -2,7 +2,8 @@
 
 Same boot (only our process died): from the rows of the dead life's table, and leadership is taken up again by itself, from the image, under the same
 leader epoch. Clean stop: no scan. Unclean boot: from the recovery point, and no partition leads before the controller has bumped
-its leader epoch. Owned by the log-writer until it serves.
+its leader epoch. A log that needs space to be opened, on a disk that has none, waits: the others are served, and `open_late` tries again. What
+no row or descriptor is left for stays closed and untouched in this life. Owned by the log-writer until it serves, and while logs wait for space.
 Weak spot: logs of one disk are recovered one after the other (disks are parallel, they have a process each).
 """
 
@@ -10,15 +11,17 @@ from __future__ import annotations
 
 import os
 
+from appliance.agents.descriptor_room import DescriptorRoom
 from appliance.agents.hosted_partition import HostedPartition
 from appliance.agents.hosted_partitions import HostedPartitions
 from appliance.agents.log_writer_commands import lead
 from appliance.agents.previous_lives import PreviousLives
+from appliance.base.errors import DiskFull, OutOfDescriptors
 from appliance.base.layout import Disk
 from appliance.base.model import TopicId, TopicPartition
 from appliance.metadata.metadata_image import ImageUnreadable, MetadataImage, read_image
 from appliance.runtime.agent import ServiceContext
-from appliance.shm.partition_table import ROLE_LEADER, PartitionTableWriter, Row
+from appliance.shm.partition_table import ROLE_LEADER, ROWS, PartitionTableWriter, Row, TableFull
 from appliance.storage.log_directory import LogDirectory
 from appliance.storage.recovery import CLEAN, Recovery, SameBoot, Unclean
 
@@ -49,6 +52,12 @@ class LogWriterStartup:
         self._started_ns = context.clock.monotonic_ns()
         self._cut_bytes = 0
         self._led_at_once = 0
+        self._short_of_space: list[tuple[TopicPartition, TopicId]] = []
+        self._space_problem = ""
+        self._left: list[TopicPartition] = []
+        logs_max = DescriptorRoom().logs_max
+        if logs_max < ROWS:
+            context.log.info(f"{disk.path} can serve about {logs_max} partitions (of {ROWS}): the limit of open files is {DescriptorRoom().limit}")
 
     def _read_image(self) -> MetadataImage:
         try:
@@ -69,18 +78,70 @@ class LogWriterStartup:
         return known
 
     def recover_next(self) -> bool:
-        """Open one more log. False: all are open, and what the dead life left behind is removed."""
+        """Open one more log. False: all are open that can be, and if none waits for space, what the dead life left behind is removed."""
         if not self._waiting:
-            self._lives.forget()
+            if self._short_of_space:
+                self.directory.leave_unserved([*self._left, *(name for name, _ in self._short_of_space)])
+            else:
+                self.directory.leave_unserved(self._left)
+                self._lives.forget()
             return False
-        hosted = self._open(*self._waiting.pop())
+        name, topic_id = self._waiting.pop()
+        try:
+            self._recover(name, topic_id)
+        except DiskFull as failure:
+            self._short_of_space.append((name, topic_id))
+            self._space_problem = str(failure)
+        except (TableFull, OutOfDescriptors) as failure:
+            self._leave([name, *(name for name, _ in self._waiting)], str(failure))
+            self._waiting.clear()
+        self._publish_progress()
+        return True
+
+    def _recover(self, name: TopicPartition, topic_id: TopicId) -> None:
+        hosted = self._open(name, topic_id)
         self._cut_bytes += hosted.log.recovered_cut_bytes
         if self.boot == SAME_BOOT:
             self._lead_again(hosted)
         elif self.boot == UNCLEAN_BOOT:
             hosted.needs_epoch_bump = True
-        self._table.set_recovery_progress(self._total - len(self._waiting), self._total)
-        return True
+
+    def _leave(self, names: list[TopicPartition], why: str) -> None:
+        self._left += names
+        shown = ", ".join(map(str, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        self._context.log.error(f"{len(names)} logs of {self._disk.path} are left as they are and not served ({shown}): {why}")
+
+    def _publish_progress(self) -> None:
+        """What is left unserved will not be better known later: it counts as done."""
+        self._table.set_recovery_progress(self._total - len(self._waiting) - len(self._short_of_space), self._total)
+
+    @property
+    def waits_for_space(self) -> str:
+        """Why logs that are there are not open yet; empty when all are."""
+        return self._space_problem if self._short_of_space else ""
+
+    def open_late(self) -> int:
+        """Try one of those that wait for space; how many still wait. Raises DiskFull while there is none."""
+        name, topic_id = self._short_of_space[-1]
+        hosted = self.partitions.find(topic_id, name.partition)
+        if not self.directory.is_unserved(name):
+            pass  # deleted, or created again
+        elif hosted is not None:  # it was opened, and could not write down that it leads
+            if hosted.role != ROLE_LEADER and self.boot == SAME_BOOT:
+                self._lead_again(hosted)
+            self.directory.serve_again(name)
+        else:
+            try:
+                self._recover(name, topic_id)
+            except (TableFull, OutOfDescriptors) as failure:
+                self._leave([name], str(failure))
+            else:
+                self.directory.serve_again(name)
+        self._short_of_space.pop()
+        self._publish_progress()
+        if not self._short_of_space:
+            self._lives.forget()
+        return len(self._short_of_space)
 
     def _open(self, name: TopicPartition, topic_id: TopicId) -> HostedPartition:
         row = self._lives.rows.get((topic_id, name.partition)) if self.boot == SAME_BOOT else None
@@ -101,6 +162,9 @@ class LogWriterStartup:
         """Lead under the epoch that the dead life led under, if the image still says so: produce and fetch do not wait for the controller."""
         row = self._lives.rows.get((hosted.topic_id, hosted.topic_partition.partition))
         topic = self._image.topics_by_id.get(hosted.topic_id)
+        if row is not None and row.leader_epoch < 0 <= hosted.log.leader_epochs.latest:
+            # The dead life never led it: if its boot was unclean, the controller may not have moved the leader epoch yet.
+            hosted.needs_epoch_bump = True
         if row is None or topic is None or row.role != ROLE_LEADER or hosted.topic_partition.partition >= len(topic.partitions):
             return
         should_be = topic.partitions[hosted.topic_partition.partition]
@@ -121,4 +185,9 @@ class LogWriterStartup:
         cut = f", cut {self._cut_bytes} bytes of unfinished appends" if self._cut_bytes else ""
         if not self._total:
             return f"opened {self._disk.path}, which holds no log yet"
-        return f"opened {self._total} logs of {self._disk.path} in {elapsed_ms} ms {how[self.boot]}, leads {self._led_at_once} at once{cut}"
+        opened = len(self.partitions)
+        missing = f", {len(self._left)} are left unserved" if self._left else ""
+        if self._short_of_space:
+            missing += f", {len(self._short_of_space)} wait for space ({self._space_problem})"
+        count = f"{opened} of {self._total}" if opened != self._total else f"{opened}"
+        return f"opened {count} logs of {self._disk.path} in {elapsed_ms} ms {how[self.boot]}, leads {self._led_at_once} at once{cut}{missing}"

@@ -1,8 +1,9 @@
 """What a log-writer's previous lives left in shared memory: their partition tables, if they are of this boot.
 
 A table that is still there means that its writer was killed (a clean end unlinks it), and that the page cache is whole: recovery starts from its
-rows. A torn row counts as absent. A life that died while it recovered leaves a partial table, so older ones are kept until a new
-table is complete. Owned by the log-writer while it starts.
+rows. A torn row counts as absent. A life that died while it recovered leaves a partial table: it adds to the newest complete one, and says
+nothing by itself about how the machine came up. What is older than a complete table, and tables without a row, go at once, so that a log-writer
+that keeps dying leaves no more than one table a life that got somewhere. Owned by the log-writer while it starts.
 """
 
 from __future__ import annotations
@@ -20,23 +21,36 @@ class PreviousLives:
         prefix = layout.shared_memory_name("table", disk) + "."
         # A disk may be called as another one and a dot: what has a second dot belongs to that one.
         lives = {name: name[len(prefix) :] for name in list_names(prefix) if name != own_table and "." not in name[len(prefix) :]}
-        self._names = sorted(lives, key=lambda name: int(lives[name], 16))
+        self._names: list[str] = []
         self.is_same_boot = False
-        for name in self._names:
-            self._read(name)
+        """Whether a life of this boot had opened every log: only then is it known what users saw."""
+        for name in sorted(lives, key=lambda name: int(lives[name], 16), reverse=True):
+            if self.is_same_boot or not self._read(name):
+                unlink(name)
+            else:
+                self._names.append(name)
 
-    def _read(self, name: str) -> None:
+    def _read(self, name: str) -> bool:
+        """Take the rows over that no newer life had. False: there is nothing in it to keep."""
         try:
             table = PartitionTableReader.attach(name)
-        except (SharedObjectAbsent, LayoutMismatch):
-            return
-        if table.shared.is_of_this_boot():
-            self.is_same_boot = True
-            for _, row in table.rows():
-                self.rows[(row.topic_id, row.partition)] = row
-        table.close()
+        except SharedObjectAbsent:
+            return False
+        except LayoutMismatch:
+            return True  # of another release, which could come back; until ours is complete
+        try:
+            if not table.shared.is_of_this_boot():
+                return False
+            rows = table.rows()
+            for _, row in rows:
+                self.rows.setdefault((row.topic_id, row.partition), row)
+            self.is_same_boot = table.is_recovered
+            return self.is_same_boot or bool(rows)
+        finally:
+            table.close()
 
     def forget(self) -> None:
         """Unlink their tables: ours is complete now."""
         for name in self._names:
             unlink(name)
+        self._names.clear()

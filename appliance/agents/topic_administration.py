@@ -101,7 +101,7 @@ class TopicAdministration:
             on_result(Result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Topic '{name}' is not created automatically now."))
         elif topic is None:
             self.create(TopicCreation(name, num_partitions), False, on_result)
-        elif topic.is_complete:
+        elif topic.visible_count:
             on_result(Result(ErrorCode.NONE))
         else:
             creation = Creation(TopicPlan(name, topic.replicas, topic.config), topic.topic_id)

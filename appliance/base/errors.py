@@ -2,7 +2,7 @@
 
 `RequestRefused`   asked for the impossible: becomes an error code in a reply.
 `ProtocolViolation` the peer broke the protocol: its connection is closed and counted.
-`StorageFailed`    the world failed: a log directory goes offline (in `appliance.storage`, `DiskFull` is the exception that heals).
+`StorageFailed`    the world failed: a log directory goes offline (`DiskFull` and `OutOfDescriptors` are the two that heal).
 `InvariantViolation` (appliance.base.invariants) we are wrong: the process dies loudly.
 """
 
@@ -58,6 +58,7 @@ class ErrorCode(IntEnum):
     KAFKA_STORAGE_ERROR = 56
     LOG_DIR_NOT_FOUND = 57
     UNKNOWN_PRODUCER_ID = 59
+    REASSIGNMENT_IN_PROGRESS = 60
     FETCH_SESSION_ID_NOT_FOUND = 70
     INVALID_FETCH_SESSION_EPOCH = 71
     TOPIC_DELETION_DISABLED = 73
@@ -70,6 +71,9 @@ class ErrorCode(IntEnum):
     UNKNOWN_TOPIC_ID = 100
     INCONSISTENT_TOPIC_ID = 103
     INCONSISTENT_CLUSTER_ID = 104
+    FETCH_SESSION_TOPIC_ID_ERROR = 106
+    MISMATCHED_ENDPOINT_TYPE = 114
+    UNSUPPORTED_ENDPOINT_TYPE = 115
 
 
 class MillraceError(Exception):
@@ -99,6 +103,10 @@ class StorageFailed(MillraceError):
 
 class DiskFull(StorageFailed):
     """ENOSPC or EDQUOT: writes are refused, reads go on, and it heals when space is back."""
+
+
+class OutOfDescriptors(StorageFailed):
+    """EMFILE or ENFILE: what was asked for cannot be done now. It says nothing about the disk, which stays as it is."""
 
 
 class ConfigurationProblems(MillraceError):

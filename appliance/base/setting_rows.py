@@ -83,6 +83,15 @@ _NETWORK_ROWS = (
         GIB,
     ),
     SettingRow("fetch.max.bytes", 55 * MIB, "bytes", "largest answer to one fetch", "longer turns for one consumer", 1024, GIB),
+    SettingRow(
+        "max.incremental.fetch.session.cache.slots",
+        1000,
+        "",
+        "fetch sessions that one acceptor keeps; clients beyond go on without one",
+        "about 1 KB each and 600 bytes for each partition in it",
+        0,
+        100_000,
+    ),
     SettingRow("max.connections", 10_000, "", "client connections of one acceptor", "descriptors and memory", 1, 1_000_000),
     SettingRow("max.connections.per.ip", 2_000, "", "client connections from one address", "one client may crowd out others", 1, 1_000_000),
     SettingRow("connections.max.idle.ms", 600 * SECOND, "ms", "a connection without a request for this long is closed", "descriptors", 1000, INT64_MAX),
@@ -94,6 +103,15 @@ _NETWORK_ROWS = (
 _MEMORY_ROWS = (
     SettingRow(
         "acceptor.arena.bytes", 128 * MIB, "bytes", "shared memory in which one acceptor receives requests", "memory, taken at the start", 4 * MIB, 64 * GIB
+    ),
+    SettingRow(
+        "acceptor.heap.bytes",
+        128 * MIB,
+        "bytes",
+        "what one acceptor keeps for all its clients outside of the arena: requests that are incomplete or wait, replies that are not taken",
+        "memory that hostile clients can take",
+        16 * MIB,
+        64 * GIB,
     ),
     SettingRow("ingest.arena.bytes", 64 * MIB, "bytes", "shared memory in which one ingest builds batches", "memory, taken at the start", 2 * MIB, 64 * GIB),
     SettingRow("channel.ring.entries", 1024, "entries", "descriptors under way between two processes; a power of two", "128 bytes each", 16, 65_536),
@@ -130,4 +148,14 @@ _HOUSE_ROWS = (
     ),
 )
 
-SETTING_ROWS: dict[str, SettingRow] = {row.name: row for row in (*_TOPIC_ROWS, *_LOG_ROWS, *_NETWORK_ROWS, *_MEMORY_ROWS, *_INGEST_ROWS, *_HOUSE_ROWS)}
+GROUPS: dict[str, tuple[SettingRow, ...]] = {
+    "Topics": _TOPIC_ROWS,
+    "Logs": _LOG_ROWS,
+    "Network": _NETWORK_ROWS,
+    "Memory": _MEMORY_ROWS,
+    "Syslog": _INGEST_ROWS,
+    "House": _HOUSE_ROWS,
+}
+"""Title on the reference page → rows."""
+
+SETTING_ROWS: dict[str, SettingRow] = {row.name: row for rows in GROUPS.values() for row in rows}

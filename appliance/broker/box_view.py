@@ -132,6 +132,10 @@ class BoxView:
             return None
         return found
 
+    def rows(self) -> set[tuple[str, int, int]]:
+        """(disk, row, row generation) of every partition that is placed on this box."""
+        return {(placement.disk, placement.row, placement.row_generation) for placement in self._by_name.values()}
+
     def why_absent(self, topic: str, partition: int) -> ErrorCode:
         """What a client is told of a partition without a placement. The image knows whether it exists, the disk whether it lives."""
         topic_image = self.image.topics.get(topic)

@@ -15,6 +15,8 @@ from appliance.broker.transport import WOULD_BLOCK, Transport
 
 PRODUCES_AHEAD_MAX = 16
 """Produces of one connection under way at once (DESIGN §3, budgets)."""
+PRODUCE_BYTES_AHEAD_MAX = 4 << 20
+"""With so many bytes under way a connection has to wait: what stands before others in a log-writer's queue is their latency."""
 
 
 class Records(Protocol):
@@ -25,27 +27,43 @@ class Records(Protocol):
 Piece: TypeAlias = bytes | memoryview | FileRange | Records
 
 
+class Awaited(Protocol):
+    """A request in the hands of another process, which may hang."""
+
+    deadline_ns: int
+
+    def on_too_late(self) -> None: ...
+
+
 class Reply:
     """The place of one answer in its connection's order."""
 
-    __slots__ = ("closes", "connection", "pieces", "ready")
+    __slots__ = ("awaited", "closes", "connection", "pieces", "ready", "request_bytes")
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
+        self.request_bytes = connection.next_bytes
         self.pieces: list[Piece] = []
         self.ready = False
         self.closes = False
+        self.awaited: Awaited | None = None
+        """who may be told that it takes too long; none for requests that end by themselves"""
 
 
 class Body:
     """A large produce that is being received straight into an arena slot: bytes `filled` to `end` of the arena are still missing."""
 
-    __slots__ = ("end", "filled", "position")
+    __slots__ = ("began_ns", "end", "filled", "position")
 
-    def __init__(self, position: int, filled: int, end: int) -> None:
+    def __init__(self, position: int, filled: int, end: int, began_ns: int) -> None:
         self.position = position
         self.filled = filled
         self.end = end
+        self.began_ns = began_ns
+
+    @property
+    def received_bytes(self) -> int:
+        return self.filled - self.position
 
 
 class Connection:
@@ -53,30 +71,49 @@ class Connection:
 
     __slots__ = (
         "address",
+        "ahead_bytes",
         "body",
         "closed",
         "expects_large",
         "frame_since_ns",
+        "held_bytes",
         "interest",
         "last_active_ns",
+        "next_bytes",
         "outgoing",
+        "outgoing_bytes",
         "pending",
         "produces",
         "read_paused",
         "replies",
+        "request_bytes",
         "sent_file_bytes",
         "transport",
+        "wanted_bytes",
     )
 
     def __init__(self, transport: Transport, address: str, now_ns: int) -> None:
         self.transport = transport
         self.address = address
-        self.pending = b""
+        self.pending: bytes | bytearray = b""
+        """input that is no whole request, or has to wait"""
+        self.wanted_bytes = 0
+        """how much of `pending` must be there before it is worth another look"""
         self.body: Body | None = None
         self.expects_large = False
         self.replies: deque[Reply] = deque()
         self.produces = 0
+        self.next_bytes = 0
+        """size of the request that is being taken"""
+        self.ahead_bytes = 0
+        """size of the requests under way"""
         self.outgoing: deque[Piece] = deque()
+        self.outgoing_bytes = 0
+        """of `outgoing`, what lies in our heap"""
+        self.request_bytes = 0
+        """size of the request under way that is no produce"""
+        self.held_bytes = 0
+        """what `HeldMemory` has charged"""
         self.read_paused = False
         self.interest = 0
         self.last_active_ns = now_ns
@@ -88,12 +125,18 @@ class Connection:
         """Whether the next request may be taken now, or has to wait for earlier replies."""
         if not self.replies and not self.outgoing:
             return True
-        return is_produce and self.produces == len(self.replies) < PRODUCES_AHEAD_MAX and len(self.outgoing) < PRODUCES_AHEAD_MAX
+        return (
+            is_produce
+            and self.produces == len(self.replies) < PRODUCES_AHEAD_MAX
+            and len(self.outgoing) < PRODUCES_AHEAD_MAX
+            and self.ahead_bytes < PRODUCE_BYTES_AHEAD_MAX
+        )
 
     def expect_reply(self, is_produce: bool) -> Reply:
         """Take the next place in the order of replies."""
         reply = Reply(self)
         self.replies.append(reply)
+        self.ahead_bytes += reply.request_bytes
         if is_produce:
             self.produces += 1
         else:
@@ -105,10 +148,16 @@ class Connection:
         replies = self.replies
         while replies and replies[0].ready:
             reply = replies.popleft()
+            self.ahead_bytes -= reply.request_bytes
             self.produces = max(0, self.produces - 1)
             if reply.closes:
                 return False
             self.outgoing.extend(reply.pieces)
+            for piece in reply.pieces:
+                if isinstance(piece, bytes | memoryview):
+                    self.outgoing_bytes += _heap_bytes(piece)
+        if not replies:
+            self.request_bytes = 0
         return True
 
     def send_outgoing(self) -> bool:
@@ -136,6 +185,7 @@ class Connection:
                 if sent < len(piece):
                     outgoing[0] = memoryview(piece)[sent:]
                     continue
+                self.outgoing_bytes -= _heap_bytes(piece)
             outgoing.popleft()
         return True
 
@@ -144,7 +194,16 @@ class Connection:
         outgoing = self.outgoing
         parts: list[bytes | memoryview] = []
         while outgoing and isinstance(outgoing[0], bytes | memoryview):
-            parts.append(outgoing.popleft())  # type: ignore[arg-type]
+            part = outgoing.popleft()
+            assert isinstance(part, bytes | memoryview)
+            self.outgoing_bytes -= _heap_bytes(part)
+            parts.append(part)
         joined = b"".join(parts)
+        self.outgoing_bytes += len(joined)
         outgoing.appendleft(joined)
         return joined
+
+
+def _heap_bytes(piece: bytes | memoryview) -> int:
+    """What a piece keeps alive: the rest of a reply that was sent in part still is the whole reply."""
+    return len(piece) if isinstance(piece, bytes) else memoryview(piece.obj).nbytes

@@ -1,8 +1,8 @@
 """Requests that wait for a partition's row to move: acks=all produces and long polls, with their deadlines.
 
 A waiter is woken when the row's sequence changes, when its disk's log-writer goes, or when its deadline passes; it looks at the
-world again and either answers or keeps waiting. Owned by one acceptor. Weak spot: looking for moved rows costs 50 ns for each watched row
-in every turn in which something rang.
+world again and either answers or keeps waiting. Partitions of fetch sessions sleep here too: `rows` wakes them, and who is parked for them.
+Owned by one acceptor. Weak spot: a waiter that watches many rows of its own pays for each when it parks and when it leaves.
 """
 
 from __future__ import annotations
@@ -11,49 +11,31 @@ import heapq
 from typing import Protocol
 
 from appliance.broker.box_view import Placement
-from appliance.shm.atomic import WORD_BYTES
-from appliance.shm.partition_table import SEQUENCES_POSITION
+from appliance.broker.connection import Reply
+from appliance.broker.row_watch import RowKey, RowWatch
 
 STALE_DEADLINES_MAX = 1024
-_SEQUENCES_WORD = SEQUENCES_POSITION // WORD_BYTES
 
 
 class Waiter(Protocol):
     """What is parked."""
+
+    @property
+    def reply(self) -> Reply:
+        """Where its answer goes."""
 
     def on_row_moved(self) -> None: ...
 
     def on_deadline(self) -> None: ...
 
 
-class _WatchedRow:
-    """One row and who waits for it."""
-
-    __slots__ = ("placement", "sequence", "waiters")
-
-    def __init__(self, placement: Placement) -> None:
-        self.placement = placement
-        self.sequence = placement.table.words[_SEQUENCES_WORD + placement.row]
-        self.waiters: dict[int, Waiter] = {}
-
-    def moved(self) -> bool:
-        placement = self.placement
-        if not placement.proxy.serving or placement.proxy.table is not placement.table:
-            return True
-        sequence = placement.table.words[_SEQUENCES_WORD + placement.row]
-        if sequence == self.sequence:
-            return False
-        self.sequence = sequence
-        return True
-
-
 class Delayed:
     """Everything that is parked in one acceptor."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[str, int, int], _WatchedRow] = {}
+        self.rows = RowWatch()
         self._deadlines: list[tuple[int, int]] = []
-        self._waiters: dict[int, tuple[Waiter, list[tuple[str, int, int]]]] = {}
+        self._waiters: dict[int, tuple[Waiter, list[RowKey]]] = {}
         self._next_ticket = 1
 
     def __len__(self) -> int:
@@ -66,17 +48,7 @@ class Delayed:
         """
         ticket = self._next_ticket
         self._next_ticket = ticket + 1
-        keys = []
-        for placement in placements:
-            key = (placement.disk, placement.row, placement.row_generation)
-            watched = self._rows.get(key)
-            if watched is None or watched.placement.table is not placement.table:
-                stale = watched
-                watched = self._rows[key] = _WatchedRow(placement)
-                if stale is not None:
-                    watched.waiters.update(stale.waiters)
-            watched.waiters[ticket] = waiter
-            keys.append(key)
+        keys = [self.rows.watch(placement, ticket) for placement in placements]
         self._waiters[ticket] = (waiter, keys)
         heapq.heappush(self._deadlines, (deadline_ns, ticket))
         return ticket
@@ -90,19 +62,20 @@ class Delayed:
             # Polls with long deadlines that were answered early would pile up until their time.
             self._deadlines = [entry for entry in self._deadlines if entry[1] in self._waiters]
             heapq.heapify(self._deadlines)
-        for key in waiting[1]:
-            watched = self._rows.get(key)
-            if watched is not None:
-                watched.waiters.pop(ticket, None)
-                if not watched.waiters:
-                    del self._rows[key]
+        self.rows.leave(waiting[1], ticket)
 
     def wake_moved(self) -> int:
         """Wake everyone whose row moved; returns how many were woken."""
+        rows = self.rows
+        rows.collect()
+        if not rows.due:
+            return 0
+        due, rows.due = rows.due, {}
         woken = 0
-        for watched in [watched for watched in self._rows.values() if watched.moved()]:
-            for waiter in list(watched.waiters.values()):
-                waiter.on_row_moved()
+        for ticket in due:
+            waiting = self._waiters.get(ticket)
+            if waiting is not None:
+                waiting[0].on_row_moved()
                 woken += 1
         return woken
 
@@ -117,6 +90,13 @@ class Delayed:
                 waiting[0].on_deadline()
                 expired += 1
         return expired
+
+    def forget_closed(self) -> int:
+        """Drop whoever would answer a client that has left: its deadline may be weeks away. Returns how many."""
+        gone = [ticket for ticket, (waiter, _) in self._waiters.items() if waiter.reply.connection.closed]
+        for ticket in gone:
+            self.leave(ticket)
+        return len(gone)
 
     def ms_to_next_deadline(self, now_ns: int, most_ms: int) -> int:
         if not self._deadlines:

@@ -10,8 +10,6 @@ import os
 from collections import OrderedDict
 from typing import NamedTuple
 
-SEGMENT_FILES_MAX = 512
-
 
 class SegmentFile:
     """An open segment. The end of the active one is told by the partition's row; a sealed one does not change any more."""
@@ -45,9 +43,9 @@ SegmentKey = tuple[str, int, int, int]
 
 
 class SegmentFiles:
-    """The least recently used of `SEGMENT_FILES_MAX` files goes first."""
+    """The least recently used of `maximum` files goes first."""
 
-    def __init__(self, maximum: int = SEGMENT_FILES_MAX) -> None:
+    def __init__(self, maximum: int) -> None:
         self._files: OrderedDict[SegmentKey, SegmentFile] = OrderedDict()
         self._maximum = maximum
 
@@ -67,6 +65,11 @@ class SegmentFiles:
     def forget_disk(self, disk: str) -> None:
         """A log-writer's next life numbers its rows anew."""
         for key in [key for key in self._files if key[0] == disk]:
+            del self._files[key]
+
+    def keep_only(self, rows: set[tuple[str, int, int]]) -> None:
+        """Let go of segments whose partition is gone: an open descriptor keeps the space of a deleted file. `rows`: (disk, row, row generation)."""
+        for key in [key for key in self._files if key[:3] not in rows]:
             del self._files[key]
 
     def __len__(self) -> int:

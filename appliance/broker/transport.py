@@ -6,8 +6,11 @@ page cache, and a range that is not resident makes the caller wait for its disk.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
+import sys
+import termios
 from typing import Protocol
 
 WOULD_BLOCK = -1
@@ -20,6 +23,9 @@ class Transport(Protocol):
 
     def receive_into(self, buffer: memoryview) -> int:
         """Bytes received; 0 at the end of the stream, WOULD_BLOCK when there are none now."""
+
+    def receivable_bytes(self) -> int:
+        """How much has come and was not received yet."""
 
     def send(self, data: bytes | memoryview, more: bool) -> int:
         """Bytes taken, or WOULD_BLOCK. `more` says that the next piece follows at once."""
@@ -47,6 +53,11 @@ class PlainTransport:
             return self._socket.recv_into(buffer)
         except (BlockingIOError, InterruptedError):
             return WOULD_BLOCK
+
+    def receivable_bytes(self) -> int:
+        answer = bytearray(4)
+        fcntl.ioctl(self._descriptor, termios.FIONREAD, answer)
+        return int.from_bytes(answer, sys.byteorder)
 
     def send(self, data: bytes | memoryview, more: bool) -> int:
         try:

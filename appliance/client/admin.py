@@ -1,4 +1,4 @@
-"""Topics from outside: create, delete, describe, and where their logs begin and end. One thread, through a ClusterClient."""
+"""Topics from outside: create, alter, delete, describe, and where their logs begin and end. One thread, through a ClusterClient."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import BrokerId, Offset, TopicPartition, topic_name_problem
 from appliance.client.cluster import ClusterClient
 from appliance.client.errors import ClientFailed, is_retriable, refused
-from appliance.client.messages import CREATE_TOPICS, DELETE_TOPICS, LIST_OFFSETS, Api
+from appliance.client.messages import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, INCREMENTAL_ALTER_CONFIGS, LIST_OFFSETS, Api
 from appliance.client.metadata import PartitionMetadata, TopicMetadata
 
 LATEST_TIMESTAMP = -1
 EARLIEST_TIMESTAMP = -2
 ADMIN_TIMEOUT_MS = 30_000
+TOPIC_RESOURCE = 2
+SET_VALUE, DELETE_VALUE = 0, 1
+"""Operations of IncrementalAlterConfigs (KIP-339)."""
 
 
 class FoundOffset(NamedTuple):
@@ -59,6 +62,21 @@ def delete_topic(cluster: ClusterClient, name: str) -> None:
     values = {"topic_names": [name], "timeout": ADMIN_TIMEOUT_MS}
     _ask_controller(cluster, DELETE_TOPICS, values, "responses", f"delete topic {name!r}")
     cluster.latest.topics.pop(name, None)
+
+
+def add_partitions(cluster: ClusterClient, name: str, count: int) -> None:
+    """Make the topic have `count` partitions, which must be more than it has. Records stay where they are; keys may go elsewhere from now on."""
+    topic = {"name": name, "count": count, "assignments": None}
+    values = {"topics": [topic], "timeout": ADMIN_TIMEOUT_MS, "validate_only": False}
+    _ask_controller(cluster, CREATE_PARTITIONS, values, "results", f"give topic {name!r} {count} partitions")
+
+
+def alter_topic_settings(cluster: ClusterClient, name: str, values: dict[str, str], unset: Iterable[str]) -> None:
+    """Set some settings of a topic and take others back to their default: all of them or, if one is refused, none."""
+    configs = [{"name": key, "config_operation": SET_VALUE, "value": value} for key, value in values.items()]
+    configs += [{"name": key, "config_operation": DELETE_VALUE, "value": None} for key in unset]
+    resource = {"resource_type": TOPIC_RESOURCE, "resource_name": name, "configs": configs}
+    _ask_controller(cluster, INCREMENTAL_ALTER_CONFIGS, {"resources": [resource], "validate_only": False}, "responses", f"alter topic {name!r}")
 
 
 def _ask_controller(cluster: ClusterClient, api: Api, values: dict[str, Any], results: str, doing: str) -> None:

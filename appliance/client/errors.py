@@ -100,7 +100,7 @@ PLAIN_WORDS = {
     ErrorCode.TOPIC_AUTHORIZATION_FAILED: "not allowed on this topic",
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED: "not allowed on this cluster",
     ErrorCode.TOPIC_ALREADY_EXISTS: "a topic of that name exists already",
-    ErrorCode.INVALID_PARTITIONS: "the number of partitions must be at least 1",
+    ErrorCode.INVALID_PARTITIONS: "the number of partitions must be at least 1, and can only grow",
     ErrorCode.INVALID_REPLICATION_FACTOR: "the cluster has fewer brokers than the replication factor asks for",
     ErrorCode.INVALID_CONFIG: "a topic setting is unknown or out of range",
     ErrorCode.NOT_CONTROLLER: "the broker is not the controller at the moment",

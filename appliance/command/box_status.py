@@ -172,9 +172,7 @@ def describe_disks(disks: list[dict[str, Any]], reading: Reading) -> list[DiskSt
 def gather(layout: BoxLayout, box: dict[str, Any], before: Reading, after: Reading) -> BoxStatus:
     """The status from two readings some time apart."""
     supervised = ask_supervisor(layout)
-    if supervised is None and not any(is_alive(snapshot.pid) for snapshot in after.counters.values()):
-        directory = box["disks"][0]["path"] if box.get("disks") else layout.runtime_directory
-        raise BoxNotRunning(f"the box of {directory} does not run: it ended without tidying up; start it again with `millrace run`")
+    require_running(layout, box, supervised, after.counters)
     image = image_of(layout)
     return BoxStatus(
         describe_processes(supervised, after.counters),
@@ -182,6 +180,13 @@ def gather(layout: BoxLayout, box: dict[str, Any], before: Reading, after: Readi
         describe_topics(image, after.rows, int(box["broker_id"])),
         rates_between(before, after),
     )
+
+
+def require_running(layout: BoxLayout, box: dict[str, Any], supervised: list[dict[str, Any]] | None, counters: dict[str, CounterSnapshot]) -> None:
+    """BoxNotRunning when neither the supervisor answers nor any process that has counters is alive."""
+    if supervised is None and not any(is_alive(snapshot.pid) for snapshot in counters.values()):
+        directory = box["disks"][0]["path"] if box.get("disks") else layout.runtime_directory
+        raise BoxNotRunning(f"the box of {directory} does not run: it ended without tidying up; start it again with `millrace run`")
 
 
 def image_of(layout: BoxLayout) -> MetadataImage:

@@ -12,7 +12,7 @@ import typer
 
 from appliance.base.errors import MillraceError, RequestRefused
 from appliance.base.invariants import InvariantViolation
-from appliance.command import log_dump, run, send, status, topic
+from appliance.command import config, doctor, log_dump, run, send, status, top, topic
 from appliance.command.failures import EXIT_CODES_HELP, exit_code
 from appliance.command.output import say
 
@@ -30,8 +30,11 @@ def build_app() -> typer.Typer:
                       rich_markup_mode=markup, pretty_exceptions_enable=False, context_settings=context)  # fmt: skip
     app.command("run")(run.run)
     app.command("status")(status.status)
+    app.command("top")(top.top)
+    app.command("doctor")(doctor.doctor)
     app.command("send")(send.send)
     app.add_typer(topic.build_app(markup), name="topic")
+    app.add_typer(config.build_app(markup), name="config")
     app.add_typer(log_dump.build_app(markup), name="log")
     return app
 

@@ -10,7 +10,10 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 NOTHING = "-"
@@ -45,8 +48,14 @@ def plain_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str
 
 
 def _print_rich(columns: Sequence[Column], rows: Sequence[Sequence[str]], target: TextIO) -> None:
-    from rich.box import SIMPLE_HEAD
     from rich.console import Console
+
+    Console(file=target, highlight=False).print(rich_table(columns, rows))
+
+
+def rich_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Table:
+    """The same table for a terminal; words that say how something is have their colour."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
@@ -55,7 +64,7 @@ def _print_rich(columns: Sequence[Column], rows: Sequence[Sequence[str]], target
         table.add_column(column.title, justify="right" if column.is_number else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-    Console(file=target, highlight=False).print(table)
+    return table
 
 
 _STYLES = {
@@ -66,6 +75,8 @@ _STYLES = {
     "recovering": "yellow",
     "stopping": "yellow",
     "full": "bold red",
+    "warning": "yellow",
+    "problem": "bold red",
     "offline": "bold red",
     "dead": "bold red",
     "failed": "bold red",
@@ -107,6 +118,15 @@ def bytes_text(size_bytes: int | float | None) -> str:
 def count_text(count: int | float | None) -> str:
     """1234567 → `1,234,567`."""
     return NOTHING if count is None else f"{count:,.0f}"
+
+
+def micros_text(microseconds: float | None) -> str:
+    """850 → `850 us`, 1234 → `1.2 ms`, 2500000 → `2.5 s`."""
+    if microseconds is None:
+        return NOTHING
+    if microseconds < 1000:
+        return f"{microseconds:.0f} us"
+    return f"{microseconds / 1000:.1f} ms" if microseconds < 1_000_000 else f"{microseconds / 1_000_000:.1f} s"
 
 
 def duration_text(seconds: float | None) -> str:

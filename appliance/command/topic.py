@@ -1,4 +1,4 @@
-"""`millrace topic …`: create, list, describe, delete, tail."""
+"""`millrace topic …`: create, list, describe, alter, delete, tail."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ from typing import Annotated, Literal
 
 import typer
 
-from appliance.command.failures import UsageProblem
 from appliance.command.kafka import open_cluster, require_topic_name
 from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option
 from appliance.command.output import NOTHING, Column, count_text, plural, print_table
+from appliance.command.topic_alter import alter
+from appliance.command.topic_setting import parse_setting
 from appliance.command.topic_tail import tail
 
 NameArgument = Annotated[str, argument("NAME", "The topic.")]
 
 
 def build_app(markup: Literal["rich"] | None) -> typer.Typer:
-    app = typer.Typer(help="Create, list, describe, delete and follow topics.", no_args_is_help=True, rich_markup_mode=markup)
+    app = typer.Typer(help="Create, list, describe, alter, delete and follow topics.", no_args_is_help=True, rich_markup_mode=markup)
     app.command("create")(create)
     app.command("list")(list_topics)
     app.command("describe")(describe)
+    app.command("alter")(alter)
     app.command("delete")(delete)
     app.command("tail")(tail)
     return app
@@ -41,20 +43,13 @@ def create(
 ) -> None:
     """Create a topic."""
     require_topic_name(name)
-    configs = dict(_parse_setting(text) for text in setting or [])
+    configs = dict(parse_setting(text) for text in setting or [])
     with open_cluster(bootstrap, data, config) as cluster:
         from appliance.client.admin import create_topic
 
         create_topic(cluster, name, partitions=partitions, replication_factor=replication_factor, configs=configs)
         created = cluster.topic(name)
         print(f"created topic {name} with {plural(len(created.partitions), 'partition')}")
-
-
-def _parse_setting(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise UsageProblem(f"--set {text}: write NAME=VALUE, for example --set retention.ms=3600000")
-    return name.strip(), value.strip()
 
 
 def list_topics(bootstrap: BootstrapOption = None, data: DataOption = None, config: ConfigOption = None) -> None:

@@ -119,6 +119,10 @@ class Batcher:
         """These partitions take no more for now."""
         self._blocked = self._partitioner.blocked = partitions
 
+    def avoid(self, partitions: frozenset[int]) -> None:
+        """The disks of these partitions are dead: others take their lines. Open batches stay, whoever sends them knows where to."""
+        self._partitioner.avoid(partitions)
+
     def limit(self, max_batch_bytes: int) -> None:
         """The topic's `max.message.bytes` has changed."""
         self._max_batch_bytes = max_batch_bytes

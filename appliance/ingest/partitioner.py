@@ -1,6 +1,6 @@
-"""Which partition a record goes to: by its key where any Kafka producer would put it, else by turns.
+"""Which partition a record goes to: by its key where any Kafka producer would put it, else by turns; and, while a disk is dead, past its partitions.
 
-Values only. Weak: hashing is pure Python, hence the cache of keys seen.
+Values only. Weak: hashing is pure Python, hence the cache of keys seen; the partition that stands in for a dead one gets the lines of both.
 """
 
 from __future__ import annotations
@@ -11,6 +11,15 @@ from appliance.records.key_hash import partition_of_key
 CACHED_KEYS_MAX = 65536
 
 
+def stand_in(partition: int, partition_count: int, dead: frozenset[int]) -> int:
+    """The partition that takes the lines of `partition`: itself; while its disk is dead, the next one whose disk lives; itself if none does."""
+    for step in range(partition_count):
+        other = (partition + step) % partition_count
+        if other not in dead:
+            return other
+    return partition
+
+
 class Partitioner:
     """`choose` a partition. Records without a key stay with one partition until `turn` (a batch was closed), then go to the next."""
 
@@ -19,19 +28,20 @@ class Partitioner:
         self.partition_count = partition_count
         self.blocked: frozenset[int] = frozenset()
         """Partitions that cannot take more now: records without a key avoid them while there is another."""
+        self._dead: frozenset[int] = frozenset()
         self._by_key: dict[bytes, int] = {}
         self._sticky_partition = 0
 
     def choose(self, key: bytes | None) -> int:
         if key is None:
-            if self._sticky_partition in self.blocked:
+            if self._sticky_partition in self.blocked or self._sticky_partition in self._dead:
                 self.turn(self._sticky_partition)
             return self._sticky_partition
         partition = self._by_key.get(key)
         if partition is None:
             if len(self._by_key) >= CACHED_KEYS_MAX:
                 self._by_key.clear()
-            partition = self._by_key[key] = partition_of_key(key, self.partition_count)
+            partition = self._by_key[key] = stand_in(partition_of_key(key, self.partition_count), self.partition_count, self._dead)
         return partition
 
     def turn(self, closed_partition: int) -> None:
@@ -40,8 +50,15 @@ class Partitioner:
             return
         for step in range(1, self.partition_count + 1):
             self._sticky_partition = (closed_partition + step) % self.partition_count
-            if self._sticky_partition not in self.blocked:
+            if self._sticky_partition not in self.blocked and self._sticky_partition not in self._dead:
                 return
+        self._sticky_partition = stand_in((closed_partition + 1) % self.partition_count, self.partition_count, self._dead)
+
+    def avoid(self, dead: frozenset[int]) -> None:
+        """The disks of these partitions are dead, of all others they live: keys move to the next living partition, and back."""
+        if dead != self._dead:
+            self._dead = dead
+            self._by_key.clear()
 
     def resize(self, partition_count: int) -> None:
         """The topic has grown: keys move, as they do for every producer."""

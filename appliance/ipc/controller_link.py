@@ -2,7 +2,7 @@
 
 While the controller is away requests wait here, each with its deadline, and are sent to its next life; an operation that the last life
 had already carried out then answers as done twice would (TOPIC_ALREADY_EXISTS), which is what Kafka's clients expect after a time-out.
-Weak spot: what waits is kept in our heap, bounded by one request a connection.
+Weak spot: what waits is kept in our heap, `WAITING_BYTES_MAX` in total; what comes on top of it is turned away.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from appliance.ipc.frames import MAX_PAYLOAD_BYTES, FrameSocket, PeerGone, conne
 from appliance.ipc.proxies import Registry
 
 RECONNECT_NS = 20_000_000
+WAITING_BYTES_MAX = 32 << 20
+"""Of all requests under way; clients that leave cannot take theirs back."""
 
 OnResponse = Callable[[bytes | None], None]
 """Called with the answer's payload, or None when the deadline passed."""
@@ -42,6 +44,7 @@ class ControllerLink:
         self._next_attempt_ns = 0
         self._next_token = 1
         self._waiting: dict[int, _Waiting] = {}
+        self._waiting_bytes = 0
         self._interest = 0
 
     @property
@@ -49,10 +52,15 @@ class ControllerLink:
         return self._socket is not None
 
     def request(self, kind: int, payload: bytes, timeout_ms: int, on_response: OnResponse) -> None:
-        """Send a request, or keep it until the controller is there. What no frame can hold is answered empty, at once."""
+        """Send a request, or keep it until the controller is there. What no frame can hold is answered empty, at once; so is, with None,
+        what would bring all that waits over its bound."""
         if len(payload) > MAX_PAYLOAD_BYTES:
             on_response(b"")
             return
+        if self._waiting and self._waiting_bytes + len(payload) > WAITING_BYTES_MAX:
+            on_response(None)
+            return
+        self._waiting_bytes += len(payload)
         token = self._next_token
         self._next_token = token + 1
         self._waiting[token] = _Waiting(kind, payload, self._clock.monotonic_ns() + timeout_ms * 1_000_000, on_response)
@@ -66,7 +74,9 @@ class ControllerLink:
             expired = [token for token, waiting in self._waiting.items() if waiting.deadline_ns <= now_ns]
             for token in expired:
                 work += 1
-                self._waiting.pop(token).on_response(None)
+                waiting = self._waiting.pop(token)
+                self._waiting_bytes -= len(waiting.payload)
+                waiting.on_response(None)
         if self._socket is None and now_ns >= self._next_attempt_ns:
             self._next_attempt_ns = now_ns + RECONNECT_NS
             self._connect()
@@ -113,6 +123,7 @@ class ControllerLink:
                     elif frame.kind in (KAFKA_RESPONSE, AUTO_CREATE_DONE):
                         waiting = self._waiting.pop(frame.token, None)
                         if waiting is not None:
+                            self._waiting_bytes -= len(waiting.payload)
                             waiting.on_response(frame.payload)
         except PeerGone:
             self._hang_up()

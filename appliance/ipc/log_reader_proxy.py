@@ -1,6 +1,6 @@
 """The door to one disk's log-reader: questions go out, answers come back by callback, a deadline ends what a hung disk keeps.
 
-Never blocks: a socket that takes no more questions is an answer (`ask` returns False). Weak spot: after a deadline the answer may still
+Never blocks: what the socket does not take is queued, bounded; beyond that `ask` returns False. Weak spot: after a deadline the answer may still
 come; it is recognised by its token, and its descriptor is closed.
 """
 
@@ -10,6 +10,7 @@ import array
 import os
 import select
 import socket
+from collections import deque
 from collections.abc import Callable
 
 from appliance.base.clock import Clock
@@ -19,6 +20,8 @@ from appliance.ipc.proxies import Registry
 from appliance.shm.counters import Counters
 
 RECONNECT_NS = 20_000_000
+UNSENT_MAX = 16_384
+_INTEREST = select.EPOLLIN | select.EPOLLRDHUP
 
 OnAnswer = Callable[[Answer | None, int], None]
 """Called with the answer and a descriptor (-1: none); None when the log-reader died or the deadline passed."""
@@ -37,28 +40,43 @@ class LogReaderProxy:
         self._next_attempt_ns = 0
         self._next_token = 1
         self._waiting: dict[int, tuple[int, OnAnswer]] = {}
+        self._unsent: deque[bytes] = deque()
+        """questions that the socket did not take yet: a wide fetch asks a thousand at once"""
         self._questions = counters.counter(f'log_reader.questions{{disk="{disk}"}}')
         self._failures = counters.counter(f'log_reader.unanswered{{disk="{disk}"}}')
 
     def ask(self, kind: int, topic: str, partition: int, segment_list_generation: int, value_a: int, value_b: int, on_answer: OnAnswer) -> bool:
-        """Send a question. False: nobody listens now, or the socket is full; nothing was kept."""
+        """Send a question, or queue it. False: nobody listens now, or too many wait already; nothing was kept."""
         now_ns = self._clock.monotonic_ns()
         sock = self._socket or self._connect(now_ns)
         if sock is None:
             return False
         token = self._next_token
         question = Question(kind, token, partition, segment_list_generation, value_a, value_b, topic)
-        try:
-            sock.send(pack_question(question))
-        except (BlockingIOError, InterruptedError):
+        if len(self._unsent) >= UNSENT_MAX:
             self._failures.add()
             return False
-        except OSError:
-            self._hang_up()
+        self._unsent.append(pack_question(question))
+        if len(self._unsent) == 1 and not self._flush(sock):
             return False
         self._next_token = token + 1
         self._waiting[token] = (now_ns + self._deadline_ns, on_answer)
         self._questions.add()
+        return True
+
+    def _flush(self, sock: socket.socket) -> bool:
+        """Send what is queued, as far as the socket takes it. False: it hung up."""
+        unsent = self._unsent
+        try:
+            while unsent:
+                sock.send(unsent[0])
+                unsent.popleft()
+        except (BlockingIOError, InterruptedError):
+            self._registry.modify(sock.fileno(), _INTEREST | select.EPOLLOUT)
+            return True
+        except OSError:
+            self._hang_up()
+            return False
         return True
 
     def expire(self, now_ns: int) -> int:
@@ -85,11 +103,14 @@ class LogReaderProxy:
             sock.close()
             return None
         self._socket = sock
-        self._registry.register(sock.fileno(), select.EPOLLIN | select.EPOLLRDHUP, self._on_readable)
+        self._registry.register(sock.fileno(), _INTEREST, self._on_event)
         return sock
 
-    def _on_readable(self, _events: int) -> None:
+    def _on_event(self, events: int) -> None:
         sock = self._socket
+        if sock is not None and events & select.EPOLLOUT:
+            self._registry.modify(sock.fileno(), _INTEREST)
+            self._flush(sock)
         while sock is not None and sock is self._socket:
             try:
                 message, ancillary, _flags, _address = sock.recvmsg(MAX_MESSAGE_BYTES, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
@@ -118,6 +139,7 @@ class LogReaderProxy:
         if sock is not None:
             self._registry.unregister(sock.fileno())
             sock.close()
+        self._unsent.clear()
         waiting, self._waiting = self._waiting, {}
         for _deadline_ns, on_answer in waiting.values():
             self._failures.add()

@@ -73,6 +73,12 @@ class LogWriterDoor:
         self._by_control.clear()
         self.channels.clear()
 
+    def dismiss(self, source: str) -> None:
+        """Hang up on a source: it loses what is under way, connects again, and is told in a new WELCOME what is here now."""
+        for control, channel in list(self._by_control.items()):
+            if channel is not None and channel.source == source:
+                self._forget(control, "it is told anew what is here")
+
     def _on_knock(self, _events: int) -> None:
         while self._listening is not None and (control := accept(self._listening)) is not None:
             self._by_control[control] = None

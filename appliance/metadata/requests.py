@@ -34,11 +34,12 @@ class Exists(NamedTuple):
 
 
 class Create(NamedTuple):
-    """Make a node → its path."""
+    """Make a node → its path; with `sequence` ZooKeeper puts ten growing digits behind the name."""
 
     path: str
     data: bytes = b""
     ephemeral: bool = False
+    sequence: bool = False
 
 
 class SetData(NamedTuple):
@@ -76,12 +77,13 @@ Request: TypeAlias = Get | GetChildren | Exists | Create | SetData | Delete | Mu
 
 
 class Node(NamedTuple):
-    """A node's data and what of its stat matters here; `owner` is the session of an ephemeral node, else 0."""
+    """A node's data and what of its stat matters here; `owner` is the session of an ephemeral node, else 0; `created_ms` is the server's time."""
 
     data: bytes
     version: int
     czxid: int
     owner: int
+    created_ms: int = 0
 
 
 class ZooKeeperFailed(MillraceError):

@@ -237,7 +237,7 @@ class ZooKeeperSession:
         if isinstance(request, Exists):
             return client.exists_async(path, self._on_watch if request.watch else None)
         if isinstance(request, Create):
-            return client.create_async(path, request.data, ephemeral=request.ephemeral)
+            return client.create_async(path, request.data, ephemeral=request.ephemeral, sequence=request.sequence)
         if isinstance(request, SetData):
             return client.set_async(path, request.data, request.version)
         return client.delete_async(path, request.version)
@@ -247,7 +247,7 @@ class ZooKeeperSession:
         for write in multi.writes:
             path = self._chroot + write.path
             if isinstance(write, Create):
-                transaction.create(path, write.data, ephemeral=write.ephemeral)
+                transaction.create(path, write.data, ephemeral=write.ephemeral, sequence=write.sequence)
             elif isinstance(write, SetData):
                 transaction.set_data(path, write.data, write.version)
             elif isinstance(write, Delete):
@@ -358,4 +358,4 @@ def _alone(write: Write) -> Request:
 
 
 def _node(data: bytes | None, stat: Any) -> Node:
-    return Node(data or b"", stat.version, stat.czxid, stat.ephemeralOwner or 0)
+    return Node(data or b"", stat.version, stat.czxid, stat.ephemeralOwner or 0, stat.ctime)

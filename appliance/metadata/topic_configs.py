@@ -12,6 +12,9 @@ from typing import NamedTuple
 
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
+CONFIG_BYTES_MAX = 32_000
+"""Names and values of one topic together: they travel as strings of at most 32,767 bytes, in every command to a log-writer, and in a ZooKeeper node."""
+SHOWN_MAX = 200
 _BOOLEANS = ("true", "false")
 
 
@@ -134,16 +137,18 @@ TOPIC_CONFIG_ROWS: dict[str, TopicConfigRow] = {
 
 def topic_config_problem(config: Mapping[str, str | None]) -> str | None:
     """Why these configs cannot be set on a topic, or None; null values are a problem too (on creation they are)."""
+    if sum(len(name.encode()) + len((value or "").encode()) for name, value in config.items()) > CONFIG_BYTES_MAX:
+        return f"the configs of a topic may have at most {CONFIG_BYTES_MAX} bytes"
     nulls = sorted(name for name, value in config.items() if value is None)
     if nulls:
-        return f"Null value not supported for topic configs: {', '.join(nulls)}"
+        return f"Null value not supported for topic configs: {', '.join(nulls)[:SHOWN_MAX]}"
     for name, value in config.items():
         row = TOPIC_CONFIG_ROWS.get(name)
         if row is None:
-            return f"Unknown topic config name: {name}"
+            return f"Unknown topic config name: {name[:SHOWN_MAX]}"
         problem = row.valid(str(value))
         if problem is not None:
-            return f"Invalid value {value} for configuration {name}: {problem}"
+            return f"Invalid value {str(value)[:SHOWN_MAX]} for configuration {name}: {problem}"
     lag_min = int(config.get("min.compaction.lag.ms") or 0)
     lag_max = int(config.get("max.compaction.lag.ms") or LONG_MAX)
     if lag_min > lag_max:

@@ -13,9 +13,11 @@ from typing import Any
 from appliance.base.model import TopicId
 from appliance.metadata.metadata_image import PartitionImage
 from appliance.metadata.operation import WRITES_MAX, Operation, all_of
-from appliance.metadata.requests import Create, Delete, Get, GetChildren, Node, NoNode, SetData, Write
+from appliance.metadata.requests import Check, Create, Delete, Get, GetChildren, Node, NoNode, SetData, Write
 from appliance.metadata.znodes import (
     BROKER_TOPICS,
+    CONFIG_CHANGE_PREFIX,
+    CONFIG_CHANGES,
     DELETE_TOPICS,
     PartitionState,
     Placement,
@@ -23,6 +25,7 @@ from appliance.metadata.znodes import (
     decode_config,
     delete_topic_path,
     encode_config,
+    encode_config_change,
     partition_path,
     partition_state_path,
     placement_path,
@@ -59,8 +62,14 @@ class TopicState:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every partition has a state: only then do clients hear of the topic."""
+        """Whether every partition has a state."""
         return len(self.states) == len(self.replicas)
+
+    @property
+    def visible_count(self) -> int:
+        """How many partitions clients hear of: those with a state, from 0 on without a gap. States are written from the last partition down, so a
+        topic that is being created shows none, and one that grows shows its old ones, until all are written."""
+        return next((partition for partition in range(len(self.replicas)) if partition not in self.states), len(self.replicas))
 
     def local_partitions(self, broker_id: int) -> list[int]:
         return [partition for partition, replicas in sorted(self.replicas.items()) if broker_id in replicas]
@@ -68,7 +77,8 @@ class TopicState:
     def partition_images(self, disk_of: Callable[[str], str | None]) -> tuple[PartitionImage, ...]:
         """What clients and processes are told; `disk_of` gives a directory's disk name on this box."""
         images = []
-        for partition, state in sorted(self.states.items()):
+        for partition in range(self.visible_count):
+            state = self.states[partition]
             directory = self.placement.get(partition)
             disk = disk_of(directory) if directory is not None else None
             images.append(PartitionImage(state.leader, state.leader_epoch, self.replicas[partition], state.isr, disk))
@@ -156,17 +166,33 @@ def creation_writes(topic: TopicState, broker_id: int, config_exists: bool, plac
     )
 
 
+def growth_writes(topic: TopicState, broker_id: int, assignment: TopicAssignment, placement: dict[int, str], placement_exists: bool) -> tuple[Write, ...]:
+    """The one transaction that gives a topic more partitions: from then on a controller that finds them without states completes them."""
+    path, data = placement_path(broker_id, topic.name), Placement(topic.topic_id, placement).encode()
+    return (SetData(topic_path(topic.name), assignment.encode(), -1), SetData(path, data, -1) if placement_exists else Create(path, data))
+
+
+def config_writes(name: str, config: dict[str, str], version: int | None) -> tuple[Write, ...]:
+    """The one transaction that changes a topic's configs, if nobody did meanwhile, and tells every broker; `version` None: it has no node yet."""
+    path, data = topic_config_path(name), encode_config(config)
+    return (
+        Check(topic_path(name), -1),
+        Create(path, data) if version is None else SetData(path, data, version),
+        Create(f"{CONFIG_CHANGES}/{CONFIG_CHANGE_PREFIX}", encode_config_change(f"topics/{name}"), sequence=True),
+    )
+
+
 def placement_write(topic: TopicState, broker_id: int, exists: bool) -> Write:
     path, data = placement_path(broker_id, topic.name), Placement(topic.topic_id, topic.placement).encode()
     return SetData(path, data, -1) if exists else Create(path, data)
 
 
 def first_state_writes(topic: TopicState, states: dict[int, PartitionState], existing: Iterable[str] | None) -> list[Write]:
-    """The nodes of partitions that have no state yet. `existing`: the partitions that have a node (a former controller may have died between
-    two transactions), None if `partitions` itself is missing."""
+    """The nodes of partitions that have no state yet, from the last one down (see `TopicState.visible_count`). `existing`: the partitions that have
+    a node (a former controller may have died between two transactions), None if `partitions` itself is missing."""
     there = set(existing or ())
     writes: list[Write] = [] if existing is not None else [Create(topic_partitions_path(topic.name))]
-    for partition, state in sorted(states.items()):
+    for partition, state in sorted(states.items(), reverse=True):
         if str(partition) not in there:
             writes.append(Create(partition_path(topic.name, partition)))
         writes.append(Create(partition_state_path(topic.name, partition), state.encode()))

@@ -42,6 +42,8 @@ BROKER_IDS = "/brokers/ids"
 BROKER_TOPICS = "/brokers/topics"
 DELETE_TOPICS = "/admin/delete_topics"
 CONFIG_TOPICS = "/config/topics"
+CONFIG_CHANGES = "/config/changes"
+CONFIG_CHANGE_PREFIX = "config_change_"
 
 
 def broker_path(broker_id: int) -> str:
@@ -274,6 +276,19 @@ def encode_config(config: dict[str, str]) -> bytes:
 
 def decode_config(path: str, data: bytes) -> dict[str, str]:
     return {str(name): str(value) for name, value in _load(path, data).get("config", {}).items()}
+
+
+def encode_config_change(entity_path: str) -> bytes:
+    """The notification that the configs of an entity (`topics/T`) have changed."""
+    return orjson.dumps({"version": 2, "entity_path": entity_path})
+
+
+def decode_config_change(path: str, data: bytes) -> str:
+    """Whose configs have changed, as a path below `/config`; version 1 named type and name apart."""
+    document = _load(path, data)
+    if document.get("version") == 1:
+        return f"{_field(path, document, 'entity_type')}/{_field(path, document, 'entity_name')}"
+    return str(_field(path, document, "entity_path"))
 
 
 class BoxRecord(NamedTuple):

@@ -22,6 +22,13 @@ class ApiKey(IntEnum):
     API_VERSIONS = 18
     CREATE_TOPICS = 19
     DELETE_TOPICS = 20
+    OFFSET_FOR_LEADER_EPOCH = 23
+    DESCRIBE_CONFIGS = 32
+    ALTER_CONFIGS = 33
+    CREATE_PARTITIONS = 37
+    INCREMENTAL_ALTER_CONFIGS = 44
+    DESCRIBE_CLUSTER = 60
+    DESCRIBE_TOPIC_PARTITIONS = 75
 
 
 class Api(NamedTuple):
@@ -46,12 +53,19 @@ SERVED_APIS: Final[dict[int, Api]] = {
     for api in (
         Api(ApiKey.PRODUCE, "Produce", 0, 11, 9, "from 0 because librdkafka stops compressing when 0 is missing"),
         Api(ApiKey.FETCH, "Fetch", 4, 16, 12, "topic ids from 13"),
-        Api(ApiKey.LIST_OFFSETS, "ListOffsets", 1, 8, 6, ""),
+        Api(ApiKey.LIST_OFFSETS, "ListOffsets", 0, 8, 6, "0 lists the first offsets of segments"),
         Api(ApiKey.METADATA, "Metadata", 0, 12, 9, ""),
         Api(ApiKey.FIND_COORDINATOR, "FindCoordinator", 0, 6, 3, "several keys at once from 4"),
         Api(ApiKey.API_VERSIONS, "ApiVersions", 0, 4, 3, "the response header is always the old one"),
         Api(ApiKey.CREATE_TOPICS, "CreateTopics", 0, 7, 5, ""),
         Api(ApiKey.DELETE_TOPICS, "DeleteTopics", 0, 6, 4, "by topic id from 6"),
+        Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, "OffsetForLeaderEpoch", 0, 4, 4, ""),
+        Api(ApiKey.DESCRIBE_CONFIGS, "DescribeConfigs", 0, 4, 4, "topics and this broker"),
+        Api(ApiKey.ALTER_CONFIGS, "AlterConfigs", 0, 2, 2, "topics only; a broker's configs are read-only"),
+        Api(ApiKey.CREATE_PARTITIONS, "CreatePartitions", 0, 3, 2, ""),
+        Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, "IncrementalAlterConfigs", 0, 1, 1, "topics only; a broker's configs are read-only"),
+        Api(ApiKey.DESCRIBE_CLUSTER, "DescribeCluster", 0, 1, 0, ""),
+        Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, "DescribeTopicPartitions", 0, 0, 0, "in pages; Kafka serves it without ZooKeeper only"),
     )
 }
 

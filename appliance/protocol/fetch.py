@@ -243,9 +243,7 @@ def _decode_plain(buffer: Buffer, position: int, limit: int, version: int) -> tu
     rack = ""
     if version >= _RACK_SINCE:
         rack, position = read_string(buffer, position, limit)
-    request = FetchRequest(
-        max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, replica_id, -1, rack, None, partitions, forgotten
-    )
+    request = FetchRequest(max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, replica_id, -1, rack, None, partitions, forgotten)
     return request, position
 
 

@@ -1,6 +1,7 @@
-"""ListOffsets 1-8: the offset of a timestamp, or of an end of a partition.
+"""ListOffsets 0-8: the offset of a timestamp, or of an end of a partition.
 
-Owned by nobody; messages as data. Weak spot: version 0, which answers with several offsets, is not described.
+Owned by nobody; messages as data. Version 0 is of another kind: it asks for so many first offsets of segments and gets a list.
+Weak spot: kio does not know version 0; its bytes are tested against Kafka's schema by hand.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ EARLIEST_TIMESTAMP: Final = -2
 MAX_TIMESTAMP: Final = -3
 EARLIEST_LOCAL_TIMESTAMP: Final = -4
 
-SPECIAL_TIMESTAMPS_SINCE: Final = {LATEST_TIMESTAMP: 1, EARLIEST_TIMESTAMP: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL_TIMESTAMP: 8}
+SPECIAL_TIMESTAMPS_SINCE: Final = {LATEST_TIMESTAMP: 0, EARLIEST_TIMESTAMP: 0, MAX_TIMESTAMP: 7, EARLIEST_LOCAL_TIMESTAMP: 8}
 """The first version in which each negative timestamp means something; before it the answer is UNSUPPORTED_VERSION."""
 
 
@@ -26,6 +27,7 @@ class ListOffsetsPartition(NamedTuple):
     partition: Annotated[int, Field(INT32)]
     current_leader_epoch: Annotated[int, Field(INT32, since=4)] = -1
     timestamp: Annotated[int, Field(INT64)] = LATEST_TIMESTAMP
+    max_num_offsets: Annotated[int, Field(INT32, until=0)] = 1
 
 
 class ListOffsetsTopic(NamedTuple):
@@ -44,13 +46,14 @@ class ListOffsetsRequest(NamedTuple):
 
 
 class ListOffsetsPartitionResult(NamedTuple):
-    """The offset found; −1 with NONE when there is none."""
+    """The offset found; −1 with NONE when there is none. `old_style_offsets` is what version 0 answers instead, descending."""
 
     partition: Annotated[int, Field(INT32)]
     error_code: Annotated[int, Field(INT16)] = 0
-    timestamp: Annotated[int, Field(INT64)] = -1
-    offset: Annotated[int, Field(INT64)] = -1
+    timestamp: Annotated[int, Field(INT64, since=1)] = -1
+    offset: Annotated[int, Field(INT64, since=1)] = -1
     leader_epoch: Annotated[int, Field(INT32, since=4)] = -1
+    old_style_offsets: Annotated[tuple[int, ...], Field(ArrayOf(INT64), until=0)] = ()
 
 
 class ListOffsetsTopicResult(NamedTuple):

@@ -136,6 +136,7 @@ class Message(Generic[Body]):
         return struct_codec(self.body, version, self.api.is_flexible(version))
 
 
+_NEGATIVE_BYTE: Final = 0x80
 _RESPONSE_HEAD: Final = Struct(">ii")
 _FLEXIBLE_RESPONSE_HEAD: Final = Struct(">iiB")
 
@@ -196,7 +197,19 @@ def _field_codec(wire_type: WireType, version: int, flexible: bool, nullable: bo
         case ArrayOf(element):
             return _array_codec(_field_codec(element, version, flexible, nullable=False), flexible, nullable)
         case _:
-            return struct_codec(wire_type, version, flexible)
+            codec = struct_codec(wire_type, version, flexible)
+            return _nullable_struct_codec(codec) if nullable else codec
+
+
+def _nullable_struct_codec(codec: Codec) -> Codec:
+    """One byte in front: −1 for null, 1 for a struct that follows."""
+
+    def read(buffer: Buffer, position: int, limit: int) -> tuple[Any, int]:
+        if buffer[position] >= _NEGATIVE_BYTE:
+            return None, position + 1
+        return codec.read(buffer, position + 1, limit)
+
+    return Codec(read, lambda value: b"\xff" if value is None else b"\1" + codec.write(value), 1)
 
 
 def _fixed_codec(layout: Struct) -> Codec:

@@ -47,10 +47,23 @@ _LZ4_BLOCK_LENGTH = Struct("<I")
 _LZ4_STORED = 0x8000_0000
 _LZ4_END_MARK = bytes(4)
 
+_GZIP_FIRST_PIECE_BYTES = 256
+_GZIP_PIECE_BYTES_MAX = 64 * 1024
+
+OPENED_BATCH_BYTES_MIN = 16 * 1024 * 1024
+OPENED_BATCH_FACTOR = 32
+"""What a server opens of a stranger's batch. Log lines shrink to a fifth or a twentieth, so an honest batch is far below; a bomb (zstd: 8 KB that
+become 256 MiB) is refused before it costs more than the larger of the two."""
+
 _SMALLEST_GUESS_BYTES = 64 * 1024
 _BUFFER_TOO_SMALL = "failed to write whole buffer"
 
 assert len(_XERIAL_HEADER) == 16 and len(_LZ4_FRAME_HEADER) == 7
+
+
+def opened_batch_limit(stored_bytes: int) -> int:
+    """How many bytes a batch of `stored_bytes` may hold when a process that serves others opens it."""
+    return max(OPENED_BATCH_BYTES_MIN, OPENED_BATCH_FACTOR * stored_bytes)
 
 
 def compress(codec: Codec, data: Buffer) -> bytes:
@@ -84,26 +97,32 @@ def _compress_gzip(data: Buffer) -> bytes:
 
 
 def _decompress_gzip(data: Buffer, limit_bytes: int) -> Buffer:
-    pieces: list[bytes] = []
+    view = memoryview(data)
+    if not view:
+        raise CorruptBatch("a gzip stream is empty")
+    opened: list[bytes] = []
     room = limit_bytes
-    rest: Buffer = data
+    position = 0
     try:
-        while rest:
+        while position < len(view):
             member = zlib.decompressobj(wbits=31)
-            # one byte more than allowed tells "too large" from "just fits"
-            piece = member.decompress(rest, room + 1)
-            room -= len(piece)
-            if room < 0:
-                raise _too_large(limit_bytes)
-            if not member.eof:
-                raise CorruptBatch("a gzip stream ends too early")
-            pieces.append(piece)
-            rest = member.unused_data
+            piece_bytes = _GZIP_FIRST_PIECE_BYTES  # `unused_data` is a copy: of a stream of tiny members only as much as this is copied for each
+            while not member.eof:
+                if position == len(view):
+                    raise CorruptBatch("a gzip stream ends too early")
+                piece = view[position : position + piece_bytes]
+                # one byte more than allowed tells "too large" from "just fits"
+                plain = member.decompress(piece, room + 1)
+                room -= len(plain)
+                if room < 0:
+                    raise _too_large(limit_bytes)
+                if plain:
+                    opened.append(plain)
+                position += len(piece) - len(member.unused_data)
+                piece_bytes = min(2 * piece_bytes, _GZIP_PIECE_BYTES_MAX)
     except zlib.error as problem:
         raise CorruptBatch(f"a gzip stream is broken: {problem}") from problem
-    if not pieces:
-        raise CorruptBatch("a gzip stream is empty")
-    return b"".join(pieces)
+    return b"".join(opened)
 
 
 def _compress_snappy(data: Buffer) -> bytes:

@@ -73,6 +73,8 @@ class Cluster:
         self.brokers: dict[int, BrokerRegistration] = {}
         self.topics: dict[str, TopicState] = {}
         self.deleting: set[str] = set()
+        self.config_changes: set[str] = set()
+        """Notifications of changed configs that were seen; what they told is in `topics`."""
 
     def forget(self) -> None:
         """The session may be over: nothing that ZooKeeper said can be acted on. The image stays as it is."""
@@ -118,13 +120,13 @@ class Cluster:
         return effective_config(self.broker_config, topic.config)
 
     def image(self, generation: int) -> MetadataImage:
-        """What everybody may know: complete topics that are not being deleted."""
+        """What everybody may know: topics that are not being deleted, with the partitions that have a state."""
         brokers = {}
         for broker_id, registration in sorted(self.brokers.items()):
             endpoint = registration.client_endpoint()
             if endpoint is not None:
                 brokers[broker_id] = BrokerImage(broker_id, endpoint[0], endpoint[1], registration.rack)
-        topics = {name: self._topic_image(topic) for name, topic in sorted(self.topics.items()) if topic.is_complete and name not in self.deleting}
+        topics = {name: self._topic_image(topic) for name, topic in sorted(self.topics.items()) if topic.visible_count and name not in self.deleting}
         return MetadataImage(generation, self.cluster_id, self.controller_id, brokers, topics)
 
     def _topic_image(self, topic: TopicState) -> TopicImage:

@@ -135,6 +135,56 @@ def spread_replicas(live_brokers: Sequence[int], partitions: int, replication_fa
     return assignment
 
 
+class TopicGrowth(NamedTuple):
+    """More partitions that somebody wants. `partition_count` is how many there are to be in all; `assignments` None: the controller is to choose."""
+
+    name: str
+    partition_count: int
+    assignments: tuple[tuple[int, ...], ...] | None = None
+
+
+def plan_topic_growth(
+    wanted: TopicGrowth, replicas: Mapping[int, tuple[int, ...]], live_brokers: Sequence[int], defaults: CreationDefaults
+) -> dict[int, tuple[int, ...]]:
+    """The new partitions and their brokers, for a topic that has `replicas`; `RequestRefused` carries Kafka's code."""
+    existing = len(replicas)
+    if wanted.partition_count == existing:
+        raise RequestRefused(ErrorCode.INVALID_PARTITIONS, f"Topic already has {existing} partitions.")
+    if wanted.partition_count < existing:
+        reason = f"Topic currently has {existing} partitions, which is higher than the requested {wanted.partition_count}."
+        raise RequestRefused(ErrorCode.INVALID_PARTITIONS, reason)
+    if wanted.partition_count > defaults.partitions_max:
+        reason = f"{wanted.partition_count} partitions are more than the {defaults.partitions_max} that one disk's table holds"
+        raise RequestRefused(ErrorCode.INVALID_PARTITIONS, reason)
+    factor = len(replicas[0])
+    if wanted.assignments is not None:
+        return _checked_growth(wanted, existing, factor, live_brokers)
+    if factor > len(live_brokers):
+        raise RequestRefused(ErrorCode.INVALID_REPLICATION_FACTOR, f"Replication factor: {factor} larger than available brokers: {len(live_brokers)}.")
+    brokers = sorted(live_brokers)
+    first_broker = brokers.index(replicas[0][0]) if replicas[0] and replicas[0][0] in brokers else 0
+    assignment = spread_replicas(brokers, wanted.partition_count, factor, first_broker)
+    return {partition: assignment[partition] for partition in range(existing, wanted.partition_count)}
+
+
+def _checked_growth(wanted: TopicGrowth, existing: int, factor: int, live_brokers: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    def refuse(reason: str) -> RequestRefused:
+        return RequestRefused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, reason)
+
+    assignments = wanted.assignments or ()
+    if len(assignments) != wanted.partition_count - existing:
+        raise refuse(f"Increasing the number of partitions by {wanted.partition_count - existing} but {len(assignments)} assignments provided.")
+    unknown = sorted({broker for replicas in assignments for broker in replicas} - set(live_brokers))
+    if unknown:
+        raise refuse(f"Unknown broker(s) in replica assignment: {', '.join(map(str, unknown))}.")
+    for partition, replicas in enumerate(assignments, existing):
+        if len(replicas) != factor:
+            raise refuse(f"Inconsistent replication factor between partitions, partition 0 has {factor} while partition {partition} has {len(replicas)}.")
+        if len(set(replicas)) != len(replicas):
+            raise refuse(f"Duplicate brokers not allowed in replica assignment: {', '.join(map(str, replicas))} for partition id {partition}.")
+    return dict(enumerate(assignments, existing))
+
+
 class DiskSpace(NamedTuple):
     """A disk that can take partitions: its directory's id, its free bytes, how many partitions it holds."""
 

@@ -13,16 +13,18 @@ from typing import Any, NamedTuple
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import NO_LEADER, TopicId
 from appliance.ipc.descriptors import DescriptorKind
-from appliance.metadata import broker_registry, topic_registry
+from appliance.metadata import broker_registry, config_notifications, topic_registry
+from appliance.metadata.config_changes import ConfigChange
 from appliance.metadata.controller_election import become_controller
 from appliance.metadata.operation import DiskCommand, Fence, Operation, Publish, all_of
-from appliance.metadata.requests import Create, Exists, GetChildren, MultiFailed, NodeExists, NoNode, Request, SetData, Write, ZooKeeperFailed
+from appliance.metadata.requests import BadVersion, Create, Exists, GetChildren, MultiFailed, NodeExists, NoNode, Request, SetData, Write, ZooKeeperFailed
 from appliance.metadata.topic_registry import TopicState, chunks
 from appliance.metadata.znodes import (
     BoxRecord,
     BrokerRegistration,
     PartitionState,
     TopicAssignment,
+    decode_config,
     delete_topic_path,
     placement_path,
     topic_config_path,
@@ -34,6 +36,9 @@ from appliance.replication.controller import DiskSpace, TopicPlan, bump_leader_e
 
 Spaces = Callable[[], list[DiskSpace]]
 """The disks that can take partitions now."""
+
+ATTEMPTS_MAX = 5
+"""Times a write is tried again because somebody else wrote the same node."""
 
 
 class ForeignCluster(ZooKeeperFailed):
@@ -64,11 +69,12 @@ def arrive(cluster: Cluster, arrival: Arrival) -> Operation[None]:
     controller_id, fence = yield from become_controller(cluster.broker_id, arrival.session_id, arrival.timestamp_ms)
     brokers = yield from broker_registry.read_brokers(watch=True)
     deleting = yield from topic_registry.load_deletions()
+    config_changes = yield from config_notifications.list_config_changes()  # before the configs: what comes later is looked at
     topics = yield from topic_registry.load_topics(cluster.broker_id, arrival.new_topic_id)
     if fence is not None:
         yield from _write_topic_ids(fence, topics.values())
     cluster.cluster_id, cluster.controller_id, cluster.fence = cluster_id, controller_id, fence
-    cluster.brokers, cluster.topics, cluster.deleting = brokers, topics, deleting
+    cluster.brokers, cluster.topics, cluster.deleting, cluster.config_changes = brokers, topics, deleting, config_changes
     cluster.use_record(record)
     yield Publish()
 
@@ -170,6 +176,72 @@ def _write_first_states(fence: Fence, topic: TopicState, states: dict[int, Parti
         yield from fence.guard(chunk)
     for partition, state in states.items():
         topic.set_state(partition, state, 0)
+
+
+# --- growing -----------------------------------------------------------------------------------------------------------
+
+
+def add_partitions(cluster: Cluster, topic: TopicState, added: dict[int, tuple[int, ...]], spaces: Spaces) -> Operation[ErrorCode]:
+    """Give a topic the partitions of `added`: one transaction, then `complete_topic`. Clients see the old ones until all new ones are led."""
+    new_placement = place_partitions([partition for partition, replicas in sorted(added.items()) if cluster.broker_id in replicas], spaces())
+    existing = yield from broker_registry.read(placement_path(cluster.broker_id, topic.name))
+    assignment = topic.assignment._replace(topic_id=topic.topic_id, partitions={**topic.replicas, **added})
+    placement = {**topic.placement, **new_placement}
+    writes = topic_registry.growth_writes(topic, cluster.broker_id, assignment, placement, existing is not None)
+    yield from cluster.writes_fenced_by().guard(writes)
+    topic.assignment, topic.placement = assignment, placement
+    result = yield from complete_topic(cluster, topic, spaces)
+    return result
+
+
+# --- configs -----------------------------------------------------------------------------------------------------------
+
+
+def alter_topic_config(cluster: Cluster, name: str, change: ConfigChange, validate_only: bool) -> Operation[None]:
+    """Apply `change` to the configs that ZooKeeper holds of a topic, tell every broker and our log-writers, publish. `RequestRefused`: it may not be.
+
+    Killed after the transaction, the next controller loads the new configs and sends them with BECOME_LEADER.
+    """
+    path = topic_config_path(name)
+    for _attempt in range(ATTEMPTS_MAX):
+        topic = cluster.topics.get(name)
+        if topic is None or name in cluster.deleting:
+            raise RequestRefused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
+        node = yield from broker_registry.read(path)
+        current = decode_config(path, node.data) if node is not None and node.data else {}
+        config = change(current)
+        if validate_only or (config == current == topic.config):
+            return
+        try:
+            results = yield from cluster.writes_fenced_by().guard(topic_registry.config_writes(name, config, node.version if node is not None else None))
+        except MultiFailed as refused:
+            if isinstance(refused.cause, NoNode) and refused.write.path == topic_path(name):
+                raise RequestRefused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.") from refused
+            if isinstance(refused.cause, BadVersion | NodeExists | NoNode):
+                continue  # somebody else wrote the node between our look and our write: look again
+            raise
+        yield from _use_config(cluster, topic, config, int(results[1]) if node is not None else 0)
+        return
+    raise RequestRefused(ErrorCode.UNKNOWN_SERVER_ERROR, f"the configs of topic '{name}' were changed by others at the same time; try again")
+
+
+def reload_topic_config(cluster: Cluster, name: str) -> Operation[None]:
+    """Somebody says that a topic's configs have changed: take them over, if they have."""
+    topic = cluster.topics.get(name)
+    path = topic_config_path(name)
+    node = yield from broker_registry.read(path)
+    if topic is None or node is None or not node.data or node.version == topic.config_version:
+        return
+    yield from _use_config(cluster, topic, decode_config(path, node.data), node.version)
+
+
+def _use_config(cluster: Cluster, topic: TopicState, config: dict[str, str], version: int) -> Operation[None]:
+    """First the log-writers, under whose new generation produces are then offered; a log-writer that is away hears it when it is back."""
+    topic.config, topic.config_version = config, version
+    payload = {"topic": topic.name, "partition": -1, "topic_id": str(topic.topic_id), "config": cluster.config_of(topic), "config_generation": version}
+    disks = {disk for partition in topic.states if (disk := cluster.disk_of_partition(topic, partition)) in cluster.reports}
+    yield from all_of([DiskCommand(disk, DescriptorKind.CONFIG, payload) for disk in sorted(disk for disk in disks if disk is not None)])
+    yield Publish()
 
 
 # --- leading -----------------------------------------------------------------------------------------------------------

@@ -9,8 +9,11 @@ from enum import Enum
 
 BACKOFF_MS_FIRST = 100
 BACKOFF_MS_MAX = 5_000
+"""For a child that dies again and again before it ever serves: what is wrong with it is not healed by haste."""
+SERVED_BACKOFF_MS_MAX = 200
+"""For a child that served: it is wanted, and to be back in less than 2 s. No more than this, however often it dies."""
 STABLE_AFTER_MS = 10_000
-"""A child that was up for this long is started at once again when it dies, as after its first death."""
+"""A child that served for this long is started at once again when it dies, as after its first death."""
 
 EXIT_OTHER_RELEASE = 78
 
@@ -45,6 +48,10 @@ class Child:
         self.restarts = 0
         self.start_at_ms = 0
         self._failures = 0
+        """Lives in a row that ended before they served."""
+        self._short_services = 0
+        """Lives in a row that served, but not for long."""
+        self._serves_since_ms = 0
 
     def on_started(self, pid: int, now_ms: int, wall_ms: int) -> None:
         self.pid = pid
@@ -53,8 +60,9 @@ class Child:
         self.since_wall_ms = wall_ms
         self.status_text = ""
 
-    def on_ready(self) -> None:
+    def on_ready(self, now_ms: int) -> None:
         self.state = ChildState.SERVING
+        self._serves_since_ms = now_ms
 
     def on_exit(self, exit_code: int, now_ms: int) -> None:
         """It died: it waits for its next start, or has failed for good when it is of another release."""
@@ -62,12 +70,19 @@ class Child:
         if exit_code == EXIT_OTHER_RELEASE:
             self.state = ChildState.FAILED
             return
-        if now_ms - self.since_ms >= STABLE_AFTER_MS:
-            self._failures = 0
-        self.start_at_ms = now_ms + restart_delay_ms(self._failures)
-        self._failures += 1
+        self.start_at_ms = now_ms + self._next_delay_ms(now_ms)
         self.restarts += 1
         self.state = ChildState.WAITING
+
+    def _next_delay_ms(self, now_ms: int) -> int:
+        if self.state is ChildState.SERVING:
+            self._failures = 0
+            if now_ms - self._serves_since_ms >= STABLE_AFTER_MS:
+                self._short_services = 0
+            self._short_services += 1
+            return min(SERVED_BACKOFF_MS_MAX, restart_delay_ms(self._short_services - 1))
+        self._failures += 1
+        return restart_delay_ms(self._failures - 1)
 
     def is_due(self, now_ms: int) -> bool:
         return self.state is ChildState.WAITING and now_ms >= self.start_at_ms

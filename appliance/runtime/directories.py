@@ -24,6 +24,7 @@ def shape_problems(data: list[str], state: str) -> list[str]:
         real = os.path.realpath(path)
         if real in seen:
             problems.append(f"--data {path} is given twice ({seen[real]} is the same directory); give each disk's directory once")
+            continue  # whatever else is wrong with it was said then
         for other_real, other in seen.items():
             if real != other_real and (_is_inside(real, other_real) or _is_inside(other_real, real)):
                 problems.append(f"--data {path} and --data {other} lie inside one another; give separate directories")
@@ -137,15 +138,26 @@ def known_boxes() -> list[BoxLayout]:
 
 
 def is_supervisor(pid: int, layout: BoxLayout) -> bool:
-    """Whether `pid` lives and holds the state lock of the box: a pid alone may have been given to somebody else."""
+    """Whether `pid` lives and holds the state lock of the box: a pid alone may have been given to somebody else, also to another user."""
     try:
         state_directory = layout.read_box()["state_directory"]
         os.kill(pid, 0)
     except PermissionError:
-        return True
+        if not _may_look_at_lock(state_directory):
+            return True  # another user's box, most likely
     except (OSError, ValueError, KeyError):
         return False
     return lock_holder(state_directory) in (pid, 0)
+
+
+def _may_look_at_lock(directory: str) -> bool:
+    try:
+        os.close(os.open(f"{directory}/{LOCK_FILE}", os.O_RDONLY | os.O_CLOEXEC))
+    except PermissionError:
+        return False
+    except OSError:
+        pass  # no lock file: nobody holds it
+    return True
 
 
 def read_meta_properties(directory: str) -> dict[str, str] | None:

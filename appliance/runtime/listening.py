@@ -5,6 +5,7 @@ Weak spot: UDP datagrams that arrive while ingest restarts wait in the socket's 
 
 from __future__ import annotations
 
+import errno
 import socket
 from typing import NamedTuple
 
@@ -48,7 +49,7 @@ def open_listen_sockets(host: str, kafka_port: int, syslog_port: int, http_port:
     except OSError as error:
         problems.append(_bind_problem(host, syslog_port, "TCP and UDP", "--syslog-port", error))
     ports = [sockets[name].getsockname()[1] if name in sockets else 0 for name in ("kafka", "syslog-tcp", "http")]
-    return ListenSockets(sockets, *ports), problems
+    return ListenSockets(sockets, *ports), list(dict.fromkeys(problems))  # what is wrong with the address is wrong for every port
 
 
 def _resolve(host: str) -> tuple[int, str]:
@@ -95,9 +96,9 @@ def _enlarge_receive_buffer(udp: socket.socket) -> None:
 
 
 def _bind_problem(host: str, port: int, transport: str, option: str, error: OSError) -> str:
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"cannot listen on {host}: {error.strerror}; {host} is no address of this machine, choose another with --listen"
     what = f"cannot listen on {host} port {port} ({transport}): {error.strerror}"
     if isinstance(error, PermissionError):
         return f"{what}; ports below 1024 need root, choose another with {option}"
-    if error.errno == 99:  # EADDRNOTAVAIL
-        return f"{what}; {host} is no address of this machine, choose another with --listen"
     return f"{what}; see who has it with `ss -lntup 'sport = :{port}'`, stop it, or choose another port with {option} (0: any free one)"

@@ -20,6 +20,7 @@ from appliance.runtime.directories import in_use_problem, make_directory, shape_
 from appliance.runtime.identity import Identity, choose_zookeeper_port, lock_state, plan_identity, write_identity
 from appliance.runtime.listening import ListenSockets, open_listen_sockets
 from appliance.runtime.run_options import ResolvedOptions, RunOptions, resolve_options
+from appliance.runtime.shared_memory_need import SharedMemoryNeed, held_bytes, shared_memory_need
 
 SUPPORTED_MACHINE = "x86_64"
 ZONE_DIRECTORY = "/usr/share/zoneinfo"
@@ -71,15 +72,36 @@ def machine_problems(options: ResolvedOptions) -> list[str]:
     zone = str(options.settings["ingest.syslog.time.zone"])
     if zone != "UTC" and not os.path.isfile(f"{ZONE_DIRECTORY}/{zone}"):
         problems.append(f"ingest.syslog.time.zone is {zone!r}, which this machine does not know; use a name below {ZONE_DIRECTORY}, or UTC")
-    wanted = options.acceptors * int(options.settings["acceptor.arena.bytes"]) + options.ingests * int(options.settings["ingest.arena.bytes"])
+    problem = shared_memory_problem(need_of(options), _free_shared_memory() + held_bytes(f"/millrace.{box_name(options.state)}."))
+    return problems if problem is None else [*problems, problem]
+
+
+def need_of(options: ResolvedOptions) -> SharedMemoryNeed:
+    """What a box with these options takes of /dev/shm."""
+    disks = name_disks(list(dict.fromkeys(options.data)))
+    embedded = options.zookeeper is None
+    shape = Box("", 0, disks, "", "", "", 0, 0, 0, options.acceptors, options.ingests, embedded_zookeeper=embedded, settings=options.settings)
+    return shared_memory_need(shape)
+
+
+def _free_shared_memory() -> int:
     space = os.statvfs("/dev/shm")
-    free = space.f_bavail * space.f_frsize
-    if free < wanted:
-        problems.append(
-            f"/dev/shm has {free >> 20} MiB free, the arenas need {wanted >> 20} MiB; make it larger (mount -o remount,size=2g /dev/shm;"
-            " in Docker --shm-size=2g), or set acceptor.arena.bytes and ingest.arena.bytes lower"
-        )
-    return problems
+    return space.f_bavail * space.f_frsize
+
+
+def shared_memory_problem(need: SharedMemoryNeed, free_bytes: int) -> str | None:
+    """Why the box does not fit into what is free of /dev/shm, or None."""
+    if free_bytes >= need.total:
+        return None
+    return (
+        f"/dev/shm has {free_bytes >> 20} MiB free, this box needs {_mib(need.total)} MiB ({_mib(need.arenas)} for arenas, {_mib(need.restart)} for a"
+        f" process that is started again, {_mib(need.others)} for tables, rings and counters); make it larger (mount -o remount,size=2g /dev/shm;"
+        " in Docker --shm-size=2g), or set acceptor.arena.bytes and ingest.arena.bytes lower"
+    )
+
+
+def _mib(size_bytes: int) -> int:
+    return -(-size_bytes >> 20)
 
 
 def _directory_problems(options: ResolvedOptions) -> list[str]:

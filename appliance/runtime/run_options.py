@@ -42,6 +42,8 @@ class RunOptions(NamedTuple):
     zookeeper: str | None = None
     broker_id: int | None = None
     config: str | None = None
+    problems: list[str] | None = None
+    """What the command line said that could not be understood: it is told together with everything else that is wrong."""
 
     def to_json(self) -> str:
         return json.dumps({name: value for name, value in self._asdict().items() if value is not None})
@@ -81,6 +83,7 @@ _KINDS: dict[str, type] = {
     "zookeeper": str,
     "broker_id": int,
 }
+_KIND_WORDS = {list: "a list of directories", str: "a text", int: "a whole number"}
 _BOUNDS = {
     "kafka_port": (0, 65535),
     "syslog_port": (0, 65535),
@@ -94,13 +97,16 @@ _BOUNDS = {
 def resolve_options(options: RunOptions, cores: int) -> tuple[ResolvedOptions, list[str]]:
     """Options with nothing left open, and every problem with them. On problems the values are defaults where they were wrong."""
     file = read_settings_file(options.config) if options.config else SettingsFile({}, {}, [])
-    problems = list(file.problems)
+    problems = [*(options.problems or []), *file.problems]
     chosen = _options_of_file(file.box, options.config or "", problems)
-    chosen.update({name: value for name, value in options._asdict().items() if value is not None and name != "config"})
+    chosen.update({name: value for name, value in options._asdict().items() if value is not None and name not in ("config", "problems")})
     for name, (low, high) in _BOUNDS.items():
         if name in chosen and not low <= chosen[name] <= high:
             problems.append(f"{option_name(name)} is {chosen[name]}; it must be from {low} to {high}")
-            del chosen[name]
+            if name.endswith("_port"):
+                chosen[name] = 0  # the default's being taken would be no problem of who wanted another
+            else:
+                del chosen[name]
     settings, setting_problems = resolve_settings(file.settings, options.config or "settings")
     problems += setting_problems
     processes = max(1, cores // CORES_PER_ACCEPTOR)
@@ -132,7 +138,7 @@ def _options_of_file(table: dict[str, object], path: str, problems: list[str]) -
         if kind is None:
             problems.append(f"{path}: [box] has no option {key}; it has {', '.join(other.replace('_', '-') for other in _KINDS)}")
         elif type(value) is not kind or (name == "data" and not all(isinstance(item, str) for item in value)):  # type: ignore[attr-defined]
-            problems.append(f"{path}: [box] {key} is {value!r}; it must be {'a list of directories' if name == 'data' else 'a ' + kind.__name__}")
+            problems.append(f"{path}: [box] {key} is {value!r}; it must be {_KIND_WORDS[kind]}")
         else:
             chosen[name] = value
     return chosen

@@ -181,9 +181,10 @@ class Supervisor:
     def _on_ready(self, child: Child) -> None:
         if child.state is not ChildState.STARTING:
             return
-        child.on_ready()
+        now_ms = self._clock.monotonic_ms()
+        child.on_ready(now_ms)
         serving = sum(other.state is ChildState.SERVING for other in self.children.values())
-        took_ms = self._clock.monotonic_ms() - child.since_ms
+        took_ms = now_ms - child.since_ms
         self._say(f"{child.name} serves after {took_ms / 1000:.1f} s ({serving} of {len(self.children)})")
 
     def _ask_zookeeper(self, now_ms: int) -> None:

@@ -1,7 +1,8 @@
 """Counters that outlive their process: one object per process name, adopted by its next life, read by anybody.
 
 The owner alone writes. Readers (console, CLI, supervisor) map read-only and never ask the process. An increment is a load and
-a store of one word (60 ns). Weak spot: 1,000 slots a process, fixed; a label beyond them lands in the slot `counters.overflow`. Labels end
+a store of one word (60 ns). Beside the slots lie places for latency histograms (`shm/histogram.py`).
+Weak spot: 1,000 slots and 16 histograms a process, fixed; a label beyond them lands in the slot `counters.overflow`. Labels end
 at 120 bytes: longer ones that begin alike share a slot.
 """
 
@@ -12,21 +13,28 @@ from typing import NamedTuple
 
 from appliance.base.layout import BoxLayout
 from appliance.shm.atomic import WORD_BYTES
+from appliance.shm.histogram import BUCKETS, Histogram, HistogramReading
 from appliance.shm.mapping import HEADER_BYTES, INCARNATION_WORD, PID_WORD, LayoutMismatch, SharedObject, SharedObjectAbsent, list_names, unlink
 
 PURPOSE = b"MLRcount"
 SLOTS = 1000
 LABEL_BYTES = 120
+HISTOGRAMS = 16
 
 # Words after the header.
 STARTED_WORD = HEADER_BYTES // WORD_BYTES
 HEARTBEAT_WORD = STARTED_WORD + 1
 USED_WORD = STARTED_WORD + 2
+HISTOGRAMS_USED_WORD = STARTED_WORD + 3
 STATE_BYTES = 24
 _STATE_POSITION = HEADER_BYTES + 5 * WORD_BYTES
 _VALUES_POSITION = HEADER_BYTES + 128
 _LABELS_POSITION = _VALUES_POSITION + SLOTS * WORD_BYTES
-_SIZE_BYTES = _LABELS_POSITION + SLOTS * LABEL_BYTES
+_HISTOGRAMS_POSITION = _LABELS_POSITION + SLOTS * LABEL_BYTES
+_HISTOGRAM_BYTES = BUCKETS * WORD_BYTES
+_HISTOGRAM_LABELS_POSITION = _HISTOGRAMS_POSITION + HISTOGRAMS * _HISTOGRAM_BYTES
+SIZE_BYTES = _HISTOGRAM_LABELS_POSITION + HISTOGRAMS * LABEL_BYTES
+assert _HISTOGRAMS_POSITION % WORD_BYTES == 0
 assert _STATE_POSITION + STATE_BYTES <= _VALUES_POSITION and _VALUES_POSITION % WORD_BYTES == 0
 
 _OVERFLOW_LABEL = "counters.overflow"
@@ -60,7 +68,10 @@ class Counters:
         self._words = shared.words
         self._slots: dict[str, Counter] = {}
         for index in range(self._words[USED_WORD]):
-            self._slots[_read_label(shared.memory, index)] = Counter(self._words, _VALUES_POSITION // WORD_BYTES + index)
+            self._slots[_read_label(shared.memory, _LABELS_POSITION, index)] = Counter(self._words, _VALUES_POSITION // WORD_BYTES + index)
+        self._histograms: dict[str, Histogram] = {}
+        for index in range(self._words[HISTOGRAMS_USED_WORD]):
+            self._histograms[_read_label(shared.memory, _HISTOGRAM_LABELS_POSITION, index)] = Histogram(_histogram_words(self._words, index))
 
     @classmethod
     def create_or_adopt(cls, layout: BoxLayout, process_name: str, incarnation: int, wall_ms: int = 0) -> Counters:
@@ -73,7 +84,7 @@ class Counters:
             shared.words[INCARNATION_WORD] = incarnation
             shared.words[PID_WORD] = os.getpid()
         except (SharedObjectAbsent, LayoutMismatch):
-            shared = SharedObject.create(name, PURPOSE, _SIZE_BYTES, incarnation)
+            shared = SharedObject.create(name, PURPOSE, SIZE_BYTES, incarnation)
         shared.words[STARTED_WORD] = wall_ms
         shared.words[HEARTBEAT_WORD] = 0
         made = cls(shared)
@@ -104,6 +115,22 @@ class Counters:
         self._slots[label] = counter
         return counter
 
+    def histogram(self, label: str) -> Histogram:
+        """The histogram of `label`, e.g. `produce.latency_us`; made at its first use. One beyond the last place shares that with others."""
+        label = _label_bytes(label).decode()
+        found = self._histograms.get(label)
+        return self._add_histogram(label) if found is None else found
+
+    def _add_histogram(self, label: str) -> Histogram:
+        used = self._words[HISTOGRAMS_USED_WORD]
+        if used >= HISTOGRAMS - 1 and label != _OVERFLOW_LABEL:
+            return self.histogram(_OVERFLOW_LABEL)
+        position = _HISTOGRAM_LABELS_POSITION + used * LABEL_BYTES
+        self._shared.memory[position : position + LABEL_BYTES] = _label_bytes(label).ljust(LABEL_BYTES, b"\0")
+        made = self._histograms[label] = Histogram(_histogram_words(self._words, used))
+        self._words[HISTOGRAMS_USED_WORD] = used + 1
+        return made
+
     def labels(self) -> list[str]:
         return list(self._slots)
 
@@ -128,20 +155,25 @@ class CounterSnapshot(NamedTuple):
     heartbeat_ns: int
     state: str
     values: dict[str, int]
+    histograms: dict[str, HistogramReading] = {}  # noqa: RUF012  never changed
 
 
 def read_counters(layout: BoxLayout, process_name: str) -> CounterSnapshot | None:
     """The counters of one process, alive or dead; None if it never had any."""
     try:
         shared = SharedObject.attach(layout.shared_memory_name("counters", process_name), PURPOSE, writable=False)
-    except SharedObjectAbsent:
-        return None
+    except (SharedObjectAbsent, LayoutMismatch):
+        return None  # another release's counters say nothing that we could read
     words, memory = shared.words, shared.memory
     used = min(words[USED_WORD], SLOTS)
     first = _VALUES_POSITION // WORD_BYTES
-    values = {_read_label(memory, index): int(words[first + index]) for index in range(used)}
+    values = {_read_label(memory, _LABELS_POSITION, index): int(words[first + index]) for index in range(used)}
+    histograms = {}
+    for index in range(min(words[HISTOGRAMS_USED_WORD], HISTOGRAMS)):
+        with _histogram_words(words, index) as buckets:
+            histograms[_read_label(memory, _HISTOGRAM_LABELS_POSITION, index)] = HistogramReading(tuple(buckets))
     state = bytes(memory[_STATE_POSITION : _STATE_POSITION + STATE_BYTES]).rstrip(b"\0").decode("ascii", "replace")
-    snapshot = CounterSnapshot(process_name, words[PID_WORD], words[STARTED_WORD], words[HEARTBEAT_WORD], state, values)
+    snapshot = CounterSnapshot(process_name, words[PID_WORD], words[STARTED_WORD], words[HEARTBEAT_WORD], state, values, histograms)
     shared.close()
     return snapshot
 
@@ -163,6 +195,11 @@ def _label_bytes(label: str) -> bytes:
     return label.encode()[:LABEL_BYTES].decode(errors="ignore").encode()
 
 
-def _read_label(memory: memoryview, index: int) -> str:
-    position = _LABELS_POSITION + index * LABEL_BYTES
+def _histogram_words(words: memoryview, index: int) -> memoryview:
+    first = _HISTOGRAMS_POSITION // WORD_BYTES + index * BUCKETS
+    return words[first : first + BUCKETS]
+
+
+def _read_label(memory: memoryview, labels_position: int, index: int) -> str:
+    position = labels_position + index * LABEL_BYTES
     return bytes(memory[position : position + LABEL_BYTES]).rstrip(b"\0").decode()

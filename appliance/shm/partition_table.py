@@ -161,6 +161,11 @@ class PartitionTableWriter:
     def create(cls, name: str, incarnation: int) -> PartitionTableWriter:
         return cls(SharedObject.create(name, PURPOSE, SIZE_BYTES, incarnation))
 
+    @property
+    def free_rows(self) -> int:
+        """How many more `add_row` takes."""
+        return len(self._free) + ROWS - self._words[ROWS_USED_WORD]
+
     def add_row(self, row: Row) -> tuple[int, int]:
         """Publish a new row; returns (its index, its row generation). Raises TableFull."""
         words = self._words
@@ -262,6 +267,12 @@ class PartitionTableReader:
     @property
     def recovery_progress(self) -> tuple[int, int]:
         return self.words[RECOVERY_DONE_WORD], self.words[RECOVERY_TOTAL_WORD]
+
+    @property
+    def is_recovered(self) -> bool:
+        """Whether its writer had opened every log of its disk."""
+        done, total = self.recovery_progress
+        return self.disk_state != DISK_STARTING and done == total
 
     def read_words(self, index: int) -> tuple[int, ...]:
         """A row's sixteen words, whole. Raises TornRow after bounded retries."""

@@ -14,7 +14,7 @@ import stat as _stat
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from appliance.base.errors import DiskFull, StorageFailed
+from appliance.base.errors import DiskFull, OutOfDescriptors, StorageFailed
 
 Buffers = Sequence[bytes | bytearray | memoryview]
 
@@ -65,12 +65,35 @@ _MOST_BUFFERS = 1024
 """IOV_MAX on Linux."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+
+
+class SyncFailed(OSError):
+    """A sync of log data failed, with whatever number: the kernel forgets the pages then, so nobody may try again and believe it."""
 
 
 def storage_failure(action: str, error: OSError) -> StorageFailed:
     """The exception for a failed file call: what was being done, and what the operating system said."""
-    kind = DiskFull if error.errno in _FULL else StorageFailed
+    kind = StorageFailed
+    if not isinstance(error, SyncFailed):
+        kind = DiskFull if error.errno in _FULL else OutOfDescriptors if error.errno in _OUT_OF_DESCRIPTORS else StorageFailed
     return kind(f"could not {action}: {(error.strerror or str(error)).lower()}")
+
+
+def sync_data(fd: int) -> None:
+    """fdatasync of what may be synced once only. Raises `SyncFailed`."""
+    try:
+        fdatasync(fd)
+    except OSError as error:
+        raise SyncFailed(error.errno, error.strerror) from error
+
+
+def sync_all(fd: int) -> None:
+    """fsync of what may be synced once only. Raises `SyncFailed`."""
+    try:
+        fsync(fd)
+    except OSError as error:
+        raise SyncFailed(error.errno, error.strerror) from error
 
 
 def open_path(path: str, flags: int) -> int:
@@ -141,7 +164,7 @@ def pread_all(fd: int, position: int, size_bytes: int) -> bytes:
 def fsync_directory(path: str) -> None:
     fd = open_path(path, READ_ONLY | os.O_DIRECTORY)
     try:
-        fsync(fd)
+        sync_all(fd)
     finally:
         close(fd)
 
@@ -150,6 +173,7 @@ def replace_file(path: str, content: bytes, durable: bool = True) -> None:
     """Write `NAME.tmp` and rename it over `path`: a reader sees the old content or the new, never a mixture.
 
     `durable` syncs the file before and the directory after; without, a power cut may leave any of old, new, empty.
+    It may be tried again after any failure, that of the file's sync too: each time the file is written anew.
     """
     temporary = path + ".tmp"
     fd = open_path(temporary, CREATE_EMPTY)
@@ -157,11 +181,22 @@ def replace_file(path: str, content: bytes, durable: bool = True) -> None:
         write_all(fd, (content,), 0, len(content))
         if durable:
             fsync(fd)
+    except OSError:
+        _give_space_back(temporary)
+        raise
     finally:
         close(fd)
     rename(temporary, path)
     if durable:
         fsync_directory(os.path.dirname(path))
+
+
+def _give_space_back(path: str) -> None:
+    """Half a file would sit on the last blocks of a full disk."""
+    try:
+        unlink(path)
+    except OSError:
+        pass  # the next start sweeps it
 
 
 def sync_path(path: str) -> None:
@@ -171,7 +206,7 @@ def sync_path(path: str) -> None:
     except FileNotFoundError:
         return
     try:
-        fsync(fd)
+        sync_all(fd)
     finally:
         close(fd)
 

@@ -1,7 +1,8 @@
 """What must reach the platter before a log's recovery point may advance, handed over to a flush thread.
 
 Made by the log in the log-writer's loop, synced anywhere, once: the descriptors are duplicates, so the log may roll, truncate or close
-meanwhile. Weak spot: syncing many logs one by one is slow; with one `syncfs` for the disk instead, call `release` and use `end_offset`.
+meanwhile. A round that could not even begin to sync (no descriptor for a small file) goes back to its log with `Log.take_back`.
+Weak spot: syncing many logs one by one is slow; with one `syncfs` for the disk instead, call `release` and use `end_offset`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ class FlushRound(NamedTuple):
     """Small files that were replaced: leader epochs, producer snapshots."""
     directory: str
     """The partition directory, if names in it changed; else empty."""
+    is_whole: bool = True
+    """False: there was more than one round may take; ask the log again when this one is done."""
 
     def sync(self) -> None:
-        """Sync all of it and release the descriptors. An OSError means: never try again, this log directory goes offline."""
+        """Sync all of it and release the descriptors. `SyncFailed` means: never try again, this log directory goes offline."""
         try:
             for fd in self.files:
-                file_io.fdatasync(fd)
+                file_io.sync_data(fd)
             for path in self.paths:
                 file_io.sync_path(path)
             if self.directory:

@@ -28,6 +28,8 @@ from appliance.storage.recovery import Recovery, seal
 from appliance.storage.segment import OpenSegment, SegmentTail
 from appliance.storage.truncation import open_truncated
 
+_FILES_AT_ONCE = 64
+
 
 class Log:
     """Offsets: `log_start_offset` inclusive; `log_end_offset` and `recovery_point` exclusive."""
@@ -74,6 +76,11 @@ class Log:
         except OSError as error:
             raise file_io.storage_failure(f"open log {topic_partition} in {directory}", error) from error
         return cls(directory, topic_partition, topic_id, config, clock, loaded)
+
+    @property
+    def highest_descriptor(self) -> int:
+        """The largest of the active segment's descriptors: near the process's limit it tells that there is no room for more logs."""
+        return max(self._active.files)
 
     @property
     def active_base_offset(self) -> int:
@@ -268,8 +275,11 @@ class Log:
             self.failed = str(failure)
             raise StorageFailed(self.failed) from error
 
-    def flush_files(self) -> FlushRound | None:
-        """What must be synced so that everything appended up to now is durable; None when it is. One round at a time."""
+    def flush_files(self, files_max: int = 1 << 30) -> FlushRound | None:
+        """What must be synced so that everything appended up to now is durable; None when it is. One round at a time.
+
+        A log with more open segments than `files_max` descriptors gives the oldest (at least one segment).
+        """
         self._require_sound()
         paths = self._snapshots.take_unsynced()
         if not self.leader_epochs.is_synced:
@@ -277,16 +287,26 @@ class Log:
         if self.recovery_point == self.log_end_offset and self._directory_is_synced and not paths:
             return None
         # files that were replaced are durable only with their names
-        flush = FlushRound(self.log_end_offset, [], paths, self.directory if paths or not self._directory_is_synced else "")
+        directory = self.directory if paths or not self._directory_is_synced else ""
+        segments = [*self._unflushed, (self.log_end_offset, self._active)]
+        taken = segments[: max(1, files_max // len(self._active.files))]
+        flush = FlushRound(taken[-1][0], [], paths, directory, len(taken) == len(segments))
         try:
-            for segment in (*(segment for _, segment in self._unflushed), self._active):
+            for _, segment in taken:
                 for fd in segment.files:
                     flush.files.append(file_io.duplicate(fd))
         except OSError as error:
             flush.release()
+            self._snapshots.put_back_unsynced(paths)
             raise file_io.storage_failure(f"flush log {self.topic_partition}", error) from error
         self.leader_epochs.is_synced = self._directory_is_synced = True
         return flush
+
+    def take_back(self, flush: FlushRound) -> None:
+        """A round that was not synced (and of which no sync has failed): the next one does it all."""
+        flush.release()
+        self._snapshots.put_back_unsynced(flush.paths)
+        self.leader_epochs.is_synced = self._directory_is_synced = False
 
     def advance_recovery_point(self, offset: int) -> None:
         """Everything below `offset` is durable. Descriptors of sealed segments below it are closed."""
@@ -295,10 +315,9 @@ class Log:
             self._unflushed.pop(0)[1].close()
 
     def flush(self) -> None:
-        """A whole round at once, in the caller's thread."""
+        """Whole rounds at once, in the caller's thread."""
         try:
-            flush = self.flush_files()
-            if flush is not None:
+            while (flush := self.flush_files(_FILES_AT_ONCE)) is not None:
                 flush.sync()
                 self.advance_recovery_point(flush.end_offset)
         except OSError as error:

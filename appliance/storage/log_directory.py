@@ -7,10 +7,10 @@ a directory on a network file system can be opened twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from appliance.base.clock import Clock
-from appliance.base.errors import ConfigurationProblems, ErrorCode, RequestRefused
+from appliance.base.errors import ConfigurationProblems, DiskFull, ErrorCode, RequestRefused
 from appliance.base.model import TopicId, TopicPartition
 from appliance.storage import checkpoints, file_io
 from appliance.storage.checkpoints import BrokenCheckpoint
@@ -42,6 +42,8 @@ class LogDirectory:
         """What was found damaged at `open` and is replaced by safe values; for people."""
         self._clock = clock
         self._lock_fd = lock_fd
+        self._unserved: dict[str, dict[TopicPartition, int]] = {}
+        self._unserved_names: set[TopicPartition] = set()
         self._leaving: list[str] = []
         self._renames = 0
 
@@ -79,6 +81,29 @@ class LogDirectory:
         if self.was_clean:  # from here on a crash is a crash
             file_io.unlink(marker)
             file_io.fsync_directory(self.path)
+
+    def leave_unserved(self, names: Iterable[TopicPartition]) -> None:
+        """These logs stay closed in this life: their lines in the checkpoints are kept as they were read, and unless they were left
+        cleanly, the directory will not be either: the next start must recover them."""
+        wanted = set(names)
+        self._unserved = {
+            checkpoint: {name: offset for name, offset in offsets.items() if name in wanted}
+            for checkpoint, offsets in (
+                (checkpoints.RECOVERY_POINTS, self.recovery_points),
+                (checkpoints.HIGH_WATERMARKS, self.high_watermarks),
+                (checkpoints.LOG_START_OFFSETS, self.log_start_offsets),
+            )
+        }
+        self._unserved_names = wanted
+
+    def serve_again(self, name: TopicPartition) -> None:
+        """One of those is open after all, or gone: its lines are its owner's."""
+        self._unserved_names.discard(name)
+        for offsets in self._unserved.values():
+            offsets.pop(name, None)
+
+    def is_unserved(self, name: TopicPartition) -> bool:
+        return name in self._unserved_names
 
     def _read_checkpoint(self, name: str) -> dict[TopicPartition, int]:
         """A broken checkpoint counts as empty, as in Kafka: offsets 0 mean more scanning and a lower start, never loss."""
@@ -121,6 +146,7 @@ class LogDirectory:
         """
         topic_partition = TopicPartition(topic, partition)
         path = self._path_of(topic_partition)
+        is_new = False
         try:
             known = None
             if file_io.exists(path):
@@ -131,18 +157,40 @@ class LogDirectory:
                     )
             else:
                 file_io.mkdir(path)
+                is_new = True
             if known is None:
                 file_io.replace_file(f"{path}/{PARTITION_METADATA}", encode_partition_metadata(topic_id))
             else:  # a former life may have died between renaming and syncing
                 file_io.fsync_directory(path)
             file_io.fsync_directory(self.path)
         except OSError as error:
+            if is_new:
+                self.undo_creation(topic_partition)
             raise file_io.storage_failure(f"create log {topic_partition} in {self.path}", error) from error
         return path
+
+    def holds(self, topic_partition: TopicPartition) -> bool:
+        """Whether the partition has a directory here, served or not."""
+        try:
+            return file_io.exists(self._path_of(topic_partition))
+        except OSError as error:
+            raise file_io.storage_failure(f"look for log {topic_partition} in {self.path}", error) from error
+
+    def undo_creation(self, topic_partition: TopicPartition) -> None:
+        """Remove the directory of a partition that was made just now and holds no record. A failure leaves an empty log, which harms nobody:
+        the creation is repeated, or the topic deleted."""
+        path = self._path_of(topic_partition)
+        try:
+            for name in file_io.listdir(path):
+                file_io.unlink(f"{path}/{name}")
+            file_io.rmdir(path)
+        except OSError:
+            pass  # what made the creation fail
 
     def mark_deleted(self, topic_partition: TopicPartition) -> None:
         """Rename the partition's directory out of the way; `delete_some` removes it. One that is not there is success."""
         self._rename_away(topic_partition, DELETE_SUFFIX)
+        self.serve_again(topic_partition)
 
     def set_aside(self, topic_partition: TopicPartition) -> None:
         """Rename to `-stray`: a replica that no longer belongs here, kept and not served."""
@@ -219,7 +267,7 @@ class LogDirectory:
 
     def _save(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
         try:
-            checkpoints.write_offsets(f"{self.path}/{name}", offsets)
+            checkpoints.write_offsets(f"{self.path}/{name}", {**self._unserved.get(name, {}), **offsets})
         except OSError as error:
             raise file_io.storage_failure(f"write {self.path}/{name}", error) from error
 
@@ -236,12 +284,13 @@ class LogDirectory:
         high_watermarks: Mapping[TopicPartition, int],
         log_start_offsets: Mapping[TopicPartition, int],
     ) -> None:
-        """After every log was closed: checkpoints, then the marker that says so, then the lock goes."""
+        """After every log was closed: checkpoints, then the marker that says so (see `leave_unserved`), then the lock goes."""
         self.save_recovery_points(recovery_points)
         self.save_high_watermarks(high_watermarks)
         self.save_log_start_offsets(log_start_offsets)
         try:
-            file_io.replace_file(f"{self.path}/{CLEAN_SHUTDOWN_MARKER}", b'{"version":0,"brokerEpoch":-1}')
+            if self.was_clean or not self._unserved_names:
+                file_io.replace_file(f"{self.path}/{CLEAN_SHUTDOWN_MARKER}", b'{"version":0,"brokerEpoch":-1}')
         except OSError as error:
             raise file_io.storage_failure(f"mark {self.path} as cleanly closed", error) from error
         self.abandon()
@@ -262,8 +311,13 @@ def _lock(path: str) -> int:
         if not file_io.lock_exclusively(lock_fd):
             raise ConfigurationProblems([f"log directory {path} is in use by {lock_holder(lock_fd)}; stop that first, or name another directory"])
         content = f"{file_io.process_id()}\n".encode()
-        file_io.ftruncate(lock_fd, 0)
-        file_io.write_all(lock_fd, (content,), 0, len(content))
+        try:
+            file_io.write_all(lock_fd, (content,), 0, len(content))  # in place: on a full disk a file that was emptied stays empty
+            file_io.ftruncate(lock_fd, len(content))
+        except OSError as error:
+            if not isinstance(file_io.storage_failure("", error), DiskFull):
+                raise
+            # who holds the lock is for people to read; the lock itself holds without
     except BaseException:
         file_io.close(lock_fd)
         raise

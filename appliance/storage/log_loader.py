@@ -156,7 +156,7 @@ class LogLoader:
                 recovered = self._recover_segment(segment, known if number == first else None)
                 if number + 1 == len(self._bases) or self._ends_log(recovered, self._bases[number + 1]):
                     if recovered.cut_bytes:
-                        file_io.fsync(segment.log_fd)
+                        file_io.sync_all(segment.log_fd)
                     self._delete_behind(number)
                     return segment, recovered
                 seal(segment, recovered.tail)
@@ -234,7 +234,8 @@ class LogLoader:
                 latest = leader_epoch
                 starts.append((leader_epoch, offset))
         cache.assign_all(starts)
-        cache.truncate_from_end(next_offset)
+        # In the same boot an epoch that began at the log end stands: it was assigned, and nothing was lost. So opening writes nothing.
+        cache.truncate_from_end(next_offset + 1 if isinstance(self._recovery, SameBoot) else next_offset)
         return cache
 
     def _epochs_of_all_batches(self) -> list[tuple[int, int]]:

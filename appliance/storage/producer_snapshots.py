@@ -66,6 +66,11 @@ class ProducerSnapshots:
         self._unsynced.clear()
         return paths
 
+    def put_back_unsynced(self, paths: list[str]) -> None:
+        """What `take_unsynced` gave was not synced after all."""
+        known = {self._path(offset): offset for offset in self._offsets}
+        self._unsynced.update(known[path] for path in paths if path in known)
+
     def _remove(self, offset: int) -> None:
         file_io.unlink_if_there(self._path(offset))
         self._unsynced.discard(offset)

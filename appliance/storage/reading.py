@@ -7,6 +7,7 @@ one entry, which costs a few header reads; a look-up by time opens batches and m
 
 from __future__ import annotations
 
+import errno
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +15,13 @@ from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.records.batch import BatchHeader
+from appliance.records.compression import opened_batch_limit
 from appliance.records.record import iterate_records
 from appliance.storage import file_io
 from appliance.storage.indexes import OffsetIndex, TimeIndex
+from appliance.storage.leader_epoch_cache import LeaderEpochCache
 from appliance.storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, offset_of_name, segment_path
 from appliance.storage.segment_scan import SegmentScan
-
-LARGEST_DECOMPRESSED_BYTES = 256 * 1024 * 1024
 
 
 class OffsetOutOfRange(RequestRefused):
@@ -39,6 +40,14 @@ class Located(NamedTuple):
     segment_size_bytes: int
     """Bytes of the segment file at the moment of the look-up; the readable part may end before."""
     base_offset: int
+
+
+class RecordFound(NamedTuple):
+    """One record that a look-up by time found."""
+
+    offset: int
+    timestamp: int
+    leader_epoch: int
 
 
 class LogReading:
@@ -101,18 +110,43 @@ class LogReading:
                     return Located(base, position, header.size_bytes, size_bytes, header.base_offset)
             return Located(base, scan.valid_end, 0, size_bytes, offset)
 
-    def offset_for_timestamp(self, timestamp: int, limit_offset: int) -> tuple[int, int] | None:
-        """(offset, timestamp) of the first record at or after `timestamp` and below `limit_offset`, or None."""
+    def segments_modified_by(self, wall_ms: int, most: int) -> list[int]:
+        """Base offsets, descending: the newest segment whose file was last written at or before `wall_ms`, and those before it; at most `most`."""
+        with self._storage("list the segments of"):
+            for number in range(len(self._bases), 0, -1):
+                path = segment_path(self._directory, self._bases[number - 1], LOG_SUFFIX)
+                if file_io.stat(path).st_mtime_ns // 1_000_000 <= wall_ms:
+                    return self._bases[max(0, number - most) : number][::-1]
+        return []
+
+    def epoch_end(self, leader_epoch: int, log_end_offset: int) -> tuple[int, int]:
+        """(largest known epoch that is not above `leader_epoch`, where it ends); (-1, -1) when nothing can be said."""
+        return self._leader_epochs().end_offset_for(leader_epoch, log_end_offset)
+
+    def epoch_at(self, offset: int) -> int:
+        """The leader epoch of the record at `offset`, -1 if unknown."""
+        return self._leader_epochs().epoch_at(offset)
+
+    def _leader_epochs(self) -> LeaderEpochCache:
+        """As they are now: the checkpoint is replaced whole, and before its log-writer publishes the epoch in the row."""
+        epochs = LeaderEpochCache(self._directory)
+        with self._storage("read the leader epochs of"):
+            if not epochs.load():
+                raise OSError(errno.EIO, f"{epochs.path} does not hold together")
+        return epochs
+
+    def offset_for_timestamp(self, timestamp: int, limit_offset: int) -> RecordFound | None:
+        """The first record at or after `timestamp` and below `limit_offset`, or None."""
         with self._storage("look up a time in"):
             for number in range(len(self._bases)):
                 if self._bases[number] >= limit_offset:
                     return None
                 found = self._find_time(number, timestamp, limit_offset)
                 if found is not None:
-                    return found if found[0] < limit_offset else None
+                    return found if found.offset < limit_offset else None
         return None
 
-    def _find_time(self, number: int, timestamp: int, limit_offset: int) -> tuple[int, int] | None:
+    def _find_time(self, number: int, timestamp: int, limit_offset: int) -> RecordFound | None:
         base = self._bases[number]
         with self._descriptor(base, TIME_INDEX_SUFFIX) as time_fd:
             time_index = TimeIndex(time_fd, base)
@@ -131,8 +165,8 @@ class LogReading:
                         return found
         return None
 
-    def offset_of_max_timestamp(self, limit_offset: int) -> tuple[int, int] | None:
-        """(offset, timestamp) of the first record with the largest timestamp below `limit_offset`, or None for an empty log."""
+    def offset_of_max_timestamp(self, limit_offset: int) -> RecordFound | None:
+        """The first record with the largest timestamp below `limit_offset`, or None for an empty log."""
         best: tuple[int, int, int, BatchHeader] | None = None
         with self._storage("look up a time in"):
             for number, base in enumerate(self._bases):
@@ -140,8 +174,9 @@ class LogReading:
                     break
                 if best is not None and self._sealed_maximum(number, limit_offset) <= best[0]:
                     continue
+                start = self._position_of_maximum(base, limit_offset)
                 with self._descriptor(base, LOG_SUFFIX) as log_fd:
-                    for position, header in SegmentScan(log_fd, 0, file_io.size_of(log_fd), verify=False):
+                    for position, header in SegmentScan(log_fd, start, file_io.size_of(log_fd), verify=False):
                         if header.base_offset >= limit_offset:
                             break
                         if not header.is_control and (best is None or header.max_timestamp > best[0]):
@@ -151,6 +186,18 @@ class LogReading:
             timestamp, base, position, header = best
             with self._descriptor(base, LOG_SUFFIX) as log_fd:
                 return _first_record_at(log_fd, position, header, timestamp)
+
+    def _position_of_maximum(self, base: int, limit_offset: int) -> int:
+        """No batch before this position of a segment has a larger timestamp than the one there, or an equal one: where the time index's last
+        entry below the limit points, at best."""
+        with self._descriptor(base, TIME_INDEX_SUFFIX) as time_fd:
+            time_index = TimeIndex(time_fd, base)
+            number = time_index.count_below(limit_offset)
+            if not number:
+                return 0
+            offset = time_index.entry(number - 1).offset
+        with self._descriptor(base, INDEX_SUFFIX) as index_fd:
+            return OffsetIndex(index_fd, base).lookup(offset).position
 
     def _sealed_maximum(self, number: int, limit_offset: int) -> int:
         """A sealed segment's largest timestamp; for the last one, or one that reaches over the limit, the largest there is."""
@@ -181,10 +228,10 @@ class LogReading:
             raise file_io.storage_failure(f"{action} {self._directory}", error) from error
 
 
-def _first_record_at(log_fd: int, position: int, header: BatchHeader, timestamp: int) -> tuple[int, int] | None:
+def _first_record_at(log_fd: int, position: int, header: BatchHeader, timestamp: int) -> RecordFound | None:
     """The first record of a batch that is at or after `timestamp`; maxTimestamp is the producer's word, so there may be none."""
     batch = file_io.pread_all(log_fd, position, header.size_bytes)
-    for record in iterate_records(batch, LARGEST_DECOMPRESSED_BYTES):
+    for record in iterate_records(batch, opened_batch_limit(len(batch))):
         if record.timestamp >= timestamp:
-            return record.offset, record.timestamp
+            return RecordFound(record.offset, record.timestamp, header.partition_leader_epoch)
     return None

@@ -184,9 +184,7 @@ class SegmentRecovery:
         tail.bytes_since_index_entry = tail.size_bytes - self._last_entry_position
         tail.index_count = _extend(segment.index_fd, tail.index_count, self._index_entries, OFFSET_ENTRY.size)
         tail.time_index_count = _extend(segment.time_index_fd, tail.time_index_count, self._time_entries, TIME_ENTRY.size)
-        return RecoveredSegment(
-            tail, self._next_offset, size_bytes - tail.size_bytes, self._problem, self._leader_epochs, self._first_producer_offset
-        )
+        return RecoveredSegment(tail, self._next_offset, size_bytes - tail.size_bytes, self._problem, self._leader_epochs, self._first_producer_offset)
 
 
 def _extend(fd: int, count: int, entries: bytearray, entry_bytes: int) -> int:

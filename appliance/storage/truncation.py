@@ -30,7 +30,7 @@ def _cut(segment: OpenSegment, offset: int) -> None:
     for position, header in SegmentScan(segment.log_fd, start, file_io.size_of(segment.log_fd), verify=False):
         if header.last_offset >= offset:
             file_io.ftruncate(segment.log_fd, position)
-            file_io.fsync(segment.log_fd)
+            file_io.sync_all(segment.log_fd)
             file_io.ftruncate(segment.index_fd, index.count_at_or_before(position - 1) * OFFSET_ENTRY.size)
             time_index = TimeIndex(segment.time_index_fd, segment.base_offset)
             file_io.ftruncate(segment.time_index_fd, time_index.count_below(header.base_offset) * TIME_ENTRY.size)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from loadtest.benchmark import Benchmark
+from loadtest.benchmarks.fairness import Fairness
 from loadtest.benchmarks.footprint import Footprint
+from loadtest.benchmarks.hostile import Hostile
 from loadtest.benchmarks.produce_librdkafka import ProduceLibrdkafka
 from loadtest.benchmarks.replay_small import ReplaySmall
 from loadtest.benchmarks.syslog_tcp import SyslogTcp
 
-BENCHMARKS: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in (ProduceLibrdkafka(), ReplaySmall(), SyslogTcp(), Footprint())}
+BENCHMARKS: dict[str, Benchmark] = {
+    benchmark.name: benchmark for benchmark in (ProduceLibrdkafka(), ReplaySmall(), SyslogTcp(), Fairness(), Hostile(), Footprint())
+}

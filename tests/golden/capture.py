@@ -1,17 +1,21 @@
-"""Makes `tests/golden/librdkafka/*.hex` again: requests as librdkafka sends them, recorded by a broker that knows just enough to be asked.
+"""Makes `tests/golden/CLIENT/*.hex` again: requests as clients send them, recorded by a broker that knows just enough to be asked.
 
-Run by hand: `python -m tests.golden.capture`. One file a request, `SCENARIO-API-vN[-CODEC].hex`, the whole frame with its size. The scenarios
-advertise different ranges of versions, because a client uses the highest that both know.
+Run by hand: `python -m tests.golden.capture [CLIENT…]`. One file a request, `SCENARIO-API-vN[-CODEC].hex`, the whole frame with its size. The
+scenarios advertise different ranges of versions, because a client uses the highest that both know; librdkafka goes through all of them, the
+others through "newest". A client that is not installed (`tests/support/client_packages.py`) is left as it is.
 """
 
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from appliance.base.model import TopicId
 from appliance.protocol import api_versions, create_topics, delete_topics, list_offsets
@@ -23,11 +27,11 @@ from appliance.protocol.metadata import MetadataBroker, MetadataPartition, Metad
 from appliance.protocol.produce import ProduceResult, decode_produce, encode_produce_response
 from appliance.protocol.request_header import RequestHeader, parse_request_header
 from appliance.protocol.schema import response_frame
+from tests.support.foreign_clients import CLIENTS, CODECS, CONSUMERS, Refused, Sent, open_client
 
-TARGET = Path(__file__).parent / "librdkafka"
+GOLDEN = Path(__file__).parent
 TOPIC = "golden"
 TOPIC_ID = TopicId(bytes(range(16)))
-CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 SCENARIOS: dict[str, dict[ApiKey, int]] = {
     "newest": {},
@@ -172,14 +176,46 @@ def run_librdkafka(broker: RecordingBroker) -> None:
         future.result(10)
 
 
+def run_foreign(broker: RecordingBroker, name: str) -> None:
+    """The same with a client of `tests/support/foreign_clients.py`. What this broker answers may be more than the client can do with; what it
+    asked is kept all the same."""
+    client = open_client(name, f"127.0.0.1:{broker.port}")
+    records = [Sent(b"line %d " % number * 10, b"key", (("source", b"127.0.0.1"),), 1_700_000_000_000 + number) for number in range(10)]
+    try:
+        for codec in CODECS:
+            broker.codec = codec
+            client.produce(TOPIC, records, codec)
+        for at in ("earliest", "latest", 1_700_000_000_000):
+            with suppress(Refused):
+                client.offset(TOPIC, at)
+        if name in CONSUMERS:
+            client.fetch(TOPIC, 10)
+        client.create("made", retention_ms="1000")
+        client.delete("made")
+    finally:
+        client.close()
+
+
+def write(client: str, requests: dict[str, bytes]) -> None:
+    directory = GOLDEN / client
+    directory.mkdir(exist_ok=True)
+    for name, request in sorted(requests.items()):
+        (directory / f"{name}.hex").write_text("\n".join(request.hex()[i : i + 128] for i in range(0, len(request) * 2, 128)) + "\n")
+        print(f"{client} {name}: {len(request)} bytes")
+
+
 def main() -> None:
-    TARGET.mkdir(exist_ok=True)
-    for scenario in SCENARIOS:
-        with recording(scenario) as broker:
-            run_librdkafka(broker)
-        for name, request in sorted(broker.requests.items()):
-            (TARGET / f"{name}.hex").write_text("\n".join(request.hex()[i : i + 128] for i in range(0, len(request) * 2, 128)) + "\n")
-            print(f"{name}: {len(request)} bytes")
+    for client in sys.argv[1:] or ("librdkafka", *CLIENTS):
+        for scenario in SCENARIOS if client == "librdkafka" else ("newest",):
+            with recording(scenario) as broker:
+                if client == "librdkafka":
+                    run_librdkafka(broker)
+                else:
+                    try:
+                        run_foreign(broker, client)
+                    except pytest.skip.Exception as reason:
+                        print(f"{client}: {reason}")
+            write(client, broker.requests)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,22 @@ ATTRIBUTES_OFFSET = 21
 """Of a record batch; its low three bits are the codec."""
 
 
+CAPTURED = {
+    ApiKey.PRODUCE,
+    ApiKey.FETCH,
+    ApiKey.LIST_OFFSETS,
+    ApiKey.METADATA,
+    ApiKey.FIND_COORDINATOR,
+    ApiKey.API_VERSIONS,
+    ApiKey.CREATE_TOPICS,
+    ApiKey.DELETE_TOPICS,
+}
+"""What `capture.py` makes librdkafka ask for."""
+
+
 def test_frames_of_every_api_were_captured_in_more_than_one_version() -> None:
     names = {tuple(path.stem.split("-")[1:3]) for path in FRAMES}
-    for api in SERVED_APIS.values():
+    for api in (SERVED_APIS[key] for key in CAPTURED):
         assert len([version for name, version in names if name == api.name]) >= 2, api.name
 
 

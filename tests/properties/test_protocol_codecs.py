@@ -13,7 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.base.model import NO_TOPIC_ID, TopicId
-from appliance.protocol import api_versions, create_topics, delete_topics, find_coordinator, kio_adapter, list_offsets, metadata
+from appliance.protocol import (
+    alter_configs,
+    api_versions,
+    create_partitions,
+    create_topics,
+    delete_topics,
+    describe_cluster,
+    describe_configs,
+    describe_topic_partitions,
+    find_coordinator,
+    incremental_alter_configs,
+    kio_adapter,
+    list_offsets,
+    metadata,
+    offset_for_leader_epoch,
+)
 from appliance.protocol.apis import SERVED_APIS, ApiKey
 from appliance.protocol.fetch import (
     AbortedTransaction,
@@ -68,8 +83,8 @@ def body_of(frame: bytes, version: int, api_key: ApiKey, correlation_id: int) ->
 
 SCHEMA_MESSAGES: list[tuple[Message[Any], bool, range]] = [
     (metadata.REQUEST, True, versions_of(ApiKey.METADATA)),
-    (list_offsets.REQUEST, True, versions_of(ApiKey.LIST_OFFSETS)),
-    (list_offsets.RESPONSE, False, versions_of(ApiKey.LIST_OFFSETS)),
+    (list_offsets.REQUEST, True, versions_of(ApiKey.LIST_OFFSETS, first=1)),
+    (list_offsets.RESPONSE, False, versions_of(ApiKey.LIST_OFFSETS, first=1)),
     (find_coordinator.REQUEST, True, versions_of(ApiKey.FIND_COORDINATOR)),
     (find_coordinator.RESPONSE, False, versions_of(ApiKey.FIND_COORDINATOR)),
     (api_versions.REQUEST, True, versions_of(ApiKey.API_VERSIONS)),
@@ -78,6 +93,20 @@ SCHEMA_MESSAGES: list[tuple[Message[Any], bool, range]] = [
     (create_topics.RESPONSE, False, versions_of(ApiKey.CREATE_TOPICS, first=2)),
     (delete_topics.REQUEST, True, versions_of(ApiKey.DELETE_TOPICS, first=1)),
     (delete_topics.RESPONSE, False, versions_of(ApiKey.DELETE_TOPICS, first=1)),
+    (offset_for_leader_epoch.REQUEST, True, versions_of(ApiKey.OFFSET_FOR_LEADER_EPOCH, first=2)),
+    (offset_for_leader_epoch.RESPONSE, False, versions_of(ApiKey.OFFSET_FOR_LEADER_EPOCH, first=2)),
+    (create_partitions.REQUEST, True, versions_of(ApiKey.CREATE_PARTITIONS)),
+    (create_partitions.RESPONSE, False, versions_of(ApiKey.CREATE_PARTITIONS)),
+    (describe_configs.REQUEST, True, versions_of(ApiKey.DESCRIBE_CONFIGS, first=1)),
+    (describe_configs.RESPONSE, False, versions_of(ApiKey.DESCRIBE_CONFIGS, first=1)),
+    (alter_configs.REQUEST, True, versions_of(ApiKey.ALTER_CONFIGS)),
+    (alter_configs.RESPONSE, False, versions_of(ApiKey.ALTER_CONFIGS)),
+    (incremental_alter_configs.REQUEST, True, versions_of(ApiKey.INCREMENTAL_ALTER_CONFIGS)),
+    (incremental_alter_configs.RESPONSE, False, versions_of(ApiKey.INCREMENTAL_ALTER_CONFIGS)),
+    (describe_cluster.REQUEST, True, versions_of(ApiKey.DESCRIBE_CLUSTER)),
+    (describe_cluster.RESPONSE, False, versions_of(ApiKey.DESCRIBE_CLUSTER)),
+    (describe_topic_partitions.REQUEST, True, versions_of(ApiKey.DESCRIBE_TOPIC_PARTITIONS)),
+    (describe_topic_partitions.RESPONSE, False, versions_of(ApiKey.DESCRIBE_TOPIC_PARTITIONS)),
 ]
 
 

@@ -80,19 +80,22 @@ class RawClient:
         answer = self._ask(CREATE_TOPICS, CREATE_TOPICS_VERSION, kio_adapter.encode(request))
         assert int(answer.topics[0].error_code) == 0, answer
 
-    def send_produce(self, topic: str, partition: int, batch: bytes, acks: int = -1, correlation_id: int | None = None) -> None:
+    def send_produce(self, topic: str, partition: int, batch: bytes, acks: int = -1, correlation_id: int | None = None, timeout_seconds: int = 20) -> None:
         request_class = kio_adapter.request_class(PRODUCE, PRODUCE_VERSION)
         topic_class = kio_element(request_class, "topic_data")
         partition_class = kio_element(topic_class, "partition_data")
         topic_data = (topic_class(name=topic, partition_data=(partition_class(index=partition, records=batch),)),)
-        request = request_class(transactional_id=None, acks=acks, timeout=datetime.timedelta(seconds=20), topic_data=topic_data)
+        request = request_class(transactional_id=None, acks=acks, timeout=datetime.timedelta(seconds=timeout_seconds), topic_data=topic_data)
         self.send(PRODUCE, PRODUCE_VERSION, kio_adapter.encode(request), correlation_id)
 
-    def produce(self, topic: str, partition: int, batch: bytes, acks: int = -1) -> Produced:
-        self.send_produce(topic, partition, batch, acks)
+    def receive_produce(self) -> Produced:
         answer = kio_adapter.decode_response(PRODUCE, PRODUCE_VERSION, self.receive()[1])
         result = answer.responses[0].partition_responses[0]
         return Produced(int(result.error_code), result.base_offset)
+
+    def produce(self, topic: str, partition: int, batch: bytes, acks: int = -1) -> Produced:
+        self.send_produce(topic, partition, batch, acks)
+        return self.receive_produce()
 
     def send_fetch(
         self,

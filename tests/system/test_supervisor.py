@@ -95,10 +95,18 @@ def test_every_problem_is_said_at_once_and_nothing_is_started(tmp_path: Path) ->
         port = busy.getsockname()[1]
         settings = {"num.partitions": 0, "no.such.setting": 1}
         data = [tmp_path / "d0", tmp_path / "d0", file / "d1", tmp_path / "state"]
-        refused = run_and_wait(run_arguments(tmp_path, data=data, settings=settings, kafka_port=port, syslog_port=70000, zookeeper="nonsense"))
+        refused = run_and_wait(run_arguments(tmp_path, data=data, settings=settings, kafka_port=port, syslog_port=70000, http_port="abc", zookeeper="nonsense"))
     assert refused.returncode == 2
     assert refused.stdout == ""
-    for part in ("d0 is given twice", f"{file} is not a directory", "is also the state directory", f"port {port}", "--syslog-port is 70000", "nonsense"):
+    for part in (
+        "d0 is given twice",
+        f"{file} is not a directory",
+        "is also the state directory",
+        f"port {port}",
+        "--syslog-port is 70000",
+        "--http-port is 'abc'",
+        "nonsense",
+    ):
         assert part in refused.stderr, part
     for part in ("num.partitions is 0; allowed is a whole number from 1 to", "there is no setting no.such.setting"):
         assert part in refused.stderr, part

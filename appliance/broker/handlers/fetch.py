@@ -2,7 +2,8 @@
 
 The path without a question: the fetch offset is one of the partition's known cursors (a consumer that read to the high watermark comes back
 exactly there) and its segment is open. Otherwise the disk's log-reader is asked (LOOKUP, OPEN); the acceptor itself never opens, seeks
-or reads a log file. Sessions are declined (session id 0). Owned by one acceptor.
+or reads a log file. A fetch of a session (`broker/fetch_session.py`) looks at the partitions that are awake only: the others sleep until their
+row moves. Owned by one acceptor.
 Weak spot: a range that is not in the page cache makes sendfile wait for the disk.
 """
 
@@ -10,21 +11,35 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
 from appliance.broker.box_view import BoxView, Placement
 from appliance.broker.connection import Connection, Reply
 from appliance.broker.delayed import Delayed
+from appliance.broker.fetch_session import FINAL_EPOCH, INITIAL_EPOCH, NO_SESSION, FetchSession, FetchSessions, SessionPartition
 from appliance.broker.leadership import leadership_problem
 from appliance.broker.segment_files import FileRange, SegmentFiles
-from appliance.ipc.log_reader_messages import LOOKUP, OPEN, Answer
+from appliance.broker.topic_traffic import TopicTraffic
+from appliance.ipc.log_reader_messages import EPOCH_END, LOOKUP, OPEN, Answer
 from appliance.ipc.log_reader_proxy import LogReaderProxy
-from appliance.protocol.fetch import READ_COMMITTED, TOPIC_IDS_SINCE, FetchPartition, FetchPartitionResult, FetchRequest, decode_fetch, encode_fetch_response
+from appliance.protocol.fetch import (
+    READ_COMMITTED,
+    TOPIC_IDS_SINCE,
+    EpochEndOffset,
+    FetchPartition,
+    FetchPartitionResult,
+    FetchRequest,
+    decode_fetch,
+    encode_fetch_response,
+)
 from appliance.protocol.request_header import RequestHeader
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import Row, TornRow
+
+Target: TypeAlias = int | SessionPartition
+"""Which partition of a fetch: its index in the request, or the session's own object."""
 
 ROUNDS_MAX = 8
 """Questions asked one after the other for one fetch before it answers with what it has."""
@@ -42,7 +57,8 @@ class _Found(NamedTuple):
 class PendingFetch:
     """One fetch request on its way."""
 
-    __slots__ = ("correlation_id", "deadline_ns", "finished", "found", "handler", "questions", "reply", "request", "rounds", "ticket", "version")
+    __slots__ = ("correlation_id", "deadline_ns", "epoch_ends", "expected_epoch", "finished", "found", "handler", "questions", "ready_ns",
+                 "received_ns", "reply", "request", "rounds", "session", "ticket", "version")  # fmt: skip
 
     def __init__(self, handler: FetchHandler, reply: Reply, request: FetchRequest, version: int, correlation_id: int, deadline_ns: int) -> None:
         self.handler = handler
@@ -54,15 +70,26 @@ class PendingFetch:
         self.questions = 0
         self.rounds = 0
         self.ticket = 0
-        self.found: dict[int, _Found | ErrorCode] = {}
-        """index of a partition → what the log-reader answered"""
+        self.session: FetchSession | None = None
+        self.expected_epoch = 0
+        """of the session's next request, as long as this one is its latest"""
+        self.found: dict[Target, _Found | ErrorCode] = {}
+        """partition → what the log-reader answered"""
+        self.epoch_ends: dict[tuple[Target, int], tuple[int, int] | ErrorCode] = {}
+        """(partition, leader epoch of its row) → what the log-reader said of the epoch that the client fetched last"""
         self.finished = False
+        self.received_ns = self.ready_ns = reply.connection.last_active_ns
+        """Since when nothing but us delays the answer: received, or woken from the last wait; 0 while it waits."""
 
     def on_row_moved(self) -> None:
+        self.handler.woken(self)
         self.handler.evaluate(self, False)
 
     def on_deadline(self) -> None:
+        if self.session is not None and self.session.parked_ticket == self.ticket:
+            self.session.parked_ticket = 0
         self.ticket = 0
+        self.handler.woken(self)
         self.handler.evaluate(self, True)
 
 
@@ -77,31 +104,48 @@ class FetchHandler:
         clock: Clock,
         counters: Counters,
         fetch_max_bytes: int,
+        segment_files_max: int,
+        session_slots: int,
+        new_session_id: Callable[[], int],
         on_reply: Callable[[Connection], None],
     ) -> None:
         self._view = view
         self._readers = readers
         self._delayed = delayed
+        self._sessions = FetchSessions(session_slots, new_session_id, delayed.rows.wake_up, self._on_session_closed)
         self._clock = clock
         self._fetch_max_bytes = fetch_max_bytes
         self._on_reply = on_reply
-        self.files = SegmentFiles()
+        self.files = SegmentFiles(segment_files_max)
         self._requests = counters.counter("fetch.requests")
         self._parked = counters.counter("fetch.parked")
         self._range_bytes = counters.counter("fetch.range_bytes")
         self._errors = counters.counter("fetch.errors")
+        self._topic_traffic = TopicTraffic(counters)
+        self._sessions_open = counters.counter("fetch.sessions")
+        self._session_partitions = counters.counter("fetch.session_partitions")
+        self._session_evictions = counters.counter("fetch.session_evictions")
+        self._session_errors = counters.counter("fetch.session_errors")
+        self._incremental = counters.counter("fetch.incremental")
+        self._sessions_open.set(0)
+        self._session_partitions.set(0)
+        self._latency = counters.histogram("fetch.latency_us")
+        self._latency_with_wait = counters.histogram("fetch.latency_with_wait_us")
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
         request = decode_fetch(buffer, header.body_position, limit, header.api_version)
         self._requests.add()
         reply = connection.expect_reply(False)
         deadline_ns = self._clock.monotonic_ns() + max(0, request.max_wait_ms) * 1_000_000
-        if request.session_id and request.session_epoch > 0:
-            reply.pieces = list(encode_fetch_response(header.api_version, header.correlation_id, ErrorCode.FETCH_SESSION_ID_NOT_FOUND, 0, []))
-            reply.ready = True
-            self._on_reply(connection)
+        pending = PendingFetch(self, reply, request, header.api_version, header.correlation_id, deadline_ns)
+        if (request.session_id or request.session_epoch > INITIAL_EPOCH) and not self._take_up_session(pending):
             return
-        self.evaluate(PendingFetch(self, reply, request, header.api_version, header.correlation_id, deadline_ns), request.max_wait_ms <= 0)
+        self.evaluate(pending, request.max_wait_ms <= 0)
+
+    def woken(self, pending: PendingFetch) -> None:
+        """A wait ended: from here on the time counts as ours."""
+        if not pending.ready_ns:
+            pending.ready_ns = self._clock.monotonic_ns()
 
     def evaluate(self, pending: PendingFetch, is_due: bool) -> None:
         """Look at every partition; answer, ask the log-readers, or park."""
@@ -110,11 +154,14 @@ class FetchHandler:
         if pending.reply.connection.closed:
             self._leave(pending)
             return
+        if pending.session is not None:
+            self._evaluate_session(pending, pending.session, is_due)
+            return
         request = pending.request
         results: list[FetchPartitionResult] = []
         room = min(request.max_bytes, self._fetch_max_bytes)
         total = 0
-        failed = False
+        failed = urgent = False
         watched: list[Placement] = []
         for index, wanted in enumerate(request.partitions):
             result, placement = self._look(pending, index, wanted, room - total, total == 0)
@@ -123,6 +170,7 @@ class FetchHandler:
             if result.error_code:
                 failed = True
             elif placement is not None:
+                urgent = urgent or result.diverging_epoch is not None
                 watched.append(placement)
                 if result.records is not None:
                     total += result.records.size_bytes  # type: ignore[union-attr]
@@ -130,35 +178,158 @@ class FetchHandler:
         if pending.questions > 0:
             pending.rounds += 1
             return
-        if failed or is_due or total >= min(request.min_bytes, room) or not request.partitions or self._clock.monotonic_ns() >= pending.deadline_ns:
-            self._answer(pending, results, total, failed)
+        if failed or urgent or is_due or total >= min(request.min_bytes, room) or not request.partitions or self._clock.monotonic_ns() >= pending.deadline_ns:
+            session_id = self._create_session(pending, results) if request.session_epoch == INITIAL_EPOCH else NO_SESSION
+            self._answer(pending, session_id, results, total, failed)
         elif not pending.ticket:
             self._parked.add()
             pending.found.clear()
             pending.rounds = 0
             pending.ticket = self._delayed.park(pending, watched, pending.deadline_ns)
             self.evaluate(pending, False)  # a row may have moved before it was watched
+        else:
+            pending.ready_ns = 0
 
-    def _answer(self, pending: PendingFetch, results: list[FetchPartitionResult], total: int, failed: bool) -> None:
+    def _answer(self, pending: PendingFetch, session_id: int, results: list[FetchPartitionResult], total: int, failed: bool) -> None:
         self._leave(pending)
         if failed:
             self._errors.add()
         self._range_bytes.add(total)
+        for result in results:
+            if result.records is not None:
+                self._topic_traffic.add(result.topic, result.records.size_bytes)  # type: ignore[union-attr]
         reply = pending.reply
-        reply.pieces = list(encode_fetch_response(pending.version, pending.correlation_id, 0, 0, results))
+        reply.pieces = list(encode_fetch_response(pending.version, pending.correlation_id, 0, session_id, results))
         reply.ready = True
+        now_ns = self._clock.monotonic_ns()
+        self._latency.record(now_ns - (pending.ready_ns or now_ns))
+        self._latency_with_wait.record(now_ns - pending.received_ns)
         self._on_reply(reply.connection)
 
     def _leave(self, pending: PendingFetch) -> None:
         pending.finished = True
+        session = pending.session
+        if session is not None and session.parked_ticket == pending.ticket:
+            session.parked_ticket = 0
         if pending.ticket:
             self._delayed.leave(pending.ticket)
             pending.ticket = 0
 
+    # -- sessions
+
+    def _take_up_session(self, pending: PendingFetch) -> bool:
+        """Find the session of a request that names one. False: it was answered with an error."""
+        request = pending.request
+        if request.session_epoch in (INITIAL_EPOCH, FINAL_EPOCH):
+            self._sessions.close(request.session_id)
+            self._count_sessions()
+            return True
+        found = self._sessions.continued(
+            request.session_id,
+            request.session_epoch,
+            request.partitions,
+            request.forgotten,
+            pending.version >= TOPIC_IDS_SINCE,
+            request.isolation_level,
+            self._clock.monotonic_ms(),
+        )
+        self._count_sessions()
+        if isinstance(found, ErrorCode):
+            self._refuse(pending, found)
+            return False
+        if found.parked_ticket:
+            self._delayed.rows.due[found.parked_ticket] = None  # an older request waits for an answer that nobody wants
+        if not found.closed:
+            self._incremental.add()
+            pending.session = found
+            pending.expected_epoch = found.expected_epoch
+        return True
+
+    def _evaluate_session(self, pending: PendingFetch, session: FetchSession, is_due: bool) -> None:
+        """As `evaluate`, but looks only at who is awake, and answers only what is news."""
+        if session.closed or session.expected_epoch != pending.expected_epoch:
+            # It was evicted, or the client has gone on without waiting for this answer.
+            self._refuse(pending, ErrorCode.FETCH_SESSION_ID_NOT_FOUND if session.closed else ErrorCode.INVALID_FETCH_SESSION_EPOCH)
+            return
+        rows = self._delayed.rows
+        rows.collect()
+        request = pending.request
+        room = min(request.max_bytes, self._fetch_max_bytes)
+        total = 0
+        failed = urgent = False
+        news: list[tuple[SessionPartition, FetchPartitionResult]] = []
+        awake: list[tuple[SessionPartition, Placement]] = []
+        for partition in session.awake_in_order():
+            wanted = partition.wanted
+            result, placement = self._look(pending, partition, wanted, room - total, total == 0)
+            if result is None:
+                continue
+            if placement is not None:
+                awake.append((partition, placement))
+            if partition.must_report(result):
+                news.append((partition, result))
+                failed = failed or result.error_code != 0
+                urgent = urgent or result.diverging_epoch is not None
+                if result.records is not None:
+                    total += result.records.size_bytes  # type: ignore[union-attr]
+            elif placement is not None and wanted.fetch_offset >= _readable_end(request, result) and rows.sleep(placement, partition):
+                session.awake.pop(partition, None)
+                awake.pop()
+        if pending.questions > 0:
+            pending.rounds += 1
+            return
+        if failed or urgent or is_due or total >= min(request.min_bytes, room) or self._clock.monotonic_ns() >= pending.deadline_ns:
+            for partition, result in news:
+                partition.on_reported(result)
+            self._answer(pending, session.session_id, [result for _, result in news], total, failed)
+        elif not pending.ticket:
+            self._parked.add()
+            pending.found.clear()
+            pending.rounds = 0
+            pending.ticket = session.parked_ticket = self._delayed.park(pending, [], pending.deadline_ns)
+            pending.ready_ns = 0
+            self._watch_awake(awake, pending.ticket)
+        else:
+            pending.ready_ns = 0
+            self._watch_awake(awake, pending.ticket)
+
+    def _watch_awake(self, awake: list[tuple[SessionPartition, Placement]], ticket: int) -> None:
+        """Who has something to say, but not enough yet, wakes the parked fetch by saying more."""
+        rows = self._delayed.rows
+        for partition, placement in awake:
+            if not rows.sleep(placement, partition):
+                rows.due[ticket] = None  # it moved since it was looked at
+
+    def _create_session(self, pending: PendingFetch, results: list[FetchPartitionResult]) -> int:
+        request = pending.request
+        by_id = pending.version >= TOPIC_IDS_SINCE
+        session = self._sessions.maybe_create(request.partitions, results, request.replica_id >= 0, by_id, request.isolation_level, self._clock.monotonic_ms())
+        self._count_sessions()
+        return NO_SESSION if session is None else session.session_id
+
+    def _refuse(self, pending: PendingFetch, error_code: ErrorCode) -> None:
+        """Answer the whole request with an error of its session."""
+        self._leave(pending)
+        self._session_errors.add()
+        reply = pending.reply
+        reply.pieces = list(encode_fetch_response(pending.version, pending.correlation_id, error_code, NO_SESSION, []))
+        reply.ready = True
+        self._on_reply(reply.connection)
+
+    def _on_session_closed(self, session: FetchSession) -> None:
+        if session.parked_ticket:
+            self._delayed.rows.due[session.parked_ticket] = None
+
+    def _count_sessions(self) -> None:
+        sessions = self._sessions
+        self._sessions_open.set(len(sessions))
+        self._session_partitions.set(sessions.partition_count)
+        self._session_evictions.set(sessions.evictions)
+
     # -- one partition
 
     def _look(
-        self, pending: PendingFetch, index: int, wanted: FetchPartition, room: int, is_first: bool
+        self, pending: PendingFetch, index: Target, wanted: FetchPartition, room: int, is_first: bool
     ) -> tuple[FetchPartitionResult | None, Placement | None]:
         """What partition `index` answers now, with its placement; None while a question is under way."""
         topic, topic_id, partition = wanted.topic, wanted.topic_id, wanted.partition
@@ -177,10 +348,20 @@ class FetchHandler:
         problem = _problem(row, placement, wanted)
         if problem is not None:
             return FetchPartitionResult(topic, topic_id, partition, problem), None
+        if pending.version >= TOPIC_IDS_SINCE and placement.topic_id != topic_id:
+            return FetchPartitionResult(topic, topic_id, partition, ErrorCode.INCONSISTENT_TOPIC_ID), None
         is_committed = pending.request.isolation_level == READ_COMMITTED
         limit_offset = row.last_stable_offset if is_committed else row.high_watermark
         aborted = () if is_committed else None
         empty = FetchPartitionResult(topic, topic_id, partition, 0, row.high_watermark, row.last_stable_offset, row.log_start_offset, None, aborted)
+        if wanted.last_fetched_epoch >= 0 and wanted.last_fetched_epoch != row.leader_epoch:
+            end = self._epoch_end(pending, index, topic, wanted.last_fetched_epoch, placement, row)
+            if end is None:
+                return None, placement
+            if isinstance(end, ErrorCode):
+                return FetchPartitionResult(topic, topic_id, partition, end), None
+            if end[0] < wanted.last_fetched_epoch or end[1] < wanted.fetch_offset:
+                return empty._replace(diverging_epoch=EpochEndOffset(*end)), placement
         if wanted.fetch_offset >= limit_offset:
             if wanted.fetch_offset == row.high_watermark:
                 placement.remember(row.high_watermark, row.watermark_base_offset, row.watermark_position)
@@ -195,8 +376,30 @@ class FetchHandler:
             return None, placement
         return empty._replace(records=records), placement
 
+    def _epoch_end(
+        self, pending: PendingFetch, index: Target, topic: str, leader_epoch: int, placement: Placement, row: Row
+    ) -> tuple[int, int] | ErrorCode | None:
+        """Our largest epoch that is not above `leader_epoch`, and where it ends; an error, or None while the log-reader is asked (KIP-595)."""
+        if leader_epoch > row.leader_epoch:
+            return ErrorCode.OFFSET_OUT_OF_RANGE
+        key = (index, row.leader_epoch)
+        known = pending.epoch_ends.get(key)
+        if known is not None:
+            return known
+
+        def on_answer(answer: Answer | None, descriptor: int) -> None:
+            if answer is None:
+                pending.epoch_ends[key] = ErrorCode.NOT_LEADER_OR_FOLLOWER
+            elif answer.error_code:
+                pending.epoch_ends[key] = ErrorCode(answer.error_code)
+            else:
+                pending.epoch_ends[key] = ErrorCode.OFFSET_OUT_OF_RANGE if answer.a < 0 else (answer.a, answer.b)
+            self._answered(pending)
+
+        return self._ask(pending, placement, EPOCH_END, topic, row, leader_epoch, row.log_end_offset, on_answer)
+
     def _range(
-        self, pending: PendingFetch, index: int, topic: str, fetch_offset: int, most: int, is_first: bool, placement: Placement, row: Row
+        self, pending: PendingFetch, index: Target, topic: str, fetch_offset: int, most: int, is_first: bool, placement: Placement, row: Row
     ) -> FileRange | ErrorCode | None:
         """The bytes to send, an error, or None: either a question is under way or there is nothing that fits."""
         found = pending.found.get(index)
@@ -230,7 +433,7 @@ class FetchHandler:
 
     # -- questions to the log-reader
 
-    def _ask_lookup(self, pending: PendingFetch, index: int, topic: str, offset: int, placement: Placement, row: Row) -> ErrorCode | None:
+    def _ask_lookup(self, pending: PendingFetch, index: Target, topic: str, offset: int, placement: Placement, row: Row) -> ErrorCode | None:
         def on_answer(answer: Answer | None, descriptor: int) -> None:
             if descriptor >= 0:
                 os.close(descriptor)
@@ -245,7 +448,7 @@ class FetchHandler:
 
         return self._ask(pending, placement, LOOKUP, topic, row, offset, row.high_watermark, on_answer)
 
-    def _ask_open(self, pending: PendingFetch, index: int, topic: str, base_offset: int, placement: Placement, row: Row) -> ErrorCode | None:
+    def _ask_open(self, pending: PendingFetch, index: Target, topic: str, base_offset: int, placement: Placement, row: Row) -> ErrorCode | None:
         key = (placement.disk, placement.row, placement.row_generation, base_offset)
 
         def on_answer(answer: Answer | None, descriptor: int) -> None:
@@ -290,3 +493,8 @@ def _problem(row: Row, placement: Placement, wanted: FetchPartition) -> ErrorCod
     if problem is not None:
         return problem
     return None if row.log_start_offset <= wanted.fetch_offset <= row.log_end_offset else ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+def _readable_end(request: FetchRequest, result: FetchPartitionResult) -> int:
+    """Where what this request may read ends."""
+    return result.last_stable_offset if request.isolation_level == READ_COMMITTED else result.high_watermark

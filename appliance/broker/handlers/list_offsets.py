@@ -1,19 +1,20 @@
-"""ListOffsets: earliest and latest from the row; by time and the largest timestamp through the disk's log-reader.
+"""ListOffsets: earliest and latest from the row; by time, the largest timestamp and version 0's lists through the disk's log-reader.
 
-Owned by one acceptor. Weak spot: partitions are asked one by one, all under way at once.
+The earliest record's leader epoch is asked of the log-reader too, unless the partition has had one leader epoch only. Owned by one acceptor.
+Weak spots: version 0 gets at most 100 offsets; partitions are asked one by one, all under way at once.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
+from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
 from appliance.broker.box_view import BoxView, Placement
 from appliance.broker.connection import Connection, Reply
 from appliance.broker.leadership import leadership_problem
-from appliance.ipc.log_reader_messages import MAX_TIMESTAMP, TIME, Answer
-from appliance.ipc.log_reader_proxy import LogReaderProxy
+from appliance.ipc.log_reader_messages import EPOCH_AT, MAX_TIMESTAMP, SEGMENTS, TIME, Answer
+from appliance.ipc.log_reader_proxy import LogReaderProxy, OnAnswer
 from appliance.protocol.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsPartitionResult,
@@ -26,9 +27,11 @@ from appliance.protocol.request_header import RequestHeader
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import Row, TornRow
 
+INT64_MAX = 2**63 - 1
 LATEST, EARLIEST, LARGEST_TIMESTAMP, EARLIEST_LOCAL = -1, -2, -3, -4
 _SINCE = {LATEST: 0, EARLIEST: 0, LARGEST_TIMESTAMP: 7, EARLIEST_LOCAL: 8}
 _READ_COMMITTED = 1
+_LEADER_EPOCH_SINCE = 4
 
 
 class _PendingListOffsets:
@@ -48,9 +51,10 @@ class _PendingListOffsets:
 class ListOffsetsHandler:
     """All ListOffsets requests of one acceptor."""
 
-    def __init__(self, view: BoxView, readers: dict[str, LogReaderProxy], counters: Counters, on_reply: Callable[[Connection], None]) -> None:
+    def __init__(self, view: BoxView, readers: dict[str, LogReaderProxy], clock: Clock, counters: Counters, on_reply: Callable[[Connection], None]) -> None:
         self._view = view
         self._readers = readers
+        self._clock = clock
         self._on_reply = on_reply
         self._requests = counters.counter("list_offsets.requests")
 
@@ -62,7 +66,7 @@ class ListOffsetsHandler:
         for topic_index, topic in enumerate(request.topics):
             seen: set[int] = set()
             for index, wanted in enumerate(topic.partitions):
-                if wanted.partition in seen:
+                if wanted.partition in seen and header.api_version:
                     result: ListOffsetsPartitionResult | None = _error(wanted, ErrorCode.INVALID_REQUEST)
                 else:
                     seen.add(wanted.partition)
@@ -85,38 +89,85 @@ class ListOffsetsHandler:
         timestamp = wanted.timestamp
         if timestamp < 0 and pending.version < _SINCE.get(timestamp, 1 << 15):
             return _error(wanted, ErrorCode.UNSUPPORTED_VERSION)
-        if timestamp in (EARLIEST, EARLIEST_LOCAL):
-            return ListOffsetsPartitionResult(wanted.partition, 0, -1, row.log_start_offset, row.leader_epoch)
         limit_offset = row.last_stable_offset if pending.request.isolation_level == _READ_COMMITTED else row.high_watermark
         if pending.request.replica_id >= 0:
             limit_offset = row.log_end_offset
+        if pending.version == 0:
+            return self._old_style(pending, topic_index, index, placement, wanted, row, limit_offset)
+        if timestamp in (EARLIEST, EARLIEST_LOCAL):
+            return self._earliest(pending, topic_index, index, placement, wanted, row)
         if timestamp == LATEST:
             return ListOffsetsPartitionResult(wanted.partition, 0, -1, limit_offset, row.leader_epoch)
-        return self._ask(pending, topic_index, index, placement, wanted, row, limit_offset)
+        return self._by_time(pending, topic_index, index, placement, wanted, row, limit_offset)
 
-    def _ask(
+    def _earliest(
+        self, pending: _PendingListOffsets, topic_index: int, index: int, placement: Placement, wanted: ListOffsetsPartition, row: Row
+    ) -> ListOffsetsPartitionResult | None:
+        result = ListOffsetsPartitionResult(wanted.partition, 0, -1, row.log_start_offset, row.leader_epoch)
+        if row.leader_epoch == 0 or pending.version < _LEADER_EPOCH_SINCE:
+            return result
+
+        def on_answer(answer: Answer | None, descriptor: int) -> None:
+            # Without an answer the epoch stays unknown, which clients take; the offset is right all the same.
+            known = answer is not None and not answer.error_code
+            pending.results[topic_index][index] = result._replace(leader_epoch=answer.a if known and answer is not None else -1)
+            self._answered(pending)
+
+        if not self._ask(pending, placement, EPOCH_AT, row, row.log_start_offset, 0, on_answer):
+            return result._replace(leader_epoch=-1)
+        return None
+
+    def _old_style(
         self, pending: _PendingListOffsets, topic_index: int, index: int, placement: Placement, wanted: ListOffsetsPartition, row: Row, limit_offset: int
     ) -> ListOffsetsPartitionResult | None:
+        """Version 0: base offsets of segments and the log end, descending, from the newest that is not younger than the timestamp on."""
+        most = max(0, wanted.max_num_offsets)
+        if wanted.timestamp == EARLIEST:
+            return ListOffsetsPartitionResult(wanted.partition, old_style_offsets=(row.log_start_offset,)[:most])
+        # The log end counts as a segment that was written to just now, unless the last segment is empty and begins there.
+        is_latest = wanted.timestamp == LATEST or wanted.timestamp >= self._clock.wall_ms()
+        ends = (row.log_end_offset,) if is_latest and row.active_position else ()
+
         def on_answer(answer: Answer | None, descriptor: int) -> None:
-            if descriptor >= 0:
-                os.close(descriptor)
             if answer is None:
                 result = _error(wanted, ErrorCode.NOT_LEADER_OR_FOLLOWER)
             elif answer.error_code:
                 result = _error(wanted, ErrorCode(answer.error_code))
             else:
-                result = ListOffsetsPartitionResult(wanted.partition, 0, answer.b if answer.a >= 0 else -1, answer.a)
+                offsets = (*ends, *(max(offset, row.log_start_offset) for offset in answer.offsets))[:most]
+                if offsets and offsets[0] > limit_offset:
+                    offsets = (limit_offset, *(offset for offset in offsets if offset <= limit_offset))
+                result = ListOffsetsPartitionResult(wanted.partition, old_style_offsets=offsets)
+            pending.results[topic_index][index] = result
+            self._answered(pending)
+
+        if not self._ask(pending, placement, SEGMENTS, row, INT64_MAX if is_latest else wanted.timestamp, 0, on_answer):
+            return _error(wanted, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return None
+
+    def _by_time(
+        self, pending: _PendingListOffsets, topic_index: int, index: int, placement: Placement, wanted: ListOffsetsPartition, row: Row, limit_offset: int
+    ) -> ListOffsetsPartitionResult | None:
+        def on_answer(answer: Answer | None, descriptor: int) -> None:
+            if answer is None:
+                result = _error(wanted, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            elif answer.error_code:
+                result = _error(wanted, ErrorCode(answer.error_code))
+            else:
+                result = ListOffsetsPartitionResult(wanted.partition, 0, answer.b, answer.a, answer.c)
             pending.results[topic_index][index] = result
             self._answered(pending)
 
         kind = MAX_TIMESTAMP if wanted.timestamp == LARGEST_TIMESTAMP else TIME
-        asked = self._readers[placement.disk].ask(
-            kind, placement.topic, placement.partition, row.segment_list_generation, wanted.timestamp, limit_offset, on_answer
-        )
-        if not asked:
+        if not self._ask(pending, placement, kind, row, wanted.timestamp, limit_offset, on_answer):
             return _error(wanted, ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        pending.questions += 1
         return None
+
+    def _ask(self, pending: _PendingListOffsets, placement: Placement, kind: int, row: Row, value_a: int, value_b: int, on_answer: OnAnswer) -> bool:
+        reader = self._readers[placement.disk]
+        asked = reader.ask(kind, placement.topic, placement.partition, row.segment_list_generation, value_a, value_b, on_answer)
+        pending.questions += asked
+        return asked
 
     def _answered(self, pending: _PendingListOffsets) -> None:
         pending.questions -= 1

@@ -85,15 +85,17 @@ class MetadataHandler:
         if request.topics is None:
             topics = [self._encode_topic(version, topic) for topic in image.topics.values()]
         else:
-            topics = [self._find(version, wanted.name, wanted.topic_id, errors) for wanted in request.topics]
+            # Each topic once, as Kafka does: named a hundred thousand times, a large one would make an answer of gigabytes.
+            distinct = {(wanted.name, None if wanted.name is not None else wanted.topic_id): wanted for wanted in request.topics}
+            topics = [self._find(version, wanted.name, wanted.topic_id, errors) for wanted in distinct.values()]
         return encode_metadata_response(version, header.correlation_id, brokers, image.cluster_id, image.controller_id, topics)
 
     def _find(self, version: int, name: str | None, topic_id: bytes, errors: dict[str, int]) -> MetadataTopic | bytes:
         image = self._view.image
         if name is None:
-            for known_id, topic in image.topics_by_id.items():
-                if known_id == topic_id:
-                    return self._encode_topic(version, topic)
+            topic = image.topics_by_id.get(topic_id)  # type: ignore[call-overload]
+            if topic is not None:
+                return self._encode_topic(version, topic)
             return MetadataTopic(None, (), topic_id, False, ErrorCode.UNKNOWN_TOPIC_ID)  # type: ignore[arg-type]
         known = image.topics.get(name)
         if known is not None:

@@ -34,6 +34,13 @@ from appliance.shm.partition_table import (
 )
 
 ACKS_ALL_FLAG = 1
+OFFERS_MAX = 4
+"""Times one batch is offered to its log-writer while the topic's configs change under it; then the client is asked to try again."""
+_EPOCH_AT, _CONFIG_AT, _SIZE_AT = 5, 6, 7
+"""Places in a PRODUCE descriptor."""
+PARTITIONS_APART_MAX = 32
+"""A small request of more partitions is copied whole, not partition by partition."""
+PARTITION_CHARGE = 1024
 _CODEC_MASK = 7
 _ZSTD = 4
 _TRANSACTIONAL_BIT = 1 << 4
@@ -45,20 +52,30 @@ _ADMIN_CLIENT = "__admin_client"
 class PendingProduce:
     """One request whose partitions are under way."""
 
-    __slots__ = ("acks", "correlation_id", "deadline_ns", "handler", "remaining", "reply", "results", "ticket", "unreplicated", "version")
+    __slots__ = (
+        "acks", "correlation_id", "deadline_ns", "handler", "is_finished", "partitions", "received_ns", "remaining", "reply", "results", "ticket",
+        "unreplicated", "version",
+    )  # fmt: skip
 
-    def __init__(self, handler: ProduceHandler, reply: Reply, version: int, correlation_id: int, acks: int, deadline_ns: int, count: int) -> None:
+    def __init__(
+        self, handler: ProduceHandler, reply: Reply, version: int, correlation_id: int, acks: int, deadline_ns: int, partitions: list[ProducePartition]
+    ) -> None:
         self.handler = handler
         self.reply = reply
         self.version = version
         self.correlation_id = correlation_id
         self.acks = acks
         self.deadline_ns = deadline_ns
-        self.remaining = count
-        self.results: list[ProduceResult | None] = [None] * count
+        self.partitions = partitions
+        self.remaining = len(partitions)
+        self.results: list[ProduceResult | None] = [None] * len(partitions)
+        self.is_finished = False
+        reply.awaited = self
         self.unreplicated: list[tuple[int, Placement, int, int]] = []
         """(index, placement, leader epoch, end offset) of partitions whose high watermark has to pass."""
         self.ticket = 0
+        self.received_ns = reply.connection.last_active_ns
+        """Its last byte came in; what runs behind it on the connection is not read before that is looked at."""
 
     def on_row_moved(self) -> None:
         self.handler.look_at_watermarks(self)
@@ -66,17 +83,22 @@ class PendingProduce:
     def on_deadline(self) -> None:
         self.handler.give_up_waiting(self)
 
+    def on_too_late(self) -> None:
+        self.handler.give_up_log_writer(self)
+
 
 class _Part:
-    """One partition's batch in the hands of a log-writer."""
+    """One partition's batch in the hands of a log-writer, and the descriptor that it was given."""
 
-    __slots__ = ("index", "pending", "placement", "slot")
+    __slots__ = ("descriptor", "index", "offers", "pending", "placement", "slot")
 
-    def __init__(self, pending: PendingProduce, index: int, placement: Placement, slot: ArenaSlot) -> None:
+    def __init__(self, pending: PendingProduce, index: int, placement: Placement, slot: ArenaSlot, descriptor: tuple[int, ...]) -> None:
         self.pending = pending
         self.index = index
         self.placement = placement
         self.slot = slot
+        self.descriptor = descriptor
+        self.offers = 1
 
 
 class ProduceHandler:
@@ -97,22 +119,31 @@ class ProduceHandler:
         self._refused = counters.counter("produce.refused_batches")
         self._over_budget = counters.counter("produce.over_budget")
         self._lost = counters.counter("produce.lost_to_log_writer_death")
+        self._too_late = counters.counter("produce.timed_out_in_log_writer")
+        self._offered_again = counters.counter("produce.offered_again")
+        self._latency = counters.histogram("produce.latency_us")
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int, body_slot: ArenaSlot | None) -> bool:
         """Take one request whose fields lie in `buffer` (the arena itself if `body_slot` is given). False: no room in the arena now."""
         version = header.api_version
         request = decode_produce(buffer, header.body_position, limit, version)
         slots: list[ArenaSlot] | None = None
-        if body_slot is None:
+        shift = 0
+        if body_slot is None and len(request.partitions) > PARTITIONS_APART_MAX:
+            body_slot = self._copy_whole(buffer, header.body_position, limit)
+            if body_slot is None:
+                return False
+            shift = body_slot.position - header.body_position
+        elif body_slot is None:
             slots = self._copy_into_arena(request.partitions, buffer)
             if slots is None:
                 return False
         self._requests.add()
         deadline_ns = self._clock.monotonic_ns() + max(0, request.timeout_ms) * 1_000_000
-        count = len(request.partitions)
-        pending = PendingProduce(self, connection.expect_reply(True), version, header.correlation_id, request.acks, deadline_ns, count)
-        if not count:
+        pending = PendingProduce(self, connection.expect_reply(True), version, header.correlation_id, request.acks, deadline_ns, request.partitions)
+        if not request.partitions:
             self._finish(pending)
+        charged: set[str] = set()
         for index, partition in enumerate(request.partitions):
             if slots is not None:
                 slot = slots[index]
@@ -121,8 +152,8 @@ class ProduceHandler:
                 assert body_slot is not None
                 slot = body_slot
                 slot.references += 1
-                position = partition.records_position
-            self._offer(pending, index, partition, position, slot, header.client_id)
+                position = partition.records_position + shift
+            self._offer(pending, index, partition, position, slot, header.client_id, charged)
         if body_slot is not None:
             body_slot.release()
         return True
@@ -142,7 +173,17 @@ class ProduceHandler:
             slots.append(slot)
         return slots
 
-    def _offer(self, pending: PendingProduce, index: int, partition: ProducePartition, position: int, slot: ArenaSlot, client_id: str) -> None:
+    def _copy_whole(self, buffer: memoryview, position: int, limit: int) -> ArenaSlot | None:
+        """One slot for all partitions of a request: a slot for each would take a hundred times its size where they are many and tiny."""
+        slot = allocate_slot(self._arena, limit - position)
+        if slot is not None:
+            self._arena.memory[slot.position : slot.position + limit - position] = buffer[position:limit]
+        return slot
+
+    def _offer(
+        self, pending: PendingProduce, index: int, partition: ProducePartition, position: int, slot: ArenaSlot, client_id: str, charged: set[str]
+    ) -> None:
+        """`charged`: disks that hold a partition of this request already."""
         placement = self._view.placement(partition.topic, partition.partition)
         problem: tuple[ErrorCode, str] | None
         row_words: tuple[int, ...] = ()
@@ -156,7 +197,9 @@ class ProduceHandler:
             self._refuse(pending, index, partition, *(problem or (ErrorCode.UNKNOWN_SERVER_ERROR, "")))
             return
         proxy = placement.proxy
-        charge = slot.charge
+        # A slot that partitions share is charged once to each disk; every further partition with what its bookkeeping takes of our heap.
+        is_shared = slot.references > 1
+        charge = PARTITION_CHARGE if is_shared and placement.disk in charged else slot.charge
         if proxy.outstanding_bytes + charge > self._budget_bytes and proxy.outstanding_bytes:
             slot.release()
             self._over_budget.add()
@@ -172,7 +215,8 @@ class ProduceHandler:
         )  # fmt: skip
         self._batches.add()
         self._bytes.add(size_bytes)
-        if not proxy.offer_or_queue(descriptor, charge, _Part(pending, index, placement, slot)):
+        charged.add(placement.disk)
+        if not proxy.offer_or_queue(descriptor, charge, _Part(pending, index, placement, slot, descriptor)):
             slot.release()
             self._refuse(pending, index, partition, ErrorCode.NOT_LEADER_OR_FOLLOWER, f"the log-writer of disk {placement.disk} is restarting; try again")
 
@@ -220,9 +264,13 @@ class ProduceHandler:
 
     def on_completion(self, part: _Part, entry: tuple[Any, ...]) -> None:
         """The log-writer has appended, or refused. Fields of `entry` as in `ipc.descriptors.Completion`."""
-        part.slot.release()
-        pending, placement = part.pending, part.placement
         code = entry[2]
+        pending, placement = part.pending, part.placement
+        if code == ErrorCode.NOT_LEADER_OR_FOLLOWER and not pending.is_finished and self._offer_again(part):
+            return
+        part.slot.release()
+        if pending.is_finished:
+            return
         if code:
             self._refused.add()
             pending.results[part.index] = ProduceResult(placement.topic, placement.partition, code, entry[5])
@@ -237,11 +285,35 @@ class ProduceHandler:
             else:
                 self._finish(pending)
 
+    def _offer_again(self, part: _Part) -> bool:
+        """A batch that was refused only because the topic's configs have changed since it was checked: once more, checked against the new size.
+        Without this a client that sends with acks=0, or never retries, would lose it. What was sent after it may overtake it, as with a retry."""
+        placement, descriptor = part.placement, part.descriptor
+        if part.offers >= OFFERS_MAX or not placement.proxy.serving or placement.proxy.table is not placement.table:
+            return False
+        try:
+            words = placement.read_words()
+        except TornRow:
+            return False
+        role_and_epoch, config_generation = words[ROLE_AND_EPOCH], words[ISR_AND_CONFIG] & _HALF
+        is_led_as_before = role_and_epoch >> 32 == ROLE_LEADER and role_and_epoch & _HALF == descriptor[_EPOCH_AT]
+        too_large = descriptor[_SIZE_AT] > placement.max_message_bytes
+        if not is_led_as_before or config_generation == descriptor[_CONFIG_AT] or too_large:
+            return False
+        part.offers += 1
+        part.descriptor = (*descriptor[:_CONFIG_AT], config_generation, *descriptor[_CONFIG_AT + 1 :])
+        if not placement.proxy.offer_or_queue(part.descriptor, part.slot.charge, part):
+            return False
+        self._offered_again.add()
+        return True
+
     def on_lost(self, part: _Part) -> None:
         """The log-writer died first; whether the batch is in the log is not known, the client tries again."""
         part.slot.release()
         self._lost.add()
         pending, placement = part.pending, part.placement
+        if pending.is_finished:
+            return
         pending.results[part.index] = ProduceResult(placement.topic, placement.partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         pending.remaining -= 1
         if not pending.remaining:
@@ -285,12 +357,27 @@ class ProduceHandler:
         pending.unreplicated = []
         self._finish(pending)
 
+    def give_up_log_writer(self, pending: PendingProduce) -> None:
+        """Its log-writer hangs. The client is answered, so that what stands behind it on the connection goes on; the batch's memory stays in
+        quarantine until the completion comes or the process is proven dead."""
+        self._too_late.add()
+        for index, partition in enumerate(pending.partitions):
+            if pending.results[index] is None:
+                pending.results[index] = ProduceResult(partition.topic, partition.partition, ErrorCode.REQUEST_TIMED_OUT)
+        pending.unreplicated = []
+        if pending.ticket:
+            self._delayed.leave(pending.ticket)
+        self._finish(pending)
+
     def _finish(self, pending: PendingProduce) -> None:
         reply = pending.reply
+        pending.is_finished = True
+        reply.awaited = None
         reply.ready = True
         results = [result for result in pending.results if result is not None]
         if pending.acks == 0:
             reply.closes = any(result.error_code for result in results)
         else:
             reply.pieces = [encode_produce_response(pending.version, pending.correlation_id, results)]
+        self._latency.record(self._clock.monotonic_ns() - pending.received_ns)
         self._on_reply(reply.connection)

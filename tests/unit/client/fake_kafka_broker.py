@@ -30,6 +30,8 @@ APIS = {
         messages.API_VERSIONS,
         messages.CREATE_TOPICS,
         messages.DELETE_TOPICS,
+        messages.CREATE_PARTITIONS,
+        messages.INCREMENTAL_ALTER_CONFIGS,
     )
 }
 TOPIC = "numbers"

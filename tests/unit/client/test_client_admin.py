@@ -8,7 +8,15 @@ import pytest
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import TopicPartition
 from appliance.client import messages
-from appliance.client.admin import EARLIEST_TIMESTAMP, create_topic, delete_topic, describe_topic, list_offsets
+from appliance.client.admin import (
+    EARLIEST_TIMESTAMP,
+    add_partitions,
+    alter_topic_settings,
+    create_topic,
+    delete_topic,
+    describe_topic,
+    list_offsets,
+)
 from appliance.client.errors import BrokerUnreachable
 from tests.unit.client.fake_kafka_broker import TOPIC, FakeKafkaBroker
 
@@ -114,3 +122,52 @@ def test_every_address_that_was_tried_is_named(broker: FakeKafkaBroker) -> None:
 
 def broker_address(cluster: Any) -> str:
     return str(cluster.bootstrap[0])
+
+
+def answer_partitions(code: ErrorCode, message: str | None = None) -> dict[str, Any]:
+    return {"throttle_time": 0, "results": [{"name": TOPIC, "error_code": code, "error_message": message}]}
+
+
+def answer_alter(code: ErrorCode, message: str | None = None) -> dict[str, Any]:
+    return {"throttle_time": 0, "responses": [{"error_code": code, "error_message": message, "resource_type": 2, "resource_name": TOPIC}]}
+
+
+@pytest.mark.parametrize("version", range(messages.CREATE_PARTITIONS.max_version + 1))
+def test_partitions_are_added_wherever_the_broker_likes(broker: FakeKafkaBroker, version: int) -> None:
+    broker.max_versions[messages.CREATE_PARTITIONS] = version
+    broker.answers[messages.CREATE_PARTITIONS] = lambda request: answer_partitions(ErrorCode.NONE)
+    add_partitions(broker.cluster(), TOPIC, 8)
+    asked = broker.requests[-1][1]
+    assert [(topic.name, topic.count, topic.assignments) for topic in asked.topics] == [(TOPIC, 8, None)]
+    assert asked.validate_only is False
+
+
+def test_fewer_partitions_are_refused_in_the_brokers_words(broker: FakeKafkaBroker) -> None:
+    broker.answers[messages.CREATE_PARTITIONS] = lambda request: answer_partitions(ErrorCode.INVALID_PARTITIONS, "the topic has 2 partitions already")
+    with pytest.raises(RequestRefused, match=r"could not give topic 'numbers' 1 partitions: the topic has 2 partitions already"):
+        add_partitions(broker.cluster(), TOPIC, 1)
+    assert broker.count_of("create_partitions") == 1
+
+
+@pytest.mark.parametrize("version", range(messages.INCREMENTAL_ALTER_CONFIGS.max_version + 1))
+def test_settings_are_set_and_unset_in_one_request(broker: FakeKafkaBroker, version: int) -> None:
+    broker.max_versions[messages.INCREMENTAL_ALTER_CONFIGS] = version
+    broker.answers[messages.INCREMENTAL_ALTER_CONFIGS] = lambda request: answer_alter(ErrorCode.NONE)
+    alter_topic_settings(broker.cluster(), TOPIC, {"retention.ms": "1000"}, ["cleanup.policy"])
+    (resource,) = broker.requests[-1][1].resources
+    assert (resource.resource_type, resource.resource_name) == (2, TOPIC)
+    assert [(config.name, config.config_operation, config.value) for config in resource.configs] == [("retention.ms", 0, "1000"), ("cleanup.policy", 1, None)]
+
+
+def test_a_setting_that_there_is_not_is_refused_once(broker: FakeKafkaBroker) -> None:
+    broker.answers[messages.INCREMENTAL_ALTER_CONFIGS] = lambda request: answer_alter(ErrorCode.INVALID_CONFIG, "there is no topic setting x")
+    with pytest.raises(RequestRefused, match="could not alter topic 'numbers': there is no topic setting x"):
+        alter_topic_settings(broker.cluster(), TOPIC, {"x": "1"}, [])
+    assert broker.count_of("incremental_alter_configs") == 1
+
+
+def test_altering_waits_for_a_controller(broker: FakeKafkaBroker) -> None:
+    codes = [ErrorCode.NOT_CONTROLLER, ErrorCode.NONE]
+    broker.answers[messages.INCREMENTAL_ALTER_CONFIGS] = lambda request: answer_alter(codes.pop(0))
+    alter_topic_settings(broker.cluster(), TOPIC, {"retention.ms": "1000"}, [])
+    assert codes == []

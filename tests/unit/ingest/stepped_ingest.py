@@ -59,14 +59,15 @@ class _Process:
 
 
 class SteppedIngest:
-    """A box with one disk, one ingest and the topic `syslog`."""
+    """A box with one ingest and the topic `syslog`. Of several disks the first has the log-writer that `log_writer` names; partitions take turns."""
 
-    def __init__(self, directory: Path, partitions: int = 2, **settings: Any) -> None:
+    def __init__(self, directory: Path, partitions: int = 2, disks: int = 1, **settings: Any) -> None:
         self.layout = BoxLayout(tempfile.mkdtemp(prefix="millrace-"))  # short: the path of a Unix socket ends at 107 bytes
-        self.disk = Disk("d0", str(directory / "d0"))
+        self.disks = [Disk(f"d{number}", str(directory / f"d{number}")) for number in range(disks)]
+        self.disk = self.disks[0]
         named: dict[str, str | int | bool] = {"ingest.arena.bytes": 2 << 20, "disk.budget.bytes": 1 << 20, "channel.ring.entries": 64, "ingest.batch.ms": 0}
         named |= {name.replace("_", "."): value for name, value in settings.items()}
-        self.box = Box("stepped", 1, [self.disk], str(directory / "state"), "127.0.0.1", "127.0.0.1", 1, 1, 1, settings=named)
+        self.box = Box("stepped", 1, self.disks, str(directory / "state"), "127.0.0.1", "127.0.0.1", 1, 1, 1, settings=named)
         self.partitions = partitions
         self.clock = SystemClock()
         self.tcp = socket.create_server(("127.0.0.1", 0))
@@ -75,6 +76,7 @@ class SteppedIngest:
         self._incarnation = 0
         self._generation = 0
         self.log_writer: _Process | None = None
+        self.other_log_writers: dict[str, _Process] = {}
         self.ingest: _Process | None = None
         self._senders: list[socket.socket] = []
         self._kept: list[object] = []
@@ -98,10 +100,17 @@ class SteppedIngest:
         )
 
     def start_log_writer(self) -> None:
-        context = self._context("log-writer@d0", "d0", {})
-        self.log_writer = _Process(LogWriterAgent(context), context)
+        self.log_writer = self._start_log_writer("d0")
+
+    def start_other_log_writer(self, disk: str) -> None:
+        self.other_log_writers[disk] = self._start_log_writer(disk)
+
+    def _start_log_writer(self, disk: str) -> _Process:
+        context = self._context(f"log-writer@{disk}", disk, {})
+        process = _Process(LogWriterAgent(context), context)
         while not context.notifier.is_ready:  # type: ignore[attr-defined]
-            self.log_writer.turn()
+            process.turn()
+        return process
 
     def start_ingest(self) -> None:
         context = self._context("ingest@0", "0", {"syslog-tcp": self.tcp.dup(), "syslog-udp": self.udp.dup()})
@@ -116,6 +125,8 @@ class SteppedIngest:
     def start(self) -> None:
         """Everything, up to the point where lines are taken."""
         self.start_log_writer()
+        for disk in self.disks[1:]:
+            self.start_other_log_writer(disk.name)
         self.create_topic()
         self.start_ingest()
         self.run_until(lambda: self.is_ready)
@@ -128,6 +139,12 @@ class SteppedIngest:
         """Its sockets and its directory's lock go, its table stays."""
         process, self.log_writer = self.log_writer, None
         assert process is not None
+        self._kill_log_writer(process)
+
+    def kill_other_log_writer(self, disk: str) -> None:
+        self._kill_log_writer(self.other_log_writers.pop(disk))
+
+    def _kill_log_writer(self, process: _Process) -> None:
         agent = process.agent
         agent._door._listening.close()
         for channel in agent._door.channels:
@@ -153,29 +170,33 @@ class SteppedIngest:
 
     # -- the topic
 
+    def disk_of(self, partition: int) -> str:
+        return self.disks[partition % len(self.disks)].name
+
     def create_topic(self) -> None:
         """What the controller would do: CREATE and BECOME_LEADER, then the image."""
         answers: list[int] = []
         on_completion, on_lost = command_callbacks(lambda _context, completion: answers.append(completion.error_code))
         self._incarnation += 1
-        source = Source(self.layout, "controller", self._incarnation, 65536, 64)
+        source = Source(self.layout, "controller", self._incarnation, 65536, 256)
         poller = Poller()
         counters = Counters.create_or_adopt(self.layout, "controller", self._incarnation)
-        proxies = LogWriterProxies(source, ["d0"], poller, self.clock, counters, on_completion, on_lost, lambda _disk: None, lambda _disk: None)
+        names = [disk.name for disk in self.disks]
+        proxies = LogWriterProxies(source, names, poller, self.clock, counters, on_completion, on_lost, lambda _disk: None, lambda _disk: None)
         payloads = []
         for partition in range(self.partitions):
             identity = {"topic": TOPIC, "partition": partition, "topic_id": str(TOPIC_ID)}
-            payloads.append((DescriptorKind.CREATE, {**identity, "config": {}}))
-            payloads.append((DescriptorKind.BECOME_LEADER, {**identity, "leader_epoch": 0, "isr": [1], "replicas": [1], "config": {}}))
+            disk = self.disk_of(partition)
+            payloads.append((disk, DescriptorKind.CREATE, {**identity, "config": {}}))
+            payloads.append((disk, DescriptorKind.BECOME_LEADER, {**identity, "leader_epoch": 0, "isr": [1], "replicas": [1], "config": {}}))
         offered = 0
         for _ in range(STEPS_MAX):
             proxies.do_work(self.clock.monotonic_ns())
-            while offered < len(payloads) and proxies.offer_command("d0", *payloads[offered], None):
+            while offered < len(payloads) and proxies.offer_command(*payloads[offered], None):
                 offered += 1
             proxies.flush()
             poller.poll(0)
-            if self.log_writer is not None:
-                self.log_writer.turn()
+            self._turn_log_writers()
             if len(answers) == len(payloads):
                 break
         assert answers == [0] * len(payloads)
@@ -189,7 +210,7 @@ class SteppedIngest:
         self._generation += 1
         topics = {}
         if partitions:
-            images = tuple(PartitionImage(1, 0, (1,), (1,), "d0") for _ in range(partitions))
+            images = tuple(PartitionImage(1, 0, (1,), (1,), self.disk_of(partition)) for partition in range(partitions))
             topics[TOPIC] = TopicImage(TOPIC, TOPIC_ID, images, config or {})
         write_image(self.layout.image_file, MetadataImage(self._generation, "cluster", 1, {}, topics))
         if self.ingest is not None:
@@ -198,7 +219,12 @@ class SteppedIngest:
     # -- steps and answers
 
     def step(self) -> None:
-        for process in (self.ingest, self.log_writer):
+        if self.ingest is not None:
+            self.ingest.turn()
+        self._turn_log_writers()
+
+    def _turn_log_writers(self) -> None:
+        for process in (self.log_writer, *self.other_log_writers.values()):
             if process is not None:
                 process.turn()
 
@@ -233,7 +259,7 @@ class SteppedIngest:
         """Everything that is in the logs, partition by partition."""
         found = []
         for partition in range(self.partitions):
-            directory = Path(self.disk.path) / f"{TOPIC}-{partition}"
+            directory = Path(self.disks[partition % len(self.disks)].path) / f"{TOPIC}-{partition}"
             for segment in sorted(directory.glob("*.log")):
                 data = segment.read_bytes()
                 position = 0
@@ -249,7 +275,7 @@ class SteppedIngest:
     def close(self) -> None:
         for sender in self._senders:
             sender.close()
-        for process in (self.ingest, self.log_writer):
+        for process in (self.ingest, self.log_writer, *self.other_log_writers.values()):
             if process is not None:
                 process.agent.begin_stop()
                 process.agent.close()

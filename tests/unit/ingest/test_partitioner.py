@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from appliance.base.invariants import InvariantViolation
-from appliance.ingest.partitioner import CACHED_KEYS_MAX, Partitioner
+from appliance.ingest.partitioner import CACHED_KEYS_MAX, Partitioner, stand_in
 from appliance.records.key_hash import partition_of_key
 
 
@@ -49,3 +49,30 @@ def test_remembered_keys_are_bounded() -> None:
     for number in range(CACHED_KEYS_MAX + 1):
         partitioner.choose(b"%d" % number)
     assert len(partitioner._by_key) <= CACHED_KEYS_MAX
+
+
+def test_keys_of_a_dead_partition_go_to_the_next_living_one_and_come_back() -> None:
+    partitioner = Partitioner(4)
+    keys = [b"host-%d" % number for number in range(100)]
+    home = {key: partitioner.choose(key) for key in keys}
+    partitioner.avoid(frozenset({1, 2}))
+    assert all(partitioner.choose(key) == (3 if home[key] in (1, 2) else home[key]) for key in keys)
+    partitioner.avoid(frozenset())
+    assert all(partitioner.choose(key) == home[key] for key in keys)
+
+
+def test_records_without_key_pass_by_a_dead_partition() -> None:
+    partitioner = Partitioner(3)
+    partitioner.avoid(frozenset({0}))
+    chosen = []
+    for _ in range(4):
+        chosen.append(partitioner.choose(None))
+        partitioner.turn(chosen[-1])
+    assert chosen == [1, 2, 1, 2]
+    partitioner.blocked = frozenset({1, 2})
+    assert partitioner.choose(None) != 0
+
+
+def test_nobody_stands_in_when_every_partition_is_dead() -> None:
+    assert [stand_in(partition, 3, frozenset({0, 1, 2})) for partition in range(3)] == [0, 1, 2]
+    assert [stand_in(partition, 3, frozenset({2})) for partition in range(3)] == [0, 1, 0]

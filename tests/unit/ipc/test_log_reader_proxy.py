@@ -11,7 +11,18 @@ import pytest
 from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout
 from appliance.ipc.frames import listen_unix
-from appliance.ipc.log_reader_messages import LOOKUP, OPEN, Answer, Question, pack_answer, unpack_answer, unpack_question
+from appliance.ipc.log_reader_messages import (
+    LOOKUP,
+    MAX_MESSAGE_BYTES,
+    OFFSETS_MAX,
+    OPEN,
+    SEGMENTS,
+    Answer,
+    Question,
+    pack_answer,
+    unpack_answer,
+    unpack_question,
+)
 from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
@@ -82,6 +93,9 @@ def asker(layout: BoxLayout) -> Iterator[Asker]:
 def test_messages_come_back_as_they_were_packed() -> None:
     answer = Answer(OPEN, 2**40, -1, 1, 2, 3, 4, -5)
     assert unpack_answer(pack_answer(answer)) == answer
+    longest = Answer(SEGMENTS, 7, 0, offsets=tuple(range(2**62, 2**62 - OFFSETS_MAX, -1)))
+    assert len(pack_answer(longest)) <= MAX_MESSAGE_BYTES
+    assert unpack_answer(pack_answer(longest)) == longest
 
 
 def test_nobody_listening_is_an_answer_and_not_asked_again_at_once(asker: Asker) -> None:

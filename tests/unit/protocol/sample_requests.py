@@ -8,7 +8,21 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from appliance.base.model import TopicId
-from appliance.protocol import create_topics, delete_topics, find_coordinator, kio_adapter, list_offsets, metadata
+from appliance.protocol import (
+    alter_configs,
+    create_partitions,
+    create_topics,
+    delete_topics,
+    describe_cluster,
+    describe_configs,
+    describe_topic_partitions,
+    find_coordinator,
+    incremental_alter_configs,
+    kio_adapter,
+    list_offsets,
+    metadata,
+    offset_for_leader_epoch,
+)
 from appliance.protocol.api_versions import REQUEST as API_VERSIONS_REQUEST
 from appliance.protocol.api_versions import ApiVersionsRequest, decode_api_versions
 from appliance.protocol.apis import SERVED_APIS, ApiKey
@@ -28,6 +42,13 @@ DECODERS: dict[ApiKey, Decoder] = {
     ApiKey.API_VERSIONS: decode_api_versions,
     ApiKey.CREATE_TOPICS: create_topics.decode_create_topics,
     ApiKey.DELETE_TOPICS: delete_topics.decode_delete_topics,
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: offset_for_leader_epoch.decode_offset_for_leader_epoch,
+    ApiKey.CREATE_PARTITIONS: create_partitions.REQUEST.decode,
+    ApiKey.DESCRIBE_CONFIGS: describe_configs.REQUEST.decode,
+    ApiKey.ALTER_CONFIGS: alter_configs.REQUEST.decode,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: incremental_alter_configs.REQUEST.decode,
+    ApiKey.DESCRIBE_CLUSTER: describe_cluster.REQUEST.decode,
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: describe_topic_partitions.REQUEST.decode,
 }
 
 TOPIC_ID = TopicId(bytes(range(1, 17)))
@@ -107,6 +128,45 @@ def _delete_topics_body(version: int) -> bytes:
     return delete_topics.REQUEST.encode(version, delete_topics.DeleteTopicsRequest(topics, ("one", "two")))
 
 
+def _create_partitions_body(version: int) -> bytes:
+    assignments = (create_partitions.PartitionAssignment((1, 2)), create_partitions.PartitionAssignment((2, 1)))
+    topics = (create_partitions.TopicToGrow("one", 4, assignments), create_partitions.TopicToGrow("two", 3))
+    return create_partitions.REQUEST.encode(version, create_partitions.CreatePartitionsRequest(topics))
+
+
+def _describe_configs_body(version: int) -> bytes:
+    resources = (describe_configs.ResourceToDescribe(2, "one", ("retention.ms", "segment.bytes")), describe_configs.ResourceToDescribe(4, "1"))
+    return describe_configs.REQUEST.encode(version, describe_configs.DescribeConfigsRequest(resources, True, True))
+
+
+def _alter_configs_body(version: int) -> bytes:
+    configs = (alter_configs.ConfigToSet("retention.ms", "1"), alter_configs.ConfigToSet("segment.bytes", None))
+    resources = (alter_configs.ResourceToReplace(2, "one", configs), alter_configs.ResourceToReplace(2, "two", configs))
+    return alter_configs.REQUEST.encode(version, alter_configs.AlterConfigsRequest(resources, True))
+
+
+def _incremental_alter_configs_body(version: int) -> bytes:
+    configs = (incremental_alter_configs.ConfigToAlter("retention.ms", 0, "1"), incremental_alter_configs.ConfigToAlter("segment.bytes", 1))
+    resources = (incremental_alter_configs.ResourceToAlter(2, "one", configs), incremental_alter_configs.ResourceToAlter(2, "two", configs))
+    return incremental_alter_configs.REQUEST.encode(version, incremental_alter_configs.IncrementalAlterConfigsRequest(resources, True))
+
+
+def _describe_cluster_body(version: int) -> bytes:
+    return describe_cluster.REQUEST.encode(version, describe_cluster.DescribeClusterRequest(True, 1))
+
+
+def _describe_topic_partitions_body(version: int) -> bytes:
+    topics = (describe_topic_partitions.TopicToDescribe("one"), describe_topic_partitions.TopicToDescribe("two"))
+    cursor = describe_topic_partitions.PartitionCursor("one", 1)
+    return describe_topic_partitions.REQUEST.encode(version, describe_topic_partitions.DescribeTopicPartitionsRequest(topics, 10, cursor))
+
+
+def _offset_for_leader_epoch_body(version: int) -> bytes:
+    partitions = tuple(offset_for_leader_epoch.EpochPartition(index, leader_epoch=3) for index in range(2))
+    topics = (offset_for_leader_epoch.EpochTopic("one", partitions), offset_for_leader_epoch.EpochTopic("two", partitions))
+    return offset_for_leader_epoch.REQUEST.encode(version, offset_for_leader_epoch.OffsetForLeaderEpochRequest(-1, topics))
+
+
 _BODIES: dict[ApiKey, Callable[[int], bytes]] = {
     ApiKey.PRODUCE: _produce_body,
     ApiKey.FETCH: _fetch_body,
@@ -116,4 +176,11 @@ _BODIES: dict[ApiKey, Callable[[int], bytes]] = {
     ApiKey.API_VERSIONS: _api_versions_body,
     ApiKey.CREATE_TOPICS: _create_topics_body,
     ApiKey.DELETE_TOPICS: _delete_topics_body,
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: _offset_for_leader_epoch_body,
+    ApiKey.CREATE_PARTITIONS: _create_partitions_body,
+    ApiKey.DESCRIBE_CONFIGS: _describe_configs_body,
+    ApiKey.ALTER_CONFIGS: _alter_configs_body,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: _incremental_alter_configs_body,
+    ApiKey.DESCRIBE_CLUSTER: _describe_cluster_body,
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: _describe_topic_partitions_body,
 }

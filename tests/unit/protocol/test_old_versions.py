@@ -16,7 +16,21 @@ from appliance.protocol.create_topics import (
     encode_create_topics_body,
 )
 from appliance.protocol.delete_topics import DeletedTopic, TopicToDelete, decode_delete_topics, encode_delete_topics_body
+from appliance.protocol.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsPartitionResult,
+    ListOffsetsTopicResult,
+    decode_list_offsets,
+    encode_list_offsets_response,
+)
 from appliance.protocol.metadata import MetadataRequestTopic, decode_metadata
+from appliance.protocol.offset_for_leader_epoch import (
+    EpochPartition,
+    EpochPartitionResult,
+    EpochTopicResult,
+    decode_offset_for_leader_epoch,
+    encode_offset_for_leader_epoch_response,
+)
 from appliance.protocol.produce import ProducePartition, ProduceResult, decode_produce, encode_produce_response
 
 
@@ -74,3 +88,27 @@ def test_delete_topics_names_topics_alike_in_every_version() -> None:
         request = decode_delete_topics(body, 0, len(body), version)
         assert (request.topics, request.timeout_ms) == ((TopicToDelete("a"), TopicToDelete("b")), 1000)
     assert encode_delete_topics_body(0, (DeletedTopic("a", error_code=3),)) == struct.pack(">i", 1) + b"\0\1a\0\3"
+
+
+def test_list_offsets_0_asks_for_a_number_of_offsets_and_gets_a_list() -> None:
+    body = struct.pack(">ii", -1, 1) + b"\0\1a" + struct.pack(">iiqi", 1, 3, -1, 7)
+    request = decode_list_offsets(body, 0, len(body), 0)
+    assert (request.replica_id, request.topics[0].topic) == (-1, "a")
+    assert request.topics[0].partitions == (ListOffsetsPartition(3, timestamp=-1, max_num_offsets=7),)
+
+    topics = (ListOffsetsTopicResult("a", (ListOffsetsPartitionResult(3, old_style_offsets=(9, 0)),)),)
+    answer = struct.pack(">i", 1) + b"\0\1a" + struct.pack(">iihiqq", 1, 3, 0, 2, 9, 0)
+    assert encode_list_offsets_response(0, 5, topics) == struct.pack(">ii", 4 + len(answer), 5) + answer
+
+
+def test_offset_for_leader_epoch_0_and_1() -> None:
+    body = struct.pack(">i", 1) + b"\0\1a" + struct.pack(">iii", 1, 3, 8)
+    for version in (0, 1):
+        request = decode_offset_for_leader_epoch(body, 0, len(body), version)
+        assert (request.replica_id, request.topics[0].topic) == (-2, "a")
+        assert request.topics[0].partitions == (EpochPartition(3, -1, 8),)
+
+    topics = (EpochTopicResult("a", (EpochPartitionResult(0, 3, 8, 99),)),)
+    head = struct.pack(">i", 1) + b"\0\1a" + struct.pack(">ihi", 1, 0, 3)
+    for version, end in ((0, struct.pack(">q", 99)), (1, struct.pack(">iq", 8, 99))):
+        assert encode_offset_for_leader_epoch_response(version, 5, topics) == struct.pack(">ii", 4 + len(head + end), 5) + head + end

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import struct
+import tracemalloc
+from time import process_time
 
 import cramjam
 import pytest
 
-from appliance.records.compression import Codec, compress, decompress
+from appliance.records.compression import Codec, compress, decompress, opened_batch_limit
 from appliance.records.corrupt_batch import CorruptBatch
 
 CODECS = [codec for codec in Codec if codec]
@@ -65,3 +67,41 @@ def test_lz4_stores_what_does_not_shrink() -> None:
     stream = compress(Codec.LZ4, noise)
     assert len(stream) == 7 + 4 + 65536 + 4 + (100_000 - 65536) + 4
     assert bytes(decompress(Codec.LZ4, stream, 100_000)) == noise
+
+
+def test_many_tiny_gzip_members_take_time_by_their_bytes_and_not_by_their_square() -> None:
+    def seconds(members: int) -> float:
+        stream = gzip.compress(b"x") * members
+        started = process_time()
+        assert decompress(Codec.GZIP, stream, members) == b"x" * members
+        return process_time() - started
+
+    few = min(seconds(2_000) for _ in range(3))
+    assert seconds(16_000) < few * 8 * 3  # by the square it would be 64 times as long
+
+
+def test_a_gzip_stream_that_is_cut_anywhere_is_refused() -> None:
+    stream = gzip.compress(b"disk d3 is warm\n" * 40) + gzip.compress(bytes(range(256)) * 3)
+    first = len(gzip.compress(b"disk d3 is warm\n" * 40))
+    for end in range(len(stream)):
+        if end != first:
+            with pytest.raises(CorruptBatch):
+                decompress(Codec.GZIP, stream[:end], 1 << 20)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_bomb_costs_no_more_memory_than_its_limit_allows(codec: Codec) -> None:
+    bomb = compress(codec, bytes(64 << 20))
+    limit = 1 << 20
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptBatch, match="more than the limit"):
+            decompress(codec, bomb, limit)
+        assert tracemalloc.get_traced_memory()[1] < 2 * limit
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_small_batch_may_hold_sixteen_mebibytes_and_a_large_one_thirty_two_times_its_size() -> None:
+    assert opened_batch_limit(8192) == 16 << 20
+    assert opened_batch_limit(1 << 20) == 32 << 20

@@ -27,8 +27,9 @@ def report(disk: str, directory: str) -> DiskReport:
     return DiskReport(disk, directory, 1, False, {})
 
 
-def test_a_topic_is_shown_when_every_partition_has_a_state_and_it_is_not_being_deleted() -> None:
-    assert cluster_with(0).image(1).topics == {}
+def test_a_topic_is_shown_with_its_partitions_up_to_the_first_without_state_unless_it_is_being_deleted() -> None:
+    assert cluster_with(1).image(1).topics == {}, "a topic that is being created: states are written from the last partition down"
+    assert len(cluster_with(0).image(1).topics["t"].partitions) == 1, "a topic that grows shows its old partitions"
     cluster = cluster_with(0, 1)
     shown = cluster.image(1).topics["t"]
     assert shown.config == {"segment.bytes": "1000", "retention.ms": "1"} and shown.config_generation == 4

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from appliance.runtime.children import EXIT_OTHER_RELEASE, STABLE_AFTER_MS, Child, ChildState, plan_stop, restart_delay_ms
+from appliance.runtime.children import EXIT_OTHER_RELEASE, SERVED_BACKOFF_MS_MAX, STABLE_AFTER_MS, Child, ChildState, plan_stop, restart_delay_ms
 
 
 def test_the_first_restart_is_immediate_and_the_next_ones_back_off_to_five_seconds() -> None:
     assert [restart_delay_ms(failures) for failures in range(9)] == [0, 100, 200, 400, 800, 1600, 3200, 5000, 5000]
 
 
-def test_a_child_that_was_up_long_enough_starts_at_once_again() -> None:
+def _delay_ms(child: Child, serves: bool, lived_ms: int = 300) -> int:
+    """One life from 0 to `lived_ms`, and how long the next has to wait."""
+    child.on_started(1, 0, 0)
+    if serves:
+        child.on_ready(0)
+    child.on_exit(1, lived_ms)
+    return child.start_at_ms - lived_ms
+
+
+def test_a_child_that_never_serves_waits_longer_and_longer_however_long_it_tries() -> None:
     child = Child("acceptor@0")
-    now_ms = 0
-    for _ in range(3):
-        child.on_started(1, now_ms, 0)
-        child.on_exit(1, now_ms)
-    assert child.start_at_ms == now_ms + 200
-    child.on_started(1, now_ms, 0)
-    now_ms += STABLE_AFTER_MS
-    child.on_exit(1, now_ms)
-    assert child.start_at_ms == now_ms
-    assert child.restarts == 4
+    assert [_delay_ms(child, serves=False, lived_ms=60_000) for _ in range(8)] == [0, 100, 200, 400, 800, 1600, 3200, 5000]
+
+
+def test_a_child_that_serves_is_back_at_once_however_often_it_is_killed() -> None:
+    child = Child("acceptor@0")
+    delays = [_delay_ms(child, serves=True) for _ in range(20)]
+    assert delays == [0, 100, *[SERVED_BACKOFF_MS_MAX] * 18]
+    assert child.restarts == 20
+    assert _delay_ms(child, serves=True, lived_ms=STABLE_AFTER_MS) == 0
+
+
+def test_a_life_that_served_forgives_those_before_it_that_did_not() -> None:
+    child = Child("log-writer@d0")
+    for _ in range(6):
+        _delay_ms(child, serves=False)
+    assert _delay_ms(child, serves=True) == 0
+    assert _delay_ms(child, serves=False) == 0
+    assert _delay_ms(child, serves=False) == 100
 
 
 def test_a_child_is_due_when_its_delay_is_over_and_not_before() -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from appliance.runtime.directories import in_use_problem, lock_holder, make_directory, read_meta_properties, shape_problems, writable_problem
+from appliance.base.layout import BoxLayout
+from appliance.runtime.directories import in_use_problem, is_supervisor, lock_holder, make_directory, read_meta_properties, shape_problems, writable_problem
 
 
 def test_separate_directories_are_fine() -> None:
@@ -30,6 +36,11 @@ def test_separate_directories_are_fine() -> None:
 def test_directories_that_overlap_are_refused(data: list[str], state: str, part: str) -> None:
     problems = shape_problems(data, state)
     assert len(problems) == 1 and part in problems[0]
+
+
+def test_a_directory_that_is_given_twice_has_its_other_problems_told_once() -> None:
+    problems = shape_problems(["/srv/a", "/srv/a"], "/srv/a/s")
+    assert sorted("twice" in problem for problem in problems) == [False, True]
 
 
 def test_a_link_is_seen_through(tmp_path: Path) -> None:
@@ -77,3 +88,37 @@ def test_meta_properties_are_read_as_java_writes_them(tmp_path: Path) -> None:
     assert read_meta_properties(str(tmp_path)) is None
     (tmp_path / "meta.properties").write_text("#\n#Mon Jan 01\ncluster.id=abc=\nbroker.id = 1\nversion=0\n")
     assert read_meta_properties(str(tmp_path)) == {"cluster.id": "abc=", "broker.id": "1", "version": "0"}
+
+
+def _as_nobody(layout: BoxLayout, pid: int) -> bool:
+    """`is_supervisor` as a user who may not signal that process sees it."""
+    child = os.fork()
+    if child == 0:
+        if os.getuid() == 0:
+            os.setgid(65534)
+            os.setuid(65534)
+        os._exit(1 if is_supervisor(pid, layout) else 0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+def test_the_pid_of_another_users_process_is_no_supervisor_without_the_lock() -> None:
+    root = tempfile.mkdtemp(prefix="millrace-")  # not tmp_path: another user may look into this one
+    os.chmod(root, 0o755)
+    layout = BoxLayout(root)
+    try:
+        state = Path(root, "state")
+        state.mkdir(mode=0o755)
+        Path(layout.box_file).write_text(json.dumps({"state_directory": str(state), "pid": 1, "disks": []}))
+        assert not _as_nobody(layout, 1), "no lock file at all"
+        lock = state / ".lock"
+        lock.touch(0o644)
+        assert not _as_nobody(layout, 1), "a lock file that nobody holds"
+        with lock.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            assert not _as_nobody(layout, 1), "held by somebody else than that pid"
+            if os.getuid() == 0:
+                assert _as_nobody(layout, os.getpid()), "held by that pid"
+                state.chmod(0o700)
+                assert _as_nobody(layout, os.getpid()), "what cannot be looked at is believed"
+    finally:
+        shutil.rmtree(root)

@@ -40,6 +40,9 @@ def test_every_busy_port_is_named_with_its_option() -> None:
 
 
 def test_a_name_that_is_no_host_is_one_problem() -> None:
+    listening, problems = open_listen_sockets("192.0.2.1", 0, 0, 0)
+    listening.close()
+    assert len(problems) == 1 and "192.0.2.1 is no address of this machine" in problems[0]
     listening, problems = open_listen_sockets("no such host", 0, 0, 0)
     assert len(problems) == 1 and "--listen no such host" in problems[0] and listening.sockets == {}
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from appliance.base.errors import ErrorCode, StorageFailed
 from appliance.records.batch import read_batch_header, stamp_batch
+from appliance.records.builder import BatchBuilder
+from appliance.records.compression import Codec
+from appliance.records.corrupt_batch import CorruptBatch
 from appliance.storage.dump import dump_file
 from appliance.storage.log_config import LogConfig
 from appliance.storage.reading import LogReading, OffsetOutOfRange
@@ -77,19 +81,81 @@ def test_new_segments_appear_after_a_refresh(tmp_path: Path) -> None:
 
 
 def test_a_time_leads_to_the_first_record_that_is_not_older(reading: LogReading) -> None:
-    assert reading.offset_for_timestamp(0, 40) == (0, NOW_MS)
+    assert reading.offset_for_timestamp(0, 40) == (0, NOW_MS, 0)
     for number in (0, 1, 5, 11, 13, 19):
         for early in (0, 1) if number not in (0, 13) else (0,):
-            assert reading.offset_for_timestamp(NOW_MS + 2 * number - early, 40) == (2 * number, NOW_MS + 2 * number)
+            assert reading.offset_for_timestamp(NOW_MS + 2 * number - early, 40) == (2 * number, NOW_MS + 2 * number, 0)
     assert reading.offset_for_timestamp(NOW_MS + 39, 40) is None
     assert reading.offset_for_timestamp(NOW_MS + 38, 38) is None
-    assert reading.offset_for_timestamp(NOW_MS + 24, 40) == (26, NOW_MS + 26)  # number 12 came late with an older time
+    assert reading.offset_for_timestamp(NOW_MS + 24, 40) == (26, NOW_MS + 26, 0)  # number 12 came late with an older time
 
 
 def test_the_largest_time_is_found_below_the_limit(reading: LogReading) -> None:
-    assert reading.offset_of_max_timestamp(40) == (38, NOW_MS + 38)
-    assert reading.offset_of_max_timestamp(26) == (22, NOW_MS + 22)
+    assert reading.offset_of_max_timestamp(40) == (38, NOW_MS + 38, 0)
+    assert reading.offset_of_max_timestamp(26) == (22, NOW_MS + 22, 0)
     assert reading.offset_of_max_timestamp(0) is None
+
+
+@pytest.mark.parametrize("index_interval_bytes", [0, 300, 4096])
+def test_the_largest_time_is_found_at_every_limit_however_sparse_the_index(tmp_path: Path, index_interval_bytes: int) -> None:
+    delays = [0, 7, 3, 7, 12, 1, 12, 12, 30, 2, 2, 5, 31, 4, 31, 0]
+    log = open_log(tmp_path, LogConfig(segment_bytes=900, index_interval_bytes=index_interval_bytes))
+    for delay in delays:
+        log.append_as_leader([batch(b"one", b"two" + b"x" * 60, timestamp_ms=NOW_MS + delay)], 3, NOW_MS)
+    assert 1 < len(log.segment_base_offsets) < 8
+    log.abandon()
+    reading = LogReading(str(tmp_path))
+    for limit in range(2, 2 * len(delays) + 1, 2):
+        stamps = [NOW_MS + delay for delay in delays[: limit // 2] for _ in range(2)]
+        assert reading.offset_of_max_timestamp(limit) == (stamps.index(max(stamps)), max(stamps), 3), limit
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+@pytest.mark.parametrize("append_time", [False, True])
+def test_a_time_is_found_to_the_record_in_compressed_batches_and_with_append_times(tmp_path: Path, codec: Codec, append_time: bool) -> None:
+    log = open_log(tmp_path, LogConfig(segment_bytes=600, message_timestamp_type="LogAppendTime" if append_time else "CreateTime"))
+    stamps: list[int] = []
+    for number in range(12):
+        builder = BatchBuilder(codec)
+        for delay in (5, 0, 9, 9):
+            builder.append(NOW_MS + 20 * number + delay, None, b"x" * 40)
+            stamps.append(NOW_MS + 7 * number if append_time else NOW_MS + 20 * number + delay)
+        log.append_as_leader([memoryview(bytearray(builder.build()))], 2, NOW_MS + 7 * number)
+    assert append_time or len(log.segment_base_offsets) > 1
+    log.abandon()
+    reading = LogReading(str(tmp_path))
+    for wanted in range(NOW_MS - 2, max(stamps) + 3):
+        first = next(((offset, stamp, 2) for offset, stamp in enumerate(stamps) if stamp >= wanted), None)
+        assert reading.offset_for_timestamp(wanted, len(stamps)) == first
+        if first is not None:
+            limit = first[0] // 4 * 4  # of the batch that holds it: nothing of it may be read
+            assert reading.offset_for_timestamp(wanted, limit) is None
+    assert reading.offset_of_max_timestamp(len(stamps)) == (stamps.index(max(stamps)), max(stamps), 2)
+
+
+def test_segments_are_listed_from_the_newest_that_is_old_enough(reading: LogReading, tmp_path: Path) -> None:
+    bases = reading.segments()
+    for number, base in enumerate(bases):
+        os.utime(tmp_path / f"{base:020}.log", (1000 + number, 1000 + number))
+    os.utime(tmp_path / f"{bases[0]:020}.log", (9999, 9999))  # what lies before one that is old enough counts, however young
+    assert reading.segments_modified_by(2**62, 100) == bases[::-1]
+    assert reading.segments_modified_by(1_002_000, 100) == bases[2::-1]
+    assert reading.segments_modified_by(1_001_999, 1) == [bases[1]]
+    assert reading.segments_modified_by(999_000, 100) == []
+
+
+def test_leader_epochs_are_read_as_they_are_now(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    reading = LogReading(str(tmp_path))
+    assert (reading.epoch_end(0, 0), reading.epoch_at(0)) == ((-1, -1), -1)
+    for leader_epoch in (1, 4):
+        log.append_as_leader([batch(b"x")], leader_epoch, NOW_MS)
+    log.abandon()
+    assert [reading.epoch_end(leader_epoch, 2) for leader_epoch in range(6)] == [(0, 0), (1, 1), (1, 1), (1, 1), (4, 2), (-1, -1)]
+    assert [reading.epoch_at(offset) for offset in (0, 1)] == [1, 4]
+    (tmp_path / "leader-epoch-checkpoint").write_bytes(b"0\n9\n1 5\n")
+    with pytest.raises(StorageFailed, match="does not hold together"):
+        reading.epoch_end(1, 2)
 
 
 def test_a_disk_that_fails_is_a_storage_failure(reading: LogReading) -> None:
@@ -120,3 +186,22 @@ def test_a_dump_shows_batches_records_and_where_the_log_breaks(reading: LogReadi
     assert next(iter(dump_file(str(tmp_path / "00000000000000000000.timeindex")))).startswith("timestamp: ")
     with pytest.raises(ValueError, match="no segment file"):
         list(dump_file(str(tmp_path / "leader-epoch-checkpoint")))
+
+
+def test_a_small_batch_that_would_become_a_large_one_is_refused_before_it_takes_memory(tmp_path: Path) -> None:
+    builder = BatchBuilder(codec=Codec.ZSTD)
+    builder.append(NOW_MS, None, bytes(128 << 20))
+    bomb = builder.build()
+    assert len(bomb) < 16 << 10
+    log = open_log(tmp_path, LogConfig())
+    log.append_as_leader([memoryview(bytearray(bomb))], 0, NOW_MS)
+    assert log.log_end_offset == 1
+    log.abandon()
+    reading = LogReading(str(tmp_path))
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptBatch, match="more than the limit"):
+            reading.offset_for_timestamp(NOW_MS, 1)
+        assert tracemalloc.get_traced_memory()[1] < 24 << 20
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,48 @@
+"""The reference page of all settings, made from their rows (STYLE habit 12). `SETTINGS.md` beside this module is its output; a test holds them together.
+
+Pure. Weak spot: of options that are no settings (table `[box]`) it says the names only; they are explained in the root README.
+"""
+
+from __future__ import annotations
+
+from appliance.base.setting_rows import GROUPS, SettingRow
+
+_HEAD = """\
+# Settings
+
+Written by `millrace config check --reference` from [setting_rows.py](setting_rows.py); change that, not this. A settings file is TOML and is given with
+`--config FILE`; `millrace config check FILE` says everything that is wrong with one. Names are Kafka's own where Kafka has the setting.
+A setting is read when the box starts.
+
+```
+"log.segment.bytes" = 268435456   # settings by their names, in quotes or as log.segment.bytes = …
+
+[box]                             # options of `millrace run` by their names
+data = ["/srv/d0", "/srv/d1"]
+listen = "0.0.0.0"
+advertise = "logs.example.org"
+```
+"""
+
+
+def reference_page() -> str:
+    """Markdown, a table for each group of rows."""
+    return _HEAD + "".join(_group(title, rows) for title, rows in GROUPS.items())
+
+
+def _group(title: str, rows: tuple[SettingRow, ...]) -> str:
+    lines = [f"\n## {title}\n", "| setting | default | allowed | meaning | a larger value costs |", "|---|---|---|---|---|"]
+    lines += [f"| `{row.name}` | {_value(row)} | {_allowed(row)} | {row.meaning} | {row.larger_costs} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _value(row: SettingRow) -> str:
+    if isinstance(row.default, bool):
+        return "true" if row.default else "false"
+    return f"{row.default} {row.unit}".rstrip()
+
+
+def _allowed(row: SettingRow) -> str:
+    if isinstance(row.default, int) and not isinstance(row.default, bool):
+        return f"{row.low} to {row.high}"
+    return row.allowed

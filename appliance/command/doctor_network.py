@@ -1,0 +1,113 @@
+"""What the doctor says of addresses: the one that clients are told, the ports, ZooKeeper. Connects and binds for a moment; nothing stays open.
+
+Weak spot: what is reachable from here need not be from where the clients are, nor the other way round (NAT); such findings are warnings.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from appliance.base.settings import Box
+from appliance.command.findings import Finding, from_sentence, ok, problem, warning
+from appliance.metadata.zookeeper_probe import zookeeper_serves
+from appliance.runtime.listening import open_listen_sockets
+from appliance.runtime.run_options import WILDCARD_HOSTS
+
+CONNECT_SECONDS = 3.0
+ZOOKEEPER_SECONDS = 2.0
+
+
+def look_at_network(box: Box, is_running: bool) -> list[Finding]:
+    return [*advertised(box, is_running), *ports(box, is_running), *zookeeper(box, is_running)]
+
+
+def advertised(box: Box, is_running: bool) -> list[Finding]:
+    """Kafka clients connect to what they are told, not to what they were given first."""
+    subject = "advertised"
+    try:
+        addresses = sorted({str(found[4][0]) for found in socket.getaddrinfo(box.advertise, None, type=socket.SOCK_STREAM)})
+    except OSError as error:
+        return [problem(subject, f"{box.advertise} does not resolve: {error.strerror}", "clients cannot connect to it; name this machine with --advertise")]
+    if finding := judge_loopback(box.listen, box.advertise, addresses):
+        return [finding]
+    words = box.advertise if addresses == [box.advertise] else f"{box.advertise} is {', '.join(addresses)}"
+    if is_running:
+        return [_connect(subject, words, box)]
+    if not any(is_local(address) for address in addresses):
+        return [warning(subject, f"{words}, which is no address of this machine", "fine behind a NAT or a load balancer; else correct --advertise")]
+    return [ok(subject, words)]
+
+
+def judge_loopback(listen: str, advertise: str, addresses: list[str]) -> Finding | None:
+    """A box that everybody may reach must not send them to themselves."""
+    if not all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses):
+        return None
+    if listen in WILDCARD_HOSTS:
+        advice = "clients on other machines are told to connect to themselves: --advertise NAME, as they see this machine"
+        return warning("advertised", f"{advertise}, a loopback address, while listening on every address", advice)
+    return None
+
+
+def _connect(subject: str, words: str, box: Box) -> Finding:
+    try:
+        socket.create_connection((box.advertise, box.kafka_port), CONNECT_SECONDS).close()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        advice = "clients get no further either, unless only this machine cannot reach it: correct --advertise or open the port"
+        return warning(subject, f"{words}, but port {box.kafka_port} does not answer there from here: {reason.lower()}", advice)
+    return ok(subject, f"{words}, port {box.kafka_port} answers from here")
+
+
+def is_local(address: str) -> bool:
+    """Whether this machine has the address: then it can be bound to."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def ports(box: Box, is_running: bool) -> list[Finding]:
+    named = [("kafka", box.kafka_port), ("syslog", box.syslog_port), ("http", box.http_port)]
+    words = ", ".join(f"{name} {port or 'any'}" for name, port in named) + f" on {box.listen}"
+    if not is_running:
+        listening, problems = open_listen_sockets(box.listen, box.kafka_port, box.syslog_port, box.http_port)
+        listening.close()
+        return [from_sentence("ports", sentence) for sentence in problems] or [ok("ports", f"{words}: free")]
+    silent = [(name, port) for name, port in named if not _answers(box.listen, port)]
+    advice = "look at `millrace status`; its process may be starting"
+    return [problem("ports", f"{name} port {port} is the box's and does not answer", advice) for name, port in silent] or [ok("ports", f"{words}: this box's")]
+
+
+def _answers(listen: str, port: int) -> bool:
+    host = {"::": "::1"}.get(listen, "127.0.0.1") if listen in WILDCARD_HOSTS else listen
+    try:
+        socket.create_connection((host, port), CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def zookeeper(box: Box, is_running: bool) -> list[Finding]:
+    """Every server that is named; one that serves is enough for the box, fewer than all for nobody's sleep."""
+    if box.embedded_zookeeper and not is_running:
+        return [ok("zookeeper", "embedded, starts with the box")]
+    servers = [server.rpartition(":") for server in box.zookeeper.partition("/")[0].split(",")]
+    serving = {f"{host}:{port}": zookeeper_serves(host.strip("[]"), int(port), ZOOKEEPER_SECONDS) for host, _, port in servers}
+    return [judge_zookeeper(serving, box.embedded_zookeeper)]
+
+
+def judge_zookeeper(serving: dict[str, bool], is_embedded: bool) -> Finding:
+    silent = [server for server, serves in serving.items() if not serves]
+    which = "embedded, " if is_embedded else ""
+    if not silent:
+        return ok("zookeeper", f"{which}{', '.join(serving)} serves" if len(serving) == 1 else f"{', '.join(serving)} serve")
+    words = f"{which}{', '.join(silent)} does not serve" if len(silent) == 1 else f"{', '.join(silent)} do not serve"
+    if len(silent) < len(serving):
+        return warning("zookeeper", words, "the others carry on; bring it back before another one goes")
+    return problem(
+        "zookeeper", words, "topics cannot be created until it is back; " + ("see `millrace status`" if is_embedded else "check --zookeeper, and the servers")
+    )

@@ -1,0 +1,79 @@
+"""How much of /dev/shm a box takes, counted before it starts: a process that finds it full later starts again and again, and the box is never ready.
+
+Counted is what the box can hold at its worst moment in ordinary life: everything that it makes at its start, and beside that what the next life of one
+process makes while others still map the dead one's: an arena with its rings, and a table for each disk (all log-writers may start anew
+at once). Pure; sizes are those of `appliance/shm`. Weak spot: other programs may fill /dev/shm after the look.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import NamedTuple
+
+from appliance.base.settings import Box
+from appliance.shm import counters, partition_table
+from appliance.shm.arena import DATA_POSITION
+from appliance.shm.mapping import list_names
+from appliance.shm.ring import ENTRY_BYTES
+from appliance.shm.ring_pair import RINGS_POSITION
+
+CONTROLLER_ARENA_BYTES = 1 << 20
+CONTROLLER_RING_ENTRIES = 256
+"""As `agents/disk_commands.py` makes them; a test holds them together."""
+
+
+class SharedMemoryNeed(NamedTuple):
+    """Bytes."""
+
+    arenas: int
+    """What the settings choose, with their rounding."""
+    restart: int
+    """Head-room for a process that is started again."""
+    others: int
+    """Tables, counters, rings, the controller's arena."""
+
+    @property
+    def total(self) -> int:
+        return self.arenas + self.restart + self.others
+
+
+def shared_memory_need(box: Box) -> SharedMemoryNeed:
+    """What a box with these settings, disks and processes takes."""
+    disks = len(box.disks)
+    entries = box.integer("channel.ring.entries")
+    acceptor, ingest = (_arena_bytes(box.integer(name)) for name in ("acceptor.arena.bytes", "ingest.arena.bytes"))
+    sources = box.acceptors + box.ingests
+    tables = disks * _pages(partition_table.SIZE_BYTES)
+    return SharedMemoryNeed(
+        arenas=box.acceptors * acceptor + box.ingests * ingest,
+        restart=max(acceptor, ingest) + disks * _rings_bytes(entries) + tables,
+        others=tables
+        + (len(box.process_names()) + 1) * _pages(counters.SIZE_BYTES)
+        + sources * disks * _rings_bytes(entries)
+        + _arena_bytes(CONTROLLER_ARENA_BYTES)
+        + disks * _rings_bytes(CONTROLLER_RING_ENTRIES),
+    )
+
+
+def held_bytes(prefix: str) -> int:
+    """What objects with this prefix hold already: the dead life's, whose owners' next lives take them over or remove them."""
+    held = 0
+    for name in list_names(prefix):
+        try:
+            held += os.stat(f"/dev/shm{name}").st_blocks * 512
+        except OSError:
+            continue  # it went just now
+    return held
+
+
+def _arena_bytes(data_bytes: int) -> int:
+    return _pages(DATA_POSITION + (1 << max(16, (data_bytes - 1).bit_length())))
+
+
+def _rings_bytes(entries: int) -> int:
+    return _pages(RINGS_POSITION + 2 * entries * ENTRY_BYTES)
+
+
+def _pages(size_bytes: int) -> int:
+    return (size_bytes + mmap.PAGESIZE - 1) // mmap.PAGESIZE * mmap.PAGESIZE

@@ -1,0 +1,44 @@
+"""A good client at a steady rate: latencies of small produces, for benchmarks that ask what others do to it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from loadtest.benchmark import BenchmarkFailed
+from loadtest.generators.produce_frame import build_produce_frame, reply_layout
+from loadtest.load_generator import LoadGenerator
+from tests.support.running_box import RunningBox
+
+PROGRAM = Path(__file__).parent.parent / "generators" / "paced_producer.py"
+FRAME_BYTES = 300
+PATIENCE_SECONDS = 60.0
+
+
+class Paced(NamedTuple):
+    """Every request was answered without an error."""
+
+    requests: int
+    p50_us: int
+    p99_us: int
+    max_us: int
+    cpu_seconds: float
+
+
+def produce_at_a_pace(box: RunningBox, topic: str, connections: int, rate: float, seconds: float) -> Paced:
+    """Raises BenchmarkFailed if a request was answered with an error or not at all."""
+    frame_file, layout = box.directory / "paced-frame", reply_layout(topic)
+    frame_file.write_bytes(build_produce_frame(topic, 0, FRAME_BYTES))
+    numbers: Sequence[float] = [connections, rate, seconds, layout.size_bytes, layout.error_at]
+    arguments = [sys.executable, str(PROGRAM), box.kafka.host, str(box.kafka.port), *map(str, numbers), str(frame_file)]
+    with LoadGenerator("paced producer", arguments) as generator:
+        generator.await_ready()
+        generator.go()
+        finished = generator.finish(seconds + PATIENCE_SECONDS)
+    document = json.loads(finished.output.splitlines()[-1])
+    if document["requests"] < rate * seconds * 0.99:
+        raise BenchmarkFailed(f"{document['requests']} requests of {rate * seconds:g} were answered")
+    return Paced(document["requests"], document["p50_us"], document["p99_us"], document["max_us"], finished.cpu_seconds)

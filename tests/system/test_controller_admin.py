@@ -1,0 +1,386 @@
+"""Growing topics and altering configs, with a real ZooKeeper, real rings and fake disks: Kafka's nodes and codes, deaths, changes by others."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from kazoo.client import KazooClient
+
+from appliance.agents import config_requests
+from appliance.base.errors import ErrorCode
+from appliance.ipc.controller_frames import KAFKA_REQUEST, pack_kafka_request
+from appliance.ipc.descriptors import DescriptorKind
+from appliance.metadata import config_notifications, topic_registry
+from appliance.protocol import alter_configs, create_partitions, describe_configs, incremental_alter_configs
+from appliance.protocol.alter_configs import AlterConfigsRequest, ConfigToSet, ResourceToReplace
+from appliance.protocol.config_resources import AlteredResource
+from appliance.protocol.create_partitions import CreatePartitionsRequest, GrownTopic, PartitionAssignment, TopicToGrow
+from appliance.protocol.create_topics import CreatableTopic, ReplicaAssignment, TopicConfig
+from appliance.protocol.describe_configs import DescribeConfigsRequest, DescribedResource, ResourceToDescribe
+from appliance.protocol.incremental_alter_configs import ConfigToAlter, IncrementalAlterConfigsRequest, ResourceToAlter
+from appliance.protocol.schema import Message
+from tests.support.real_zookeeper import RealZooKeeper
+from tests.support.stepped_controller import Killed, SteppedBox
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+TOPIC, BROKER = 2, 4
+SET, DELETE, APPEND, SUBTRACT = range(4)
+_chroots = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealZooKeeper]:
+    server = RealZooKeeper(tmp_path_factory.mktemp("zookeeper"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def tree(zookeeper: RealZooKeeper) -> Iterator[KazooClient]:
+    """Somebody else's eyes on a tree of this test's own."""
+    client = KazooClient(zookeeper.connect)
+    client.start()
+    root = f"/admin-{next(_chroots)}"
+    client.ensure_path(root)
+    client.chroot = root
+    yield client
+    client.stop()
+    client.close()
+
+
+@pytest.fixture
+def box(tmp_path: Path, zookeeper: RealZooKeeper, tree: KazooClient) -> Iterator[SteppedBox]:
+    """A box that serves, with a topic t of two partitions."""
+    box = SteppedBox(tmp_path / "box", zookeeper.connect + tree.chroot, settings={"log.segment.bytes": 1_000_000})
+    box.start_writers()
+    box.start_controller()
+    box.until_ready()
+    assert box.create(CreatableTopic("t", 2, 1, (), (TopicConfig("segment.ms", "7000"),)))[0].error_code == 0
+    yield box
+    box.close()
+
+
+def document(tree: KazooClient, path: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = orjson.loads(tree.get(path)[0])
+    return loaded
+
+
+def send(box: SteppedBox, message: Message[Any], body: Any, version: int) -> None:
+    box.send(KAFKA_REQUEST, pack_kafka_request(message.api.key, version, "test", message.encode(version, body)))
+
+
+def ask(box: SteppedBox, request: Message[Any], response: Message[Any], body: Any, version: int) -> Any:
+    send(box, request, body, version)
+    answer = box.answer()
+    return response.decode(answer, 0, len(answer), version)
+
+
+def grow(box: SteppedBox, *topics: TopicToGrow, version: int = 3, **options: Any) -> dict[str, GrownTopic]:
+    body = CreatePartitionsRequest(topics, **{"timeout_ms": 10_000, **options})
+    results = ask(box, create_partitions.REQUEST, create_partitions.RESPONSE, body, version).results
+    return {result.name: result for result in results}
+
+
+def alter(box: SteppedBox, *resources: ResourceToAlter, validate_only: bool = False) -> tuple[AlteredResource, ...]:
+    body = IncrementalAlterConfigsRequest(resources, validate_only)
+    answer: tuple[AlteredResource, ...] = ask(box, incremental_alter_configs.REQUEST, incremental_alter_configs.RESPONSE, body, 1).responses
+    return answer
+
+
+def alter_t(box: SteppedBox, *configs: ConfigToAlter, validate_only: bool = False) -> AlteredResource:
+    return alter(box, ResourceToAlter(TOPIC, "t", configs), validate_only=validate_only)[0]
+
+
+def describe(box: SteppedBox, *resources: ResourceToDescribe, version: int = 4) -> tuple[DescribedResource, ...]:
+    body = DescribeConfigsRequest(resources, True, True)
+    answer: tuple[DescribedResource, ...] = ask(box, describe_configs.REQUEST, describe_configs.RESPONSE, body, version).results
+    return answer
+
+
+def set_configs(box: SteppedBox) -> dict[str, str]:
+    """What is described as set on t itself."""
+    (described,) = describe(box, ResourceToDescribe(TOPIC, "t"))
+    return {config.name: config.value or "" for config in described.configs if config.config_source == 1}
+
+
+# --- growing -----------------------------------------------------------------------------------------------------------
+
+
+def test_new_partitions_stand_in_zookeeper_on_the_disks_and_in_the_image(box: SteppedBox, tree: KazooClient) -> None:
+    topic_id = str(box.image().topics["t"].topic_id)
+    assert grow(box, TopicToGrow("t", 5))["t"].error_code == 0
+    assert document(tree, "/brokers/topics/t")["partitions"] == {str(partition): [1] for partition in range(5)}
+    assert document(tree, "/brokers/topics/t")["topic_id"] == topic_id
+    assert [document(tree, f"/brokers/topics/t/partitions/{partition}/state")["leader"] for partition in range(5)] == [1] * 5
+    assert box.on_disks("t") == dict.fromkeys(range(5), topic_id) and box.leading("t") == dict.fromkeys(range(5), 0)
+    assert sorted(document(tree, "/millrace/brokers/1/topics/t")["partitions"]) == list("01234")
+    assert len({partition.disk for partition in box.image().topics["t"].partitions}) == 2
+
+
+def test_growth_is_refused_topic_by_topic_with_kafkas_codes(box: SteppedBox) -> None:
+    one = (PartitionAssignment((1,)),)
+    for name, count, assignments, code in [
+        ("t", 2, None, ErrorCode.INVALID_PARTITIONS),
+        ("t", 1, None, ErrorCode.INVALID_PARTITIONS),
+        ("t", 10_001, None, ErrorCode.INVALID_PARTITIONS),
+        ("nowhere", 3, None, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ("t", 4, one, ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        ("t", 3, (PartitionAssignment((9,)),), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        ("t", 3, (PartitionAssignment((1, 1)),), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+        ("t", 3, (PartitionAssignment(()),), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+    ]:
+        assert grow(box, TopicToGrow(name, count, assignments))[name].error_code == code, (name, count, assignments)
+    twice = grow(box, TopicToGrow("t", 3), TopicToGrow("t", 4))
+    assert twice["t"].error_code == ErrorCode.INVALID_REQUEST
+    assert grow(box, TopicToGrow("t", 3), validate_only=True)["t"].error_code == 0
+    assert len(box.image().topics["t"].partitions) == 2
+    mixed = grow(box, TopicToGrow("t", 3, one), TopicToGrow("nowhere", 3))
+    assert [mixed[name].error_code for name in ("t", "nowhere")] == [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+    for version in range(4):
+        assert grow(box, TopicToGrow("t", 4 + version), version=version)["t"].error_code == 0
+    assert len(box.image().topics["t"].partitions) == 7
+
+
+@pytest.mark.parametrize("writes_max", [400, 2])
+@pytest.mark.parametrize("sent", [False, True], ids=["before-the-step", "after-the-step"])
+def test_a_controller_that_dies_at_any_step_of_a_growth_leaves_all_new_partitions_or_none(
+    box: SteppedBox, tree: KazooClient, sent: bool, writes_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_registry, "WRITES_MAX", writes_max)
+    outcomes = set()
+    for step in itertools.count():
+        name = f"topic-{step}"
+        box.create(CreatableTopic(name, 2, 1))
+        topic_id = str(box.image().topics[name].topic_id)
+        box.killed_at(step, sent)
+        try:
+            send(box, create_partitions.REQUEST, CreatePartitionsRequest((TopicToGrow(name, 5),)), 3)
+            box.until(lambda name=name: box.frames or len(box.image().topics[name].partitions) not in (2, 5), "an answer")  # type: ignore[misc]
+            died = False
+        except Killed:
+            died = True
+        shown = set()
+
+        def is_ready(name: str = name, shown: set[int] = shown) -> bool:
+            shown.add(len(box.image().topics[name].partitions))
+            return box.notifier.is_ready
+
+        box.kill_controller()
+        box.start_controller()
+        box.until(is_ready, "ready")
+        assert shown <= {2, 5}
+        box.until_quiet()
+        count = len(box.image().topics[name].partitions)
+        outcomes.add(count)
+        assert len(document(tree, f"/brokers/topics/{name}")["partitions"]) == count
+        assert box.on_disks(name) == dict.fromkeys(range(count), topic_id)
+        assert sorted(box.leading(name)) == list(range(count))
+        if not died:
+            break
+    assert step > 5 and outcomes == {2, 5}
+
+
+def test_while_a_topic_grows_on_a_hung_disk_clients_see_its_old_partitions(box: SteppedBox) -> None:
+    for writer in box.writers.values():
+        writer.refuse = lambda kind, payload: None if kind is DescriptorKind.CREATE and payload["topic"] == "t" else 0
+    assert grow(box, TopicToGrow("t", 4), timeout_ms=300)["t"].error_code == ErrorCode.REQUEST_TIMED_OUT
+    box.create(CreatableTopic("other", 1, 1))
+    assert len(box.image().topics["t"].partitions) == 2
+    for name in list(box.writers):
+        box.kill_writer(name)
+    box.start_writers()
+    box.until(lambda: len(box.image().topics["t"].partitions) == 4, "the growth goes on")
+
+
+# --- altering ----------------------------------------------------------------------------------------------------------
+
+
+def test_altered_configs_stand_in_zookeeper_with_a_notification_and_reach_log_writers_and_image(box: SteppedBox, tree: KazooClient) -> None:
+    before = box.image().topics["t"].config_generation
+    assert alter_t(box, ConfigToAlter("max.message.bytes", SET, "5000")).error_code == 0
+    assert document(tree, "/config/topics/t") == {"version": 1, "config": {"segment.ms": "7000", "max.message.bytes": "5000"}}
+    assert tree.get_children("/config/changes") == ["config_change_0000000000"]
+    assert document(tree, "/config/changes/config_change_0000000000") == {"version": 2, "entity_path": "topics/t"}
+    topic = box.image().topics["t"]
+    assert topic.config == {"segment.bytes": "1000000", "segment.ms": "7000", "max.message.bytes": "5000"}
+    assert topic.config_generation == tree.get("/config/topics/t")[1].version == before + 1
+    told = [payload for writer in box.writers.values() for kind, payload in writer.commands if kind is DescriptorKind.CONFIG]
+    assert [(payload["config"], payload["config_generation"]) for payload in told] == [(topic.config, topic.config_generation)] * 2
+
+
+def test_operations_change_single_configs_and_the_old_way_replaces_all(box: SteppedBox) -> None:
+    assert alter_t(box, ConfigToAlter("cleanup.policy", APPEND, "compact"), ConfigToAlter("segment.ms", DELETE)).error_code == 0
+    assert set_configs(box) == {"cleanup.policy": "delete,compact"}
+    assert alter_t(box, ConfigToAlter("cleanup.policy", APPEND, "compact")).error_code == 0
+    assert alter_t(box, ConfigToAlter("cleanup.policy", SUBTRACT, "delete"), ConfigToAlter("retention.ms", SET, "5")).error_code == 0
+    assert set_configs(box) == {"cleanup.policy": "compact", "retention.ms": "5"}
+    body = AlterConfigsRequest((ResourceToReplace(TOPIC, "t", (ConfigToSet("retention.ms", "6"),)),))
+    for version in range(3):
+        assert ask(box, alter_configs.REQUEST, alter_configs.RESPONSE, body, version).responses == (AlteredResource(0, None, TOPIC, "t"),)
+        assert set_configs(box) == {"retention.ms": "6"}
+
+
+def test_alterations_are_refused_with_kafkas_codes_and_change_nothing(box: SteppedBox, tree: KazooClient) -> None:
+    fine = ConfigToAlter("retention.ms", SET, "1")
+    for configs, code in [
+        ((ConfigToAlter("no.such", SET, "1"), fine), ErrorCode.INVALID_CONFIG),
+        ((ConfigToAlter("retention.ms", SET, "soon"),), ErrorCode.INVALID_CONFIG),
+        ((ConfigToAlter("retention.bytes", APPEND, "1"),), ErrorCode.INVALID_CONFIG),
+        ((ConfigToAlter("no.such", SUBTRACT, "1"),), ErrorCode.INVALID_CONFIG),
+        ((ConfigToAlter("retention.bytes", SET, None), fine), ErrorCode.INVALID_REQUEST),
+        ((fine, fine), ErrorCode.INVALID_REQUEST),
+        ((ConfigToAlter("retention.ms", 7, "1"),), ErrorCode.INVALID_REQUEST),
+    ]:
+        assert alter_t(box, *configs).error_code == code, configs
+    for kind, name, code in [
+        (TOPIC, "nowhere", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        (TOPIC, "no/name", ErrorCode.INVALID_TOPIC_EXCEPTION),
+        (TOPIC, "", ErrorCode.INVALID_REQUEST),
+        (BROKER, "1", ErrorCode.INVALID_REQUEST),
+        (BROKER, "", ErrorCode.INVALID_REQUEST),
+        (BROKER, "2", ErrorCode.INVALID_REQUEST),
+        (8, "1", ErrorCode.INVALID_REQUEST),
+        (99, "x", ErrorCode.INVALID_REQUEST),
+    ]:
+        assert alter(box, ResourceToAlter(kind, name, (fine,)))[0].error_code == code, (kind, name)
+    assert "settings file" in (alter(box, ResourceToAlter(BROKER, "1", (fine,)))[0].error_message or "")
+    twice = alter(box, ResourceToAlter(TOPIC, "t", (fine,)), ResourceToAlter(TOPIC, "t", (fine,)))
+    assert [result.error_code for result in twice] == [ErrorCode.INVALID_REQUEST] * 2
+    assert alter_t(box, fine, validate_only=True).error_code == 0
+    assert alter_t(box, ConfigToAlter("retention.ms", SET, "soon"), validate_only=True).error_code == ErrorCode.INVALID_CONFIG
+    assert document(tree, "/config/topics/t")["config"] == {"segment.ms": "7000"} and tree.get_children("/config/changes") == []
+
+
+def test_long_names_and_values_are_refused_in_short_words_in_every_version(box: SteppedBox) -> None:
+    long = "x" * 32_760
+    for version in range(2):
+        body = IncrementalAlterConfigsRequest(
+            (
+                ResourceToAlter(TOPIC, long, (ConfigToAlter("retention.ms", SET, "1"),)),
+                ResourceToAlter(BROKER, long, (ConfigToAlter("retention.ms", SET, "1"),)),
+                ResourceToAlter(BROKER, "1", (ConfigToAlter(long, SET, long),)),
+                ResourceToAlter(TOPIC, "t", (ConfigToAlter("message.format.version", SET, long),)),
+            )
+        )
+        results = ask(box, incremental_alter_configs.REQUEST, incremental_alter_configs.RESPONSE, body, version).responses
+        assert [result.error_code for result in results] == [17, 42, 42, 40] and max(len(result.error_message or "") for result in results) <= 1000
+    for name in (long, "no.such"):
+        assert alter_t(box, ConfigToAlter(name, SET, "x" * 9000)).error_code == ErrorCode.INVALID_CONFIG
+    many = (ReplicaAssignment(0, (1,) * 20_000),)
+    assert box.create(CreatableTopic("many", -1, -1, many))[0].error_code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    for version in range(4):
+        assert grow(box, TopicToGrow(long, 3), version=version)[long].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert alter_t(box, ConfigToAlter("message.format.version", SET, "x" * 20_000)).error_code == 0
+    assert alter_t(box, ConfigToAlter("leader.replication.throttled.replicas", SET, ",".join(["1:1"] * 4_000))).error_code == ErrorCode.INVALID_CONFIG
+
+
+@pytest.mark.parametrize("sent", [False, True], ids=["before-the-step", "after-the-step"])
+def test_a_controller_that_dies_at_any_step_of_an_alteration_leaves_log_writers_and_image_with_what_zookeeper_holds(
+    box: SteppedBox, tree: KazooClient, sent: bool
+) -> None:
+    for step in itertools.count():
+        body = IncrementalAlterConfigsRequest((ResourceToAlter(TOPIC, "t", (ConfigToAlter("retention.ms", SET, str(step)),)),))
+        box.killed_at(step, sent)
+        try:
+            send(box, incremental_alter_configs.REQUEST, body, 1)
+            box.until(lambda: box.frames, "an answer")
+            died = False
+        except Killed:
+            died = True
+        box.kill_controller()
+        box.start_controller()
+        box.until_quiet()
+        held = document(tree, "/config/topics/t")["config"]
+        version = tree.get("/config/topics/t")[1].version
+        topic = box.image().topics["t"]
+        assert (topic.config, topic.config_generation) == ({"segment.bytes": "1000000", **held}, version)
+        for writer in box.writers.values():
+            last = [payload for kind, payload in writer.commands if kind in (DescriptorKind.CONFIG, DescriptorKind.BECOME_LEADER)][-1]
+            assert (last["config"], last["config_generation"]) == (topic.config, version)
+        if not died:
+            break
+    assert step >= 4 and held["retention.ms"] == str(step)
+
+
+def test_configs_that_somebody_else_changed_are_taken_over(box: SteppedBox, tree: KazooClient) -> None:
+    """As Kafka's own tools do: the node, then a notification, of either version."""
+    for number, notification in enumerate(
+        [{"version": 2, "entity_path": "topics/t"}, {"version": 1, "entity_type": "topics", "entity_name": "t"}, {"version": 2, "entity_path": "brokers/1"}, 7]
+    ):
+        tree.set("/config/topics/t", orjson.dumps({"version": 1, "config": {"retention.ms": str(number)}}))
+        tree.create("/config/changes/config_change_", orjson.dumps(notification), sequence=True)
+        if number < 2:
+            box.until(lambda number=number: box.image().topics["t"].config.get("retention.ms") == str(number), "the other's change")  # type: ignore[misc]
+    assert alter_t(box, ConfigToAlter("segment.ms", SET, "9")).error_code == 0
+    assert set_configs(box) == {"retention.ms": "3", "segment.ms": "9"}, "a change goes on from what ZooKeeper holds"
+
+
+def test_old_notifications_are_removed(box: SteppedBox, tree: KazooClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        assert alter_t(box, ConfigToAlter("retention.ms", SET, str(number))).error_code == 0
+    box.until_quiet()
+    assert len(tree.get_children("/config/changes")) == 3
+    monkeypatch.setattr(config_notifications, "AGE_MAX_MS", -1_000_000)
+    assert alter_t(box, ConfigToAlter("retention.ms", SET, "9")).error_code == 0
+    box.until(lambda: tree.get_children("/config/changes") == [], "the notifications go")
+
+
+# --- describing --------------------------------------------------------------------------------------------------------
+
+
+def test_topics_are_described_with_sources_synonyms_types_and_texts(box: SteppedBox) -> None:
+    (described,) = describe(box, ResourceToDescribe(TOPIC, "t"))
+    configs = {config.name: config for config in described.configs}
+    assert len(configs) == 36 and not any(config.read_only or config.is_sensitive for config in described.configs)
+    own, broker, default = configs["segment.ms"], configs["segment.bytes"], configs["cleanup.policy"]
+    assert (own.value, own.config_source, own.config_type) == ("7000", 1, 5)
+    assert [tuple(synonym) for synonym in own.synonyms] == [("segment.ms", "7000", 1), ("log.roll.ms", "604800000", 5)]
+    assert (broker.value, broker.config_source, broker.config_type) == ("1000000", 4, 3)
+    assert [tuple(synonym) for synonym in broker.synonyms] == [("log.segment.bytes", "1000000", 4), ("log.segment.bytes", "1073741824", 5)]
+    assert (default.value, default.config_source, default.config_type) == ("delete", 5, 7)
+    assert all(config.documentation for config in described.configs)
+    assert "no effect" in (configs["retention.ms"].documentation or "") and "no effect" not in (own.documentation or "")
+
+
+def test_only_requested_keys_are_described_and_version_zero_knows_defaults(box: SteppedBox) -> None:
+    asked = ResourceToDescribe(TOPIC, "t", ("segment.ms", "segment.bytes", "cleanup.policy", "no.such"))
+    (described,) = describe(box, asked, version=0)
+    assert {config.name: config.is_default for config in described.configs} == {"segment.ms": False, "segment.bytes": False, "cleanup.policy": True}
+    for version in range(5):
+        for keys in (None, ()):
+            (everything,) = describe(box, ResourceToDescribe(TOPIC, "t", keys), version=version)
+            assert len(everything.configs) == 36
+    twice = describe(box, ResourceToDescribe(TOPIC, "t"), ResourceToDescribe(TOPIC, "t"))
+    assert [(described.error_code, described.configs) for described in twice] == [(ErrorCode.INVALID_REQUEST, ())] * 2
+
+
+@pytest.mark.parametrize(("limit", "codes"), [("ROWS_MAX", [0, 42]), ("ANSWER_BYTES_MAX", [42, 42])])
+def test_an_answer_that_would_be_too_long_is_refused(box: SteppedBox, monkeypatch: pytest.MonkeyPatch, limit: str, codes: list[int]) -> None:
+    monkeypatch.setattr(config_requests, limit, 30)
+    results = describe(box, ResourceToDescribe(TOPIC, "t"), ResourceToDescribe(BROKER, "1"))
+    assert [result.error_code for result in results] == codes
+
+
+def test_what_cannot_be_described_is_told_with_kafkas_codes(box: SteppedBox) -> None:
+    for kind, name, code in [
+        (TOPIC, "nowhere", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        (TOPIC, "no/name", ErrorCode.INVALID_TOPIC_EXCEPTION),
+        (BROKER, "2", ErrorCode.INVALID_REQUEST),
+        (BROKER, "one", ErrorCode.INVALID_REQUEST),
+        (BROKER, "01", ErrorCode.INVALID_REQUEST),
+        (8, "1", ErrorCode.INVALID_REQUEST),
+        (0, "", ErrorCode.INVALID_REQUEST),
+    ]:
+        (described,) = describe(box, ResourceToDescribe(kind, name))
+        assert (described.error_code, described.configs) == (code, ()), (kind, name)
+    broker, everywhere = describe(box, ResourceToDescribe(BROKER, "1"), ResourceToDescribe(BROKER, ""))
+    assert everywhere == DescribedResource(0, None, BROKER, "", ())
+    segment = next(config for config in broker.configs if config.name == "log.segment.bytes")
+    assert (segment.value, segment.config_source, segment.read_only) == ("1000000", 4, True)
+    assert all(config.read_only and config.documentation for config in broker.configs)

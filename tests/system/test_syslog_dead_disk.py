@@ -1,0 +1,71 @@
+"""A relay sends over one connection for hosts of both disks; one disk fails under it, and comes back."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import time
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from appliance.ingest.accounting import read_ledger
+from tests.support.running_box import RunningBox, eventually
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+PADDING = "x" * 900
+BUDGET_BYTES = 1 << 20
+
+
+def _lines(start: int, count: int) -> bytes:
+    return b"".join(f"<13>1 2026-01-01T00:00:00Z host{number % 64} app - - - {number} {PADDING}\n".encode() for number in range(start, start + count))
+
+
+def _await_books(box: RunningBox, received: int) -> None:
+    def are_settled() -> bool:
+        ledger = read_ledger(box.counters("ingest@0").values)
+        return ledger.received == received and ledger.balances and ledger.counted == 0
+
+    eventually(are_settled, f"{received} lines stored", 20)
+
+
+def _end_offset(box: RunningBox, partition: int) -> int:
+    consumer = Consumer({"bootstrap.servers": box.bootstrap, "group.id": "test"})
+    try:
+        return int(consumer.get_watermark_offsets(TopicPartition("syslog", partition), 10)[1])
+    finally:
+        consumer.close()
+
+
+def _partitions_of(box: RunningBox, disk: int) -> list[int]:
+    return [partition for partition in range(4) if (box.disks[disk] / f"syslog-{partition}").is_dir()]
+
+
+def test_one_dead_disk_stops_no_relay_and_takes_its_lines_again_when_it_is_back(start: Callable[..., RunningBox]) -> None:
+    box = start(settings={"disk.budget.bytes": BUDGET_BYTES})
+    relay = socket.create_connection((box.syslog.host, box.syslog.port), 10)
+    relay.settimeout(15)
+    relay.sendall(_lines(0, 1000))
+    _await_books(box, 1000)
+    assert all(_end_offset(box, partition) for partition in _partitions_of(box, 1))
+
+    # No byte more can be written to any file: the log-writer gets EFBIG, as it would get EIO from a dead disk.
+    resource.prlimit(box.pids()["log-writer@d1"], resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    started = time.monotonic()
+    relay.sendall(_lines(1000, 20_000))  # ten times the budget for the dead disk's hosts alone; a stall is a timeout here
+    _await_books(box, 21_000)
+    assert time.monotonic() - started < 15
+    values = box.counters("ingest@0").values
+    assert values["ingest.dead_disks"] == 1 and values["ingest.moved"] > 0
+    assert "disk d1 takes no lines" in box.messages
+
+    box.kill("log-writer@d1")
+    eventually(lambda: box.counters("ingest@0").values["ingest.dead_disks"] == 0, "d1 is back")
+    before = [_end_offset(box, partition) for partition in _partitions_of(box, 1)]
+    relay.sendall(_lines(21_000, 1000))
+    _await_books(box, 22_000)
+    assert [_end_offset(box, partition) for partition in _partitions_of(box, 1)] > before
+    assert sum(_end_offset(box, partition) for partition in range(4)) >= 22_000
+    relay.close()

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from appliance.base.clock import SystemClock
+from appliance.base.layout import Disk
+from appliance.base.settings import Box
+from appliance.command import doctor_disks, doctor_machine
+from appliance.command.disk_probe import nameless_file, probe, residency_answers, verdict
+from appliance.command.doctor import doctor
+from appliance.command.doctor_disks import ask_all, judge_disk, judge_residency, judge_sharing, look_at_disks
+from appliance.command.doctor_machine import judge_clock_source, judge_clocks, judge_descriptors, judge_receive_buffer, judge_shared_memory
+from appliance.command.doctor_network import advertised, is_local, judge_loopback, judge_zookeeper, ports
+from appliance.command.findings import OK, PROBLEM, WARNING, Finding
+
+DISK = Disk("d0", "/srv/d0")
+RIGHT = {"cachestat": "right", "mincore": "right", "RWF_NOWAIT": "right", "RWF_DONTCACHE": "right"}
+HEALTHY: dict[str, Any] = {
+    "exists": True, "device": "8:1", "type": "ext4", "free_bytes": 90 << 30, "total_bytes": 100 << 30, "read_ahead_kb": 512, "error": "", "residency": RIGHT,
+}  # fmt: skip
+NOW_MS = 1_800_000_000_000
+
+
+def levels(findings: list[Finding]) -> list[str]:
+    return [finding.level for finding in findings]
+
+
+def box(**values: Any) -> Box:
+    return Box(**({"box": "", "broker_id": 1, "disks": [], "state_directory": "", "listen": "127.0.0.1", "advertise": "127.0.0.1",
+                   "kafka_port": 0, "syslog_port": 0, "http_port": 0} | values))  # fmt: skip
+
+
+def test_a_healthy_disk_is_two_good_lines() -> None:
+    assert levels(judge_disk(DISK, HEALTHY)) == [OK, OK]
+
+
+@pytest.mark.parametrize(
+    ("change", "level", "words"),
+    [
+        ({"type": "tmpfs"}, WARNING, "gone after a reboot"),
+        ({"type": "overlay"}, WARNING, "mount a volume"),
+        ({"type": "nfs4"}, WARNING, "network file system"),
+        ({"free_bytes": 4 << 30}, WARNING, "only 4.0 GiB free, 4 %"),
+        ({"free_bytes": 100 << 20}, PROBLEM, "only 100.0 MiB free"),
+        ({"read_ahead_kb": 0}, WARNING, "read_ahead_kb is 0"),
+        ({"read_ahead_kb": 32_768}, WARNING, "/sys/class/bdi/8:1/read_ahead_kb"),
+        ({"error": "Permission denied"}, PROBLEM, "cannot be written: permission denied"),
+        ({"residency": dict.fromkeys(RIGHT, "absent")}, WARNING, "cold reads cannot be told from warm ones"),
+    ],
+)
+def test_what_is_wrong_with_a_disk_is_said_with_what_to_do(change: dict[str, Any], level: str, words: str) -> None:
+    ill = [finding for finding in judge_disk(DISK, HEALTHY | change) if finding.level != OK]
+    assert [finding.level for finding in ill] == [level]
+    assert words in f"{ill[0].words}; {ill[0].advice}" and ill[0].advice
+
+
+def test_a_disk_that_does_not_answer_is_a_problem() -> None:
+    assert levels(judge_disk(DISK, None)) == [PROBLEM]
+
+
+def test_directories_on_one_file_system_are_one_disk() -> None:
+    disks = [Disk("a", "/a"), Disk("b", "/b"), Disk("c", "/c")]
+    (shared,) = judge_sharing(disks, {"/a": HEALTHY, "/b": HEALTHY, "/c": HEALTHY | {"device": "8:2"}})
+    assert shared.level == WARNING and shared.words == "a, b are on one file system"
+    assert judge_sharing(disks, {"/a": HEALTHY, "/b": None, "/c": HEALTHY | {"error": "x"}}) == []
+
+
+def test_the_kernel_is_asked_on_a_file_that_leaves_nothing(tmp_path: Path) -> None:
+    answer = probe(str(tmp_path / "not" / "yet"))
+    assert answer["exists"] is False and answer["error"] == "" and answer["type"]
+    assert set(answer["residency"].values()) <= {"right", "always", "never", "absent"}
+    assert "never" not in answer["residency"].values(), "pages that were just written are there"
+    assert os.listdir(tmp_path) == []
+
+
+def test_where_files_without_a_name_cannot_be_made_a_named_one_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = os.open
+
+    def refuse(path: str, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(95, "Operation not supported")
+        return opened(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    descriptor = nameless_file(str(tmp_path))
+    assert os.listdir(tmp_path) == [] and "never" not in residency_answers(descriptor).values()
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("warm", "cold", "answer"), [(True, False, "right"), (True, True, "always"), (False, False, "never"), (None, None, "absent"), (True, None, "absent")]
+)
+def test_an_answer_is_worth_something_if_it_changes_with_the_truth(warm: bool | None, cold: bool | None, answer: str) -> None:
+    assert verdict(warm, cold) == answer
+
+
+def test_one_honest_way_to_ask_about_the_page_cache_is_enough() -> None:
+    assert judge_residency("d0", {"cachestat": "absent", "mincore": "always", "RWF_NOWAIT": "right", "RWF_DONTCACHE": "absent"}).level == OK
+    assert judge_residency("d0", {"cachestat": "absent", "mincore": "always", "RWF_NOWAIT": "never", "RWF_DONTCACHE": "right"}).level == WARNING
+
+
+@pytest.mark.slow
+def test_disks_are_asked_in_processes_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    answers = ask_all([str(tmp_path), str(tmp_path / "file" / "below")], SystemClock())
+    good, bad = answers.values()
+    assert good is not None and good["error"] == ""
+    assert bad is not None and bad["error"] == "Not a directory"
+
+
+@pytest.mark.slow
+def test_a_disk_that_hangs_does_not_hang_the_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_disks, "python_arguments", lambda module, environment: ["-c", "import time; time.sleep(60)"])
+    monkeypatch.setattr(doctor_disks, "DEADLINE_MS", 50)
+    (finding,) = look_at_disks([Disk("d0", str(tmp_path))], True, SystemClock())
+    assert finding.level == PROBLEM and "does not answer" in finding.words
+
+
+@pytest.mark.parametrize(("limit", "level"), [(resource.RLIM_INFINITY, OK), (20_000, OK), (4_096, WARNING), (512, PROBLEM)])
+def test_open_files_must_suffice_for_the_connections(limit: int, level: str) -> None:
+    assert judge_descriptors(limit, 10_000).level == level
+
+
+def test_a_process_is_asked_for_its_limit() -> None:
+    assert doctor_machine.process_descriptor_limit(os.getpid()) == resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert doctor_machine.process_descriptor_limit(0x7FFFFFF0) is None
+
+
+def test_shared_memory_and_receive_buffers_are_judged() -> None:
+    assert judge_shared_memory(200, 300, 100).level == OK
+    assert judge_shared_memory(64 << 20, 64 << 20, 192 << 20).level == PROBLEM
+    assert [judge_receive_buffer(*asked).level for asked in ((16 << 20, False), (212_992, False), (212_992, True))] == [OK, WARNING, OK]
+
+
+@pytest.mark.parametrize(
+    ("wall_ms", "apart_ms", "synchronised", "level"),
+    [(NOW_MS, 0, True, OK), (NOW_MS, 0, None, OK), (NOW_MS, 0, False, WARNING), (NOW_MS, -500, True, WARNING), (1_000, 0, True, PROBLEM)],
+)
+def test_clocks_are_judged(wall_ms: int, apart_ms: int, synchronised: bool | None, level: str) -> None:
+    assert judge_clocks(wall_ms, apart_ms, synchronised).level == level
+
+
+def test_a_slow_clock_source_is_warned_of() -> None:
+    assert (judge_clock_source("tsc").level, judge_clock_source("hpet").level) == (OK, WARNING)
+
+
+def test_loopback_must_not_be_advertised_by_a_box_that_everybody_may_reach() -> None:
+    assert judge_loopback("127.0.0.1", "localhost", ["127.0.0.1", "::1"]) is None
+    assert judge_loopback("0.0.0.0", "logs.example", ["192.0.2.7"]) is None
+    found = judge_loopback("0.0.0.0", "localhost", ["127.0.0.1", "::1"])
+    assert found is not None and found.level == WARNING and "--advertise" in found.advice
+
+
+def test_an_advertised_name_must_resolve_and_its_port_answer() -> None:
+    (unknown,) = advertised(box(advertise="no-such-host.invalid"), False)
+    assert unknown.level == PROBLEM and "does not resolve" in unknown.words
+    (elsewhere,) = advertised(box(advertise="192.0.2.7", listen="0.0.0.0"), False)
+    assert elsewhere.level == WARNING and "no address of this machine" in elsewhere.words
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        assert levels(advertised(box(kafka_port=port), True)) == [OK]
+    assert levels(advertised(box(kafka_port=port), True)) == [WARNING]
+    assert is_local("127.0.0.1") and not is_local("192.0.2.7")
+
+
+def test_ports_are_free_or_ours_or_said_to_be_neither() -> None:
+    assert levels(ports(box(), False)) == [OK]
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        (taken,) = ports(box(kafka_port=port), False)
+        assert taken.level == PROBLEM and f"port {port}" in taken.words and "--kafka-port" in taken.advice
+        assert levels(ports(box(kafka_port=port, syslog_port=port, http_port=port), True)) == [OK]
+    assert levels(ports(box(kafka_port=port, syslog_port=port, http_port=port), True)) == [PROBLEM] * 3
+
+
+def test_one_zookeeper_of_three_may_be_away() -> None:
+    assert judge_zookeeper({"a:1": True}, True).level == OK
+    assert judge_zookeeper({"a:1": True, "b:1": False, "c:1": True}, False).level == WARNING
+    assert judge_zookeeper({"a:1": False}, False).level == PROBLEM
+
+
+@pytest.mark.slow
+def test_everything_wrong_is_said_and_the_exit_code_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments: dict[str, Any] = {"state": str(tmp_path / "state"), "kafka_port": 0, "syslog_port": 0, "http_port": 0}
+    ill = arguments | {"data": [str(tmp_path / "a"), str(tmp_path / "a" / "b")], "zookeeper": "127.0.0.1:1", "advertise": "0.0.0.0", "as_json": True}
+    with pytest.raises(typer.Exit) as ended:
+        doctor(**ill)
+    assert ended.value.exit_code == 1
+    document = json.loads(capsys.readouterr().out)
+    problems = " ".join(finding["words"] for finding in document["findings"] if finding["level"] == PROBLEM)
+    assert "lie inside one another" in problems and "127.0.0.1:1 does not serve" in problems and "--advertise is '0.0.0.0'" in problems
+    assert document["running"] is False
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_without_problems_a_line_for_each_finding_and_a_sum(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    doctor(data=[str(tmp_path / "a")], state=str(tmp_path / "state"), kafka_port=0, syslog_port=0, http_port=0)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"box of {tmp_path}/a: not running; looked at as `millrace run` would start it"
+    assert {line.split()[0] for line in lines[2:-2]} <= {OK, WARNING}
+    assert lines[-1].endswith(", 0 problems") and "\x1b" not in "".join(lines)

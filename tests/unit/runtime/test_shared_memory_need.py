@@ -1,0 +1,69 @@
+"""What a box takes of /dev/shm is known before it starts, down to the page."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from appliance.agents import disk_commands
+from appliance.base.clock import SystemClock
+from appliance.base.layout import BoxLayout, Disk
+from appliance.base.settings import Box
+from appliance.ipc.proxies import Source
+from appliance.runtime.preflight import need_of, shared_memory_problem
+from appliance.runtime.run_options import RunOptions, resolve_options
+from appliance.runtime.shared_memory_need import CONTROLLER_ARENA_BYTES, CONTROLLER_RING_ENTRIES, SharedMemoryNeed, held_bytes, shared_memory_need
+from appliance.shm.counters import Counters, unlink_all
+from appliance.shm.partition_table import PartitionTableWriter
+from appliance.shm.ring_pair import RingPair
+
+MIB = 1 << 20
+
+
+def test_the_controllers_share_is_what_it_makes() -> None:
+    assert (CONTROLLER_ARENA_BYTES, CONTROLLER_RING_ENTRIES) == (disk_commands.ARENA_BYTES, disk_commands.RING_ENTRIES)
+
+
+def test_the_need_is_what_the_objects_of_a_box_hold(tmp_path: Path) -> None:
+    box = Box("need", 1, [Disk("d0", "/d0"), Disk("d1", "/d1")], "", "", "", 0, 0, 0, settings={"acceptor.arena.bytes": 5 * MIB, "ingest.arena.bytes": MIB})
+    layout = BoxLayout(str(tmp_path / f"need{os.getpid()}"))
+    life = SystemClock().monotonic_ns()
+    entries = box.integer("channel.ring.entries")
+    sizes = {"acceptor@0": (5 * MIB, entries), "ingest@0": (MIB, entries), "controller": (CONTROLLER_ARENA_BYTES, CONTROLLER_RING_ENTRIES)}
+    made: list[object] = []
+    try:
+        made += [Counters.create_or_adopt(layout, name, life) for name in [*box.process_names(), "supervisor"]]
+        made += [PartitionTableWriter.create(layout.shared_memory_name("table", disk.name, life), life) for disk in box.disks]
+        for source, (arena_bytes, ring_entries) in sizes.items():
+            made.append(Source(layout, source, life, arena_bytes, ring_entries))
+            made += [RingPair.create(layout.shared_memory_name("channel", f"{source}.{disk.name}.1", life), ring_entries, life) for disk in box.disks]
+        need = shared_memory_need(box)
+        assert held_bytes(layout.shared_memory_prefix) == need.arenas + need.others
+        assert need.restart > 8 * MIB, "the acceptor's 5 MiB are rounded up to a power of two"
+    finally:
+        unlink_all(layout)
+    assert held_bytes(layout.shared_memory_prefix) == 0
+
+
+def test_the_default_box_does_not_fit_where_only_its_arenas_do() -> None:
+    need = need_of(resolve_options(RunOptions(), cores=1)[0])
+    assert need.arenas >> 20 == 192
+    problem = shared_memory_problem(need, 194 * MIB)
+    assert problem is not None and "194 MiB free" in problem and "192 for arenas" not in problem.partition("needs")[0]
+    assert shared_memory_problem(need, need.total - 1) is not None
+    assert shared_memory_problem(need, need.total) is None
+    assert need.total < 340 * MIB
+
+
+def test_every_further_process_and_disk_needs_more() -> None:
+    def total(**options: object) -> int:
+        return need_of(resolve_options(RunOptions(**options), cores=1)[0]).total  # type: ignore[arg-type]
+
+    assert total(acceptors=2) - total() > 128 * MIB
+    assert total(data=["/a", "/b", "/c"]) > total(data=["/a", "/b"])
+
+
+def test_what_is_needed_is_said_in_parts() -> None:
+    problem = shared_memory_problem(SharedMemoryNeed(192 * MIB, 128 * MIB, 5 * MIB - 1), 100 * MIB)
+    assert problem is not None
+    assert "needs 325 MiB (192 for arenas, 128 for a process that is started again, 5 for tables, rings and counters)" in problem
