@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,9 @@ DEEP = bool(os.environ.get("MILLRACE_DEEP"))
 settings.register_profile("fast", derandomize=True, deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("deep", deadline=None, max_examples=2_000, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("deep" if DEEP else "fast")
+
+# A shell that starts the tests in the background has them ignore SIGINT, and every child would inherit that; tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ["PATH"] = f"{ROOT}/.venv/peers/bin:{os.environ.get('PATH', '')}"
 
