@@ -147,8 +147,8 @@ class SteppedIngest:
     def _kill_log_writer(self, process: _Process) -> None:
         agent = process.agent
         agent._door._listening.close()
-        for channel in agent._door.channels:
-            channel.control.close()
+        for control in agent._door._by_control:  # also who knocked and was not let in yet: the kernel closes every socket of the dead
+            control.close()
         os.close(agent._directory._lock_fd)
         process.context.poller.close()
         self._kept.append(process)
