@@ -7,6 +7,8 @@ step the last: with `sent` it is still carried out, and nobody hears of it.
 from __future__ import annotations
 
 import select
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -52,8 +54,7 @@ class SteppedBox:
     """One box: a runtime directory, directories of two fake disks, and at most one controller and two log-writers at a time."""
 
     def __init__(self, directory: Path, zookeeper: str, broker_id: int = 1, settings: dict[str, Any] | None = None, kafka_port: int = 9092) -> None:
-        runtime = directory / "run" / f"b{abs(hash(str(directory))) % 10**9:x}"
-        runtime.mkdir(parents=True)
+        runtime = Path(tempfile.mkdtemp(prefix="mr-"))  # short: the path of a Unix socket ends at 107 bytes, and pytest's directories are long
         self.layout = BoxLayout(str(runtime))
         self.clock = SystemClock()
         self.box = Box(
@@ -155,6 +156,7 @@ class SteppedBox:
         for name in list(self.writers):
             self.kill_writer(name)
         unlink_all(self.layout)
+        shutil.rmtree(self.layout.runtime_directory, ignore_errors=True)
 
     def agent_session_file(self) -> str:
         return f"{self.layout.runtime_directory}/zookeeper.session"
