@@ -142,6 +142,10 @@ class RawClient:
         self.send_fetch(topic, partition, offset, **options)
         return self.receive_fetch()
 
+    def is_served(self, topic: str, partitions: int) -> bool:
+        """Whether every partition answers: those of one disk may be served before those of another."""
+        return all(self.fetch(topic, partition, 0).error_code == 0 for partition in range(partitions))
+
     def list_offset(self, topic: str, partition: int, timestamp: int) -> int:
         request_class = kio_adapter.request_class(LIST_OFFSETS, LIST_OFFSETS_VERSION)
         topic_class = kio_element(request_class, "topics")

@@ -13,10 +13,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +26,7 @@ from appliance.base.layout import BoxLayout, box_name, runtime_roots
 from appliance.base.settings import Box, load_box
 from appliance.ipc.frames import connect_unix
 from appliance.runtime.directories import lock_holder
+from appliance.runtime.parent_death import die_with_parent
 from appliance.runtime.status_server import STATUS
 from appliance.shm.counters import CounterSnapshot, read_counters
 from appliance.shm.mapping import list_names
@@ -84,7 +87,15 @@ def start_box(directory: Path, seconds: float = READY_SECONDS, **options: Any) -
     messages = directory / "messages"
     with open(messages, "ab") as file:
         started = time.monotonic()
-        process = subprocess.Popen([*COMMAND, *arguments], env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=file)
+        process = subprocess.Popen(
+            [*COMMAND, *arguments],
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            # A test run that is cut off (by its time limit, by kill -9) must not leave boxes behind.
+            preexec_fn=partial(die_with_parent, os.getpid()) if threading.current_thread() is threading.main_thread() else None,
+        )
     output = _read_until_ready(process, messages, started + seconds)
     return RunningBox(process, directory, output, messages, time.monotonic() - started)
 

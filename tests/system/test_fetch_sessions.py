@@ -39,7 +39,7 @@ def _all(topic: str, count: int) -> list[Wanted]:
 def test_only_what_changed_is_told(shared_box: RunningBox, client: SessionClient, version: int) -> None:
     topic = f"changes-{version}"
     client.create_topic(topic, 4)
-    eventually(lambda: client.fetch(topic, 3, 0).error_code == 0, "the topic is served")
+    eventually(lambda: client.is_served(topic, 4), "the topic is served")
     image = read_image(shared_box.layout.image_file)
     assert image is not None
     client.version, client.topic_ids = version, {topic: bytes(image.topics[topic].topic_id)}
@@ -63,6 +63,7 @@ def test_only_what_changed_is_told(shared_box: RunningBox, client: SessionClient
 
 def test_errors_of_sessions(client: SessionClient) -> None:
     client.create_topic("wrong", 1)
+    eventually(lambda: client.is_served("wrong", 1), "the topic is served")
     session = client.session_fetch(0, 0, _all("wrong", 1)).session_id
     assert client.session_fetch(session + 1 & 0x7FFFFFFF, 1, []) == (NOT_FOUND, 0, ())
     assert client.session_fetch(0, 1, []) == (NOT_FOUND, 0, ())
@@ -83,7 +84,7 @@ def test_errors_of_sessions(client: SessionClient) -> None:
 
 def test_a_parked_incremental_fetch_wakes_when_any_of_its_partitions_moves(shared_box: RunningBox, client: SessionClient) -> None:
     client.create_topic("parked", 100)
-    eventually(lambda: client.fetch("parked", 99, 0).error_code == 0, "the topic is served")
+    eventually(lambda: client.is_served("parked", 100), "the topic is served")
     session = client.session_fetch(0, 0, _all("parked", 100)).session_id
     other = SessionClient(shared_box.kafka)
     wanted: list[Wanted] = []
@@ -103,7 +104,7 @@ def test_a_parked_incremental_fetch_wakes_when_any_of_its_partitions_moves(share
 
 def test_too_few_bytes_wait_for_more(shared_box: RunningBox, client: SessionClient) -> None:
     client.create_topic("little", 3)
-    eventually(lambda: client.fetch("little", 2, 0).error_code == 0, "the topic is served")
+    eventually(lambda: client.is_served("little", 3), "the topic is served")
     session = client.session_fetch(0, 0, _all("little", 3)).session_id
     client.send_session_fetch(session, 1, [], max_wait_ms=20_000, min_bytes=250)
     other = SessionClient(shared_box.kafka)
@@ -117,6 +118,7 @@ def test_too_few_bytes_wait_for_more(shared_box: RunningBox, client: SessionClie
 
 def test_who_got_records_goes_to_the_end_so_that_nobody_starves(client: SessionClient) -> None:
     client.create_topic("turns", 3)
+    eventually(lambda: client.is_served("turns", 3), "the topic is served")
     for partition in range(3):
         for _ in range(4):
             client.produce("turns", partition, _batch("x" * 1000))
@@ -131,7 +133,7 @@ def test_an_error_and_then_the_recovery_are_told(shared_box: RunningBox, client:
     assert first.parts[0].error_code == 3
     assert client.session_fetch(first.session_id, 1, []).parts[0].error_code == 3
     client.create_topic("late", 1)
-    eventually(lambda: client.fetch("late", 0, 0).error_code == 0, "the topic is served")
+    eventually(lambda: client.is_served("late", 1), "the topic is served")
     answer = client.session_fetch(first.session_id, 2, [])
     assert [(part.error_code, part.high_watermark) for part in answer.parts] == [(0, 0)]
     assert client.session_fetch(first.session_id, 3, []).parts == ()
@@ -141,14 +143,14 @@ def test_sessions_survive_the_death_of_a_log_writer_and_tell_of_it(start: Callab
     box = start(disks=1)
     client = SessionClient(box.kafka)
     client.create_topic("t", 80)
-    eventually(lambda: client.fetch("t", 79, 0).error_code == 0, "the topic is served")
+    eventually(lambda: client.is_served("t", 80), "the topic is served")
     session = client.session_fetch(0, 0, _all("t", 80)).session_id
     client.send_session_fetch(session, 1, [], max_wait_ms=30_000)
     old = box.kill("log-writer@d0")
     told = client.receive_session_fetch()
     assert told.parts and all(part.error_code == 6 for part in told.parts)
     box.await_restart("log-writer@d0", old)
-    eventually(lambda: client.fetch("t", 79, 0).error_code == 0, "the topic is served again")
+    eventually(lambda: client.is_served("t", 80), "the topic is served again")
     answer = client.session_fetch(session, 2, [])
     assert [part.error_code for part in answer.parts] == [0] * 80
     client.send_session_fetch(session, 3, [], max_wait_ms=30_000)
@@ -163,7 +165,7 @@ def test_another_acceptor_does_not_know_a_session_and_makes_a_new_one(start: Cal
     box = start(disks=1, acceptors=2)
     client = SessionClient(box.kafka)
     client.create_topic("t", 1)
-    eventually(lambda: client.fetch("t", 0, 0).error_code == 0, "the topic is served")
+    eventually(lambda: client.is_served("t", 1), "the topic is served")
     session = client.session_fetch(0, 0, _all("t", 1)).session_id
     (ours,) = [name for name in ("acceptor@0", "acceptor@1") if box.counters(name).values["fetch.sessions"]]
     box.kill(ours, signal.SIGSTOP)  # so that the other one takes the next connection
@@ -182,6 +184,7 @@ def test_a_full_cache_turns_new_sessions_away_and_their_clients_go_on_without(st
     box = start(disks=1, settings={"max.incremental.fetch.session.cache.slots": 2})
     client = SessionClient(box.kafka)
     client.create_topic("t", 2)
+    eventually(lambda: client.is_served("t", 2), "the topic is served")
     one, two = (client.session_fetch(0, 0, _all("t", 2)).session_id for _ in range(2))
     assert one and two
     assert client.session_fetch(0, 0, _all("t", 2)).session_id == 0

@@ -25,7 +25,7 @@ def test_a_reader_of_many_partitions_gets_every_record_once_and_in_order(start: 
     box = start()
     client = RawClient(box.kafka)
     client.create_topic("many", PARTITIONS)
-    eventually(lambda: client.fetch("many", PARTITIONS - 1, 0).error_code == 0, "the topic is served")
+    eventually(lambda: client.is_served("many", PARTITIONS), "the topic is served")
     client.close()
     producer = KafkaProducer(bootstrap_servers=box.bootstrap, enable_idempotence=False, acks="all", linger_ms=1)
     consumer = KafkaConsumer(bootstrap_servers=box.bootstrap, enable_auto_commit=False, fetch_max_wait_ms=200, auto_offset_reset="earliest")
