@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.support.foreign_clients import CLIENTS, CONSUMERS, Client, Refused, Sent, open_client
-from tests.support.running_box import RunningBox
+from tests.support.running_box import RunningBox, eventually
 
 pytestmark = [
     pytest.mark.system,
@@ -125,6 +126,24 @@ def test_a_reader_begins_in_the_middle_of_a_batch(client: Client, reader: Client
     client.produce(topic, [Sent(b"%d" % number) for number in range(100)], "gzip")
     records = reader.fetch(topic, 50, offset=50)
     assert [(record.offset, record.value) for record in records] == [(number, b"%d" % number) for number in range(50, 100)]
+
+
+@pytest.mark.parametrize("name", ["kafka-python", "kafka-clients"])
+def test_a_reader_that_keeps_a_session_is_told_only_what_is_new(opened: Callable[[str], Client], shared_box: RunningBox, name: str) -> None:
+    topic = f"session-{name}"
+    client, writer = opened(name), opened("librdkafka")
+    client.create(topic)
+    before = shared_box.counters("acceptor@0").values["fetch.incremental"]
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(client.fetch, topic, 5)
+        for number in range(5):
+            parked = shared_box.counters("acceptor@0").values["fetch.parked"]
+            eventually(lambda parked=parked: shared_box.counters("acceptor@0").values["fetch.parked"] > parked, "it waits")  # type: ignore[misc]
+            writer.produce(topic, [Sent(b"%d" % number)])
+        assert [record.value for record in read.result(20)] == [b"%d" % number for number in range(5)]
+    values = shared_box.counters("acceptor@0").values
+    assert values["fetch.incremental"] - before >= 4, "all but the first, which is a full one"
+    assert values["fetch.session_errors"] == 0
 
 
 def test_topics_that_are_there_or_are_not_are_refused_by_name(client: Client) -> None:
