@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from loadtest import flames
 from loadtest.benchmark import Benchmark
 from loadtest.benchmarks import BENCHMARKS
 from loadtest.harness import Outcome, run_benchmark
@@ -23,12 +24,17 @@ QUIET_LOAD = 0.5
 EXIT_FAILED = 1
 EXIT_TARGET_MISSED = 3
 EPILOG = """\
+`python -m loadtest flames [NAME…]` draws flame graphs instead (flames --help).
 exit codes: 0 every target met, 1 a run failed (lines lost, error replies, a process died), 2 wrong usage, 3 a target missed.
 A full run (three runs or more, no --short, no --set) of a benchmark is recorded in loadtest/RESULTS.md and loadtest/results.jsonl."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = build_parser().parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["flames"]:
+        prepare_environment()
+        return flames.main(words[1:], say)
+    options = build_parser().parse_args(words)
     if options.list:
         list_benchmarks()
         return 0

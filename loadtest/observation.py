@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 _SCHEDULER_CLOCK = 2
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -89,11 +91,34 @@ def role_of(process_name: str) -> str:
     return process_name.partition("@")[0]
 
 
-class Observer:
-    """Opens a window when made; `finish` closes it."""
+class Companion(Protocol):
+    """Whoever wants to look at the same windows as the observer, such as a profiler."""
 
-    def __init__(self, pids: dict[str, int]) -> None:
+    def window_opens(self, pids: Mapping[str, int], label: str) -> None: ...
+
+    def window_closes(self) -> None: ...
+
+
+_companions: list[Companion] = []
+
+
+@contextmanager
+def accompanied(companion: Companion) -> Iterator[None]:
+    """Every window opened in this block is the companion's too; it looks before the figures begin, and hears of the end after them."""
+    _companions.append(companion)
+    try:
+        yield
+    finally:
+        _companions.remove(companion)
+
+
+class Observer:
+    """Opens a window when made; `finish` closes it. `label` tells the windows of a benchmark that has several."""
+
+    def __init__(self, pids: dict[str, int], label: str = "") -> None:
         self.pids = dict(pids)
+        for companion in _companions:
+            companion.window_opens(self.pids, label)
         self._used = {name: process_cpu_seconds(pid) for name, pid in pids.items()}
         self._own = process_cpu_seconds(os.getpid())
         self._machine = machine_times()
@@ -106,4 +131,6 @@ class Observer:
         box = {name: process_cpu_seconds(pid) - self._used[name] for name, pid in self.pids.items()}
         busy, stolen = machine.busy - self._machine.busy, machine.stolen - self._machine.stolen
         load = {**(generators or {}), HARNESS: process_cpu_seconds(os.getpid()) - self._own}
+        for companion in _companions:
+            companion.window_closes()
         return Observation(seconds, os.cpu_count() or 1, box, load, busy, stolen)

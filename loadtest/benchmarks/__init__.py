@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from loadtest.benchmark import Benchmark
+from loadtest.benchmarks.connections import Connections
+from loadtest.benchmarks.consume import Consume
 from loadtest.benchmarks.fairness import Fairness
+from loadtest.benchmarks.fetch_large import FetchLarge
 from loadtest.benchmarks.footprint import Footprint
 from loadtest.benchmarks.hostile import Hostile
+from loadtest.benchmarks.latency import Latency
 from loadtest.benchmarks.produce_librdkafka import ProduceLibrdkafka
+from loadtest.benchmarks.produce_small_records import ProduceSmallRecords
 from loadtest.benchmarks.replay_small import ReplaySmall
 from loadtest.benchmarks.syslog_tcp import SyslogTcp
+from loadtest.benchmarks.syslog_udp import SyslogUdp
 
 BENCHMARKS: dict[str, Benchmark] = {
-    benchmark.name: benchmark for benchmark in (ProduceLibrdkafka(), ReplaySmall(), SyslogTcp(), Fairness(), Hostile(), Footprint())
-}
+    benchmark.name: benchmark
+    for benchmark in (
+        ProduceLibrdkafka(), ProduceSmallRecords(), ReplaySmall(), Connections(), Latency(), Consume(), FetchLarge(),
+        SyslogTcp(), SyslogUdp(), Fairness(), Hostile(), Footprint(),
+    )
+}  # fmt: skip

@@ -59,20 +59,27 @@ class ProduceLibrdkafka(Benchmark):
         make_topic(box, TOPIC, self.partitions)
         if disks_used(box, TOPIC) < min(len(box.disks), self.partitions):
             raise BenchmarkFailed(f"the {self.partitions} partitions do not use all {len(box.disks)} directories")
+        client = self.prepare_client(box.directory)
         warm_up = max(1, int(self.records * WARM_UP_SHARE / self.producers))
-        self._produce(box, warm_up)
+        self._produce(box, client, warm_up)
         each = self.records // self.producers
         say(f"{self.producers} producer(s) send {each:,} records each")
-        run = self._produce(box, each)
+        run = self._produce(box, client, each)
         stored, sent = count_records(box, TOPIC), self.producers * (warm_up + each)
         if stored != sent:
             raise BenchmarkFailed(f"{sent:,} records were acknowledged, the logs hold {stored:,}")
         return run
 
-    def _produce(self, box: RunningBox, records: int) -> Run:
+    def prepare_client(self, directory: Path) -> list[str]:
+        """The command of a producer, without its arguments."""
+        return [sys.executable, str(CLIENT)]
+
+    def client_arguments(self, box: RunningBox, records: int) -> list[str]:
+        return [box.bootstrap, TOPIC, *map(str, (self.partitions, records, self.value_bytes, self.acks, self.batch_bytes, self.linger_ms))]
+
+    def _produce(self, box: RunningBox, client: list[str], records: int) -> Run:
         """All producers at once; figures of the time from the first start to the last acknowledgement."""
-        arguments = [sys.executable, str(CLIENT), box.bootstrap, TOPIC]
-        arguments += map(str, (self.partitions, records, self.value_bytes, self.acks, self.batch_bytes, self.linger_ms))
+        arguments = client + self.client_arguments(box, records)
         with ExitStack() as stack:
             generators = [stack.enter_context(LoadGenerator(f"producer@{index}", arguments)) for index in range(self.producers)]
             for generator in generators:

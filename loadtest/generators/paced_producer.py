@@ -65,7 +65,9 @@ def produce(socks: list[socket.socket], frame: bytes, rate: float, seconds: floa
             sock.sendall(frame)
             next_ns += interval_ns
         wait = (next_ns - time.monotonic_ns()) / 1e9 if free and next_ns < end_ns else 1.0
-        for descriptor, _events in poller.poll(max(0.0, wait)):
+        # epoll's own timeout has whole milliseconds, and every request would be late by a part of one.
+        select.select([poller], [], [], max(0.0, wait))
+        for descriptor, _events in poller.poll(0):
             reply = by_descriptor[descriptor].recv(65536)
             if len(reply) != reply_bytes:
                 raise SystemExit(f"a reply of {len(reply)} bytes, {reply_bytes} were expected")

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from loadtest.benchmark import BenchmarkFailed
+from loadtest.generators.compiler import compile_generator, find_compiler
 from loadtest.generators.produce_frame import ReplyLayout
 from loadtest.load_generator import LoadGenerator
 
 HERE = Path(__file__).parent
-COMPILERS = ("gcc", "cc", "clang")
 PATIENCE_SECONDS = 60.0
 
 
@@ -34,18 +31,9 @@ class Replayer:
     """Ready to run; `language` is what it is written in."""
 
     def __init__(self, directory: Path, want_c: bool = True) -> None:
-        compiler = next(filter(None, map(shutil.which, COMPILERS)), None) if want_c else None
-        if compiler:
-            program = directory / "replay"
-            compiled = subprocess.run(
-                [compiler, "-O2", "-Wall", "-Wextra", "-o", str(program), str(HERE / "replay.c")], capture_output=True, text=True, check=False
-            )
-            if compiled.returncode:
-                raise BenchmarkFailed(f"{compiler} could not compile replay.c\n{compiled.stderr}")
-            self._program = [str(program)]
-        else:
-            self._program = [sys.executable, str(HERE / "replay_slowly.py")]
-        self.language = "C" if compiler else "Python"
+        is_c = want_c and find_compiler() is not None
+        self._program = [str(compile_generator("replay", directory))] if is_c else [sys.executable, str(HERE / "replay_slowly.py")]
+        self.language = "C" if is_c else "Python"
         self._directory = directory
 
     def run(self, address: tuple[str, int], frames: Sequence[bytes], reply: ReplyLayout, connections: int, in_flight: int, seconds: float) -> Replayed:

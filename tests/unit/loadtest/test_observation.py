@@ -5,9 +5,10 @@ from __future__ import annotations
 import mmap
 import os
 import time
+from collections.abc import Mapping
 
 from loadtest.memory import process_memory
-from loadtest.observation import Observation, Observer, process_cpu_seconds
+from loadtest.observation import Observation, Observer, accompanied, process_cpu_seconds
 
 SIZE_BYTES = 8 << 20
 
@@ -58,3 +59,21 @@ def test_memory_in_arenas_is_told_from_memory_of_our_own() -> None:
         os.unlink(path)
     assert during.arenas - before.arenas == SIZE_BYTES
     assert during.other_shared == before.other_shared
+
+
+def test_a_companion_sees_each_window_of_its_block_and_no_other() -> None:
+    class Watcher:
+        def __init__(self) -> None:
+            self.seen: list[object] = []
+
+        def window_opens(self, pids: Mapping[str, int], label: str) -> None:
+            self.seen.append((dict(pids), label))
+
+        def window_closes(self) -> None:
+            self.seen.append("closed")
+
+    watcher, own = Watcher(), {"self": os.getpid()}
+    with accompanied(watcher):
+        Observer(own, "first").finish()
+    Observer(own, "second").finish()
+    assert watcher.seen == [(own, "first"), "closed"]
