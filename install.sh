@@ -214,7 +214,7 @@ run_tests() {
     ensure_java test
     ensure_peers
     cd "$ROOT"
-    "$VENV/bin/python" -m tests.support.client_packages >&2 || SKIPPED+=("JavaScript and Java clients: they could not be fetched")
+    "$VENV/bin/python" -m tests.support.client_packages >&2 || SKIPPED+=("JavaScript and Java clients, Kafka: they could not be fetched")
     unlock
     mkdir -p "$VENV/log"
     export PATH="$VENV/bin:$PEERS/bin:$PATH" PYTHONDONTWRITEBYTECODE=

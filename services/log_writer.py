@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from appliance.agents.log_writer import LogWriterAgent
+from appliance.agents.offline_log_writer import open_log_writer
 from appliance.runtime.service_main import service_main
 
 if __name__ == "__main__":
-    raise SystemExit(service_main("log-writer", LogWriterAgent))
+    raise SystemExit(service_main("log-writer", open_log_writer))

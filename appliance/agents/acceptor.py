@@ -2,7 +2,7 @@
 
 One turn: completions of the log-writers, news of tables and image, parked requests whose row moved or whose time is up; then the poller
 hands it readable and writable connections. Alone owns its client sockets, its arena and its rings. It never touches a log directory.
-Weak spot: sendfile of what is not in the page cache waits for the disk.
+What is not in the page cache it has the log-readers read. Weak spot: `broker/residency.py` says how sure that is.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import resource
 import select
 import socket
 from collections import Counter as Tally
+from collections.abc import Callable
 
 from appliance.base.errors import ProtocolViolation
 from appliance.broker.box_view import BoxView
@@ -20,6 +21,7 @@ from appliance.broker.closings import (
     ADDRESS_LIMIT,
     CLIENT_LEFT,
     CONNECTION_LIMIT,
+    DISK_READ_FAILED,
     FRAME_TIMEOUT,
     IDLE,
     MEMORY_LIMIT,
@@ -28,11 +30,14 @@ from appliance.broker.closings import (
     UNANSWERED,
     Closings,
 )
+from appliance.broker.cold_reads import ColdReads
 from appliance.broker.connection import Connection
 from appliance.broker.delayed import Delayed
 from appliance.broker.dispatch import Dispatch, Handler
 from appliance.broker.handlers.api_versions import ApiVersionsHandler
+from appliance.broker.handlers.delete_records import DeleteRecordsHandler, PartDeletion
 from appliance.broker.handlers.describe_cluster import DescribeClusterHandler
+from appliance.broker.handlers.describe_log_dirs import DescribeLogDirsHandler
 from appliance.broker.handlers.describe_topic_partitions import DescribeTopicPartitionsHandler
 from appliance.broker.handlers.fetch import FetchHandler
 from appliance.broker.handlers.forwarded import ForwardedHandler
@@ -42,8 +47,12 @@ from appliance.broker.handlers.offset_for_leader_epoch import OffsetForLeaderEpo
 from appliance.broker.handlers.produce import ProduceHandler
 from appliance.broker.held_memory import HeldMemory
 from appliance.broker.receiver import Receiver
+from appliance.broker.residency import choose_residency
 from appliance.broker.transport import PlainTransport
+from appliance.ipc.box_disks import BoxDisks
 from appliance.ipc.controller_link import ControllerLink
+from appliance.ipc.descriptors import DescriptorKind
+from appliance.ipc.disk_health import DiskHealth
 from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.ipc.proxies import LogWriterProxies, Source
 from appliance.metadata.metadata_image import ImageUnreadable, read_image
@@ -59,6 +68,7 @@ SEGMENT_FILES_MIN, SEGMENT_FILES_MAX = 256, 8192
 DESCRIPTORS_RESERVED = 512
 """For segments, channels and look-ups: connections never take these."""
 ACCEPT_PAUSE_NS = 100_000_000
+_DELETE_RECORDS = int(DescriptorKind.DELETE_RECORDS)
 _NO_ROOM_TO_ACCEPT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 
@@ -81,11 +91,17 @@ class AcceptorAgent:
         self._proxies = LogWriterProxies(
             self._source, disks, self._poller, self._clock, counters, self._on_completion, self._on_lost, self._on_connected, self._on_gone
         )
+        self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), self._on_hung, self._on_well)
         self._view = BoxView(box.broker_id, self._proxies, box.integer("message.max.bytes"))
-        self._readers = {disk: LogReaderProxy(disk, context.layout, self._poller, self._clock, counters, LOG_READER_DEADLINE_MS) for disk in disks}
+        self._make_reader: Callable[[str], LogReaderProxy] = lambda disk: LogReaderProxy(
+            disk, context.layout, self._poller, self._clock, counters, LOG_READER_DEADLINE_MS
+        )
+        self._readers = {disk: self._make_reader(disk) for disk in disks}
+        self._box_disks = BoxDisks(context.layout, box)
         self._controller = ControllerLink(context.layout, self._poller, self._clock, self._on_image_changed)
         budget_bytes = min(box.integer("disk.budget.bytes"), self._source.arena.size_bytes // len(disks))
         self._produce = ProduceHandler(self._view, self._source.arena, self._delayed, self._clock, counters, budget_bytes, self._mark_dirty)
+        self._cold = ColdReads(self._readers, self._clock, counters, self._mark_dirty, self._on_disk_read_failed)
         self._fetch = FetchHandler(
             self._view,
             self._readers,
@@ -94,6 +110,8 @@ class AcceptorAgent:
             counters,
             box.integer("fetch.max.bytes"),
             _segment_files_max(),
+            choose_residency(box.text("fetch.residency")),
+            self._cold,
             box.integer("max.incremental.fetch.session.cache.slots"),
             _random_session_id,
             self._mark_dirty,
@@ -104,7 +122,10 @@ class AcceptorAgent:
         handlers[ApiKey.LIST_OFFSETS] = ListOffsetsHandler(self._view, self._readers, self._clock, counters, self._mark_dirty)
         handlers[ApiKey.OFFSET_FOR_LEADER_EPOCH] = OffsetForLeaderEpochHandler(self._view, self._readers, counters, self._mark_dirty)
         handlers[ApiKey.METADATA] = MetadataHandler(self._view, self._controller, counters, box.flag("auto.create.topics.enable"), self._mark_dirty)
+        self._delete_records = DeleteRecordsHandler(self._view, self._clock, counters, self._mark_dirty)
+        handlers[ApiKey.DELETE_RECORDS] = self._delete_records
         handlers[ApiKey.DESCRIBE_CLUSTER] = DescribeClusterHandler(self._view, self._mark_dirty)
+        handlers[ApiKey.DESCRIBE_LOG_DIRS] = DescribeLogDirsHandler(self._view, self._proxies, context.layout, lambda: box.disks, self._mark_dirty)
         handlers[ApiKey.DESCRIBE_TOPIC_PARTITIONS] = DescribeTopicPartitionsHandler(self._view, self._mark_dirty)
         handlers[ApiKey.API_VERSIONS] = ApiVersionsHandler(self._mark_dirty)
         self._dispatch = Dispatch(self._produce, handlers)
@@ -141,6 +162,7 @@ class AcceptorAgent:
         # What was received since the last turn goes to the log-writers before we send replies: they append meanwhile (measured: 10 % less CPU).
         self._proxies.flush()
         work = self._proxies.do_work(now_ns)
+        work += self._health.look(now_ns)
         work += self._controller.do_work(now_ns)
         if self._image_is_stale:
             self._load_image()
@@ -160,6 +182,7 @@ class AcceptorAgent:
         while self._dirty:
             work += 1
             self._send(self._dirty.pop())
+        self._cold.send_releases()
         self._proxies.flush()
         if not self._ready:
             self._maybe_ready()
@@ -232,10 +255,16 @@ class AcceptorAgent:
             self._view.set_image(image)
 
     def _on_completion(self, part: object, entry: tuple[int, ...]) -> None:
-        self._produce.on_completion(part, entry)  # type: ignore[arg-type]
+        if entry[0] == _DELETE_RECORDS:
+            self._delete_records.on_completion(part, entry)  # type: ignore[arg-type]
+        else:
+            self._produce.on_completion(part, entry)  # type: ignore[arg-type]
 
     def _on_lost(self, part: object) -> None:
-        self._produce.on_lost(part)  # type: ignore[arg-type]
+        if isinstance(part, PartDeletion):
+            self._delete_records.on_lost(part)
+        else:
+            self._produce.on_lost(part)  # type: ignore[arg-type]
 
     def _on_connected(self, disk: str) -> None:
         self._image_is_stale = True
@@ -243,6 +272,29 @@ class AcceptorAgent:
     def _on_gone(self, disk: str) -> None:
         self._fetch.files.forget_disk(disk)
         self._context.log.warning(f"the log-writer of disk {disk} is gone; its clients get retriable errors until it is back")
+
+    def _on_hung(self, disk: str, operation: str) -> None:
+        """Everybody who waits for it is answered now; what the log-writer was given stays its own until it is done or dead."""
+        for part in self._proxies.by_disk[disk].under_way():
+            if isinstance(part, PartDeletion):
+                self._delete_records.on_lost(part)
+            else:
+                self._produce.on_hung(part)
+        self._readers[disk].give_up()
+        self._context.log.error(f"disk {disk} hangs ({operation}): its clients get KAFKA_STORAGE_ERROR until it answers")
+
+    def _look_at_disks(self, now_ns: int) -> None:
+        """Disks that were added or removed while we run."""
+        came, went = self._box_disks.look(now_ns)
+        for disk in came:
+            self._readers[disk.name] = self._make_reader(disk.name)
+            self._proxies.add_disk(disk.name)
+        for disk in went:
+            self._proxies.remove_disk(disk.name)
+            self._readers.pop(disk.name).close()
+
+    def _on_well(self, disk: str) -> None:
+        self._context.log.notice(f"disk {disk} answers again")
 
     # -- connections
 
@@ -342,9 +394,12 @@ class AcceptorAgent:
     def _mark_dirty(self, connection: Connection) -> None:
         self._dirty.add(connection)
 
+    def _on_disk_read_failed(self, connection: Connection) -> None:
+        self._close(connection, DISK_READ_FAILED)
+
     def _send(self, connection: Connection) -> None:
         """Send what is ready; go on reading what had to wait for it."""
-        if connection.closed:
+        if connection.closed or connection.waits_for_disk:
             return
         if connection.outgoing:
             connection.last_active_ns = self._clock.monotonic_ns()  # it takes what it asked for, however slowly
@@ -355,6 +410,9 @@ class AcceptorAgent:
             self._sendfile_bytes.add(connection.sent_file_bytes - sent_before)
             if not stays_open:
                 self._close(connection, UNANSWERED)
+                return
+            if not self._cold.maybe_read_rest(connection):
+                self._close(connection, DISK_READ_FAILED)
                 return
             if connection.read_paused:
                 self._receiver.resume(connection)
@@ -372,7 +430,7 @@ class AcceptorAgent:
 
     def _update_interest(self, connection: Connection) -> None:
         reads = not connection.read_paused and not self._stopping
-        interest = (READ_INTEREST if reads else 0) | (select.EPOLLOUT if connection.outgoing else 0)
+        interest = (READ_INTEREST if reads else 0) | (select.EPOLLOUT if connection.outgoing and not connection.waits_for_disk else 0)
         if interest != connection.interest and not connection.closed:
             connection.interest = interest
             self._poller.modify(connection.transport.fileno(), interest)
@@ -390,12 +448,15 @@ class AcceptorAgent:
     def _sweep(self, now_ns: int) -> None:
         """Once a second: close what is idle or dawdles; end questions that a log-reader does not answer."""
         self._next_sweep_ns = now_ns + SWEEP_NS
+        self._look_at_disks(now_ns)
         self._requests_parked.set(len(self._delayed))
         for connection in list(self._connections.values()):
             if connection.frame_since_ns and now_ns - connection.frame_since_ns > self._frame_timeout_ns:
                 self._close(connection, FRAME_TIMEOUT, "a request that it began did not come whole in time (request.frame.timeout.ms)")
             elif now_ns - connection.last_active_ns > self._idle_ns and not connection.replies:
                 self._close(connection, IDLE)
+            if connection.outgoing and connection.move_to_heap(now_ns):
+                self._charge(connection)
             for reply in list(connection.replies):
                 if reply.awaited is not None and now_ns > reply.awaited.deadline_ns:
                     reply.awaited.on_too_late()

@@ -22,6 +22,7 @@ from appliance.agents.image_publisher import ImagePublisher
 from appliance.agents.partition_administration import PartitionAdministration
 from appliance.agents.topic_administration import TopicAdministration
 from appliance.base.model import TopicId
+from appliance.ipc.box_disks import BoxDisks
 from appliance.ipc.frames import Frame
 from appliance.metadata import broker_registry, config_notifications, topic_registry
 from appliance.metadata.broker_configs import broker_configs
@@ -98,8 +99,18 @@ class ControllerAgent:
         disks = [disk.name for disk in box.disks]
         self.cluster = Cluster(box.broker_id, broker_config(box.settings), disks)
         self._publisher = ImagePublisher(context.layout.image_file, self._make_image, self._on_published)
+        self._box_disks = BoxDisks(context.layout, box)
         self._disks = DiskCommands(
-            context.layout, context.incarnation, disks, context.poller, context.clock, context.counters, self._on_disk_connected, self._on_disk_gone
+            context.layout,
+            context.incarnation,
+            disks,
+            context.poller,
+            context.clock,
+            context.counters,
+            self._on_disk_connected,
+            self._on_disk_gone,
+            context.log,
+            box.integer("log.disk.deadline.ms"),
         )
         self.session = self._open_session()
         self._runner = OperationRunner(self.session.submit, self._disks.command, self._publisher.publish)
@@ -155,6 +166,7 @@ class ControllerAgent:
     def do_work(self) -> int:
         now_ms = self._clock.monotonic_ms()
         now_ns = self._clock.monotonic_ns()
+        self._look_at_disks(now_ns)
         work = self.session.drain()
         work += self._disks.do_work(now_ns)
         if self._arrive_at_ms is not None and now_ms >= self._arrive_at_ms:
@@ -354,6 +366,17 @@ class ControllerAgent:
         self._log.info(f"log-writer@{disk} is there", partitions=len(report.partitions), needs_epoch_bump=report.needs_epoch_bump)
         self._disks_to_bring_up.add(disk)
         self._reconsider_at_ms = 0
+
+    def _look_at_disks(self, now_ns: int) -> None:
+        """Disks that were added or removed while we run."""
+        came, went = self._box_disks.look(now_ns)
+        for disk in came:
+            self._missing_gauges[disk.name] = self._context.counters.counter(f'controller.partitions_missing{{disk="{disk.name}"}}')
+            self.cluster.disks.append(disk.name)
+            self._disks.add_disk(disk.name)
+        for disk in went:
+            self._disks.remove_disk(disk.name)
+            self.cluster.remove_disk(disk.name)
 
     def _on_disk_gone(self, disk: str) -> None:
         self.cluster.reports.pop(disk, None)

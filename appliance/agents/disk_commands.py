@@ -13,7 +13,9 @@ from typing import Any
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
 from appliance.base.layout import BoxLayout
+from appliance.base.logging import Logger
 from appliance.ipc.descriptors import Completion
+from appliance.ipc.disk_health import DiskHealth, fence_life
 from appliance.ipc.proxies import LogWriterProxies, Registry, Source, command_callbacks
 from appliance.metadata.operation import DiskCommand
 from appliance.shm.counters import Counters
@@ -37,6 +39,8 @@ class DiskCommands:
         counters: Counters,
         on_connected: Callable[[str], None],
         on_gone: Callable[[str], None],
+        log: Logger,
+        deadline_ms: int,
     ) -> None:
         self._source = Source(layout, "controller", incarnation, ARENA_BYTES, RING_ENTRIES)
         self._lines: dict[str, deque[tuple[DiskCommand, OnDone]]] = {disk: deque() for disk in disks}
@@ -45,11 +49,28 @@ class DiskCommands:
         self._refused = counters.counter("controller.disk_commands_refused")
         completed, self._give_back = command_callbacks(self._on_completion)
         self._lost: list[Any] = []
+        self._log = log
         self._proxies = LogWriterProxies(self._source, disks, registry, clock, counters, completed, self._lost.append, on_connected, self._on_gone)
+
+        self._health = DiskHealth(self._proxies.by_disk.values(), deadline_ms, self._on_hung, lambda _disk: None)
+
+    def _on_hung(self, disk: str, operation: str) -> None:
+        """It publishes nothing more; what it was told ends when its process does, and what it is told from now on is refused at once."""
+        self._log.error(f"disk {disk} hangs ({operation}): log-writer@{disk} is fenced and starts anew when the disk answers")
+        fence_life(self._proxies.writer_info(disk)["table"])
+
+    def add_disk(self, disk: str) -> None:
+        self._lines[disk] = deque()
+        self._proxies.add_disk(disk)
+
+    def remove_disk(self, disk: str) -> None:
+        """What it was told ends as at a death; its line stays for those who still name it."""
+        self._proxies.remove_disk(disk)
+        del self._lines[disk]
 
     def command(self, command: DiskCommand, on_done: OnDone) -> None:
         """Send; `on_done(error code)` may be called at once."""
-        if command.disk not in self._lines or not self._proxies.connected(command.disk):
+        if command.disk not in self._lines or not self._proxies.connected(command.disk) or self._proxies.by_disk[command.disk].is_hung:
             self._refused.add()
             on_done(ErrorCode.KAFKA_STORAGE_ERROR)
             return
@@ -71,6 +92,7 @@ class DiskCommands:
     def do_work(self, now_ns: int) -> int:
         """Take completions, notice deaths, send what waits, ring. Bounded."""
         work = self._proxies.do_work(now_ns)
+        work += self._health.look(now_ns)
         for disk, line in self._lines.items():
             if line:
                 work += self._send(disk)
@@ -103,7 +125,8 @@ class DiskCommands:
         return self._proxies.writer_info(disk)
 
     def is_offline(self, disk: str) -> bool:
-        return self._proxies.is_offline(disk)
+        """Whether it takes no orders now: failed, hung, or away."""
+        return self._proxies.is_offline(disk) or self._proxies.by_disk[disk].is_hung
 
     def may_park(self) -> bool:
         """Set the sleeping word, fence, look again."""

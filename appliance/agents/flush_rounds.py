@@ -20,6 +20,7 @@ from appliance.base.errors import DiskFull, StorageFailed
 from appliance.base.model import TopicPartition
 from appliance.base.settings import Box
 from appliance.shm.counters import Counters
+from appliance.shm.partition_table import FLUSH_SINCE_WORD
 from appliance.storage import file_io
 from appliance.storage.flush_round import FlushRound
 from appliance.storage.log_directory import LogDirectory
@@ -43,6 +44,8 @@ class FlushRounds:
         self._bytes_max = box.integer("log.flush.unflushed.bytes")
         self._appended = counters.counter("log_writer.bytes")
         self._appended_at_last_round = self._appended.value
+        self.synced_bytes = self._appended.value
+        """`log_writer.bytes` as it was when the last finished round began: what was appended before is durable."""
         self._rounds = counters.counter("flush.rounds")
         self._round_time = counters.counter("flush.round_us")
         self._free_bytes = counters.counter("disk.free_bytes")
@@ -184,8 +187,7 @@ class FlushRounds:
 
             self._run(sync)
             return True
-        self._rounds.add()
-        self._round_time.add((now_ns - self._started_ns) // 1000)
+        self._finish_round(now_ns)
         return False
 
     def _advance(self, under_way: list[tuple[HostedPartition, FlushRound]]) -> None:
@@ -193,8 +195,12 @@ class FlushRounds:
             hosted.log.advance_recovery_point(flush.end_offset)
             self._recovery_points_moved = True
         if under_way and not self._to_flush:
-            self._rounds.add()
-            self._round_time.add((self._clock.monotonic_ns() - self._started_ns) // 1000)
+            self._finish_round(self._clock.monotonic_ns())
+
+    def _finish_round(self, now_ns: int) -> None:
+        self._rounds.add()
+        self._round_time.add((now_ns - self._started_ns) // 1000)
+        self.synced_bytes = max(self.synced_bytes, self._appended_at_last_round)
 
     def _give_up(self, under_way: list[tuple[HostedPartition, FlushRound]]) -> None:
         """The round was not carried out: if that heals, the next one has everything to do again."""
@@ -205,6 +211,9 @@ class FlushRounds:
             self._appended_at_last_round = -1
 
     def _run(self, work: Callable[[], None]) -> None:
+        words = self._partitions.table.shared.words
+        words[FLUSH_SINCE_WORD] = self._clock.monotonic_ns()
+
         def body() -> None:
             try:
                 work()
@@ -212,6 +221,7 @@ class FlushRounds:
                 self._failure = file_io.storage_failure(f"flush {self._directory.path}", error)
             except Exception as failure:  # handed to the loop, which knows what it means
                 self._failure = failure
+            words[FLUSH_SINCE_WORD] = 0
 
         self._thread = threading.Thread(target=body, name="flush-round", daemon=True)
         self._thread.start()

@@ -1,7 +1,8 @@
 """A partition that a log-writer holds: its log, its role, and its row in the table. The log-writer alone changes it.
 
-The high watermark of a sole replica is its log end; with followers it waits for them (their progress arrives as descriptors, a door
-that is built with replication). Whatever changes here is published by `publish` (the whole row) or `publish_append` (the hot path).
+The high watermark of a sole replica is its log end, or where acknowledgements wait for flushes, what is durable; with followers it waits for
+them (their progress arrives as descriptors, a door that is built with replication). Whatever changes here is published by `publish` (the whole
+row) or `publish_append` (the hot path).
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from appliance.base.invariants import check
 from appliance.base.model import TopicId, TopicPartition
 from appliance.shm.partition_table import ROLE_NONE, PartitionTableWriter, Row
 from appliance.storage.log import Log
+from appliance.storage.removed_segments import RemovedSegments
+
+NO_FLUSH_POLICY, FLUSH_BY_INTERVAL, FLUSH_BEFORE_ACKNOWLEDGEMENT = range(3)
 
 
 class HostedPartition:
@@ -20,6 +24,7 @@ class HostedPartition:
     __slots__ = (
         "_published_segments",
         "config_generation",
+        "flush_policy",
         "high_watermark",
         "isr",
         "leader_epoch",
@@ -33,6 +38,8 @@ class HostedPartition:
         "table",
         "topic_id",
         "topic_partition",
+        "watermark_base_offset",
+        "watermark_position",
     )  # fmt: skip
 
     def __init__(self, topic_partition: TopicPartition, topic_id: TopicId, log: Log, table: PartitionTableWriter, high_watermark: int) -> None:
@@ -47,10 +54,15 @@ class HostedPartition:
         self.min_insync_replicas = 1
         self.config_generation = 0
         self.needs_epoch_bump = False
+        self.flush_policy = NO_FLUSH_POLICY
+        self.watermark_base_offset = log.active_base_offset
+        self.watermark_position = log.active_position
+        """Where the high watermark is, while it waits for flushes; else it is at the log's end."""
         self.high_watermark = max(log.log_start_offset, min(high_watermark, log.log_end_offset))
         self._published_segments = log.segment_list_generation
         self.row_generation = 0
         self.row, self.row_generation = table.add_row(self._row())
+        table.store_sealed_bytes(self.row, log.size_bytes - log.active_position)
         self.publish()
 
     def take_role(self, role: int, leader_epoch: int, isr: tuple[int, ...], replicas: tuple[int, ...], config_generation: int) -> None:
@@ -60,6 +72,7 @@ class HostedPartition:
         self.leader_epoch = leader_epoch
         self.isr = isr
         self.replicas = replicas
+        self.flush_policy = NO_FLUSH_POLICY
         self._advance_high_watermark()
         self.take_config(config_generation)
         self.table.announce()
@@ -68,7 +81,19 @@ class HostedPartition:
         """The log has new configs: produces that were checked under the old ones are refused from now on; publishes."""
         self.config_generation = config_generation
         self.min_insync_replicas = min(self.log.config.min_insync_replicas, max(1, len(self.replicas)))
+        self._take_flush_policy()
         self.publish()
+
+    def _take_flush_policy(self) -> None:
+        """What consumers saw stays visible; from now on the high watermark waits for flushes, or does so no more."""
+        config, before = self.log.config, self.flush_policy
+        self.flush_policy = (
+            FLUSH_BEFORE_ACKNOWLEDGEMENT if config.acknowledges_after_flush else FLUSH_BY_INTERVAL if config.flushes_by_interval else NO_FLUSH_POLICY
+        )
+        if self.flush_policy != FLUSH_BEFORE_ACKNOWLEDGEMENT:
+            self._advance_high_watermark()
+        elif before != FLUSH_BEFORE_ACKNOWLEDGEMENT:
+            self.watermark_base_offset, self.watermark_position = self.log.active_base_offset, self.log.active_position
 
     def publish_append(self) -> None:
         """After an append: advance the high watermark and publish what moved."""
@@ -79,7 +104,23 @@ class HostedPartition:
         else:
             self.table.store_progress(self.row, log.log_end_offset, self.high_watermark, log.active_position)
 
+    def advance_log_start_offset(self, offset: int) -> RemovedSegments | None:
+        """Let the log begin at `offset` for everybody; publishes. What `Log.advance_log_start_offset` returns."""
+        check(offset <= self.high_watermark, f"the log start offset of {self.topic_partition} would go over its high watermark")
+        removed = self.log.advance_log_start_offset(offset)
+        self.publish()
+        return removed
+
+    def on_durable(self, offset: int, base_offset: int, position: int) -> None:
+        """Batches below `offset`, which is at `position` of segment `base_offset`, survive a power cut: consumers may see them; publishes."""
+        if self.flush_policy == FLUSH_BEFORE_ACKNOWLEDGEMENT and len(self.isr) == 1 and offset > self.high_watermark:
+            check(offset <= self.log.log_end_offset, f"{self.topic_partition} is durable beyond its log")
+            self.high_watermark, self.watermark_base_offset, self.watermark_position = offset, base_offset, position
+            self.publish()
+
     def publish(self) -> None:
+        if self._published_segments != self.log.segment_list_generation:
+            self.table.store_sealed_bytes(self.row, self.log.size_bytes - self.log.active_position)
         self._published_segments = self.log.segment_list_generation
         self.table.store(self.row, self._row()._replace(row_generation=self.row_generation))
 
@@ -98,13 +139,16 @@ class HostedPartition:
         return [self.topic_partition.topic, self.topic_partition.partition, str(self.topic_id), self.log.leader_epochs.latest, self.log.log_end_offset]
 
     def _advance_high_watermark(self) -> None:
-        if len(self.isr) == 1:
+        if len(self.isr) == 1 and self.flush_policy != FLUSH_BEFORE_ACKNOWLEDGEMENT:
             check(self.log.log_end_offset >= self.high_watermark, f"the high watermark of {self.topic_partition} is beyond its log")
             self.high_watermark = self.log.log_end_offset
 
     def _row(self) -> Row:
         """The segment-list generation names our life and row as well: a log-reader must not take another log's list for this one."""
         log = self.log
+        watermark_base_offset, watermark_position = log.active_base_offset, log.active_position
+        if self.flush_policy == FLUSH_BEFORE_ACKNOWLEDGEMENT and self.high_watermark != log.log_end_offset:
+            watermark_base_offset, watermark_position = self.watermark_base_offset, self.watermark_position
         return Row(
             topic_id=self.topic_id,
             partition=self.topic_partition.partition,
@@ -120,7 +164,7 @@ class HostedPartition:
             config_generation=self.config_generation,
             active_base_offset=log.active_base_offset,
             active_position=log.active_position,
-            watermark_base_offset=log.active_base_offset,
-            watermark_position=log.active_position,
+            watermark_base_offset=watermark_base_offset,
+            watermark_position=watermark_position,
             segment_list_generation=self.table.shared.incarnation + (self.row_generation << 24) + log.segment_list_generation,
         )

@@ -7,7 +7,7 @@ Rows of the table and entries here come and go together. Owned by the log-writer
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from appliance.agents.descriptor_room import DescriptorRoom
 from appliance.agents.hosted_partition import HostedPartition
@@ -42,14 +42,21 @@ class HostedPartitions:
         return [hosted for (hosted_id, _), hosted in self._by_identity.items() if hosted_id == topic_id]
 
     def open(
-        self, topic_partition: TopicPartition, topic_id: TopicId, config: Mapping[str, str], recovery: Recovery, log_start_offset: int, high_watermark: int
+        self,
+        topic_partition: TopicPartition,
+        topic_id: TopicId,
+        config: Mapping[str, str],
+        recovery: Recovery,
+        log_start_offset: int,
+        high_watermark: int,
+        on_scanned: Callable[[int], None] = lambda _: None,
     ) -> HostedPartition:
         """Open (and recover) the log of a partition whose directory exists, and give it a row. Raises StorageFailed; TableFull and
         OutOfDescriptors when this disk has as many open logs as it can."""
         if not self.table.free_rows:
             raise TableFull(f"{self.directory.path} serves {ROWS} partitions already; add a disk or delete topics")
         path = f"{self.directory.path}/{topic_partition}"
-        log = Log.open(path, topic_partition, topic_id, LogConfig.from_topic_config(config), self._clock, recovery, log_start_offset)
+        log = Log.open(path, topic_partition, topic_id, LogConfig.from_topic_config(config), self._clock, recovery, log_start_offset, on_scanned)
         if log.highest_descriptor >= self.room.for_logs:
             log.abandon()
             raise OutOfDescriptors(

@@ -20,8 +20,10 @@ from appliance.agents.syslog_intake import TURN_BYTES, SyslogIntake
 from appliance.broker.box_view import BoxView
 from appliance.ingest.accounting import read_ledger
 from appliance.ingest.batcher import Batcher
+from appliance.ipc.box_disks import BoxDisks
 from appliance.ipc.controller_frames import AUTO_CREATE
 from appliance.ipc.controller_link import ControllerLink
+from appliance.ipc.disk_health import DiskHealth
 from appliance.ipc.proxies import LogWriterProxies, Source
 from appliance.metadata.metadata_image import ImageUnreadable, TopicImage, read_image
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
@@ -62,6 +64,8 @@ class IngestAgent:
         self._controller = ControllerLink(context.layout, self._poller, self._clock, self._on_image_changed)
         budget_bytes = min(box.integer("disk.budget.bytes"), self._source.arena.size_bytes // len(disks))
         self._outlet = IngestOutlet(self._topic, self._source.arena, self._view, budget_bytes, self._clock, counters, log, self._on_blocked)
+        self._box_disks = BoxDisks(context.layout, box)
+        self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), lambda _disk, _operation: None, lambda _disk: None)
         self._disks = IngestDisks(self._proxies, counters, log)
         self._intake = SyslogIntake(box, self._clock, counters)
         max_message_bytes = box.integer("ingest.syslog.max.message.bytes")
@@ -90,6 +94,8 @@ class IngestAgent:
         now_ns = self._clock.monotonic_ns()
         self._intake.turn_bytes_left = TURN_BYTES
         work = self._proxies.do_work(now_ns)
+        work += self._health.look(now_ns)
+        self._look_at_disks(now_ns)
         work += self._controller.do_work(now_ns)
         if self._image_is_stale:
             self._load_image()
@@ -111,6 +117,15 @@ class IngestAgent:
         if not self._ready:
             self._maybe_ready()
         return work
+
+    def _look_at_disks(self, now_ns: int) -> None:
+        """Disks that were added or removed while we run."""
+        came, went = self._box_disks.look(now_ns)
+        for disk in came:
+            self._proxies.add_disk(disk.name)
+        for disk in went:
+            self._proxies.remove_disk(disk.name)
+            self._disks.forget(disk.name)
 
     def _batch_and_send(self, now_ns: int) -> int:
         batcher = self._intake.batcher

@@ -1,4 +1,4 @@
-"""Which disks an ingest counts as dead: those that their log-writer took offline, and those without a log-writer for long.
+"""Which disks an ingest counts as dead: those that their log-writer took offline, those that hang, and those without a log-writer for long.
 
 Owned by one ingest agent; looked at every turn (0.3 µs a disk). A slow disk is not dead: it serves, and slows its senders. Nor is one whose
 log-writer has just died: it is back in a moment, and its lines keep their order by waiting. A disk that was found dead stays so
@@ -17,7 +17,7 @@ AWAY_NS = 10_000_000_000
 
 
 class IngestDisks:
-    """`dead` changes in `look` alone."""
+    """`dead` changes in `look` and `forget` alone."""
 
     def __init__(self, proxies: LogWriterProxies, counters: Counters, log: Logger) -> None:
         self._proxies = proxies
@@ -37,7 +37,7 @@ class IngestDisks:
                     dead.add(disk)
                 continue
             self._away_since_ns.pop(disk, None)
-            if table.disk_state == DISK_OFFLINE:
+            if table.disk_state == DISK_OFFLINE or proxy.is_hung:
                 dead.add(disk)
             else:
                 dead.discard(disk)
@@ -47,6 +47,12 @@ class IngestDisks:
         self.dead = frozenset(dead)
         self._dead_count.set(len(dead))
         return True
+
+    def forget(self, disk: str) -> None:
+        """It is no disk of the box any more."""
+        self._away_since_ns.pop(disk, None)
+        self.dead -= {disk}
+        self._dead_count.set(len(self.dead))
 
     def _tell(self, died: set[str], came_back: frozenset[str]) -> None:
         for disk in sorted(died):

@@ -13,6 +13,9 @@ import select
 import socket
 from collections import OrderedDict, deque
 
+from appliance.agents.cold_reading import Asker as ColdAsker
+from appliance.agents.cold_reading import ColdReading
+from appliance.agents.scrubber import Scrubber
 from appliance.base.errors import ErrorCode, StorageFailed
 from appliance.base.model import TopicPartition
 from appliance.ipc.frames import listen_unix
@@ -24,6 +27,8 @@ from appliance.ipc.log_reader_messages import (
     MAX_TIMESTAMP,
     OFFSETS_MAX,
     OPEN,
+    READ,
+    RELEASE,
     SEGMENTS,
     TIME,
     Answer,
@@ -31,12 +36,15 @@ from appliance.ipc.log_reader_messages import (
     pack_answer,
     unpack_question,
 )
+from appliance.ipc.scrub_report import report_file
 from appliance.records.corrupt_batch import CorruptBatch
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
-from appliance.storage.reading import LogReading, OffsetOutOfRange
+from appliance.storage.reading import LogReading, OffsetOutOfRange, SegmentMoved
+from appliance.storage.segment_files import LOG_SUFFIX, segment_path
 
 READINGS_MAX = 512
 QUESTIONS_A_TURN = 64
+SWEEP_NS = 1_000_000_000
 
 
 _INTEREST = select.EPOLLIN | select.EPOLLRDHUP
@@ -45,10 +53,11 @@ _INTEREST = select.EPOLLIN | select.EPOLLRDHUP
 class _Asker:
     """One acceptor's connection and the answers that its socket did not take yet; it is not read while there are any."""
 
-    __slots__ = ("sock", "unsent")
+    __slots__ = ("is_gone", "sock", "unsent")
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
+        self.is_gone = False
         self.unsent: deque[tuple[bytes, int]] = deque()
 
     def flush(self) -> bool:
@@ -92,12 +101,28 @@ class LogReaderAgent:
         self._latencies = {kind: counters.histogram(f'log_reader.answer_us{{kind="{name}"}}') for kind, name in _KIND_NAMES.items()}
         self._listening = listen_unix(context.layout.log_reader_socket(self._disk.name), socket.SOCK_SEQPACKET)
         self._poller.register(self._listening.fileno(), select.EPOLLIN, self._on_connection)
+        self._scrubber = Scrubber(
+            self._disk,
+            report_file(context.layout, self._disk.name),
+            context.clock,
+            counters,
+            context.log,
+            context.box.integer("log.scrub.bytes.per.second"),
+            context.box.integer("log.scrub.interval.ms"),
+        )
+        self._scrubber.start()
+        self._cold = ColdReading(context, self._disk.name, self._answer_later)
+        self._next_sweep_ns = 0
         context.notifier.ready()
 
     # -- duty cycle: everything comes through the poller
 
     def do_work(self) -> int:
         work, self._work = self._work, 0
+        now_ns = self._clock.monotonic_ns()
+        if now_ns >= self._next_sweep_ns:
+            self._next_sweep_ns = now_ns + SWEEP_NS
+            self._cold.sweep(now_ns)
         return work
 
     def may_park(self) -> bool:
@@ -116,6 +141,8 @@ class LogReaderAgent:
         return True
 
     def close(self) -> None:
+        self._scrubber.close()
+        self._cold.close()
         self._listening.close()
         for asker in self._askers.values():
             asker.close()
@@ -160,6 +187,11 @@ class LogReaderAgent:
             self._work += 1
             started_ns = self._clock.monotonic_ns()
             question = unpack_question(message)
+            if question.kind in (READ, RELEASE):
+                self._take_cold(asker, question)
+                if asker.unsent:
+                    return
+                continue
             answer, descriptor = self._answer(question)
             if question.kind in self._latencies:
                 self._latencies[question.kind].record(self._clock.monotonic_ns() - started_ns)
@@ -168,7 +200,28 @@ class LogReaderAgent:
                 self._poller.modify(asker.sock.fileno(), select.EPOLLOUT | select.EPOLLRDHUP)
                 return
 
+    def _take_cold(self, asker: _Asker, question: Question) -> None:
+        if question.kind == RELEASE:
+            self._cold.on_release(asker, question)
+            return
+        directory = f"{self._disk.path}/{TopicPartition(question.topic, question.partition)}"
+        self._cold.on_read(asker, question, segment_path(directory, question.value_a, LOG_SUFFIX))
+
+    def _answer_later(self, asker: ColdAsker, answer: Answer) -> None:
+        """An answer that no question waits for in this turn."""
+        assert isinstance(asker, _Asker)
+        was_sending = bool(asker.unsent)
+        asker.unsent.append((pack_answer(answer), -1))
+        try:
+            if not was_sending and not asker.flush():
+                self._poller.modify(asker.sock.fileno(), select.EPOLLOUT | select.EPOLLRDHUP)
+        except OSError:
+            self._forget(asker)
+
     def _forget(self, asker: _Asker) -> None:
+        if asker.is_gone:
+            return
+        self._cold.on_gone(asker)
         self._poller.unregister(asker.sock.fileno())
         del self._askers[asker.sock.fileno()]
         asker.close()
@@ -184,6 +237,8 @@ class LogReaderAgent:
             return self._look(question, reading)  # an opened segment is sent and closed by the caller
         except OffsetOutOfRange:
             return Answer(question.kind, question.token, ErrorCode.OFFSET_OUT_OF_RANGE), -1
+        except SegmentMoved as moved:
+            return Answer(question.kind, question.token, moved.code), -1
         except CorruptBatch as corrupt:
             self._errors.add()
             self._context.log.error(f"{question.topic}-{question.partition} on disk {self._disk.name} holds a batch that cannot be opened: {corrupt}")
@@ -201,12 +256,11 @@ class LogReaderAgent:
         kind, token = question.kind, question.token
         if kind == OPEN:
             descriptor = reading.open_segment(question.value_a)
-            return Answer(kind, token, 0, os.fstat(descriptor).st_size), descriptor
+            figures = os.fstat(descriptor)
+            return Answer(kind, token, 0, figures.st_size, figures.st_ino), descriptor
         if kind == LOOKUP:
             located = reading.locate(question.value_a, question.value_b)
-            answer = Answer(
-                kind, token, 0, located.segment_base_offset, located.position, located.batch_size_bytes, located.segment_size_bytes, located.base_offset
-            )
+            answer = Answer(kind, token, 0, located.segment_base_offset, located.position, located.batch_size_bytes, located.segment_file, located.base_offset)
             return answer, -1
         if kind == SEGMENTS:
             return Answer(kind, token, 0, offsets=tuple(reading.segments_modified_by(question.value_a, OFFSETS_MAX))), -1

@@ -13,22 +13,34 @@ import select
 from collections import deque
 from typing import Any
 
+from appliance.agents.batch_flushes import BatchFlushes
+from appliance.agents.cleaning_rounds import CleaningRounds
+from appliance.agents.disk_probe import DiskProbe
+from appliance.agents.disk_return import ATTEMPTS_LABEL, WELL_NS, DiskReturn
 from appliance.agents.flush_rounds import FlushRounds
-from appliance.agents.hosted_partition import HostedPartition
+from appliance.agents.held_acknowledgements import HeldAcknowledgements
+from appliance.agents.hosted_partition import FLUSH_BEFORE_ACKNOWLEDGEMENT, HostedPartition
+from appliance.agents.index_repairs import IndexRepairs
 from appliance.agents.log_writer_commands import LogWriterCommands
 from appliance.agents.log_writer_startup import LogWriterStartup
-from appliance.base.errors import DiskFull, ErrorCode, OutOfDescriptors, StorageFailed
+from appliance.agents.retention_rounds import RetentionRounds
+from appliance.base.errors import DiskFull, ErrorCode, OutOfDescriptors, StepsDown, StorageFailed
 from appliance.base.invariants import InvariantViolation
 from appliance.base.layout import boot_id
 from appliance.ipc.channel import SinkChannel
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.log_writer_door import LogWriterDoor
+from appliance.ipc.scrub_report import report_file
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.shm.doorbell import Doorbell
 from appliance.shm.partition_table import (
+    APPEND_SINCE_WORD,
     DISK_FULL,
     DISK_OFFLINE,
     DISK_ONLINE,
+    FENCE_WORD,
+    FLUSH_SINCE_WORD,
+    PROBE_SINCE_WORD,
     ROLE_LEADER,
     ROLE_OFFLINE,
     SLEEPING_WORD,
@@ -47,6 +59,7 @@ DESCRIPTORS_TOLD_NS = 10_000_000_000
 """Not more often is it said that descriptors are short."""
 _CONTROLLER = "controller"
 _PRODUCE = int(DescriptorKind.PRODUCE)
+_DELETE_RECORDS = int(DescriptorKind.DELETE_RECORDS)
 _ACKS_ALL_FLAG = 1
 
 Work = tuple[SinkChannel, tuple[Any, ...]]
@@ -65,11 +78,14 @@ class LogWriterAgent:
         self._disk = box.disk(context.instance)
         table_name = context.layout.shared_memory_name("table", self._disk.name, context.incarnation)
         self._table = PartitionTableWriter.create(table_name, context.incarnation)
-        self._doorbell = Doorbell(self._table.shared.words, SLEEPING_WORD)
+        self._words = self._table.shared.words
+        self._doorbell = Doorbell(self._words, SLEEPING_WORD)
         self._poller.register(self._doorbell.fileno(), select.EPOLLIN, self._doorbell.drain)
         try:
             self._startup: LogWriterStartup | None = LogWriterStartup(context, self._disk, self._table)
         except BaseException:
+            self._poller.unregister(self._doorbell.fileno())
+            self._doorbell.close()
             self._table.close()  # nobody saw it: the next life needs what older ones left, not this
             raise
         self._late: LogWriterStartup | None = None
@@ -77,12 +93,25 @@ class LogWriterAgent:
         self._directory = self._startup.directory
         self._partitions = self._startup.partitions
         self._boot = self._startup.boot
+        self._replaces = self._startup.replaces
         self._commands = LogWriterCommands(self._partitions, context.log)
         self._flush_rounds = FlushRounds(self._directory, self._partitions, self._clock, counters, box)
+        self._batch_flushes = BatchFlushes(
+            self._disk.path, self._partitions, self._clock, self._poller, counters, lambda: self._flush_rounds.synced_bytes
+        )
+        self._held = HeldAcknowledgements()
+        self._retention = RetentionRounds(self._directory, self._partitions, self._clock, counters, box, context.log, self._on_records_deleted)
+        self._cleaning = CleaningRounds(self._directory, self._partitions, self._clock, counters, box, context.log, self._disk.name)
+        self._index_repairs = IndexRepairs(report_file(context.layout, self._disk.name), self._partitions, self._clock, counters, context.log)
         self._door = LogWriterDoor(context.incarnation, self._doorbell.fileno(), self._poller, counters, self._describe, self._on_gone)
         self._completions: dict[SinkChannel, list[tuple[Any, ...]]] = {}
         self._rows_moved = False
         self._offline = ""
+        self._return: DiskReturn | None = None
+        """While the directory is offline: who looks for its disk."""
+        self._probe = DiskProbe(self._disk.path, self._words, box.integer("log.disk.probe.interval.ms"))
+        self._reopen_attempts = counters.counter(ATTEMPTS_LABEL)
+        self._well_from_ns = self._clock.monotonic_ns() + WELL_NS
         self._is_full = False
         self._owes_commands = False
         """The controller was refused something for want of space: it asks again when it is let in anew."""
@@ -105,6 +134,8 @@ class LogWriterAgent:
     def do_work(self) -> int:
         if self._startup is not None:
             return self._recover(self._startup)
+        if self._words[FENCE_WORD]:
+            return self._end_fenced()
         work = 0
         started_ns = self._clock.monotonic_ns()
         for channel in self._door.channels:
@@ -119,6 +150,8 @@ class LogWriterAgent:
         if self._postponed:
             work += self._carry_out_postponed()
             self._publish_completions()
+        if self._batch_flushes.is_active:
+            work += self._flush_batches()
         if self._late is not None and not self._is_full and not self._offline:
             work += self._open_late(self._late)
         now_ns = self._clock.monotonic_ns()
@@ -127,8 +160,25 @@ class LogWriterAgent:
         if now_ns >= self._next_housekeeping_ns:
             self._next_housekeeping_ns = now_ns + HOUSEKEEPING_NS
             self._keep_house()
-        elif self._flush_rounds.goes_on:
+        elif self._flush_rounds.goes_on or self._retention.goes_on or self._cleaning.goes_on:
             self._keep_house()
+        if self._completions or self._retention.rows_moved:
+            self._retention.rows_moved = False
+            self._rows_moved = True
+            self._publish_completions()
+        return work
+
+    def _end_fenced(self) -> int:
+        """The disk held us for too long, and others were told so: what we did meanwhile is for the next life to find. While a thread of ours is still
+        held by the disk this process cannot end; until then it refuses, so that nobody takes the disk for one that is just being started."""
+        if not (self._words[PROBE_SINCE_WORD] or self._words[FLUSH_SINCE_WORD]):
+            raise StepsDown(f"disk {self._disk.name} kept it waiting for too long, and it was fenced")
+        work = 0
+        for channel in self._door.channels:
+            for entry in (*self._postponed.pop(channel, ()), *channel.descriptors.poll(DESCRIPTOR_BURST)):
+                self._complete(channel, entry, ErrorCode.KAFKA_STORAGE_ERROR)
+                work += 1
+        self._publish_completions()
         return work
 
     def _recover(self, startup: LogWriterStartup) -> int:
@@ -136,6 +186,7 @@ class LogWriterAgent:
         try:
             if startup.recover_next():
                 return 1
+            self._batch_flushes.open()
         except StorageFailed as failure:
             self._go_offline(failure)
         self._startup = None
@@ -164,19 +215,26 @@ class LogWriterAgent:
         self._doorbell.wake()
 
     def park_ms(self) -> int:
-        return SLICE_PARK_MS if self._flush_rounds.is_between_slices else PARK_MS_MAX
+        return self._batch_flushes.park_ms(SLICE_PARK_MS if self._flush_rounds.is_between_slices or self._retention.is_under_way else PARK_MS_MAX)
 
     def begin_stop(self) -> None:
         self._door.shut()
 
     def stopped(self) -> bool:
-        return not self._postponed and not self._door.has_descriptors()
+        return not self._postponed and not self._held and not self._door.has_descriptors()
 
     def close(self) -> None:
         """The clean end: flush, checkpoints, the clean marker; a table that is unlinked says that nothing was left open."""
         self._door.close()
+        if self._offline or self._words[FENCE_WORD]:
+            return  # nothing of the disk is touched again, nor waited for
         self._flush_rounds.close()
-        if self._startup is not None or self._offline:
+        self._batch_flushes.close()
+        self._retention.close()
+        self._cleaning.close()
+        self._index_repairs.close()
+        self._probe.close()
+        if self._startup is not None:
             return
         if self._late is not None:
             self._context.log.warning(f"log directory {self._disk.path} is full: logs that were never opened wait for the next start")
@@ -196,7 +254,8 @@ class LogWriterAgent:
             return f"offline: {self._offline}"
         if self._is_full:
             return f"full: {len(self._partitions)} partitions are read only"
-        return f"{len(self._partitions)} partitions, {self._bytes.value >> 20} MiB appended"
+        trouble = "; ".join(filter(None, (self._retention.trouble, self._cleaning.trouble)))
+        return f"{len(self._partitions)} partitions, {self._bytes.value >> 20} MiB appended" + (f"; {trouble}" if trouble else "")
 
     # -- descriptors
 
@@ -220,6 +279,8 @@ class LogWriterAgent:
                 entry = entries.popleft()
                 if entry[0] == _PRODUCE:
                     self._append_all({entry[3]: [(channel, entry)]})
+                elif entry[0] == _DELETE_RECORDS:
+                    self._delete_records(channel, entry)
                 else:
                     self._command(channel, entry)
                 if not entries:
@@ -250,10 +311,18 @@ class LogWriterAgent:
             batches.append(channel.memory[position : position + length])
         if hosted is None or not admitted:
             return
+        words = self._words
+        words[APPEND_SINCE_WORD] = self._clock.monotonic_ns()
         try:
             results = hosted.log.append_as_leader(batches, hosted.leader_epoch, self._clock.wall_ms())
+            words[APPEND_SINCE_WORD] = 0
         except StorageFailed as failure:
+            words[APPEND_SINCE_WORD] = 0
             self._storage_failed(failure)
+            for channel, entry in admitted:
+                self._complete(channel, entry, ErrorCode.KAFKA_STORAGE_ERROR)
+            return
+        if words[FENCE_WORD]:  # appended, and not published
             for channel, entry in admitted:
                 self._complete(channel, entry, ErrorCode.KAFKA_STORAGE_ERROR)
             return
@@ -261,7 +330,7 @@ class LogWriterAgent:
         self._rows_moved = True
         self._appends.add()
         log_start_offset = hosted.log.log_start_offset
-        completions = self._completions
+        completions = self._completions if hosted.flush_policy != FLUSH_BEFORE_ACKNOWLEDGEMENT else self._held.of(hosted)
         for (channel, entry), result in zip(admitted, results, strict=True):
             if isinstance(result, RefusedBatch):
                 self._complete(channel, entry, result.error_code, result.base_offset)
@@ -274,6 +343,8 @@ class LogWriterAgent:
             self._records.add(entry[10])
             self._bytes.add(entry[7])
         self._batches.add(len(admitted))
+        if hosted.flush_policy:
+            self._batch_flushes.want(hosted, sum(map(len, batches)))
 
     def _refusal(self, hosted: HostedPartition | None, entry: tuple[Any, ...]) -> int:
         """Role, row generation, leader epoch and config generation as the descriptor's source saw them must still hold."""
@@ -287,19 +358,77 @@ class LogWriterAgent:
             return ErrorCode.NOT_ENOUGH_REPLICAS
         return ErrorCode.NONE
 
+    def _delete_records(self, channel: SinkChannel, entry: tuple[Any, ...]) -> None:
+        """Let a log begin at the offset in `value_a`; answered when that is durable. A full disk does it too, as soon as it can write that down."""
+        hosted = self._partitions.by_row.get(entry[3])
+        code = 0 if self._is_full and hosted is not None and not self._offline else self._refusal(hosted, entry)
+        try:
+            if not code and hosted is not None:
+                code = self._retention.delete_records(hosted, entry[10], (channel, entry))
+                self._rows_moved = True
+        except StorageFailed as failure:
+            self._storage_failed(failure)
+            code = ErrorCode.KAFKA_STORAGE_ERROR
+        if code:
+            self._complete(channel, entry, code)
+
+    def _on_records_deleted(self, context: tuple[SinkChannel, tuple[Any, ...]], hosted: HostedPartition, code: int) -> None:
+        """What a DeleteRecords asked for is durable (or will not be)."""
+        channel, entry = context
+        if code:
+            self._complete(channel, entry, code)
+            return
+        low_watermark = hosted.log.log_start_offset
+        completion = (entry[0], 0, 0, entry[3], entry[9], -1, -1, low_watermark, hosted.log.log_end_offset, hosted.leader_epoch, 0, 0)
+        self._completions.setdefault(channel, []).append(completion)
+
+    def _flush_batches(self) -> int:
+        """Rounds for topics with a flush policy: what one has made durable becomes visible and is acknowledged, and the next one starts."""
+        flushes = self._batch_flushes
+        work = 0
+        try:
+            finished = flushes.take_finished()
+            work = len(finished)
+            if self._words[FENCE_WORD]:
+                return work  # durable, and not published
+            for hosted, flush in finished:
+                if self._partitions.by_row.get(hosted.row) is hosted:
+                    hosted.log.on_batches_flushed(flush)
+                    self._acknowledge(hosted, flush.end_offset, flush.base_offset, flush.position)
+                else:
+                    self._held.fail(hosted, ErrorCode.NOT_LEADER_OR_FOLLOWER, self._completions)
+            for hosted in flushes.start_round():
+                if self._partitions.by_row.get(hosted.row) is hosted:
+                    log = hosted.log
+                    self._acknowledge(hosted, log.log_end_offset, log.active_base_offset, log.active_position)
+                else:
+                    self._held.fail(hosted, ErrorCode.NOT_LEADER_OR_FOLLOWER, self._completions)
+        except StorageFailed as failure:
+            self._storage_failed(failure)
+        self._publish_completions()
+        return work
+
+    def _acknowledge(self, hosted: HostedPartition, durable_offset: int, base_offset: int, position: int) -> None:
+        """The row first, then the completions: who gets one may look at the row."""
+        hosted.on_durable(durable_offset, base_offset, position)
+        self._rows_moved = True
+        self._held.release(hosted, durable_offset, self._completions)
+
     def _command(self, channel: SinkChannel, entry: tuple[Any, ...]) -> None:
         if self._offline:
             self._complete(channel, entry, ErrorCode.KAFKA_STORAGE_ERROR)
             return
         document = bytes(channel.memory[entry[8] : entry[8] + entry[7]])
+        self._words[APPEND_SINCE_WORD] = self._clock.monotonic_ns()
         try:
             code = self._commands.carry_out(entry[0], document)
         except StorageFailed as failure:
             self._storage_failed(failure)
             self._owes_commands = self._owes_commands or isinstance(failure, DiskFull)
             code = ErrorCode.KAFKA_STORAGE_ERROR
+        self._words[APPEND_SINCE_WORD] = 0
         self._rows_moved = True
-        self._complete(channel, entry, code)
+        self._complete(channel, entry, ErrorCode.KAFKA_STORAGE_ERROR if self._words[FENCE_WORD] else code)
 
     def _complete(self, channel: SinkChannel, entry: tuple[Any, ...], code: int, base_offset: int = -1) -> None:
         if code:
@@ -329,6 +458,7 @@ class LogWriterAgent:
             "boot": self._boot,
             "boot_id": boot_id().hex(),
             "directory_id": self._directory.identity.directory_id,
+            "replaces": self._replaces,
             "needs_epoch_bump": any(hosted.needs_epoch_bump for hosted in self._partitions.by_row.values()),
             "partitions": [hosted.describe() for hosted in self._partitions.by_row.values()],
             "offline": self._offline,
@@ -339,6 +469,8 @@ class LogWriterAgent:
     def _on_gone(self, channel: SinkChannel, reason: str) -> None:
         self._dropped.add(len(self._postponed.pop(channel, ())))
         self._completions.pop(channel, None)
+        self._held.drop_source(channel)
+        self._retention.forget(lambda context: context[0] is channel)
         self._context.log.info(f"{channel.source} is gone ({reason})")
 
     # -- the disk
@@ -361,22 +493,40 @@ class LogWriterAgent:
         self._go_offline(failure)
 
     def _go_offline(self, failure: StorageFailed) -> None:
-        """The disk failed: every partition on it stops being served. What it holds is read again when the process starts on a healthy disk."""
+        """The disk failed: every partition on it stops being served, every file is let go. What it holds is read again by the next life."""
         self._offline = str(failure)
         self._context.log.error(f"log directory {self._disk.path} goes offline: {failure}")
         for hosted in self._partitions.by_row.values():
             hosted.withdraw(ROLE_OFFLINE)
+            hosted.log.abandon()  # an open file would keep the file system from being unmounted
+        self._retention.fail()
+        self._refused.add(self._held.fail_all(ErrorCode.KAFKA_STORAGE_ERROR, self._completions))
+        self._batch_flushes.give_up()
+        self._directory.abandon()
+        self._table.set_suspect()
         self._table.set_disk_state(DISK_OFFLINE)
+        self._return = DiskReturn(self._context, self._disk, self._clock.monotonic_ns())
         self._context.counters.set_state("offline")
 
     def _keep_house(self) -> None:
-        if self._offline:
+        now_ns = self._clock.monotonic_ns()
+        if self._return is not None:
+            self._return.turn(now_ns)
             return
         try:
+            if self._reopen_attempts.value and now_ns > self._well_from_ns:
+                self._reopen_attempts.set(0)
+            self._probe.turn(now_ns, self._bytes.value)
+            self._words[APPEND_SINCE_WORD] = now_ns
             self._flush_rounds.turn()
+            self._retention.turn()
+            self._cleaning.turn()
+            self._words[APPEND_SINCE_WORD] = 0
             if self._flush_rounds.take_found_space():
                 self._on_space()
+            self._index_repairs.turn()
         except StorageFailed as failure:
+            self._words[APPEND_SINCE_WORD] = 0
             self._storage_failed(failure)
 
     def _on_space(self) -> None:

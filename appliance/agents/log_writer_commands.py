@@ -76,7 +76,11 @@ class LogWriterCommands:
 
 
 def lead(hosted: HostedPartition, leader_epoch: int, isr: tuple[int, ...], replicas: tuple[int, ...], config_generation: int) -> None:
-    """Lead under `leader_epoch` from the log end on; the epoch is in the log's own cache before anyone can produce under it."""
+    """Lead under `leader_epoch` from the log end on; the epoch is in the log's own cache before anyone can produce under it.
+
+    Where acknowledgements wait for flushes, what the log holds is flushed before anyone sees it."""
+    if hosted.log.config.acknowledges_after_flush:
+        hosted.log.flush_batches()
     if leader_epoch > hosted.log.leader_epochs.latest:
         hosted.log.assign_leader_epoch(leader_epoch)
     hosted.needs_epoch_bump = False

@@ -12,16 +12,20 @@ from __future__ import annotations
 import os
 
 from appliance.agents.descriptor_room import DescriptorRoom
+from appliance.agents.disk_return import check_not_swapped
 from appliance.agents.hosted_partition import HostedPartition
 from appliance.agents.hosted_partitions import HostedPartitions
 from appliance.agents.log_writer_commands import lead
 from appliance.agents.previous_lives import PreviousLives
+from appliance.agents.recovery_progress import OPEN_BYTES, RecoveryProgress, share_of
 from appliance.base.errors import DiskFull, OutOfDescriptors
 from appliance.base.layout import Disk
 from appliance.base.model import TopicId, TopicPartition
 from appliance.metadata.metadata_image import ImageUnreadable, MetadataImage, read_image
 from appliance.runtime.agent import ServiceContext
+from appliance.runtime.known_disks import KnownDisk, read_known_disk, write_known_disk
 from appliance.shm.partition_table import ROLE_LEADER, ROWS, PartitionTableWriter, Row, TableFull
+from appliance.storage import file_io
 from appliance.storage.log_directory import LogDirectory
 from appliance.storage.recovery import CLEAN, Recovery, SameBoot, Unclean
 
@@ -38,7 +42,12 @@ class LogWriterStartup:
         self._disk = disk
         box = context.box
         new_directory_id = str(TopicId(os.urandom(16)))
+        try:
+            check_not_swapped(box.state_directory, disk.path)
+        except OSError as error:
+            raise file_io.storage_failure(f"look into log directory {disk.path}", error) from error
         self.directory = LogDirectory.open(disk.path, box.broker_id, box.cluster_id or None, context.clock, new_directory_id)
+        self.replaces = self._remember(box.state_directory)
         self.partitions = HostedPartitions(self.directory, table, context.clock)
         self._table = table
         self._lives = PreviousLives(context.layout, disk.name, table.shared.name)
@@ -50,14 +59,28 @@ class LogWriterStartup:
         self._waiting = self._known_partitions()
         self._total = len(self._waiting)
         self._started_ns = context.clock.monotonic_ns()
+        self._progress = RecoveryProgress(self._shares(), table, context.clock, context.notifier.status)
         self._cut_bytes = 0
         self._led_at_once = 0
+        self._is_synced = False
+        """Whether the file system was synced since we started."""
         self._short_of_space: list[tuple[TopicPartition, TopicId]] = []
         self._space_problem = ""
         self._left: list[TopicPartition] = []
         logs_max = DescriptorRoom().logs_max
         if logs_max < ROWS:
             context.log.info(f"{disk.path} can serve about {logs_max} partitions (of {ROWS}): the limit of open files is {DescriptorRoom().limit}")
+
+    def _remember(self, state_directory: str) -> tuple[str, ...]:
+        """Which directory this is, for the case that it is not there one day; returns the ids of those that it stands for."""
+        known = read_known_disk(state_directory, self._disk.path)
+        directory_id = self.directory.identity.directory_id
+        if known.directory_id != directory_id:
+            try:
+                write_known_disk(state_directory, KnownDisk(self._disk.path, directory_id, known.replaces))
+            except OSError as error:
+                self._context.log.warning(f"could not write down that {self._disk.path} is directory {directory_id}: {error.strerror}")
+        return known.replaces
 
     def _read_image(self) -> MetadataImage:
         try:
@@ -77,6 +100,14 @@ class LogWriterStartup:
             self._context.log.warning(f"{self._disk.path}/{unknown} is not ours; left as it is")
         return known
 
+    def _shares(self) -> dict[TopicPartition, int]:
+        """What opening each log will read, about."""
+        if self.boot != UNCLEAN_BOOT:
+            return {name: OPEN_BYTES for name, _ in self._waiting}
+        first_bytes_max = self._context.box.integer("log.flush.unflushed.bytes")
+        points = self._recovery_points
+        return {name: share_of(f"{self._disk.path}/{name}", points.get(name, 0), first_bytes_max) for name, _ in self._waiting}
+
     def recover_next(self) -> bool:
         """Open one more log. False: all are open that can be, and if none waits for space, what the dead life left behind is removed."""
         if not self._waiting:
@@ -95,25 +126,28 @@ class LogWriterStartup:
         except (TableFull, OutOfDescriptors) as failure:
             self._leave([name, *(name for name, _ in self._waiting)], str(failure))
             self._waiting.clear()
-        self._publish_progress()
         return True
 
     def _recover(self, name: TopicPartition, topic_id: TopicId) -> None:
-        hosted = self._open(name, topic_id)
-        self._cut_bytes += hosted.log.recovered_cut_bytes
-        if self.boot == SAME_BOOT:
-            self._lead_again(hosted)
-        elif self.boot == UNCLEAN_BOOT:
-            hosted.needs_epoch_bump = True
+        self._progress.begin(name)
+        try:
+            hosted = self._open(name, topic_id)
+            self._cut_bytes += hosted.log.recovered_cut_bytes
+            if self.boot == SAME_BOOT:
+                self._lead_again(hosted)
+            elif self.boot == UNCLEAN_BOOT:
+                hosted.needs_epoch_bump = True
+        except (DiskFull, TableFull, OutOfDescriptors):
+            self._progress.put_off(name)  # or left, which skips it
+            raise
+        self._progress.end()
 
     def _leave(self, names: list[TopicPartition], why: str) -> None:
         self._left += names
         shown = ", ".join(map(str, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         self._context.log.error(f"{len(names)} logs of {self._disk.path} are left as they are and not served ({shown}): {why}")
-
-    def _publish_progress(self) -> None:
-        """What is left unserved will not be better known later: it counts as done."""
-        self._table.set_recovery_progress(self._total - len(self._waiting) - len(self._short_of_space), self._total)
+        for name in names:
+            self._progress.skip(name)  # it will not be better known later
 
     @property
     def waits_for_space(self) -> str:
@@ -125,11 +159,12 @@ class LogWriterStartup:
         name, topic_id = self._short_of_space[-1]
         hosted = self.partitions.find(topic_id, name.partition)
         if not self.directory.is_unserved(name):
-            pass  # deleted, or created again
+            self._progress.skip(name)  # deleted, or created again
         elif hosted is not None:  # it was opened, and could not write down that it leads
             if hosted.role != ROLE_LEADER and self.boot == SAME_BOOT:
                 self._lead_again(hosted)
             self.directory.serve_again(name)
+            self._progress.skip(name)
         else:
             try:
                 self._recover(name, topic_id)
@@ -138,17 +173,19 @@ class LogWriterStartup:
             else:
                 self.directory.serve_again(name)
         self._short_of_space.pop()
-        self._publish_progress()
         if not self._short_of_space:
             self._lives.forget()
         return len(self._short_of_space)
 
     def _open(self, name: TopicPartition, topic_id: TopicId) -> HostedPartition:
+        if self._lives.is_suspect:
+            self.directory.forget_pages(name)
         row = self._lives.rows.get((topic_id, name.partition)) if self.boot == SAME_BOOT else None
         topic = self._image.topics_by_id.get(topic_id)
         high_watermark = row.high_watermark if row is not None else self._high_watermarks.get(name, 0)
         log_start_offset = max(self._log_start_offsets.get(name, 0), row.log_start_offset if row is not None else 0)
-        return self.partitions.open(name, topic_id, topic.config if topic else {}, self._recovery(name, row), log_start_offset, high_watermark)
+        config = topic.config if topic else {}
+        return self.partitions.open(name, topic_id, config, self._recovery(name, row), log_start_offset, high_watermark, self._progress.on_scanned)
 
     def _recovery(self, name: TopicPartition, row: Row | None) -> Recovery:
         recovery_point = self._recovery_points.get(name, 0)
@@ -169,14 +206,24 @@ class LogWriterStartup:
             return
         should_be = topic.partitions[hosted.topic_partition.partition]
         if should_be.leader == self._context.box.broker_id and should_be.leader_epoch == row.leader_epoch:
+            if hosted.log.config.acknowledges_after_flush:
+                self._make_durable(hosted)
             lead(hosted, row.leader_epoch, should_be.isr, should_be.replicas, row.config_generation)
             self._led_at_once += 1
 
+    def _make_durable(self, hosted: HostedPartition) -> None:
+        """What it holds was perhaps not acknowledged and not synced when the dead life ended. Nothing is appended before we serve, so one sync of
+        the file system is enough for all logs."""
+        flush = hosted.log.plan_batch_flush()
+        if flush is None:
+            return
+        if not self._is_synced:
+            self.directory.sync_file_system()
+            self._is_synced = True
+        hosted.log.on_batches_flushed(flush)
+
     def progress(self) -> str:
-        done = self._total - len(self._waiting)
-        elapsed_s = (self._context.clock.monotonic_ns() - self._started_ns) / 1e9
-        remaining_s = elapsed_s / done * (self._total - done) if done else 0.0
-        return f"recovering {done} of {self._total} logs, about {remaining_s:.0f} s to go"
+        return f"recovering {self._progress}"
 
     def summary(self) -> str:
         """One line for the log when it serves."""

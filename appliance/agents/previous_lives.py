@@ -24,8 +24,10 @@ class PreviousLives:
         self._names: list[str] = []
         self.is_same_boot = False
         """Whether a life of this boot had opened every log: only then is it known what users saw."""
+        self.is_suspect = False
+        """Whether the disk failed under one of them: then no row is believed, of that life or an older one, nor what the page cache says."""
         for name in sorted(lives, key=lambda name: int(lives[name], 16), reverse=True):
-            if self.is_same_boot or not self._read(name):
+            if self.is_same_boot or self.is_suspect or not self._read(name):
                 unlink(name)
             else:
                 self._names.append(name)
@@ -41,6 +43,9 @@ class PreviousLives:
         try:
             if not table.shared.is_of_this_boot():
                 return False
+            if table.is_suspect:
+                self.is_suspect = True
+                return True  # it stays until the disk is read again: a life that dies while it does so must not forget it
             rows = table.rows()
             for _, row in rows:
                 self.rows.setdefault((row.topic_id, row.partition), row)

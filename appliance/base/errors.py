@@ -109,6 +109,10 @@ class OutOfDescriptors(StorageFailed):
     """EMFILE or ENFILE: what was asked for cannot be done now. It says nothing about the disk, which stays as it is."""
 
 
+class StepsDown(MillraceError):
+    """This life of a process ends so that the next one begins anew: nothing is wrong with the process itself."""
+
+
 class ConfigurationProblems(MillraceError):
     """Everything that is wrong with what the user asked for, at once; each line says what to do."""
 

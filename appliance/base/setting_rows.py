@@ -59,7 +59,38 @@ _LOG_ROWS = (
     SettingRow("log.index.interval.bytes", 4096, "bytes", "log bytes between two index entries", "longer scans per look-up", 0, INT32_MAX),
     SettingRow("log.index.size.max.bytes", 10 * MIB, "bytes", "largest index of a segment", "page cache", 4 * KIB, INT32_MAX),
     SettingRow(
+        "log.flush.policy",
+        "os",
+        "",
+        "when appended records are synced to the disk: os (when the system pleases, and at recovery points), interval (see the next two), "
+        "ack (before they are acknowledged); a topic's flush.messages and flush.ms go before it",
+        "",
+        choices=("os", "interval", "ack"),
+    ),
+    SettingRow(
+        "log.flush.interval.messages", INT64_MAX, "records", "with policy interval: a log is synced when it has so many new ones", "more lost", 1, INT64_MAX
+    ),
+    SettingRow("log.flush.interval.ms", INT64_MAX, "ms", "with policy interval: a log is synced when its oldest new one is so old", "more lost", 0, INT64_MAX),
+    SettingRow(
         "log.flush.offset.checkpoint.interval.ms", 60 * SECOND, "ms", "time between two recovery-point rounds", "longer recovery after a power cut", 100, HOUR
+    ),
+    SettingRow(
+        "log.scrub.bytes.per.second",
+        4 * MIB,
+        "bytes",
+        "how fast closed segments of a disk are read to find damage; 0: never (4 MiB/s are 350 GB a day)",
+        "reads on every disk, day and night",
+        0,
+        GIB,
+    ),
+    SettingRow(
+        "log.scrub.interval.ms",
+        168 * HOUR,
+        "ms",
+        "pause between two such passes over a disk",
+        "damage stays unknown for longer",
+        0,
+        INT64_MAX,
     ),
     SettingRow(
         "log.flush.unflushed.bytes",
@@ -70,6 +101,41 @@ _LOG_ROWS = (
         MIB,
         64 * GIB,
     ),
+    SettingRow(
+        "log.disk.deadline.ms", 3 * SECOND, "ms", "a disk that keeps a write waiting for so long is hung", "clients of a hung disk wait longer", 100, HOUR
+    ),
+    SettingRow("log.disk.probe.interval.ms", SECOND, "ms", "time between two probes of a disk that is written to", "faults are noticed later", 100, HOUR),
+)
+
+_RETENTION_ROWS = (
+    SettingRow(
+        "log.retention.hours", 168, "hours", "how long records are kept; -1 is for ever; a topic's retention.ms goes before it", "space", -1, 10_000_000
+    ),
+    SettingRow("log.retention.minutes", 0, "minutes", "the same in minutes, before log.retention.hours; 0 is not set", "space", -1, INT32_MAX),
+    SettingRow("log.retention.ms", 0, "ms", "the same in ms, before log.retention.minutes; 0 is not set", "space", -1, INT64_MAX),
+    SettingRow("log.retention.bytes", -1, "bytes", "bytes of a partition that are kept; -1 is no limit", "space", -1, INT64_MAX),
+    SettingRow(
+        "log.retention.check.interval.ms", 300 * SECOND, "ms", "time between two looks for what is too old or too much", "old records go later", 100, 24 * HOUR
+    ),
+    SettingRow(
+        "log.segment.delete.delay.ms",
+        60 * SECOND,
+        "ms",
+        "time that a deleted segment's files stay, so that who reads them can finish",
+        "space is free later",
+        0,
+        INT64_MAX,
+    ),
+    SettingRow(
+        "log.disk.reserve.bytes",
+        GIB,
+        "bytes",
+        "with less than this free on a disk its oldest closed segments are deleted, whatever their topics' retention says; 0 is never",
+        "old records go earlier on a full disk",
+        0,
+        INT64_MAX,
+    ),
+    SettingRow("log.disk.reserve.percent", 5, "% of the disk", "the reserve is at most this, which counts on small disks", "the same", 0, 50),
 )
 
 _NETWORK_ROWS = (
@@ -83,6 +149,14 @@ _NETWORK_ROWS = (
         GIB,
     ),
     SettingRow("fetch.max.bytes", 55 * MIB, "bytes", "largest answer to one fetch", "longer turns for one consumer", 1024, GIB),
+    SettingRow(
+        "fetch.residency",
+        "auto",
+        "",
+        "how an acceptor sees what is in the page cache: cachestat (Linux 6.5 and later), mincore, or the better one that the kernel has",
+        "",
+        choices=("auto", "cachestat", "mincore"),
+    ),
     SettingRow(
         "max.incremental.fetch.session.cache.slots",
         1000,
@@ -112,6 +186,15 @@ _MEMORY_ROWS = (
         "memory that hostile clients can take",
         16 * MIB,
         64 * GIB,
+    ),
+    SettingRow(
+        "log.reader.arena.bytes",
+        32 * MIB,
+        "bytes",
+        "shared memory into which one disk's log-reader reads what is not in the page cache",
+        "memory, taken while somebody reads cold data",
+        4 * MIB,
+        16 * GIB,
     ),
     SettingRow("ingest.arena.bytes", 64 * MIB, "bytes", "shared memory in which one ingest builds batches", "memory, taken at the start", 2 * MIB, 64 * GIB),
     SettingRow("channel.ring.entries", 1024, "entries", "descriptors under way between two processes; a power of two", "128 bytes each", 16, 65_536),
@@ -148,9 +231,35 @@ _HOUSE_ROWS = (
     ),
 )
 
+_CLEANER_ROWS = (
+    SettingRow("log.cleaner.enable", True, "", "compact the logs of topics whose cleanup.policy says so", ""),
+    SettingRow(
+        "log.cleaner.backoff.ms", 15 * SECOND, "ms", "time between two looks for a log of a disk that is due", "logs are compacted later", 100, 24 * HOUR
+    ),
+    SettingRow(
+        "log.cleaner.dedupe.buffer.size",
+        128 * MIB,
+        "bytes",
+        "memory for the keys of one run, 24 bytes each and a tenth more; a log with more takes several runs",
+        "memory, for each disk while a run lasts",
+        MIB,
+        64 * GIB,
+    ),
+    SettingRow(
+        "log.cleaner.min.cleanable.ratio", "0.5", "", "share of a log, from 0 to 1, that must be uncompacted before it is compacted", "logs stay larger"
+    ),
+    SettingRow(
+        "log.cleaner.delete.retention.ms", 24 * HOUR, "ms", "grace in which readers can still see a tombstone or a transaction marker", "space", 0, INT64_MAX
+    ),
+    SettingRow("log.cleaner.min.compaction.lag.ms", 0, "ms", "shortest time that a record stays uncompacted", "logs stay larger", 0, INT64_MAX),
+    SettingRow("log.cleaner.max.compaction.lag.ms", INT64_MAX, "ms", "longest time that a record stays uncompacted", "old values stay longer", 1, INT64_MAX),
+)
+
 GROUPS: dict[str, tuple[SettingRow, ...]] = {
     "Topics": _TOPIC_ROWS,
     "Logs": _LOG_ROWS,
+    "Retention": _RETENTION_ROWS,
+    "Compaction": _CLEANER_ROWS,
     "Network": _NETWORK_ROWS,
     "Memory": _MEMORY_ROWS,
     "Syslog": _INGEST_ROWS,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from appliance.base.layout import BoxLayout, Disk
 from appliance.base.model import topic_name_problem
-from appliance.base.setting_rows import SETTING_ROWS, SettingRow, SettingValue
+from appliance.base.setting_rows import INT64_MAX, SETTING_ROWS, SettingRow, SettingValue
 
 BOX_TABLE = "box"
 TOML_HINT = 'write names in quotes where one continues another, as in "max.connections" = 100'
@@ -126,10 +126,34 @@ def relation_problems(settings: dict[str, SettingValue]) -> list[str]:
         problems.append(f"message.max.bytes ({number('message.max.bytes')}) is more than socket.request.max.bytes ({number('socket.request.max.bytes')})")
     if number("ingest.batch.bytes") > number("message.max.bytes"):
         problems.append(f"ingest.batch.bytes ({number('ingest.batch.bytes')}) is more than message.max.bytes ({number('message.max.bytes')})")
+    if not any(number(f"log.retention.{unit}") for unit in ("ms", "minutes", "hours")):
+        problems.append("log.retention.hours is 0, and neither log.retention.ms nor log.retention.minutes is set; -1 keeps records for ever")
+    problems += _flush_problems(str(settings["log.flush.policy"]), number("log.flush.interval.messages"), number("log.flush.interval.ms"))
+    ratio = str(settings["log.cleaner.min.cleanable.ratio"])
+    if not _is_share(ratio):
+        problems.append(f"log.cleaner.min.cleanable.ratio is {ratio!r}; it must be a number from 0 to 1, in quotes")
+    if number("log.cleaner.min.compaction.lag.ms") > number("log.cleaner.max.compaction.lag.ms"):
+        problems.append("log.cleaner.min.compaction.lag.ms is more than log.cleaner.max.compaction.lag.ms")
     topic = str(settings["ingest.syslog.topic"])
     if (problem := topic_name_problem(topic)) is not None:
         problems.append(f"ingest.syslog.topic: {problem}")
     return problems
+
+
+def _flush_problems(policy: str, interval_messages: int, interval_ms: int) -> list[str]:
+    has_interval = min(interval_messages, interval_ms) < INT64_MAX
+    if policy == "interval" and not has_interval:
+        return ['log.flush.policy is "interval", and neither log.flush.interval.messages nor log.flush.interval.ms says which; set one of them']
+    if policy != "interval" and has_interval:
+        return [f'log.flush.interval.messages or log.flush.interval.ms is set, which needs log.flush.policy = "interval"; it is "{policy}"']
+    return []
+
+
+def _is_share(text: str) -> bool:
+    try:
+        return 0 <= float(text) <= 1
+    except ValueError:
+        return False
 
 
 def resolve_settings(chosen: dict[str, object], source: str) -> tuple[dict[str, SettingValue], list[str]]:

@@ -21,7 +21,10 @@ CURSORS_MAX = 64
 class Placement:
     """Where a partition is on this box."""
 
-    __slots__ = ("cursors", "disk", "max_message_bytes", "partition", "proxy", "row", "row_generation", "seen", "table", "topic", "topic_id")
+    __slots__ = (
+        "cursors", "disk", "is_compacted", "max_message_bytes", "partition", "proxy", "row", "row_generation", "seen", "segment_list_generation",
+        "table", "topic", "topic_id",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -43,6 +46,10 @@ class Placement:
         self.row = row
         self.row_generation = row_generation
         self.max_message_bytes = max_message_bytes
+        self.is_compacted = False
+        """cleanup.policy has compact: records must have keys"""
+        self.segment_list_generation = -1
+        """of the row when `cursors` were remembered: positions mean nothing in a segment that was compacted since"""
         self.seen: tuple[int, ...] = ()
         """the row as it was last read whole"""
         self.cursors: OrderedDict[int, tuple[int, int]] = OrderedDict()
@@ -118,6 +125,7 @@ class BoxView:
                 if placement is None or placement.table is not table or (placement.row, placement.row_generation) != (index, row.row_generation):
                     placement = Placement(topic.name, row.topic_id, row.partition, proxy, table, index, row.row_generation, 0)
                 placement.max_message_bytes = self._max_message_bytes(topic)
+                placement.is_compacted = "compact" in topic.config.get("cleanup.policy", "")
                 fresh[key] = placement
         self._by_name = fresh
 
@@ -128,13 +136,15 @@ class BoxView:
     def placement(self, topic: str, partition: int) -> Placement | None:
         """Where a partition is served on this box, if it is."""
         found = self._by_name.get((topic, partition))
-        if found is None or not found.proxy.serving or found.proxy.table is not found.table:
+        if found is None or not found.proxy.serving or found.proxy.is_hung or found.proxy.table is not found.table:
             return None
         return found
 
     def rows(self) -> set[tuple[str, int, int]]:
-        """(disk, row, row generation) of every partition that is placed on this box."""
-        return {(placement.disk, placement.row, placement.row_generation) for placement in self._by_name.values()}
+        """(disk, row, row generation) of every partition that is placed on this box; none of a disk that is offline: an open segment of it would keep
+        its file system from being unmounted."""
+        offline = {disk for disk, proxy in self._proxies.by_disk.items() if proxy.table is not None and proxy.table.disk_state == DISK_OFFLINE}
+        return {(placement.disk, placement.row, placement.row_generation) for placement in self._by_name.values() if placement.disk not in offline}
 
     def why_absent(self, topic: str, partition: int) -> ErrorCode:
         """What a client is told of a partition without a placement. The image knows whether it exists, the disk whether it lives."""

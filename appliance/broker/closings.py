@@ -21,6 +21,8 @@ ADDRESS_LIMIT = "connection-limit-of-address"
 FRAME_TIMEOUT = "frame-timeout"
 MEMORY_LIMIT = "memory-limit"
 SLOW_BODY = "slow-body"
+DISK_READ_FAILED = "disk-read-failed"
+"""The head of a response has left, and the rest of it could not be read."""
 UNANSWERED = "produce-without-acks-failed"
 
 LINES_A_PERIOD = 5
@@ -40,7 +42,7 @@ class Closings:
         self._lines = 0
         self._untold: Tally[str] = Tally()
         self._lines_saved = counters.counter("acceptor.closed_untold")
-        for reason in (CLIENT_LEFT, STOPPING, IDLE, CONNECTION_LIMIT, ADDRESS_LIMIT, FRAME_TIMEOUT, MEMORY_LIMIT, SLOW_BODY, UNANSWERED):
+        for reason in (CLIENT_LEFT, STOPPING, IDLE, CONNECTION_LIMIT, ADDRESS_LIMIT, FRAME_TIMEOUT, MEMORY_LIMIT, SLOW_BODY, UNANSWERED, DISK_READ_FAILED):
             self._counter(reason)
 
     def count(self, reason: str) -> None:

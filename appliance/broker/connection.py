@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol, TypeAlias
 
+from appliance.broker.arena_range import ArenaRange
 from appliance.broker.segment_files import FileRange
-from appliance.broker.transport import WOULD_BLOCK, Transport
+from appliance.broker.transport import NOT_RESIDENT, WOULD_BLOCK, Transport
 
 PRODUCES_AHEAD_MAX = 16
 """Produces of one connection under way at once (DESIGN §3, budgets)."""
 PRODUCE_BYTES_AHEAD_MAX = 4 << 20
 """With so many bytes under way a connection has to wait: what stands before others in a log-writer's queue is their latency."""
+ARENA_HOLD_NS = 1_000_000_000
+"""So long a client may take to take what lies in a log-reader's memory."""
 
 
 class Records(Protocol):
@@ -24,7 +27,7 @@ class Records(Protocol):
     def size_bytes(self) -> int: ...
 
 
-Piece: TypeAlias = bytes | memoryview | FileRange | Records
+Piece: TypeAlias = bytes | memoryview | FileRange | ArenaRange | Records
 
 
 class Awaited(Protocol):
@@ -89,6 +92,7 @@ class Connection:
         "request_bytes",
         "sent_file_bytes",
         "transport",
+        "waits_for_disk",
         "wanted_bytes",
     )
 
@@ -120,6 +124,8 @@ class Connection:
         self.frame_since_ns = 0
         self.closed = False
         self.sent_file_bytes = 0
+        self.waits_for_disk = False
+        """a log-reader brings what has to be sent next"""
 
     def may_start(self, is_produce: bool) -> bool:
         """Whether the next request may be taken now, or has to wait for earlier replies."""
@@ -161,19 +167,29 @@ class Connection:
         return True
 
     def send_outgoing(self) -> bool:
-        """Send what the transport takes. True when all has left. Raises OSError."""
+        """Send what the transport takes. True when all has left. False with `waits_for_disk`: the log-reader has to bring what comes next. Raises OSError."""
         outgoing, transport = self.outgoing, self.transport
         while outgoing:
             piece = outgoing[0]
             if isinstance(piece, FileRange):
-                sent = transport.send_file(piece.file.descriptor, piece.position, piece.size_bytes)
+                sent = piece.file.residency.send(transport, piece, len(outgoing) > 1)
                 if sent == WOULD_BLOCK:
+                    return False
+                if sent == NOT_RESIDENT:
+                    self.waits_for_disk = True
                     return False
                 if sent == 0:
                     raise OSError(f"a segment ended {piece.size_bytes} bytes before its high watermark")
                 self.sent_file_bytes += sent
                 if sent < piece.size_bytes:
                     outgoing[0] = FileRange(piece.file, piece.position + sent, piece.size_bytes - sent)
+                    continue
+            elif isinstance(piece, ArenaRange):
+                sent = transport.send(piece.next_piece, len(outgoing) > 1 or not piece.is_last)
+                if sent == WOULD_BLOCK:
+                    return False
+                piece.on_sent(sent)
+                if piece.size_bytes:
                     continue
             else:
                 if len(outgoing) > 1 and isinstance(outgoing[1], bytes):
@@ -188,6 +204,16 @@ class Connection:
                 self.outgoing_bytes -= _heap_bytes(piece)
             outgoing.popleft()
         return True
+
+    def move_to_heap(self, now_ns: int) -> bool:
+        """Copy what a log-reader has lent for long enough: others need that memory, and here it counts against this connection."""
+        moved = False
+        for index, piece in enumerate(self.outgoing):
+            if isinstance(piece, ArenaRange) and now_ns - piece.since_ns > ARENA_HOLD_NS:
+                self.outgoing[index] = copy = piece.to_bytes()
+                self.outgoing_bytes += len(copy)
+                moved = True
+        return moved
 
     def _join_bytes(self) -> bytes:
         """Neighbouring small replies leave in one call."""

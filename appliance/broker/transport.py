@@ -1,7 +1,7 @@
 """How bytes reach a client and come from it: an interface, so that TLS can stand behind it later; `PlainTransport` is the one there is.
 
 `receive_into`, `send` and `send_file` never block; -1 says "not now". Owned by one connection. Weak spot: `send_file` reads through the
-page cache, and a range that is not resident makes the caller wait for its disk.
+page cache, and a range that is not resident would make the caller wait for its disk; `broker/residency.py` looks first.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import termios
 from typing import Protocol
 
 WOULD_BLOCK = -1
+NOT_RESIDENT = -2
+"""Not the socket but the disk would have to be waited for (`broker/residency.py`)."""
 
 
 class Transport(Protocol):

@@ -15,13 +15,17 @@ from appliance.base.clock import Clock
 from appliance.base.errors import MillraceError
 from appliance.base.layout import BoxLayout
 from appliance.command.topic_status import TopicStatus, describe_topics
+from appliance.ipc.disk_health import overdue_operation
 from appliance.ipc.frames import PeerGone, connect_unix
+from appliance.ipc.scrub_report import FoundDamage, read_report, report_file
 from appliance.metadata.metadata_image import ImageUnreadable, MetadataImage, read_image
 from appliance.runtime.status_server import STATUS
 from appliance.shm.counters import CounterSnapshot, list_counters, read_counters
 from appliance.shm.mapping import SharedObjectAbsent, list_names
 from appliance.shm.partition_table import DISK_STATE_NAMES, PartitionTableReader, Row
 
+HUNG_NS = 3_000_000_000
+"""As log.disk.deadline.ms is, where nobody set it: a command shows what waits, it decides nothing."""
 SUPERVISOR_WAIT_MS = 1_000
 
 
@@ -68,6 +72,8 @@ class BoxStatus(NamedTuple):
     disks: list[DiskStatus]
     topics: list[TopicStatus]
     rates: dict[str, float]
+    damages: dict[str, tuple[FoundDamage, ...]]
+    """What the scrubbers found, by disk; disks without damage are left out."""
 
     def document(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -76,6 +82,7 @@ class BoxStatus(NamedTuple):
             "disks": [disk._asdict() for disk in self.disks],
             "topics": [topic._asdict() for topic in self.topics],
             "rates": self.rates,
+            "damages": [{"disk": disk, **damage._asdict()} for disk, damages in self.damages.items() for damage in damages],
         }
 
 
@@ -93,6 +100,8 @@ def read_shared_memory(layout: BoxLayout, disk_names: list[str], clock: Clock) -
         if table is None:
             continue
         states[disk] = DISK_STATE_NAMES[table.disk_state] if table.disk_state < len(DISK_STATE_NAMES) else str(table.disk_state)
+        if overdue_operation(table.words, clock.monotonic_ns(), HUNG_NS):
+            states[disk] = "hung"
         rows += [(disk, row) for _, row in table.rows()]
         table.close()
     return Reading(clock.monotonic_ms(), counters, states, rows)
@@ -179,6 +188,7 @@ def gather(layout: BoxLayout, box: dict[str, Any], before: Reading, after: Readi
         describe_disks(box["disks"], after),
         describe_topics(image, after.rows, int(box["broker_id"])),
         rates_between(before, after),
+        {disk["name"]: damages for disk in box["disks"] if (damages := read_report(report_file(layout, disk["name"])).damages)},
     )
 
 

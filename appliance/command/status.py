@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from appliance.command.box_status import BoxStatus, ProcessStatus
     from appliance.command.finding import FoundBox
     from appliance.command.topic_status import TopicStatus
+    from appliance.ipc.scrub_report import FoundDamage
 
 MEASURE_MS = 1_000
+DAMAGES_SHOWN = 5
 
 
 def status(
@@ -57,6 +59,8 @@ def print_status(found: FoundBox, gathered: BoxStatus, now_ms: int) -> None:
         [Column("disk"), Column("state"), Column("free", is_number=True), Column("total", is_number=True), Column("path")],
         [[disk.name, disk.state, bytes_text(disk.free_bytes), bytes_text(disk.total_bytes), disk.path] for disk in gathered.disks],
     )
+    for disk_name, damages in gathered.damages.items():
+        print_damages(disk_name, damages)
     print()
     print_table(
         [Column("topic"), Column("partitions", is_number=True), Column("records", is_number=True), Column("size", is_number=True), Column("state")],
@@ -64,6 +68,14 @@ def print_status(found: FoundBox, gathered: BoxStatus, now_ms: int) -> None:
     )
     print()
     print("  ".join(_rate(name, rate) for name, rate in gathered.rates.items()))
+
+
+def print_damages(disk: str, damages: tuple[FoundDamage, ...]) -> None:
+    print(f"\ndisk {disk}: {len(damages)} damaged places in closed segments")
+    for damage in damages[:DAMAGES_SHOWN]:
+        print(f"  {damage.topic}-{damage.partition} offset {damage.offset}, {damage.file} at byte {damage.position}: {damage.words}")
+    if len(damages) > DAMAGES_SHOWN:
+        print(f"  and {len(damages) - DAMAGES_SHOWN} more (--json shows all)")
 
 
 def _rate(name: str, rate: float) -> str:

@@ -1,5 +1,6 @@
 """The door to one disk's log-reader: questions go out, answers come back by callback, a deadline ends what a hung disk keeps.
 
+What READ brings lies in the log-reader's memory and is held until its parts are gone (`reader_arena.py`).
 Never blocks: what the socket does not take is queued, bounded; beyond that `ask` returns False. Weak spot: after a deadline the answer may still
 come; it is recognised by its token, and its descriptor is closed.
 """
@@ -15,12 +16,27 @@ from collections.abc import Callable
 
 from appliance.base.clock import Clock
 from appliance.base.layout import BoxLayout
-from appliance.ipc.log_reader_messages import MAX_MESSAGE_BYTES, Answer, Question, pack_question, unpack_answer
+from appliance.ipc.log_reader_messages import (
+    MAX_MESSAGE_BYTES,
+    OFFSETS_MAX,
+    READ,
+    RELEASE,
+    Answer,
+    Extent,
+    Question,
+    ReadAnswer,
+    pack_question,
+    unpack_answer,
+    unpack_question,
+)
 from appliance.ipc.proxies import Registry
+from appliance.ipc.reader_arena import ReaderArena
 from appliance.shm.counters import Counters
 
 RECONNECT_NS = 20_000_000
 UNSENT_MAX = 16_384
+READ_DEADLINE_NS = 5_000_000_000
+"""A read that takes longer is given up; until one answers, no other is asked of that disk."""
 _INTEREST = select.EPOLLIN | select.EPOLLRDHUP
 
 OnAnswer = Callable[[Answer | None, int], None]
@@ -40,19 +56,38 @@ class LogReaderProxy:
         self._next_attempt_ns = 0
         self._next_token = 1
         self._waiting: dict[int, tuple[int, OnAnswer]] = {}
+        self._reads: dict[int, tuple[int, OnAnswer]] = {}
+        """questions READ, which have a deadline of their own"""
+        self._late_reads: set[int] = set()
+        self.arena = ReaderArena(layout, disk)
         self._unsent: deque[bytes] = deque()
         """questions that the socket did not take yet: a wide fetch asks a thousand at once"""
         self._questions = counters.counter(f'log_reader.questions{{disk="{disk}"}}')
         self._failures = counters.counter(f'log_reader.unanswered{{disk="{disk}"}}')
 
-    def ask(self, kind: int, topic: str, partition: int, segment_list_generation: int, value_a: int, value_b: int, on_answer: OnAnswer) -> bool:
+    @property
+    def reads_hang(self) -> bool:
+        """A read was not answered in its time and still is not: another one would only wait, too."""
+        return bool(self._late_reads)
+
+    def ask(
+        self,
+        kind: int,
+        topic: str,
+        partition: int,
+        segment_list_generation: int,
+        value_a: int,
+        value_b: int,
+        on_answer: OnAnswer,
+        extent: Extent | None = None,
+    ) -> bool:
         """Send a question, or queue it. False: nobody listens now, or too many wait already; nothing was kept."""
         now_ns = self._clock.monotonic_ns()
         sock = self._socket or self._connect(now_ns)
         if sock is None:
             return False
         token = self._next_token
-        question = Question(kind, token, partition, segment_list_generation, value_a, value_b, topic)
+        question = Question(kind, token, partition, segment_list_generation, value_a, value_b, topic, extent)
         if len(self._unsent) >= UNSENT_MAX:
             self._failures.add()
             return False
@@ -60,9 +95,25 @@ class LogReaderProxy:
         if len(self._unsent) == 1 and not self._flush(sock):
             return False
         self._next_token = token + 1
-        self._waiting[token] = (now_ns + self._deadline_ns, on_answer)
+        if extent is None:
+            self._waiting[token] = (now_ns + self._deadline_ns, on_answer)
+        else:
+            self._reads[token] = (now_ns + READ_DEADLINE_NS, on_answer)
         self._questions.add()
         return True
+
+    def send_releases(self) -> None:
+        """Tell which parts of the log-reader's memory were let go; to be called when `arena.released` is not empty."""
+        sock = self._socket
+        if sock is None or len(self._unsent) >= UNSENT_MAX:
+            return
+        was_empty = not self._unsent
+        for incarnation, slots in self.arena.take_released().items():
+            for start in range(0, len(slots), OFFSETS_MAX):
+                released = tuple(slots[start : start + OFFSETS_MAX])
+                self._unsent.append(pack_question(Question(RELEASE, 0, 0, 0, incarnation, 0, "", None, released)))
+        if was_empty:
+            self._flush(sock)
 
     def _flush(self, sock: socket.socket) -> bool:
         """Send what is queued, as far as the socket takes it. False: it hung up."""
@@ -90,7 +141,25 @@ class LogReaderProxy:
             self._failures.add()
             expired += 1
             on_answer(None, -1)
+        while self._reads:
+            token, (deadline_ns, on_answer) = next(iter(self._reads.items()))
+            if deadline_ns > now_ns:
+                break
+            del self._reads[token]
+            self._late_reads.add(token)
+            self._failures.add()
+            expired += 1
+            on_answer(None, -1)
         return expired
+
+    def give_up(self) -> None:
+        """Its disk hangs: nobody waits for the answers any longer. Who asks now gets what the disk's state says, not a question's deadline."""
+        waiting, self._waiting = self._waiting, {}
+        reads, self._reads = self._reads, {}
+        self._late_reads.update(reads)
+        for _deadline_ns, on_answer in (*waiting.values(), *reads.values()):
+            self._failures.add()
+            on_answer(None, -1)
 
     def _connect(self, now_ns: int) -> socket.socket | None:
         if now_ns < self._next_attempt_ns:
@@ -129,6 +198,11 @@ class LogReaderProxy:
                     os.close(surplus)
             answer = unpack_answer(message)
             waiting = self._waiting.pop(answer.token, None)
+            if waiting is None and answer.kind == READ:
+                self._late_reads.discard(answer.token)
+                waiting = self._reads.pop(answer.token, None)
+                if waiting is None and answer.offsets:
+                    self.arena.give_back(ReadAnswer.unpacked(answer.offsets))
             if waiting is not None:
                 waiting[1](answer, descriptor)
             elif descriptor >= 0:
@@ -139,11 +213,18 @@ class LogReaderProxy:
         if sock is not None:
             self._registry.unregister(sock.fileno())
             sock.close()
+        for message in self._unsent:
+            if message[0] == RELEASE:  # the same life may listen again
+                owed = unpack_question(message)
+                self.arena.released += ((owed.value_a, slot) for slot in owed.released)
         self._unsent.clear()
+        self._late_reads.clear()
         waiting, self._waiting = self._waiting, {}
-        for _deadline_ns, on_answer in waiting.values():
+        reads, self._reads = self._reads, {}
+        for _deadline_ns, on_answer in (*waiting.values(), *reads.values()):
             self._failures.add()
             on_answer(None, -1)
 
     def close(self) -> None:
         self._hang_up()
+        self.arena.close()

@@ -72,6 +72,8 @@ class LogWriterProxy:
         self.disk = disk
         self.channel: SourceChannel | None = None
         self.serving = False
+        self.is_hung = False
+        """Its disk keeps it waiting (`ipc/disk_health.py` says so, alone): nothing new is for it, what it was given stays its own."""
         self.outstanding: dict[int, tuple[Any, int]] = {}
         """token → (the caller's object, bytes charged)."""
         self.outstanding_bytes = 0
@@ -141,6 +143,10 @@ class LogWriterProxy:
             self._offered = False
             if self.channel is not None:
                 self.channel.ring()
+
+    def under_way(self) -> list[Any]:
+        """What was offered, or waits to be, and has no completion yet."""
+        return [context for context, _ in self.outstanding.values()] + [context for _, _, context in self._queued]
 
     def has_completions(self) -> bool:
         return self.serving and self.channel is not None and self.channel.completions.has_entries()
@@ -232,6 +238,7 @@ class LogWriterProxy:
             self.channel.close()
             self.channel = None
         self.serving = False
+        self.is_hung = False
 
     def close(self) -> None:
         self._retire()
@@ -260,6 +267,7 @@ class LogWriterProxies:
             sweep_rings(source.layout, source.name, source.incarnation)
         self.by_disk = {disk: LogWriterProxy(disk, source, registry, clock, counters, keep_ring_names) for disk in disks}
         self._proxies = list(self.by_disk.values())
+        self._make_proxy: Callable[[str], LogWriterProxy] = lambda disk: LogWriterProxy(disk, source, registry, clock, counters, keep_ring_names)
         self._clock = clock
         self._on_completion = on_completion
         self._on_lost = on_lost
@@ -286,6 +294,22 @@ class LogWriterProxies:
                 continue
             proxy.connect_if_due(now_ns)
         return work
+
+    def add_disk(self, disk: str) -> None:
+        """A disk that the box has got while we run."""
+        self.by_disk[disk] = proxy = self._make_proxy(disk)
+        self._proxies.append(proxy)
+
+    def remove_disk(self, disk: str) -> None:
+        """A disk that the box has no more: as the death of its log-writer, and nobody knocks there again."""
+        proxy = self.by_disk[disk]
+        was_serving = proxy.serving
+        proxy.gone = True
+        proxy.take_gone(self._on_completion, self._on_lost)
+        del self.by_disk[disk]
+        self._proxies.remove(proxy)
+        if was_serving:
+            self._on_gone(disk)
 
     def flush(self) -> None:
         """Ring every doorbell that has something new behind it; once per turn."""

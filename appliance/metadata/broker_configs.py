@@ -42,13 +42,8 @@ ALWAYS: Final = (
     BrokerConfig("inter.broker.listener.name", "string", None, None, "The listener between brokers; the one for clients serves."),
     BrokerConfig("inter.broker.protocol.version", "string", "3.9-IV0", "3.9-IV0", "The version of Kafka whose metadata ZooKeeper holds."),
     BrokerConfig("listener.security.protocol.map", "string", "PLAINTEXT:PLAINTEXT", "PLAINTEXT:PLAINTEXT", "Protocols by listener."),
-    BrokerConfig("log.cleaner.enable", "boolean", "false", "false", "Whether compacted topics are compacted; not in this release."),
-    BrokerConfig("log.flush.interval.messages", "long", "9223372036854775807", "9223372036854775807", "After how many records a log is synced; never."),
-    BrokerConfig("log.flush.interval.ms", "long", None, None, "After how much time a log is synced; see log.flush.offset.checkpoint.interval.ms."),
-    BrokerConfig("log.message.downconversion.enable", "boolean", "false", "false", "Whether records are converted for old clients; they are not."),
+    BrokerConfig("log.message.downconversion.enable", "boolean", "true", "true", "Whether records are converted for old clients; a topic may forbid it."),
     BrokerConfig("log.preallocate", "boolean", "false", "false", "Whether segment files are made at their full size."),
-    BrokerConfig("log.retention.bytes", "long", "-1", "-1", "How many bytes of a partition are kept: all, in this release."),
-    BrokerConfig("log.retention.ms", "long", "-1", "-1", "How long records are kept: for ever, in this release; retention.ms of a topic has no effect yet."),
     BrokerConfig("log.roll.jitter.ms", "long", None, None, "The most by which log.roll.ms is shortened at random; it is not."),
     BrokerConfig("max.connection.creation.rate", "int", str(INT32_MAX), str(INT32_MAX), "New connections a second; not limited."),
     BrokerConfig("max.connections.per.ip.overrides", "string", "", "", "Other limits for some addresses; there are none."),
@@ -64,6 +59,10 @@ ALWAYS: Final = (
     BrokerConfig("zookeeper.set.acl", "boolean", "false", "false", "Whether nodes in ZooKeeper are protected by ACLs."),
     BrokerConfig("zookeeper.ssl.client.enable", "boolean", "false", "false", "Whether ZooKeeper is spoken to by TLS."),
 )
+
+
+NULL_AT_ZERO: Final = frozenset({"log.retention.ms", "log.retention.minutes"})
+"""Where 0 says that a setting is not set, Kafka has null."""
 
 
 def broker_configs(box: Box) -> dict[str, BrokerConfig]:
@@ -93,7 +92,8 @@ def _from_setting(row: SettingRow, value: SettingValue) -> BrokerConfig:
         documentation += f" ({row.unit})"
     if row.larger_costs:
         documentation += f"; a larger value costs: {row.larger_costs}"
-    return BrokerConfig(row.name, _type(row), _text(value), _text(row.default), f"{documentation}. Allowed: {row.allowed}.")
+    shown, default = (None if row.name in NULL_AT_ZERO and each == 0 else _text(each) for each in (value, row.default))
+    return BrokerConfig(row.name, _type(row), shown, default, f"{documentation}. Allowed: {row.allowed}.")
 
 
 def _type(row: SettingRow) -> str:

@@ -15,7 +15,7 @@ _TEXTS: Final[dict[str, str]] = {
     "compression.zstd.level": "The level for zstd where the broker compresses.",
     "delete.retention.ms": "How long tombstones are kept in a compacted topic.",
     "file.delete.delay.ms": "How long a deleted segment's files stay on the disk.",
-    "flush.messages": "After how many records the log is synced to the disk.",
+    "flush.messages": "After how many records the log is synced to the disk; with 1, none is acknowledged before.",
     "flush.ms": "After how many milliseconds the log is synced to the disk.",
     "follower.replication.throttled.replicas": "Followers whose replication is throttled: partition:broker,… or * for all.",
     "index.interval.bytes": "How many bytes of the log lie between two index entries.",
@@ -48,10 +48,19 @@ _TEXTS: Final[dict[str, str]] = {
 
 EFFECTIVE: Final = frozenset(
     {
+        "delete.retention.ms",
+        "max.compaction.lag.ms",
+        "min.cleanable.dirty.ratio",
+        "min.compaction.lag.ms",
+        "cleanup.policy",
+        "file.delete.delay.ms",
         "index.interval.bytes",
         "max.message.bytes",
+        "message.downconversion.enable",
         "message.timestamp.type",
         "min.insync.replicas",
+        "retention.bytes",
+        "retention.ms",
         "segment.bytes",
         "segment.index.bytes",
         "segment.ms",

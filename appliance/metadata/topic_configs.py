@@ -125,7 +125,7 @@ TOPIC_CONFIG_ROWS: dict[str, TopicConfigRow] = {
         TopicConfigRow("remote.log.delete.on.disable", "boolean", "false", _must_be_false),
         TopicConfigRow("remote.storage.enable", "boolean", "false", _must_be_false),
         TopicConfigRow("retention.bytes", "long", "-1", _number(-LONG_MAX - 1, LONG_MAX), ("log.retention.bytes",)),
-        TopicConfigRow("retention.ms", "long", _WEEK, _LONG_OR_NONE, ("log.retention.ms",)),
+        TopicConfigRow("retention.ms", "long", _WEEK, _LONG_OR_NONE, ("log.retention.ms", "log.retention.minutes", "log.retention.hours")),
         TopicConfigRow("segment.bytes", "int", "1073741824", _number(14, INT_MAX), ("log.segment.bytes",)),
         TopicConfigRow("segment.index.bytes", "int", "10485760", _number(4, INT_MAX), ("log.index.size.max.bytes",)),
         TopicConfigRow("segment.jitter.ms", "long", "0", _LONG, ("log.roll.jitter.ms",)),
@@ -156,18 +156,28 @@ def topic_config_problem(config: Mapping[str, str | None]) -> str | None:
     return None
 
 
+_UNSET: Mapping[str, object] = {"log.retention.ms": 0, "log.retention.minutes": 0}
+_MS: Mapping[str, int] = {"log.retention.minutes": 60_000, "log.retention.hours": 3_600_000}
+"""Settings in other units than their topic config."""
+
+
 def broker_config(settings: Mapping[str, object]) -> dict[str, str]:
-    """Topic configs as the broker's settings give them, where they differ from Kafka's defaults; a value that no topic may have means unset."""
+    """Topic configs as the broker's settings give them, where they differ from Kafka's defaults; a value that no topic may have means unset.
+    Of several settings for one config the first that is set holds."""
     config = {}
     for row in TOPIC_CONFIG_ROWS.values():
         for name in row.broker_settings:
             value = settings.get(name)
-            if value is None:
+            if value is None or (name in _UNSET and value == _UNSET[name]):
                 continue
+            if name in _MS and isinstance(value, int):
+                value = max(-1, value * _MS[name])
             text = str(value).lower() if isinstance(value, bool) else str(value)
             if text != row.default and row.valid(text) is None:
                 config[row.name] = text
             break
+    if settings.get("log.flush.policy") == "ack":
+        config["flush.messages"] = "1"  # which is what it says: no record is acknowledged before it was synced
     return config
 
 

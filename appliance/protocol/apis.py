@@ -22,9 +22,11 @@ class ApiKey(IntEnum):
     API_VERSIONS = 18
     CREATE_TOPICS = 19
     DELETE_TOPICS = 20
+    DELETE_RECORDS = 21
     OFFSET_FOR_LEADER_EPOCH = 23
     DESCRIBE_CONFIGS = 32
     ALTER_CONFIGS = 33
+    DESCRIBE_LOG_DIRS = 35
     CREATE_PARTITIONS = 37
     INCREMENTAL_ALTER_CONFIGS = 44
     DESCRIBE_CLUSTER = 60
@@ -51,17 +53,19 @@ class Api(NamedTuple):
 SERVED_APIS: Final[dict[int, Api]] = {
     api.key.value: api
     for api in (
-        Api(ApiKey.PRODUCE, "Produce", 0, 11, 9, "from 0 because librdkafka stops compressing when 0 is missing"),
-        Api(ApiKey.FETCH, "Fetch", 4, 16, 12, "topic ids from 13"),
+        Api(ApiKey.PRODUCE, "Produce", 0, 11, 9, "message sets of magic 0 and 1 before 3"),
+        Api(ApiKey.FETCH, "Fetch", 0, 16, 12, "message sets of magic 0 and 1 before 4; topic ids from 13"),
         Api(ApiKey.LIST_OFFSETS, "ListOffsets", 0, 8, 6, "0 lists the first offsets of segments"),
         Api(ApiKey.METADATA, "Metadata", 0, 12, 9, ""),
         Api(ApiKey.FIND_COORDINATOR, "FindCoordinator", 0, 6, 3, "several keys at once from 4"),
         Api(ApiKey.API_VERSIONS, "ApiVersions", 0, 4, 3, "the response header is always the old one"),
         Api(ApiKey.CREATE_TOPICS, "CreateTopics", 0, 7, 5, ""),
         Api(ApiKey.DELETE_TOPICS, "DeleteTopics", 0, 6, 4, "by topic id from 6"),
+        Api(ApiKey.DELETE_RECORDS, "DeleteRecords", 0, 2, 2, "answered when durable"),
         Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, "OffsetForLeaderEpoch", 0, 4, 4, ""),
         Api(ApiKey.DESCRIBE_CONFIGS, "DescribeConfigs", 0, 4, 4, "topics and this broker"),
         Api(ApiKey.ALTER_CONFIGS, "AlterConfigs", 0, 2, 2, "topics only; a broker's configs are read-only"),
+        Api(ApiKey.DESCRIBE_LOG_DIRS, "DescribeLogDirs", 0, 4, 2, "an offline or hung disk is KAFKA_STORAGE_ERROR"),
         Api(ApiKey.CREATE_PARTITIONS, "CreatePartitions", 0, 3, 2, ""),
         Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, "IncrementalAlterConfigs", 0, 1, 1, "topics only; a broker's configs are read-only"),
         Api(ApiKey.DESCRIBE_CLUSTER, "DescribeCluster", 0, 1, 0, ""),

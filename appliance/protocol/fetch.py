@@ -1,8 +1,8 @@
-"""Fetch 4-16: requests of consumers and followers, and responses whose records may be ranges of files.
+"""Fetch 0-16: requests of consumers and followers, and responses whose records may be ranges of files.
 
 Owned by nobody; the acceptor calls it for every fetch. Hot: a request or response of one partition costs 3-4 µs. A response
 is a list of pieces, because records go out by sendfile: pieces of ours are bytes, pieces in between are the caller's own
-objects, of which only `size_bytes` is asked. Versions differ in the tables `_PARTITION_REQUEST` and `_PARTITION_RESPONSE`; from 7
+objects, of which only `size_bytes` is asked. Versions differ in the layouts `_HEAD…` and `_PARTITION…`; before 4 there are no transactions, from 7
 there are sessions, from 11 racks, from 12 compact lengths, from 13 topic ids instead of names, from 15 the replica's id in a tag.
 Weak spot: partition order is the request's own; which partitions a session leaves out is the caller's business.
 """
@@ -42,6 +42,10 @@ from appliance.protocol.wire import (
 
 FLEXIBLE_SINCE: Final = 12
 TOPIC_IDS_SINCE: Final = 13
+MAGIC_2_SINCE: Final = 4
+"""Before it records are message sets of magic 0 (to version 1) or 1."""
+_THROTTLE_SINCE: Final = 1
+_MAX_BYTES_SINCE: Final = 3
 _LOG_START_OFFSET_SINCE: Final = 5
 _STORAGE_ERROR_SINCE: Final = 6
 _SESSIONS_SINCE: Final = 7
@@ -96,12 +100,17 @@ class FetchRequest(NamedTuple):
 
 # ---- the request
 
+_HEAD_0: Final = Struct(">iii")
+"""replica id, max wait, min bytes"""
+_HEAD_3: Final = Struct(">iiii")
+"""… max bytes"""
 _HEAD_4: Final = Struct(">iiiib")
-"""replica id, max wait, min bytes, max bytes, isolation level"""
+"""… isolation level"""
 _HEAD_7: Final = Struct(">iiiibii")
 """… session id, session epoch"""
 _HEAD_15: Final = Struct(">iiibii")
 """… without the replica id"""
+_NO_MAX_BYTES: Final = 2**31 - 1
 _REPLICA_STATE: Final = Struct(">iq")
 _CLUSTER_ID_TAG: Final = 0
 _REPLICA_STATE_TAG: Final = 1
@@ -216,9 +225,12 @@ def _decode_plain(buffer: Buffer, position: int, limit: int, version: int) -> tu
     if version >= _SESSIONS_SINCE:
         replica_id, max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch = _HEAD_7.unpack_from(buffer, position)
         position += _HEAD_7.size
-    else:
+    elif version >= MAGIC_2_SINCE:
         replica_id, max_wait_ms, min_bytes, max_bytes, isolation_level = _HEAD_4.unpack_from(buffer, position)
         position += _HEAD_4.size
+    else:
+        isolation_level = READ_UNCOMMITTED
+        replica_id, max_wait_ms, min_bytes, max_bytes, position = _read_old_head(buffer, position, version)
     layout = _PARTITION_9 if version >= _LEADER_EPOCH_SINCE else _PARTITION_5 if version >= _LOG_START_OFFSET_SINCE else _PARTITION_4
     partitions: list[FetchPartition] = []
     topic_count, position = read_count(buffer, position, limit, _TOPIC_SIZE_MIN)
@@ -245,6 +257,15 @@ def _decode_plain(buffer: Buffer, position: int, limit: int, version: int) -> tu
         rack, position = read_string(buffer, position, limit)
     request = FetchRequest(max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, replica_id, -1, rack, None, partitions, forgotten)
     return request, position
+
+
+def _read_old_head(buffer: Buffer, position: int, version: int) -> tuple[int, int, int, int, int]:
+    """replica id, max wait, min bytes, max bytes, next position"""
+    if version >= _MAX_BYTES_SINCE:
+        replica_id, max_wait_ms, min_bytes, max_bytes = _HEAD_3.unpack_from(buffer, position)
+        return replica_id, max_wait_ms, min_bytes, max_bytes, position + _HEAD_3.size
+    replica_id, max_wait_ms, min_bytes = _HEAD_0.unpack_from(buffer, position)
+    return replica_id, max_wait_ms, min_bytes, _NO_MAX_BYTES, position + _HEAD_0.size
 
 
 def _read_forgotten_plain(buffer: Buffer, position: int, limit: int) -> tuple[list[ForgottenPartition], int]:
@@ -308,15 +329,19 @@ class FetchPartitionResult(NamedTuple):
     current_leader: CurrentLeader | None = None
 
 
-_HEAD_RESPONSE_4: Final = Struct(">iiii")
+_HEAD_RESPONSE_0: Final = Struct(">iii")
+"""size, correlation id, topic count"""
+_HEAD_RESPONSE_1: Final = Struct(">iiii")
 """size, correlation id, throttle time, topic count"""
 _HEAD_RESPONSE_7: Final = Struct(">iiihii")
 """size, correlation id, throttle time, error code, session id, topic count"""
 _HEAD_RESPONSE_12: Final = Struct(">iiBihi")
 """size, correlation id, no tagged fields in the header, throttle time, error code, session id; a compact topic count follows"""
 
+_PARTITION_RESPONSE_0: Final = Struct(">ihq")
+"""partition, error code, high watermark"""
 _PARTITION_RESPONSE_4: Final = Struct(">ihqq")
-"""partition, error code, high watermark, last stable offset"""
+"""… last stable offset"""
 _PARTITION_RESPONSE_5: Final = Struct(">ihqqq")
 """… log start offset"""
 _ABORTED_TRANSACTION: Final = Struct(">qq")
@@ -399,7 +424,9 @@ def _encode_head(version: int, correlation_id: int, throttle_time_ms: int, error
         return _HEAD_RESPONSE_12.pack(size_bytes, correlation_id, 0, throttle_time_ms, error_code, session_id) + topics
     if version >= _SESSIONS_SINCE:
         return _HEAD_RESPONSE_7.pack(_HEAD_RESPONSE_7.size - 4 + size_bytes, correlation_id, throttle_time_ms, error_code, session_id, topic_count)
-    return _HEAD_RESPONSE_4.pack(_HEAD_RESPONSE_4.size - 4 + size_bytes, correlation_id, throttle_time_ms, topic_count)
+    if version < _THROTTLE_SINCE:
+        return _HEAD_RESPONSE_0.pack(_HEAD_RESPONSE_0.size - 4 + size_bytes, correlation_id, topic_count)
+    return _HEAD_RESPONSE_1.pack(_HEAD_RESPONSE_1.size - 4 + size_bytes, correlation_id, throttle_time_ms, topic_count)
 
 
 def _size_of(records: bytes | memoryview | RecordsRange | None) -> int:
@@ -454,9 +481,13 @@ def _encode_topic_plain(out: _PieceList, version: int, results: Sequence[FetchPa
             error_code = ErrorCode.NOT_LEADER_OR_FOLLOWER
         if version >= _LOG_START_OFFSET_SINCE:
             own.append(_pack_partition_5(partition, error_code, high_watermark, last_stable_offset, log_start_offset))
-        else:
+        elif version >= MAGIC_2_SINCE:
             own.append(_pack_partition_4(partition, error_code, high_watermark, last_stable_offset))
-        if aborted is None:
+        else:
+            own.append(_PARTITION_RESPONSE_0.pack(partition, error_code, high_watermark))
+        if version < MAGIC_2_SINCE:
+            pass
+        elif aborted is None:
             own.append(_NULL_ARRAY)
         else:
             own.append(write_count(len(aborted)))

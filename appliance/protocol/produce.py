@@ -3,7 +3,7 @@
 Owned by nobody; the acceptor calls it for every produce. Hot: a request or response of one partition costs 2-3 µs.
 Versions differ in four ways only: from 3 a transactional id leads the request; the response's partition grows (`_PARTITION`);
 from 9 lengths are compact and structs end in tagged fields; from 10 errors may say who leads now. Weak spot: versions 0-2 carry
-message sets of magic 0 and 1, which are located like any other bytes; refusing or converting them is the caller's business.
+message sets of magic 0 and 1, which are located like any other bytes; converting them is the caller's business.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ from appliance.protocol.wire import (
 )
 
 FLEXIBLE_SINCE: Final = 9
+MAGIC_2_SINCE: Final = 3
+"""Before it record sets may be message sets of magic 0 and 1."""
 _TRANSACTIONAL_ID_SINCE: Final = 3
 _THROTTLE_SINCE: Final = 1
 _RECORD_ERRORS_SINCE: Final = 8

@@ -2,8 +2,8 @@
 
 Owned by nobody; pure functions over bytes. `cramjam` is imported at the first use: acceptor and log-writer store batches as they
 came and must not pay for codecs. Weak spots: the size of a decompressed zstd or lz4 stream is not known beforehand, so
-decompression tries with growing buffers (at most a third more work than knowing); for magic 0 the wrong header checksum of lz4
-is not handled here yet.
+decompression tries with growing buffers (at most a third more work than knowing). The wrong header checksum that lz4 has in magic 0
+is the business of `lz4_frame.py`.
 
 * gzip: a plain gzip stream, one or more members.
 * snappy: xerial framing (16 bytes of header, then int32 length and a raw block for every 32 KiB); a bare raw block is accepted too.
@@ -20,7 +20,7 @@ from enum import IntEnum
 from struct import Struct
 from types import ModuleType
 
-from appliance.records.corrupt_batch import CorruptBatch
+from appliance.records.corrupt_batch import CorruptBatch, OpenedTooLarge
 
 
 class Codec(IntEnum):
@@ -88,7 +88,7 @@ def _cramjam() -> ModuleType:
 
 
 def _too_large(limit_bytes: int) -> CorruptBatch:
-    return CorruptBatch(f"a compressed batch holds more than the limit of {limit_bytes} bytes")
+    return OpenedTooLarge(f"a compressed batch holds more than the limit of {limit_bytes} bytes")
 
 
 def _compress_gzip(data: Buffer) -> bytes:

@@ -8,3 +8,7 @@ from appliance.base.errors import MillraceError
 
 class CorruptBatch(MillraceError):
     """A record batch whose header, checksum, compressed stream or records do not hold together."""
+
+
+class OpenedTooLarge(CorruptBatch):
+    """A compressed stream that holds more than its reader was ready to open: a bomb, or an honest batch that is too large."""

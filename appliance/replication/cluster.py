@@ -21,7 +21,7 @@ from appliance.metadata.znodes import BoxRecord, BrokerRegistration
 class DiskReport:
     """What one life of a log-writer said of its disk, kept up to date with what it confirmed since."""
 
-    __slots__ = ("directory_id", "disk", "incarnation", "missing", "needs_epoch_bump", "partitions", "refused")
+    __slots__ = ("directory_id", "disk", "incarnation", "missing", "needs_epoch_bump", "partitions", "refused", "replaces")
 
     def __init__(self, disk: str, directory_id: str, incarnation: int, needs_epoch_bump: bool, partitions: dict[tuple[str, int], str]) -> None:
         self.disk = disk
@@ -32,6 +32,8 @@ class DiskReport:
         """(topic, partition) → topic id as text."""
         self.missing = 0
         """Partitions that ZooKeeper places here and that are not here."""
+        self.replaces: frozenset[str] = frozenset()
+        """Ids of directories that were given up for this one: what they held begins anew here, empty."""
         self.refused = 0
         """Partitions that the log-writer would not lead when it was last asked."""
 
@@ -39,7 +41,9 @@ class DiskReport:
     def from_writer_info(cls, disk: str, info: dict[str, Any]) -> DiskReport:
         """Read a log-writer's greeting; a disk without a directory id is known by its name."""
         partitions = {(row[0], int(row[1])): str(row[2]) for row in info.get("partitions", [])}
-        return cls(disk, str(info.get("directory_id") or disk), int(info.get("incarnation", 0)), bool(info.get("needs_epoch_bump", False)), partitions)
+        report = cls(disk, str(info.get("directory_id") or disk), int(info.get("incarnation", 0)), bool(info.get("needs_epoch_bump", False)), partitions)
+        report.replaces = frozenset(info.get("replaces", ()))
+        return report
 
     def holds(self, topic: TopicState, partition: int) -> bool:
         return self.partitions.get((topic.name, partition)) == str(topic.topic_id)
@@ -111,6 +115,12 @@ class Cluster:
     def _learn_directory(self, directory_id: str, disk: str) -> None:
         self.directory_disks = {directory: name for directory, name in self.directory_disks.items() if name != disk}
         self.directory_disks[directory_id] = disk
+
+    def remove_disk(self, disk: str) -> None:
+        """The box has it no more; what ZooKeeper still places there is served by nobody."""
+        self.disks.remove(disk)
+        self.reports.pop(disk, None)
+        self.directory_disks = {directory: name for directory, name in self.directory_disks.items() if name != disk}
 
     def partitions_on(self, disk: str) -> int:
         report = self.reports.get(disk)

@@ -277,6 +277,7 @@ def bring_up_disk(cluster: Cluster, report: DiskReport) -> Operation[int]:
     if cluster.box.directories.get(report.directory_id) != report.disk:
         cluster.box = yield from broker_registry.record_directories(cluster.broker_id, cluster.box._replace(directories={report.directory_id: report.disk}))
     yield from _adopt_unplaced(cluster, report)
+    yield from _begin_anew(cluster, report)
     placed = [
         (topic, partition)
         for name, topic in sorted(cluster.topics.items())
@@ -312,6 +313,26 @@ def _adopt_unplaced(cluster: Cluster, report: DiskReport) -> Operation[None]:
         found = [partition for partition in topic.states if partition not in topic.placement and report.holds(topic, partition)]
         if found and name not in cluster.deleting:
             yield from _place_again(cluster, topic, dict.fromkeys(found, report.directory_id))
+
+
+def _begin_anew(cluster: Cluster, report: DiskReport) -> Operation[None]:
+    """Partitions of directories that were given up for this one: a larger leader epoch, made here, empty, then placed here. Only somebody who said that
+    the data is lost makes this happen. Killed anywhere, it is done again, since the placement, written last, still names the lost directory."""
+    for name, topic in sorted(cluster.topics.items()):
+        lost = [partition for partition in topic.states if topic.placement.get(partition) in report.replaces]
+        if not lost or name in cluster.deleting:
+            continue
+        epoch = cluster.writes_fenced_by().controller_epoch
+        yield from _write_states(cluster, [(topic, partition, bump_leader_epoch(topic.states[partition], epoch)) for partition in lost])
+        payloads = [
+            {"topic": name, "partition": partition, "topic_id": str(topic.topic_id), "config": cluster.config_of(topic)} for partition in lost
+        ]
+        codes = yield from all_of([DiskCommand(report.disk, DescriptorKind.CREATE, payload) for payload in payloads])
+        made = [partition for partition, code in zip(lost, codes, strict=True) if code == ErrorCode.NONE]
+        for partition in made:
+            report.partitions[(name, partition)] = str(topic.topic_id)
+        if made:
+            yield from _place_again(cluster, topic, dict.fromkeys(made, report.directory_id))
 
 
 def _elect_leaders(cluster: Cluster, present: list[tuple[TopicState, int]]) -> Operation[None]:

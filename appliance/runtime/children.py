@@ -46,6 +46,8 @@ class Child:
         self.since_wall_ms = 0
         self.status_text = ""
         self.restarts = 0
+        self.is_wanted = True
+        """False: its disk was removed, it is not started again."""
         self.start_at_ms = 0
         self._failures = 0
         """Lives in a row that ended before they served."""

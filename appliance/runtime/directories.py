@@ -6,6 +6,7 @@ take (state: supervisor, log directory: log-writer) are what protects, this is w
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 
@@ -13,6 +14,7 @@ from appliance.base.layout import BoxLayout, runtime_roots
 
 META_PROPERTIES = "meta.properties"
 LOCK_FILE = ".lock"
+_DISK_TROUBLE = frozenset({errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EUCLEAN})
 
 
 def shape_problems(data: list[str], state: str) -> list[str]:
@@ -56,6 +58,20 @@ def writable_problem(path: str, option: str) -> str | None:
     except OSError as error:
         return f"{option} {path}: cannot write in {place}: {error.strerror}; give this user the right (chown), or choose another with {option}"
     return None
+
+
+def has_disk_trouble(path: str) -> bool:
+    """Whether the disk itself says no (failed, read-only, full): its log-writer then waits for it, and the other disks are served."""
+    place = path
+    while not os.path.lexists(place) and place != "/":
+        place = os.path.dirname(place)
+    attempt = f"{place}/.millrace-{os.getpid()}"
+    try:
+        os.mkdir(attempt)
+        os.rmdir(attempt)
+    except OSError as error:
+        return error.errno in _DISK_TROUBLE
+    return False
 
 
 def make_directory(path: str, option: str) -> str | None:

@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ConfigurationProblems
-from appliance.base.layout import BoxLayout, box_name, name_disks, runtime_roots
+from appliance.base.layout import BoxLayout, Disk, box_name, name_disks, runtime_roots
 from appliance.base.settings import Box
-from appliance.runtime.directories import in_use_problem, make_directory, shape_problems, writable_problem
+from appliance.runtime.directories import has_disk_trouble, in_use_problem, make_directory, shape_problems, writable_problem
+from appliance.runtime.disk_orders import with_kept_disks
 from appliance.runtime.identity import Identity, choose_zookeeper_port, lock_state, plan_identity, write_identity
 from appliance.runtime.listening import ListenSockets, open_listen_sockets
 from appliance.runtime.run_options import ResolvedOptions, RunOptions, resolve_options
@@ -38,11 +39,14 @@ class PreparedBox(NamedTuple):
     layout: BoxLayout
     listening: ListenSockets
     state_lock: int
+    given: list[str]
+    """The log directories as options and settings say, whatever was ordered since."""
 
 
 def prepare_box(options: RunOptions, clock: Clock, zookeeper_check: ExternalCheck) -> PreparedBox:
     """Check everything, then take what the box needs. Raises ConfigurationProblems."""
-    resolved, problems = resolve_options(options, os.cpu_count() or 1)
+    given, problems = resolve_options(options, os.cpu_count() or 1)
+    resolved, ordered = with_kept_disks(given)
     embedded = resolved.zookeeper is None
     problems += machine_problems(resolved)
     problems += _directory_problems(resolved)
@@ -57,7 +61,7 @@ def prepare_box(options: RunOptions, clock: Clock, zookeeper_check: ExternalChec
     try:
         if problems:
             raise ConfigurationProblems(problems)
-        return _take(resolved, identity, runtime_directory, listening, clock)
+        return _take(resolved, ordered, given.data, identity, runtime_directory, listening, clock)
     except BaseException:
         listening.close()
         raise
@@ -106,8 +110,11 @@ def _mib(size_bytes: int) -> int:
 
 def _directory_problems(options: ResolvedOptions) -> list[str]:
     problems = shape_problems(options.data, options.state)
+    troubled = {path for path in options.data if has_disk_trouble(path)}
+    if len(troubled) == len(set(options.data)):
+        troubled.clear()  # a box without any disk serves nobody: say what is wrong instead
     for option, path in [("--state", options.state), *(("--data", path) for path in dict.fromkeys(options.data))]:
-        problem = writable_problem(path, option) or in_use_problem(path, option)
+        problem = (None if path in troubled else writable_problem(path, option)) or in_use_problem(path, option)
         if problem is not None:
             problems.append(problem)
     return problems
@@ -162,9 +169,12 @@ def _ask_in_a_child(check: ExternalCheck) -> list[str]:
     return [problem for problem in text.split("\0") if problem]
 
 
-def _take(options: ResolvedOptions, identity: Identity, runtime_directory: str, listening: ListenSockets, clock: Clock) -> PreparedBox:
+def _take(
+    options: ResolvedOptions, ordered: list[Disk] | None, given: list[str], identity: Identity, runtime_directory: str, listening: ListenSockets, clock: Clock
+) -> PreparedBox:
     """Directories, lock, identity, box.json: the steps that change something, when nothing speaks against them."""
-    wanted = [("--state", options.state), *(("--data", path) for path in options.data), ("runtime directory", runtime_directory)]
+    usable = [path for path in options.data if not has_disk_trouble(path)]
+    wanted = [("--state", options.state), *(("--data", path) for path in usable), ("runtime directory", runtime_directory)]
     problems = [problem for option, path in wanted if (problem := make_directory(path, option)) is not None]
     if problems:
         raise ConfigurationProblems(problems)
@@ -176,7 +186,7 @@ def _take(options: ResolvedOptions, identity: Identity, runtime_directory: str, 
     box = Box(
         box=layout.box,
         broker_id=identity.broker_id,
-        disks=name_disks(options.data),
+        disks=name_disks(options.data) if ordered is None else ordered,
         state_directory=options.state,
         listen=options.listen,
         advertise=options.advertise,
@@ -192,11 +202,11 @@ def _take(options: ResolvedOptions, identity: Identity, runtime_directory: str, 
         started_wall_ms=clock.wall_ms(),
         settings=options.settings,
     )
-    _write_box(layout, box)
-    return PreparedBox(box, layout, listening, state_lock)
+    write_box(layout, box)
+    return PreparedBox(box, layout, listening, state_lock, given)
 
 
-def _write_box(layout: BoxLayout, box: Box) -> None:
+def write_box(layout: BoxLayout, box: Box) -> None:
     os.chmod(layout.runtime_directory, 0o700)
     temporary = f"{layout.box_file}.new"
     with open(temporary, "wb") as file:

@@ -1,7 +1,7 @@
 """What every `services/*.py` main does: from the environment to a running agent, and from its end to an exit code.
 
 `MILLRACE_RUNTIME` names the runtime directory, argv[1] the instance ("0", "d0"). Exit codes: 0 stopped on request, 1 died of
-an exception, 70 found its own state inconsistent, 78 met objects or settings of another release (not restarted). Weak spot: what an
+an exception, 70 found its own state inconsistent, 75 wants to begin anew, 78 met objects or settings of another release (not restarted). Weak spot: what an
 agent does in its constructor happens before the first heartbeat; long recoveries belong into turns.
 """
 
@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable
 
 from appliance.base.clock import SystemClock
+from appliance.base.errors import StepsDown
 from appliance.base.invariants import InvariantViolation
 from appliance.base.layout import RUNTIME_VARIABLE, BoxLayout
 from appliance.base.logging import Logger, logger_from_environment
@@ -34,6 +35,7 @@ __all__ = ["Agent", "AgentFactory", "ServiceContext", "StopRequest", "run_servic
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INCONSISTENT = 70
+EXIT_STEPS_DOWN = 75
 EXIT_OTHER_RELEASE = 78
 
 WITHOUT_AUTOMATIC_COLLECTION = frozenset({"acceptor", "log-writer"})
@@ -92,6 +94,9 @@ def run_service(process_kind: str, body: ServiceBody) -> int:
     except InvariantViolation as error:
         log.error(f"found its own state inconsistent and dies: {error}\n{traceback.format_exc()}")
         return EXIT_INCONSISTENT
+    except StepsDown as reason:
+        log.warning(f"ends, to be started again: {reason}")
+        return EXIT_STEPS_DOWN
     except Exception as error:
         log.error(f"died of {type(error).__name__}: {error}\n{traceback.format_exc()}")
         return EXIT_FAILED

@@ -12,7 +12,7 @@ import os
 from typing import NamedTuple
 
 from appliance.base.settings import Box
-from appliance.shm import counters, partition_table
+from appliance.shm import counters, partition_table, piece_memory
 from appliance.shm.arena import DATA_POSITION
 from appliance.shm.mapping import list_names
 from appliance.shm.ring import ENTRY_BYTES
@@ -42,12 +42,13 @@ def shared_memory_need(box: Box) -> SharedMemoryNeed:
     """What a box with these settings, disks and processes takes."""
     disks = len(box.disks)
     entries = box.integer("channel.ring.entries")
+    reader = _pages(piece_memory.size_bytes_of(box.integer("log.reader.arena.bytes")))
     acceptor, ingest = (_arena_bytes(box.integer(name)) for name in ("acceptor.arena.bytes", "ingest.arena.bytes"))
     sources = box.acceptors + box.ingests
     tables = disks * _pages(partition_table.SIZE_BYTES)
     return SharedMemoryNeed(
-        arenas=box.acceptors * acceptor + box.ingests * ingest,
-        restart=max(acceptor, ingest) + disks * _rings_bytes(entries) + tables,
+        arenas=box.acceptors * acceptor + box.ingests * ingest + disks * reader,
+        restart=max(acceptor, ingest, reader) + disks * _rings_bytes(entries) + tables,
         others=tables
         + (len(box.process_names()) + 1) * _pages(counters.SIZE_BYTES)
         + sources * disks * _rings_bytes(entries)

@@ -1,4 +1,4 @@
-"""`supervisor.sock`: tells whoever asks which processes the box has and how they are. Frames of kind 1, answered with JSON.
+"""`supervisor.sock`: tells whoever asks which processes the box has and how they are, and takes orders about disks. Frames with JSON.
 
 Owned by the supervisor. Weak spot: a client that does not read its answers is cut off at a bound.
 """
@@ -15,6 +15,8 @@ from appliance.runtime.poller import READABLE, WRITABLE, Poller
 
 STATUS = 1
 """Frame kind of question and answer."""
+DISK_ORDER = 2
+"""Frame kind of an order about disks (JSON: verb, name, path) and of its answer (JSON: disk, or error)."""
 
 CLIENTS_MAX = 64
 
@@ -22,10 +24,13 @@ CLIENTS_MAX = 64
 class StatusServer:
     """Answers every STATUS frame with what `describe` returns."""
 
-    def __init__(self, path: str, poller: Poller, describe: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self, path: str, poller: Poller, describe: Callable[[], dict[str, Any]], order: Callable[[dict[str, str]], dict[str, str]] | None = None
+    ) -> None:
         self._path = path
         self._poller = poller
         self._describe = describe
+        self._order = order
         self._listening = listen_unix(path)
         self._clients: dict[int, FrameSocket] = {}
         poller.register(self._listening.fileno(), READABLE, self._on_accept)
@@ -50,6 +55,9 @@ class StatusServer:
                 for frame in client.receive():
                     for passed in frame.descriptors:
                         os.close(passed)
+                    if frame.kind == DISK_ORDER and self._order is not None and not client.wants_write:
+                        client.send(DISK_ORDER, frame.token, json.dumps(self._order(_order_of(frame.payload))).encode())
+                        continue
                     if frame.kind != STATUS or client.wants_write:
                         raise PeerGone("it asks for what there is not, or does not read its answers")
                     client.send(STATUS, frame.token, json.dumps(self._describe()).encode())
@@ -70,3 +78,14 @@ class StatusServer:
             os.unlink(self._path)
         except FileNotFoundError:
             pass
+
+
+def _order_of(payload: bytes) -> dict[str, str]:
+    """Texts by name. Raises PeerGone for anything else."""
+    try:
+        document = json.loads(payload)
+    except ValueError as error:
+        raise PeerGone("its order is not JSON") from error
+    if not isinstance(document, dict) or not all(isinstance(value, str) for value in document.values()):
+        raise PeerGone("its order is not made of texts")
+    return document

@@ -13,14 +13,16 @@ import sys
 from typing import Any
 
 from appliance.base.clock import Clock, SystemClock
-from appliance.base.errors import ConfigurationProblems
-from appliance.base.layout import RUNTIME_VARIABLE
+from appliance.base.errors import ConfigurationProblems, ErrorCode, RequestRefused
+from appliance.base.layout import RUNTIME_VARIABLE, Disk
 from appliance.base.logging import logger_from_environment
 from appliance.runtime.children import LISTEN_NAMES, Child, ChildState, plan_stop
+from appliance.runtime.disk_orders import ADD, REPLACE, changed_disks, keep_disks
+from appliance.runtime.known_disks import give_up, write_known_disk
 from appliance.runtime.leftovers import await_previous_life, clear_box, clear_dead_life, clear_vanished_boxes
 from appliance.runtime.notify_socket import NotifySocket
 from appliance.runtime.poller import READABLE, Poller
-from appliance.runtime.preflight import ExternalCheck, PreparedBox, prepare_box
+from appliance.runtime.preflight import ExternalCheck, PreparedBox, prepare_box, write_box
 from appliance.runtime.ready_message import ready_message
 from appliance.runtime.run_options import RunOptions, python_arguments, resolve_options
 from appliance.runtime.service_main import EXIT_OTHER_RELEASE, EXIT_USAGE, name_process
@@ -35,6 +37,8 @@ NAME = "supervisor"
 TURN_MS_MAX = 1_000
 GROUP_STOP_MS = 12_000
 """A group of processes that has not stopped by then is killed; their own runner gives up at 10 s."""
+KILLED_MS = 3_000
+"""A killed process that is not gone by then waits in the kernel for its disk; a stop goes on without it."""
 NOTICE_MS = 10_000
 JVM_STOPPED = 128 + signal.SIGTERM
 """How a JVM ends that was asked to."""
@@ -55,13 +59,15 @@ class Supervisor:
         self._counters = Counters.create_or_adopt(self.layout, NAME, clock.monotonic_ns(), clock.wall_ms())
         self._notify = NotifySocket(f"{self.layout.runtime_directory}/notify.sock")
         self._poller.register(self._notify.fileno(), READABLE, self._on_notification)
-        self._status = StatusServer(self.layout.supervisor_socket, self._poller, self.describe)
+        self._status = StatusServer(self.layout.supervisor_socket, self._poller, self.describe, self._on_disk_order)
         self.children = {name: Child(name) for name in self.box.process_names()}
         self._zookeeper = ZooKeeperWatch(self.layout, self.box.zookeeper, self._poller, clock) if self.box.embedded_zookeeper else None
         self._watchdog_ms = self.box.integer("watchdog.timeout.ms")
         self._signal_pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poller.register(self._signal_pipe[0], READABLE, self._on_signal_byte)
         self._stop_signals = 0
+        self._killed: set[int] = set()
+        """Pids that the watchdog, or the stop, has killed and that are not gone yet."""
         self._started_ms = clock.monotonic_ms()
         self._ready_said = False
         self._next_notice_ms = self._started_ms + NOTICE_MS
@@ -133,7 +139,7 @@ class Supervisor:
 
     def _reap(self) -> None:
         """Take note of every child that has ended."""
-        for child in self.children.values():
+        for child in list(self.children.values()):
             if not child.pid:
                 continue
             if os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
@@ -144,12 +150,17 @@ class Supervisor:
         code = os.waitstatus_to_exitcode(status)
         how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         now_ms = self._clock.monotonic_ms()
+        self._killed.discard(child.pid)
         self._mark_dead(child)
         if self._stop_signals or self.exit_code:
             child.pid = 0
             child.state = ChildState.STOPPED
             if code not in (0, JVM_STOPPED):
                 self.log.warning(f"{child.name} ended {how} while stopping")
+            return
+        if not child.is_wanted:
+            del self.children[child.name]
+            self._say(f"{child.name} ended {how}; its disk was removed")
             return
         lived_ms = now_ms - child.since_ms
         child.on_exit(code, now_ms)
@@ -207,13 +218,14 @@ class Supervisor:
         if not child.pid:
             return
         silent_ms = now_ms - max(child.since_ms, self._heard_ms(child))
-        if silent_ms <= self._watchdog_ms * (1 if child.state is ChildState.SERVING else START_FACTOR):
+        if silent_ms <= self._watchdog_ms * (1 if child.state is ChildState.SERVING else START_FACTOR) or child.pid in self._killed:
             return
         self.log.error(f"{child.name} (pid {child.pid}) has not turned for {silent_ms / 1000:.0f} s; it is killed. Where it was:")
         self._counters.counter(f'supervisor.watchdog_kills{{process="{child.name}"}}').add()
         if child.name != ZOOKEEPER:
             send_signal(child.pid, signal.SIGUSR1)  # prints its stack, if it can still do that
             self._poller.poll(20)
+        self._killed.add(child.pid)  # one whose disk hangs dies when the disk lets it go: telling it again helps nobody
         kill_group(child.pid)
 
     def _heard_ms(self, child: Child) -> int:
@@ -257,6 +269,47 @@ class Supervisor:
         description = {"name": child.name, "pid": child.pid or None, "state": state, "since": child.since_wall_ms, "restarts": child.restarts}
         return description | ({"status": child.status_text} if child.status_text else {})
 
+    # --- disks that come and go ---
+
+    def _on_disk_order(self, order: dict[str, str]) -> dict[str, str]:
+        """`millrace disk add | remove | replace`: box.json first, from which the processes that start now know their disk."""
+        verb, name = order.get("verb", ""), order.get("name", "")
+        box = self.box
+        try:
+            disks, disk = changed_disks(box.disks, verb, name, order.get("path", ""))
+            if verb == REPLACE:
+                self._give_up_disk(box.disk(name), disk)
+            keep_disks(box.state_directory, self._prepared.given, disks)
+            self.box = box._replace(disks=disks)
+            write_box(self.layout, self.box)
+        except RequestRefused as refusal:
+            return {"error": refusal.message}
+        except OSError as error:
+            return {"error": f"could not write {error.filename or box.state_directory}: {error.strerror}"}
+        self._say(f"disk {disk.name}: {verb} {disk.path}")
+        for process in (f"log-writer@{disk.name}", f"log-reader@{disk.name}"):
+            child = self.children.get(process)
+            if verb == ADD:
+                self.children[process] = Child(process)
+            elif child is not None:
+                child.is_wanted = verb == REPLACE
+                if not child.pid and not child.is_wanted:
+                    del self.children[process]
+                elif child.pid:
+                    send_signal(child.pid, signal.SIGTERM)
+        return {"disk": disk.name, "path": disk.path}
+
+    def _give_up_disk(self, old: Disk, new: Disk) -> None:
+        """What the old directory held is lost: from now on any directory at the new path stands for it. Raises RequestRefused."""
+        snapshot = read_counters(self.layout, f"log-writer@{old.name}")
+        if snapshot is not None and snapshot.state != "offline":
+            raise RequestRefused(
+                ErrorCode.INVALID_REQUEST, f"disk {old.name} is {snapshot.state or 'starting'}; only an offline disk is replaced (see: millrace disk list)"
+            )
+        known = give_up(self.box.state_directory, old.path)
+        if new.path != old.path:
+            write_known_disk(self.box.state_directory, known._replace(path=new.path))
+
     # --- the end ---
 
     def _install_signals(self) -> None:
@@ -295,10 +348,17 @@ class Supervisor:
             self._counters.beat(self._clock.monotonic_ns())
             if now_ms >= deadline_ms or self._stop_signals > 1:
                 for child in members:
-                    if child.pid:
+                    if child.pid in self._killed and now_ms >= deadline_ms:
+                        self.log.error(f"{child.name} (pid {child.pid}) cannot be killed: its disk hangs. It is left behind, and ends when the disk answers")
+                        self._killed.discard(child.pid)
+                        child.pid = 0
+                        child.state = ChildState.STOPPED
+                    elif child.pid and child.pid not in self._killed:
                         self.log.warning(f"{child.name} did not stop in time; it is killed")
+                        self._killed.add(child.pid)
                         kill_group(child.pid)
-                deadline_ms = now_ms + GROUP_STOP_MS
+                if now_ms >= deadline_ms or deadline_ms > now_ms + KILLED_MS:
+                    deadline_ms = now_ms + KILLED_MS
             self._poller.poll(max(1, min(TURN_MS_MAX, deadline_ms - now_ms)))
             self._reap()
 

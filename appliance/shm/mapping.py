@@ -16,7 +16,7 @@ from appliance.base.errors import MillraceError
 from appliance.base.layout import boot_id
 from appliance.shm.atomic import WORD_BYTES
 
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 """Raised with every change of any layout in this package; a mismatch ends the process with exit code 78."""
 
 # Header: eight words, then the purpose's own layout from HEADER_BYTES on.
@@ -50,15 +50,17 @@ class SharedObject:
         self.writable = writable
 
     @classmethod
-    def create(cls, name: str, purpose: bytes, size_bytes: int, incarnation: int) -> SharedObject:
-        """Make a new object, replacing a leftover of the same name. `purpose`: 8 ASCII bytes. Raises SharedMemoryFull."""
+    def create(cls, name: str, purpose: bytes, size_bytes: int, incarnation: int, allocated_bytes: int | None = None) -> SharedObject:
+        """Make a new object, replacing a leftover of the same name. `purpose`: 8 ASCII bytes. `allocated_bytes`: so much is allocated at once, and
+        nobody touches the rest before `allocate`. Raises SharedMemoryFull."""
         unlink(name)
         page = mmap.PAGESIZE
         size_bytes = (size_bytes + page - 1) // page * page
         shared = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600)
         try:
             try:
-                os.posix_fallocate(shared.fd, 0, size_bytes)
+                os.ftruncate(shared.fd, size_bytes)
+                os.posix_fallocate(shared.fd, 0, size_bytes if allocated_bytes is None else allocated_bytes)
                 mapped = mmap.mmap(shared.fd, size_bytes)
             except OSError as error:
                 unlink(name)
@@ -112,6 +114,21 @@ class SharedObject:
     @property
     def pid(self) -> int:
         return self.words[PID_WORD]
+
+    def allocate(self, position: int, size_bytes: int) -> bool:
+        """Give memory to a part of an object that was created without. False: /dev/shm is full."""
+        shared = posix_ipc.SharedMemory(self.name, 0)
+        try:
+            os.posix_fallocate(shared.fd, position, size_bytes)
+        except OSError:
+            return False
+        finally:
+            shared.close_fd()
+        return True
+
+    def give_back(self, position: int, size_bytes: int) -> None:
+        """Return the memory of a part that nobody uses; `allocate` it before it is used again."""
+        self._mapped.madvise(mmap.MADV_REMOVE, position, size_bytes)
 
     def is_of_this_boot(self) -> bool:
         boot = boot_id()

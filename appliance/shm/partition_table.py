@@ -27,16 +27,26 @@ GENERATION_WORD = HEADER_BYTES // WORD_BYTES
 """Changes whenever a row is added, removed or changes its role: readers scan again."""
 SLEEPING_WORD = GENERATION_WORD + 8
 FENCE_WORD = GENERATION_WORD + 16
-"""Reserved for fencing a hung log-writer (set by its supervisor's side; the writer looks before it publishes)."""
+"""1: this life publishes nothing more. Stored by the controller, once, when the disk is overdue; the writer looks whenever the disk lets it go."""
 DISK_STATE_WORD = GENERATION_WORD + 24
 ROWS_USED_WORD = GENERATION_WORD + 25
 RECOVERY_DONE_WORD = GENERATION_WORD + 26
 RECOVERY_TOTAL_WORD = GENERATION_WORD + 27
+APPEND_SINCE_WORD = GENERATION_WORD + 32
+"""Since when the loop has been in one call for its disk, monotonic ns; 0: it is not."""
+FLUSH_SINCE_WORD = GENERATION_WORD + 33
+"""The same for the slice of a flush round that is under way."""
+PROBE_SINCE_WORD = GENERATION_WORD + 34
+PROBED_WORD = GENERATION_WORD + 35
+"""When the disk answered a probe for the last time, monotonic ns."""
+SUSPECT_WORD = GENERATION_WORD + 36
+"""1: the disk failed in this life, so what the page cache says may not be on it: the next life believes neither these rows nor older ones."""
 
 SEQUENCES_POSITION = 512
 ROWS_POSITION = (SEQUENCES_POSITION + ROWS * WORD_BYTES + 127) // 128 * 128
-SIZE_BYTES = ROWS_POSITION + ROWS * ROW_BYTES
-assert RECOVERY_TOTAL_WORD * WORD_BYTES < SEQUENCES_POSITION and ROWS_POSITION % WORD_BYTES == 0
+SEALED_BYTES_POSITION = ROWS_POSITION + ROWS * ROW_BYTES
+SIZE_BYTES = SEALED_BYTES_POSITION + ROWS * WORD_BYTES
+assert SUSPECT_WORD * WORD_BYTES < SEQUENCES_POSITION and ROWS_POSITION % WORD_BYTES == 0
 
 # Words of a row.
 (
@@ -210,6 +220,10 @@ class PartitionTableWriter:
         words[base] = sequence
         words[SEQUENCES_POSITION // WORD_BYTES + index] = sequence
 
+    def store_sealed_bytes(self, index: int, size_bytes: int) -> None:
+        """The size of a row's log without its active segment."""
+        self._words[SEALED_BYTES_POSITION // WORD_BYTES + index] = size_bytes
+
     def remove_row(self, index: int) -> None:
         """Take a row out; its index may be used again under another row generation."""
         words = self._words
@@ -231,6 +245,10 @@ class PartitionTableWriter:
     def set_disk_state(self, state: int) -> None:
         self._words[DISK_STATE_WORD] = state
         self.announce()
+
+    def set_suspect(self) -> None:
+        """The disk failed: whoever comes next must read it again."""
+        self._words[SUSPECT_WORD] = 1
 
     def set_recovery_progress(self, done_bytes: int, total_bytes: int) -> None:
         self._words[RECOVERY_DONE_WORD] = done_bytes
@@ -265,6 +283,11 @@ class PartitionTableReader:
         return self.words[DISK_STATE_WORD]
 
     @property
+    def is_suspect(self) -> bool:
+        """Whether the disk failed under its writer."""
+        return bool(self.words[SUSPECT_WORD])
+
+    @property
     def recovery_progress(self) -> tuple[int, int]:
         return self.words[RECOVERY_DONE_WORD], self.words[RECOVERY_TOTAL_WORD]
 
@@ -286,6 +309,10 @@ class PartitionTableReader:
     def read(self, index: int) -> Row:
         """A row, whole. Raises TornRow after bounded retries."""
         return row_of(self.read_words(index))
+
+    def sealed_bytes(self, index: int) -> int:
+        """The size of a row's log without its active segment. With the row's `active_position` it is the whole log, give or take a roll."""
+        return self.words[SEALED_BYTES_POSITION // WORD_BYTES + index]
 
     def rows(self) -> list[tuple[int, Row]]:
         """Every row in use, with its index; torn (see `torn_rows`) and removed rows are left out."""

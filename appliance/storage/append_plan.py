@@ -18,11 +18,13 @@ from typing import NamedTuple
 from appliance.base.errors import ErrorCode
 from appliance.records.batch import (
     BASE_SEQUENCE_AT,
+    CONTROL_FLAG,
     LOG_OVERHEAD,
     PRODUCER_EPOCH_AT,
     TRANSACTIONAL_FLAG,
     stamp_log_append_time,
 )
+from appliance.records.control_batch import read_end_transaction_marker
 from appliance.storage.indexes import LARGEST_RELATIVE_OFFSET, OFFSET_ENTRY, TIME_ENTRY
 from appliance.storage.log_config import LogConfig
 from appliance.storage.producer_state import DuplicateBatch, ProducerStaging
@@ -90,6 +92,10 @@ class AppendPlan:
         self.next_offset = next_offset
         self.first_producer_offset = -1
         """Where the first batch with a producer id goes; -1 if there is none."""
+
+    def base_offset_of(self, offset: int) -> int:
+        """The segment that an appended offset goes to."""
+        return max(part.tail.base_offset for part in self.parts if part.tail.base_offset <= offset)
 
 
 def plan_append(
@@ -175,6 +181,14 @@ def plan_append(
     return plan
 
 
+def plan_roll(tail: SegmentTail, log_end_offset: int, now_ms: int) -> AppendPlan:
+    """Plan to seal the active segment and begin an empty one at the log end, with nothing appended."""
+    plan = AppendPlan(SegmentPart(tail.copy(), False), log_end_offset)
+    plan.parts[0].add_time_entry()
+    plan.parts.append(SegmentPart(SegmentTail(log_end_offset, now_ms), True))
+    return plan
+
+
 def _admit(
     producers: ProducerStaging,
     batch: memoryview,
@@ -189,7 +203,8 @@ def _admit(
     producer_epoch, base_sequence = _SEQUENCE.unpack_from(batch, PRODUCER_EPOCH_AT)
     last_offset = base_offset + last_offset_delta
     if not stamping:
-        producers.replay_batch(producer_id, producer_epoch, base_sequence, base_offset, last_offset, timestamp, attributes)
+        marker = read_end_transaction_marker(batch) if attributes & CONTROL_FLAG else None
+        producers.replay_batch(producer_id, producer_epoch, base_sequence, base_offset, last_offset, timestamp, attributes, marker)
         return None
     if attributes & TRANSACTIONAL_FLAG:
         return ErrorCode.INVALID_TXN_STATE  # until there is a transaction coordinator, none can be open

@@ -15,6 +15,8 @@ from appliance.storage.meta_properties import DIRECTORY_ID, META_PROPERTIES, Met
 
 LOCK_FILE = ".lock"
 CLEAN_SHUTDOWN_MARKER = ".kafka_cleanshutdown"
+PROBE_FILE = ".millrace-probe"
+"""4 KiB that the log-writer writes again and again, to see whether the disk answers."""
 KNOWN_NAMES = frozenset(
     {
         LOCK_FILE,
@@ -26,6 +28,7 @@ KNOWN_NAMES = frozenset(
         "cleaner-offset-checkpoint",
         "remote-log-index-cache",
         "lost+found",
+        PROBE_FILE,
     }
 )
 

@@ -21,6 +21,7 @@ Buffers = Sequence[bytes | bytearray | memoryview]
 open_file = os.open
 close = os.close
 pread = os.pread
+preadv = os.preadv
 pwrite = os.pwrite
 pwritev = os.pwritev
 ftruncate = os.ftruncate
@@ -35,11 +36,25 @@ stat = os.stat
 fstat = os.fstat
 statvfs = os.statvfs
 duplicate = os.dup
+link = os.link
+set_times = os.utime
+advise = os.posix_fadvise
+
+
+def syncfs(fd: int) -> None:
+    """syncfs(2), which Python has no call for; the interpreter lock is released meanwhile. ctypes is loaded by who needs it."""
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).syncfs(fd):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
 
 CALLS = (
     "open_file",
     "close",
     "pread",
+    "preadv",
     "pwrite",
     "pwritev",
     "ftruncate",
@@ -54,9 +69,15 @@ CALLS = (
     "fstat",
     "statvfs",
     "duplicate",
+    "syncfs",
+    "link",
+    "set_times",
+    "advise",
 )
 
 READ_ONLY = os.O_RDONLY
+NOT_NEEDED = os.POSIX_FADV_DONTNEED
+RANDOM = os.POSIX_FADV_RANDOM
 CREATE_EMPTY = os.O_RDWR | os.O_CREAT | os.O_TRUNC
 READ_WRITE = os.O_RDWR
 READ_WRITE_CREATE = os.O_RDWR | os.O_CREAT
@@ -96,8 +117,27 @@ def sync_all(fd: int) -> None:
         raise SyncFailed(error.errno, error.strerror) from error
 
 
+def sync_file_system(fd: int) -> None:
+    """Everything on the file system of `fd`, for this descriptor once only (see `syncfs_tells_errors`). Raises `SyncFailed`."""
+    try:
+        syncfs(fd)
+    except OSError as error:
+        raise SyncFailed(error.errno, error.strerror) from error
+
+
+def syncfs_tells_errors() -> bool:
+    """Since Linux 5.8 syncfs tells of every failed write since its descriptor was opened; before, of none."""
+    major, minor = os.uname().release.split(".")[:2]
+    return (int(major), int("".join(digit for digit in minor if digit.isdigit()) or 0)) >= (5, 8)
+
+
 def open_path(path: str, flags: int) -> int:
     return open_file(path, flags | os.O_CLOEXEC, _FILE_MODE)
+
+
+def open_directory(path: str) -> int:
+    """A descriptor that means this directory whatever it is called later."""
+    return open_path(path, READ_ONLY | os.O_DIRECTORY)
 
 
 def close_all(descriptors: Iterable[int]) -> None:
@@ -162,7 +202,7 @@ def pread_all(fd: int, position: int, size_bytes: int) -> bytes:
 
 
 def fsync_directory(path: str) -> None:
-    fd = open_path(path, READ_ONLY | os.O_DIRECTORY)
+    fd = open_directory(path)
     try:
         sync_all(fd)
     finally:
@@ -238,6 +278,31 @@ def unlink_if_there(path: str) -> None:
         unlink(path)
     except FileNotFoundError:
         pass
+
+
+def rename_in(directory_fd: int, name: str, new_name: str) -> bool:
+    """Rename a file within a directory; False if it is not there."""
+    try:
+        rename(name, new_name, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def unlink_in(directory_fd: int, name: str) -> None:
+    try:
+        unlink(name, dir_fd=directory_fd)
+    except FileNotFoundError:
+        pass
+
+
+def forget_pages(path: str) -> None:
+    """Drop the clean pages of a file from the page cache: the next read asks the disk."""
+    fd = open_path(path, READ_ONLY)
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        close(fd)
 
 
 class Space(NamedTuple):

@@ -3,7 +3,7 @@
 Owned by the log-writer of its disk, one thread. A log's memory says exactly what its files hold: plans are made on copies
 (`append_plan`), files are written, and only then the copy becomes the state; when a file call fails the files are cut back, and if even that
 fails the log refuses everything until it is opened (and so recovered) again. Weak spots: an append that rolls is undone as a whole, so a disk
-that fills up in the middle costs the part that would have fit; deletion of old segments is not here yet.
+that fills up in the middle costs the part that would have fit.
 
 The order of steps of every action, and what a crash in the middle leaves, is in README.md.
 """
@@ -11,6 +11,7 @@ The order of steps of every action, and what a crash in the middle leaves, is in
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from appliance.base.clock import Clock
 from appliance.base.errors import StorageFailed
@@ -18,14 +19,18 @@ from appliance.base.invariants import InvariantViolation
 from appliance.base.model import TopicId, TopicPartition
 from appliance.records.batch import LEADER_EPOCH_AT, MAGIC_AT
 from appliance.storage import file_io
-from appliance.storage.append_plan import AppendPlan, AppendResult, SegmentPart, plan_append
+from appliance.storage.append_plan import AppendPlan, AppendResult, SegmentPart, plan_append, plan_roll
+from appliance.storage.batch_flush import BatchFlush, DuplicatedFiles
 from appliance.storage.flush_round import FlushRound
 from appliance.storage.log_config import LogConfig
 from appliance.storage.log_loader import LoadedLog, LogLoader, load_producers, unlink_segment
 from appliance.storage.producer_snapshots import SNAPSHOT_INTERVAL_BYTES
 from appliance.storage.producer_state import ProducerStaging
 from appliance.storage.recovery import Recovery, seal
+from appliance.storage.removed_segments import RemovedSegments
 from appliance.storage.segment import OpenSegment, SegmentTail
+from appliance.storage.segment_swap import SwapBroken, apply_swap
+from appliance.storage.transaction_index import TransactionIndexes
 from appliance.storage.truncation import open_truncated
 
 _FILES_AT_ONCE = 64
@@ -42,16 +47,23 @@ class Log:
         self.log_start_offset = loaded.log_start_offset
         self.log_end_offset = loaded.next_offset
         self.recovery_point = loaded.recovery_point
+        self.durable_offset = loaded.recovery_point
+        """Batches below it survive a power cut; the recovery point follows it (see `batch_flush`)."""
+        self._durable_name = -1
+        """Base offset of the newest segment whose name is known to survive one, too."""
         self.leader_epochs = loaded.leader_epochs
         self.producers = loaded.producers
         self.segment_list_generation = 1
         """Goes up whenever a segment comes or goes."""
+        self.replacements = 0
+        """Goes up whenever compacted segments take the place of others: a file of the same name is another one then."""
         self.recovered_cut_bytes = loaded.cut_bytes
         """What recovery cut off, for the operator's eyes."""
         self.failed: str | None = None
         """Why this log refuses everything until it is opened again; None when it is sound."""
         self._clock = clock
         self._snapshots = loaded.snapshots
+        self._transactions = TransactionIndexes(directory)
         self._bytes_since_snapshot = 0
         self._sealed = loaded.sealed
         self._active = loaded.active
@@ -69,10 +81,12 @@ class Log:
         clock: Clock,
         recovery: Recovery,
         log_start_offset: int = 0,
+        on_scanned: Callable[[int], None] = lambda _: None,
     ) -> Log:
-        """Load the log in `directory` (which exists; an empty one gets its first segment). Raises `StorageFailed`, `DiskFull`."""
+        """Load the log in `directory` (which exists; an empty one gets its first segment). `on_scanned` hears of the bytes that recovery reads.
+        Raises `StorageFailed`, `DiskFull`."""
         try:
-            loaded = LogLoader(directory, config, clock, recovery, log_start_offset).load()
+            loaded = LogLoader(directory, config, clock, recovery, log_start_offset, on_scanned).load()
         except OSError as error:
             raise file_io.storage_failure(f"open log {topic_partition} in {directory}", error) from error
         return cls(directory, topic_partition, topic_id, config, clock, loaded)
@@ -99,6 +113,21 @@ class Log:
     @property
     def size_bytes(self) -> int:
         return sum(self._sealed.values()) + self._tail.size_bytes
+
+    @property
+    def segment_sizes(self) -> list[tuple[int, int]]:
+        """(base offset, bytes) of every segment, ascending; the last one is active."""
+        return [*self._sealed.items(), (self._tail.base_offset, self._tail.size_bytes)]
+
+    @property
+    def active_max_timestamp(self) -> int:
+        """The largest timestamp in the active segment, negative if it has none."""
+        return self._tail.max_timestamp
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """What a read_committed consumer may read up to. For the transaction coordinator to come: the row still says the high watermark, because nobody
+        here could end a transaction that a former broker left open."""
+        return self.producers.last_stable_offset(high_watermark) if self.producers.is_undecided else high_watermark
 
     def assign_leader_epoch(self, leader_epoch: int) -> None:
         """This box leads the partition under `leader_epoch` from the log end on."""
@@ -161,8 +190,10 @@ class Log:
                     segment = OpenSegment.create(self.directory, part.tail.base_offset)
                     opened.append(segment)
                 _write_part(segment, part)
+            for transaction in producers.aborted:
+                self._transactions.append(plan.base_offset_of(transaction.last_offset), (transaction,))
         except OSError as error:
-            self._undo(created, opened)
+            self._undo(created, opened, bool(producers.aborted))
             if self.failed:
                 raise StorageFailed(self.failed) from error
             raise file_io.storage_failure(f"append to log {self.topic_partition} at offset {self.log_end_offset}", error) from error
@@ -184,7 +215,7 @@ class Log:
         self._directory_is_synced = False
         self.segment_list_generation += 1
 
-    def _undo(self, created: list[int], opened: list[OpenSegment]) -> None:
+    def _undo(self, created: list[int], opened: list[OpenSegment], has_aborted: bool) -> None:
         """Remove new segments, newest first, then what was written behind the old end."""
         try:
             for segment in opened:
@@ -192,6 +223,8 @@ class Log:
             for base_offset in reversed(created):
                 unlink_segment(self.directory, base_offset)
             self._active.cut_to(self._tail)
+            if has_aborted:
+                self._transactions.cut(self._tail.base_offset, self.log_end_offset)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             self.failed = f"log {self.topic_partition} could not be cut back to offset {self.log_end_offset}: {reason}"
@@ -205,6 +238,42 @@ class Log:
             except OSError:
                 return
             self._bytes_since_snapshot = 0
+
+    def roll(self) -> None:
+        """Seal the active segment and begin an empty one at the log end; nothing happens if it is empty. Raises like `append_as_leader`."""
+        self._require_sound()
+        if self._tail.size_bytes:
+            self._carry_out(plan_roll(self._tail, self.log_end_offset, self._clock.wall_ms()), self.producers.stage())
+
+    def advance_log_start_offset(self, offset: int) -> RemovedSegments | None:
+        """Let the log begin at `offset` (never above the high watermark, which the caller knows), in memory.
+
+        Segments that lie wholly below it are no longer part of the log; their files are the caller's to remove, after the new start was
+        written down. None: there are none. Raises `StorageFailed` and has then changed nothing.
+        """
+        self._require_sound()
+        bases = self.segment_base_offsets
+        gone = [base for base, end in pairwise(bases) if end <= offset]
+        try:
+            removed = RemovedSegments.of(self.directory, gone, self._sealed) if gone else None
+        except OSError as error:
+            raise file_io.storage_failure(f"open the directory of log {self.topic_partition}", error) from error
+        self.log_start_offset = max(self.log_start_offset, offset)
+        if removed is not None:
+            for base in gone:
+                del self._sealed[base]
+            while self._unflushed and self._unflushed[0][1].base_offset <= gone[-1]:
+                self._unflushed.pop(0)[1].close()
+            removed.names += self._snapshots.forget_below(self.segment_base_offsets[0])
+            self.segment_list_generation += 1
+        return removed
+
+    def truncate_epochs_from_start(self) -> None:
+        """Forget leader epochs that ended before the log start offset; once that is written down."""
+        try:
+            self.leader_epochs.truncate_from_start(self.log_start_offset)
+        except OSError as error:
+            raise file_io.storage_failure(f"write the leader epochs of log {self.topic_partition}", error) from error
 
     def truncate_to(self, offset: int) -> int:
         """Remove everything at and behind `offset`, with the whole batch that holds it; the new log end offset (≤ `offset`).
@@ -224,6 +293,30 @@ class Log:
         """Throw everything away and go on at `offset` (a follower whose leader no longer has what it has)."""
         self._require_sound()
         self._or_fail(f"restart log {self.topic_partition} at offset {offset}", lambda: self._start_at(offset))
+
+    def can_replace(self, bases: list[int]) -> bool:
+        """Whether these are neighbouring sealed segments, all flushed: what a cleaning run was given may have been deleted or cut since."""
+        sealed = list(self._sealed)
+        start = sealed.index(bases[0]) if bases[0] in self._sealed else -1
+        return start >= 0 and sealed[start : start + len(bases)] == bases and not any(segment.base_offset <= bases[-1] for _, segment in self._unflushed)
+
+    def replace_segments(self, bases: list[int], size_bytes: int) -> list[str]:
+        """Let the `.cleaned` files of `bases[0]` (whole and synced, `size_bytes` of log) take the place of these segments, for which `can_replace` holds.
+        The paths to unlink when there is time; the directory is to be synced before. Raises `DiskFull` (nothing happened) or `StorageFailed`."""
+        self._require_sound()
+        try:
+            leftovers = apply_swap(self.directory, bases)
+        except OSError as error:
+            failure = file_io.storage_failure(f"replace segments of log {self.topic_partition}", error)
+            if isinstance(error, SwapBroken):
+                self.failed = str(failure)
+                raise StorageFailed(self.failed) from error
+            raise failure from error
+        self.replacements += 1
+        self._sealed = {base: size_bytes if base == bases[0] else size for base, size in self._sealed.items() if base not in bases[1:]}
+        self._directory_is_synced = False
+        self.segment_list_generation += 1
+        return leftovers + self._snapshots.let_go(bases[1:])
 
     def _truncate_segments(self, offset: int) -> None:
         keep = [base for base in self.segment_base_offsets if base <= offset]
@@ -261,6 +354,7 @@ class Log:
 
     def _set_end(self, sealed: dict[int, int], tail: SegmentTail, log_end_offset: int) -> None:
         self._sealed, self._tail, self.log_end_offset = sealed, tail, log_end_offset
+        self.durable_offset, self._durable_name = min(self.durable_offset, log_end_offset), -1
         self.recovery_point = min(self.recovery_point, log_end_offset)
 
     def _reload_producers(self) -> None:
@@ -281,7 +375,7 @@ class Log:
         A log with more open segments than `files_max` descriptors gives the oldest (at least one segment).
         """
         self._require_sound()
-        paths = self._snapshots.take_unsynced()
+        paths = self._snapshots.take_unsynced() + self._transactions.take_unsynced()
         if not self.leader_epochs.is_synced:
             paths.append(self.leader_epochs.path)
         if self.recovery_point == self.log_end_offset and self._directory_is_synced and not paths:
@@ -298,6 +392,7 @@ class Log:
         except OSError as error:
             flush.release()
             self._snapshots.put_back_unsynced(paths)
+            self._transactions.put_back_unsynced(paths)
             raise file_io.storage_failure(f"flush log {self.topic_partition}", error) from error
         self.leader_epochs.is_synced = self._directory_is_synced = True
         return flush
@@ -306,13 +401,37 @@ class Log:
         """A round that was not synced (and of which no sync has failed): the next one does it all."""
         flush.release()
         self._snapshots.put_back_unsynced(flush.paths)
+        self._transactions.put_back_unsynced(flush.paths)
         self.leader_epochs.is_synced = self._directory_is_synced = False
 
     def advance_recovery_point(self, offset: int) -> None:
         """Everything below `offset` is durable. Descriptors of sealed segments below it are closed."""
         self.recovery_point = max(self.recovery_point, min(offset, self.log_end_offset))
+        self.durable_offset = max(self.durable_offset, self.recovery_point)
         while self._unflushed and self._unflushed[0][0] <= self.recovery_point:
             self._unflushed.pop(0)[1].close()
+
+    def plan_batch_flush(self) -> BatchFlush | None:
+        """What must be synced so that every batch survives a power cut; None when all do."""
+        self._require_sound()
+        if self.durable_offset >= self.log_end_offset:
+            return None
+        base_offset = self._tail.base_offset
+        files = [segment.log_fd for end_offset, segment in self._unflushed if end_offset > self.durable_offset]
+        directory = self.directory if self._durable_name != base_offset else ""
+        return BatchFlush(self.log_end_offset, base_offset, self._tail.size_bytes, (*files, self._active.log_fd), directory)
+
+    def on_batches_flushed(self, flush: BatchFlush) -> None:
+        """Its files, or the whole file system, are synced; nothing was truncated meanwhile."""
+        self.durable_offset = max(self.durable_offset, min(flush.end_offset, self.log_end_offset))
+        self._durable_name = flush.base_offset
+
+    def flush_batches(self) -> None:
+        """Let every batch be durable, in the caller's thread. Raises `StorageFailed`."""
+        flush = self.plan_batch_flush()
+        if flush is not None:
+            self._or_fail(f"flush log {self.topic_partition}", lambda: DuplicatedFiles([flush]).sync())
+            self.on_batches_flushed(flush)
 
     def flush(self) -> None:
         """Whole rounds at once, in the caller's thread."""

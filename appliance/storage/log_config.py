@@ -24,10 +24,35 @@ class LogConfig(NamedTuple):
     retention_bytes: int = -1
     cleanup_policy: str = "delete"
     compression_type: str = "producer"
+    delete_retention_ms: int = 86_400_000
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = 2**63 - 1
+    min_cleanable_dirty_ratio: float = 0.5
+    file_delete_delay_ms: int = 60_000
+    flush_messages: int = 2**63 - 1
+    flush_ms: int = 2**63 - 1
 
     @property
     def uses_log_append_time(self) -> bool:
         return self.message_timestamp_type == "LogAppendTime"
+
+    @property
+    def acknowledges_after_flush(self) -> bool:
+        """`flush.messages` of 1: as with Kafka, no record is acknowledged before it was synced."""
+        return self.flush_messages == 1
+
+    @property
+    def flushes_by_interval(self) -> bool:
+        return not self.acknowledges_after_flush and min(self.flush_messages, self.flush_ms) < 2**63 - 1
+
+    @property
+    def deletes(self) -> bool:
+        """Whether old segments may go: by age, by size, by DeleteRecords, for want of space."""
+        return "delete" in self.cleanup_policy
+
+    @property
+    def is_compacted(self) -> bool:
+        return "compact" in self.cleanup_policy
 
     @classmethod
     def from_topic_config(cls, config: Mapping[str, str], defaults: LogConfig | None = None) -> LogConfig:
@@ -36,9 +61,12 @@ class LogConfig(NamedTuple):
         `defaults` are the box's own (from its `log.…` settings); without them, Kafka's.
         """
         base = defaults or cls()
-        changes: dict[str, int | str] = {}
+        changes: dict[str, int | float | str] = {}
         for field, current in zip(cls._fields, base, strict=True):
             text = config.get(field.replace("_", "."))
             if text is not None:
-                changes[field] = int(text) if isinstance(current, int) else str(text)
-        return base._replace(**changes) if changes else base  # type: ignore[arg-type]
+                changes[field] = int(text) if isinstance(current, int) else float(text) if isinstance(current, float) else str(text)
+        made = base._replace(**changes) if changes else base  # type: ignore[arg-type]
+        if made.is_compacted and made.max_compaction_lag_ms < made.segment_ms:  # what is in the active segment cannot be compacted
+            made = made._replace(segment_ms=made.max_compaction_lag_ms)
+        return made

@@ -24,7 +24,7 @@ from appliance.storage.partition_directory import (
     leaving_name,
     parse_partition_name,
 )
-from appliance.storage.segment_files import PARTITION_METADATA
+from appliance.storage.segment_files import LOG_SUFFIX, PARTITION_METADATA
 
 
 class LogDirectory:
@@ -37,6 +37,10 @@ class LogDirectory:
         self.recovery_points: dict[TopicPartition, int] = {}
         self.high_watermarks: dict[TopicPartition, int] = {}
         self.log_start_offsets: dict[TopicPartition, int] = {}
+        self.cleaned_offsets: dict[TopicPartition, int] = {}
+        """First dirty offsets of compacted logs."""
+        self.saved_recovery_points: Mapping[TopicPartition, int] = {}
+        """As they stand in the checkpoint: a start after a power cut scans from there."""
         self.unknown_names: list[str] = []
         self.problems: list[str] = []
         """What was found damaged at `open` and is replaced by safe values; for people."""
@@ -73,6 +77,8 @@ class LogDirectory:
         self.recovery_points = self._read_checkpoint(checkpoints.RECOVERY_POINTS)
         self.high_watermarks = self._read_checkpoint(checkpoints.HIGH_WATERMARKS)
         self.log_start_offsets = self._read_checkpoint(checkpoints.LOG_START_OFFSETS)
+        self.cleaned_offsets = self._read_checkpoint(checkpoints.CLEANED)
+        self.saved_recovery_points = self.recovery_points
         for name in sorted(file_io.listdir(self.path)):
             if name.endswith(DELETE_SUFFIX) and is_leaving(name):
                 self._leaving.append(name)
@@ -131,6 +137,16 @@ class LogDirectory:
         except OSError as error:
             raise file_io.storage_failure(f"list log directory {self.path}", error) from error
         return found
+
+    def forget_pages(self, topic_partition: TopicPartition) -> None:
+        """After a failed sync the page cache may show what never reached the disk: drop it, so that recovery reads what is there."""
+        path = self._path_of(topic_partition)
+        try:
+            for name in file_io.listdir(path):
+                if name.endswith(LOG_SUFFIX):
+                    file_io.forget_pages(f"{path}/{name}")
+        except OSError as error:
+            raise file_io.storage_failure(f"read {path} again", error) from error
 
     def _topic_id(self, topic_partition: TopicPartition) -> TopicId | None:
         try:
@@ -258,6 +274,7 @@ class LogDirectory:
     def save_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Only after what they promise is durable (`FlushRound.sync`)."""
         self._save(checkpoints.RECOVERY_POINTS, offsets)
+        self.saved_recovery_points = offsets
 
     def save_high_watermarks(self, offsets: Mapping[TopicPartition, int]) -> None:
         self._save(checkpoints.HIGH_WATERMARKS, offsets)
@@ -265,11 +282,26 @@ class LogDirectory:
     def save_log_start_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
         self._save(checkpoints.LOG_START_OFFSETS, offsets)
 
+    def save_cleaned_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Only after the swapped directories are synced."""
+        self._save(checkpoints.CLEANED, offsets)
+
     def _save(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
         try:
             checkpoints.write_offsets(f"{self.path}/{name}", {**self._unserved.get(name, {}), **offsets})
         except OSError as error:
             raise file_io.storage_failure(f"write {self.path}/{name}", error) from error
+
+    def sync_file_system(self) -> None:
+        """Make everything durable that was written to the file system of this directory so far."""
+        try:
+            fd = file_io.open_directory(self.path)
+            try:
+                file_io.sync_file_system(fd)
+            finally:
+                file_io.close(fd)
+        except OSError as error:
+            raise file_io.storage_failure(f"flush {self.path}", error) from error
 
     def space(self) -> file_io.Space:
         """Total and free bytes of the disk."""

@@ -1,8 +1,8 @@
 """Opens a partition directory: which segments there are, which of them to scan, what the log, its epochs and its producers then are.
 
 Used by `Log.open` alone; `recovery` does the work on a single segment. What is read is proportional to what was not known: a clean log costs the
-last few KiB, one of the same boot what lies behind the given position, others what lies above the recovery point. Weak spot: an
-interrupted swap of compacted segments (`.swap`) is refused here until there is compaction.
+last few KiB, one of the same boot what lies behind the given position, others what lies above the recovery point. An interrupted swap of
+compacted segments is finished first (`segment_swap.py`).
 
 A hole between two scanned segments (a power cut took the end of one and left the next) ends the log: what is behind a hole is deleted, because
 a log must be a prefix. Compacted topics have holes by design, there only a bad batch ends the log.
@@ -10,11 +10,12 @@ a log must be a prefix. Compacted topics have holes by design, there only a bad 
 
 from __future__ import annotations
 
-import errno
+from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
 from appliance.base.clock import Clock
+from appliance.records.control_batch import read_end_transaction_marker
 from appliance.storage import file_io
 from appliance.storage.indexes import OffsetIndex
 from appliance.storage.leader_epoch_cache import LeaderEpochCache
@@ -27,15 +28,17 @@ from appliance.storage.segment_files import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
     SEGMENT_SUFFIXES,
+    SNAPSHOT_SUFFIX,
     TIME_INDEX_SUFFIX,
     TRANSACTION_INDEX_SUFFIX,
     offset_of_name,
     segment_path,
 )
 from appliance.storage.segment_scan import SegmentScan
+from appliance.storage.segment_swap import finish_swaps
+from appliance.storage.transaction_index import AbortedTransaction, first_doubtful, settle
 
 _LEFTOVERS = (".deleted", ".cleaned", ".tmp")
-_SWAP = ".swap"
 
 
 class LoadedLog(NamedTuple):
@@ -77,7 +80,11 @@ def unlink_segment(directory: str, base_offset: int) -> None:
 class LogLoader:
     """One load of one directory."""
 
-    def __init__(self, directory: str, config: LogConfig, clock: Clock, recovery: Recovery, log_start_offset: int) -> None:
+    def __init__(
+        self, directory: str, config: LogConfig, clock: Clock, recovery: Recovery, log_start_offset: int, on_scanned: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """`on_scanned` hears of the bytes as they are read."""
+        self._on_scanned = on_scanned
         self._directory = directory
         self._config = config
         self._now_ms = clock.wall_ms()
@@ -87,11 +94,14 @@ class LogLoader:
         self._bases: list[int] = []
         self._scanned_epochs: list[tuple[int, int]] = []
         self._first_producer_offset = -1
+        self._scanned_markers_from = -1
+        """Where transaction indexes may not be believed: above the recovery point, if a scan of whole segments met the end of a transaction."""
         self._cut_bytes = 0
 
     def load(self) -> LoadedLog:
-        names = self._sweep(file_io.listdir(self._directory))
+        names = self._sweep(finish_swaps(self._directory, file_io.listdir(self._directory)))
         self._bases = sorted(base for name in names if (base := offset_of_name(name, LOG_SUFFIX)) is not None)
+        names = self._finish_removal(names)
         if not self._bases:
             OpenSegment.create(self._directory, self._log_start_offset).close()
             self._bases = [self._log_start_offset]
@@ -110,14 +120,22 @@ class LogLoader:
         kept = []
         bases = {name[: -len(LOG_SUFFIX)] for name in names if name.endswith(LOG_SUFFIX)}
         for name in names:
-            if name.endswith(_SWAP):
-                raise OSError(errno.ENOTSUP, f"{name} is left from a compaction that was interrupted; start the broker that wrote it once more to finish it")
             orphaned = name.endswith((INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX)) and name.rsplit(".", 1)[0] not in bases
             if orphaned or name.endswith(_LEFTOVERS):
                 file_io.unlink_if_there(f"{self._directory}/{name}")
             else:
                 kept.append(name)
         return kept
+
+    def _finish_removal(self, names: list[str]) -> list[str]:
+        """Remove segments that lie wholly below the log start offset, oldest first: a removal was interrupted. A power cut may have left a hole among
+        them, so this comes before anything is scanned. The names that remain."""
+        gone = [base for base, end in pairwise(self._bases) if end <= self._log_start_offset]
+        for base in gone:
+            unlink_segment(self._directory, base)
+        self._bases = self._bases[len(gone) :]
+        prefixes = tuple(f"{base:020d}." for base in gone)
+        return [name for name in names if not name.startswith(prefixes) or name.endswith(SNAPSHOT_SUFFIX)] if gone else names
 
     def _complete_indexes(self, names: list[str]) -> None:
         """Rebuild the indexes of a sealed segment that lost one; its log is not cut, whatever is in it."""
@@ -146,14 +164,14 @@ class LogLoader:
 
     def _recover_above(self, recovery_point: int) -> tuple[OpenSegment, RecoveredSegment]:
         below = [number for number, base in enumerate(self._bases) if base <= recovery_point]
-        return self._recover_from(below[-1] if below else 0, None)
+        return self._recover_from(below[-1] if below else 0, None, recovery_point)
 
-    def _recover_from(self, first: int, known: SameBoot | None) -> tuple[OpenSegment, RecoveredSegment]:
+    def _recover_from(self, first: int, known: SameBoot | None, recovery_point: int = 0) -> tuple[OpenSegment, RecoveredSegment]:
         """Recover the segments from number `first` on; the one that ends the log is returned open, later ones are deleted."""
         for number in range(first, len(self._bases)):
             segment = OpenSegment.open(self._directory, self._bases[number])
             try:
-                recovered = self._recover_segment(segment, known if number == first else None)
+                recovered = self._recover_segment(segment, known if number == first else None, recovery_point if number == first else 0)
                 if number + 1 == len(self._bases) or self._ends_log(recovered, self._bases[number + 1]):
                     if recovered.cut_bytes:
                         file_io.sync_all(segment.log_fd)
@@ -166,14 +184,32 @@ class LogLoader:
             segment.close()
         raise AssertionError("a log has at least one segment")
 
-    def _recover_segment(self, segment: OpenSegment, known: SameBoot | None) -> RecoveredSegment:
-        recovery = SegmentRecovery(segment, self._config.index_interval_bytes, self._now_ms)
-        recovered = recovery.rebuild() if known is None else recovery.resume(known)
+    def _recover_segment(self, segment: OpenSegment, known: SameBoot | None, recovery_point: int) -> RecoveredSegment:
+        recovered = self._scan_segment(segment, known, recovery_point)
         self._cut_bytes += recovered.cut_bytes
         self._scanned_epochs += recovered.leader_epochs
         if self._first_producer_offset < 0:
             self._first_producer_offset = recovered.first_producer_offset
+        if recovered.has_markers and known is None and self._scanned_markers_from < 0:
+            recovery_point = 0 if isinstance(self._recovery, Clean) else self._recovery.recovery_point
+            self._scanned_markers_from = max(segment.base_offset, recovery_point)
         return recovered
+
+    def _scan_segment(self, segment: OpenSegment, known: SameBoot | None, recovery_point: int) -> RecoveredSegment:
+        """No more than is not known: what lies behind `known`, or above the recovery point where the files agree; else the whole segment."""
+        recovery = SegmentRecovery(segment, self._config.index_interval_bytes, self._now_ms, read=self._read)
+        if known is not None:
+            return recovery.resume(known)
+        if recovery_point > segment.base_offset:
+            try:
+                return recovery.resume_above(recovery_point)
+            except Disagreement:
+                pass
+        return SegmentRecovery(segment, self._config.index_interval_bytes, self._now_ms, read=self._read).rebuild()
+
+    def _read(self, fd: int, position: int, size_bytes: int) -> bytes:
+        self._on_scanned(size_bytes)
+        return file_io.pread_all(fd, position, size_bytes)
 
     def _ends_log(self, recovered: RecoveredSegment, next_base_offset: int) -> bool:
         if recovered.problem is not None or recovered.next_offset > next_base_offset:
@@ -253,22 +289,30 @@ class LogLoader:
         return found
 
     def _load_producers(self, names: list[str], next_offset: int) -> tuple[ProducerState, ProducerSnapshots]:
-        return load_producers(self._directory, names, self._bases, next_offset, self._now_ms, self._first_producer_offset)
+        scanned = (self._first_producer_offset, self._scanned_markers_from)
+        return load_producers(self._directory, names, self._bases, next_offset, self._now_ms, *scanned)
 
 
 def load_producers(
-    directory: str, names: list[str], bases: list[int], end_offset: int, now_ms: int, first_producer_offset: int = -1
+    directory: str, names: list[str], bases: list[int], end_offset: int, now_ms: int, first_producer_offset: int = -1, scanned_markers_from: int = -1
 ) -> tuple[ProducerState, ProducerSnapshots]:
-    """The producers of the log in `directory` up to `end_offset`: the newest snapshot, and the batches behind it.
+    """The producers of the log in `directory` up to `end_offset`: the newest snapshot, and the batches behind it. Transaction indexes are brought in line.
 
-    `first_producer_offset` is where a scan met a batch with a producer id (-1: nowhere); it serves when the snapshots are lost.
+    `first_producer_offset` is where a scan met a batch with a producer id (-1: nowhere); it serves when the snapshots are lost. Entries of transaction
+    indexes from `scanned_markers_from` on (-1: none) are made anew, and so are those that do not hold together: then the snapshot must be older.
     """
     snapshots = ProducerSnapshots(directory, names)
     state = ProducerState()
-    snapshot_offset = snapshots.load(state, end_offset)
+    rebuilt_from = first_doubtful(directory, names, scanned_markers_from)
+    had_producers = snapshots.latest is not None
+    snapshot_offset = snapshots.load(state, end_offset if rebuilt_from < 0 else min(end_offset, rebuilt_from))
     replay_from = first_producer_offset if snapshot_offset is None else snapshot_offset
+    if snapshot_offset is None and (had_producers or rebuilt_from >= 0):  # those there are tell of more than the log holds now, or are broken
+        replay_from = bases[0]
+    aborted = _replay_producers(directory, bases, state, replay_from) if replay_from >= 0 else []
+    if aborted or any(name.endswith(TRANSACTION_INDEX_SUFFIX) for name in names):
+        settle(directory, bases, end_offset, aborted, rebuilt_from)
     if replay_from >= 0:
-        _replay_producers(directory, bases, state, replay_from)
         state.expire(now_ms)
         if not len(state):
             snapshots.remove_all()
@@ -277,18 +321,24 @@ def load_producers(
     return state, snapshots
 
 
-def _replay_producers(directory: str, bases: list[int], state: ProducerState, from_offset: int) -> None:
+def _replay_producers(directory: str, bases: list[int], state: ProducerState, from_offset: int) -> list[AbortedTransaction]:
+    """Show `state` the batches from `from_offset` on; the aborted transactions that ended there."""
+    aborted: list[AbortedTransaction] = []
     for number, base in enumerate(bases):
         if number + 1 < len(bases) and bases[number + 1] <= from_offset:
             continue
         log_fd = file_io.open_path(segment_path(directory, base, LOG_SUFFIX), file_io.READ_ONLY)
         try:
             start = _position_at(directory, base, from_offset)
-            for _, header in SegmentScan(log_fd, start, file_io.size_of(log_fd), verify=False):
+            for position, header in SegmentScan(log_fd, start, file_io.size_of(log_fd), verify=False):
                 if header.last_offset >= from_offset:
-                    state.replay(header)
+                    marker = None
+                    if header.is_control and header.producer_id >= 0:
+                        marker = read_end_transaction_marker(file_io.pread_all(log_fd, position, header.size_bytes))
+                    aborted += state.replay(header, marker)
         finally:
             file_io.close(log_fd)
+    return aborted
 
 
 def _position_at(directory: str, base_offset: int, offset: int) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Container
 
 from appliance.storage import file_io
 from appliance.storage.producer_state import BrokenSnapshot, ProducerState
-from appliance.storage.segment_files import SNAPSHOT_SUFFIX, offset_of_name, segment_path
+from appliance.storage.segment_files import SNAPSHOT_SUFFIX, offset_of_name, segment_name, segment_path
 
 SNAPSHOT_INTERVAL_BYTES = 64 * 1024 * 1024
 
@@ -56,9 +56,24 @@ class ProducerSnapshots:
             self._remove(offset)
         return None
 
+    def let_go(self, offsets: Container[int]) -> list[str]:
+        """Of segments that are gone: forget their snapshots (never the newest); the paths to unlink."""
+        gone = [offset for offset in self._offsets[:-1] if offset in offsets]
+        self._offsets = [offset for offset in self._offsets if offset not in gone]
+        self._unsynced.difference_update(gone)
+        return [self._path(offset) for offset in gone]
+
     def remove_all(self) -> None:
         for offset in list(self._offsets):
             self._remove(offset)
+
+    def forget_below(self, offset: int) -> list[str]:
+        """The log begins at `offset` now: names of the files of older snapshots, no longer known here, for the caller to remove. The newest
+        snapshot stays, wherever it is: no snapshot would mean no producer."""
+        forgotten = [known for known in self._offsets[:-1] if known < offset]
+        self._offsets = self._offsets[len(forgotten) :]
+        self._unsynced.difference_update(forgotten)
+        return [segment_name(known, SNAPSHOT_SUFFIX) for known in forgotten]
 
     def take_unsynced(self) -> list[str]:
         """Paths that the next flush round must sync."""

@@ -1,8 +1,8 @@
 """What a log remembers of the producers that wrote into it: the last sequences, so that a retry is answered and not written twice.
 
 Owned by its log. Entries are immutable: an append checks its batches against a staging copy, which becomes the state when the bytes are in
-the file. A batch without a producer id never gets here. Weak spots: transactions are only passed through (first offset kept, no
-marker written here yet); the coordinator epoch of a marker is not read when a log is replayed.
+the file. A batch without a producer id never gets here. Of transactions it knows which are open, and from which offset on, and so the last
+stable offset. Weak spots: transactions are taken from a leader and from the log only, none is begun here yet; each abort looks at all open ones.
 
 Snapshot (`OFFSET.snapshot`, state of everything below OFFSET): int16 version 1, uint32 CRC-32C of what follows it, int32 count, then entries of
 producer_id int64, producer_epoch int16, last_sequence int32, last_offset int64, offset_delta int32, timestamp int64, coordinator_epoch int32,
@@ -16,7 +16,9 @@ from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode
 from appliance.records.batch import CONTROL_FLAG, TRANSACTIONAL_FLAG, BatchHeader
+from appliance.records.control_batch import EndTransactionMarker
 from appliance.records.crc32c import crc32c
+from appliance.storage.transaction_index import AbortedTransaction
 
 REMEMBERED_BATCHES = 5
 PRODUCER_EXPIRATION_MS = 86_400_000
@@ -76,6 +78,10 @@ class ProducerState:
 
     def __init__(self) -> None:
         self._entries: dict[int, ProducerEntry] = {}
+        self._open: dict[int, int] = {}
+        """Producer id → first offset of its open transaction."""
+        self._ended: list[tuple[int, int]] = []
+        """(first offset, offset of its marker) of transactions that ended, until the high watermark has passed their markers."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -83,14 +89,38 @@ class ProducerState:
     def entry(self, producer_id: int) -> ProducerEntry | None:
         return self._entries.get(producer_id)
 
+    def last_batches(self) -> list[tuple[int, int, int]]:
+        """(producer id, producer epoch, last offset of its last data batch or -1) of every producer: what compaction must leave a trace of."""
+        return [(producer_id, entry.producer_epoch, entry.batches[-1].last_offset if entry.batches else -1) for producer_id, entry in self._entries.items()]
+
     def stage(self) -> ProducerStaging:
-        return ProducerStaging(self._entries)
+        return ProducerStaging(self._entries, self._open)
 
     def apply(self, staging: ProducerStaging) -> None:
         self._entries.update(staging.changes)
+        if staging.has_transactions:
+            self._ended += staging.ended
+            self._note_open(staging.changes)
 
-    def replay(self, header: BatchHeader) -> None:
-        """Take over a batch that is in the log; nothing is refused."""
+    def _note_open(self, changes: dict[int, ProducerEntry]) -> None:
+        for producer_id, entry in changes.items():
+            if entry.transaction_first_offset >= 0:
+                self._open[producer_id] = entry.transaction_first_offset
+            else:
+                self._open.pop(producer_id, None)
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether `last_stable_offset` may lie below the high watermark."""
+        return bool(self._open or self._ended)
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """Below it every transaction is decided, and the decision replicated. `high_watermark` never goes back."""
+        self._ended = [ended for ended in self._ended if ended[1] >= high_watermark]
+        return min([high_watermark, *self._open.values(), *(first_offset for first_offset, _ in self._ended)])
+
+    def replay(self, header: BatchHeader, marker: EndTransactionMarker | None = None) -> tuple[AbortedTransaction, ...]:
+        """Take over a batch that is in the log; nothing is refused. What a control batch says is in `marker`. The transaction that it aborts, if any."""
         if header.producer_id >= 0:
             staging = self.stage()
             staging.replay_batch(
@@ -101,8 +131,11 @@ class ProducerState:
                 header.last_offset,
                 header.max_timestamp,
                 header.attributes,
+                marker,
             )
             self.apply(staging)
+            return staging.aborted
+        return ()
 
     def expire(self, now_ms: int) -> None:
         """Forget producers that wrote nothing for a day and have no open transaction."""
@@ -113,7 +146,7 @@ class ProducerState:
         }
 
     def clear(self) -> None:
-        self._entries = {}
+        self._entries, self._open, self._ended = {}, {}, []
 
     def encode(self) -> bytes:
         """The snapshot file."""
@@ -144,7 +177,9 @@ class ProducerState:
             raise BrokenSnapshot("the checksum does not match")
         if len(content) != _SNAPSHOT_HEADER.size + count * _SNAPSHOT_ENTRY.size:
             raise BrokenSnapshot(f"{count} entries do not fill {len(content)} bytes")
+        self.clear()
         self._entries = dict(map(_decode_entry, _SNAPSHOT_ENTRY.iter_unpack(content[_SNAPSHOT_HEADER.size :])))
+        self._note_open(self._entries)
 
 
 def _decode_entry(fields: tuple[int, ...]) -> tuple[int, ProducerEntry]:
@@ -159,11 +194,17 @@ def _decode_entry(fields: tuple[int, ...]) -> tuple[int, ProducerEntry]:
 class ProducerStaging:
     """The state as the batches of one append would leave it; costs one object until a producer id appears."""
 
-    __slots__ = ("_entries", "changes")
+    __slots__ = ("_entries", "_open", "aborted", "changes", "ended", "has_transactions")
 
-    def __init__(self, entries: dict[int, ProducerEntry]) -> None:
+    def __init__(self, entries: dict[int, ProducerEntry], open_transactions: dict[int, int]) -> None:
         self._entries = entries
+        self._open = open_transactions
         self.changes: dict[int, ProducerEntry] = {}
+        self.has_transactions = False
+        """Whether a batch here began or ended a transaction; only then the others count."""
+        self.aborted: tuple[AbortedTransaction, ...] = ()
+        """What the transaction index must say, in the order of the markers."""
+        self.ended: tuple[tuple[int, int], ...] = ()
 
     def _find(self, producer_id: int) -> ProducerEntry | None:
         return self.changes.get(producer_id) or self._entries.get(producer_id)
@@ -194,18 +235,40 @@ class ProducerStaging:
         return None
 
     def replay_batch(
-        self, producer_id: int, producer_epoch: int, base_sequence: int, base_offset: int, last_offset: int, timestamp: int, attributes: int
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        base_sequence: int,
+        base_offset: int,
+        last_offset: int,
+        timestamp: int,
+        attributes: int,
+        marker: EndTransactionMarker | None,
     ) -> None:
-        """A batch that a leader accepted: whatever it says is so."""
+        """A batch that a leader accepted: whatever it says is so. A control batch without a `marker` was emptied by compaction and says nothing."""
         entry = self._find(producer_id)
         if attributes & CONTROL_FLAG:
-            batches = entry.batches if entry is not None and entry.producer_epoch == producer_epoch else ()
-            coordinator_epoch = entry.coordinator_epoch if entry is not None else -1
-            self.changes[producer_id] = ProducerEntry(producer_epoch, batches, timestamp, coordinator_epoch)
+            if marker is not None:
+                self._end_transaction(producer_id, producer_epoch, last_offset, timestamp, marker, entry)
             return
         self._remember(producer_id, producer_epoch, _producer_batch(base_sequence, base_offset, last_offset, timestamp), entry)
         if attributes & TRANSACTIONAL_FLAG and self.changes[producer_id].transaction_first_offset < 0:
             self.changes[producer_id] = self.changes[producer_id]._replace(transaction_first_offset=base_offset)
+            self.has_transactions = True
+
+    def _end_transaction(
+        self, producer_id: int, producer_epoch: int, offset: int, timestamp: int, marker: EndTransactionMarker, entry: ProducerEntry | None
+    ) -> None:
+        batches = entry.batches if entry is not None and entry.producer_epoch == producer_epoch else ()
+        self.changes[producer_id] = ProducerEntry(producer_epoch, batches, timestamp, marker.coordinator_epoch)
+        self.has_transactions = True
+        if entry is None or entry.transaction_first_offset < 0:
+            return  # nothing was written under it
+        self.ended = (*self.ended, (entry.transaction_first_offset, offset))
+        if not marker.is_commit:
+            others = {**self._open, **{each: changed.transaction_first_offset for each, changed in self.changes.items()}}
+            last_stable_offset = min((first for first in others.values() if first >= 0), default=offset + 1)
+            self.aborted = (*self.aborted, AbortedTransaction(producer_id, entry.transaction_first_offset, offset, last_stable_offset))
 
     def _remember(self, producer_id: int, producer_epoch: int, batch: ProducerBatch, entry: ProducerEntry | None) -> None:
         if entry is None:

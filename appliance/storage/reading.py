@@ -1,7 +1,8 @@
 """Reading a partition by offset and by time: look-ups through the indexes, descriptors of segments.
 
 Owned by log-reader (and by tools); never writes. What is readable ends at a limit that the caller knows (the high watermark in the
-table row), because this process cannot see how far the writer has got. Weak spots: an index may lag behind the log by
+table row), because this process cannot see how far the writer has got. Compaction replaces segments under our eyes: a log and its indexes are opened
+in an order in which they belong together (`segment_swap.py`), else the look-up begins anew. Weak spots: an index may lag behind the log by
 one entry, which costs a few header reads; a look-up by time opens batches and may decompress them.
 """
 
@@ -9,19 +10,24 @@ from __future__ import annotations
 
 import errno
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from appliance.base.errors import ErrorCode, RequestRefused
-from appliance.records.batch import BatchHeader
+from appliance.records.batch import BATCH_HEADER, RECORDS_AT, BatchHeader
 from appliance.records.compression import opened_batch_limit
 from appliance.records.record import iterate_records
 from appliance.storage import file_io
 from appliance.storage.indexes import OffsetIndex, TimeIndex
 from appliance.storage.leader_epoch_cache import LeaderEpochCache
-from appliance.storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, offset_of_name, segment_path
+from appliance.storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, SWAP_SUFFIX, TIME_INDEX_SUFFIX, offset_of_name, segment_path
 from appliance.storage.segment_scan import SegmentScan
+
+ATTEMPTS = 20
+"""Times a look-up begins anew because segments were replaced meanwhile; a swap takes well under a millisecond."""
+
+_Answer = TypeVar("_Answer")
 
 
 class OffsetOutOfRange(RequestRefused):
@@ -29,6 +35,17 @@ class OffsetOutOfRange(RequestRefused):
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.OFFSET_OUT_OF_RANGE, message)
+
+
+class SegmentMoved(RequestRefused):
+    """Segments are being replaced: the asker tries again."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.NOT_LEADER_OR_FOLLOWER, message)
+
+
+class _Replaced(Exception):
+    """A file of the segment list is not there (any more), or belongs to a newer life of its segment."""
 
 
 class Located(NamedTuple):
@@ -40,6 +57,8 @@ class Located(NamedTuple):
     segment_size_bytes: int
     """Bytes of the segment file at the moment of the look-up; the readable part may end before."""
     base_offset: int
+    segment_file: int = 0
+    """Which file `position` is in (its inode number): compaction puts another one under the same name."""
 
 
 class RecordFound(NamedTuple):
@@ -59,9 +78,28 @@ class LogReading:
         self.refresh()
 
     def refresh(self) -> None:
+        """Take the segment list. A listing may miss what is renamed meanwhile, so two must agree, and no swap be under way. Raises `SegmentMoved`."""
+        seen: list[int] | None = None
         with self._storage("list"):
-            bases = (offset_of_name(name, LOG_SUFFIX) for name in file_io.listdir(self._directory))
-            self._bases = sorted(base for base in bases if base is not None)
+            for _ in range(ATTEMPTS):
+                names = file_io.listdir(self._directory)
+                bases = sorted(base for name in names if (base := offset_of_name(name, LOG_SUFFIX)) is not None)
+                is_settled = not any(name.endswith(SWAP_SUFFIX) for name in names)
+                if is_settled and bases == seen:
+                    self._bases = bases
+                    return
+                seen = bases if is_settled else None
+        raise SegmentMoved(f"segments of {self._directory} are being replaced")
+
+    def _settled(self, action: str, look: Callable[[], _Answer]) -> _Answer:
+        """The answer of `look`, begun anew where segments were replaced under it."""
+        for _ in range(ATTEMPTS):
+            try:
+                with self._storage(action):
+                    return look()
+            except _Replaced:
+                self.refresh()
+        raise SegmentMoved(f"segments of {self._directory} are being replaced")
 
     def segments(self) -> list[int]:
         """Base offsets, ascending."""
@@ -75,48 +113,60 @@ class LogReading:
         return self._bases[0]
 
     def open_segment(self, base_offset: int) -> int:
-        """A read-only descriptor of a segment's log; the caller closes it. Raises `OffsetOutOfRange` if it is gone."""
-        with self._storage("open a segment of"):
-            return self._open(base_offset, LOG_SUFFIX)
+        """A read-only descriptor of a segment's log; the caller closes it. Raises `OffsetOutOfRange` if it is gone, `SegmentMoved` if it became
+        part of another one."""
+        try:
+            with self._storage("open a segment of"):
+                return self._open(base_offset, LOG_SUFFIX)
+        except _Replaced:
+            self.refresh()
+            if base_offset < self.earliest:
+                raise OffsetOutOfRange(f"segment {base_offset} of {self._directory} is gone") from None
+            raise SegmentMoved(f"segment {base_offset} of {self._directory} was replaced") from None
 
     def locate(self, offset: int, limit_offset: int) -> Located:
         """The batch that holds `offset` (or the first one behind it, where compaction left a gap), below `limit_offset`.
 
         Raises `OffsetOutOfRange` for an offset below the first segment or above the limit.
         """
+        return self._settled("look up an offset in", lambda: self._locate(offset, limit_offset))
+
+    def _locate(self, offset: int, limit_offset: int) -> Located:
         if offset > limit_offset or offset < self.earliest:
             raise OffsetOutOfRange(f"offset {offset} is not in [{self.earliest}, {limit_offset}] of {self._directory}")
-        with self._storage("look up an offset in"):
-            number = bisect_right(self._bases, offset) - 1
-            while True:
-                found = self._locate_in(number, offset, limit_offset)
-                if found.batch_size_bytes or found.base_offset >= limit_offset or number + 1 == len(self._bases) or self._bases[number + 1] > limit_offset:
-                    return found
-                number += 1  # the offset was compacted away at this segment's end
+        number = bisect_right(self._bases, offset) - 1
+        while True:
+            found = self._locate_in(number, offset, limit_offset)
+            if found.batch_size_bytes or found.base_offset >= limit_offset or number + 1 == len(self._bases) or self._bases[number + 1] > limit_offset:
+                return found
+            number += 1  # the offset was compacted away at this segment's end
 
     def _locate_in(self, number: int, offset: int, limit_offset: int) -> Located:
         base = self._bases[number]
-        with self._descriptor(base, LOG_SUFFIX) as log_fd:
-            start = 0
-            if offset > base:
-                with self._descriptor(base, INDEX_SUFFIX) as index_fd:
-                    start = OffsetIndex(index_fd, base).lookup(offset).position
-            size_bytes = file_io.size_of(log_fd)
+        with self._descriptors(base, *((LOG_SUFFIX, INDEX_SUFFIX) if offset > base else (LOG_SUFFIX,))) as (log_fd, *index):
+            start = OffsetIndex(index[0], base).lookup(offset).position if index else 0
+            figures = file_io.fstat(log_fd)
+            size_bytes, file = figures.st_size, figures.st_ino
             scan = SegmentScan(log_fd, start, size_bytes, verify=False)
             for position, header in scan:
                 if header.base_offset >= limit_offset:
-                    return Located(base, position, 0, size_bytes, header.base_offset)
+                    return Located(base, position, 0, size_bytes, header.base_offset, file)
                 if header.last_offset >= offset:
-                    return Located(base, position, header.size_bytes, size_bytes, header.base_offset)
-            return Located(base, scan.valid_end, 0, size_bytes, offset)
+                    return Located(base, position, header.size_bytes, size_bytes, header.base_offset, file)
+            return Located(base, scan.valid_end, 0, size_bytes, offset, file)
 
     def segments_modified_by(self, wall_ms: int, most: int) -> list[int]:
         """Base offsets, descending: the newest segment whose file was last written at or before `wall_ms`, and those before it; at most `most`."""
-        with self._storage("list the segments of"):
-            for number in range(len(self._bases), 0, -1):
-                path = segment_path(self._directory, self._bases[number - 1], LOG_SUFFIX)
-                if file_io.stat(path).st_mtime_ns // 1_000_000 <= wall_ms:
-                    return self._bases[max(0, number - most) : number][::-1]
+        return self._settled("list the segments of", lambda: self._segments_modified_by(wall_ms, most))
+
+    def _segments_modified_by(self, wall_ms: int, most: int) -> list[int]:
+        for number in range(len(self._bases), 0, -1):
+            try:
+                modified_ns = file_io.stat(segment_path(self._directory, self._bases[number - 1], LOG_SUFFIX)).st_mtime_ns
+            except FileNotFoundError:
+                raise _Replaced from None
+            if modified_ns // 1_000_000 <= wall_ms:
+                return self._bases[max(0, number - most) : number][::-1]
         return []
 
     def epoch_end(self, leader_epoch: int, log_end_offset: int) -> tuple[int, int]:
@@ -137,25 +187,25 @@ class LogReading:
 
     def offset_for_timestamp(self, timestamp: int, limit_offset: int) -> RecordFound | None:
         """The first record at or after `timestamp` and below `limit_offset`, or None."""
-        with self._storage("look up a time in"):
-            for number in range(len(self._bases)):
-                if self._bases[number] >= limit_offset:
-                    return None
-                found = self._find_time(number, timestamp, limit_offset)
-                if found is not None:
-                    return found if found.offset < limit_offset else None
+        return self._settled("look up a time in", lambda: self._offset_for_timestamp(timestamp, limit_offset))
+
+    def _offset_for_timestamp(self, timestamp: int, limit_offset: int) -> RecordFound | None:
+        for number in range(len(self._bases)):
+            if self._bases[number] >= limit_offset:
+                return None
+            found = self._find_time(number, timestamp, limit_offset)
+            if found is not None:
+                return found if found.offset < limit_offset else None
         return None
 
     def _find_time(self, number: int, timestamp: int, limit_offset: int) -> RecordFound | None:
         base = self._bases[number]
-        with self._descriptor(base, TIME_INDEX_SUFFIX) as time_fd:
+        with self._descriptors(base, LOG_SUFFIX, TIME_INDEX_SUFFIX, INDEX_SUFFIX) as (log_fd, time_fd, index_fd):
             time_index = TimeIndex(time_fd, base)
             if number + 1 < len(self._bases) and 0 <= time_index.last().timestamp < timestamp:
                 return None  # a sealed segment's last entry is its largest timestamp
             after = time_index.lookup(timestamp - 1).offset
-        with self._descriptor(base, INDEX_SUFFIX) as index_fd:
             start = OffsetIndex(index_fd, base).lookup(after).position
-        with self._descriptor(base, LOG_SUFFIX) as log_fd:
             for position, header in SegmentScan(log_fd, start, file_io.size_of(log_fd), verify=False):
                 if header.base_offset >= limit_offset:
                     return None
@@ -167,58 +217,65 @@ class LogReading:
 
     def offset_of_max_timestamp(self, limit_offset: int) -> RecordFound | None:
         """The first record with the largest timestamp below `limit_offset`, or None for an empty log."""
-        best: tuple[int, int, int, BatchHeader] | None = None
-        with self._storage("look up a time in"):
-            for number, base in enumerate(self._bases):
-                if base >= limit_offset:
-                    break
-                if best is not None and self._sealed_maximum(number, limit_offset) <= best[0]:
-                    continue
-                start = self._position_of_maximum(base, limit_offset)
-                with self._descriptor(base, LOG_SUFFIX) as log_fd:
-                    for position, header in SegmentScan(log_fd, start, file_io.size_of(log_fd), verify=False):
-                        if header.base_offset >= limit_offset:
-                            break
-                        if not header.is_control and (best is None or header.max_timestamp > best[0]):
-                            best = (header.max_timestamp, base, position, header)
-            if best is None:
-                return None
-            timestamp, base, position, header = best
-            with self._descriptor(base, LOG_SUFFIX) as log_fd:
-                return _first_record_at(log_fd, position, header, timestamp)
+        return self._settled("look up a time in", lambda: self._offset_of_max_timestamp(limit_offset))
 
-    def _position_of_maximum(self, base: int, limit_offset: int) -> int:
-        """No batch before this position of a segment has a larger timestamp than the one there, or an equal one: where the time index's last
-        entry below the limit points, at best."""
-        with self._descriptor(base, TIME_INDEX_SUFFIX) as time_fd:
-            time_index = TimeIndex(time_fd, base)
-            number = time_index.count_below(limit_offset)
-            if not number:
-                return 0
-            offset = time_index.entry(number - 1).offset
-        with self._descriptor(base, INDEX_SUFFIX) as index_fd:
-            return OffsetIndex(index_fd, base).lookup(offset).position
+    def _offset_of_max_timestamp(self, limit_offset: int) -> RecordFound | None:
+        best: tuple[int, int, int, BatchHeader] | None = None
+        for number, base in enumerate(self._bases):
+            if base >= limit_offset:
+                break
+            if best is not None and self._sealed_maximum(number, limit_offset) <= best[0]:
+                continue
+            with self._descriptors(base, LOG_SUFFIX, TIME_INDEX_SUFFIX, INDEX_SUFFIX) as (log_fd, time_fd, index_fd):
+                start = _position_of_maximum(time_fd, index_fd, base, limit_offset)
+                for position, header in SegmentScan(log_fd, start, file_io.size_of(log_fd), verify=False):
+                    if header.base_offset >= limit_offset:
+                        break
+                    if not header.is_control and header.records_count and (best is None or header.max_timestamp > best[0]):
+                        best = (header.max_timestamp, base, position, header)
+        if best is None:
+            return None
+        timestamp, base, position, header = best
+        with self._descriptors(base, LOG_SUFFIX) as (log_fd,):
+            if file_io.pread_all(log_fd, position, RECORDS_AT) != BATCH_HEADER.pack(*header):
+                raise _Replaced
+            return _first_record_at(log_fd, position, header, timestamp)
 
     def _sealed_maximum(self, number: int, limit_offset: int) -> int:
         """A sealed segment's largest timestamp; for the last one, or one that reaches over the limit, the largest there is."""
         if number + 1 == len(self._bases) or self._bases[number + 1] > limit_offset:
             return 2**63 - 1
-        with self._descriptor(self._bases[number], TIME_INDEX_SUFFIX) as time_fd:
+        with self._descriptors(self._bases[number], LOG_SUFFIX, TIME_INDEX_SUFFIX) as (_, time_fd):
             return TimeIndex(time_fd, self._bases[number]).last().timestamp
 
     def _open(self, base_offset: int, suffix: str) -> int:
         try:
-            return file_io.open_path(segment_path(self._directory, base_offset, suffix), file_io.READ_ONLY)
+            fd = file_io.open_path(segment_path(self._directory, base_offset, suffix), file_io.READ_ONLY)
         except FileNotFoundError:
-            raise OffsetOutOfRange(f"segment {base_offset} of {self._directory} is gone") from None
+            raise _Replaced from None
+        if suffix == LOG_SUFFIX:
+            # Who looks for a batch, or sends what is in the page cache, wants no page that he does not ask for.
+            file_io.advise(fd, 0, 0, file_io.RANDOM)
+        return fd
 
     @contextmanager
-    def _descriptor(self, base_offset: int, suffix: str) -> Iterator[int]:
-        fd = self._open(base_offset, suffix)
+    def _descriptors(self, base_offset: int, *suffixes: str) -> Iterator[list[int]]:
+        """Files of one segment that belong together: the log first, then indexes, and then the log must still be the same. Raises `_Replaced`."""
+        opened: list[int] = []
         try:
-            yield fd
+            for suffix in suffixes:
+                opened.append(self._open(base_offset, suffix))
+            if len(opened) > 1 and file_io.fstat(opened[0]).st_ino != self._file_of(base_offset):
+                raise _Replaced
+            yield opened
         finally:
-            file_io.close(fd)
+            file_io.close_all(opened)
+
+    def _file_of(self, base_offset: int) -> int:
+        try:
+            return file_io.stat(segment_path(self._directory, base_offset, LOG_SUFFIX)).st_ino
+        except FileNotFoundError:
+            raise _Replaced from None
 
     @contextmanager
     def _storage(self, action: str) -> Iterator[None]:
@@ -226,6 +283,16 @@ class LogReading:
             yield
         except OSError as error:
             raise file_io.storage_failure(f"{action} {self._directory}", error) from error
+
+
+def _position_of_maximum(time_fd: int, index_fd: int, base: int, limit_offset: int) -> int:
+    """No batch before this position of a segment has a larger timestamp than the one there, or an equal one: where the time index's last
+    entry below the limit points, at best."""
+    time_index = TimeIndex(time_fd, base)
+    number = time_index.count_below(limit_offset)
+    if not number:
+        return 0
+    return OffsetIndex(index_fd, base).lookup(time_index.entry(number - 1).offset).position
 
 
 def _first_record_at(log_fd: int, position: int, header: BatchHeader, timestamp: int) -> RecordFound | None:

@@ -8,9 +8,10 @@ entry on; what lies before is the business of the scrubber.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
-from appliance.records.batch import BatchHeader
+from appliance.records.batch import CONTROL_FLAG, BatchHeader
 from appliance.storage import file_io
 from appliance.storage.indexes import LARGEST_RELATIVE_OFFSET, OFFSET_ENTRY, TIME_ENTRY, OffsetIndex, TimeIndex
 from appliance.storage.segment import OpenSegment, SegmentTail
@@ -32,7 +33,7 @@ class SameBoot(NamedTuple):
 
 
 class Unclean(NamedTuple):
-    """The machine went down: segments that reach above `recovery_point` are scanned whole."""
+    """The machine went down: what lies above `recovery_point` is scanned, and where the indexes below do not agree, the whole segment."""
 
     recovery_point: int
 
@@ -55,12 +56,18 @@ class RecoveredSegment(NamedTuple):
     leader_epochs: list[tuple[int, int]]
     """(leader epoch, base offset) where a batch carries a larger epoch than those before it in the scan."""
     first_producer_offset: int
+    has_markers: bool
+    """Whether the scan met the end of a transaction."""
 
 
 class SegmentRecovery:
     """Recovers one segment; afterwards its files are as long as `RecoveredSegment.tail` says."""
 
-    def __init__(self, segment: OpenSegment, index_interval_bytes: int, created_ms: int, cut: bool = True) -> None:
+    def __init__(
+        self, segment: OpenSegment, index_interval_bytes: int, created_ms: int, cut: bool = True, read: Callable[[int, int, int], bytes] = file_io.pread_all
+    ) -> None:
+        """`read` as for `SegmentScan`."""
+        self._read = read
         self._segment = segment
         self._interval_bytes = index_interval_bytes
         self._tail = SegmentTail(segment.base_offset, created_ms)
@@ -71,6 +78,7 @@ class SegmentRecovery:
         self._last_entry_position = 0
         self._leader_epochs: list[tuple[int, int]] = []
         self._first_producer_offset = -1
+        self._has_markers = False
         self._problem: str | None = None
 
     def rebuild(self) -> RecoveredSegment:
@@ -94,6 +102,21 @@ class SegmentRecovery:
             raise Disagreement(self._problem)
         if known is not None and self._tail.size_bytes == known.active_position and self._next_offset != known.end_offset:
             raise Disagreement(f"the segment ends at offset {self._next_offset}, {known.end_offset} was known")
+        return self._finish(size_bytes)
+
+    def resume_above(self, recovery_point: int) -> RecoveredSegment:
+        """After a power cut: what lies below `recovery_point` was synced, indexes too; scan from the last index entry below it, cut at the first bad
+        batch. Raises `Disagreement` where that is not what the files say."""
+        size_bytes = file_io.size_of(self._segment.log_fd)
+        index = OffsetIndex(self._segment.index_fd, self._segment.base_offset)
+        number = index.count_below(recovery_point) - 1
+        # Entries above it may be torn or zero, so that the search can miss; what it finds must be an entry, and its batch where it says.
+        start = self._trust_indexes(index.entry(number).position + 1 if number >= 0 else 0, recovery_point)
+        if self._tail.time_index_count and self._tail.last_indexed_timestamp <= 0:
+            raise Disagreement("the time index has an entry that may be a hole")
+        self._scan(start, size_bytes, None)
+        if self._next_offset < recovery_point:
+            raise Disagreement(f"the segment ends at offset {self._next_offset}, everything below {recovery_point} was synced")
         return self._finish(size_bytes)
 
     def _trust_indexes(self, limit_position: int, limit_offset: int | None) -> int:
@@ -126,7 +149,7 @@ class SegmentRecovery:
             return
 
     def _scan(self, start: int, size_bytes: int, known: SameBoot | None) -> None:
-        scan = SegmentScan(self._segment.log_fd, start, size_bytes)
+        scan = SegmentScan(self._segment.log_fd, start, size_bytes, read=self._read)
         for position, header in scan:
             problem = self._batch_problem(position, header, known)
             if problem is not None:
@@ -168,6 +191,8 @@ class SegmentRecovery:
             self._leader_epochs.append((header.partition_leader_epoch, header.base_offset))
         if header.producer_id >= 0 and self._first_producer_offset < 0:
             self._first_producer_offset = header.base_offset
+        if header.attributes & CONTROL_FLAG and header.producer_id >= 0:
+            self._has_markers = True
         self._next_offset = header.last_offset + 1
 
     def _add_time_entry(self) -> None:
@@ -184,7 +209,8 @@ class SegmentRecovery:
         tail.bytes_since_index_entry = tail.size_bytes - self._last_entry_position
         tail.index_count = _extend(segment.index_fd, tail.index_count, self._index_entries, OFFSET_ENTRY.size)
         tail.time_index_count = _extend(segment.time_index_fd, tail.time_index_count, self._time_entries, TIME_ENTRY.size)
-        return RecoveredSegment(tail, self._next_offset, size_bytes - tail.size_bytes, self._problem, self._leader_epochs, self._first_producer_offset)
+        cut_bytes, first_producer = size_bytes - tail.size_bytes, self._first_producer_offset
+        return RecoveredSegment(tail, self._next_offset, cut_bytes, self._problem, self._leader_epochs, first_producer, self._has_markers)
 
 
 def _extend(fd: int, count: int, entries: bytearray, entry_bytes: int) -> int:

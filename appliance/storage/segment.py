@@ -91,6 +91,21 @@ class OpenSegment:
         """Existing files; indexes that are missing are created empty."""
         return cls(directory, base_offset, file_io.READ_WRITE_CREATE)
 
+    @classmethod
+    def beside(cls, directory: str, base_offset: int, suffix: str) -> OpenSegment:
+        """An existing log, to be read only, with new, empty indexes beside its own: their names end with `suffix`."""
+        segment = cls.__new__(cls)
+        segment.directory, segment.base_offset = directory, base_offset
+        segment.log_fd = segment.index_fd = segment.time_index_fd = -1
+        try:
+            segment.log_fd = file_io.open_path(segment_path(directory, base_offset, LOG_SUFFIX), file_io.READ_ONLY)
+            segment.index_fd = file_io.open_path(segment_path(directory, base_offset, INDEX_SUFFIX) + suffix, file_io.CREATE_EMPTY)
+            segment.time_index_fd = file_io.open_path(segment_path(directory, base_offset, TIME_INDEX_SUFFIX) + suffix, file_io.CREATE_EMPTY)
+        except OSError:
+            segment.close()
+            raise
+        return segment
+
     @property
     def files(self) -> tuple[int, int, int]:
         return (self.log_fd, self.index_fd, self.time_index_fd)

@@ -13,8 +13,19 @@ SNAPSHOT_SUFFIX = ".snapshot"
 SEGMENT_SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX)
 """In the order of removal: an index without a log is swept up at the next start, a log without an index is a rebuild."""
 
+CLEANED_SUFFIX = ".cleaned"
+SWAP_SUFFIX = ".swap"
+"""Behind a whole name: being written by a cleaning run; whole and on its way in (see `segment_swap.py`)."""
+
+DELETED_SUFFIX = ".deleted"
+"""Behind the name of a file that belongs to no log any more and waits for its removal."""
+
 LEADER_EPOCH_CHECKPOINT = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
+
+
+def segment_name(base_offset: int, suffix: str) -> str:
+    return f"{base_offset:020d}{suffix}"
 
 
 def segment_path(directory: str, base_offset: int, suffix: str) -> str:

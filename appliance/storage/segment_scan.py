@@ -5,10 +5,10 @@ Used by recovery, look-ups and dumps; the caller owns the descriptor. Weak spot:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from struct import Struct
 
-from appliance.records.batch import ATTRIBUTES_AT, BATCH_HEADER, LOG_OVERHEAD, MAGIC, RECORDS_AT, BatchHeader
+from appliance.records.batch import ATTRIBUTES_AT, BATCH_HEADER, LOG_OVERHEAD, MAGIC, RECORDS_AT, BatchHeader, stored_batch_problem
 from appliance.records.crc32c import crc32c
 from appliance.storage import file_io
 
@@ -22,8 +22,10 @@ class SegmentScan:
     """Iterate to get (position, header) of each batch in [position, end). Afterwards `valid_end` is where the intact part ends
     and `problem` why it ends before `end` (None if it does not)."""
 
-    def __init__(self, fd: int, position: int, end: int, verify: bool = True) -> None:
+    def __init__(self, fd: int, position: int, end: int, verify: bool = True, read: Callable[[int, int, int], bytes] = file_io.pread_all) -> None:
+        """`read`(descriptor, position, size in bytes) gets the pieces: who reads much may have a way of its own."""
         self._fd = fd
+        self._get = read
         self._end = end
         self._verify = verify
         self.valid_end = position
@@ -60,4 +62,34 @@ class SegmentScan:
 
     def _read(self, position: int, least_bytes: int) -> bytes:
         piece_bytes = SCAN_PIECE_BYTES if self._verify else _HEADER_PIECE_BYTES
-        return file_io.pread_all(self._fd, position, min(max(piece_bytes, least_bytes), self._end - position))
+        return self._get(self._fd, position, min(max(piece_bytes, least_bytes), self._end - position))
+
+
+class SegmentBatches:
+    """Iterate to get (header, bytes) of each batch of a whole segment, checked; `valid_end` and `problem` as with `SegmentScan`."""
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        self._fd = fd
+        self._size_bytes = size_bytes
+        self.valid_end = 0
+        self.problem: str | None = None
+
+    def __iter__(self) -> Iterator[tuple[BatchHeader, bytes]]:
+        while self.valid_end < self._size_bytes:
+            piece = file_io.pread_all(self._fd, self.valid_end, min(SCAN_PIECE_BYTES, self._size_bytes - self.valid_end))
+            position = 0
+            while position < len(piece):
+                left = len(piece) - position
+                header = BatchHeader._make(_unpack_header(piece, position)) if left >= RECORDS_AT else None
+                needed = RECORDS_AT if header is None else header.size_bytes
+                if left < needed <= self._size_bytes - self.valid_end:
+                    if position:
+                        break  # the rest of it is in the next piece
+                    piece = file_io.pread_all(self._fd, self.valid_end, needed)  # longer than a piece
+                self.problem = stored_batch_problem(piece, position, len(piece))
+                if self.problem is not None:
+                    return
+                header = BatchHeader._make(_unpack_header(piece, position))
+                yield header, piece[position : position + header.size_bytes]
+                position += header.size_bytes
+                self.valid_end += header.size_bytes

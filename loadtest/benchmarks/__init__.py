@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from loadtest.benchmark import Benchmark
+from loadtest.benchmarks.cold_backfill import ColdBackfill
 from loadtest.benchmarks.connections import Connections
 from loadtest.benchmarks.consume import Consume
 from loadtest.benchmarks.fairness import Fairness
 from loadtest.benchmarks.fetch_large import FetchLarge
+from loadtest.benchmarks.flush_ack import FlushAck
 from loadtest.benchmarks.footprint import Footprint
 from loadtest.benchmarks.hostile import Hostile
 from loadtest.benchmarks.latency import Latency
 from loadtest.benchmarks.produce_librdkafka import ProduceLibrdkafka
 from loadtest.benchmarks.produce_small_records import ProduceSmallRecords
+from loadtest.benchmarks.recovery import RecoveryTime
 from loadtest.benchmarks.replay_small import ReplaySmall
 from loadtest.benchmarks.syslog_tcp import SyslogTcp
 from loadtest.benchmarks.syslog_udp import SyslogUdp
@@ -19,7 +22,7 @@ from loadtest.benchmarks.syslog_udp import SyslogUdp
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark
     for benchmark in (
-        ProduceLibrdkafka(), ProduceSmallRecords(), ReplaySmall(), Connections(), Latency(), Consume(), FetchLarge(),
-        SyslogTcp(), SyslogUdp(), Fairness(), Hostile(), Footprint(),
+        ProduceLibrdkafka(), ProduceSmallRecords(), ReplaySmall(), Connections(), Latency(), Consume(), FetchLarge(), ColdBackfill(),
+        SyslogTcp(), SyslogUdp(), Fairness(), Hostile(), Footprint(), FlushAck(), RecoveryTime(),
     )
 }  # fmt: skip

@@ -8,6 +8,7 @@ every request and version. Owned by nobody. Weak spot: a target runs alone; what
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import NamedTuple
 import crc32c
 import orjson
 
-from appliance.base.errors import ProtocolViolation
+from appliance.base.errors import ProtocolViolation, RequestRefused
 from appliance.broker.receiver import OTHER_REQUEST_BYTES_MAX
 from appliance.ingest.event import EventBuilder, EventSource
 from appliance.ingest.syslog_framing import SyslogSplitter
@@ -29,7 +30,9 @@ from appliance.protocol.request_header import parse_request_header
 from appliance.records.batch import batch_problem
 from appliance.records.builder import BatchBuilder
 from appliance.records.compression import Codec
+from appliance.records.conversion import convert_down, convert_up
 from appliance.records.corrupt_batch import CorruptBatch
+from appliance.records.legacy import build_message, build_message_set, read_message_set
 from appliance.records.record import iterate_records
 from tests.unit.protocol.sample_requests import DECODERS, samples
 
@@ -39,6 +42,7 @@ NEIGHBOUR = b"\x7f" * 256
 SYSLOG_MESSAGE_BYTES = 512
 DECOMPRESSED_BYTES = 1 << 20
 _CRC_AT, _CRC_FROM = 17, 21
+_ENTRY_MAGIC_AT = 16
 _ARRIVAL_MS = 1_728_684_860_000
 _PARSER, _EVENTS, _SOURCE = SyslogParser(), EventBuilder(), EventSource(b"192.0.2.7:40312", b"192.0.2.7", b"tcp")
 
@@ -103,6 +107,40 @@ def fuzz_records(data: bytes) -> None:
         assert size_bytes <= max(DECOMPRESSED_BYTES, len(batch))
 
 
+def fuzz_message_set(data: bytes) -> None:
+    """A message set as an old producer sends it, among its neighbours' bytes: it becomes a batch that holds, or is refused. The checksums of its
+    entries are made right, or nothing behind them would ever be reached."""
+    sent = bytearray(data)
+    position = 0
+    while len(sent) - position >= _ENTRY_MAGIC_AT:
+        (size,) = struct.unpack_from(">i", sent, position + 8)
+        end = position + 12 + size
+        if size < 4 or end > len(sent):
+            break
+        struct.pack_into(">I", sent, position + 12, zlib.crc32(sent[position + _ENTRY_MAGIC_AT : end]))
+        position = end
+    with suppress(RequestRefused):
+        batch = convert_up(memoryview(sent + NEIGHBOUR), 0, len(sent), DECOMPRESSED_BYTES, False)
+        if batch:
+            assert batch_problem(batch, 0, len(batch), 2 * DECOMPRESSED_BYTES) is None
+            _, messages, _ = read_message_set(bytes(sent), 0, len(sent), DECOMPRESSED_BYTES)
+            assert [record[1:4] for record in iterate_records(batch, 64 << 20)] == [message[3:] for message in messages]
+
+
+def fuzz_stored_for_old(data: bytes) -> None:
+    """What a disk holds, converted down: message sets that can be read, or a refusal."""
+    if not data:
+        return
+    magic, stored = data[0] & 1, bytearray(data[1:])
+    if len(stored) > _CRC_FROM:
+        stored[8:12] = struct.pack(">i", len(stored) - 12)
+        stored[_CRC_AT:_CRC_FROM] = struct.pack(">I", crc32c.crc32c(bytes(stored[_CRC_FROM:])))
+    with suppress(RequestRefused):
+        sets = convert_down(stored, magic, -(1 << 63), DECOMPRESSED_BYTES)
+        _, messages, _ = read_message_set(sets, 0, len(sets), len(sets) + 1)
+        assert len(messages) <= 10_000
+
+
 def fuzz_syslog_framing(data: bytes) -> None:
     """A syslog stream in pieces: no byte is invented, and what is kept is bounded."""
     if not data:
@@ -163,6 +201,21 @@ def _record_seeds() -> Iterator[bytes]:
         yield bytes(builder.build())
 
 
+def _message_set_seeds() -> Iterator[bytes]:
+    records = [(0, 1_700_000_000_000, b"key", b"value" * 20), (1, 1_700_000_000_001, None, None)]
+    for magic in (0, 1):
+        for codec in (Codec.NONE, Codec.GZIP, Codec.SNAPPY, Codec.LZ4):
+            yield build_message_set(magic, codec, False, records)
+        yield build_message(7, magic, 8 | Codec.GZIP, 1_700_000_000_000, None, b"no stream")
+        yield build_message_set(magic, Codec.NONE, True, records) + struct.pack(">qi", 0, -1)
+
+
+def _stored_seeds() -> Iterator[bytes]:
+    for seed in _record_seeds():
+        yield b"\0" + seed
+        yield b"\1" + seed
+
+
 def _syslog_lines() -> Iterator[bytes]:
     yield b'<165>1 2003-10-11T22:14:15.003Z host app 12 ID47 [x@1 a="b" c="\\"\\]"] \xef\xbb\xbfmessage'
     yield b"<34>Oct 11 22:14:15 mymachine su[230]: 'su root' failed for lonvick on /dev/pts/8"
@@ -186,6 +239,8 @@ TARGETS: dict[str, Target] = {
     "request": Target(fuzz_request, _request_seeds, 4096),
     "controller_request": Target(fuzz_controller_request, _request_seeds, 4096),
     "records": Target(fuzz_records, _record_seeds, 4096),
+    "message_set": Target(fuzz_message_set, _message_set_seeds, 4096),
+    "stored_for_old": Target(fuzz_stored_for_old, _stored_seeds, 4096),
     "syslog_framing": Target(fuzz_syslog_framing, _syslog_streams, 4096),
     "syslog_message": Target(fuzz_syslog_message, _syslog_lines, 1024),
 }

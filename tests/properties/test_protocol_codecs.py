@@ -18,9 +18,11 @@ from appliance.protocol import (
     api_versions,
     create_partitions,
     create_topics,
+    delete_records,
     delete_topics,
     describe_cluster,
     describe_configs,
+    describe_log_dirs,
     describe_topic_partitions,
     find_coordinator,
     incremental_alter_configs,
@@ -93,6 +95,8 @@ SCHEMA_MESSAGES: list[tuple[Message[Any], bool, range]] = [
     (create_topics.RESPONSE, False, versions_of(ApiKey.CREATE_TOPICS, first=2)),
     (delete_topics.REQUEST, True, versions_of(ApiKey.DELETE_TOPICS, first=1)),
     (delete_topics.RESPONSE, False, versions_of(ApiKey.DELETE_TOPICS, first=1)),
+    (delete_records.REQUEST, True, versions_of(ApiKey.DELETE_RECORDS)),
+    (delete_records.RESPONSE, False, versions_of(ApiKey.DELETE_RECORDS)),
     (offset_for_leader_epoch.REQUEST, True, versions_of(ApiKey.OFFSET_FOR_LEADER_EPOCH, first=2)),
     (offset_for_leader_epoch.RESPONSE, False, versions_of(ApiKey.OFFSET_FOR_LEADER_EPOCH, first=2)),
     (create_partitions.REQUEST, True, versions_of(ApiKey.CREATE_PARTITIONS)),
@@ -105,6 +109,8 @@ SCHEMA_MESSAGES: list[tuple[Message[Any], bool, range]] = [
     (incremental_alter_configs.RESPONSE, False, versions_of(ApiKey.INCREMENTAL_ALTER_CONFIGS)),
     (describe_cluster.REQUEST, True, versions_of(ApiKey.DESCRIBE_CLUSTER)),
     (describe_cluster.RESPONSE, False, versions_of(ApiKey.DESCRIBE_CLUSTER)),
+    (describe_log_dirs.REQUEST, True, versions_of(ApiKey.DESCRIBE_LOG_DIRS, first=1)),
+    (describe_log_dirs.RESPONSE, False, versions_of(ApiKey.DESCRIBE_LOG_DIRS, first=1)),
     (describe_topic_partitions.REQUEST, True, versions_of(ApiKey.DESCRIBE_TOPIC_PARTITIONS)),
     (describe_topic_partitions.RESPONSE, False, versions_of(ApiKey.DESCRIBE_TOPIC_PARTITIONS)),
 ]
@@ -208,7 +214,7 @@ FORGOTTEN_TOPICS = st.lists(st.tuples(NAME, TOPIC_ID, st.lists(INT32, max_size=3
 FETCH_NUMBERS = st.tuples(INT32, INT32, INT32, st.integers(-128, 127), INT32, INT32, INT32, INT64)
 
 
-@pytest.mark.parametrize("version", versions_of(ApiKey.FETCH))
+@pytest.mark.parametrize("version", versions_of(ApiKey.FETCH, first=4))
 @few
 @given(numbers=FETCH_NUMBERS, topics=FETCHED_TOPICS, forgotten=FORGOTTEN_TOPICS, rack=TEXT, cluster_id=st.none() | NAME)
 def test_a_fetch_request_of_kio_is_understood(
@@ -311,7 +317,7 @@ FETCH_RESULT = st.builds(
 TOPIC_IDS = {"a": TopicId(b"a" * 16), "b": TopicId(b"b" * 16)}
 
 
-@pytest.mark.parametrize("version", versions_of(ApiKey.FETCH))
+@pytest.mark.parametrize("version", versions_of(ApiKey.FETCH, first=4))
 @few
 @given(results=st.lists(FETCH_RESULT, max_size=5), numbers=st.tuples(ERROR_CODE, INT32, INT32), endpoints=NODE_ENDPOINTS)
 def test_a_fetch_response_means_the_same_to_kio(

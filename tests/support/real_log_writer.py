@@ -156,6 +156,7 @@ class RealLogWriter:
 
     def _let_go(self) -> None:
         self.agent._flush_rounds.close()
+        self.agent._batch_flushes.close()
         self.agent._door.close()
         for proxies in self.sources.values():
             proxies.close()

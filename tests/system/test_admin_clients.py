@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection
@@ -271,6 +273,27 @@ def test_the_cluster_is_described(shared_box: RunningBox, admin: AdminClient, py
     assert [partition["partition_index"] for partition in rest["topics"][0]["partitions"]] == [2] and rest["next_cursor"] is None
     shown = admin.describe_topics(TopicCollection(["shown"]))["shown"].result(SECONDS)
     assert [partition.leader.id for partition in shown.partitions] == [1, 1, 1]
+
+
+def test_log_directories_are_described_with_their_room_and_what_lies_in_them(
+    shared_box: RunningBox, admin: AdminClient, python_admin: KafkaAdminClient
+) -> None:
+    admin.create_topics([NewTopic("lies-somewhere", 4)])["lies-somewhere"].result(SECONDS)
+    eventually(lambda: all(_log_dirs(python_admin)[str(path)]["total_bytes"] > 0 for path in shared_box.disks), "the room of each disk is counted")
+    found = _log_dirs(python_admin)
+    assert set(found) == {str(path) for path in shared_box.disks}
+    for path, directory in found.items():
+        space = os.statvfs(path)
+        assert directory["error_code"] == 0 and directory["total_bytes"] == space.f_blocks * space.f_frsize
+        assert 0 < directory["usable_bytes"] < directory["total_bytes"]
+        topics = {topic["name"]: topic["partitions"] for topic in directory["topics"]}
+        there = {name for name in os.listdir(path) if name.startswith("lies-somewhere-")}
+        assert {f"lies-somewhere-{partition['partition_index']}" for partition in topics.get("lies-somewhere", [])} == there
+
+
+def _log_dirs(python_admin: KafkaAdminClient) -> dict[str, Any]:
+    (broker,) = python_admin.describe_log_dirs()
+    return {directory["log_dir"]: directory for directory in broker["log_dirs"]}
 
 
 def test_kafka_python_grows_describes_and_alters(python_admin: KafkaAdminClient, admin: AdminClient) -> None:

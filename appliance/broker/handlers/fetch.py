@@ -2,9 +2,10 @@
 
 The path without a question: the fetch offset is one of the partition's known cursors (a consumer that read to the high watermark comes back
 exactly there) and its segment is open. Otherwise the disk's log-reader is asked (LOOKUP, OPEN); the acceptor itself never opens, seeks
-or reads a log file. A fetch of a session (`broker/fetch_session.py`) looks at the partitions that are awake only: the others sleep until their
-row moves. Owned by one acceptor.
-Weak spot: a range that is not in the page cache makes sendfile wait for the disk.
+or reads a log file. Only what is in the page cache is sent from the file; the rest the log-reader reads into its memory
+(`broker/cold_reads.py`), one partition of a fetch at a time. A fetch of a session (`broker/fetch_session.py`) looks at the partitions that are
+awake only: the others sleep until their row moves. Before version 4 what is read is converted (`broker/message_sets.py`). Owned by one acceptor.
+Weak spot: a fetch with one cold partition is answered when that is read, its hot ones too.
 """
 
 from __future__ import annotations
@@ -15,16 +16,21 @@ from typing import NamedTuple, TypeAlias
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
+from appliance.broker.arena_range import ArenaRange
 from appliance.broker.box_view import BoxView, Placement
+from appliance.broker.cold_reads import ColdRead, ColdReads
 from appliance.broker.connection import Connection, Reply
 from appliance.broker.delayed import Delayed
 from appliance.broker.fetch_session import FINAL_EPOCH, INITIAL_EPOCH, NO_SESSION, FetchSession, FetchSessions, SessionPartition
 from appliance.broker.leadership import leadership_problem
-from appliance.broker.segment_files import FileRange, SegmentFiles
+from appliance.broker.message_sets import CONVERTED_BYTES_MAX, DownConversion
+from appliance.broker.residency import CHECK_BYTES, Residency
+from appliance.broker.segment_files import FileRange, SegmentFile, SegmentFiles
 from appliance.broker.topic_traffic import TopicTraffic
 from appliance.ipc.log_reader_messages import EPOCH_END, LOOKUP, OPEN, Answer
 from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.protocol.fetch import (
+    MAGIC_2_SINCE,
     READ_COMMITTED,
     TOPIC_IDS_SINCE,
     EpochEndOffset,
@@ -52,12 +58,14 @@ class _Found(NamedTuple):
     segment_base_offset: int
     position: int
     first_batch_bytes: int
+    inode: int = 0
+    """of the file that `position` is in; 0: of the active segment, which nobody replaces"""
 
 
 class PendingFetch:
     """One fetch request on its way."""
 
-    __slots__ = ("correlation_id", "deadline_ns", "epoch_ends", "expected_epoch", "finished", "found", "handler", "questions", "ready_ns",
+    __slots__ = ("cold", "correlation_id", "deadline_ns", "epoch_ends", "expected_epoch", "finished", "found", "handler", "questions", "ready_ns",
                  "received_ns", "reply", "request", "rounds", "session", "ticket", "version")  # fmt: skip
 
     def __init__(self, handler: FetchHandler, reply: Reply, request: FetchRequest, version: int, correlation_id: int, deadline_ns: int) -> None:
@@ -69,6 +77,8 @@ class PendingFetch:
         self.deadline_ns = deadline_ns
         self.questions = 0
         self.rounds = 0
+        self.cold: ColdRead | None = None
+        """its one partition that is read by a log-reader"""
         self.ticket = 0
         self.session: FetchSession | None = None
         self.expected_epoch = 0
@@ -105,6 +115,8 @@ class FetchHandler:
         counters: Counters,
         fetch_max_bytes: int,
         segment_files_max: int,
+        residency: Residency,
+        cold_reads: ColdReads,
         session_slots: int,
         new_session_id: Callable[[], int],
         on_reply: Callable[[Connection], None],
@@ -116,7 +128,10 @@ class FetchHandler:
         self._clock = clock
         self._fetch_max_bytes = fetch_max_bytes
         self._on_reply = on_reply
-        self.files = SegmentFiles(segment_files_max)
+        self.files = SegmentFiles(segment_files_max, residency)
+        self._residency = residency
+        self._cold_reads = cold_reads
+        self._message_sets = DownConversion(view, counters)
         self._requests = counters.counter("fetch.requests")
         self._parked = counters.counter("fetch.parked")
         self._range_bytes = counters.counter("fetch.range_bytes")
@@ -135,6 +150,8 @@ class FetchHandler:
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
         request = decode_fetch(buffer, header.body_position, limit, header.api_version)
         self._requests.add()
+        if header.api_version < MAGIC_2_SINCE:
+            self._message_sets.reorder(header.api_version, request.partitions)
         reply = connection.expect_reply(False)
         deadline_ns = self._clock.monotonic_ns() + max(0, request.max_wait_ms) * 1_000_000
         pending = PendingFetch(self, reply, request, header.api_version, header.correlation_id, deadline_ns)
@@ -160,6 +177,9 @@ class FetchHandler:
         request = pending.request
         results: list[FetchPartitionResult] = []
         room = min(request.max_bytes, self._fetch_max_bytes)
+        is_converted = pending.version < MAGIC_2_SINCE
+        if is_converted:
+            room = min(room, CONVERTED_BYTES_MAX)
         total = 0
         failed = urgent = False
         watched: list[Placement] = []
@@ -170,7 +190,7 @@ class FetchHandler:
             if result.error_code:
                 failed = True
             elif placement is not None:
-                urgent = urgent or result.diverging_epoch is not None
+                urgent = urgent or result.diverging_epoch is not None or pending.cold is not None
                 watched.append(placement)
                 if result.records is not None:
                     total += result.records.size_bytes  # type: ignore[union-attr]
@@ -178,12 +198,21 @@ class FetchHandler:
         if pending.questions > 0:
             pending.rounds += 1
             return
-        if failed or urgent or is_due or total >= min(request.min_bytes, room) or not request.partitions or self._clock.monotonic_ns() >= pending.deadline_ns:
+        is_ready = failed or urgent or is_due or total >= min(request.min_bytes, room) or not request.partitions
+        is_ready = is_ready or self._clock.monotonic_ns() >= pending.deadline_ns
+        if is_ready and is_converted and total:
+            results = self._message_sets.convert(pending.version, request.partitions, results)
+            total = sum(len(result.records) for result in results if isinstance(result.records, bytes))
+            failed = any(result.error_code for result in results)
+            # Nothing but markers: more must come.
+            is_ready = failed or is_due or total > 0 or self._clock.monotonic_ns() >= pending.deadline_ns
+        if is_ready:
             session_id = self._create_session(pending, results) if request.session_epoch == INITIAL_EPOCH else NO_SESSION
             self._answer(pending, session_id, results, total, failed)
         elif not pending.ticket:
             self._parked.add()
             pending.found.clear()
+            pending.cold = None
             pending.rounds = 0
             pending.ticket = self._delayed.park(pending, watched, pending.deadline_ns)
             self.evaluate(pending, False)  # a row may have moved before it was watched
@@ -196,8 +225,9 @@ class FetchHandler:
             self._errors.add()
         self._range_bytes.add(total)
         for result in results:
-            if result.records is not None:
-                self._topic_traffic.add(result.topic, result.records.size_bytes)  # type: ignore[union-attr]
+            records = result.records
+            if records is not None:
+                self._topic_traffic.add(result.topic, len(records) if isinstance(records, bytes) else records.size_bytes)  # type: ignore[union-attr]
         reply = pending.reply
         reply.pieces = list(encode_fetch_response(pending.version, pending.correlation_id, 0, session_id, results))
         reply.ready = True
@@ -269,7 +299,7 @@ class FetchHandler:
             if partition.must_report(result):
                 news.append((partition, result))
                 failed = failed or result.error_code != 0
-                urgent = urgent or result.diverging_epoch is not None
+                urgent = urgent or result.diverging_epoch is not None or pending.cold is not None
                 if result.records is not None:
                     total += result.records.size_bytes  # type: ignore[union-attr]
             elif placement is not None and wanted.fetch_offset >= _readable_end(request, result) and rows.sleep(placement, partition):
@@ -285,6 +315,7 @@ class FetchHandler:
         elif not pending.ticket:
             self._parked.add()
             pending.found.clear()
+            pending.cold = None
             pending.rounds = 0
             pending.ticket = session.parked_ticket = self._delayed.park(pending, [], pending.deadline_ns)
             pending.ready_ns = 0
@@ -350,6 +381,10 @@ class FetchHandler:
             return FetchPartitionResult(topic, topic_id, partition, problem), None
         if pending.version >= TOPIC_IDS_SINCE and placement.topic_id != topic_id:
             return FetchPartitionResult(topic, topic_id, partition, ErrorCode.INCONSISTENT_TOPIC_ID), None
+        if pending.version < MAGIC_2_SINCE and not self._message_sets.is_allowed(topic, pending.request.replica_id):
+            return FetchPartitionResult(topic, topic_id, partition, ErrorCode.UNSUPPORTED_VERSION), None
+        if placement.segment_list_generation != row.segment_list_generation:
+            self._take_segment_list(placement, row)
         is_committed = pending.request.isolation_level == READ_COMMITTED
         limit_offset = row.last_stable_offset if is_committed else row.high_watermark
         aborted = () if is_committed else None
@@ -376,6 +411,12 @@ class FetchHandler:
             return None, placement
         return empty._replace(records=records), placement
 
+    def _take_segment_list(self, placement: Placement, row: Row) -> None:
+        """Segments came, went, or were compacted: positions that were known may be in a file that is none of them any more."""
+        placement.segment_list_generation = row.segment_list_generation
+        placement.cursors.clear()
+        self.files.keep_active(placement.disk, placement.row, placement.row_generation, row.active_base_offset)
+
     def _epoch_end(
         self, pending: PendingFetch, index: Target, topic: str, leader_epoch: int, placement: Placement, row: Row
     ) -> tuple[int, int] | ErrorCode | None:
@@ -400,7 +441,7 @@ class FetchHandler:
 
     def _range(
         self, pending: PendingFetch, index: Target, topic: str, fetch_offset: int, most: int, is_first: bool, placement: Placement, row: Row
-    ) -> FileRange | ErrorCode | None:
+    ) -> FileRange | ArenaRange | ErrorCode | None:
         """The bytes to send, an error, or None: either a question is under way or there is nothing that fits."""
         found = pending.found.get(index)
         if isinstance(found, ErrorCode):
@@ -414,12 +455,20 @@ class FetchHandler:
         file = self.files.get((placement.disk, placement.row, placement.row_generation, base_offset))
         if file is None:
             return self._ask_open(pending, index, topic, base_offset, placement, row)
+        if found.inode and found.inode != file.inode:
+            # It was compacted between the two questions.
+            self.files.forget((placement.disk, placement.row, placement.row_generation, base_offset))
+            return self._ask_lookup(pending, index, topic, fetch_offset, placement, row)
         end = row.watermark_position if base_offset == row.watermark_base_offset else file.sealed_size_bytes()
         if position >= end:
             # The cursor stands at the end of a segment that was rolled since: the batch is in the next one.
             placement.cursors.pop(fetch_offset, None)
             return self._ask_lookup(pending, index, topic, fetch_offset, placement, row)
         size_bytes = min(end - position, most)
+        cold = pending.cold
+        if (cold is not None and cold.target == index) or not self._residency.is_resident(file, position, min(max(size_bytes, 1), CHECK_BYTES)):
+            is_active = base_offset == row.watermark_base_offset
+            return self._cold_range(pending, index, file, position, size_bytes, end, is_first, is_active, placement)
         if size_bytes < end - position and not found.first_batch_bytes and most < placement.max_message_bytes:
             # The first batch must go whole, and it may be longer than what was asked for.
             return self._ask_lookup(pending, index, topic, fetch_offset, placement, row)
@@ -429,7 +478,41 @@ class FetchHandler:
             size_bytes = found.first_batch_bytes
         if position + size_bytes == row.watermark_position and base_offset == row.watermark_base_offset:
             placement.remember(row.high_watermark, base_offset, position + size_bytes)
-        return FileRange(file, position, size_bytes)
+        return FileRange(file, position, size_bytes, True)
+
+    def _cold_range(
+        self,
+        pending: PendingFetch,
+        index: Target,
+        file: SegmentFile,
+        position: int,
+        most: int,
+        limit: int,
+        is_first: bool,
+        is_active: bool,
+        placement: Placement,
+    ) -> FileRange | ArenaRange | ErrorCode | None:
+        """As `_range`, of what is not in the page cache."""
+        read = pending.cold
+        if read is None:
+            read = pending.cold = ColdRead(index)
+            if self._cold_reads.ask(read, file, position, most, limit, is_first, is_active, lambda: self._answered(pending)):
+                pending.questions += 1
+                return None
+        if read.target != index:
+            return None  # its turn comes with the next fetch
+        if read.error is not None:
+            return read.error
+        if read.range is None or read.answer is None:
+            # Its first batch is larger than an answer: it is brought piece by piece while it is sent.
+            if read.answer is None or not is_first or not read.answer.first_batch_bytes:
+                return None
+            if pending.version < MAGIC_2_SINCE:
+                return ErrorCode.KAFKA_STORAGE_ERROR  # to convert it, it would have to be in memory as a whole
+            return FileRange(file, position, read.answer.first_batch_bytes)
+        if read.answer.next_offset >= 0:
+            placement.remember(read.answer.next_offset, file.origin.base_offset, position + read.answer.size_bytes)
+        return read.range
 
     # -- questions to the log-reader
 
@@ -443,7 +526,7 @@ class FetchHandler:
                 pending.found[index] = ErrorCode(answer.error_code)
             else:
                 # The batch that holds the offset may begin before it: the client skips what it did not ask for.
-                pending.found[index] = _Found(offset, answer.a, answer.b, answer.c)
+                pending.found[index] = _Found(offset, answer.a, answer.b, answer.c, answer.d)
             self._answered(pending)
 
         return self._ask(pending, placement, LOOKUP, topic, row, offset, row.high_watermark, on_answer)
@@ -457,7 +540,7 @@ class FetchHandler:
             elif answer.error_code or descriptor < 0:
                 pending.found[index] = ErrorCode(answer.error_code or ErrorCode.KAFKA_STORAGE_ERROR)
             else:
-                self.files.add(key, descriptor)
+                self.files.add(key, descriptor, topic, placement.partition)
             self._answered(pending)
 
         return self._ask(pending, placement, OPEN, topic, row, base_offset, 0, on_answer)

@@ -154,7 +154,9 @@ class ListOffsetsHandler:
             elif answer.error_code:
                 result = _error(wanted, ErrorCode(answer.error_code))
             else:
-                result = ListOffsetsPartitionResult(wanted.partition, 0, answer.b, answer.a, answer.c)
+                # Of a segment whose first records were deleted the log-reader sees them still: nobody is sent below the log start.
+                offset = max(answer.a, row.log_start_offset) if answer.a >= 0 else -1
+                result = ListOffsetsPartitionResult(wanted.partition, 0, answer.b, offset, answer.c)
             pending.results[topic_index][index] = result
             self._answered(pending)
 

@@ -2,7 +2,7 @@
 
 acks=1 is answered at append; acks=all when the high watermark has passed the batch under the same leader epoch; acks=0 completes too, so
 that its error can close the connection. A partition that cannot be served gets its own error at once and harms no other.
-Owned by one acceptor. Weak spot: batches of magic 0 and 1 are refused (UNSUPPORTED_FOR_MESSAGE_FORMAT) until they can be converted.
+Message sets of magic 0 and 1, which come before Produce 3 only, are converted first (`broker/message_sets.py`). Owned by one acceptor.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ from collections.abc import Callable
 from typing import Any
 
 from appliance.base.clock import Clock
-from appliance.base.errors import ErrorCode
+from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import INTERNAL_TOPICS
 from appliance.broker.arena_slots import ArenaSlot, allocate_slot
 from appliance.broker.box_view import BoxView, Placement
 from appliance.broker.connection import Connection, Reply
 from appliance.broker.delayed import Delayed
+from appliance.broker.message_sets import UpConversion
 from appliance.ipc.descriptors import DescriptorKind
-from appliance.protocol.produce import ProducePartition, ProduceResult, decode_produce, encode_produce_response
+from appliance.protocol.produce import MAGIC_2_SINCE, ProducePartition, ProduceResult, decode_produce, encode_produce_response
 from appliance.protocol.request_header import RequestHeader
-from appliance.records.batch import ATTRIBUTES_AT, MAGIC_AT, RECORDS_COUNT_AT, batch_problem
+from appliance.records.batch import ATTRIBUTES_AT, RECORDS_COUNT_AT, batch_problem
+from appliance.records.keys import keyless_problem
 from appliance.shm.arena import Arena
 from appliance.shm.atomic import signed
 from appliance.shm.counters import Counters
@@ -90,7 +92,7 @@ class PendingProduce:
 class _Part:
     """One partition's batch in the hands of a log-writer, and the descriptor that it was given."""
 
-    __slots__ = ("descriptor", "index", "offers", "pending", "placement", "slot")
+    __slots__ = ("descriptor", "index", "is_answered", "offers", "pending", "placement", "slot")
 
     def __init__(self, pending: PendingProduce, index: int, placement: Placement, slot: ArenaSlot, descriptor: tuple[int, ...]) -> None:
         self.pending = pending
@@ -99,6 +101,8 @@ class _Part:
         self.slot = slot
         self.descriptor = descriptor
         self.offers = 1
+        self.is_answered = False
+        """The client was told that the disk hangs; the log-writer still has the batch."""
 
 
 class ProduceHandler:
@@ -113,12 +117,14 @@ class ProduceHandler:
         self._clock = clock
         self._budget_bytes = budget_bytes
         self._on_reply = on_reply
+        self._message_sets = UpConversion(view, arena, counters)
         self._requests = counters.counter("produce.requests")
         self._batches = counters.counter("produce.batches")
         self._bytes = counters.counter("produce.bytes")
         self._refused = counters.counter("produce.refused_batches")
         self._over_budget = counters.counter("produce.over_budget")
         self._lost = counters.counter("produce.lost_to_log_writer_death")
+        self._hung = counters.counter("produce.answered_for_hung_disk")
         self._too_late = counters.counter("produce.timed_out_in_log_writer")
         self._offered_again = counters.counter("produce.offered_again")
         self._latency = counters.histogram("produce.latency_us")
@@ -186,12 +192,22 @@ class ProduceHandler:
         """`charged`: disks that hold a partition of this request already."""
         placement = self._view.placement(partition.topic, partition.partition)
         problem: tuple[ErrorCode, str] | None
+        size_bytes = partition.records_size
         row_words: tuple[int, ...] = ()
         if placement is None:
             problem = (self._view.why_absent(partition.topic, partition.partition), "")
         else:
             problem, row_words = self._row_problem(placement, pending.acks)
-            problem = problem or self._batch_problem(placement, pending.version, position, partition.records_size, client_id)
+            if pending.version < MAGIC_2_SINCE and problem is None:
+                try:
+                    slot, position, size_bytes = self._message_sets.convert(placement, slot, position, size_bytes)
+                except RequestRefused as refusal:
+                    problem = refusal.code, refusal.message
+                if not size_bytes:
+                    slot.release()
+                    self._accept_nothing(pending, index, partition)
+                    return
+            problem = problem or self._batch_problem(placement, pending.version, position, size_bytes, client_id)
         if problem is not None or placement is None:
             slot.release()
             self._refuse(pending, index, partition, *(problem or (ErrorCode.UNKNOWN_SERVER_ERROR, "")))
@@ -205,7 +221,6 @@ class ProduceHandler:
             self._over_budget.add()
             self._refuse(pending, index, partition, ErrorCode.KAFKA_STORAGE_ERROR, f"disk {placement.disk} does not keep up; try again")
             return
-        size_bytes = partition.records_size
         count = int.from_bytes(self._arena.memory[position + RECORDS_COUNT_AT : position + RECORDS_COUNT_AT + 4], "big")
         flags = ACKS_ALL_FLAG if pending.acks == -1 else 0
         epoch = row_words[ROLE_AND_EPOCH] & _HALF
@@ -239,8 +254,6 @@ class ProduceHandler:
 
     def _batch_problem(self, placement: Placement, version: int, position: int, size_bytes: int, client_id: str) -> tuple[ErrorCode, str] | None:
         memory = self._arena.memory
-        if size_bytes > MAGIC_AT and memory[position + MAGIC_AT] < 2:
-            return ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, "message sets of magic 0 and 1 are not taken yet; use a client of Kafka 0.11 or later"
         problem = batch_problem(memory, position, position + size_bytes, placement.max_message_bytes)
         if problem is not None:
             return problem
@@ -251,7 +264,14 @@ class ProduceHandler:
             return ErrorCode.INVALID_TXN_STATE, "transactions are not served yet"
         if placement.topic in INTERNAL_TOPICS and client_id != _ADMIN_CLIENT:
             return ErrorCode.INVALID_TOPIC_EXCEPTION, f"{placement.topic} is internal"
-        return None
+        return keyless_problem(memory[position : position + size_bytes]) if placement.is_compacted else None
+
+    def _accept_nothing(self, pending: PendingProduce, index: int, partition: ProducePartition) -> None:
+        """A message set of no whole message: Kafka takes it, and appends nothing."""
+        pending.results[index] = ProduceResult(partition.topic, partition.partition)
+        pending.remaining -= 1
+        if not pending.remaining:
+            self._finish(pending)
 
     def _refuse(self, pending: PendingProduce, index: int, partition: ProducePartition, code: ErrorCode, message: str) -> None:
         self._refused.add()
@@ -266,10 +286,10 @@ class ProduceHandler:
         """The log-writer has appended, or refused. Fields of `entry` as in `ipc.descriptors.Completion`."""
         code = entry[2]
         pending, placement = part.pending, part.placement
-        if code == ErrorCode.NOT_LEADER_OR_FOLLOWER and not pending.is_finished and self._offer_again(part):
+        if code == ErrorCode.NOT_LEADER_OR_FOLLOWER and not pending.is_finished and not part.is_answered and self._offer_again(part):
             return
         part.slot.release()
-        if pending.is_finished:
+        if pending.is_finished or part.is_answered:
             return
         if code:
             self._refused.add()
@@ -300,6 +320,8 @@ class ProduceHandler:
         too_large = descriptor[_SIZE_AT] > placement.max_message_bytes
         if not is_led_as_before or config_generation == descriptor[_CONFIG_AT] or too_large:
             return False
+        if placement.is_compacted and keyless_problem(self._arena.memory[descriptor[8] : descriptor[8] + descriptor[_SIZE_AT]]) is not None:
+            return False
         part.offers += 1
         part.descriptor = (*descriptor[:_CONFIG_AT], config_generation, *descriptor[_CONFIG_AT + 1 :])
         if not placement.proxy.offer_or_queue(part.descriptor, part.slot.charge, part):
@@ -311,10 +333,20 @@ class ProduceHandler:
         """The log-writer died first; whether the batch is in the log is not known, the client tries again."""
         part.slot.release()
         self._lost.add()
+        self._answer_without(part, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    def on_hung(self, part: _Part) -> None:
+        """Its disk hangs: the client is told at once. The batch's memory stays in quarantine until its completion comes, or the log-writer is gone."""
+        self._hung.add()
+        self._answer_without(part, ErrorCode.KAFKA_STORAGE_ERROR)
+
+    def _answer_without(self, part: _Part, code: ErrorCode) -> None:
+        """One partition's part of the answer, without its log-writer."""
         pending, placement = part.pending, part.placement
-        if pending.is_finished:
+        if pending.is_finished or part.is_answered:
             return
-        pending.results[part.index] = ProduceResult(placement.topic, placement.partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        part.is_answered = True
+        pending.results[part.index] = ProduceResult(placement.topic, placement.partition, code)
         pending.remaining -= 1
         if not pending.remaining:
             if pending.unreplicated:

@@ -45,6 +45,8 @@ public final class TestClient {
         options.put("max.partition.fetch.bytes", 8 << 20);
         options.put("default.api.timeout.ms", 10000);
         options.put("allow.auto.create.topics", false);
+        // At the end of a log the next fetch is under way already, and a consumer that is given another topic waits for it.
+        options.put("fetch.max.wait.ms", Integer.getInteger("fetch.max.wait.ms", 500));
         consumer = new KafkaConsumer<>(options, new ByteArrayDeserializer(), new ByteArrayDeserializer());
         admin = Admin.create(options());
     }

@@ -5,7 +5,6 @@ A kill lets go of what the kernel would close (sockets) and of nothing that it w
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import tempfile
@@ -149,7 +148,7 @@ class SteppedIngest:
         agent._door._listening.close()
         for control in agent._door._by_control:  # also who knocked and was not let in yet: the kernel closes every socket of the dead
             control.close()
-        os.close(agent._directory._lock_fd)
+        agent._directory.abandon()  # nothing, where the disk was offline
         process.context.poller.close()
         self._kept.append(process)
 

@@ -12,9 +12,11 @@ from appliance.protocol import (
     alter_configs,
     create_partitions,
     create_topics,
+    delete_records,
     delete_topics,
     describe_cluster,
     describe_configs,
+    describe_log_dirs,
     describe_topic_partitions,
     find_coordinator,
     incremental_alter_configs,
@@ -42,12 +44,14 @@ DECODERS: dict[ApiKey, Decoder] = {
     ApiKey.API_VERSIONS: decode_api_versions,
     ApiKey.CREATE_TOPICS: create_topics.decode_create_topics,
     ApiKey.DELETE_TOPICS: delete_topics.decode_delete_topics,
+    ApiKey.DELETE_RECORDS: delete_records.decode_delete_records,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: offset_for_leader_epoch.decode_offset_for_leader_epoch,
     ApiKey.CREATE_PARTITIONS: create_partitions.REQUEST.decode,
     ApiKey.DESCRIBE_CONFIGS: describe_configs.REQUEST.decode,
     ApiKey.ALTER_CONFIGS: alter_configs.REQUEST.decode,
     ApiKey.INCREMENTAL_ALTER_CONFIGS: incremental_alter_configs.REQUEST.decode,
     ApiKey.DESCRIBE_CLUSTER: describe_cluster.REQUEST.decode,
+    ApiKey.DESCRIBE_LOG_DIRS: describe_log_dirs.REQUEST.decode,
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: describe_topic_partitions.REQUEST.decode,
 }
 
@@ -85,7 +89,8 @@ def _produce_body(version: int) -> bytes:
 
 
 def _fetch_body(version: int) -> bytes:
-    request_class = kio_adapter.request_class(ApiKey.FETCH, version)
+    # kio begins at version 4; before it there is no isolation level (a byte at 16), before 3 no max_bytes (four bytes at 12).
+    request_class = kio_adapter.request_class(ApiKey.FETCH, max(version, 4))
     topic_class = kio_element(request_class, "topics")
     partition_class = kio_element(topic_class, "partitions")
     partitions = tuple(kio_message(partition_class, partition=index, fetch_offset=7, partition_max_bytes=1000) for index in range(2))
@@ -95,7 +100,8 @@ def _fetch_body(version: int) -> bytes:
         forgotten = (kio_message(kio_element(request_class, "forgotten_topics_data"), **names, partitions=(3, 4)),)
     values: dict[str, Any] = {"max_wait": datetime.timedelta(milliseconds=500), "min_bytes": 1, "max_bytes": 9, "rack_id": "r1", "cluster_id": "cluster"}
     topics = (kio_message(topic_class, **names, partitions=partitions),) * 2
-    return kio_adapter.encode(kio_message(request_class, **values, replica_id=-1, isolation_level=0, topics=topics, forgotten_topics_data=forgotten))
+    body = kio_adapter.encode(kio_message(request_class, **values, replica_id=-1, isolation_level=0, topics=topics, forgotten_topics_data=forgotten))
+    return body if version >= 4 else body[: 16 if version == 3 else 12] + body[17:]
 
 
 def _list_offsets_body(version: int) -> bytes:
@@ -155,10 +161,21 @@ def _describe_cluster_body(version: int) -> bytes:
     return describe_cluster.REQUEST.encode(version, describe_cluster.DescribeClusterRequest(True, 1))
 
 
+def _describe_log_dirs_body(version: int) -> bytes:
+    topics = (describe_log_dirs.LogDirTopicToDescribe("one", (0, 1)), describe_log_dirs.LogDirTopicToDescribe("two", (0,)))
+    return describe_log_dirs.REQUEST.encode(version, describe_log_dirs.DescribeLogDirsRequest(topics))
+
+
 def _describe_topic_partitions_body(version: int) -> bytes:
     topics = (describe_topic_partitions.TopicToDescribe("one"), describe_topic_partitions.TopicToDescribe("two"))
     cursor = describe_topic_partitions.PartitionCursor("one", 1)
     return describe_topic_partitions.REQUEST.encode(version, describe_topic_partitions.DescribeTopicPartitionsRequest(topics, 10, cursor))
+
+
+def _delete_records_body(version: int) -> bytes:
+    partitions = tuple(delete_records.DeleteRecordsPartition(index, 5) for index in range(2))
+    topics = (delete_records.DeleteRecordsTopic("one", partitions), delete_records.DeleteRecordsTopic("two", partitions))
+    return delete_records.REQUEST.encode(version, delete_records.DeleteRecordsRequest(topics))
 
 
 def _offset_for_leader_epoch_body(version: int) -> bytes:
@@ -176,11 +193,13 @@ _BODIES: dict[ApiKey, Callable[[int], bytes]] = {
     ApiKey.API_VERSIONS: _api_versions_body,
     ApiKey.CREATE_TOPICS: _create_topics_body,
     ApiKey.DELETE_TOPICS: _delete_topics_body,
+    ApiKey.DELETE_RECORDS: _delete_records_body,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: _offset_for_leader_epoch_body,
     ApiKey.CREATE_PARTITIONS: _create_partitions_body,
     ApiKey.DESCRIBE_CONFIGS: _describe_configs_body,
     ApiKey.ALTER_CONFIGS: _alter_configs_body,
     ApiKey.INCREMENTAL_ALTER_CONFIGS: _incremental_alter_configs_body,
     ApiKey.DESCRIBE_CLUSTER: _describe_cluster_body,
+    ApiKey.DESCRIBE_LOG_DIRS: _describe_log_dirs_body,
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: _describe_topic_partitions_body,
 }

@@ -24,7 +24,7 @@ def result(partition: int, records: FileRange | bytes | None = None, error_code:
     return FetchPartitionResult("syslog", TOPIC_ID, partition, error_code, 10, 10, 0, records)
 
 
-@pytest.mark.parametrize("version", range(4, 17))
+@pytest.mark.parametrize("version", range(17))
 def test_the_frame_size_counts_the_ranges_and_each_comes_behind_its_partition(version: int) -> None:
     ranges = [FileRange(100_000), FileRange(7)]
     pieces = encode_fetch_response(version, 5, 0, 0, [result(0, ranges[0]), result(1), result(2, ranges[1])])
@@ -38,7 +38,7 @@ def test_the_frame_size_counts_the_ranges_and_each_comes_behind_its_partition(ve
     assert len(pieces) == (5 if version >= 12 else 4)
 
 
-@pytest.mark.parametrize("version", range(4, 17))
+@pytest.mark.parametrize("version", range(17))
 def test_a_response_without_records_is_one_piece(version: int) -> None:
     assert len(encode_fetch_response(version, 5, 0, 0, [result(0), result(1, b""), result(2, FileRange(0))])) == 1
     assert len(encode_fetch_response(version, 5, ErrorCode.FETCH_SESSION_ID_NOT_FOUND, 0, [])) == 1
@@ -46,7 +46,7 @@ def test_a_response_without_records_is_one_piece(version: int) -> None:
 
 def test_a_range_has_the_same_bytes_around_it_as_records_of_its_size() -> None:
     for size in (1, 127, 128, 20_000):
-        for version in range(4, 17):
+        for version in range(17):
             with_range = encode_fetch_response(version, 5, 0, 0, [result(0, FileRange(size))])
             with_bytes = encode_fetch_response(version, 5, 0, 0, [result(0, b"r" * size)])
             assert [piece if isinstance(piece, bytes) else b"r" * size for piece in with_range] == with_bytes

@@ -15,6 +15,7 @@ from appliance.runtime.run_options import RunOptions, resolve_options
 from appliance.runtime.shared_memory_need import CONTROLLER_ARENA_BYTES, CONTROLLER_RING_ENTRIES, SharedMemoryNeed, held_bytes, shared_memory_need
 from appliance.shm.counters import Counters, unlink_all
 from appliance.shm.partition_table import PartitionTableWriter
+from appliance.shm.piece_memory import PieceMemory
 from appliance.shm.ring_pair import RingPair
 
 MIB = 1 << 20
@@ -29,11 +30,16 @@ def test_the_need_is_what_the_objects_of_a_box_hold(tmp_path: Path) -> None:
     layout = BoxLayout(str(tmp_path / f"need{os.getpid()}"))
     life = SystemClock().monotonic_ns()
     entries = box.integer("channel.ring.entries")
+    reader_bytes = box.integer("log.reader.arena.bytes")
     sizes = {"acceptor@0": (5 * MIB, entries), "ingest@0": (MIB, entries), "controller": (CONTROLLER_ARENA_BYTES, CONTROLLER_RING_ENTRIES)}
     made: list[object] = []
     try:
         made += [Counters.create_or_adopt(layout, name, life) for name in [*box.process_names(), "supervisor"]]
         made += [PartitionTableWriter.create(layout.shared_memory_name("table", disk.name, life), life) for disk in box.disks]
+        for disk in box.disks:
+            pieces = PieceMemory.create(layout.shared_memory_name("arena", f"log-reader@{disk.name}", life), reader_bytes, life)
+            assert all(pieces.allocate(slot) for slot in range(pieces.slots)), "while cold data are read"
+            made.append(pieces)
         for source, (arena_bytes, ring_entries) in sizes.items():
             made.append(Source(layout, source, life, arena_bytes, ring_entries))
             made += [RingPair.create(layout.shared_memory_name("channel", f"{source}.{disk.name}.1", life), ring_entries, life) for disk in box.disks]
@@ -47,12 +53,12 @@ def test_the_need_is_what_the_objects_of_a_box_hold(tmp_path: Path) -> None:
 
 def test_the_default_box_does_not_fit_where_only_its_arenas_do() -> None:
     need = need_of(resolve_options(RunOptions(), cores=1)[0])
-    assert need.arenas >> 20 == 192
-    problem = shared_memory_problem(need, 194 * MIB)
-    assert problem is not None and "194 MiB free" in problem and "192 for arenas" not in problem.partition("needs")[0]
+    assert need.arenas >> 20 == 192 + 2 * 32, "acceptor, ingest and two log-readers"
+    problem = shared_memory_problem(need, 258 * MIB)
+    assert problem is not None and "258 MiB free" in problem and "256 for arenas" not in problem.partition("needs")[0]
     assert shared_memory_problem(need, need.total - 1) is not None
     assert shared_memory_problem(need, need.total) is None
-    assert need.total < 340 * MIB
+    assert need.total < (340 + 2 * 33) * MIB
 
 
 def test_every_further_process_and_disk_needs_more() -> None:

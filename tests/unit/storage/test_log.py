@@ -244,6 +244,6 @@ def test_a_closed_log_refuses_appends(tmp_path: Path) -> None:
 
 
 def test_settings_come_by_kafkas_names_over_the_boxs_defaults() -> None:
-    config = LogConfig.from_topic_config({"segment.bytes": "2048", "message.timestamp.type": "LogAppendTime", "flush.ms": "1"}, LogConfig(segment_ms=5))
+    config = LogConfig.from_topic_config({"segment.bytes": "2048", "message.timestamp.type": "LogAppendTime", "preallocate": "true"}, LogConfig(segment_ms=5))
     assert config == LogConfig(segment_bytes=2048, segment_ms=5, message_timestamp_type="LogAppendTime")
     assert LogConfig.from_topic_config({}) == LogConfig()

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from appliance.base.errors import StorageFailed
 from appliance.storage import file_io
 from appliance.storage.log import Log
 from appliance.storage.log_config import LogConfig
@@ -261,11 +260,28 @@ def test_leftovers_are_swept_and_unknown_files_stay(tmp_path: Path) -> None:
     assert not [name for name in left if (tmp_path / name).exists()]
 
 
-def test_an_interrupted_compaction_of_kafka_is_not_touched(tmp_path: Path) -> None:
-    (tmp_path / "00000000000000000000.log.swap").write_bytes(b"x")
-    with pytest.raises(StorageFailed, match="compaction that was interrupted"):
-        open_log(tmp_path)
-    assert (tmp_path / "00000000000000000000.log.swap").exists()
+def test_an_interrupted_compaction_of_kafka_is_finished_as_kafka_does(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    compacted = (tmp_path / "00000000000000000000.log").read_bytes()
+    (tmp_path / "00000000000000000000.log.swap").write_bytes(compacted)
+    (tmp_path / "00000000000000000000.log").write_bytes(compacted + b"what it replaces")
+    (tmp_path / "00000000000000000000.index").unlink()
+    before = stored_bytes(tmp_path)
+    log = open_log(tmp_path)
+    log.close()
+    after = stored_bytes(tmp_path)
+    assert after["00000000000000000000.log"] == compacted and "00000000000000000000.index" in after
+    assert not [name for name in after if name.endswith(".swap")]
+    assert {name for name in before if name.endswith(".log")} == {name for name in after if name.endswith(".log")}
+
+
+def test_a_swap_beside_what_was_not_complete_is_dropped(tmp_path: Path) -> None:
+    filled(tmp_path).close()
+    before = stored_bytes(tmp_path)
+    (tmp_path / "00000000000000000000.log.cleaned").write_bytes(b"half")
+    (tmp_path / "00000000000000000000.index.swap").write_bytes(b"x")
+    open_log(tmp_path).close()
+    assert stored_bytes(tmp_path) == before
 
 
 @pytest.mark.parametrize("recovery", [CLEAN, Unclean(0)])

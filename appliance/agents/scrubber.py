@@ -1,0 +1,172 @@
+"""The scrubber of one disk: reads every closed segment once in a while, slowly, in a thread of the log-reader, and tells what is damaged.
+
+It keeps to a rate and begins a pass when the pause since the last one is over; where a restart interrupted a pass it goes on. What it finds is
+looked at twice: retention, compaction and truncation change files under its eyes. Findings go to a report on tmpfs
+(`ipc/scrub_report.py`), to counters and to the log. An index that leads astray is made anew by the log-writer (`agents/index_repairs.py`); a
+damaged batch stays as it is, because there is no other copy yet: repair from a replica will begin at the report.
+Weak spots: after a reboot a pass begins with the first log again; the rate is the same by day and by night.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+
+from appliance.base.clock import Clock
+from appliance.base.layout import Disk
+from appliance.base.logging import Logger
+from appliance.base.model import TopicPartition
+from appliance.ipc.scrub_report import FoundDamage, ScrubReport, read_report, write_report
+from appliance.shm.counters import Counters
+from appliance.storage import file_io
+from appliance.storage.partition_directory import parse_partition_name
+from appliance.storage.scrub import CHECKSUM, INDEX, OFFSETS, REBUILDABLE, TIME_INDEX, UNREADABLE, Damage, SegmentScrub
+from appliance.storage.segment_files import LOG_SUFFIX, offset_of_name, segment_path
+
+PUBLISH_MS = 10_000
+IDLE_SECONDS = 1.0
+_KINDS = (CHECKSUM, OFFSETS, UNREADABLE, INDEX, TIME_INDEX)
+
+
+class Scrubber:
+    """Step it by hand, or `start` its thread. `bytes_per_second` 0: never."""
+
+    def __init__(self, disk: Disk, report_path: str, clock: Clock, counters: Counters, log: Logger, bytes_per_second: int, pause_ms: int) -> None:
+        self._disk = disk
+        self._report_path = report_path
+        self._clock = clock
+        self._log = log
+        self._bytes_per_second = bytes_per_second
+        self._pause_ms = pause_ms
+        self._report = read_report(report_path)
+        self._pass: Iterator[int] | None = None
+        self._published_ms = 0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._passes = counters.counter("scrub.passes")
+        self._bytes = counters.counter("scrub.bytes")
+        self._segments = counters.counter("scrub.segments")
+        self._damages = {kind: counters.counter(f'scrub.damages{{kind="{kind}"}}') for kind in _KINDS}
+
+    def start(self) -> None:
+        if self._bytes_per_second:
+            self._thread = threading.Thread(target=self._run, name="scrubber", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Ask the thread to end; on a hung disk it cannot, and is not waited for."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=0.5)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self.step()):
+            pass
+
+    def step(self) -> float:
+        """Read one piece; how many seconds to wait for the next."""
+        now_ms = self._clock.wall_ms()
+        if self._pass is None:
+            if self._report.ended_ms and 0 <= now_ms - self._report.ended_ms < self._pause_ms:
+                self._forget_rebuilt()
+                return IDLE_SECONDS
+            if not self._report.partition:
+                self._report = self._report._replace(began_ms=now_ms, ended_ms=0, checked_bytes=0, damages=())
+            self._pass = self._check_all()
+        size_bytes = next(self._pass, None)
+        if size_bytes is None:
+            self._pass = None
+            self._passes.add()
+            self._report = self._report._replace(passes=self._report.passes + 1, ended_ms=now_ms, partition="", base_offset=0)
+            self._publish(now_ms)
+            return IDLE_SECONDS
+        self._bytes.add(size_bytes)
+        self._report = self._report._replace(checked_bytes=self._report.checked_bytes + size_bytes)
+        if now_ms - self._published_ms > PUBLISH_MS:
+            self._forget_rebuilt()
+            self._publish(now_ms)
+        return size_bytes / self._bytes_per_second
+
+    def _check_all(self) -> Iterator[int]:
+        """All closed segments of the disk from where the report stands; yields the bytes that were read."""
+        begin = (self._report.partition, self._report.base_offset)
+        for name in self._partition_names():
+            topic_partition = parse_partition_name(name)
+            if topic_partition is None or name < begin[0]:
+                continue
+            bases = self._bases(name)
+            for base_offset, end_offset in pairwise(bases):
+                if (name, base_offset) >= begin:
+                    self._report = self._report._replace(partition=name, base_offset=base_offset)
+                    yield from self._check(topic_partition, base_offset, end_offset)
+                    self._segments.add()
+
+    def _check(self, topic_partition: TopicPartition, base_offset: int, end_offset: int) -> Iterator[int]:
+        directory = f"{self._disk.path}/{topic_partition}"
+        found: list[Damage] = []
+        for _ in range(2):
+            scrub = SegmentScrub(directory, base_offset, end_offset)
+            try:
+                yield from scrub
+                damages = scrub.damages
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                name = segment_path("", base_offset, LOG_SUFFIX).lstrip("/")
+                damages = [Damage(UNREADABLE, name, base_offset, base_offset, 0, f"the disk cannot read it: {(error.strerror or str(error)).lower()}")]
+            bases = self._bases(str(topic_partition))
+            if not damages or base_offset not in bases or bases[bases.index(base_offset) + 1 :][:1] != [end_offset]:
+                return  # sound, or no longer what it was
+            found = [damage for damage in damages if not found or damage in found]
+        for damage in found:
+            self._tell(topic_partition, damage)
+
+    def _tell(self, topic_partition: TopicPartition, damage: Damage) -> None:
+        now_ms = self._clock.wall_ms()
+        self._damages[damage.kind].add()
+        is_rebuildable = damage.kind in REBUILDABLE
+        found = FoundDamage(**topic_partition._asdict(), **damage._asdict(), found_ms=now_ms, is_rebuildable=is_rebuildable)
+        path = f"{self._disk.path}/{topic_partition}/{damage.file}"
+        self._log.error(f"disk {self._disk.name}: damage in {topic_partition} at offset {damage.offset}, {path} at byte {damage.position}: {damage.words}")
+        self._report = self._report._replace(damages=(*self._report.damages, found))
+        self._publish(now_ms)
+
+    def _forget_rebuilt(self) -> None:
+        """Take indexes out of the report that were written anew since they were found bad."""
+        left = tuple(damage for damage in self._report.damages if not (damage.is_rebuildable and self._is_rewritten(damage)))
+        if left != self._report.damages:
+            self._report = self._report._replace(damages=left)
+            self._publish(self._clock.wall_ms())
+
+    def _is_rewritten(self, damage: FoundDamage) -> bool:
+        try:
+            modified_ms = file_io.stat(f"{self._disk.path}/{damage.topic}-{damage.partition}/{damage.file}").st_mtime_ns // 1_000_000
+        except OSError:
+            return False
+        return modified_ms >= damage.found_ms
+
+    def _partition_names(self) -> list[str]:
+        try:
+            return sorted(file_io.listdir(self._disk.path))
+        except OSError:
+            return []  # the log-writer tells of a directory that cannot be read
+
+    def _bases(self, name: str) -> list[int]:
+        try:
+            names = file_io.listdir(f"{self._disk.path}/{name}")
+        except OSError:
+            return []
+        return sorted(base for base in (offset_of_name(file, LOG_SUFFIX) for file in names) if base is not None)
+
+    def _publish(self, now_ms: int) -> None:
+        self._published_ms = now_ms
+        try:
+            write_report(self._report_path, self._report)
+        except OSError as error:
+            self._log.warning(f"could not write {self._report_path}: {os.strerror(error.errno or 0).lower()}")
+
+    @property
+    def report(self) -> ScrubReport:
+        return self._report

@@ -1,0 +1,147 @@
+"""`millrace disk …`: list, add, remove, replace, while the box runs.
+
+What touches a directory is done here, so that a disk that hangs can hang this command and not the supervisor; the supervisor then only starts, stops and
+writes down. Weak spot: that a disk is empty is looked up before it is removed; what is created on it in between is lost to its users until it is added again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+from typing import Annotated, Any, Literal
+
+import typer
+
+from appliance.base.clock import SystemClock
+from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.base.layout import BoxLayout
+from appliance.command.failures import UsageProblem
+from appliance.command.finding import find_running_box
+from appliance.command.options import ConfigOption, DataOption, argument, option
+from appliance.command.output import Column, bytes_text, plural, print_table
+
+NameArgument = Annotated[str, argument("NAME", "The disk, as `millrace disk list` calls it.")]
+ANSWER_MS = 5_000
+
+
+def build_app(markup: Literal["rich"] | None) -> typer.Typer:
+    app = typer.Typer(help="List, add, remove and replace disks while the box runs.", no_args_is_help=True, rich_markup_mode=markup)
+    app.command("list")(list_disks)
+    app.command("add")(add)
+    app.command("remove")(remove)
+    app.command("replace")(replace)
+    return app
+
+
+def list_disks(
+    as_json: Annotated[bool, option("--json", help="For programs.")] = False,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Show the box's disks: online, full, hung, offline (and why), starting."""
+    found = find_running_box(data, config)
+    from appliance.command.box_status import ask_supervisor, describe_disks, read_shared_memory
+
+    names = [str(disk["name"]) for disk in found.box["disks"]]
+    disks = describe_disks(found.box["disks"], read_shared_memory(found.layout, names, SystemClock()))
+    processes = {process["name"]: process.get("status", "") for process in ask_supervisor(found.layout) or []}
+    if as_json:
+        print(json.dumps([disk._asdict() for disk in disks], indent=2))
+        return
+    print_table(
+        [Column("disk"), Column("state"), Column("free", is_number=True), Column("total", is_number=True), Column("path"), Column("log-writer")],
+        [
+            [disk.name, disk.state, bytes_text(disk.free_bytes), bytes_text(disk.total_bytes), disk.path, processes.get(f"log-writer@{disk.name}", "")]
+            for disk in disks
+        ],
+    )
+
+
+def add(path: Annotated[str, argument("PATH", "The new log directory.")], data: DataOption = None, config: ConfigOption = None) -> None:
+    """Serve one more disk. New partitions go where there is most room; those that are there stay where they are."""
+    found = find_running_box(data, config)
+    ordered = order_disk(found.layout, "add", "", _usable(found.box, path))
+    print(f"added disk {ordered['disk']}: {ordered['path']}")
+
+
+def remove(name: NameArgument, data: DataOption = None, config: ConfigOption = None) -> None:
+    """Serve a disk no longer. It must hold no partition; its directory stays as it is."""
+    found = find_running_box(data, config)
+    placed = _placed_on(found.layout, name)
+    if placed:
+        shown = ", ".join(placed[:5]) + (", …" if len(placed) > 5 else "")
+        raise RequestRefused(ErrorCode.INVALID_REQUEST, f"{plural(len(placed), 'partition')} of disk {name} would be lost ({shown}); delete their topics first")
+    ordered = order_disk(found.layout, "remove", name, "")
+    print(f"removed disk {ordered['disk']}: {ordered['path']}")
+
+
+def replace(
+    name: NameArgument,
+    path: Annotated[str | None, argument("[PATH]", "The log directory of the new disk; left out: the same path.")] = None,
+    accept_data_loss: Annotated[bool, option("--accept-data-loss", help="What the old disk held is given up; its partitions begin anew, empty.")] = False,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Put a new, empty disk in the place of one that is offline."""
+    found = find_running_box(data, config)
+    known = {str(disk["name"]): str(disk["path"]) for disk in found.box["disks"]}
+    if name not in known:
+        raise UsageProblem(f"there is no disk {name}; there are {', '.join(known)}")
+    placed = _placed_on(found.layout, name)
+    if placed and not accept_data_loss:
+        raise UsageProblem(f"disk {name} holds {plural(len(placed), 'partition')}; say --accept-data-loss to begin them anew, empty")
+    ordered = order_disk(found.layout, "replace", name, _usable(found.box, path or known[name], but=name))
+    print(f"replaced disk {ordered['disk']}: {ordered['path']}, {plural(len(placed), 'partition')} begin anew")
+
+
+def _usable(box: dict[str, Any], path: str, but: str = "") -> str:
+    """The absolute path of a directory that can be a disk of the box. Raises UsageProblem."""
+    from appliance.runtime.directories import in_use_problem, make_directory, shape_problems, writable_problem
+
+    absolute = os.path.abspath(path)
+    others = [str(disk["path"]) for disk in box["disks"] if disk["name"] != but]
+    problems = shape_problems([*others, absolute], str(box["state_directory"]))
+    problem = writable_problem(absolute, "PATH") or (in_use_problem(absolute, "PATH") if not but else None) or make_directory(absolute, "PATH")
+    if problems or problem:
+        raise UsageProblem("\n".join([*problems, *([problem] if problem else [])]))
+    return absolute
+
+
+def _placed_on(layout: BoxLayout, disk: str) -> list[str]:
+    """Partitions that live on a disk: by the image (what should be there) and by its table (what is there)."""
+    from appliance.command.box_status import image_of, read_shared_memory
+
+    image = image_of(layout)
+    names = {
+        f"{topic.name}-{number}" for topic in image.topics.values() for number, partition in enumerate(topic.partitions) if partition.disk == disk
+    }
+    for _, row in read_shared_memory(layout, [disk], SystemClock()).rows:
+        topic = next((topic for topic in image.topics.values() if topic.topic_id == row.topic_id), None)
+        names.add(f"{topic.name if topic is not None else row.topic_id.hex()}-{row.partition}")
+    return sorted(names)
+
+
+def order_disk(layout: BoxLayout, verb: str, name: str, path: str) -> dict[str, str]:
+    """Give the supervisor an order; its answer. Raises RequestRefused."""
+    from appliance.ipc.frames import PeerGone, connect_unix
+    from appliance.runtime.status_server import DISK_ORDER
+
+    connection = connect_unix(layout.supervisor_socket)
+    if connection is None:
+        raise RequestRefused(ErrorCode.BROKER_NOT_AVAILABLE, "the supervisor does not answer; disks are changed while `millrace run` runs")
+    try:
+        connection.send(DISK_ORDER, 1, json.dumps({"verb": verb, "name": name, "path": path}).encode())
+        poll = select.poll()
+        poll.register(connection.fileno(), select.POLLIN)
+        while poll.poll(ANSWER_MS):
+            for frame in connection.receive():
+                answer: dict[str, str] = json.loads(frame.payload)
+                if "error" in answer:
+                    raise RequestRefused(ErrorCode.INVALID_REQUEST, answer["error"])
+                return answer
+    except PeerGone as gone:
+        raise RequestRefused(ErrorCode.BROKER_NOT_AVAILABLE, f"the supervisor hung up: {gone}") from gone
+    finally:
+        connection.close()
+    raise RequestRefused(ErrorCode.REQUEST_TIMED_OUT, "the supervisor did not answer in time; look with: millrace disk list")

@@ -1,0 +1,80 @@
+"""What `millrace disk add | remove | replace` asks of the supervisor, decided purely; and `STATE/disks.json`, by which the next start knows of it.
+
+A disk keeps its name when its path changes: processes and counters are called after it. What was ordered holds as long as the box is started with the
+same directories (--data, [box] data); whoever changes those says what he wants, and the orders are forgotten. Owned by the supervisor, which never touches a
+log disk itself: the command has looked at the directory. Weak spot: a directory may change between that look and the order; its log-writer sees it then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.base.layout import Disk
+from appliance.runtime.run_options import ResolvedOptions
+
+ADD, REMOVE, REPLACE = "add", "remove", "replace"
+
+
+def changed_disks(disks: list[Disk], verb: str, name: str, path: str) -> tuple[list[Disk], Disk]:
+    """The box's disks after the order, and the one that it is about. Raises RequestRefused."""
+    if verb == ADD:
+        if any(disk.path == path for disk in disks):
+            raise RequestRefused(ErrorCode.INVALID_REQUEST, f"{path} is a disk of this box already")
+        added = Disk(free_name(disks, path), path)
+        return [*disks, added], added
+    found = next((disk for disk in disks if disk.name == name), None)
+    if found is None:
+        raise RequestRefused(ErrorCode.LOG_DIR_NOT_FOUND, f"there is no disk {name}; there are {', '.join(disk.name for disk in disks)}")
+    if verb == REMOVE:
+        if len(disks) == 1:
+            raise RequestRefused(ErrorCode.INVALID_REQUEST, f"{name} is the box's only disk")
+        return [disk for disk in disks if disk is not found], found
+    if verb != REPLACE:
+        raise RequestRefused(ErrorCode.INVALID_REQUEST, f"there is no order {verb!r}")
+    replaced = Disk(name, path or found.path)
+    if any(disk.path == replaced.path for disk in disks if disk is not found):
+        raise RequestRefused(ErrorCode.INVALID_REQUEST, f"{path} is another disk of this box")
+    return [replaced if disk is found else disk for disk in disks], replaced
+
+
+def free_name(disks: list[Disk], path: str) -> str:
+    """The last component of the path, with a number behind it where another disk is called so."""
+    taken = {disk.name for disk in disks}
+    stem = os.path.basename(path.rstrip("/")) or "root"
+    name, number = stem, 2
+    while name in taken:
+        name, number = f"{stem}-{number}", number + 1
+    return name
+
+
+def _file(state: str) -> str:
+    return f"{state}/disks.json"
+
+
+def keep_disks(state: str, given: list[str], disks: list[Disk]) -> None:
+    """Write down which disks the box has, and which directories it was started with. Raises OSError."""
+    document = {"given": given, "disks": [disk._asdict() for disk in disks]}
+    descriptor = os.open(f"{_file(state)}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_SYNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, json.dumps(document, indent=1).encode() + b"\n")
+    finally:
+        os.close(descriptor)
+    os.rename(f"{_file(state)}.new", _file(state))
+
+
+def kept_disks(state: str, given: list[str]) -> list[Disk] | None:
+    """The disks as they were ordered, if the box was started with `given` then as now."""
+    try:
+        with open(_file(state), "rb") as file:
+            document = json.load(file)
+        return [Disk(**disk) for disk in document["disks"]] if document["given"] == given else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def with_kept_disks(options: ResolvedOptions) -> tuple[ResolvedOptions, list[Disk] | None]:
+    """Options whose directories are those of the disks that were ordered, and these disks; None: nothing was ordered."""
+    disks = kept_disks(options.state, options.data)
+    return (options, None) if disks is None else (options._replace(data=[disk.path for disk in disks]), disks)

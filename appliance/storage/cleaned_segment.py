@@ -1,0 +1,127 @@
+"""Writes one compacted segment as `.cleaned` files: batches, both indexes, the aborted transactions that are still marked.
+
+Owned by a cleaning run. Index entries follow the append's rule, so a rebuild of the segment gives the same bytes. Everything is synced before `finish`
+returns: whoever renames the files needs no sync but the directory's. Written pages are let go of, so that a run does not push
+out what consumers read. Weak spot: one write buffer of 1 MiB, no more than one segment at a time.
+"""
+
+from __future__ import annotations
+
+from appliance.records.batch import read_batch_header
+from appliance.storage import file_io
+from appliance.storage.indexes import OFFSET_ENTRY
+from appliance.storage.segment import SegmentTail
+from appliance.storage.segment_files import (
+    CLEANED_SUFFIX,
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SEGMENT_SUFFIXES,
+    TIME_INDEX_SUFFIX,
+    TRANSACTION_INDEX_SUFFIX,
+    segment_path,
+)
+from appliance.storage.transaction_index import AbortedTransaction, encode_transaction_index
+
+_BUFFER_BYTES = 1024 * 1024
+_SYNC_BYTES = 32 * 1024 * 1024
+
+
+def cleaned_path(directory: str, base_offset: int, suffix: str) -> str:
+    return segment_path(directory, base_offset, suffix) + CLEANED_SUFFIX
+
+
+def remove_cleaned(directory: str, base_offset: int) -> None:
+    """Remove a segment's `.cleaned` files, as far as they are there."""
+    for suffix in SEGMENT_SUFFIXES:
+        file_io.unlink_if_there(cleaned_path(directory, base_offset, suffix))
+
+
+class CleanedSegment:
+    """Make one, `append` batches in order, then `finish` or `abandon`."""
+
+    def __init__(self, directory: str, base_offset: int, index_interval_bytes: int, now_ms: int) -> None:
+        self._directory = directory
+        self._base_offset = base_offset
+        self._interval_bytes = index_interval_bytes
+        self._tail = SegmentTail(base_offset, now_ms)
+        self._pieces: list[bytes] = []
+        self._pieces_bytes = 0
+        self._written_bytes = 0
+        self._synced_bytes = 0
+        self._last_entry_position = 0
+        self._index = bytearray()
+        self._time_index = bytearray()
+        self._fd = file_io.open_path(cleaned_path(directory, base_offset, LOG_SUFFIX), file_io.CREATE_EMPTY)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._tail.size_bytes
+
+    def append(self, batch: bytes) -> None:
+        header = read_batch_header(batch)
+        tail = self._tail
+        position = tail.size_bytes
+        if header.max_timestamp > tail.max_timestamp:
+            tail.max_timestamp = header.max_timestamp
+            tail.max_timestamp_offset = header.last_offset
+        if position - self._last_entry_position > self._interval_bytes:
+            self._index += OFFSET_ENTRY.pack(header.last_offset - self._base_offset, position)
+            self._last_entry_position = position
+            self._add_time_entry()
+        self._pieces.append(batch)
+        self._pieces_bytes += len(batch)
+        tail.size_bytes = position + len(batch)
+        if self._pieces_bytes >= _BUFFER_BYTES:
+            self._write()
+
+    def _add_time_entry(self) -> None:
+        entry = self._tail.final_time_entry()
+        if entry:
+            self._time_index += entry
+            self._tail.last_indexed_timestamp = self._tail.max_timestamp
+
+    def _write(self) -> None:
+        pieces, self._pieces = self._pieces, []
+        size_bytes, self._pieces_bytes = self._pieces_bytes, 0
+        if not size_bytes:
+            return
+        file_io.write_all(self._fd, pieces, self._written_bytes, size_bytes)
+        self._written_bytes += size_bytes
+        if self._written_bytes - self._synced_bytes >= _SYNC_BYTES:  # in small portions: the log-writer's own syncs wait behind them
+            self._sync()
+
+    def _sync(self) -> None:
+        file_io.sync_data(self._fd)
+        file_io.advise(self._fd, self._synced_bytes, self._written_bytes - self._synced_bytes, file_io.NOT_NEEDED)
+        self._synced_bytes = self._written_bytes
+
+    def finish(self, modified_ns: int, aborted: list[AbortedTransaction]) -> None:
+        """All files whole and synced; the log has the modification time that retention is to see."""
+        self._write()
+        self._add_time_entry()
+        self._write_small(INDEX_SUFFIX, bytes(self._index))
+        self._write_small(TIME_INDEX_SUFFIX, bytes(self._time_index))
+        if aborted:
+            self._write_small(TRANSACTION_INDEX_SUFFIX, encode_transaction_index(aborted))
+        file_io.set_times(self._fd, ns=(modified_ns, modified_ns))
+        file_io.sync_all(self._fd)
+        self._sync()
+        self._close()
+
+    def _write_small(self, suffix: str, content: bytes) -> None:
+        fd = file_io.open_path(cleaned_path(self._directory, self._base_offset, suffix), file_io.CREATE_EMPTY)
+        try:
+            file_io.write_all(fd, (content,), 0, len(content))
+            file_io.sync_all(fd)
+        finally:
+            file_io.close(fd)
+
+    def abandon(self) -> None:
+        """Give the space back."""
+        self._close()
+        remove_cleaned(self._directory, self._base_offset)
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            file_io.close_all((fd,))

@@ -1,0 +1,125 @@
+"""Decides what is compacted: which log of a disk, from which offset to which, and which segments become one. Touches no file.
+
+Used by the log-writer (which log is due) and by the cleaning run (groups). Rules are Kafka's (`LogCleanerManager`, `Cleaner.groupSegmentsBySize`): never the
+active segment, nothing at or above the last stable offset, nothing younger than min.compaction.lag.ms; the log with the largest share of
+uncompacted bytes first, if it is above min.cleanable.dirty.ratio, or any that holds something older than max.compaction.lag.ms. One rule is ours: nothing
+above the recovery point that is on the disk, because a start after a power cut takes a hole in what it scans for the end of the log.
+Weak spot: a log that nobody writes to keeps its active segment uncompacted for ever, and an expired tombstone goes only when new records make the log dirty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from appliance.storage.indexes import LARGEST_RELATIVE_OFFSET
+from appliance.storage.log_config import LogConfig
+
+NEVER_MS = 2**63 - 1
+
+
+class CleanableSegment(NamedTuple):
+    """A sealed segment. Timestamps in ms, -1 unknown; they matter only where a lag is configured."""
+
+    base_offset: int
+    end_offset: int
+    """Base offset of the next segment."""
+    size_bytes: int
+    first_timestamp: int = -1
+    largest_timestamp: int = -1
+
+
+class CleaningCandidate(NamedTuple):
+    """A compacted log as its log-writer sees it. `first_uncleanable_offset`: the least of high watermark, last stable offset, recovery point and
+    active segment's base."""
+
+    segments: tuple[CleanableSegment, ...]
+    first_dirty_offset: int
+    first_uncleanable_offset: int
+    config: LogConfig
+
+
+class CleaningPlan(NamedTuple):
+    """Segments below `end_offset` may be rewritten; keys are mapped from `first_dirty_offset` on."""
+
+    segments: tuple[CleanableSegment, ...]
+    first_dirty_offset: int
+    end_offset: int
+    dirty_bytes: int
+    dirty_ratio: float
+    is_due: bool
+
+
+def plan_cleaning(candidate: CleaningCandidate, now_ms: int) -> CleaningPlan | None:
+    """What a run over this log would do; None when there is nothing to do."""
+    config = candidate.config
+    end_offset = candidate.first_uncleanable_offset
+    segments = []
+    for segment in candidate.segments:
+        is_young = config.min_compaction_lag_ms > 0 and segment.largest_timestamp > now_ms - config.min_compaction_lag_ms
+        if segment.end_offset > end_offset or (is_young and segment.end_offset > candidate.first_dirty_offset):
+            break
+        segments.append(segment)
+    if not segments:
+        return None
+    end_offset = segments[-1].end_offset
+    first_dirty = max(candidate.first_dirty_offset, segments[0].base_offset)
+    if first_dirty >= end_offset:
+        return None
+    dirty = [segment for segment in segments if segment.end_offset > first_dirty]
+    dirty_bytes = sum(segment.size_bytes for segment in dirty)
+    if not dirty_bytes:
+        return None
+    total_bytes = sum(segment.size_bytes for segment in segments)
+    ratio = dirty_bytes / total_bytes
+    is_overdue = False
+    if config.max_compaction_lag_ms < NEVER_MS:
+        stamps = [segment.first_timestamp for segment in dirty if segment.first_timestamp > 0]
+        is_overdue = bool(stamps) and now_ms - min(stamps) > config.max_compaction_lag_ms
+    return CleaningPlan(tuple(segments), first_dirty, end_offset, dirty_bytes, ratio, is_overdue or ratio > config.min_cleanable_dirty_ratio)
+
+
+def filthiest(plans: Iterable[tuple[int, CleaningPlan]]) -> tuple[int, CleaningPlan] | None:
+    """Of the plans that are due (each with the row of its log) the one with the largest dirty ratio."""
+    due = [(row, plan) for row, plan in plans if plan.is_due]
+    return max(due, key=lambda each: each[1].dirty_ratio, default=None)
+
+
+class GroupLimits(NamedTuple):
+    """What a segment may hold."""
+
+    segment_bytes: int
+    index_bytes: int
+
+
+class SegmentFigures(NamedTuple):
+    """A segment's sizes on disk, for grouping."""
+
+    base_offset: int
+    end_offset: int
+    size_bytes: int
+    index_bytes: int
+    time_index_bytes: int
+
+
+def group_segments(segments: Sequence[SegmentFigures], limits: GroupLimits) -> list[list[SegmentFigures]]:
+    """Neighbours that together fit into one segment; order is kept, each is in exactly one group."""
+    groups: list[list[SegmentFigures]] = []
+    size_bytes = index_bytes = time_index_bytes = 0
+    for segment in segments:
+        size_bytes += segment.size_bytes
+        index_bytes += segment.index_bytes
+        time_index_bytes += segment.time_index_bytes
+        fits = (
+            bool(groups)
+            and size_bytes <= limits.segment_bytes
+            and index_bytes <= limits.index_bytes
+            and time_index_bytes <= limits.index_bytes
+            and segment.end_offset - 1 - groups[-1][0].base_offset <= LARGEST_RELATIVE_OFFSET
+        )
+        if fits:
+            groups[-1].append(segment)
+        else:
+            groups.append([segment])
+            size_bytes, index_bytes, time_index_bytes = segment.size_bytes, segment.index_bytes, segment.time_index_bytes
+    return groups

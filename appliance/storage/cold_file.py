@@ -1,0 +1,108 @@
+"""A segment as its cold part is read: in large aligned pieces, and without leaving in the page cache what was not there before.
+
+Three ways, tried in an order that fits the segment, the next one where file system or kernel refuses: `DIRECT` (O_DIRECT: no copy, no page in flight that an
+acceptor could stumble over), `DROPPING` (RWF_DONTCACHE, Linux >= 6.14) and `ADVISED` (a plain read, then DONTNEED of what was not resident
+before). A segment that still grows begins with DROPPING: a direct read takes the file's lock shared, and the log-writer's append would wait for it.
+Owned by a log-reader; `read_into` is called in its threads, one call for one view at a time. Weak spot: ADVISED looks in steps of 64 KiB and leaves
+a step alone that was resident in part.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from appliance.storage import file_io, page_cache
+
+DIRECT, DROPPING, ADVISED = "direct", "dropping", "advised"
+SEALED_WAYS = (DIRECT, DROPPING, ADVISED)
+ACTIVE_WAYS = (DROPPING, ADVISED)
+
+_RWF_DONTCACHE = 0x80
+_STEP_BYTES = 64 << 10
+_NOT_SUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class ColdFile:
+    """One open segment. `inode` names it for as long as it is open, whatever becomes of its name."""
+
+    def __init__(self, path: str, ways: tuple[str, ...]) -> None:
+        self._ways = ways
+        self._chosen = 0
+        self._direct = -1
+        self._plain = file_io.open_path(path, file_io.READ_ONLY)
+        try:
+            file_io.advise(self._plain, 0, 0, file_io.RANDOM)  # what we want to have ahead we read ahead
+            self.inode = file_io.fstat(self._plain).st_ino
+            if self.way == DIRECT:
+                self._open_direct(path)
+        except OSError:
+            self.close()
+            raise
+
+    def _open_direct(self, path: str) -> None:
+        """Open it anew for direct reads; the name may belong to another file by now."""
+        try:
+            self._direct = file_io.open_path(path, file_io.READ_ONLY | os.O_DIRECT)
+        except OSError as error:
+            if error.errno not in (*_NOT_SUPPORTED, errno.ENOENT):
+                raise
+        if self._direct < 0 or file_io.fstat(self._direct).st_ino != self.inode:
+            self._chosen = 1
+
+    @property
+    def way(self) -> str:
+        return self._ways[self._chosen]
+
+    def read_into(self, view: memoryview, position: int) -> int:
+        """Fill `view` (page-aligned, whole pages) from `position` (page-aligned); returns the bytes read, fewer only at the end of the file. Raises OSError."""
+        while True:
+            chosen = self._chosen
+            way = self._ways[chosen]
+            try:
+                if way == DIRECT:
+                    return _read(self._direct, view, position, 0)
+                if way == DROPPING:
+                    return _read(self._plain, view, position, _RWF_DONTCACHE)
+            except OSError as error:
+                if error.errno not in _NOT_SUPPORTED:
+                    raise
+                self._chosen = chosen + 1  # the other thread may have seen it, too
+                continue
+            return self._read_advised(view, position)
+
+    def _read_advised(self, view: memoryview, position: int) -> int:
+        steps = [(at, min(_STEP_BYTES, position + len(view) - at)) for at in range(position, position + len(view), _STEP_BYTES)]
+        cold = [step for step in steps if not self._is_resident_in_part(*step)]
+        count = _read(self._plain, view, position, 0)
+        for at, size_bytes in cold:
+            file_io.advise(self._plain, at, size_bytes, file_io.NOT_NEEDED)
+        return count
+
+    def is_resident(self, position: int, size_bytes: int) -> bool:
+        """Whether all of a range is in the page cache; False where the kernel does not say."""
+        return page_cache.Cachestat().pages(self._plain, position, size_bytes) == page_cache.pages_of(position, size_bytes)
+
+    def is_deleted(self) -> bool:
+        """Nobody else knows the file any more; while it is open it takes its space."""
+        return file_io.fstat(self._plain).st_nlink == 0
+
+    def _is_resident_in_part(self, position: int, size_bytes: int) -> bool:
+        pages = page_cache.Cachestat().pages(self._plain, position, size_bytes)
+        if pages < 0:
+            pages = page_cache.FileMap(self._plain).resident_pages(position, size_bytes)
+        return pages > 0
+
+    def close(self) -> None:
+        file_io.close_all(descriptor for descriptor in (self._plain, self._direct) if descriptor >= 0)
+        self._plain = self._direct = -1
+
+
+def _read(descriptor: int, view: memoryview, position: int, flags: int) -> int:
+    count = 0
+    while count < len(view):
+        some = file_io.preadv(descriptor, [view[count:]], position + count, flags)
+        count += some
+        if not some or some % page_cache.PAGE_BYTES:
+            break  # the end of the file: a direct read could not go on from here either
+    return count

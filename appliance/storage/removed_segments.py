@@ -1,0 +1,114 @@
+"""Files of segments that a log has given up: renamed to `.deleted`, and removed later in slices.
+
+Made by `Log.advance_log_start_offset` in the log-writer's loop; `rename` and `DepartingFiles.remove_some` run in a thread beside it. A crash leaves files
+under either name: what lies below the log start offset, and every `.deleted`, is removed when the log is opened. The directory is held by a
+descriptor, because a topic of the same name may be made anew between two steps, and its first segment has the same name. Files are shortened from their
+end, slice by slice, before their name goes: freeing a gigabyte at once stalls a disk, and space is free even where a reader still has the file open.
+Weak spot: a reader that has a response of such a file under way for longer than the delay loses its connection.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+from appliance.storage import file_io
+from appliance.storage.segment_files import DELETED_SUFFIX, LOG_SUFFIX, SEGMENT_SUFFIXES, segment_name
+
+NEVER = 2**63 - 1
+
+
+class RemovedSegments:
+    """Segments of one log, oldest first, whose files still have their names. Close it when done."""
+
+    def __init__(self, directory: str, directory_fd: int, base_offsets: list[int], size_bytes: int) -> None:
+        self.directory = directory
+        self.base_offsets = base_offsets
+        self.size_bytes = size_bytes
+        self.names: list[str] = []
+        """Further files (snapshots) that go with them, small enough to go at once."""
+        self._directory_fd = directory_fd
+
+    @classmethod
+    def of(cls, directory: str, base_offsets: list[int], sizes: Mapping[int, int]) -> RemovedSegments:
+        directory_fd = file_io.open_directory(directory)
+        return cls(directory, directory_fd, base_offsets, sum(sizes[base] for base in base_offsets))
+
+    def rename(self) -> list[str]:
+        """Rename every file out of the log; the new paths. May be repeated. Oldest segment first and its log before its indexes, so that a
+        crash leaves a log that begins later, and indexes that the next start sweeps up."""
+        paths = []
+        for base_offset in self.base_offsets:
+            for suffix in SEGMENT_SUFFIXES:
+                name = segment_name(base_offset, suffix)
+                if file_io.rename_in(self._directory_fd, name, name + DELETED_SUFFIX) or suffix == LOG_SUFFIX:
+                    paths.append(f"{self.directory}/{name}{DELETED_SUFFIX}")
+        for name in self.names:
+            file_io.unlink_in(self._directory_fd, name)
+        return paths
+
+    def close(self) -> None:
+        directory_fd, self._directory_fd = self._directory_fd, -1
+        if directory_fd >= 0:
+            file_io.close_all((directory_fd,))
+
+
+class DepartingFiles:
+    """Paths with the time at which they go, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, str]] = deque()
+        self._next_due_ns = NEVER
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, paths: Iterable[str], due_ns: int) -> None:
+        self._waiting.extend((due_ns, path) for path in paths)
+        self._next_due_ns = min(self._next_due_ns, due_ns)
+
+    def hurry(self, due_ns: int) -> None:
+        """The disk needs the space: nothing waits longer than until `due_ns`."""
+        self._waiting = deque((min(due, due_ns), path) for due, path in self._waiting)
+        self._next_due_ns = min(self._next_due_ns, due_ns)
+
+    def is_due(self, now_ns: int) -> bool:
+        return now_ns >= self._next_due_ns
+
+    def remove_some(self, now_ns: int, budget_bytes: int) -> int:
+        """Remove `budget_bytes` of what is due, or less than twice that; the bytes freed. Raises OSError, and then has not forgotten the file.
+        Delays differ by topic, so what is due goes, and not what came first."""
+        freed = 0
+        for _ in range(len(self._waiting)):
+            due_ns, path = self._waiting[0]
+            if due_ns > now_ns:
+                self._waiting.rotate(-1)
+                continue
+            size_bytes, is_gone = _shorten(path, budget_bytes)
+            if is_gone:
+                self._waiting.popleft()
+            freed += size_bytes
+            if freed >= budget_bytes or not is_gone:
+                break
+        self._next_due_ns = min((due_ns for due_ns, _ in self._waiting), default=NEVER)
+        return freed
+
+
+def _shorten(path: str, budget_bytes: int) -> tuple[int, bool]:
+    """Take up to `budget_bytes` off the end of a file; (bytes freed, whether that was all and its name is gone). The cut is at a multiple of
+    the budget: a page that is on its way to a socket is never cleared in its middle."""
+    try:
+        fd = file_io.open_path(path, file_io.READ_WRITE)
+    except FileNotFoundError:
+        return 0, True  # its topic was deleted, or an earlier life got further
+    try:
+        size_bytes = file_io.size_of(fd)
+        left_bytes = max(0, size_bytes - 1) // budget_bytes * budget_bytes if size_bytes > budget_bytes else 0
+        if size_bytes:
+            file_io.ftruncate(fd, left_bytes)
+    finally:
+        file_io.close(fd)
+    if left_bytes:
+        return size_bytes - left_bytes, False
+    file_io.unlink_if_there(path)
+    return size_bytes, True

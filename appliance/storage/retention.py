@@ -1,0 +1,183 @@
+"""Which of the oldest segments of a log go: by time, by size, by the log start offset, and for a disk's free-space reserve.
+
+Pure: policies decide over facts about segments and touch no file; the log-writer collects the facts and carries the plans out
+(`agents/retention_rounds.py`). The rules of the first three are Kafka's (`UnifiedLog.deletableSegments`): segments go oldest first, up to the first one
+that stays; nothing above the high watermark goes; the active segment goes only when all go, and then a new one is rolled first. A new policy is a
+class with a name and a `count`; `TOPIC_POLICIES` is the list that logs are held to. Weak spot: time is the producers' word
+(the largest timestamp of a segment), so one record stamped far in the future keeps its segment.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from appliance.storage.log_config import LogConfig
+
+
+class SegmentFacts(NamedTuple):
+    """One segment. `end_offset` (exclusive) is the next one's base offset, or the log end."""
+
+    base_offset: int
+    end_offset: int
+    size_bytes: int
+    is_active: bool = False
+
+
+class LogFacts(NamedTuple):
+    """One log at one moment; `segments` ascending, the last one is active."""
+
+    segments: tuple[SegmentFacts, ...]
+    log_start_offset: int
+    high_watermark: int
+    config: LogConfig
+
+    @property
+    def deletes(self) -> bool:
+        """Whether old records may go at all: not where only compaction is wanted."""
+        return self.config.deletes
+
+
+LargestTimestamp = Callable[[SegmentFacts], int]
+"""The largest timestamp (ms) in a segment; where its records have none, when its file was last written."""
+
+
+class RetentionPolicy(Protocol):
+    """One reason to delete segments of a log."""
+
+    @property
+    def name(self) -> str:
+        """Names it in counters and in the log."""
+
+    def count(self, log: LogFacts, largest_timestamp: LargestTimestamp, now_ms: int) -> int:
+        """How many of the oldest segments go."""
+
+
+def _leading(log: LogFacts, goes: Callable[[SegmentFacts], bool]) -> int:
+    """How many segments go, from the oldest on, within the high watermark; an empty active segment never does."""
+    count = 0
+    for segment in log.segments:
+        if segment.end_offset > log.high_watermark or (segment.is_active and not segment.size_bytes) or not goes(segment):
+            break
+        count += 1
+    return count
+
+
+class LogStartOffsetRetention:
+    """Segments that lie wholly below the log start offset: nobody can read them any more."""
+
+    name = "log_start_offset"
+
+    def count(self, log: LogFacts, largest_timestamp: LargestTimestamp, now_ms: int) -> int:
+        return _leading(log, lambda segment: not segment.is_active and segment.end_offset <= log.log_start_offset)
+
+
+class SizeRetention:
+    """retention.bytes: the oldest segments go while the log stays at least that large without them; negative is no limit."""
+
+    name = "size"
+
+    def count(self, log: LogFacts, largest_timestamp: LargestTimestamp, now_ms: int) -> int:
+        limit_bytes = log.config.retention_bytes
+        if limit_bytes < 0 or not log.deletes:
+            return 0
+        excess_bytes = sum(segment.size_bytes for segment in log.segments) - limit_bytes
+
+        def goes(segment: SegmentFacts) -> bool:
+            nonlocal excess_bytes
+            excess_bytes -= segment.size_bytes
+            return excess_bytes >= 0
+
+        return _leading(log, goes)
+
+
+class TimeRetention:
+    """retention.ms: segments whose youngest record is older; negative is for ever."""
+
+    name = "time"
+
+    def count(self, log: LogFacts, largest_timestamp: LargestTimestamp, now_ms: int) -> int:
+        retention_ms = log.config.retention_ms
+        if retention_ms < 0 or not log.deletes:
+            return 0
+        return _leading(log, lambda segment: now_ms - largest_timestamp(segment) > retention_ms)
+
+
+TOPIC_POLICIES: tuple[RetentionPolicy, ...] = (LogStartOffsetRetention(), SizeRetention(), TimeRetention())
+"""What logs are held to, in Kafka's order."""
+TIMELESS_POLICIES: tuple[RetentionPolicy, ...] = tuple(policy for policy in TOPIC_POLICIES if not isinstance(policy, TimeRetention))
+"""The same while the clocks disagree."""
+
+
+class RetentionPlan(NamedTuple):
+    """The first `gone` segments go; everything below `end_offset` is gone then. `reasons`: (policy, segments, bytes), who asked first."""
+
+    gone: int
+    end_offset: int
+    rolls: bool
+    """All segments go, so a new one has to be there first."""
+    reasons: tuple[tuple[str, int, int], ...]
+
+
+def plan_retention(log: LogFacts, policies: Sequence[RetentionPolicy], largest_timestamp: LargestTimestamp, now_ms: int) -> RetentionPlan | None:
+    """What the policies together ask for; None when nothing goes."""
+    count = 0
+    reasons = []
+    for policy in policies:
+        wanted = policy.count(log, largest_timestamp, now_ms)
+        if wanted > count:
+            gone = log.segments[count:wanted]
+            reasons.append((policy.name, len(gone), sum(segment.size_bytes for segment in gone)))
+            count = wanted
+    return _plan(log, count, tuple(reasons)) if count else None
+
+
+def _plan(log: LogFacts, count: int, reasons: tuple[tuple[str, int, int], ...]) -> RetentionPlan:
+    last = log.segments[count - 1]
+    return RetentionPlan(count, last.end_offset, last.is_active, reasons)
+
+
+class FreeSpaceReserve:
+    """When a disk has less than the reserve free, the oldest segments over all its partitions go, whatever their topics' retention says.
+
+    Never an active segment, never of a topic that is only compacted, never of an internal one (those are not handed in). The reserve is
+    `reserve_bytes`, or `percent` of the disk where that is less; 0 switches it off.
+    """
+
+    name = "free_space_reserve"
+
+    def __init__(self, reserve_bytes: int, percent: int) -> None:
+        self._reserve_bytes = reserve_bytes
+        self._percent = percent
+
+    def reserve_bytes(self, total_bytes: int) -> int:
+        return min(self._reserve_bytes, total_bytes * self._percent // 100)
+
+    def missing_bytes(self, total_bytes: int, free_bytes: int) -> int:
+        """How much must become free; 0 when there is enough."""
+        return max(0, self.reserve_bytes(total_bytes) - free_bytes)
+
+    def plan(self, logs: Sequence[LogFacts], missing_bytes: int, largest_timestamp: Callable[[int, SegmentFacts], int]) -> dict[int, RetentionPlan]:
+        """Plans by the log's place in `logs`. `largest_timestamp` is told that place, and asked for the oldest segments only."""
+        counts: dict[int, int] = {}
+        heads: list[tuple[int, int]] = []
+
+        def offer(place: int, count: int) -> None:
+            segment = logs[place].segments[count]
+            if not segment.is_active and segment.end_offset <= logs[place].high_watermark:
+                heapq.heappush(heads, (largest_timestamp(place, segment), place))
+
+        for place, log in enumerate(logs):
+            if log.deletes:
+                offer(place, 0)
+        while heads and missing_bytes > 0:
+            _, place = heapq.heappop(heads)
+            count = counts.get(place, 0)
+            missing_bytes -= logs[place].segments[count].size_bytes
+            counts[place] = count + 1
+            offer(place, count + 1)
+        return {place: _plan(logs[place], count, (self._reason(logs[place], count),)) for place, count in counts.items()}
+
+    def _reason(self, log: LogFacts, count: int) -> tuple[str, int, int]:
+        return self.name, count, sum(segment.size_bytes for segment in log.segments[:count])

@@ -1,0 +1,196 @@
+"""Checks one closed segment against itself: checksums and offsets of every batch, and whether its indexes lead to them.
+
+Used by the log-reader's scrubber, a piece at a time; reads only. Damage in the log is reported batch by batch: the scan goes on behind a batch whose
+length still makes sense. An index is judged by what look-ups need of it, not byte by byte: Kafka's followers and cleaners write other
+entries than our appends do, and those are as good. Weak spot: behind a broken length the rest of a segment cannot be told apart, and is
+reported as one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from appliance.records.batch import LOG_OVERHEAD, MAGIC, RECORDS_AT, BatchHeader, read_batch_header
+from appliance.storage import file_io
+from appliance.storage.indexes import OFFSET_ENTRY, TIME_ENTRY, OffsetEntry, TimeEntry
+from appliance.storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, segment_path
+from appliance.storage.segment_scan import SegmentScan
+
+CHECKSUM, OFFSETS, UNREADABLE, INDEX, TIME_INDEX = "checksum", "offsets", "unreadable", "index", "time index"
+REBUILDABLE = (INDEX, TIME_INDEX)
+DAMAGES_MAX = 100
+"""Of one segment: more say nothing new."""
+SPARSE_BYTES = 4 << 20
+"""An index whose entries lie farther apart than this, with batches between, has lost some: look-ups would read all of that."""
+
+Read = Callable[[int, int, int], bytes]
+
+
+class Damage(NamedTuple):
+    """Something wrong in one file of a closed segment. `offset`: where records are concerned, else the segment's base offset."""
+
+    kind: str
+    file: str
+    base_offset: int
+    offset: int
+    position: int
+    words: str
+
+
+class SegmentScrub:
+    """Iterate for the bytes read since the last step, so that the caller keeps its pace; then `damages` is complete.
+
+    `end_offset` is the next segment's base offset. Raises OSError where the disk cannot read: that is for the caller to report.
+    """
+
+    def __init__(self, directory: str, base_offset: int, end_offset: int, read: Read = file_io.pread_all) -> None:
+        self.damages: list[Damage] = []
+        self._directory = directory
+        self._base_offset = base_offset
+        self._end_offset = end_offset
+        self._read = read
+        self._next_offset = base_offset
+        self._largest_timestamp = -1
+
+    def __iter__(self) -> Iterator[int]:
+        offset_entries = _OffsetEntries(self._index_bytes(INDEX_SUFFIX), self._base_offset)
+        time_entries = _TimeEntries(self._index_bytes(TIME_INDEX_SUFFIX), self._base_offset)
+        fd = file_io.open_path(segment_path(self._directory, self._base_offset, LOG_SUFFIX), file_io.READ_ONLY)
+        try:
+            size_bytes = file_io.size_of(fd)
+            read_bytes = 0
+            for position, header in self._batches(fd, size_bytes):
+                self._check_offsets(position, header)
+                self._largest_timestamp = max(self._largest_timestamp, header.max_timestamp)
+                offset_entries.on_batch(position, header)
+                time_entries.on_batch(header, self._largest_timestamp)
+                if position - read_bytes >= 1 << 20:
+                    yield position - read_bytes
+                    read_bytes = position
+            yield size_bytes - read_bytes
+        finally:
+            file_io.close(fd)
+        if any(damage.kind in (CHECKSUM, OFFSETS, UNREADABLE) for damage in self.damages):
+            return  # what an index leads to cannot be judged by a log that is damaged itself
+        for kind, suffix, problem in (
+            (INDEX, INDEX_SUFFIX, offset_entries.finish(size_bytes)),
+            (TIME_INDEX, TIME_INDEX_SUFFIX, time_entries.finish(self._largest_timestamp)),
+        ):
+            if problem:
+                self._report(kind, suffix, self._base_offset, 0, problem)
+
+    def _batches(self, fd: int, size_bytes: int) -> Iterator[tuple[int, BatchHeader]]:
+        """Every intact batch; what is not is reported, and passed over where its header tells how long it is."""
+        position = 0
+        while position < size_bytes:
+            scan = SegmentScan(fd, position, size_bytes, read=self._read)
+            yield from scan
+            if scan.problem is None:
+                return
+            position = scan.valid_end
+            head = file_io.pread_all(fd, position, min(RECORDS_AT, size_bytes - position))
+            header = read_batch_header(head) if len(head) == RECORDS_AT else None
+            if header is None or not self._is_passable(header, size_bytes - position):
+                self._report(UNREADABLE, LOG_SUFFIX, self._next_offset, position, f"{scan.problem}; {size_bytes - position} bytes cannot be told apart")
+                return
+            self._report(CHECKSUM, LOG_SUFFIX, header.base_offset, position, scan.problem)
+            self._next_offset = header.last_offset + 1
+            position += header.size_bytes
+
+    def _is_passable(self, header: BatchHeader, left_bytes: int) -> bool:
+        """Whether length and offsets of a batch with a wrong checksum can be believed (neither is covered by it)."""
+        return (
+            RECORDS_AT <= header.batch_length + LOG_OVERHEAD <= left_bytes
+            and header.magic == MAGIC
+            and self._next_offset <= header.base_offset <= header.last_offset < self._end_offset
+        )
+
+    def _check_offsets(self, position: int, header: BatchHeader) -> None:
+        if header.base_offset < self._next_offset or header.last_offset >= self._end_offset:
+            words = f"a batch holds offsets {header.base_offset} to {header.last_offset}; {self._next_offset} to {self._end_offset - 1} may come here"
+            self._report(OFFSETS, LOG_SUFFIX, header.base_offset, position, words)
+        self._next_offset = max(self._next_offset, header.last_offset + 1)
+
+    def _index_bytes(self, suffix: str) -> bytes | None:
+        try:
+            return file_io.read_file(segment_path(self._directory, self._base_offset, suffix))
+        except FileNotFoundError:
+            return None
+
+    def _report(self, kind: str, suffix: str, offset: int, position: int, words: str) -> None:
+        if len(self.damages) < DAMAGES_MAX:
+            name = segment_path("", self._base_offset, suffix).lstrip("/")
+            self.damages.append(Damage(kind, name, self._base_offset, offset, position, words))
+
+
+class _OffsetEntries:
+    """Follows the batches along an offset index: each entry must name a batch's start and no offset before that batch."""
+
+    def __init__(self, content: bytes | None, base_offset: int) -> None:
+        self._problem = "it is missing" if content is None else ""
+        content = content or b""
+        if len(content) % OFFSET_ENTRY.size:
+            self._problem = "it ends inside an entry"
+        whole = len(content) // OFFSET_ENTRY.size * OFFSET_ENTRY.size
+        self._entries = (OffsetEntry(base_offset + relative, position) for relative, position in OFFSET_ENTRY.iter_unpack(content[:whole]))
+        self._next = next(self._entries, None)
+        self._last = OffsetEntry(base_offset - 1, 0)
+        self._batch_position = 0
+
+    def on_batch(self, position: int, header: BatchHeader) -> None:
+        entry = self._next
+        self._batch_position = position
+        if self._problem or entry is None or position < entry.position:
+            return
+        if position != entry.position:
+            self._problem = f"an entry names byte {entry.position}, where no batch begins"
+        elif entry.offset < header.base_offset or entry.offset <= self._last.offset:
+            self._problem = f"an entry names offset {entry.offset} at byte {position}, where the batch of {header.base_offset} begins"
+        elif position - self._last.position > SPARSE_BYTES + header.size_bytes:
+            self._problem = f"it has no entry from byte {self._last.position} to {position}"
+        self._last, self._next = entry, next(self._entries, None)
+
+    def finish(self, size_bytes: int) -> str:
+        """What is wrong; empty if nothing."""
+        if self._problem:
+            return self._problem
+        if self._next is not None:
+            return f"an entry names byte {self._next.position} of {size_bytes}"
+        if self._batch_position - self._last.position > SPARSE_BYTES:
+            return f"it has no entry behind byte {self._last.position} of {size_bytes}"
+        return ""
+
+
+class _TimeEntries:
+    """Follows the batches along a time index: each entry's timestamp is the largest up to its offset, and the last one the segment's."""
+
+    def __init__(self, content: bytes | None, base_offset: int) -> None:
+        self._problem = "it is missing" if content is None else ""
+        content = content or b""
+        if len(content) % TIME_ENTRY.size:
+            self._problem = "it ends inside an entry"
+        whole = len(content) // TIME_ENTRY.size * TIME_ENTRY.size
+        self._entries = (TimeEntry(timestamp, base_offset + relative) for timestamp, relative in TIME_ENTRY.iter_unpack(content[:whole]))
+        self._next = next(self._entries, None)
+        self._last = TimeEntry(-1, base_offset - 1)
+
+    def on_batch(self, header: BatchHeader, largest_timestamp: int) -> None:
+        """`largest_timestamp`: of all batches up to this one."""
+        while not self._problem and self._next is not None and self._next.offset <= header.last_offset:
+            entry = self._next
+            if entry.timestamp <= self._last.timestamp or entry.offset <= self._last.offset:
+                self._problem = f"the entry of offset {entry.offset} is not behind the one before it"
+            elif entry.timestamp != largest_timestamp:
+                self._problem = f"an entry says that {entry.timestamp} is the largest timestamp up to offset {entry.offset}; it is {largest_timestamp}"
+            self._last, self._next = entry, next(self._entries, None)
+
+    def finish(self, largest_timestamp: int) -> str:
+        """What is wrong; empty if nothing."""
+        if self._problem:
+            return self._problem
+        if self._next is not None:
+            return f"an entry names offset {self._next.offset}, which the segment does not have"
+        if self._last.timestamp < largest_timestamp:
+            return f"its last entry says {self._last.timestamp}; the segment's largest timestamp is {largest_timestamp}"
+        return ""

@@ -1,0 +1,159 @@
+"""The `.txnindex` of a segment: which transactions ended in it with an abort, so that a read_committed consumer can leave their records out.
+
+Owned by its log; the file is made with its first entry. An entry goes into the segment that holds the abort marker, after the marker's bytes; what a
+crash left out is added when the log is opened, from the markers behind the newest producer snapshot; after a power cut what lies above the recovery point
+is made anew, from a snapshot below that.
+
+    34 bytes an entry: int16 version 0, int64 producer id, int64 first offset, int64 last offset (of the marker), int64 last stable offset then
+Entries ascend strictly in last offset, which is never below the segment's base offset. Source: Kafka's `TransactionIndex`, KIP-98. Weak spot: files are
+read whole at each opening of the log; a partition with millions of aborted transactions would feel it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from struct import Struct
+from typing import NamedTuple
+
+from appliance.storage import file_io
+from appliance.storage.segment_files import TRANSACTION_INDEX_SUFFIX, offset_of_name, segment_path
+
+TRANSACTION_ENTRY = Struct(">hqqqq")
+_VERSION = 0
+assert TRANSACTION_ENTRY.size == 34
+
+
+class AbortedTransaction(NamedTuple):
+    """An entry; `last_offset` is that of the abort marker."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+
+def encode_transaction_index(entries: Iterable[AbortedTransaction]) -> bytes:
+    return b"".join(TRANSACTION_ENTRY.pack(_VERSION, *entry) for entry in entries)
+
+
+def decode_transaction_index(content: bytes) -> list[AbortedTransaction]:
+    """Entries of a `.txnindex` file. Raises `ValueError` for one that does not hold together."""
+    if len(content) % TRANSACTION_ENTRY.size:
+        raise ValueError(f"a transaction index of {len(content)} bytes ends inside an entry")
+    found = []
+    for version, *fields in TRANSACTION_ENTRY.iter_unpack(content):
+        if version != _VERSION:
+            raise ValueError(f"a transaction index entry has version {version}")
+        found.append(AbortedTransaction._make(fields))
+    return found
+
+
+def transaction_index_problem(content: bytes, base_offset: int) -> str | None:
+    """Why this cannot be the transaction index of the segment at `base_offset`, or None."""
+    try:
+        entries = decode_transaction_index(content)
+    except ValueError as problem:
+        return str(problem)
+    if entries and entries[0].last_offset < base_offset:
+        return f"an entry has last offset {entries[0].last_offset}, the segment begins at {base_offset}"
+    if any(one.last_offset >= other.last_offset for one, other in pairwise(entries)):
+        return "last offsets do not ascend"
+    return None
+
+
+def _good_entries(content: bytes, base_offset: int) -> list[AbortedTransaction]:
+    """Those before the first that no append writes."""
+    found: list[AbortedTransaction] = []
+    least = base_offset
+    for version, *fields in TRANSACTION_ENTRY.iter_unpack(content[: len(content) // TRANSACTION_ENTRY.size * TRANSACTION_ENTRY.size]):
+        entry = AbortedTransaction._make(fields)
+        if version != _VERSION or entry.last_offset < least:
+            break
+        found.append(entry)
+        least = entry.last_offset + 1
+    return found
+
+
+def read_transaction_index(directory: str, base_offset: int) -> list[AbortedTransaction]:
+    """What a segment says; without a file, nothing. Raises `ValueError`."""
+    try:
+        content = file_io.read_file(segment_path(directory, base_offset, TRANSACTION_INDEX_SUFFIX))
+    except FileNotFoundError:
+        return []
+    return decode_transaction_index(content)
+
+
+class TransactionIndexes:
+    """Writes the `.txnindex` files of one log; knows which of them a flush round must sync."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._unsynced: set[str] = set()
+
+    def append(self, base_offset: int, entries: Iterable[AbortedTransaction]) -> None:
+        """Behind what the segment's index holds. On failure: `cut`."""
+        content = encode_transaction_index(entries)
+        path = segment_path(self._directory, base_offset, TRANSACTION_INDEX_SUFFIX)
+        fd = file_io.open_path(path, file_io.READ_WRITE_CREATE)
+        try:
+            self._unsynced.add(path)
+            file_io.write_all(fd, (content,), file_io.size_of(fd), len(content))
+        finally:
+            file_io.close(fd)
+
+    def cut(self, base_offset: int, end_offset: int) -> None:
+        """Let the segment's index say nothing of markers at or behind `end_offset`; part of an entry at its end goes too."""
+        path = segment_path(self._directory, base_offset, TRANSACTION_INDEX_SUFFIX)
+        try:
+            content = file_io.read_file(path)
+        except FileNotFoundError:
+            return
+        kept = encode_transaction_index(entry for entry in _good_entries(content, base_offset) if entry.last_offset < end_offset)
+        if kept != content:
+            fd = file_io.open_path(path, file_io.READ_WRITE)
+            try:
+                file_io.ftruncate(fd, len(kept))
+            finally:
+                file_io.close(fd)
+            self._unsynced.add(path)
+
+    def take_unsynced(self) -> list[str]:
+        """Paths that the next flush round must sync."""
+        paths = sorted(self._unsynced)
+        self._unsynced.clear()
+        return paths
+
+    def put_back_unsynced(self, paths: Iterable[str]) -> None:
+        """What `take_unsynced` gave was not synced after all."""
+        self._unsynced.update(path for path in paths if path.endswith(TRANSACTION_INDEX_SUFFIX))
+
+
+def first_doubtful(directory: str, names: Iterable[str], scanned_from: int) -> int:
+    """From which offset of a marker on the transaction indexes must be made anew: where a file does not hold together, and `scanned_from` (-1: no markers
+    were scanned). -1: all are good."""
+    doubtful = [scanned_from] if scanned_from >= 0 else []
+    for name in names:
+        base_offset = offset_of_name(name, TRANSACTION_INDEX_SUFFIX)
+        if base_offset is None:
+            continue
+        content = file_io.read_file(f"{directory}/{name}")
+        if transaction_index_problem(content, base_offset) is not None:
+            good = _good_entries(content, base_offset)
+            doubtful.append(good[-1].last_offset + 1 if good else base_offset)
+    return min(doubtful, default=-1)
+
+
+def settle(directory: str, bases: Sequence[int], end_offset: int, found: Sequence[AbortedTransaction], rebuilt_from: int) -> None:
+    """Bring the indexes of a log in line with it, durably where one must change: entries behind `end_offset` go, `found` ones (in the order of their
+    markers) that are missing come; for markers from `rebuilt_from` on (-1: none) only `found` counts."""
+    trusted_end = end_offset if rebuilt_from < 0 else min(end_offset, rebuilt_from)
+    for base_offset, next_offset in pairwise([*bases, end_offset]):
+        path = segment_path(directory, base_offset, TRANSACTION_INDEX_SUFFIX)
+        here = [entry for entry in found if base_offset <= entry.last_offset < next_offset]
+        content = file_io.read_file(path) if file_io.exists(path) else b""
+        kept = [entry for entry in _good_entries(content, base_offset) if entry.last_offset < min(next_offset, trusted_end)]
+        last = kept[-1].last_offset if kept else -1
+        wanted = encode_transaction_index([*kept, *(entry for entry in here if entry.last_offset > last)])
+        if wanted != content:
+            file_io.replace_file(path, wanted)

@@ -1,0 +1,139 @@
+"""One disk fails in one way, each on a real file system; the box has another one. Who uses the failing disk is told in time, and nobody else notices."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from appliance.runtime.disk_orders import kept_disks
+from tests.faults.hurt_box import KAFKA_STORAGE_ERROR, TOPIC, HurtBox, SteadyProducer, batch, p99
+from tests.support.loop_disks import LoopDisk, why_not
+from tests.support.running_box import eventually
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+]
+needs_faulty_drive = pytest.mark.skipif(bool(why_not(needs_fuse=True)), reason=why_not(needs_fuse=True))
+
+TOLD_SECONDS = 5.0
+QUICK = {"log.disk.deadline.ms": 1000, "log.disk.probe.interval.ms": 200}
+P99_NOISE_SECONDS = 0.02
+"""Two cores serve clients, box, kernel and whoever else tests here: less than this is nobody's fault. Who waits for a hung disk waits for seconds."""
+
+
+def test_a_hung_disk_is_answered_for_in_time_and_nobody_else_waits(hurt_box: Callable[..., HurtBox]) -> None:
+    hurt = hurt_box()
+    pids = hurt.box.pids()
+    assert hurt.produce("before") == 0
+    steady = SteadyProducer(hurt.box, hurt.well)
+    try:
+        time.sleep(1.5)
+        before = p99(steady.take())
+        hurt.disk.freeze()
+        fault_at = time.monotonic()
+        hurt.client.send_produce(TOPIC, hurt.hurt, batch("in flight"), timeout_seconds=30)
+        assert hurt.client.receive_produce().error_code == KAFKA_STORAGE_ERROR
+        assert time.monotonic() - fault_at < TOLD_SECONDS
+        asked_at = time.monotonic()
+        assert hurt.produce("refused") == KAFKA_STORAGE_ERROR
+        assert hurt.client.fetch(TOPIC, hurt.hurt, 0).error_code == KAFKA_STORAGE_ERROR
+        assert time.monotonic() - asked_at < 0.5
+        during = p99(steady.take())
+    finally:
+        hurt.disk.thaw()
+        steady.stop()
+    assert during <= max(2 * before, P99_NOISE_SECONDS)
+    hurt.await_return()
+    hurt.check_nothing_lost()
+    hurt.check_others_untouched(pids)
+
+
+@needs_faulty_drive
+def test_a_disk_that_refuses_writes_goes_offline_and_comes_back_when_it_is_mounted_again(hurt_box: Callable[..., HurtBox]) -> None:
+    hurt = hurt_box(is_faulty=True, settings={"log.flush.offset.checkpoint.interval.ms": 100})
+    pids = hurt.box.pids()
+    assert hurt.produce("before") == 0
+    hurt.await_flushed()
+    hurt.disk.drive("eio_write")
+    assert hurt.seconds_until_refused(time.monotonic()) < TOLD_SECONDS
+    flushed = {offset: text for offset, text in hurt.acknowledged.items() if text == "before"}
+    hurt.disk.drive("ok")
+    hurt.disk.power_cycle()  # a file system whose journal was given up serves nobody before it is mounted anew: no file on it may be open
+    hurt.acknowledged = flushed
+    hurt.await_return()
+    hurt.check_nothing_lost()
+    hurt.check_others_untouched(pids)
+
+
+@pytest.mark.deep
+def test_a_file_system_that_is_shut_down_is_refused_and_what_was_flushed_survives_the_power_cut(hurt_box: Callable[..., HurtBox]) -> None:
+    hurt = hurt_box(settings={"log.flush.offset.checkpoint.interval.ms": 100, **QUICK})
+    pids = hurt.box.pids()
+    for number in range(20):
+        assert hurt.produce(f"record {number}") == 0
+    hurt.await_flushed()
+    flushed = dict(hurt.acknowledged)
+    hurt.disk.shut_down()
+    assert hurt.seconds_until_refused(time.monotonic()) < TOLD_SECONDS
+    hurt.disk.power_cycle()
+    hurt.acknowledged = flushed
+    hurt.await_return()
+    hurt.check_nothing_lost()
+    hurt.check_others_untouched(pids)
+
+
+def test_a_swapped_disk_is_told_from_the_old_one_and_replaced_by_an_explicit_order(hurt_box: Callable[..., HurtBox]) -> None:
+    hurt = hurt_box(settings=QUICK)
+    pids = hurt.box.pids()
+    assert hurt.produce("lost with its disk") == 0
+    assert hurt.command("replace", "hurt", "--accept-data-loss").returncode == 1  # it is online
+    hurt.disk.shut_down()
+    hurt.seconds_until_refused(time.monotonic())
+    hurt.disk.swap()
+    hurt.box.disks[0].mkdir(parents=True)
+    eventually(lambda: "disk was swapped" in hurt.box.messages, "the log-writer sees another disk", 15)
+    assert hurt.produce("refused") == KAFKA_STORAGE_ERROR
+    assert not (hurt.box.disks[0] / "meta.properties").exists()  # an empty mount point is written to by nobody
+    assert hurt.command("replace", "hurt").returncode == 2
+    replaced = hurt.command("replace", "hurt", "--accept-data-loss")
+    assert replaced.returncode == 0, replaced.stderr
+    hurt.acknowledged.clear()
+    hurt.await_return()
+    assert min(hurt.acknowledged) == 0  # begun anew
+    hurt.check_nothing_lost()
+    hurt.check_others_untouched(pids)
+
+
+def test_disks_are_added_and_removed_while_the_box_runs_and_the_next_start_knows_it(
+    hurt_box: Callable[..., HurtBox], make_disk: Callable[..., LoopDisk]
+) -> None:
+    hurt = hurt_box()
+    pids = hurt.box.pids()
+    new = make_disk("new", mib=128)  # more room than the others: partitions go there
+    added = hurt.command("add", str(new.log / "third"))
+    assert added.returncode == 0, added.stderr
+    eventually(lambda: hurt.box.status().get("log-writer@third", {}).get("state") == "serving", "it serves")
+    assert "third" in hurt.command("list").stdout
+    eventually(lambda: hurt.box.counters("log-writer@third").values.get("disk.free_bytes", 0) > 0, "its room is known")
+    eventually(lambda: "log-writer@third is there" in hurt.box.messages, "the controller has learned of it")
+    hurt.client.create_topic("later", 1)
+    assert (new.log / "third" / "later-0").is_dir()
+    eventually(lambda: hurt.client.produce("later", 0, batch("on the new disk")).error_code == 0, "acceptors have learned of it")
+    assert b"on the new disk" in hurt.client.fetch("later", 0, 0).records
+    refused = hurt.command("remove", "third")
+    assert refused.returncode == 1 and "later-0" in refused.stderr
+    admin = AdminClient({"bootstrap.servers": hurt.box.bootstrap})
+    admin.delete_topics(["later"])["later"].result(20)
+    eventually(lambda: hurt.command("remove", "third").returncode == 0, "an empty disk is removed")
+    eventually(lambda: "log-writer@third" not in hurt.box.status(), "nobody serves it")
+    assert {name: pid for name, pid in hurt.box.pids().items() if name in pids} == pids
+    assert hurt.command("add", str(new.log / "third")).returncode == 0
+    assert [disk.path for disk in kept_disks(str(hurt.box.directory / "state"), [str(path) for path in hurt.box.disks]) or []] == [
+        *map(str, hurt.box.disks),
+        str(new.log / "third"),
+    ]

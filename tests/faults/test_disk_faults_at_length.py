@@ -1,0 +1,189 @@
+"""More ways in which one disk fails: those that take long, or that smaller tests hold as well. Run by ./install.sh test --deep."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from tests.faults.hurt_box import KAFKA_STORAGE_ERROR, TOPIC, HurtBox, SteadyProducer, batch, p99
+from tests.support.loop_disks import LoopDisk, why_not
+from tests.support.raw_client import RawClient
+from tests.support.running_box import eventually, start_box
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.slow,
+    pytest.mark.deep,
+    pytest.mark.skipif(bool(why_not(needs_fuse=True)), reason=why_not(needs_fuse=True)),
+]
+
+TOLD_SECONDS = 5.0
+P99_NOISE_SECONDS = 0.02
+FLUSHES = {"log.flush.offset.checkpoint.interval.ms": 100}
+
+
+def test_a_slow_disk_is_served_slowly_and_the_other_one_as_before(hurt_box: Callable[..., HurtBox]) -> None:
+    hurt = hurt_box(is_faulty=True, settings=FLUSHES)
+    pids = hurt.box.pids()
+    steady = SteadyProducer(hurt.box, hurt.well)
+    try:
+        time.sleep(2)
+        before = p99(steady.take())
+        hurt.disk.drive("slow 0.1")  # a hundred times what a disk takes for a write
+        for number in range(50):
+            assert hurt.produce(f"slow {number}") in (0, KAFKA_STORAGE_ERROR)
+            time.sleep(0.1)
+        during = p99(steady.take())
+    finally:
+        hurt.disk.drive("ok")
+        steady.stop()
+    assert during <= max(2 * before, P99_NOISE_SECONDS)
+    hurt.await_return()
+    hurt.check_nothing_lost()
+    hurt.check_others_untouched(pids)
+
+
+def test_a_drive_that_hangs_is_answered_for_although_the_page_cache_takes_every_append(hurt_box: Callable[..., HurtBox]) -> None:
+    hurt = hurt_box(is_faulty=True)
+    pids = hurt.box.pids()
+    assert hurt.produce("before") == 0
+    hurt.disk.drive("hang")
+    assert hurt.seconds_until_refused(time.monotonic()) < TOLD_SECONDS  # the probe notices
+    hurt.disk.drive("ok")
+    hurt.await_return()
+    hurt.check_nothing_lost()
+    hurt.check_others_untouched(pids)
+
+
+def test_a_disk_that_cannot_be_read_refuses_its_readers_and_serves_them_again(hurt_box: Callable[..., HurtBox]) -> None:
+    hurt = hurt_box(is_faulty=True, settings=FLUSHES)
+    pids = hurt.box.pids()
+    for number in range(200):
+        assert hurt.produce(f"record {number} " + "x" * 5000) == 0
+    hurt.await_flushed()
+    Path("/proc/sys/vm/drop_caches").write_text("1\n")
+    hurt.disk.drive("eio_read")
+    started = time.monotonic()
+    fetched = hurt.client.fetch(TOPIC, hurt.hurt, 0)
+    assert fetched.error_code != 0 or not fetched.records
+    assert time.monotonic() - started < TOLD_SECONDS
+    other = RawClient(hurt.box.kafka)
+    assert other.produce(TOPIC, hurt.well, batch("well")).error_code == 0
+    other.close()
+    hurt.disk.drive("ok")
+    hurt.await_return(30)
+    hurt.check_nothing_lost()
+    hurt.check_others_untouched(pids)
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+def test_a_power_cut_of_the_drive_loses_nothing_that_was_flushed(hurt_box: Callable[..., HurtBox], kind: str) -> None:
+    if why_not(needs_fuse=True, kind=kind):
+        pytest.skip(why_not(needs_fuse=True, kind=kind))
+    hurt = hurt_box(is_faulty=True, kind=kind, mib=64 if kind == "ext4" else 320, settings=FLUSHES)
+    hurt.disk.drive("volatile")
+    for number in range(50):
+        assert hurt.produce(f"record {number}") == 0
+    hurt.await_flushed()
+    flushed = dict(hurt.acknowledged)
+    hurt.produce("perhaps lost")
+    hurt.disk.drive("cut")
+    assert hurt.seconds_until_refused(time.monotonic()) < TOLD_SECONDS
+    hurt.disk.drive("ok")
+    hurt.disk.power_cycle()
+    hurt.acknowledged = flushed
+    hurt.await_return()
+    hurt.check_nothing_lost()
+
+
+def test_flipped_bits_in_a_segment_reach_no_consumer_unnoticed_and_stop_no_other_partition(hurt_box: Callable[..., HurtBox]) -> None:
+    hurt = hurt_box()
+    for number in range(20):
+        assert hurt.produce(f"record {number} " + "x" * 500) == 0
+    segment = hurt.directory / "00000000000000000000.log"
+    data = bytearray(segment.read_bytes())
+    data[data.index(b"record 10 ") + 20] ^= 0x10  # behind the checksum: base offset and leader epoch stand before it, and no client could tell
+    with open(segment, "r+b") as file:
+        file.write(data)
+    consumer = Consumer({"bootstrap.servers": hurt.box.bootstrap, "group.id": "none", "check.crcs": True, "enable.auto.commit": False})
+    consumer.assign([TopicPartition(TOPIC, hurt.hurt, 0)])
+    told: list[int] = []
+    deadline = time.monotonic() + 10
+    while not told and time.monotonic() < deadline:
+        message = consumer.poll(1)
+        if message is None:
+            continue
+        error, value = message.error(), message.value()
+        if error is not None:
+            told.append(error.code())
+        else:
+            assert value is not None and value.startswith(f"record {message.offset()} ".encode())
+    consumer.close()
+    assert told == [KafkaError._BAD_MSG]
+    assert hurt.client.produce(TOPIC, hurt.well, batch("well")).error_code == 0
+
+
+def test_a_box_starts_with_a_dead_disk_and_serves_the_other(make_disk: Callable[..., LoopDisk], tmp_path: Path) -> None:
+    dead, well = make_disk("dead"), make_disk("well")
+    data = [dead.path / "log", well.path / "log2"]
+    start_box(tmp_path / "box", data=data).stop()
+    dead.shut_down()
+    box = start_box(tmp_path / "box", data=data)
+    try:
+        client = RawClient(box.kafka)
+        client.create_topic("lives", 1)
+        assert client.produce("lives", 0, batch("served")).error_code == 0
+        assert "stays offline" in box.messages
+        pid = box.pid("log-writer@log")
+        dead.power_cycle()
+        box.await_restart("log-writer@log", pid, 40)
+        eventually(lambda: "opened" in box.messages.split("stays offline")[-1], "it is opened")
+        client.close()
+    finally:
+        box.stop()
+    assert box.leftovers() == []
+
+
+def test_a_box_stops_although_a_disk_hangs(hurt_box: Callable[..., HurtBox]) -> None:
+    hurt = hurt_box()
+    assert hurt.produce("before") == 0
+    hurt.disk.freeze()
+    try:
+        hurt.client.send_produce(TOPIC, hurt.hurt, batch("hangs"), timeout_seconds=30)
+        assert hurt.client.receive_produce().error_code == KAFKA_STORAGE_ERROR
+        started = time.monotonic()
+        hurt.box.stop()
+        assert time.monotonic() - started < 40
+        assert "cannot be killed" in hurt.box.messages
+    finally:
+        hurt.disk.thaw()
+    eventually(lambda: hurt.box.leftovers() == [], "what was left behind ends when the disk answers")
+
+
+def test_a_dead_disk_is_replaced_by_one_at_another_path_and_the_next_start_knows_it(
+    hurt_box: Callable[..., HurtBox], make_disk: Callable[..., LoopDisk]
+) -> None:
+    hurt = hurt_box()
+    box, new = hurt.box, make_disk("new")
+    assert hurt.produce("lost with its disk") == 0
+    hurt.disk.shut_down()
+    hurt.seconds_until_refused(time.monotonic())
+    replaced = hurt.command("replace", "hurt", str(new.log), "--accept-data-loss")
+    assert replaced.returncode == 0, replaced.stderr
+    hurt.acknowledged.clear()
+    hurt.await_return()
+    assert (new.log / f"{TOPIC}-{hurt.hurt}").is_dir()
+    hurt.check_nothing_lost()
+    hurt.client.close()
+    box.stop()
+    again = start_box(box.directory, data=[Path(str(path)) for path in box.disks])
+    try:
+        assert [disk.path for disk in again.box.disks] == [str(new.log), str(box.disks[1])]
+        hurt.client = RawClient(again.kafka)
+        hurt.check_nothing_lost()
+    finally:
+        again.stop()

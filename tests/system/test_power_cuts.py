@@ -1,0 +1,133 @@
+"""Power cuts on a real file system: ext4 on a loop device that is shut down without its journal, under a box that is killed with it.
+
+`log.flush.policy = "ack"` loses nothing that was acknowledged; `os` leaves logs that open and are a prefix of what was written. Needs root and loop devices.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+
+from appliance.shm.mapping import list_names, unlink
+from appliance.storage import file_io
+from tests.support.loop_disks import LoopDisk, loop_disks, why_not
+from tests.support.running_box import RunningBox, eventually, start_box
+
+pytestmark = [pytest.mark.system, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+
+TOPIC = "power"
+PARTITIONS = 3
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[LoopDisk]:
+    with loop_disks(tmp_path) as make:
+        make_one: Callable[..., LoopDisk] = make
+        yield make_one("disk", mib=128)
+
+
+class NumberingProducer:
+    """Numbers to every partition in turn, as many under way as librdkafka likes; keeps what was acknowledged at which offset."""
+
+    def __init__(self, box: RunningBox) -> None:
+        self.acknowledged: dict[int, dict[int, bytes]] = {partition: {} for partition in range(PARTITIONS)}
+        self.sent: dict[int, list[bytes]] = {partition: [] for partition in range(PARTITIONS)}
+        self._producer = Producer(
+            {
+                "bootstrap.servers": box.bootstrap,
+                "acks": "all",
+                "linger.ms": 1,
+                "message.timeout.ms": 2000,
+                "retries": 0,
+                "enable.idempotence": False,
+                "log_level": 1,
+            }
+        )
+
+    def send_until(self, enough: int) -> None:
+        """Go on until so many are acknowledged; more are under way then."""
+
+        def step() -> bool:
+            for partition in range(PARTITIONS):
+                for _ in range(5):
+                    value = b"%d-%d" % (partition, len(self.sent[partition])) + b"." * 300
+                    self.sent[partition].append(value)
+                    self._producer.produce(TOPIC, value, partition=partition, on_delivery=self._on_delivery)
+            self._producer.poll(0)
+            return sum(map(len, self.acknowledged.values())) >= enough
+
+        eventually(step, f"{enough} acknowledgements", 20)
+
+    def _on_delivery(self, error: object, message: object) -> None:
+        if error is None:
+            self.acknowledged[message.partition()][message.offset()] = message.value()  # type: ignore[attr-defined]
+
+    def purge(self) -> None:
+        self._producer.purge()
+        self._producer.flush(5)
+
+
+def _cut_power(box: RunningBox, disk: LoopDisk) -> None:
+    """The disk first, at a moment when much is under way; then every process, and what a reboot takes away: shared memory."""
+    disk.shut_down()
+    box.kill_supervisor()
+    for name in list_names(box.layout.shared_memory_prefix):
+        unlink(name)
+    disk.power_cycle()
+
+
+def _read_all(box: RunningBox) -> dict[int, dict[int, bytes]]:
+    """What a consumer gets, by partition and offset."""
+    consumer = Consumer({"bootstrap.servers": box.bootstrap, "group.id": "g", "enable.auto.commit": False, "log_level": 1})
+    stored: dict[int, dict[int, bytes]] = {partition: {} for partition in range(PARTITIONS)}
+    try:
+        wanted = {p: consumer.get_watermark_offsets(TopicPartition(TOPIC, p), timeout=20)[1] for p in range(PARTITIONS)}
+        consumer.assign([TopicPartition(TOPIC, partition, OFFSET_BEGINNING) for partition in range(PARTITIONS)])
+
+        def step() -> bool:
+            for message in consumer.consume(500, 0.2):
+                assert message.error() is None
+                stored[message.partition()][message.offset()] = message.value()  # type: ignore[index,assignment]
+            return all(len(stored[p]) >= wanted[p] for p in range(PARTITIONS))
+
+        eventually(step, f"{wanted} records", 20)
+    finally:
+        consumer.close()
+    return stored
+
+
+@pytest.mark.parametrize("policy", ["ack", "os"])
+def test_a_power_cut_under_load_costs_no_more_than_the_flush_policy_says(tmp_path: Path, disk: LoopDisk, policy: str) -> None:
+    settings = {"log.flush.policy": policy, "num.partitions": PARTITIONS, "log.segment.bytes": 65_536}
+    box = start_box(tmp_path / "box", data=[disk.log], settings=settings)
+    producer = NumberingProducer(box)
+    try:
+        producer.send_until(1500)
+        if policy == "os":  # something is on the platter, the rest is not
+            fd = os.open(disk.path, os.O_RDONLY)
+            file_io.syncfs(fd)
+            os.close(fd)
+        producer.send_until(3000)
+    finally:
+        _cut_power(box, disk)
+        producer.purge()
+    again = start_box(tmp_path / "box", data=[disk.log], settings=settings)
+    try:
+        stored = _read_all(again)
+    finally:
+        assert again.stop() == 0
+    for partition in range(PARTITIONS):
+        found = [stored[partition][offset] for offset in sorted(stored[partition])]
+        assert list(stored[partition]) == list(range(len(found))), "offsets have no gap"
+        assert found == producer.sent[partition][: len(found)], "a prefix of what was sent, in its order"
+        if policy == "ack":
+            lost = producer.acknowledged[partition].keys() - stored[partition].keys()
+            assert not lost, f"{len(lost)} acknowledged records of partition {partition} are lost"
+            assert producer.acknowledged[partition].items() <= stored[partition].items()
+    if policy == "os":
+        acknowledged = sum(map(len, producer.acknowledged.values()))
+        assert sum(map(len, stored.values())) < acknowledged, "or the power cut took nothing, and this proves nothing"

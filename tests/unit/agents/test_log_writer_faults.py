@@ -1,0 +1,237 @@
+"""A log-writer whose disk fails under it, stepped by hand: fenced, offline, back again; what its next life believes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.agents import disk_probe
+from appliance.agents.disk_return import DiskReturn, DiskSwapped
+from appliance.agents.log_writer_startup import SAME_BOOT, UNCLEAN_BOOT
+from appliance.agents.offline_log_writer import OfflineLogWriter, open_log_writer
+from appliance.base.errors import ErrorCode, StepsDown
+from appliance.base.layout import BoxLayout
+from appliance.records.builder import BatchBuilder
+from appliance.runtime.known_disks import KnownDisk, give_up, read_known_disk, write_known_disk
+from appliance.shm.partition_table import APPEND_SINCE_WORD, DISK_OFFLINE, FENCE_WORD, PROBE_SINCE_WORD, PROBED_WORD, SUSPECT_WORD
+from appliance.storage import file_io
+from tests.support import real_log_writer
+from tests.support.real_log_writer import RealLogWriter
+from tests.support.scratch_layout import scratch_layout
+
+
+@pytest.fixture
+def layout() -> Iterator[BoxLayout]:
+    with scratch_layout() as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_io, "fsync", os.fstat)
+    monkeypatch.setattr(file_io, "fdatasync", os.fstat)
+
+
+def _batch() -> bytes:
+    builder = BatchBuilder()
+    builder.append(1_700_000_000_000, None, b"value")
+    return builder.build()
+
+
+def _life(layout: BoxLayout, path: Path, incarnation: int) -> RealLogWriter:
+    writer = RealLogWriter(layout, path / "d0", incarnation)
+    writer.recover()
+    return writer
+
+
+def _leading(layout: BoxLayout, path: Path) -> RealLogWriter:
+    writer = _life(layout, path, 1)
+    controller = writer.source("controller")
+    writer.create(controller, 0)
+    writer.lead(controller, 0)
+    while len(writer.answers) < 2:
+        writer.turn()
+    return writer
+
+
+def _words(writer: RealLogWriter) -> memoryview:
+    return writer.agent._words
+
+
+def _offset(writer: RealLogWriter) -> int:
+    return next(iter(writer.agent._partitions.by_row.values())).log.log_end_offset
+
+
+def test_a_fenced_log_writer_publishes_nothing_and_its_next_life_finds_what_it_wrote(
+    layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = _leading(layout, tmp_path)
+    words, since = _words(writer), []
+    pwritev = file_io.pwritev
+
+    def hangs(*arguments: Any) -> int:
+        since.append(words[APPEND_SINCE_WORD])
+        words[FENCE_WORD] = 1  # as the controller does while we wait here
+        return pwritev(*arguments)
+
+    monkeypatch.setattr(file_io, "pwritev", hangs)
+    writer.produce(writer.sources["controller"], 0, _batch())
+    sequences = writer.agent._table.shared.memory[512:520].tobytes()
+    writer.turn()
+    assert since[0] > 0 and writer.codes("produce") == [ErrorCode.KAFKA_STORAGE_ERROR]
+    words[PROBE_SINCE_WORD] = 1  # a thread that the disk still holds keeps the process
+    writer.produce(writer.sources["controller"], 0, _batch())
+    writer.turn()
+    assert writer.codes("produce") == [ErrorCode.KAFKA_STORAGE_ERROR] * 2 and len(since) == 1
+    words[PROBE_SINCE_WORD] = 0
+    with pytest.raises(StepsDown, match="fenced"):
+        writer.turn()
+    assert writer.agent._table.shared.memory[512:520].tobytes() == sequences, "the row did not move"
+    monkeypatch.undo()
+    writer.die()
+    following = _life(layout, tmp_path, 2)
+    assert following.agent._boot == SAME_BOOT and _offset(following) == 1
+    following.stop()
+
+
+def test_a_probe_that_fails_takes_the_disk_offline_and_the_next_life_believes_the_disk_alone(
+    layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = _leading(layout, tmp_path)
+    writer.produce(writer.sources["controller"], 0, _batch())
+    writer.turn()
+    _probe(writer)
+    assert _words(writer)[PROBED_WORD] and not _words(writer)[PROBE_SINCE_WORD]
+
+    def refuses(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(file_io, "fdatasync", refuses)
+    writer.produce(writer.sources["controller"], 0, _batch())
+    writer.turn()
+    _probe(writer)
+    assert writer.disk_state == DISK_OFFLINE and _words(writer)[SUSPECT_WORD]
+    assert writer.agent._return is not None
+    if (looks := writer.agent._return._thread) is not None:
+        looks.join()
+    held = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
+    assert not [name for name in held if name.startswith(f"{tmp_path}/d0/")], "nothing of the disk stays open"
+    with pytest.raises(StepsDown, match="answers again"):
+        monkeypatch.setattr(file_io, "fdatasync", os.fstat)
+        for _ in range(20):
+            _look_for_return(writer)
+    writer.die()
+    following = _life(layout, tmp_path, 2)
+    assert following.agent._boot == UNCLEAN_BOOT
+    assert all(hosted.needs_epoch_bump for hosted in following.agent._partitions.by_row.values())
+    following.stop()
+
+
+def _probe(writer: RealLogWriter) -> None:
+    """A probe is started, ends, and is looked at."""
+    for _ in range(3):
+        writer.clock.advance_ms(1001)
+        writer.turn()
+        thread = writer.agent._probe._thread
+        if thread is not None:
+            thread.join()
+
+
+def _look_for_return(writer: RealLogWriter) -> None:
+    writer.clock.advance_ms(1001)
+    writer.turn()
+    assert writer.agent._return is not None
+    thread = writer.agent._return._thread
+    if thread is not None:
+        thread.join()
+
+
+def test_a_directory_that_cannot_be_opened_is_an_offline_disk_and_no_crash(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(real_log_writer, "LogWriterAgent", open_log_writer)
+    monkeypatch.setattr(file_io, "mkdir", _no_space)
+    writer = RealLogWriter(layout, tmp_path / "d0", 1)
+    agent: Any = writer.agent
+    assert isinstance(agent, OfflineLogWriter) and "no space left" in agent.status_line()
+    proxies = writer.source("controller")
+    assert proxies.offer_command("d0", 5, {"topic": "t", "partition": 0}, ("create", 0))  # type: ignore[arg-type]
+    agent.do_work()
+    writer.look()
+    assert writer.codes("create") == [ErrorCode.KAFKA_STORAGE_ERROR]
+    monkeypatch.setattr(file_io, "mkdir", os.mkdir)
+    with pytest.raises(StepsDown):
+        for _ in range(20):
+            writer.clock.advance_ms(1001)
+            agent.do_work()
+            if agent._return._thread is not None:
+                agent._return._thread.join()
+    agent.close()
+    for source in writer.sources.values():
+        source.close()
+        source.source.close()
+    agent._doorbell.close()
+    writer.poller.close()
+    os.close(writer._said)
+    os.close(writer._writing)
+
+
+def _no_space(*_arguments: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_an_empty_directory_where_a_known_one_was_is_a_swapped_disk_until_it_is_given_up(layout: BoxLayout, tmp_path: Path) -> None:
+    _life(layout, tmp_path, 1).stop()
+    state, path = str(tmp_path / "d0") + ".state", str(tmp_path / "d0")
+    known = read_known_disk(state, path)
+    assert known.directory_id
+    shutil.rmtree(path)
+    os.mkdir(path)
+    with pytest.raises(DiskSwapped, match=known.directory_id):
+        RealLogWriter(layout, tmp_path / "d0", 2)
+    assert os.listdir(path) == []
+    give_up(state, path)
+    writer = _life(layout, tmp_path, 3)
+    assert writer.agent._describe()["replaces"] == (known.directory_id,)
+    assert read_known_disk(state, path).directory_id not in ("", known.directory_id)
+    writer.stop()
+
+
+def test_what_is_remembered_of_a_directory_is_read_as_it_was_written(tmp_path: Path) -> None:
+    state = str(tmp_path)
+    assert read_known_disk(state, "/a") == KnownDisk("/a")
+    write_known_disk(state, KnownDisk("/a", "id", ("older",)))
+    assert read_known_disk(state, "/a") == KnownDisk("/a", "id", ("older",))
+    assert give_up(state, "/a") == read_known_disk(state, "/a") == KnownDisk("/a", "", ("older", "id"))
+    (only,) = (tmp_path / "disks").iterdir()
+    only.write_text("{")
+    assert read_known_disk(state, "/a") == KnownDisk("/a")
+
+
+def test_an_idle_disk_is_probed_ten_times_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    probes = []
+    monkeypatch.setattr(disk_probe, "probe_once", lambda path: probes.append(path))
+    probe = disk_probe.DiskProbe(str(tmp_path), memoryview(bytearray(1024)).cast("Q"), 1000)
+    for second in range(100):
+        probe.turn(second * 1_000_000_000 + 1, appended=7)
+        probe.close()
+    assert 10 <= len(probes) <= 11
+    for second in range(100, 200):
+        probe.turn(second * 1_000_000_000 + 1, appended=second)
+        probe.close()
+    assert len(probes) >= 109
+
+
+def test_attempts_to_come_back_are_rarer_each_time_over_the_lives_of_a_log_writer(layout: BoxLayout, tmp_path: Path) -> None:
+    writer = _life(layout, tmp_path, 1)
+    context, disk = writer.agent._context, writer.agent._disk
+    waits = []
+    for _ in range(8):
+        waits.append(DiskReturn(context, disk, 0)._wait_ns // 1_000_000_000)
+        context.counters.counter("disk.reopen_attempts").add()
+    assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
+    writer.stop()

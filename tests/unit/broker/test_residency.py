@@ -1,0 +1,137 @@
+"""Both ways of sending only what is in the page cache, over a real socket from a real file."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from appliance.broker.arena_range import ArenaRange
+from appliance.broker.connection import ARENA_HOLD_NS, Connection
+from appliance.broker.residency import CachestatResidency, MincoreResidency, Residency, choose_residency
+from appliance.broker.segment_files import FileRange, Origin, SegmentFile
+from appliance.broker.transport import NOT_RESIDENT, PlainTransport
+from appliance.ipc.reader_arena import ArenaPart
+from appliance.storage.page_cache import has_cachestat
+from tests.support.cold_segments import make_cold, resident_bytes
+
+SIZE = 3 * (1 << 20) + 77
+ORIGIN = Origin("d0", "logs", 0, 0)
+
+
+@pytest.fixture(params=["cachestat", "mincore"])
+def residency(request: pytest.FixtureRequest) -> Residency:
+    if request.param == "cachestat" and not has_cachestat():
+        pytest.skip("the kernel has no cachestat")
+    return choose_residency(request.param)
+
+
+@pytest.fixture
+def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        client = socket.create_connection(listening.getsockname())
+        served, _ = listening.accept()
+    served.setblocking(False)
+    yield served, client
+    served.close()
+    client.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "segment"
+    path.write_bytes(os.urandom(SIZE))
+    return path
+
+
+def open_file(path: Path, residency: Residency) -> SegmentFile:
+    descriptor = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    return SegmentFile(descriptor, ORIGIN, residency)
+
+
+def receive(client: socket.socket, connection: Connection, size_bytes: int) -> bytes:
+    received = b""
+    while len(received) < size_bytes:
+        connection.send_outgoing()
+        received += client.recv(1 << 20)
+    return received
+
+
+def test_what_is_resident_arrives_whole(residency: Residency, path: Path, sockets: tuple[socket.socket, socket.socket]) -> None:
+    connection = Connection(PlainTransport(sockets[0]), "here", 0)
+    connection.outgoing += [b"head", FileRange(open_file(path, residency), 1000, SIZE - 1000, True), b"foot"]
+    wanted = b"head" + path.read_bytes()[1000:] + b"foot"
+    assert receive(sockets[1], connection, len(wanted)) == wanted
+    assert not connection.waits_for_disk and not connection.outgoing
+
+
+def test_what_is_cold_is_not_sent_and_not_read(residency: Residency, path: Path, sockets: tuple[socket.socket, socket.socket]) -> None:
+    make_cold(path)
+    file = open_file(path, residency)
+    assert not residency.is_resident(file, 0, SIZE) and not residency.is_resident(file, SIZE - 1, 1)
+    assert residency.send(PlainTransport(sockets[0]), FileRange(file, 0, SIZE), False) == NOT_RESIDENT
+    assert resident_bytes(path) == 0
+
+
+def test_the_sending_stops_where_cold_bytes_begin(residency: Residency, path: Path, sockets: tuple[socket.socket, socket.socket]) -> None:
+    """As when pages are evicted while a slow client takes its response."""
+    content = path.read_bytes()
+    make_cold(path)
+    hot = 1 << 20
+    file = open_file(path, residency)
+    os.pread(file.descriptor, hot, 0)
+    assert residency.is_resident(file, 0, hot)
+    connection = Connection(PlainTransport(sockets[0]), "here", 0)
+    connection.outgoing += [FileRange(file, 0, SIZE, True)]
+    received = b""
+    while not connection.waits_for_disk:
+        connection.send_outgoing()
+        received += sockets[1].recv(1 << 20) if not connection.waits_for_disk else b""
+    (left,) = connection.outgoing
+    assert isinstance(left, FileRange) and left.position == hot
+    while len(received) < hot:
+        received += sockets[1].recv(1 << 20)
+    assert received == content[:hot] and resident_bytes(path) == hot
+
+
+def test_without_a_choice_the_better_way_of_the_kernel_is_taken() -> None:
+    assert isinstance(choose_residency("auto"), CachestatResidency if has_cachestat() else MincoreResidency)
+
+
+def arena_range(released: list[tuple[int, int]], *parts: bytes) -> ArenaRange:
+    return ArenaRange([ArenaPart(memoryview(part), released, 9, slot) for slot, part in enumerate(parts)], 0)
+
+
+def test_a_part_of_a_log_readers_memory_is_let_go_when_it_has_left(sockets: tuple[socket.socket, socket.socket]) -> None:
+    released: list[tuple[int, int]] = []
+    connection = Connection(PlainTransport(sockets[0]), "here", 0)
+    parts = [os.urandom(1 << 20), os.urandom(1000)]
+    connection.outgoing += [b"head", arena_range(released, *parts)]
+    wanted = b"head" + b"".join(parts)
+    assert receive(sockets[1], connection, len(wanted)) == wanted
+    assert released == [(9, 0), (9, 1)]
+
+
+def test_a_client_that_takes_nothing_holds_the_memory_for_a_while_only(sockets: tuple[socket.socket, socket.socket]) -> None:
+    released: list[tuple[int, int]] = []
+    connection = Connection(PlainTransport(sockets[0]), "here", 0)
+    parts = [os.urandom(6 << 20), os.urandom(6 << 20), b"end"]
+    connection.outgoing += [arena_range(released, *parts)]
+    connection.send_outgoing()
+    assert not connection.move_to_heap(ARENA_HOLD_NS) and connection.outgoing_bytes == 0
+    assert connection.move_to_heap(ARENA_HOLD_NS + 1)
+    assert {slot for _, slot in released} == {0, 1, 2} and 0 < connection.outgoing_bytes < 12 << 20
+    wanted = b"".join(parts)
+    assert receive(sockets[1], connection, len(wanted)) == wanted and connection.outgoing_bytes == 0
+
+
+def test_a_connection_that_closes_lets_go_of_everything(sockets: tuple[socket.socket, socket.socket]) -> None:
+    released: list[tuple[int, int]] = []
+    connection = Connection(PlainTransport(sockets[0]), "here", 0)
+    connection.outgoing += [arena_range(released, b"a", b"b")]
+    connection.outgoing.clear()
+    assert len(released) == 2

@@ -1,0 +1,79 @@
+"""Hung disks are known by words, not by waiting: the table is real, the clock is the test's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from appliance.ipc.disk_health import FLUSH_FACTOR, LOOK_NS, DiskHealth, fence_life, overdue_operation
+from appliance.shm.partition_table import (
+    APPEND_SINCE_WORD,
+    FENCE_WORD,
+    FLUSH_SINCE_WORD,
+    PROBE_SINCE_WORD,
+    PartitionTableReader,
+    PartitionTableWriter,
+)
+from tests.support.scratch_layout import scratch_layout
+
+DEADLINE_MS = 3_000
+DEADLINE_NS = DEADLINE_MS * 1_000_000
+NOW_NS = 1_000_000_000_000
+
+
+@pytest.fixture
+def table() -> Iterator[PartitionTableWriter]:
+    with scratch_layout() as layout:
+        made = PartitionTableWriter.create(layout.shared_memory_name("table", "d0", 1), 1)
+        yield made
+        made.close()
+
+
+@pytest.mark.parametrize(
+    ("word", "name", "factor"), [(APPEND_SINCE_WORD, "append", 1), (PROBE_SINCE_WORD, "probe", 1), (FLUSH_SINCE_WORD, "flush", FLUSH_FACTOR)]
+)
+def test_an_operation_is_overdue_after_its_deadline_and_not_before(table: PartitionTableWriter, word: int, name: str, factor: int) -> None:
+    words = table.shared.words
+    assert overdue_operation(words, NOW_NS, DEADLINE_NS) == ""
+    words[word] = NOW_NS - factor * DEADLINE_NS
+    assert overdue_operation(words, NOW_NS, DEADLINE_NS) == ""
+    assert overdue_operation(words, NOW_NS + 1, DEADLINE_NS) == name
+
+
+def _health(table: PartitionTableWriter) -> tuple[DiskHealth, Any, list[str]]:
+    told: list[str] = []
+    proxy = SimpleNamespace(disk="d0", table=PartitionTableReader.attach(table.shared.name), is_hung=False)
+    health = DiskHealth([proxy], DEADLINE_MS, lambda disk, operation: told.append(f"{disk} hangs: {operation}"), lambda disk: told.append(f"{disk} is well"))  # type: ignore[list-item]
+    return health, proxy, told
+
+
+def test_a_disk_hangs_at_the_second_look_and_is_well_when_it_answers(table: PartitionTableWriter) -> None:
+    health, proxy, told = _health(table)
+    table.shared.words[APPEND_SINCE_WORD] = NOW_NS - DEADLINE_NS - 1
+    assert health.look(NOW_NS) == 0 and not proxy.is_hung
+    assert health.look(NOW_NS + LOOK_NS - 1) == 0, "it was looked at a moment ago"
+    assert health.look(NOW_NS + LOOK_NS) == 1 and proxy.is_hung
+    assert health.look(NOW_NS + 2 * LOOK_NS) == 0, "it is told once"
+    table.shared.words[APPEND_SINCE_WORD] = 0
+    assert health.look(NOW_NS + 3 * LOOK_NS) == 1 and not proxy.is_hung
+    assert told == ["d0 hangs: append", "d0 is well"]
+    proxy.table.close()
+
+
+def test_a_box_that_was_stopped_as_a_whole_accuses_no_disk(table: PartitionTableWriter) -> None:
+    health, proxy, told = _health(table)
+    table.shared.words[PROBE_SINCE_WORD] = NOW_NS
+    health.look(NOW_NS + 100 * DEADLINE_NS)  # we run again, the log-writer does in a moment
+    table.shared.words[PROBE_SINCE_WORD] = 0
+    health.look(NOW_NS + 100 * DEADLINE_NS + LOOK_NS)
+    assert told == []
+    proxy.table.close()
+
+
+def test_a_life_is_fenced_by_its_table_and_one_that_is_gone_needs_no_fence(table: PartitionTableWriter) -> None:
+    fence_life(table.shared.name)
+    assert table.shared.words[FENCE_WORD] == 1
+    fence_life(table.shared.name + "0")
