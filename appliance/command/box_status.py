@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from appliance.base.clock import Clock
 from appliance.base.errors import MillraceError
 from appliance.base.layout import BoxLayout
+from appliance.base.settings import default_settings, load_box
 from appliance.command.topic_status import TopicStatus, describe_topics
 from appliance.ipc.disk_health import overdue_operation
 from appliance.ipc.frames import PeerGone, connect_unix
@@ -24,8 +25,6 @@ from appliance.shm.counters import CounterSnapshot, list_counters, read_counters
 from appliance.shm.mapping import SharedObjectAbsent, list_names
 from appliance.shm.partition_table import DISK_STATE_NAMES, PartitionTableReader, Row
 
-HUNG_NS = 3_000_000_000
-"""As log.disk.deadline.ms is, where nobody set it: a command shows what waits, it decides nothing."""
 SUPERVISOR_WAIT_MS = 1_000
 
 
@@ -95,16 +94,25 @@ def read_shared_memory(layout: BoxLayout, disk_names: list[str], clock: Clock) -
             counters[name] = snapshot
     states: dict[str, str] = {}
     rows: list[tuple[str, Row]] = []
+    hung_ns = _deadline_ms(layout) * 1_000_000
     for disk in disk_names:
         table = attach_table(layout, disk)
         if table is None:
             continue
         states[disk] = DISK_STATE_NAMES[table.disk_state] if table.disk_state < len(DISK_STATE_NAMES) else str(table.disk_state)
-        if overdue_operation(table.words, clock.monotonic_ns(), HUNG_NS):
+        if overdue_operation(table.words, clock.monotonic_ns(), hung_ns):
             states[disk] = "hung"
         rows += [(disk, row) for _, row in table.rows()]
         table.close()
     return Reading(clock.monotonic_ms(), counters, states, rows)
+
+
+def _deadline_ms(layout: BoxLayout) -> int:
+    """How long an operation on a disk may take, as the box's settings say; where a box left no settings behind, the default."""
+    try:
+        return load_box(layout).integer("log.disk.deadline.ms")
+    except FileNotFoundError:
+        return int(default_settings()["log.disk.deadline.ms"])
 
 
 def attach_table(layout: BoxLayout, disk: str) -> PartitionTableReader | None:

@@ -40,8 +40,10 @@ class LeaderEpochCache:
         """Read the checkpoint; False if there is one that does not hold together (nothing is loaded then)."""
         self._set([])
         try:
-            lines = decode_lines(file_io.read_file(self._path))
-            entries = [EpochStart(int(epoch), int(offset)) for epoch, offset in lines]
+            content = file_io.read_file(self._path)
+            if not content:
+                return False  # renamed, and a power cut took the bytes: nobody writes an empty one
+            entries = [EpochStart(int(epoch), int(offset)) for epoch, offset in decode_lines(content)]
         except FileNotFoundError:
             return True
         except (BrokenCheckpoint, ValueError):

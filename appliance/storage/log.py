@@ -255,9 +255,11 @@ class Log:
         bases = self.segment_base_offsets
         gone = [base for base, end in pairwise(bases) if end <= offset]
         try:
+            if gone:
+                self._snapshots.outlive(bases[len(gone)], self.log_end_offset, self.producers, bases)
             removed = RemovedSegments.of(self.directory, gone, self._sealed) if gone else None
         except OSError as error:
-            raise file_io.storage_failure(f"open the directory of log {self.topic_partition}", error) from error
+            raise file_io.storage_failure(f"let log {self.topic_partition} begin at offset {offset}", error) from error
         self.log_start_offset = max(self.log_start_offset, offset)
         if removed is not None:
             for base in gone:
@@ -334,6 +336,7 @@ class Log:
         self.leader_epochs.clear()
         self.producers.clear()
         self._snapshots.remove_all()
+        file_io.fsync_directory(self.directory)  # a snapshot that came back would tell of producers that wrote elsewhere
 
     def _delete_segments(self, last_kept: int) -> None:
         """Remove the segments behind number `last_kept`, newest first: each step leaves a prefix. That one is closed too (it is

@@ -256,7 +256,16 @@ class LogLoader:
 
     def _open_unflushed(self, recovery_point: int) -> list[tuple[int, OpenSegment]]:
         """A former life did not sync these, so the next flush round must."""
-        return [(end, OpenSegment.open(self._directory, base)) for base, end in pairwise(self._bases) if end > recovery_point]
+        unflushed: list[tuple[int, OpenSegment]] = []
+        try:
+            for base, end in pairwise(self._bases):
+                if end > recovery_point:
+                    unflushed.append((end, OpenSegment.open(self._directory, base)))
+        except OSError:
+            for _, segment in unflushed:
+                segment.close()
+            raise
+        return unflushed
 
     def _load_epochs(self, next_offset: int, recovered: RecoveredSegment) -> LeaderEpochCache:
         cache = LeaderEpochCache(self._directory)

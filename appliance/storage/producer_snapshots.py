@@ -44,6 +44,13 @@ class ProducerSnapshots:
         """Fill `state` from the newest good snapshot at or below `end_offset` and return its offset; None if there is none.
         Newer and broken ones are deleted."""
         state.clear()
+        known = len(self._offsets)
+        found = self._load_newest(state, end_offset)
+        if len(self._offsets) < known:  # a power cut must not bring one back when the log has grown past it
+            file_io.fsync_directory(self._directory)
+        return found
+
+    def _load_newest(self, state: ProducerState, end_offset: int) -> int | None:
         while self._offsets:
             offset = self._offsets[-1]
             if offset <= end_offset:
@@ -55,6 +62,19 @@ class ProducerSnapshots:
                     return offset
             self._remove(offset)
         return None
+
+    def outlive(self, offset: int, end_offset: int, state: ProducerState, segment_bases: Container[int]) -> None:
+        """Everything below `offset` is about to go: what it says of producers must stand in a snapshot that survives a power cut. As a rule one does; it is
+        written and synced here where the last roll could not write its own, or when even young segments go. Raises OSError."""
+        latest = self.latest
+        if latest is None or any(known >= offset and known not in self._unsynced for known in self._offsets):
+            return
+        if latest < offset:
+            self.write(end_offset, state, segment_bases)
+            latest = end_offset
+        file_io.sync_path(self._path(latest))
+        file_io.fsync_directory(self._directory)
+        self._unsynced.discard(latest)
 
     def let_go(self, offsets: Container[int]) -> list[str]:
         """Of segments that are gone: forget their snapshots (never the newest); the paths to unlink."""

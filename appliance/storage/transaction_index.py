@@ -137,7 +137,10 @@ def first_doubtful(directory: str, names: Iterable[str], scanned_from: int) -> i
         base_offset = offset_of_name(name, TRANSACTION_INDEX_SUFFIX)
         if base_offset is None:
             continue
-        content = file_io.read_file(f"{directory}/{name}")
+        try:
+            content = file_io.read_file(f"{directory}/{name}")
+        except FileNotFoundError:
+            continue  # its segment lay behind the log's end and has just been removed
         if transaction_index_problem(content, base_offset) is not None:
             good = _good_entries(content, base_offset)
             doubtful.append(good[-1].last_offset + 1 if good else base_offset)
