@@ -345,7 +345,7 @@ def test_topics_are_described_with_sources_synonyms_types_and_texts(box: Stepped
     assert [tuple(synonym) for synonym in broker.synonyms] == [("log.segment.bytes", "1000000", 4), ("log.segment.bytes", "1073741824", 5)]
     assert (default.value, default.config_source, default.config_type) == ("delete", 5, 7)
     assert all(config.documentation for config in described.configs)
-    assert "no effect" in (configs["retention.ms"].documentation or "") and "no effect" not in (own.documentation or "")
+    assert "no effect" in (configs["preallocate"].documentation or "") and "no effect" not in (own.documentation or "")
 
 
 def test_only_requested_keys_are_described_and_version_zero_knows_defaults(box: SteppedBox) -> None:
@@ -384,3 +384,15 @@ def test_what_cannot_be_described_is_told_with_kafkas_codes(box: SteppedBox) -> 
     segment = next(config for config in broker.configs if config.name == "log.segment.bytes")
     assert (segment.value, segment.config_source, segment.read_only) == ("1000000", 4, True)
     assert all(config.read_only and config.documentation for config in broker.configs)
+
+
+def test_what_would_take_the_controller_away_is_refused_whole(box: SteppedBox) -> None:
+    (huge,) = box.create(CreatableTopic("huge", 2**31 - 1, 1))
+    assert huge.error_code == ErrorCode.INVALID_PARTITIONS
+    many = box.create(*(CreatableTopic(f"v{index}", 10_000, 1) for index in range(400)), validate_only=True)
+    assert {topic.error_code for topic in many} == {ErrorCode.POLICY_VIOLATION} and len(many) == 400
+    grown = grow(box, TopicToGrow("t", 10_000), validate_only=True)
+    assert grown["t"].error_code == 0
+    assert box.create(CreatableTopic("u", 2, 1))[0].error_code == 0
+    grown = grow(box, TopicToGrow("t", 6_000), TopicToGrow("u", 6_000), validate_only=True)
+    assert {result.error_code for result in grown.values()} == {ErrorCode.POLICY_VIOLATION}
