@@ -76,6 +76,10 @@ class FlushRounds:
         self._is_full = True
         self._found_space = False
 
+    def recovery_points_went_back(self) -> None:
+        """A log was cut below what the checkpoint says: before it grows past that again, the checkpoint must say less."""
+        self._recovery_points_moved = True
+
     def take_found_space(self) -> bool:
         """Whether a full disk has room again (checkpoints could be written, and more than the reserve is free); said once."""
         if not self._found_space:

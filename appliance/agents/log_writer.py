@@ -187,6 +187,8 @@ class LogWriterAgent:
             if startup.recover_next():
                 return 1
             self._batch_flushes.open()
+            if startup.recovery_points_went_back:
+                self._flush_rounds.recovery_points_went_back()
         except StorageFailed as failure:
             self._go_offline(failure)
         self._startup = None

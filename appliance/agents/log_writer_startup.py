@@ -61,6 +61,8 @@ class LogWriterStartup:
         self._started_ns = context.clock.monotonic_ns()
         self._progress = RecoveryProgress(self._shares(), table, context.clock, context.notifier.status)
         self._cut_bytes = 0
+        self.recovery_points_went_back = False
+        """Whether a log now ends below what the checkpoint promises of it: that must be written down anew."""
         self._led_at_once = 0
         self._is_synced = False
         """Whether the file system was synced since we started."""
@@ -133,6 +135,7 @@ class LogWriterStartup:
         try:
             hosted = self._open(name, topic_id)
             self._cut_bytes += hosted.log.recovered_cut_bytes
+            self.recovery_points_went_back |= hosted.log.recovery_point < self._recovery_points.get(name, 0)
             if self.boot == SAME_BOOT:
                 self._lead_again(hosted)
             elif self.boot == UNCLEAN_BOOT:

@@ -26,9 +26,10 @@ from appliance.storage.log_config import LogConfig
 from appliance.storage.log_loader import LoadedLog, LogLoader, load_producers, unlink_segment
 from appliance.storage.producer_snapshots import SNAPSHOT_INTERVAL_BYTES
 from appliance.storage.producer_state import ProducerStaging
-from appliance.storage.recovery import Recovery, seal
+from appliance.storage.recovery import Clean, Recovery, seal
 from appliance.storage.removed_segments import RemovedSegments
 from appliance.storage.segment import OpenSegment, SegmentTail
+from appliance.storage.segment_files import TRANSACTION_INDEX_SUFFIX, segment_path
 from appliance.storage.segment_swap import SwapBroken, apply_swap
 from appliance.storage.transaction_index import TransactionIndexes
 from appliance.storage.truncation import open_truncated
@@ -89,7 +90,17 @@ class Log:
             loaded = LogLoader(directory, config, clock, recovery, log_start_offset, on_scanned).load()
         except OSError as error:
             raise file_io.storage_failure(f"open log {topic_partition} in {directory}", error) from error
-        return cls(directory, topic_partition, topic_id, config, clock, loaded)
+        log = cls(directory, topic_partition, topic_id, config, clock, loaded)
+        if not isinstance(recovery, Clean):
+            log._distrust_small_files()
+        return log
+
+    def _distrust_small_files(self) -> None:
+        """A former life may not have synced them; the first flush round does, before the recovery point passes what they tell of."""
+        self.leader_epochs.is_synced = False
+        self._snapshots.distrust_latest()
+        above = [segment.base_offset for _, segment in self._unflushed]
+        self._transactions.put_back_unsynced(segment_path(self.directory, base, TRANSACTION_INDEX_SUFFIX) for base in (*above, self.active_base_offset))
 
     @property
     def highest_descriptor(self) -> int:
@@ -357,6 +368,7 @@ class Log:
 
     def _set_end(self, sealed: dict[int, int], tail: SegmentTail, log_end_offset: int) -> None:
         self._sealed, self._tail, self.log_end_offset = sealed, tail, log_end_offset
+        self.log_start_offset = min(self.log_start_offset, log_end_offset)  # the batch that held it went whole
         self.durable_offset, self._durable_name = min(self.durable_offset, log_end_offset), -1
         self.recovery_point = min(self.recovery_point, log_end_offset)
 

@@ -163,7 +163,8 @@ class LogLoader:
         return self._recover_above(recovery.recovery_point)
 
     def _recover_above(self, recovery_point: int) -> tuple[OpenSegment, RecoveredSegment]:
-        below = [number for number, base in enumerate(self._bases) if base <= recovery_point]
+        """From the segment that holds the recovery point; one that ends right there was perhaps sealed after it was synced."""
+        below = [number for number, base in enumerate(self._bases) if base < recovery_point]
         return self._recover_from(below[-1] if below else 0, None, recovery_point)
 
     def _recover_from(self, first: int, known: SameBoot | None, recovery_point: int = 0) -> tuple[OpenSegment, RecoveredSegment]:
@@ -177,7 +178,8 @@ class LogLoader:
                         file_io.sync_all(segment.log_fd)
                     self._delete_behind(number)
                     return segment, recovered
-                seal(segment, recovered.tail)
+                if seal(segment, recovered.tail) and self._bases[number + 1] <= recovery_point:
+                    file_io.sync_data(segment.time_index_fd)  # no flush round would
             except BaseException:
                 segment.close()
                 raise
@@ -327,6 +329,7 @@ def load_producers(
             snapshots.remove_all()
         elif snapshots.latest is None:
             snapshots.write(end_offset, state, ())
+    snapshots.remove_rejected()
     return state, snapshots
 
 

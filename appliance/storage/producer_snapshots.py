@@ -24,6 +24,7 @@ class ProducerSnapshots:
         self._directory = directory
         self._offsets = sorted(offset for name in names if (offset := offset_of_name(name, SNAPSHOT_SUFFIX)) is not None)
         self._unsynced: set[int] = set()
+        self._rejected: list[int] = []
 
     @property
     def latest(self) -> int | None:
@@ -42,15 +43,8 @@ class ProducerSnapshots:
 
     def load(self, state: ProducerState, end_offset: int) -> int | None:
         """Fill `state` from the newest good snapshot at or below `end_offset` and return its offset; None if there is none.
-        Newer and broken ones are deleted."""
+        Newer and broken ones are forgotten, and deleted by `remove_rejected`."""
         state.clear()
-        known = len(self._offsets)
-        found = self._load_newest(state, end_offset)
-        if len(self._offsets) < known:  # a power cut must not bring one back when the log has grown past it
-            file_io.fsync_directory(self._directory)
-        return found
-
-    def _load_newest(self, state: ProducerState, end_offset: int) -> int | None:
         while self._offsets:
             offset = self._offsets[-1]
             if offset <= end_offset:
@@ -60,8 +54,23 @@ class ProducerSnapshots:
                     pass
                 else:
                     return offset
-            self._remove(offset)
+            self._rejected.append(self._offsets.pop())
+            self._unsynced.discard(offset)
         return None
+
+    def remove_rejected(self) -> None:
+        """Delete what `load` would not take, once a better one is there: with none, nobody would know of producers. Durably: a power cut must not bring
+        one back when the log has grown past it."""
+        rejected, self._rejected = [offset for offset in self._rejected if offset not in self._offsets], []
+        if not rejected:
+            return
+        latest = self.latest
+        if latest is not None and latest in self._unsynced:
+            file_io.sync_path(self._path(latest))
+            self._unsynced.discard(latest)
+        for offset in rejected:
+            file_io.unlink_if_there(self._path(offset))
+        file_io.fsync_directory(self._directory)
 
     def outlive(self, offset: int, end_offset: int, state: ProducerState, segment_bases: Container[int]) -> None:
         """Everything below `offset` is about to go: what it says of producers must stand in a snapshot that survives a power cut. As a rule one does; it is
@@ -94,6 +103,10 @@ class ProducerSnapshots:
         self._offsets = self._offsets[len(forgotten) :]
         self._unsynced.difference_update(forgotten)
         return [segment_name(known, SNAPSHOT_SUFFIX) for known in forgotten]
+
+    def distrust_latest(self) -> None:
+        """Nobody knows whether a former life synced it."""
+        self._unsynced.update(self._offsets[-1:])
 
     def take_unsynced(self) -> list[str]:
         """Paths that the next flush round must sync."""

@@ -112,12 +112,31 @@ class SegmentRecovery:
         number = index.count_below(recovery_point) - 1
         # Entries above it may be torn or zero, so that the search can miss; what it finds must be an entry, and its batch where it says.
         start = self._trust_indexes(index.entry(number).position + 1 if number >= 0 else 0, recovery_point)
-        if self._tail.time_index_count and self._tail.last_indexed_timestamp <= 0:
-            raise Disagreement("the time index has an entry that may be a hole")
+        self._check_last_time_entry(index)
         self._scan(start, size_bytes, None)
         if self._next_offset < recovery_point:
             raise Disagreement(f"the segment ends at offset {self._next_offset}, everything below {recovery_point} was synced")
         return self._finish(size_bytes)
+
+    def _check_last_time_entry(self, index: OffsetIndex) -> None:
+        """The last entry that is kept must be behind the one before it, and its batch must say the same. Raises `Disagreement`."""
+        count, base_offset = self._tail.time_index_count, self._segment.base_offset
+        if not count:
+            return
+        time_index = TimeIndex(self._segment.time_index_fd, base_offset)
+        last = time_index.entry(count - 1)
+        if count > 1:
+            before = time_index.entry(count - 2)
+            if before.timestamp >= last.timestamp or before.offset >= last.offset:
+                raise Disagreement("the time index does not ascend")
+        log_fd = self._segment.log_fd
+        start = index.lookup(last.offset - 1).position if last.offset > base_offset else 0
+        for _, header in SegmentScan(log_fd, max(0, start), file_io.size_of(log_fd), verify=False):
+            if header.last_offset >= last.offset:
+                if header.base_offset <= last.offset and header.max_timestamp == last.timestamp:
+                    return
+                break
+        raise Disagreement(f"the time index names offset {last.offset} for {last.timestamp}, its batch does not")
 
     def _trust_indexes(self, limit_position: int, limit_offset: int | None) -> int:
         """Keep the index entries before `limit_position` and take their state over; the position to scan from."""
