@@ -62,6 +62,8 @@ from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 READ_INTEREST = select.EPOLLIN | select.EPOLLRDHUP
 ACCEPT_BURST = 64
 SWEEP_NS = 1_000_000_000
+SWEEP_SLICE = 500
+"""Connections that are looked at in one turn of a sweep."""
 LOG_READER_DEADLINE_MS = 10_000
 WAIT_FOR_DISKS_NS = 3_000_000_000
 SEGMENT_FILES_MIN, SEGMENT_FILES_MAX = 256, 8192
@@ -150,6 +152,8 @@ class AcceptorAgent:
         self._sendfile_bytes = counters.counter("fetch.sendfile_bytes")
         self._connections_open.set(0)
         self._next_sweep_ns = 0
+        self._unswept: list[Connection] = []
+        """connections that this second's sweep has not come to"""
         self._image_is_stale = True
         self._stopping = False
         self._ready = False
@@ -177,6 +181,9 @@ class AcceptorAgent:
             work += self._receiver.retry(self._resume)
         if now_ns >= self._next_sweep_ns:
             self._sweep(now_ns)
+        if self._unswept:
+            self._sweep_some(now_ns)
+            work += 1
         if self._accept_again_ns and now_ns >= self._accept_again_ns:
             self._start_accepting()
         while self._dirty:
@@ -409,7 +416,7 @@ class AcceptorAgent:
             connection.send_outgoing()
             self._sendfile_bytes.add(connection.sent_file_bytes - sent_before)
             if not stays_open:
-                self._close(connection, UNANSWERED)
+                self._close(connection, *(connection.closing or (UNANSWERED,)))
                 return
             if not self._cold.maybe_read_rest(connection):
                 self._close(connection, DISK_READ_FAILED)
@@ -446,20 +453,11 @@ class AcceptorAgent:
         self._charge(connection)
 
     def _sweep(self, now_ns: int) -> None:
-        """Once a second: close what is idle or dawdles; end questions that a log-reader does not answer."""
+        """Once a second: end questions that a log-reader does not answer, see about disks; the connections are looked at in slices, by `_sweep_some`."""
         self._next_sweep_ns = now_ns + SWEEP_NS
         self._look_at_disks(now_ns)
         self._requests_parked.set(len(self._delayed))
-        for connection in list(self._connections.values()):
-            if connection.frame_since_ns and now_ns - connection.frame_since_ns > self._frame_timeout_ns:
-                self._close(connection, FRAME_TIMEOUT, "a request that it began did not come whole in time (request.frame.timeout.ms)")
-            elif now_ns - connection.last_active_ns > self._idle_ns and not connection.replies:
-                self._close(connection, IDLE)
-            if connection.outgoing and connection.move_to_heap(now_ns):
-                self._charge(connection)
-            for reply in list(connection.replies):
-                if reply.awaited is not None and now_ns > reply.awaited.deadline_ns:
-                    reply.awaited.on_too_late()
+        self._unswept = list(self._connections.values())
         for connection in self._receiver.slow_bodies(now_ns):
             self._close(connection, SLOW_BODY, "others wait for the arena that its request holds, and it comes too slowly")
         self._delayed.forget_closed()
@@ -467,6 +465,23 @@ class AcceptorAgent:
         self._held_bytes.set(self._held.total_bytes)
         for reader in self._readers.values():
             reader.expire(now_ns)
+
+    def _sweep_some(self, now_ns: int) -> None:
+        """Close what is idle or dawdles, of a few connections: ten thousand at once would be ten milliseconds for everybody."""
+        some, self._unswept = self._unswept[-SWEEP_SLICE:], self._unswept[:-SWEEP_SLICE]
+        for connection in some:
+            if connection.closed:
+                continue
+            if connection.frame_since_ns and now_ns - connection.frame_since_ns > self._frame_timeout_ns:
+                self._close(connection, FRAME_TIMEOUT, "a request that it began did not come whole in time (request.frame.timeout.ms)")
+            elif now_ns - connection.last_active_ns > self._idle_ns and not connection.replies:
+                self._close(connection, IDLE)
+            if connection.outgoing and connection.move_to_heap(now_ns):
+                self._charge(connection)
+            if connection.replies:
+                for reply in list(connection.replies):
+                    if reply.awaited is not None and now_ns > reply.awaited.deadline_ns:
+                        reply.awaited.on_too_late()
 
     def _close(self, connection: Connection, reason: str, words: str = "") -> None:
         """Close it and count why; `words` are for the log, if its client is to blame."""

@@ -6,6 +6,7 @@ Pure; used by the controller process. Weak spot: a value that stands in the sett
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from appliance.metadata.broker_configs import BrokerConfig
 from appliance.metadata.topic_config_texts import topic_config_documentation
@@ -14,19 +15,29 @@ from appliance.protocol.config_resources import CONFIG_TYPES, ConfigSource
 from appliance.protocol.describe_configs import ConfigSynonym, DescribedConfig
 
 PASSWORD = "password"
+POLICY_BEFORE = {"flush.messages": "log.flush.policy"}
+"""A setting of our own that gives a topic config its value, before those that Kafka has for it."""
 
 
-def describe_topic(topic: Mapping[str, str], broker: Mapping[str, str], with_synonyms: bool, with_documentation: bool) -> list[DescribedConfig]:
-    """Every topic config. `topic`: what is set on it; `broker`: what the broker's settings give for topics where it differs from the defaults."""
+class BrokerSide(NamedTuple):
+    """What a topic has from its broker. `values`: what the settings give for topics where that differs from Kafka's defaults, by the topic
+    configs' names and in their units. `configs`: the broker's own configs, as they are described themselves."""
+
+    values: Mapping[str, str]
+    configs: Mapping[str, BrokerConfig]
+
+
+def describe_topic(topic: Mapping[str, str], broker: BrokerSide, with_synonyms: bool, with_documentation: bool) -> list[DescribedConfig]:
+    """Every topic config. `topic`: what is set on it."""
     return [_topic_config(row, topic, broker, with_synonyms, with_documentation) for row in TOPIC_CONFIG_ROWS.values()]
 
 
-def _topic_config(row: TopicConfigRow, topic: Mapping[str, str], broker: Mapping[str, str], with_synonyms: bool, with_documentation: bool) -> DescribedConfig:
+def _topic_config(row: TopicConfigRow, topic: Mapping[str, str], broker: BrokerSide, with_synonyms: bool, with_documentation: bool) -> DescribedConfig:
     synonyms = _topic_synonyms(row, topic, broker)
-    value, source = (synonyms[0].value, synonyms[0].source) if synonyms else (row.default, ConfigSource.DEFAULT)
+    source = synonyms[0].source if synonyms else ConfigSource.DEFAULT
     return DescribedConfig(
         row.name,
-        value,
+        topic.get(row.name, broker.values.get(row.name, row.default)),
         is_default=source == ConfigSource.DEFAULT,
         config_source=source,
         synonyms=synonyms if with_synonyms else (),
@@ -35,13 +46,16 @@ def _topic_config(row: TopicConfigRow, topic: Mapping[str, str], broker: Mapping
     )
 
 
-def _topic_synonyms(row: TopicConfigRow, topic: Mapping[str, str], broker: Mapping[str, str]) -> tuple[ConfigSynonym, ...]:
-    """The topic's own value under its name, then the broker's and the default under the broker's name."""
+def _topic_synonyms(row: TopicConfigRow, topic: Mapping[str, str], broker: BrokerSide) -> tuple[ConfigSynonym, ...]:
+    """The topic's own value under its name, then the broker's configs by their names and in their units: what is set, then the defaults. They are
+    what describing the broker tells, so that the two never contradict each other."""
     synonyms = [ConfigSynonym(row.name, topic[row.name], ConfigSource.TOPIC)] if row.name in topic else []
-    if row.broker_settings:
-        if row.name in broker:
-            synonyms.append(ConfigSynonym(row.broker_settings[0], broker[row.name], ConfigSource.STATIC_BROKER))
+    names = [POLICY_BEFORE[row.name], *row.broker_settings] if row.name in POLICY_BEFORE and row.name in broker.values else row.broker_settings
+    known = [broker.configs[name] for name in names if name in broker.configs]
+    synonyms += [ConfigSynonym(config.name, config.value, ConfigSource.STATIC_BROKER) for config in known if not config.is_default]
+    if row.broker_settings and not known:  # a setting that this broker does not have: Kafka's default holds
         synonyms.append(ConfigSynonym(row.broker_settings[0], row.default, ConfigSource.DEFAULT))
+    synonyms += [ConfigSynonym(config.name, config.default, ConfigSource.DEFAULT) for config in known if config.default is not None]
     return tuple(synonyms)
 
 

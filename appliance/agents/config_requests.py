@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from appliance.agents.config_administration import ConfigAdministration
-from appliance.agents.config_descriptions import describe_broker, describe_topic
+from appliance.agents.config_descriptions import BrokerSide, describe_broker, describe_topic
 from appliance.agents.topic_administration import Result
 from appliance.agents.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, Waiting, told
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import topic_name_problem
+from appliance.base.setting_rows import SETTING_ROWS
 from appliance.metadata.broker_configs import BrokerConfig
 from appliance.metadata.config_changes import SET, ConfigChange, ConfigOperation, altered, refuse_bad_names_and_nulls, replaced
 from appliance.protocol import alter_configs, describe_configs, incremental_alter_configs
@@ -107,7 +108,8 @@ class ConfigRequests:
             raise RequestRefused(result.code, result.message or "")
         self._refuse_unknown_topic(name)
         topic = self._cluster.topics[name]
-        return describe_topic(topic.config, self._cluster.broker_config, request.include_synonyms, request.include_documentation)
+        side = BrokerSide(self._cluster.broker_config, self._broker_configs)
+        return describe_topic(topic.config, side, request.include_synonyms, request.include_documentation)
 
     def _refuse_unknown_topic(self, name: str) -> None:
         problem = topic_name_problem(name)
@@ -163,9 +165,7 @@ class ConfigRequests:
         if kind == ResourceType.BROKER:
             if name:
                 _refuse_other_broker(name, self._cluster.broker_id)
-            names = ", ".join(sorted(operation.name for operation in operations))
-            reason = f"Cannot update these configs dynamically: {names}. A broker reads its settings at the start: change them in its settings file"
-            raise RequestRefused(ErrorCode.INVALID_REQUEST, f"{reason} (millrace run --config) and start it again.")
+            raise RequestRefused(ErrorCode.INVALID_REQUEST, _broker_refusal(sorted(operation.name for operation in operations)))
         if kind != ResourceType.TOPIC:
             raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Unknown resource type {_kind_text(kind)}; only configs of topics can be altered.")
         if not name:
@@ -174,6 +174,16 @@ class ConfigRequests:
         if isinstance(resource, ResourceToReplace):
             return replaced({operation.name: operation.value or "" for operation in operations})
         return altered(self._cluster.broker_config, operations)
+
+
+def _broker_refusal(names: Sequence[str]) -> str:
+    """Why a broker's configs are not altered, and where they can be: only what the settings file knows is sent there."""
+    reason = f"Cannot update these configs dynamically: {', '.join(names)}."
+    if settable := [name for name in names if name in SETTING_ROWS]:
+        reason += f" A broker reads its settings at the start: change {', '.join(settable)} in its settings file (millrace run --config) and start it again."
+    if fixed := [name for name in names if name not in SETTING_ROWS]:
+        reason += f" The settings file has no setting {', '.join(fixed)} (millrace config check --reference lists what it has)."
+    return reason
 
 
 def _counts(resources: Sequence[Resource | ResourceToDescribe]) -> Counter[tuple[int, str]]:

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from appliance.agents.config_administration import ConfigAdministration
-from appliance.agents.config_descriptions import describe_topic
+from appliance.agents.config_descriptions import BrokerSide, describe_topic
 from appliance.agents.config_requests import ConfigRequests
 from appliance.agents.controller_server import ControllerClient
 from appliance.agents.partition_administration import PartitionAdministration
@@ -59,6 +59,7 @@ class ControllerRequests:
     ) -> None:
         self._cluster = cluster
         self._administration = administration
+        self._broker_configs = broker_configs
         self._can_begin = can_begin
         self._respond = respond
         self._now_ms = now_ms
@@ -142,10 +143,13 @@ class ControllerRequests:
         self._wait(waiting)
 
     def _begin_create(self, waiting: Waiting, topics: tuple[CreatableTopic, ...], counts: Counter[str], validate_only: bool) -> None:
+        too_much = self._administration.request_problem((topic.num_partitions, len(topic.assignments)) for topic in topics if counts[topic.name] == 1)
         for topic in _once(topics):
             on_result = partial(waiting.record, topic.name)
             if self._cluster.fence is None:
                 on_result(NOT_CONTROLLER)
+            elif too_much is not None:
+                on_result(Result(ErrorCode.POLICY_VIOLATION, too_much))
             elif counts[topic.name] > 1:
                 on_result(Result(ErrorCode.INVALID_REQUEST, "Create topics request from client contains multiple entries for this topic."))
             else:
@@ -163,7 +167,7 @@ class ControllerRequests:
         return CreatedTopic(topic.name, result.topic_id or NO_TOPIC_ID, 0, None, len(plan.assignment), plan.replication_factor, configs)
 
     def _described_configs(self, config: dict[str, str]) -> Iterable[CreatedTopicConfig]:
-        for described in describe_topic(config, self._cluster.broker_config, False, False):
+        for described in describe_topic(config, BrokerSide(self._cluster.broker_config, self._broker_configs), False, False):
             yield CreatedTopicConfig(described.name, described.value, False, described.config_source)
 
     # --- DeleteTopics -------------------------------------------------------------------------------------------------------
@@ -225,9 +229,12 @@ class ControllerRequests:
         self._wait(waiting)
 
     def _begin_ensure(self, waiting: Waiting, topics: dict[str, int]) -> None:
+        affordable = self._administration.affordable(topics)
         for name, partitions in topics.items():
             if self._cluster.fence is None:
                 waiting.record(name, Result(ErrorCode.NOT_CONTROLLER))
+            elif name not in affordable:
+                waiting.record(name, Result(ErrorCode.LEADER_NOT_AVAILABLE))
             else:
                 self._administration.ensure(name, partitions, partial(waiting.record, name))
 

@@ -96,9 +96,7 @@ class LogWriterAgent:
         self._replaces = self._startup.replaces
         self._commands = LogWriterCommands(self._partitions, context.log)
         self._flush_rounds = FlushRounds(self._directory, self._partitions, self._clock, counters, box)
-        self._batch_flushes = BatchFlushes(
-            self._disk.path, self._partitions, self._clock, self._poller, counters, lambda: self._flush_rounds.synced_bytes
-        )
+        self._batch_flushes = BatchFlushes(self._disk.path, self._partitions, self._clock, self._poller, counters, lambda: self._flush_rounds.synced_bytes)
         self._held = HeldAcknowledgements()
         self._retention = RetentionRounds(self._directory, self._partitions, self._clock, counters, box, context.log, self._on_records_deleted)
         self._cleaning = CleaningRounds(self._directory, self._partitions, self._clock, counters, box, context.log, self._disk.name)

@@ -8,7 +8,7 @@ partitions, the topic keeps them in ZooKeeper and the disks are asked again and 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from appliance.agents.topic_administration import OnResult, Result
 from appliance.base.errors import ErrorCode, RequestRefused
@@ -16,7 +16,7 @@ from appliance.base.logging import Logger
 from appliance.metadata.operation import OperationRunner, Outcome
 from appliance.metadata.topic_registry import TopicState
 from appliance.replication.cluster import Cluster
-from appliance.replication.controller import CreationDefaults, DiskSpace, TopicGrowth, plan_topic_growth
+from appliance.replication.controller import CreationDefaults, DiskSpace, TopicGrowth, plan_topic_growth, request_problem
 from appliance.replication.operations import add_partitions, complete_topic
 from appliance.shm.counters import Counters
 
@@ -53,6 +53,12 @@ class PartitionAdministration:
         self._on_failure = on_failure
         self._growing: dict[str, deque[Growth]] = {}
         self._created = counters.counter("controller.partitions_created")
+
+    def request_problem(self, wanted: Iterable[tuple[str, int]]) -> str | None:
+        """Why topics with these new numbers of partitions are too much for one request, or None."""
+        there = {name: len(topic.replicas) for name, topic in self._cluster.topics.items()}
+        added = (count - there[name] for name, count in wanted if name in there and count <= self._defaults.partitions_max)
+        return request_problem(added, self._defaults)
 
     def grow(self, wanted: TopicGrowth, validate_only: bool, on_result: OnResult) -> None:
         """Plan, and unless `validate_only` create; `on_result` is called at once for what is refused, else when the partitions are led."""

@@ -37,10 +37,13 @@ class PartitionRequests:
         self._wait(waiting)
 
     def _begin(self, waiting: Waiting, decoded: CreatePartitionsRequest, counts: Counter[str]) -> None:
+        too_much = self._administration.request_problem((topic.name, topic.partition_count) for topic in decoded.topics if counts[topic.name] == 1)
         for topic in {topic.name: topic for topic in decoded.topics}.values():
             on_result = partial(waiting.record, topic.name)
             if self._cluster.fence is None:
                 on_result(NOT_CONTROLLER)
+            elif too_much is not None:
+                on_result(Result(ErrorCode.POLICY_VIOLATION, too_much))
             elif counts[topic.name] > 1:
                 on_result(Result(ErrorCode.INVALID_REQUEST, "Duplicate topic in request."))
             else:

@@ -8,7 +8,7 @@ only what ZooKeeper has accepted is finished by the next one, and the client hea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode, RequestRefused
@@ -18,7 +18,16 @@ from appliance.metadata.operation import OperationRunner, Outcome
 from appliance.metadata.requests import ZooKeeperFailed
 from appliance.metadata.topic_registry import TopicState
 from appliance.replication.cluster import Cluster
-from appliance.replication.controller import CreationDefaults, DiskSpace, TopicCreation, TopicPlan, plan_topic_creation
+from appliance.replication.controller import (
+    PARTITIONS_PER_REQUEST_MAX,
+    CreationDefaults,
+    DiskSpace,
+    TopicCreation,
+    TopicPlan,
+    plan_topic_creation,
+    request_problem,
+    wanted_partitions,
+)
 from appliance.replication.operations import complete_topic, create_topic, delete_topic
 from appliance.shm.counters import Counters
 
@@ -75,6 +84,20 @@ class TopicAdministration:
         self._deleted = counters.counter("controller.topics_deleted")
 
     # --- what is wanted -----------------------------------------------------------------------------------------------------
+
+    def request_problem(self, counts: Iterable[tuple[int, int]]) -> str | None:
+        """Why topics with so many partitions, or so many assigned ones, are too much for one request, or None."""
+        return request_problem((wanted_partitions(partitions, assigned, self._defaults) for partitions, assigned in counts), self._defaults)
+
+    def affordable(self, topics: Mapping[str, int]) -> set[str]:
+        """Of topics to be created automatically those that one turn can plan; the others are asked for again."""
+        left, chosen = PARTITIONS_PER_REQUEST_MAX, set()
+        for name, num_partitions in topics.items():
+            cost = 0 if name in self._cluster.topics else wanted_partitions(num_partitions, 0, self._defaults)
+            if cost <= left:
+                left -= max(1, cost)
+                chosen.add(name)
+        return chosen
 
     def create(self, wanted: TopicCreation, validate_only: bool, on_result: OnResult) -> None:
         """Plan, and unless `validate_only` create; `on_result` is called at once for what is refused, else when the topic is complete."""

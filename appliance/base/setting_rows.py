@@ -48,6 +48,7 @@ _TOPIC_ROWS = (
     SettingRow("delete.topic.enable", True, "", "allow topics to be deleted", ""),
     SettingRow("min.insync.replicas", 1, "", "replicas that must be in sync for acks=all", "fewer writes succeed when replicas are down", 1, 16),
     SettingRow("message.max.bytes", 1_048_588, "bytes", "largest record batch", "arena space for one request", 0, 256 * MIB),
+    SettingRow("log.message.downconversion.enable", True, "", "convert records for clients that read older formats only", ""),
     SettingRow("log.message.timestamp.type", "CreateTime", "", "whose clock stamps records", "", choices=("CreateTime", "LogAppendTime")),
 )
 
@@ -108,6 +109,14 @@ _LOG_ROWS = (
 )
 
 _RETENTION_ROWS = (
+    SettingRow(
+        "log.cleanup.policy",
+        "delete",
+        "",
+        "what becomes of old records: they are deleted, or compacted so that the last of each key stays; a topic's cleanup.policy goes before it",
+        "",
+        choices=("delete", "compact", "compact,delete"),
+    ),
     SettingRow(
         "log.retention.hours", 168, "hours", "how long records are kept; -1 is for ever; a topic's retention.ms goes before it", "space", -1, 10_000_000
     ),

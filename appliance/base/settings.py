@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
+from appliance.base.config_numbers import parse_double
 from appliance.base.layout import BoxLayout, Disk
 from appliance.base.model import topic_name_problem
 from appliance.base.setting_rows import INT64_MAX, SETTING_ROWS, SettingRow, SettingValue
@@ -150,10 +151,8 @@ def _flush_problems(policy: str, interval_messages: int, interval_ms: int) -> li
 
 
 def _is_share(text: str) -> bool:
-    try:
-        return 0 <= float(text) <= 1
-    except ValueError:
-        return False
+    share = parse_double(text)
+    return share is not None and 0 <= share <= 1
 
 
 def resolve_settings(chosen: dict[str, object], source: str) -> tuple[dict[str, SettingValue], list[str]]:
@@ -209,7 +208,9 @@ def _flatten(document: dict[str, object], prefix: str) -> dict[str, object]:
     """`log.segment.bytes = 1` is a table in a table for TOML, and one name for us."""
     flat: dict[str, object] = {}
     for key, value in document.items():
-        if isinstance(value, dict):
+        if value == {} and not any(name.startswith(f"{prefix}{key}.") for name in SETTING_ROWS):
+            flat[f"{prefix}{key}"] = value  # so that a table that nobody knows is complained of even when it is empty
+        elif isinstance(value, dict):
             flat.update(_flatten(value, f"{prefix}{key}."))
         else:
             flat[f"{prefix}{key}"] = value

@@ -24,6 +24,9 @@ SLOW_BODY = "slow-body"
 DISK_READ_FAILED = "disk-read-failed"
 """The head of a response has left, and the rest of it could not be read."""
 UNANSWERED = "produce-without-acks-failed"
+UNREADABLE = "request-refused-by-controller"
+"""The controller, which reads what is handed on to it, found it malformed."""
+CONTROLLER_SILENT = "controller-silent"
 
 LINES_A_PERIOD = 5
 PERIOD_NS = 10_000_000_000
@@ -43,6 +46,8 @@ class Closings:
         self._untold: Tally[str] = Tally()
         self._lines_saved = counters.counter("acceptor.closed_untold")
         for reason in (CLIENT_LEFT, STOPPING, IDLE, CONNECTION_LIMIT, ADDRESS_LIMIT, FRAME_TIMEOUT, MEMORY_LIMIT, SLOW_BODY, UNANSWERED, DISK_READ_FAILED):
+            self._counter(reason)
+        for reason in (UNREADABLE, CONTROLLER_SILENT):
             self._counter(reason)
 
     def count(self, reason: str) -> None:

@@ -41,7 +41,7 @@ class Awaited(Protocol):
 class Reply:
     """The place of one answer in its connection's order."""
 
-    __slots__ = ("awaited", "closes", "connection", "pieces", "ready", "request_bytes")
+    __slots__ = ("awaited", "closes", "closing", "connection", "pieces", "ready", "request_bytes")
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -49,6 +49,8 @@ class Reply:
         self.pieces: list[Piece] = []
         self.ready = False
         self.closes = False
+        self.closing: tuple[str, str] | None = None
+        """the reason of a reply that closes, and words for the log; none: a produce without acks failed"""
         self.awaited: Awaited | None = None
         """who may be told that it takes too long; none for requests that end by themselves"""
 
@@ -77,6 +79,7 @@ class Connection:
         "ahead_bytes",
         "body",
         "closed",
+        "closing",
         "expects_large",
         "frame_since_ns",
         "held_bytes",
@@ -123,6 +126,8 @@ class Connection:
         self.last_active_ns = now_ns
         self.frame_since_ns = 0
         self.closed = False
+        self.closing: tuple[str, str] | None = None
+        """why a reply closed it"""
         self.sent_file_bytes = 0
         self.waits_for_disk = False
         """a log-reader brings what has to be sent next"""
@@ -157,6 +162,7 @@ class Connection:
             self.ahead_bytes -= reply.request_bytes
             self.produces = max(0, self.produces - 1)
             if reply.closes:
+                self.closing = reply.closing
                 return False
             self.outgoing.extend(reply.pieces)
             for piece in reply.pieces:

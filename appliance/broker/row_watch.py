@@ -93,6 +93,8 @@ class RowWatch:
     def __init__(self) -> None:
         self._disks: dict[str, _WatchedDisk] = {}
         self._orphans: dict[int, None] = {}
+        self._moved: dict[int, dict[RowKey, None] | None] = {}
+        """waiters that want to know which of their rows moved; None: all may have"""
         self.due: dict[int, None] = {}
 
     def watch(self, placement: Placement, ticket: int) -> RowKey:
@@ -129,6 +131,7 @@ class RowWatch:
         """A new life of the table: whoever watched the old one is told until he leaves."""
         for watched in disk.rows.values():
             self._orphans.update(watched.tickets)
+            self._moved.update(dict.fromkeys(self._moved.keys() & watched.tickets.keys()))
             self._wake(watched)
 
     def _wake(self, watched: _WatchedRow) -> None:
@@ -139,6 +142,17 @@ class RowWatch:
             if ticket:
                 self.due[ticket] = None
 
+    def tell_which(self, ticket: int) -> None:
+        """Keep for a waiter which of its rows moved, until it leaves."""
+        self._moved[ticket] = {}
+
+    def take_moved(self, ticket: int) -> dict[RowKey, None] | None:
+        """Which rows of such a waiter moved since this was last asked; None: nobody knows."""
+        moved = self._moved.get(ticket)
+        if moved is not None:
+            self._moved[ticket] = {}
+        return moved
+
     def collect(self) -> None:
         """Look: wake sleepers, note in `due` which waiters are to be told."""
         due = self.due
@@ -147,6 +161,8 @@ class RowWatch:
                 continue
             for watched in disk.moved():
                 due.update(watched.tickets)
+                if self._moved:
+                    self._note_moved(disk, watched)
                 if watched.sleepers:
                     self._wake(watched)
                     if not watched.tickets:
@@ -154,10 +170,18 @@ class RowWatch:
         if self._orphans:
             due.update(self._orphans)
 
+    def _note_moved(self, disk: _WatchedDisk, watched: _WatchedRow) -> None:
+        key = (disk.proxy.disk, watched.row)
+        for ticket in self._moved.keys() & watched.tickets.keys():
+            moved = self._moved[ticket]
+            if moved is not None:
+                moved[key] = None
+
     def leave(self, keys: list[RowKey], ticket: int) -> None:
         """A waiter goes."""
         self._orphans.pop(ticket, None)
         self.due.pop(ticket, None)
+        self._moved.pop(ticket, None)
         for key in keys:
             watched = self._watched(key)
             if watched is not None:

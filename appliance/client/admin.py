@@ -9,13 +9,15 @@ from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import BrokerId, Offset, TopicPartition, topic_name_problem
 from appliance.client.cluster import ClusterClient
 from appliance.client.errors import ClientFailed, is_retriable, refused
-from appliance.client.messages import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, INCREMENTAL_ALTER_CONFIGS, LIST_OFFSETS, Api
+from appliance.client.messages import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS, LIST_OFFSETS, Api
 from appliance.client.metadata import PartitionMetadata, TopicMetadata
 
 LATEST_TIMESTAMP = -1
 EARLIEST_TIMESTAMP = -2
 ADMIN_TIMEOUT_MS = 30_000
 TOPIC_RESOURCE = 2
+SET_ON_TOPIC = 1
+"""The source of a value that was set on the topic itself (KIP-226)."""
 SET_VALUE, DELETE_VALUE = 0, 1
 """Operations of IncrementalAlterConfigs (KIP-339)."""
 
@@ -64,10 +66,11 @@ def delete_topic(cluster: ClusterClient, name: str) -> None:
     cluster.latest.topics.pop(name, None)
 
 
-def add_partitions(cluster: ClusterClient, name: str, count: int) -> None:
-    """Make the topic have `count` partitions, which must be more than it has. Records stay where they are; keys may go elsewhere from now on."""
+def add_partitions(cluster: ClusterClient, name: str, count: int, validate_only: bool = False) -> None:
+    """Make the topic have `count` partitions, which must be more than it has. Records stay where they are; keys may go elsewhere from now on.
+    With `validate_only` the broker says only whether it would."""
     topic = {"name": name, "count": count, "assignments": None}
-    values = {"topics": [topic], "timeout": ADMIN_TIMEOUT_MS, "validate_only": False}
+    values = {"topics": [topic], "timeout": ADMIN_TIMEOUT_MS, "validate_only": validate_only}
     _ask_controller(cluster, CREATE_PARTITIONS, values, "results", f"give topic {name!r} {count} partitions")
 
 
@@ -77,6 +80,28 @@ def alter_topic_settings(cluster: ClusterClient, name: str, values: dict[str, st
     configs += [{"name": key, "config_operation": DELETE_VALUE, "value": None} for key in unset]
     resource = {"resource_type": TOPIC_RESOURCE, "resource_name": name, "configs": configs}
     _ask_controller(cluster, INCREMENTAL_ALTER_CONFIGS, {"resources": [resource], "validate_only": False}, "responses", f"alter topic {name!r}")
+
+
+class TopicSettings(NamedTuple):
+    """What a topic's settings are: every name that there is, and the values of those that are set on the topic itself."""
+
+    names: frozenset[str]
+    own: dict[str, str]
+
+
+def topic_settings(cluster: ClusterClient, name: str) -> TopicSettings:
+    """Any broker knows them."""
+    resource = {"resource_type": TOPIC_RESOURCE, "resource_name": name, "configuration_keys": None}
+    brokers = cluster.metadata([]).brokers
+    if not brokers:
+        raise RequestRefused(ErrorCode.BROKER_NOT_AVAILABLE, f"could not read the settings of topic {name!r}: no broker is registered at the moment")
+    body = cluster.ask_broker(min(brokers), DESCRIBE_CONFIGS, {"resources": [resource]})
+    for result in body.results:
+        if result.error_code != ErrorCode.NONE:
+            raise refused(int(result.error_code), f"read the settings of topic {name!r}", result.error_message)
+    configs = [config for result in body.results for config in result.configs]
+    own = {str(config.name): str(config.value or "") for config in configs if config.config_source == SET_ON_TOPIC}
+    return TopicSettings(frozenset(str(config.name) for config in configs), dict(sorted(own.items())))
 
 
 def _ask_controller(cluster: ClusterClient, api: Api, values: dict[str, Any], results: str, doing: str) -> None:

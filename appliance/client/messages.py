@@ -40,6 +40,8 @@ CREATE_TOPICS = Api(19, "create_topics", 4, 7, 5)
 """From 4 on -1 means the broker's default number of partitions and of replicas."""
 DELETE_TOPICS = Api(20, "delete_topics", 1, 5, 4)
 """From 6 on the request has another shape, for deletion by id."""
+DESCRIBE_CONFIGS = Api(32, "describe_configs", 1, 4, 4)
+"""From 1 on an answer says where a value comes from."""
 CREATE_PARTITIONS = Api(37, "create_partitions", 0, 3, 2)
 INCREMENTAL_ALTER_CONFIGS = Api(44, "incremental_alter_configs", 0, 1, 1)
 

@@ -23,12 +23,17 @@ class ConfigLine(NamedTuple):
 def lines_by_name(text: str) -> dict[str, ConfigLine]:
     """Dotted name, as `read_settings_file` makes it → the line that sets it; options of `[box]` begin with `box.`."""
     found: dict[str, ConfigLine] = {}
+    headings: dict[str, ConfigLine] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), 1):
         if heading := _TABLE.match(line):
             table = _dotted(heading.group(1)) + "."
+            headings[table] = ConfigLine(number, line.strip())
         elif key := _KEY.match(line):
             found.setdefault(table + _dotted(key.group(1)), ConfigLine(number, line.strip()))
+    for table, line_of_table in headings.items():  # an empty table has no other line
+        if not any(name.startswith(table) for name in found):
+            found.setdefault(table.removesuffix("."), line_of_table)
     return found
 
 

@@ -113,9 +113,7 @@ def _placed_on(layout: BoxLayout, disk: str) -> list[str]:
     from appliance.command.box_status import image_of, read_shared_memory
 
     image = image_of(layout)
-    names = {
-        f"{topic.name}-{number}" for topic in image.topics.values() for number, partition in enumerate(topic.partitions) if partition.disk == disk
-    }
+    names = {f"{topic.name}-{number}" for topic in image.topics.values() for number, partition in enumerate(topic.partitions) if partition.disk == disk}
     for _, row in read_shared_memory(layout, [disk], SystemClock()).rows:
         topic = next((topic for topic in image.topics.values() if topic.topic_id == row.topic_id), None)
         names.add(f"{topic.name if topic is not None else row.topic_id.hex()}-{row.partition}")

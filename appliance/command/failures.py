@@ -14,6 +14,10 @@ class UsageProblem(MillraceError):
     """What was asked cannot be meant; the text says what to write instead."""
 
 
+class PartlyDone(MillraceError):
+    """Some of what was asked is done, the rest was tried and failed; the text says which."""
+
+
 _ASKED_WRONGLY = frozenset({ErrorCode.INVALID_TOPIC_EXCEPTION, ErrorCode.INVALID_PARTITIONS, ErrorCode.INVALID_CONFIG})
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from appliance.command.kafka import open_cluster, require_topic_name
 from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option
-from appliance.command.output import NOTHING, Column, count_text, plural, print_table
+from appliance.command.output import NOTHING, Column, count_text, plural, print_table, say
 from appliance.command.topic_alter import alter
 from appliance.command.topic_setting import parse_setting
 from appliance.command.topic_tail import tail
+
+if TYPE_CHECKING:
+    from appliance.client.admin import TopicDescription
 
 NameArgument = Annotated[str, argument("NAME", "The topic.")]
 
@@ -65,15 +70,31 @@ def list_topics(bootstrap: BootstrapOption = None, data: DataOption = None, conf
     print_table([Column("topic"), Column("partitions", is_number=True), Column("replicas", is_number=True), Column("state")], rows)
 
 
-def describe(name: NameArgument, bootstrap: BootstrapOption = None, data: DataOption = None, config: ConfigOption = None) -> None:
-    """Show a topic's id, and each partition's leader, replicas and offsets."""
+def describe(
+    name: NameArgument,
+    as_json: Annotated[bool, option("--json", help="For programs.")] = False,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Show a topic's id, each partition's leader, replicas and offsets, and the settings that were set on the topic itself."""
     require_topic_name(name)
     with open_cluster(bootstrap, data, config) as cluster:
-        from appliance.client.admin import describe_topic
+        from appliance.client.admin import describe_topic, topic_settings
+        from appliance.client.errors import VersionUnsupported
 
         described = describe_topic(cluster, name)
+        try:
+            settings: dict[str, str] | None = topic_settings(cluster, name).own
+        except VersionUnsupported as error:
+            settings = None
+            say(f"millrace: no settings are shown: {error}")
+    if as_json:
+        sys.stdout.write(json.dumps(description_document(described, settings), indent=2) + "\n")
+        return
     topic_id = described.topic.topic_id
-    print(f"topic {name}  id {topic_id or NOTHING}  {plural(len(described.partitions), 'partition')}")
+    own = "".join(f"  {key}={value}" for key, value in (settings or {}).items())
+    print(f"topic {name}  id {topic_id or NOTHING}  {plural(len(described.partitions), 'partition')}{own}")
     rows = []
     for metadata, start, end in described.partitions:
         rows.append([
@@ -89,6 +110,24 @@ def describe(name: NameArgument, bootstrap: BootstrapOption = None, data: DataOp
     columns = [Column("partition", is_number=True), Column("leader", is_number=True), Column("epoch", is_number=True), Column("replicas"), Column("isr"),
                Column("start offset", is_number=True), Column("end offset", is_number=True), Column("records", is_number=True)]  # fmt: skip
     print_table(columns, rows)
+
+
+def description_document(described: TopicDescription, settings: dict[str, str] | None) -> dict[str, Any]:
+    """What `describe` shows, for programs; `settings` None where the broker does not tell them."""
+    partitions = [
+        {
+            "partition": metadata.partition,
+            "leader": metadata.leader,
+            "leader_epoch": metadata.leader_epoch,
+            "replicas": list(metadata.assigned_replicas),
+            "isr": list(metadata.isr),
+            "log_start_offset": start,
+            "end_offset": end,
+        }
+        for metadata, start, end in described.partitions
+    ]
+    topic_id = described.topic.topic_id
+    return {"topic": described.topic.name, "id": str(topic_id) if topic_id else None, "settings": settings, "partitions": partitions}
 
 
 def delete(

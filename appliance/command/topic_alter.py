@@ -1,14 +1,17 @@
 """`millrace topic alter`: more partitions, other settings.
 
-Settings go first and all together: if one of them is refused, nothing has changed. Weak spot: settings and partitions are two requests, so
-partitions may be refused after the settings were taken; what was done is printed as it is done.
+Settings go all together: if one of them is refused, nothing has changed. Beside settings, the broker is first asked whether it would add the
+partitions. Weak spot: settings and partitions are two requests, so partitions may still fail after the settings were taken; it is said then.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
 from typing import Annotated
 
-from appliance.command.failures import UsageProblem
+from appliance.base.errors import MillraceError
+from appliance.command.failures import PartlyDone, UsageProblem
 from appliance.command.kafka import open_cluster, require_topic_name
 from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option
 from appliance.command.output import plural
@@ -38,15 +41,33 @@ def alter(
     defaults = list(dict.fromkeys(text.strip() for text in unset or []))
     require_something_to_do(partitions, values, defaults)
     with open_cluster(bootstrap, data, config) as cluster:
-        from appliance.client.admin import add_partitions, alter_topic_settings
+        from appliance.client.admin import add_partitions, alter_topic_settings, topic_settings
 
+        if defaults:
+            # Brokers take the unsetting of what there is not as done; a misspelt name should not be told so.
+            require_known_settings(name, defaults, topic_settings(cluster, name).names)
+        if partitions is not None and (values or defaults):
+            add_partitions(cluster, name, partitions, validate_only=True)
         if values or defaults:
             alter_topic_settings(cluster, name, values, defaults)
             changes = [f"{key}={value}" for key, value in values.items()] + [f"{key} back to its default" for key in defaults]
             print(f"altered topic {name}: {', '.join(changes)}")
         if partitions is not None:
-            add_partitions(cluster, name, partitions)
+            try:
+                add_partitions(cluster, name, partitions)
+            except MillraceError as error:
+                if values or defaults:
+                    raise PartlyDone(f"the settings are altered, but the partitions are not: {error}") from error
+                raise
             print(f"altered topic {name}: {plural(len(cluster.topic(name, complete=False).partitions), 'partition')}")
+
+
+def require_known_settings(topic: str, names: Iterable[str], known: Collection[str]) -> None:
+    """UsageProblem for a name that is no setting of a topic."""
+    if unknown := [name for name in names if name not in known]:
+        near = get_close_matches(unknown[0], known, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UsageProblem(f"--unset: topic {topic} has no setting {', '.join(unknown)}{hint}")
 
 
 def require_something_to_do(partitions: int | None, values: dict[str, str], defaults: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 While the controller is away requests wait here, each with its deadline, and are sent to its next life; an operation that the last life
 had already carried out then answers as done twice would (TOPIC_ALREADY_EXISTS), which is what Kafka's clients expect after a time-out.
+A request that `LIVES_MAX` lives had when they died is sent to no further one, for it may be what kills them.
 Weak spot: what waits is kept in our heap, `WAITING_BYTES_MAX` in total; what comes on top of it is turned away.
 """
 
@@ -21,8 +22,15 @@ RECONNECT_NS = 20_000_000
 WAITING_BYTES_MAX = 32 << 20
 """Of all requests under way; clients that leave cannot take theirs back."""
 
+LIVES_MAX = 2
+"""One death may have any reason, and what waits beside a deadly request shall not be lost with it."""
+
 OnResponse = Callable[[bytes | None], None]
 """Called with the answer's payload, or None when the deadline passed."""
+
+
+OnLost = Callable[[], None]
+"""Called when the controller died too often over a request; whether it was carried out nobody knows."""
 
 
 class _Waiting(NamedTuple):
@@ -30,6 +38,8 @@ class _Waiting(NamedTuple):
     payload: bytes
     deadline_ns: int
     on_response: OnResponse
+    on_lost: OnLost | None
+    lives: int = 0
 
 
 class ControllerLink:
@@ -51,9 +61,9 @@ class ControllerLink:
     def connected(self) -> bool:
         return self._socket is not None
 
-    def request(self, kind: int, payload: bytes, timeout_ms: int, on_response: OnResponse) -> None:
+    def request(self, kind: int, payload: bytes, timeout_ms: int, on_response: OnResponse, on_lost: OnLost | None = None) -> None:
         """Send a request, or keep it until the controller is there. What no frame can hold is answered empty, at once; so is, with None,
-        what would bring all that waits over its bound."""
+        what would bring all that waits over its bound. Without `on_lost`, what is lost is answered with None too."""
         if len(payload) > MAX_PAYLOAD_BYTES:
             on_response(b"")
             return
@@ -63,9 +73,9 @@ class ControllerLink:
         self._waiting_bytes += len(payload)
         token = self._next_token
         self._next_token = token + 1
-        self._waiting[token] = _Waiting(kind, payload, self._clock.monotonic_ns() + timeout_ms * 1_000_000, on_response)
+        self._waiting[token] = _Waiting(kind, payload, self._clock.monotonic_ns() + timeout_ms * 1_000_000, on_response, on_lost)
         if self._socket is not None:
-            self._send(self._socket, kind, token, payload)
+            self._send(self._socket, token)
 
     def do_work(self, now_ns: int) -> int:
         """Connect if it is time, end what has waited too long. Never blocks."""
@@ -89,17 +99,28 @@ class ControllerLink:
         self._socket = sock
         self._interest = select.EPOLLIN | select.EPOLLRDHUP
         self._registry.register(sock.fileno(), self._interest, self._on_event)
-        for token, waiting in list(self._waiting.items()):
+        for token in list(self._waiting):
             if self._socket is not sock:
                 return
-            self._send(sock, waiting.kind, token, waiting.payload)
+            if token in self._waiting:  # the callback of a lost one may have ended it
+                self._send(sock, token)
 
-    def _send(self, sock: FrameSocket, kind: int, token: int, payload: bytes) -> None:
+    def _send(self, sock: FrameSocket, token: int) -> None:
+        waiting = self._waiting[token]
+        if waiting.lives >= LIVES_MAX:
+            del self._waiting[token]
+            self._waiting_bytes -= len(waiting.payload)
+            if waiting.on_lost is not None:
+                waiting.on_lost()
+            else:
+                waiting.on_response(None)
+            return
         try:
-            sock.send(kind, token, payload)
+            sock.send(waiting.kind, token, waiting.payload)
         except PeerGone:
             self._hang_up()
             return
+        self._waiting[token] = waiting._replace(lives=waiting.lives + 1)
         self._update_interest(sock)
 
     def _update_interest(self, sock: FrameSocket) -> None:

@@ -35,9 +35,7 @@ def overdue_operation(words: memoryview, now_ns: int, deadline_ns: int) -> str:
 class DiskHealth:
     """Sets `is_hung` of each proxy; `on_hung(disk, operation)` and `on_well(disk)` when that changes. A log-writer that is gone is not hung."""
 
-    def __init__(
-        self, proxies: Collection[LogWriterProxy], deadline_ms: int, on_hung: Callable[[str, str], None], on_well: Callable[[str], None]
-    ) -> None:
+    def __init__(self, proxies: Collection[LogWriterProxy], deadline_ms: int, on_hung: Callable[[str, str], None], on_well: Callable[[str], None]) -> None:
         self._proxies = proxies
         self._deadline_ns = deadline_ms * 1_000_000
         self._on_hung = on_hung

@@ -35,6 +35,9 @@ from appliance.shm.counters import Counters
 
 RECONNECT_NS = 20_000_000
 UNSENT_MAX = 16_384
+QUESTIONS_AHEAD_MAX = 1_024
+"""Under way at once for one request, by those who ask for many partitions: one client must not fill the queue that all stand in."""
+assert QUESTIONS_AHEAD_MAX * 16 <= UNSENT_MAX
 READ_DEADLINE_NS = 5_000_000_000
 """A read that takes longer is given up; until one answers, no other is asked of that disk."""
 _INTEREST = select.EPOLLIN | select.EPOLLRDHUP

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from appliance.base.setting_rows import INT32_MAX, SETTING_ROWS, SettingRow, SettingValue
 from appliance.base.settings import Box
+from appliance.metadata.topic_configs import TOPIC_CONFIG_ROWS
 
 
 class BrokerConfig(NamedTuple):
@@ -42,7 +43,6 @@ ALWAYS: Final = (
     BrokerConfig("inter.broker.listener.name", "string", None, None, "The listener between brokers; the one for clients serves."),
     BrokerConfig("inter.broker.protocol.version", "string", "3.9-IV0", "3.9-IV0", "The version of Kafka whose metadata ZooKeeper holds."),
     BrokerConfig("listener.security.protocol.map", "string", "PLAINTEXT:PLAINTEXT", "PLAINTEXT:PLAINTEXT", "Protocols by listener."),
-    BrokerConfig("log.message.downconversion.enable", "boolean", "true", "true", "Whether records are converted for old clients; a topic may forbid it."),
     BrokerConfig("log.preallocate", "boolean", "false", "false", "Whether segment files are made at their full size."),
     BrokerConfig("log.roll.jitter.ms", "long", None, None, "The most by which log.roll.ms is shortened at random; it is not."),
     BrokerConfig("max.connection.creation.rate", "int", str(INT32_MAX), str(INT32_MAX), "New connections a second; not limited."),
@@ -60,6 +60,9 @@ ALWAYS: Final = (
     BrokerConfig("zookeeper.ssl.client.enable", "boolean", "false", "false", "Whether ZooKeeper is spoken to by TLS."),
 )
 
+
+_TOPIC_TYPES: Final = {setting: row.type for row in TOPIC_CONFIG_ROWS.values() for setting in row.broker_settings}
+"""A settings file has doubles and lists as texts; what such a text is, the topic config says that falls back to it."""
 
 NULL_AT_ZERO: Final = frozenset({"log.retention.ms", "log.retention.minutes"})
 """Where 0 says that a setting is not set, Kafka has null."""
@@ -101,7 +104,7 @@ def _type(row: SettingRow) -> str:
         return "boolean"
     if isinstance(row.default, int):
         return "long" if row.high > INT32_MAX else "int"
-    return "string"
+    return _TOPIC_TYPES.get(row.name, "string")
 
 
 def _text(value: SettingValue) -> str:

@@ -81,9 +81,7 @@ class MetadataImage:
 
     __slots__ = ("brokers", "cluster_id", "controller_id", "generation", "topics", "topics_by_id")
 
-    def __init__(
-        self, generation: int, cluster_id: str, controller_id: int, brokers: dict[int, BrokerImage], topics: dict[str, TopicImage]
-    ) -> None:
+    def __init__(self, generation: int, cluster_id: str, controller_id: int, brokers: dict[int, BrokerImage], topics: dict[str, TopicImage]) -> None:
         self.generation = generation
         self.cluster_id = cluster_id
         self.controller_id = controller_id

@@ -54,6 +54,8 @@ EFFECTIVE: Final = frozenset(
         "min.compaction.lag.ms",
         "cleanup.policy",
         "file.delete.delay.ms",
+        "flush.messages",
+        "flush.ms",
         "index.interval.bytes",
         "max.message.bytes",
         "message.downconversion.enable",

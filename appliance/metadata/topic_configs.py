@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from appliance.base.config_numbers import parse_double, parse_integer
+
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
 CONFIG_BYTES_MAX = 32_000
@@ -34,9 +36,8 @@ def _boolean(value: str) -> str | None:
 
 def _number(low: int, high: int) -> Callable[[str], str | None]:
     def valid(value: str) -> str | None:
-        try:
-            number = int(value)
-        except ValueError:
+        number = parse_integer(value)
+        if number is None:
             return "not a number"
         return None if low <= number <= high else f"value must be between {low} and {high}"
 
@@ -45,9 +46,8 @@ def _number(low: int, high: int) -> Callable[[str], str | None]:
 
 def _double(low: float, high: float) -> Callable[[str], str | None]:
     def valid(value: str) -> str | None:
-        try:
-            number = float(value)
-        except ValueError:
+        number = parse_double(value)
+        if number is None:
             return "not a number"
         return None if low <= number <= high else f"value must be between {low} and {high}"
 
@@ -67,7 +67,7 @@ def _throttled_replicas(value: str) -> str | None:
     if value in ("", "*"):
         return None
     pairs = [pair.strip().split(":") for pair in value.split(",")]
-    fine = all(len(pair) == 2 and pair[0].isdigit() and pair[1].isdigit() for pair in pairs)
+    fine = all(len(pair) == 2 and all(part.isascii() and part.isdigit() for part in pair) for pair in pairs)
     return None if fine else "value must be * or a list of partition:broker"
 
 

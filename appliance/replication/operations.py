@@ -324,9 +324,7 @@ def _begin_anew(cluster: Cluster, report: DiskReport) -> Operation[None]:
             continue
         epoch = cluster.writes_fenced_by().controller_epoch
         yield from _write_states(cluster, [(topic, partition, bump_leader_epoch(topic.states[partition], epoch)) for partition in lost])
-        payloads = [
-            {"topic": name, "partition": partition, "topic_id": str(topic.topic_id), "config": cluster.config_of(topic)} for partition in lost
-        ]
+        payloads = [{"topic": name, "partition": partition, "topic_id": str(topic.topic_id), "config": cluster.config_of(topic)} for partition in lost]
         codes = yield from all_of([DiskCommand(report.disk, DescriptorKind.CREATE, payload) for payload in payloads])
         made = [partition for partition, code in zip(lost, codes, strict=True) if code == ErrorCode.NONE]
         for partition in made:

@@ -148,9 +148,12 @@ def _text_problems(options: ResolvedOptions) -> list[str]:
     problems = []
     if options.zookeeper is not None and not _CONNECT_STRING.match(options.zookeeper):
         problems.append(f"--zookeeper is {options.zookeeper!r}; it must look like HOST:PORT,HOST:PORT (leave it out for the embedded one)")
+    listens_well = _HOST.match(options.listen) is not None
+    if not listens_well:
+        problems.append(f"--listen is {options.listen!r}; it must be a host name or an address, without a port, or * for all addresses")
     if options.advertise in WILDCARD_HOSTS:
         problems.append(f"--advertise is {options.advertise!r}, which no client can connect to; name this machine as clients see it")
-    elif not _HOST.match(options.advertise):
+    elif not _HOST.match(options.advertise) and (listens_well or options.advertise != options.listen):  # what follows from --listen is said there
         problems.append(f"--advertise is {options.advertise!r}; it must be a host name or an address, without a port")
     ports = [("--kafka-port", options.kafka_port), ("--http-port", options.http_port), ("--syslog-port", options.syslog_port)]
     for index, (name, port) in enumerate(ports):

@@ -30,7 +30,7 @@ def outcome(stream: bytes, cuts: list[int]) -> tuple[list[bytes], list[bool], in
     positions = [0, *sorted(cut % (len(stream) + 1) for cut in cuts), len(stream)]
     for start, end in pairwise(positions):
         messages += splitter.feed(stream[start:end])
-        assert splitter.buffered_bytes <= LIMIT + 1 + len(b'12345678 <191>')
+        assert splitter.buffered_bytes <= LIMIT + 1 + len(b"12345678 <191>")
     messages += splitter.finish()
     marks = [type(message) is CutMessage for message in messages]
     return messages, marks, splitter.cut_messages, splitter.discarded_bytes, splitter.resynchronisations, splitter.proxied_source

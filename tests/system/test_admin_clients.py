@@ -133,7 +133,7 @@ def test_every_topic_config_is_described_with_source_and_synonyms(admin: AdminCl
     assert len(configs) == 36
     retention, segment = configs["retention.ms"], configs["segment.bytes"]
     assert (retention.value, retention.source, retention.is_default, retention.is_read_only) == ("1000", 1, False, False)
-    assert [(synonym.name, synonym.value, synonym.source) for synonym in retention.synonyms.values()][-1:] == [("log.retention.ms", "604800000", 5)]
+    assert [(synonym.name, synonym.value, synonym.source) for synonym in retention.synonyms.values()][-1:] == [("log.retention.hours", "168", 5)]
     assert (segment.value, segment.source, segment.is_default) == ("1073741824", 5, True)
 
 

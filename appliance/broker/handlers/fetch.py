@@ -5,12 +5,13 @@ exactly there) and its segment is open. Otherwise the disk's log-reader is asked
 or reads a log file. Only what is in the page cache is sent from the file; the rest the log-reader reads into its memory
 (`broker/cold_reads.py`), one partition of a fetch at a time. A fetch of a session (`broker/fetch_session.py`) looks at the partitions that are
 awake only: the others sleep until their row moves. Before version 4 what is read is converted (`broker/message_sets.py`). Owned by one acceptor.
-Weak spot: a fetch with one cold partition is answered when that is read, its hot ones too.
+Weak spots: a fetch with one cold partition is answered when that is read, its hot ones too; one answer has records of at most `TARGETS_MAX` partitions.
 """
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
@@ -21,14 +22,15 @@ from appliance.broker.box_view import BoxView, Placement
 from appliance.broker.cold_reads import ColdRead, ColdReads
 from appliance.broker.connection import Connection, Reply
 from appliance.broker.delayed import Delayed
-from appliance.broker.fetch_session import FINAL_EPOCH, INITIAL_EPOCH, NO_SESSION, FetchSession, FetchSessions, SessionPartition
+from appliance.broker.fetch_session import FINAL_EPOCH, INITIAL_EPOCH, NO_SESSION, FetchSession, FetchSessions, SessionPartition, key_of
 from appliance.broker.leadership import leadership_problem
 from appliance.broker.message_sets import CONVERTED_BYTES_MAX, DownConversion
+from appliance.broker.parked_growth import FEW_PARTITIONS, ParkedGrowth
 from appliance.broker.residency import CHECK_BYTES, Residency
 from appliance.broker.segment_files import FileRange, SegmentFile, SegmentFiles
 from appliance.broker.topic_traffic import TopicTraffic
 from appliance.ipc.log_reader_messages import EPOCH_END, LOOKUP, OPEN, Answer
-from appliance.ipc.log_reader_proxy import LogReaderProxy
+from appliance.ipc.log_reader_proxy import QUESTIONS_AHEAD_MAX, LogReaderProxy
 from appliance.protocol.fetch import (
     MAGIC_2_SINCE,
     READ_COMMITTED,
@@ -49,6 +51,8 @@ Target: TypeAlias = int | SessionPartition
 
 ROUNDS_MAX = 8
 """Questions asked one after the other for one fetch before it answers with what it has."""
+TARGETS_MAX = QUESTIONS_AHEAD_MAX
+"""Partitions that one answer has records of, or fewer where fewer segments can be open; the others' turn comes with the next fetch."""
 
 
 class _Found(NamedTuple):
@@ -65,8 +69,9 @@ class _Found(NamedTuple):
 class PendingFetch:
     """One fetch request on its way."""
 
-    __slots__ = ("cold", "correlation_id", "deadline_ns", "epoch_ends", "expected_epoch", "finished", "found", "handler", "questions", "ready_ns",
-                 "received_ns", "reply", "request", "rounds", "session", "ticket", "version")  # fmt: skip
+    __slots__ = ("cold", "correlation_id", "deadline_ns", "epoch_ends", "expected_epoch", "finished", "found", "growth", "handler", "is_held_back",
+                 "is_partial", "questions", "ready_ns", "received_ns", "reply", "request", "rounds", "session", "targets", "ticket", "unknown",
+                 "version")  # fmt: skip
 
     def __init__(self, handler: FetchHandler, reply: Reply, request: FetchRequest, version: int, correlation_id: int, deadline_ns: int) -> None:
         self.handler = handler
@@ -77,6 +82,16 @@ class PendingFetch:
         self.deadline_ns = deadline_ns
         self.questions = 0
         self.rounds = 0
+        self.unknown = 0
+        """in this look: partitions that a question has to be answered for"""
+        self.is_held_back = False
+        """in this look: some of those questions are asked when others were answered"""
+        self.targets = 0
+        """in this look: partitions with something to read"""
+        self.is_partial = False
+        """in this look: some partition has more, but its turn comes with the next fetch"""
+        self.growth: ParkedGrowth | None = None
+        """while it is parked with many partitions: what of them is worth a look"""
         self.cold: ColdRead | None = None
         """its one partition that is read by a log-reader"""
         self.ticket = 0
@@ -92,8 +107,10 @@ class PendingFetch:
         """Since when nothing but us delays the answer: received, or woken from the last wait; 0 while it waits."""
 
     def on_row_moved(self) -> None:
-        self.handler.woken(self)
-        self.handler.evaluate(self, False)
+        if self.growth is None or self.handler.has_grown(self, self.growth):
+            self.rounds = 0
+            self.handler.woken(self)
+            self.handler.evaluate(self, False)
 
     def on_deadline(self) -> None:
         if self.session is not None and self.session.parked_ticket == self.ticket:
@@ -129,6 +146,10 @@ class FetchHandler:
         self._fetch_max_bytes = fetch_max_bytes
         self._on_reply = on_reply
         self.files = SegmentFiles(segment_files_max, residency)
+        self._targets_max = min(TARGETS_MAX, segment_files_max)
+        self._wide_fetches = 0
+        self._is_evaluating = False
+        self._to_evaluate: deque[tuple[PendingFetch, bool]] = deque()
         self._residency = residency
         self._cold_reads = cold_reads
         self._message_sets = DownConversion(view, counters)
@@ -150,6 +171,8 @@ class FetchHandler:
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
         request = decode_fetch(buffer, header.body_position, limit, header.api_version)
         self._requests.add()
+        if len(request.partitions) > 1:
+            self._tidy(request.partitions)
         if header.api_version < MAGIC_2_SINCE:
             self._message_sets.reorder(header.api_version, request.partitions)
         reply = connection.expect_reply(False)
@@ -159,15 +182,48 @@ class FetchHandler:
             return
         self.evaluate(pending, request.max_wait_ms <= 0)
 
+    def _tidy(self, partitions: list[FetchPartition]) -> None:
+        """A partition that is named again replaces what was wanted of it before, as in Kafka: it must not cost us twice. Where not all can have their
+        turn, each fetch begins with others, because a client may ask in the same order always."""
+        unique = {key_of(wanted): wanted for wanted in partitions}
+        if len(unique) < len(partitions):
+            partitions[:] = unique.values()
+        if len(partitions) > self._targets_max:
+            self._wide_fetches += 1
+            start = self._wide_fetches * self._targets_max % len(partitions)
+            partitions[:] = partitions[start:] + partitions[:start]
+
+    def has_grown(self, pending: PendingFetch, growth: ParkedGrowth) -> bool:
+        """Whether a parked fetch of many partitions is worth a look at all of them."""
+        return growth.is_enough(self._delayed.rows.take_moved(pending.ticket), self._view)
+
     def woken(self, pending: PendingFetch) -> None:
         """A wait ended: from here on the time counts as ours."""
         if not pending.ready_ns:
             pending.ready_ns = self._clock.monotonic_ns()
 
     def evaluate(self, pending: PendingFetch, is_due: bool) -> None:
-        """Look at every partition; answer, ask the log-readers, or park."""
+        """Look at every partition; answer, ask the log-readers, or park.
+
+        A log-reader's death may be noticed in the middle of a question, and whoever waits for it is told there and then, this fetch too: what it
+        means for them is looked at when this look is over.
+        """
+        if self._is_evaluating:
+            self._to_evaluate.append((pending, is_due))
+            return
+        self._is_evaluating = True
+        try:
+            self._evaluate(pending, is_due)
+            while self._to_evaluate:
+                self._evaluate(*self._to_evaluate.popleft())
+        finally:
+            self._is_evaluating = False
+
+    def _evaluate(self, pending: PendingFetch, is_due: bool) -> None:
         if pending.finished or pending.questions > 0:
             return
+        pending.unknown = pending.targets = 0
+        pending.is_held_back = pending.is_partial = False
         if pending.reply.connection.closed:
             self._leave(pending)
             return
@@ -195,10 +251,11 @@ class FetchHandler:
                 if result.records is not None:
                     total += result.records.size_bytes  # type: ignore[union-attr]
             results.append(result)
-        if pending.questions > 0:
-            pending.rounds += 1
+        if pending.unknown:
+            pending.rounds += not pending.is_held_back
             return
-        is_ready = failed or urgent or is_due or total >= min(request.min_bytes, room) or not request.partitions
+        needed_bytes = min(request.min_bytes, room)
+        is_ready = failed or urgent or is_due or total >= needed_bytes or not request.partitions or (pending.is_partial and total > 0)
         is_ready = is_ready or self._clock.monotonic_ns() >= pending.deadline_ns
         if is_ready and is_converted and total:
             results = self._message_sets.convert(pending.version, request.partitions, results)
@@ -215,9 +272,15 @@ class FetchHandler:
             pending.cold = None
             pending.rounds = 0
             pending.ticket = self._delayed.park(pending, watched, pending.deadline_ns)
+            if len(watched) > FEW_PARTITIONS:
+                self._delayed.rows.tell_which(pending.ticket)
+                pending.growth = ParkedGrowth()
+                pending.growth.begin(watched, request.partitions, results, needed_bytes)
             self.evaluate(pending, False)  # a row may have moved before it was watched
         else:
             pending.ready_ns = 0
+            if pending.growth is not None:
+                pending.growth.begin(watched, request.partitions, results, needed_bytes)
 
     def _answer(self, pending: PendingFetch, session_id: int, results: list[FetchPartitionResult], total: int, failed: bool) -> None:
         self._leave(pending)
@@ -305,9 +368,10 @@ class FetchHandler:
             elif placement is not None and wanted.fetch_offset >= _readable_end(request, result) and rows.sleep(placement, partition):
                 session.awake.pop(partition, None)
                 awake.pop()
-        if pending.questions > 0:
-            pending.rounds += 1
+        if pending.unknown:
+            pending.rounds += not pending.is_held_back
             return
+        urgent = urgent or (pending.is_partial and total > 0)
         if failed or urgent or is_due or total >= min(request.min_bytes, room) or self._clock.monotonic_ns() >= pending.deadline_ns:
             for partition, result in news:
                 partition.on_reported(result)
@@ -404,10 +468,15 @@ class FetchHandler:
         most = min(wanted.max_bytes, room)
         if most <= 0 and not is_first:
             return empty, placement
+        if pending.targets >= self._targets_max:
+            pending.is_partial = True
+            return empty, placement
+        pending.targets += 1
+        unknown = pending.unknown
         records = self._range(pending, index, topic, wanted.fetch_offset, most, is_first, placement, row)
         if isinstance(records, ErrorCode):
             return FetchPartitionResult(topic, topic_id, partition, records), None
-        if pending.questions and records is None:
+        if pending.unknown != unknown:
             return None, placement
         return empty._replace(records=records), placement
 
@@ -469,8 +538,8 @@ class FetchHandler:
         if (cold is not None and cold.target == index) or not self._residency.is_resident(file, position, min(max(size_bytes, 1), CHECK_BYTES)):
             is_active = base_offset == row.watermark_base_offset
             return self._cold_range(pending, index, file, position, size_bytes, end, is_first, is_active, placement)
-        if size_bytes < end - position and not found.first_batch_bytes and most < placement.max_message_bytes:
-            # The first batch must go whole, and it may be longer than what was asked for.
+        if size_bytes < end - position and not found.first_batch_bytes:
+            # The first batch must go whole, and it may be longer than what was asked for; than today's max.message.bytes, too.
             return self._ask_lookup(pending, index, topic, fetch_offset, placement, row)
         if size_bytes < found.first_batch_bytes:
             if not is_first:
@@ -498,6 +567,7 @@ class FetchHandler:
             read = pending.cold = ColdRead(index)
             if self._cold_reads.ask(read, file, position, most, limit, is_first, is_active, lambda: self._answered(pending)):
                 pending.questions += 1
+                pending.unknown += 1
                 return None
         if read.target != index:
             return None  # its turn comes with the next fetch
@@ -517,6 +587,10 @@ class FetchHandler:
     # -- questions to the log-reader
 
     def _ask_lookup(self, pending: PendingFetch, index: Target, topic: str, offset: int, placement: Placement, row: Row) -> ErrorCode | None:
+        if pending.rounds >= ROUNDS_MAX:
+            pending.is_partial = True
+            return None
+
         def on_answer(answer: Answer | None, descriptor: int) -> None:
             if descriptor >= 0:
                 os.close(descriptor)
@@ -532,6 +606,9 @@ class FetchHandler:
         return self._ask(pending, placement, LOOKUP, topic, row, offset, row.high_watermark, on_answer)
 
     def _ask_open(self, pending: PendingFetch, index: Target, topic: str, base_offset: int, placement: Placement, row: Row) -> ErrorCode | None:
+        if pending.rounds >= ROUNDS_MAX:
+            pending.is_partial = True  # others' segments pushed out what was opened for it
+            return None
         key = (placement.disk, placement.row, placement.row_generation, base_offset)
 
         def on_answer(answer: Answer | None, descriptor: int) -> None:
@@ -558,10 +635,15 @@ class FetchHandler:
     ) -> ErrorCode | None:
         if pending.rounds >= ROUNDS_MAX:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if pending.questions >= QUESTIONS_AHEAD_MAX:
+            pending.unknown += 1
+            pending.is_held_back = True
+            return None
         reader = self._readers[placement.disk]
         if not reader.ask(kind, topic, placement.partition, row.segment_list_generation, value_a, value_b, on_answer):
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         pending.questions += 1
+        pending.unknown += 1
         return None
 
     def _answered(self, pending: PendingFetch) -> None:

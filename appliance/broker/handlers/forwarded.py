@@ -1,13 +1,16 @@
 """Requests that the controller answers: handed on whole, answered with its body under our header.
 
-Owned by one acceptor. Weak spot: the controller's answer is trusted to be of the version that was asked.
+Owned by one acceptor. Weak spot: the controller's answer is trusted to be of the version that was asked. One that the controller died over is
+answered with an error that clients do not try again; see `broker.lost_requests`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from appliance.broker.closings import CONTROLLER_SILENT, UNREADABLE
 from appliance.broker.connection import Connection
+from appliance.broker.lost_requests import lost_answer
 from appliance.ipc.controller_frames import KAFKA_REQUEST, pack_kafka_request
 from appliance.ipc.controller_link import ControllerLink
 from appliance.protocol.apis import SERVED_APIS
@@ -33,10 +36,18 @@ class ForwardedHandler:
             if payload:
                 reply.pieces = [response_frame(flexible, header.correlation_id, payload)]
             else:
+                request = f"API {header.api_key}, version {header.api_version}"
                 reply.closes = True
+                if payload is None:
+                    reply.closing = (CONTROLLER_SILENT, f"the controller gave no answer ({request})")
+                else:
+                    reply.closing = (UNREADABLE, f"the controller cannot read what it asked ({request})")
             reply.ready = True
             self._on_reply(connection)
 
+        def on_lost() -> None:
+            on_response(lost_answer(payload))
+
         body = bytes(buffer[header.body_position : limit])
         payload = pack_kafka_request(header.api_key, header.api_version, header.client_id, body)
-        self._controller.request(KAFKA_REQUEST, payload, FORWARD_TIMEOUT_MS, on_response)
+        self._controller.request(KAFKA_REQUEST, payload, FORWARD_TIMEOUT_MS, on_response, on_lost)

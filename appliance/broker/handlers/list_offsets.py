@@ -1,11 +1,12 @@
 """ListOffsets: earliest and latest from the row; by time, the largest timestamp and version 0's lists through the disk's log-reader.
 
 The earliest record's leader epoch is asked of the log-reader too, unless the partition has had one leader epoch only. Owned by one acceptor.
-Weak spots: version 0 gets at most 100 offsets; partitions are asked one by one, all under way at once.
+Weak spots: version 0 gets at most 100 offsets; partitions are asked one by one, up to `QUESTIONS_AHEAD_MAX` under way at once.
 """
 
 from __future__ import annotations
 
+from collections import Counter as Tally
 from collections.abc import Callable
 
 from appliance.base.clock import Clock
@@ -14,7 +15,7 @@ from appliance.broker.box_view import BoxView, Placement
 from appliance.broker.connection import Connection, Reply
 from appliance.broker.leadership import leadership_problem
 from appliance.ipc.log_reader_messages import EPOCH_AT, MAX_TIMESTAMP, SEGMENTS, TIME, Answer
-from appliance.ipc.log_reader_proxy import LogReaderProxy, OnAnswer
+from appliance.ipc.log_reader_proxy import QUESTIONS_AHEAD_MAX, LogReaderProxy, OnAnswer
 from appliance.protocol.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsPartitionResult,
@@ -37,7 +38,7 @@ _LEADER_EPOCH_SINCE = 4
 class _PendingListOffsets:
     """One request whose partitions are being looked up."""
 
-    __slots__ = ("correlation_id", "questions", "reply", "request", "results", "version")
+    __slots__ = ("correlation_id", "duplicates", "is_looking", "questions", "reply", "request", "results", "todo", "version")
 
     def __init__(self, reply: Reply, request: ListOffsetsRequest, header: RequestHeader) -> None:
         self.reply = reply
@@ -45,6 +46,10 @@ class _PendingListOffsets:
         self.version = header.api_version
         self.correlation_id = header.correlation_id
         self.questions = 0
+        self.todo = ((topic_index, index) for topic_index, topic in enumerate(request.topics) for index in range(len(topic.partitions)))
+        """(topic, partition) that nobody looked at yet, by their places in the request"""
+        self.is_looking = False
+        self.duplicates = _duplicates(request) if header.api_version else frozenset()
         self.results: list[list[ListOffsetsPartitionResult | None]] = [[None] * len(topic.partitions) for topic in request.topics]
 
 
@@ -62,18 +67,27 @@ class ListOffsetsHandler:
         request = decode_list_offsets(buffer, header.body_position, limit, header.api_version)
         self._requests.add()
         pending = _PendingListOffsets(connection.expect_reply(False), request, header)
-        pending.questions = 1  # holds the answer back until every partition was looked at
-        for topic_index, topic in enumerate(request.topics):
-            seen: set[int] = set()
-            for index, wanted in enumerate(topic.partitions):
-                if wanted.partition in seen and header.api_version:
-                    result: ListOffsetsPartitionResult | None = _error(wanted, ErrorCode.INVALID_REQUEST)
-                else:
-                    seen.add(wanted.partition)
-                    result = self._look(pending, topic_index, index, topic.topic, wanted)
-                if result is not None:
-                    pending.results[topic_index][index] = result
-        self._answered(pending)
+        self._go_on(pending)
+
+    def _go_on(self, pending: _PendingListOffsets) -> None:
+        """Look at partitions as long as not too many questions are under way; answer when there is nothing left to do."""
+        if pending.is_looking or pending.reply.connection.closed:
+            return  # an answer came, or its log-reader died, in the middle of a question: the look goes on anyway
+        pending.is_looking = True
+        for topic_index, index in pending.todo:
+            topic = pending.request.topics[topic_index]
+            wanted = topic.partitions[index]
+            if (topic.topic, wanted.partition) in pending.duplicates:
+                result: ListOffsetsPartitionResult | None = _error(wanted, ErrorCode.INVALID_REQUEST)
+            else:
+                result = self._look(pending, topic_index, index, topic.topic, wanted)
+            if result is not None:
+                pending.results[topic_index][index] = result
+            if pending.questions >= QUESTIONS_AHEAD_MAX:
+                break
+        pending.is_looking = False
+        if not pending.questions:
+            self._answer(pending)
 
     def _look(self, pending: _PendingListOffsets, topic_index: int, index: int, topic: str, wanted: ListOffsetsPartition) -> ListOffsetsPartitionResult | None:
         placement = self._view.placement(topic, wanted.partition)
@@ -173,8 +187,9 @@ class ListOffsetsHandler:
 
     def _answered(self, pending: _PendingListOffsets) -> None:
         pending.questions -= 1
-        if pending.questions:
-            return
+        self._go_on(pending)
+
+    def _answer(self, pending: _PendingListOffsets) -> None:
         topics = tuple(
             ListOffsetsTopicResult(topic.topic, tuple(result for result in results if result is not None))
             for topic, results in zip(pending.request.topics, pending.results, strict=True)
@@ -183,6 +198,14 @@ class ListOffsetsHandler:
         reply.pieces = [encode_list_offsets_response(pending.version, pending.correlation_id, topics)]
         reply.ready = True
         self._on_reply(reply.connection)
+
+
+def _duplicates(request: ListOffsetsRequest) -> frozenset[tuple[str, int]]:
+    """Partitions that a request names more than once, in one topic entry or in several."""
+    named = [(topic.topic, wanted.partition) for topic in request.topics for wanted in topic.partitions]
+    if len(named) == len(set(named)):
+        return frozenset()
+    return frozenset(name for name, count in Tally(named).items() if count > 1)
 
 
 def _error(wanted: ListOffsetsPartition, code: ErrorCode) -> ListOffsetsPartitionResult:

@@ -1,7 +1,7 @@
 """OffsetForLeaderEpoch: where a leader epoch ends in our log, for followers and consumers that ask whether theirs parted from it.
 
 The latest epoch ends at the log end, which the row says; older ones are looked up by the disk's log-reader in the leader-epoch checkpoint.
-Owned by one acceptor. Weak spot: one question for each partition, all under way at once. Source: KIP-101, KIP-279, KIP-320.
+Owned by one acceptor. Weak spot: one question for each partition, up to `QUESTIONS_AHEAD_MAX` under way at once. Source: KIP-101, KIP-279, KIP-320.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from appliance.broker.box_view import BoxView
 from appliance.broker.connection import Connection, Reply
 from appliance.broker.leadership import leadership_problem
 from appliance.ipc.log_reader_messages import EPOCH_END, Answer
-from appliance.ipc.log_reader_proxy import LogReaderProxy
+from appliance.ipc.log_reader_proxy import QUESTIONS_AHEAD_MAX, LogReaderProxy
 from appliance.protocol.offset_for_leader_epoch import (
     EpochPartition,
     EpochPartitionResult,
@@ -30,14 +30,17 @@ from appliance.shm.partition_table import TornRow
 class _PendingEpochs:
     """One request whose partitions are being looked up."""
 
-    __slots__ = ("correlation_id", "questions", "reply", "request", "results", "version")
+    __slots__ = ("correlation_id", "is_looking", "questions", "reply", "request", "results", "todo", "version")
 
     def __init__(self, reply: Reply, request: OffsetForLeaderEpochRequest, header: RequestHeader) -> None:
         self.reply = reply
         self.request = request
         self.version = header.api_version
         self.correlation_id = header.correlation_id
-        self.questions = 1  # holds the answer back until every partition was looked at
+        self.questions = 0
+        self.todo = ((topic_index, index) for topic_index, topic in enumerate(request.topics) for index in range(len(topic.partitions)))
+        """(topic, partition) that nobody looked at yet, by their places in the request"""
+        self.is_looking = False
         self.results: list[list[EpochPartitionResult]] = [
             [EpochPartitionResult(ErrorCode.NONE, wanted.partition) for wanted in topic.partitions] for topic in request.topics
         ]
@@ -56,12 +59,24 @@ class OffsetForLeaderEpochHandler:
         request = decode_offset_for_leader_epoch(buffer, header.body_position, limit, header.api_version)
         self._requests.add()
         pending = _PendingEpochs(connection.expect_reply(False), request, header)
-        for topic, results in zip(request.topics, pending.results, strict=True):
-            for index, wanted in enumerate(topic.partitions):
-                error_code = self._look(pending, results, index, topic.topic, wanted)
-                if error_code:
-                    results[index] = EpochPartitionResult(error_code, wanted.partition)
-        self._answered(pending)
+        self._go_on(pending)
+
+    def _go_on(self, pending: _PendingEpochs) -> None:
+        """Look at partitions as long as not too many questions are under way; answer when there is nothing left to do."""
+        if pending.is_looking or pending.reply.connection.closed:
+            return  # an answer came, or its log-reader died, in the middle of a question: the look goes on anyway
+        pending.is_looking = True
+        for topic_index, index in pending.todo:
+            topic, results = pending.request.topics[topic_index], pending.results[topic_index]
+            wanted = topic.partitions[index]
+            error_code = self._look(pending, results, index, topic.topic, wanted)
+            if error_code:
+                results[index] = EpochPartitionResult(error_code, wanted.partition)
+            if pending.questions >= QUESTIONS_AHEAD_MAX:
+                break
+        pending.is_looking = False
+        if not pending.questions:
+            self._answer(pending)
 
     def _look(self, pending: _PendingEpochs, results: list[EpochPartitionResult], index: int, topic: str, wanted: EpochPartition) -> ErrorCode:
         """Fill in `results[index]`, now or when the log-reader answers; or say why not."""
@@ -99,8 +114,9 @@ class OffsetForLeaderEpochHandler:
 
     def _answered(self, pending: _PendingEpochs) -> None:
         pending.questions -= 1
-        if pending.questions:
-            return
+        self._go_on(pending)
+
+    def _answer(self, pending: _PendingEpochs) -> None:
         topics = tuple(EpochTopicResult(topic.topic, tuple(results)) for topic, results in zip(pending.request.topics, pending.results, strict=True))
         reply = pending.reply
         reply.pieces = [encode_offset_for_leader_epoch_response(pending.version, pending.correlation_id, topics)]

@@ -166,3 +166,31 @@ def test_no_move_is_missed(steps: list[tuple[str, int]]) -> None:
                     sleeper.watched is not None and seen[number] == disk.ends[number] for number, sleeper in enumerate(sleeping)
                 ]
         disk.close()
+
+
+def test_a_waiter_that_wants_to_know_is_told_which_of_its_rows_moved(disk: Disk) -> None:
+    watch = RowWatch()
+    keys = {ticket: [watch.watch(placement, ticket) for placement in disk.placements] for ticket in (1, 2)}
+    watch.tell_which(1)
+    last = len(disk.placements) - 1
+    for row in (0, last, last):
+        disk.move(row)
+        watch.collect()
+    assert watch.take_moved(1) == {("d0", 0): None, ("d0", last): None}
+    assert watch.take_moved(1) == {} and watch.take_moved(2) is None
+    watch.leave(keys[1], 1)
+    disk.move(0)
+    watch.collect()
+    assert watch.take_moved(1) is None and list(watch.due) == [2]
+
+
+def test_a_waiter_that_wants_to_know_is_told_that_nobody_knows_after_a_new_life_of_the_table(disk: Disk) -> None:
+    with scratch_layout() as layout:
+        watch = RowWatch()
+        watch.watch(disk.placements[0], 1)
+        watch.tell_which(1)
+        new = Disk(layout.shared_memory_name("table", "d0", 2), 1)
+        watch.watch(new.placements[0], 2)
+        watch.collect()
+        assert 1 in watch.due and watch.take_moved(1) is None
+        new.close()

@@ -31,6 +31,7 @@ APIS = {
         messages.CREATE_TOPICS,
         messages.DELETE_TOPICS,
         messages.CREATE_PARTITIONS,
+        messages.DESCRIBE_CONFIGS,
         messages.INCREMENTAL_ALTER_CONFIGS,
     )
 }

@@ -94,3 +94,19 @@ def test_names_are_found_as_toml_means_them(text: str, name: str, number: int) -
 def test_a_name_within_a_longer_one_is_not_meant() -> None:
     text = "log.roll = 1\n"
     assert line_of_problem("log.roll.ms is 0; allowed is …", lines_by_name(text), text) is None
+
+
+def test_a_bad_address_is_said_of_the_option_that_has_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "millrace.toml"
+    file.write_text('[box]\nlisten = "x y"\n')
+    (words, line) = complaints(file, capsys)
+    assert words.startswith(f"{file}:2: --listen is 'x y'") and line == '     2 | listen = "x y"'
+
+
+def test_an_empty_table_that_nobody_knows_is_a_problem_and_one_that_holds_settings_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "millrace.toml"
+    file.write_text("[log.segment]\n\n[nope]\n# nothing\n[log.nope]\n")
+    lines = complaints(file, capsys)
+    assert [line.removeprefix(f"{file}:").partition(";")[0] for line in lines[::2]] == ["3: there is no setting nope", "5: there is no setting log.nope"]
+    file.write_text("[log]\n[box]\n")
+    check(str(file))

@@ -201,3 +201,18 @@ def test_closing_hangs_up(linked: LinkedController) -> None:
     linked.link.close()
     with pytest.raises(PeerGone):
         linked.received()
+
+
+def test_what_two_lives_died_over_is_sent_to_no_third(linked: LinkedController) -> None:
+    lost: list[str] = []
+    linked.link.request(KAFKA_REQUEST, b"deadly", 10_000, lambda _answer: None, lambda: lost.append("deadly"))
+    linked.request("beside")
+    for life in range(2):
+        linked.start_controller()
+        assert [frame.payload for frame in linked.received()] == [b"deadly", b"beside"] and not lost, life
+        linked.kill_controller()
+        linked.turn()
+    linked.request("later")
+    linked.start_controller()
+    assert [frame.payload for frame in linked.received()] == [b"later"]
+    assert lost == ["deadly"] and linked.answers == [("beside", None)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +20,9 @@ from appliance.replication.controller import (
     partitions_to_bump,
     place_partitions,
     plan_topic_creation,
+    request_problem,
     spread_replicas,
+    wanted_partitions,
 )
 
 DEFAULTS = CreationDefaults(3, 1)
@@ -53,6 +57,24 @@ def test_numbers_are_checked_against_live_brokers() -> None:
     assert refusal(TopicCreation("t", 1, 0)) is ErrorCode.INVALID_REPLICATION_FACTOR
     assert refusal(TopicCreation("t", 1, 2)) is ErrorCode.INVALID_REPLICATION_FACTOR
     assert refusal(TopicCreation("t", 10_001)) is ErrorCode.INVALID_PARTITIONS
+
+
+def test_numbers_are_checked_before_anything_is_made_for_each_partition() -> None:
+    tracemalloc.start()
+    try:
+        assert refusal(TopicCreation("t", 2**31 - 1)) is ErrorCode.INVALID_PARTITIONS
+        assert refusal(TopicCreation("t", assignments=tuple((0, (1,)) for _ in range(10_001)))) is ErrorCode.INVALID_PARTITIONS
+        assert tracemalloc.get_traced_memory()[1] < 4_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_one_request_asks_for_so_many_new_partitions_in_all() -> None:
+    assert request_problem([10_000], DEFAULTS) is None and request_problem([5_000, 5_000], DEFAULTS) is None
+    assert request_problem([10_000, 1], DEFAULTS) is not None and request_problem([10_000] * 400, DEFAULTS) is not None
+    assert request_problem([2**31 - 1, 3], DEFAULTS) is None, "the first is refused by itself, and says so better"
+    assert request_problem([-1] * 10_001, DEFAULTS) is not None, "nonsense costs its look, too"
+    assert wanted_partitions(-1, 0, DEFAULTS) == 3 and wanted_partitions(-1, 7, DEFAULTS) == 7
 
 
 @pytest.mark.parametrize(

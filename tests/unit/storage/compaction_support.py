@@ -29,9 +29,7 @@ Pair = tuple[bytes | None, bytes | None]
 def with_producer(raw: bytes, producer: tuple[int, int, int], attributes: int = 0) -> memoryview:
     """The batch as producer (id, epoch, base sequence) sends it, with more attribute bits."""
     header = read_batch_header(raw)
-    header = header._replace(
-        producer_id=producer[0], producer_epoch=producer[1], base_sequence=producer[2], attributes=header.attributes | attributes, crc=0
-    )
+    header = header._replace(producer_id=producer[0], producer_epoch=producer[1], base_sequence=producer[2], attributes=header.attributes | attributes, crc=0)
     crc = crc32c(BATCH_HEADER.pack(*header)[21:] + raw[RECORDS_AT:])
     return memoryview(bytearray(BATCH_HEADER.pack(*header._replace(crc=crc)) + raw[RECORDS_AT:]))
 

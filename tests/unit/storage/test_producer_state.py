@@ -138,7 +138,7 @@ def test_a_snapshot_has_kafkas_bytes() -> None:
     assert staging.admit(7, 2, 10, 100, 104, 1234) is None
     state.apply(staging)
     content = state.encode()
-    entry = bytes.fromhex("0000000000000007" "0002" "0000000e" "0000000000000068" "00000004" "00000000000004d2" "ffffffff" "ffffffffffffffff")
+    entry = bytes.fromhex("000000000000000700020000000e00000000000000680000000400000000000004d2ffffffffffffffffffffffff")
     assert content == b"\x00\x01" + crc32c(b"\x00\x00\x00\x01" + entry).to_bytes(4, "big") + b"\x00\x00\x00\x01" + entry
     again = ProducerState()
     again.decode(content)

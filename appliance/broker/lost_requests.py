@@ -1,0 +1,57 @@
+"""The answer to a request over which the controller died more than once: whether it was carried out nobody knows, and nobody should try again at once.
+
+Owned by one acceptor, which opens the request only now. UNKNOWN_SERVER_ERROR is what Kafka answers when it fails over a request; clients tell it to
+their callers, where a closed connection would make them send the same request again. Weak spot: a request that cannot be read is answered by
+closing the connection.
+"""
+
+from __future__ import annotations
+
+from appliance.base.errors import ErrorCode, ProtocolViolation
+from appliance.ipc.controller_frames import unpack_kafka_request
+
+WORDS = "The controller failed more than once while it had this request; whether it was carried out is not known."
+
+
+def lost_answer(payload: bytes) -> bytes | None:
+    """The body of the answer to a request as it was packed for the controller; None where there is none to give."""
+    api_key, version, _client_id, body = unpack_kafka_request(payload)
+    try:
+        return _body(api_key, version, body)
+    except ProtocolViolation:
+        return None
+
+
+def _body(api_key: int, version: int, body: bytes) -> bytes | None:
+    # Imported here: no acceptor needs to read these otherwise.
+    from appliance.protocol import alter_configs, create_partitions, create_topics, delete_topics, describe_configs, incremental_alter_configs
+    from appliance.protocol.apis import ApiKey
+    from appliance.protocol.config_resources import AlteredResource, AlteredResources
+    from appliance.protocol.create_partitions import CreatePartitionsResponse, GrownTopic
+    from appliance.protocol.create_topics import CreatedTopic
+    from appliance.protocol.delete_topics import DeletedTopic
+    from appliance.protocol.describe_configs import DescribeConfigsResponse, DescribedResource
+
+    code, size = ErrorCode.UNKNOWN_SERVER_ERROR, len(body)
+    if api_key == ApiKey.CREATE_TOPICS:
+        names = dict.fromkeys(topic.name for topic in create_topics.REQUEST.decode(body, 0, size, version).topics)
+        return create_topics.encode_create_topics_body(version, tuple(CreatedTopic(name, error_code=code, error_message=WORDS) for name in names))
+    if api_key == ApiKey.DELETE_TOPICS:
+        topics = delete_topics.decode_delete_topics(body, 0, size, version).topics
+        return delete_topics.encode_delete_topics_body(version, tuple(DeletedTopic(topic.name, topic.topic_id, code, WORDS) for topic in topics))
+    if api_key == ApiKey.CREATE_PARTITIONS:
+        names = dict.fromkeys(topic.name for topic in create_partitions.REQUEST.decode(body, 0, size, version).topics)
+        return create_partitions.RESPONSE.encode(version, CreatePartitionsResponse(0, tuple(GrownTopic(name, code, WORDS) for name in names)))
+    if api_key == ApiKey.DESCRIBE_CONFIGS:
+        asked = describe_configs.REQUEST.decode(body, 0, size, version).resources
+        described = tuple(DescribedResource(code, WORDS, resource.resource_type, resource.resource_name) for resource in asked)
+        return describe_configs.RESPONSE.encode(version, DescribeConfigsResponse(0, described))
+    if api_key == ApiKey.ALTER_CONFIGS:
+        replaced = alter_configs.REQUEST.decode(body, 0, size, version).resources
+        done = tuple(AlteredResource(code, WORDS, resource.resource_type, resource.resource_name) for resource in replaced)
+        return alter_configs.RESPONSE.encode(version, AlteredResources(0, done))
+    if api_key == ApiKey.INCREMENTAL_ALTER_CONFIGS:
+        altered = incremental_alter_configs.REQUEST.decode(body, 0, size, version).resources
+        done = tuple(AlteredResource(code, WORDS, resource.resource_type, resource.resource_name) for resource in altered)
+        return incremental_alter_configs.RESPONSE.encode(version, AlteredResources(0, done))
+    return None

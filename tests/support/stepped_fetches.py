@@ -1,0 +1,252 @@
+"""Fetch and ListOffsets handlers stepped by hand: real rows, a real door to a log-reader, real files; the log-reader itself is played by the test.
+
+One disk `d0`; every partition has the same segment. Requests and answers are bytes (Fetch 7, ListOffsets 1). Weak spot: a played log-reader says
+what it is told to say.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
+
+from appliance.base.clock import ManualClock
+from appliance.base.errors import ErrorCode
+from appliance.base.layout import BoxLayout
+from appliance.broker.box_view import BoxView, Placement
+from appliance.broker.cold_reads import ColdReads
+from appliance.broker.connection import Connection
+from appliance.broker.delayed import Delayed
+from appliance.broker.handlers.fetch import FetchHandler
+from appliance.broker.handlers.list_offsets import ListOffsetsHandler
+from appliance.broker.residency import choose_residency
+from appliance.broker.segment_files import FileRange
+from appliance.broker.transport import PlainTransport
+from appliance.ipc.frames import listen_unix
+from appliance.ipc.log_reader_messages import LOOKUP, OPEN, Answer, Question, pack_answer, unpack_question
+from appliance.ipc.log_reader_proxy import LogReaderProxy
+from appliance.protocol.request_header import RequestHeader
+from appliance.runtime.poller import Poller
+from appliance.shm.counters import Counters
+from appliance.shm.partition_table import ROLE_LEADER, PartitionTableReader, PartitionTableWriter, Row
+
+FETCH_VERSION, LIST_OFFSETS_VERSION = 7, 1
+TOPIC = "t"
+
+
+class Asked(NamedTuple):
+    partition: int
+    offset: int = 0
+    max_bytes: int = 1 << 20
+
+
+class Part(NamedTuple):
+    partition: int
+    error_code: int
+    size_bytes: int
+
+
+class SteppedFetches:
+    """`partitions` partitions, each with the segment `content` of batches `batch_bytes` long; ten records in each batch."""
+
+    def __init__(self, layout: BoxLayout, segment: Path, batch_bytes: int, partitions: int, files_max: int = 4096, max_message_bytes: int = 1 << 20) -> None:
+        self.clock = ManualClock()
+        self.clock.advance_ms(1_000)
+        self.poller = Poller()
+        self.counters = Counters.create_or_adopt(layout, "acceptor@0", 1)
+        self.batch_bytes = batch_bytes
+        self._segment = os.open(segment, os.O_RDONLY)
+        self.size_bytes = os.fstat(self._segment).st_size
+        self.writer = PartitionTableWriter.create(layout.shared_memory_name("table", "d0", 1), 1)
+        self.offset = self.size_bytes // batch_bytes * 10
+        for partition in range(partitions):
+            end = self.offset
+            row = Row(bytes(16), partition, 0, ROLE_LEADER, 0, 0, end, end, end, 1, 1, 0, 0, self.size_bytes, 0, self.size_bytes, 1)
+            self.writer.add_row(row)
+        self.table = PartitionTableReader.attach(layout.shared_memory_name("table", "d0", 1))
+        self.proxy = proxy = cast(Any, SimpleNamespace(disk="d0", serving=True, table=self.table))
+        self.placements = {
+            (TOPIC, partition): Placement(TOPIC, bytes(16), partition, proxy, self.table, partition, partition + 1, max_message_bytes)
+            for partition in range(partitions)
+        }
+        self.looks = 0
+        self.view = view = cast(BoxView, SimpleNamespace(placement=self._placement, why_absent=lambda _topic, _partition: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+        self.listening = listen_unix(layout.log_reader_socket("d0"), socket.SOCK_SEQPACKET)
+        self.peer: socket.socket | None = None
+        self.reader = LogReaderProxy("d0", layout, self.poller, self.clock, self.counters, 10_000)
+        self.delayed = Delayed()
+        self.answered: deque[Connection] = deque()
+        self.questions_seen: list[Question] = []
+        readers = {"d0": self.reader}
+        cold = ColdReads(readers, self.clock, self.counters, self.answered.append, self.answered.append)
+        ids = iter(range(1, 1 << 20))
+        residency = choose_residency("auto")
+        self.fetches = FetchHandler(
+            view, readers, self.delayed, self.clock, self.counters, 50 << 20, files_max, residency, cold, 100, lambda: next(ids), self.answered.append
+        )
+        self.list_offsets = ListOffsetsHandler(view, readers, self.clock, self.counters, self.answered.append)
+        self._socks: list[socket.socket] = []
+
+    def _placement(self, topic: str, partition: int) -> Placement | None:
+        self.looks += 1
+        return self.placements.get((topic, partition))
+
+    # -- clients
+
+    def connect(self) -> Connection:
+        ours, theirs = socket.socketpair()
+        self._socks += (ours, theirs)
+        return Connection(PlainTransport(ours), "test", self.clock.monotonic_ns())
+
+    def fetch(self, connection: Connection, asked: Iterable[Asked], session: tuple[int, int] = (0, -1), max_wait_ms: int = 0, min_bytes: int = 1) -> Connection:
+        partitions = b"".join(struct.pack(">iqqi", each.partition, each.offset, -1, each.max_bytes) for each in asked)
+        count = len(partitions) // 24
+        body = struct.pack(">iiiibii", -1, max_wait_ms, min_bytes, 50 << 20, 0, *session)
+        body += (_array(1, _string(TOPIC) + _array(count, partitions)) if count else _array(0, b"")) + _array(0, b"")
+        self.fetches.handle(connection, RequestHeader(1, FETCH_VERSION, 7, "", 0), memoryview(body), len(body))
+        return connection
+
+    def ask_offsets(self, connection: Connection, topics: Iterable[Iterable[int]], timestamp: int = 5) -> Connection:
+        entries = [list(partitions) for partitions in topics]
+        packed = b"".join(_string(TOPIC) + _array(len(entry), b"".join(struct.pack(">iq", each, timestamp) for each in entry)) for entry in entries)
+        body = struct.pack(">i", -1) + _array(len(entries), packed)
+        self.list_offsets.handle(connection, RequestHeader(2, LIST_OFFSETS_VERSION, 7, "", 0), memoryview(body), len(body))
+        return connection
+
+    def remember(self, partition: int, offset: int) -> None:
+        """A consumer that stood there left a cursor: where the batch begins is known, how long it is is not."""
+        placement = self.placements[TOPIC, partition]
+        placement.segment_list_generation = 1
+        placement.remember(offset, 0, offset // 10 * self.batch_bytes)
+
+    def answers(self, connection: Connection) -> int:
+        """How many answers a connection has been given; each is to be given once."""
+        return self.answered.count(connection)
+
+    def _response(self, connection: Connection) -> bytes:
+        assert self.answers(connection) == 1
+        self.answered.remove(connection)
+        connection.collect_ready()
+        pieces, connection.outgoing = connection.outgoing, deque()
+        return b"".join(
+            os.pread(piece.file.descriptor, piece.size_bytes, piece.position) if isinstance(piece, FileRange) else bytes(cast(bytes, piece)) for piece in pieces
+        )
+
+    def fetched(self, connection: Connection) -> tuple[int, list[Part]]:
+        """(session id, parts) of the answer to Fetch."""
+        data = self._response(connection)
+        error_code, session_id, topics = struct.unpack_from(">hii", data, 12)
+        assert error_code == 0
+        position, parts = 22, []
+        for _ in range(topics):
+            (length,) = struct.unpack_from(">h", data, position)
+            position += 2 + length
+            (count,) = struct.unpack_from(">i", data, position)
+            position += 4
+            for _ in range(count):
+                partition, code, *_ = struct.unpack_from(">ihqqqi", data, position)
+                (size_bytes,) = struct.unpack_from(">i", data, position + 34)
+                position += 38 + max(0, size_bytes)
+                parts.append(Part(partition, code, max(0, size_bytes)))
+        assert position == len(data)
+        return session_id, parts
+
+    def offsets(self, connection: Connection) -> list[tuple[int, int]]:
+        """(partition, error code) of the answer to ListOffsets, in order."""
+        data = self._response(connection)
+        (topics,) = struct.unpack_from(">i", data, 8)
+        position, found = 12, []
+        for _ in range(topics):
+            position += 2 + len(TOPIC)
+            (count,) = struct.unpack_from(">i", data, position)
+            position += 4
+            for _ in range(count):
+                found.append(struct.unpack_from(">ih", data, position))
+                position += 22
+        return found
+
+    def move(self, partition: int, more_bytes: int) -> None:
+        """A produce of one record."""
+        row = self.placements[TOPIC, partition].read_row()
+        self.writer.store_progress(partition, row.log_end_offset + 1, row.high_watermark + 1, row.active_position + more_bytes)
+
+    # -- the log-reader
+
+    def take_questions(self) -> list[Question]:
+        """What has come and was not answered yet."""
+        if self.peer is None:
+            self.peer = self.listening.accept()[0]
+            self.peer.setblocking(False)
+        found = []
+        while True:
+            try:
+                message = self.peer.recv(2_000)
+            except BlockingIOError:
+                break
+            if not message:
+                self.peer = None  # this life is over for the asker
+                break
+            found.append(unpack_question(message))
+        self.questions_seen += found
+        return found
+
+    def answer(self, question: Question) -> None:
+        assert self.peer is not None
+        kind, token = question.kind, question.token
+        if kind == OPEN:
+            self.peer.sendmsg(
+                [pack_answer(Answer(kind, token, 0, self.size_bytes, 1))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self._segment]))]
+            )
+        elif kind == LOOKUP:
+            base_offset = question.value_a // 10 * 10
+            self.peer.send(pack_answer(Answer(kind, token, 0, 0, base_offset // 10 * self.batch_bytes, self.batch_bytes, 0, base_offset)))
+        else:
+            self.peer.send(pack_answer(Answer(kind, token, 0, 3, 5, 0)))
+
+    def serve(self) -> None:
+        """Answer until nothing is asked any more."""
+        while True:
+            questions = self.take_questions()
+            if not questions:
+                self.poller.poll(0)
+                questions = self.take_questions()
+                if not questions:
+                    return
+            for number, question in enumerate(questions):
+                self.answer(question)
+                if number % 64 == 63:
+                    self.poller.poll(0)
+            self.poller.poll(0)
+
+    def kill_reader(self) -> None:
+        """The next question finds it dead, and nobody listens."""
+        assert self.peer is not None
+        self.peer.close()
+        self.listening.close()
+        self.peer = None
+
+    def close(self) -> None:
+        self.reader.close()
+        self.poller.close()
+        self.table.close()
+        self.writer.close()
+        self.counters.close()
+        os.close(self._segment)
+        self.listening.close()
+        for sock in (*self._socks, self.peer):
+            if sock is not None:
+                sock.close()
+
+
+def _string(text: str) -> bytes:
+    return struct.pack(">h", len(text)) + text.encode()
+
+
+def _array(count: int, packed: bytes) -> bytes:
+    return struct.pack(">i", count) + packed

@@ -1,0 +1,39 @@
+"""Requests over which the controller died: every API that is handed to it has an answer that clients can read."""
+
+from __future__ import annotations
+
+import pytest
+
+from appliance.base.errors import ErrorCode
+from appliance.broker.lost_requests import lost_answer
+from appliance.ipc.controller_frames import pack_kafka_request
+from appliance.protocol import alter_configs, create_partitions, create_topics, delete_topics, describe_configs, incremental_alter_configs
+from appliance.protocol.apis import SERVED_APIS, ApiKey
+
+MESSAGES = {
+    ApiKey.CREATE_TOPICS: (create_topics, create_topics.CreateTopicsRequest((create_topics.CreatableTopic("t", 3, 1),)), "topics"),
+    ApiKey.DELETE_TOPICS: (delete_topics, delete_topics.DeleteTopicsRequest((delete_topics.TopicToDelete("t"),), ("t",)), "topics"),
+    ApiKey.CREATE_PARTITIONS: (create_partitions, create_partitions.CreatePartitionsRequest((create_partitions.TopicToGrow("t", 4),)), "results"),
+    ApiKey.DESCRIBE_CONFIGS: (describe_configs, describe_configs.DescribeConfigsRequest((describe_configs.ResourceToDescribe(2, "t"),)), "results"),
+    ApiKey.ALTER_CONFIGS: (alter_configs, alter_configs.AlterConfigsRequest((alter_configs.ResourceToReplace(2, "t", ()),)), "responses"),
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: (
+        incremental_alter_configs,
+        incremental_alter_configs.IncrementalAlterConfigsRequest((incremental_alter_configs.ResourceToAlter(2, "t", ()),)),
+        "responses",
+    ),
+}
+
+
+@pytest.mark.parametrize("api_key", MESSAGES)
+def test_each_part_is_told_that_its_fate_is_unknown(api_key: ApiKey) -> None:
+    module, request, field = MESSAGES[api_key]
+    for version in range(SERVED_APIS[api_key].version_min, SERVED_APIS[api_key].version_max + 1):
+        answer = lost_answer(pack_kafka_request(api_key, version, "client", module.REQUEST.encode(version, request)))
+        assert answer is not None
+        (part,) = getattr(module.RESPONSE.decode(answer, 0, len(answer), version), field)
+        assert part.error_code == ErrorCode.UNKNOWN_SERVER_ERROR, version
+
+
+def test_what_cannot_be_read_has_no_answer() -> None:
+    assert lost_answer(pack_kafka_request(ApiKey.CREATE_TOPICS, 7, "client", b"\xff")) is None
+    assert lost_answer(pack_kafka_request(ApiKey.FIND_COORDINATOR, 4, "client", b"")) is None
