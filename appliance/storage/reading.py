@@ -228,11 +228,12 @@ class LogReading:
                 continue
             with self._descriptors(base, LOG_SUFFIX, TIME_INDEX_SUFFIX, INDEX_SUFFIX) as (log_fd, time_fd, index_fd):
                 start = _position_of_maximum(time_fd, index_fd, base, limit_offset)
-                for position, header in SegmentScan(log_fd, start, file_io.size_of(log_fd), verify=False):
-                    if header.base_offset >= limit_offset:
-                        break
-                    if not header.is_control and header.records_count and (best is None or header.max_timestamp > best[0]):
-                        best = (header.max_timestamp, base, position, header)
+                found, largest = _youngest_batch(log_fd, start, limit_offset)
+                if start and (found is None or largest > found[1].max_timestamp):
+                    # The index led to a marker, or to a batch that compaction emptied: what is before it counts again.
+                    found, _ = _youngest_batch(log_fd, 0, limit_offset)
+                if found is not None and (best is None or found[1].max_timestamp > best[0]):
+                    best = (found[1].max_timestamp, base, *found)
         if best is None:
             return None
         timestamp, base, position, header = best
@@ -293,6 +294,19 @@ def _position_of_maximum(time_fd: int, index_fd: int, base: int, limit_offset: i
     if not number:
         return 0
     return OffsetIndex(index_fd, base).lookup(time_index.entry(number - 1).offset).position
+
+
+def _youngest_batch(log_fd: int, start: int, limit_offset: int) -> tuple[tuple[int, BatchHeader] | None, int]:
+    """Position and header of the first batch with records that has the largest timestamp from `start` on; and the largest of any batch."""
+    found: tuple[int, BatchHeader] | None = None
+    largest = -1
+    for position, header in SegmentScan(log_fd, start, file_io.size_of(log_fd), verify=False):
+        if header.base_offset >= limit_offset:
+            break
+        largest = max(largest, header.max_timestamp)
+        if not header.is_control and header.records_count and (found is None or header.max_timestamp > found[1].max_timestamp):
+            found = (position, header)
+    return found, largest
 
 
 def _first_record_at(log_fd: int, position: int, header: BatchHeader, timestamp: int) -> RecordFound | None:

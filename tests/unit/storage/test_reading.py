@@ -12,6 +12,7 @@ from appliance.base.errors import ErrorCode, StorageFailed
 from appliance.records.batch import read_batch_header, stamp_batch
 from appliance.records.builder import BatchBuilder
 from appliance.records.compression import Codec
+from appliance.records.control_batch import EndTransactionMarker, build_end_transaction_batch
 from appliance.records.corrupt_batch import CorruptBatch
 from appliance.storage.dump import dump_file
 from appliance.storage.log_config import LogConfig
@@ -108,6 +109,19 @@ def test_the_largest_time_is_found_at_every_limit_however_sparse_the_index(tmp_p
     for limit in range(2, 2 * len(delays) + 1, 2):
         stamps = [NOW_MS + delay for delay in delays[: limit // 2] for _ in range(2)]
         assert reading.offset_of_max_timestamp(limit) == (stamps.index(max(stamps)), max(stamps), 3), limit
+
+
+@pytest.mark.parametrize("index_interval_bytes", [0, 300, 4096])
+def test_a_marker_is_no_record_however_young_it_is(tmp_path: Path, index_interval_bytes: int) -> None:
+    log = open_log(tmp_path, LogConfig(index_interval_bytes=index_interval_bytes))
+    for delay in (0, 9, 4):
+        log.append_as_leader([batch(b"x" * 60, timestamp_ms=NOW_MS + delay)], 3, NOW_MS)
+    marker = build_end_transaction_batch(7, 0, EndTransactionMarker(True, 4), NOW_MS + 1000)
+    stamp_batch(marker, 0, log.log_end_offset, 3)
+    log.append_as_follower([memoryview(marker)])
+    log.append_as_leader([batch(b"x", timestamp_ms=NOW_MS + 5)], 3, NOW_MS)
+    log.close()
+    assert LogReading(str(tmp_path)).offset_of_max_timestamp(5) == (1, NOW_MS + 9, 3)
 
 
 @pytest.mark.parametrize("codec", list(Codec))
