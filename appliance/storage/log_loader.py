@@ -96,6 +96,8 @@ class LogLoader:
         self._first_producer_offset = -1
         self._scanned_markers_from = -1
         """Where transaction indexes may not be believed: above the recovery point, if a scan of whole segments met the end of a transaction."""
+        self._hole_at = -1
+        """Where a compacted log has a gap above the recovery point: no compaction made it. Snapshots behind it tell of producers whose batches are gone."""
         self._cut_bytes = 0
 
     def load(self) -> LoadedLog:
@@ -178,6 +180,8 @@ class LogLoader:
                         file_io.sync_all(segment.log_fd)
                     self._delete_behind(number)
                     return segment, recovered
+                if self._hole_at < 0 and recovered.next_offset < self._bases[number + 1] > recovery_point:
+                    self._hole_at = recovered.next_offset
                 if seal(segment, recovered.tail) and self._bases[number + 1] <= recovery_point:
                     file_io.sync_data(segment.time_index_fd)  # no flush round would
             except BaseException:
@@ -301,22 +305,30 @@ class LogLoader:
 
     def _load_producers(self, names: list[str], next_offset: int) -> tuple[ProducerState, ProducerSnapshots]:
         scanned = (self._first_producer_offset, self._scanned_markers_from)
-        return load_producers(self._directory, names, self._bases, next_offset, self._now_ms, *scanned)
+        return load_producers(self._directory, names, self._bases, next_offset, self._now_ms, *scanned, hole_at=self._hole_at)
 
 
 def load_producers(
-    directory: str, names: list[str], bases: list[int], end_offset: int, now_ms: int, first_producer_offset: int = -1, scanned_markers_from: int = -1
+    directory: str,
+    names: list[str],
+    bases: list[int],
+    end_offset: int,
+    now_ms: int,
+    first_producer_offset: int = -1,
+    scanned_markers_from: int = -1,
+    hole_at: int = -1,
 ) -> tuple[ProducerState, ProducerSnapshots]:
     """The producers of the log in `directory` up to `end_offset`: the newest snapshot, and the batches behind it. Transaction indexes are brought in line.
 
     `first_producer_offset` is where a scan met a batch with a producer id (-1: nowhere); it serves when the snapshots are lost. Entries of transaction
-    indexes from `scanned_markers_from` on (-1: none) are made anew, and so are those that do not hold together: then the snapshot must be older.
+    indexes from `scanned_markers_from` on (-1: none) are made anew, and so are those that do not hold together: then the snapshot must be older. It must
+    be no younger than `hole_at` (-1: none) either, behind which batches are missing.
     """
     snapshots = ProducerSnapshots(directory, names)
     state = ProducerState()
     rebuilt_from = first_doubtful(directory, names, scanned_markers_from)
     had_producers = snapshots.latest is not None
-    snapshot_offset = snapshots.load(state, end_offset if rebuilt_from < 0 else min(end_offset, rebuilt_from))
+    snapshot_offset = snapshots.load(state, min(offset for offset in (end_offset, rebuilt_from, hole_at) if offset >= 0))
     replay_from = first_producer_offset if snapshot_offset is None else snapshot_offset
     if snapshot_offset is None and (had_producers or rebuilt_from >= 0):  # those there are tell of more than the log holds now, or are broken
         replay_from = bases[0]
