@@ -16,13 +16,14 @@ from pathlib import Path
 
 from appliance.agents.config_administration import ConfigAdministration
 from appliance.agents.controller_requests import ControllerRequests
-from appliance.agents.controller_server import ControllerClient, ControllerServer
 from appliance.agents.disk_commands import DiskCommands
 from appliance.agents.image_publisher import ImagePublisher
 from appliance.agents.partition_administration import PartitionAdministration
+from appliance.agents.request_server import RequestClient, RequestServer
 from appliance.agents.topic_administration import TopicAdministration
 from appliance.base.model import TopicId
 from appliance.ipc.box_disks import BoxDisks
+from appliance.ipc.controller_frames import GENERATION, IMAGE_CHANGED
 from appliance.ipc.frames import Frame
 from appliance.metadata import broker_registry, config_notifications, topic_registry
 from appliance.metadata.broker_configs import broker_configs
@@ -127,7 +128,7 @@ class ControllerAgent:
         )
         self._partitions = PartitionAdministration(self.cluster, self._runner, self._spaces, self._defaults(), context.counters, context.log, self._on_failure)
         self._alterations = ConfigAdministration(self.cluster, self._runner, context.counters, context.log, self._on_failure)
-        self._server = ControllerServer(context.layout.controller_socket, context.poller, self._on_frame, lambda: self._publisher.generation)
+        self._server = RequestServer(context.layout.controller_socket, context.poller, self._on_frame, self._news)
         self._requests = ControllerRequests(
             self.cluster,
             self._administration,
@@ -224,7 +225,7 @@ class ControllerAgent:
             self._ready_told = True
             self._context.notifier.ready()
 
-    def _on_frame(self, client: ControllerClient, frame: Frame) -> None:
+    def _on_frame(self, client: RequestClient, frame: Frame) -> None:
         self._requests.on_frame(client, frame)
 
     # --- the image ----------------------------------------------------------------------------------------------------------
@@ -232,10 +233,14 @@ class ControllerAgent:
     def _make_image(self, generation: int) -> MetadataImage:
         return self.cluster.image(generation)
 
+    def _news(self) -> tuple[int, bytes]:
+        """What whoever listens is told: which image there is."""
+        return IMAGE_CHANGED, GENERATION.pack(self._publisher.generation)
+
     def _on_published(self, generation: int) -> None:
         self._generation_gauge.set(generation)
         self._topics_gauge.set(len(self._publisher.image.topics))
-        self._server.tell_image_changed(generation)
+        self._server.tell(*self._news())
 
     # --- the session --------------------------------------------------------------------------------------------------------
 

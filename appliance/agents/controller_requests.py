@@ -17,15 +17,16 @@ import orjson
 from appliance.agents.config_administration import ConfigAdministration
 from appliance.agents.config_descriptions import BrokerSide, describe_topic
 from appliance.agents.config_requests import ConfigRequests
-from appliance.agents.controller_server import ControllerClient
 from appliance.agents.partition_administration import PartitionAdministration
 from appliance.agents.partition_requests import PartitionRequests
+from appliance.agents.request_server import RequestClient
 from appliance.agents.topic_administration import Result, TopicAdministration
 from appliance.agents.waiting_request import NOT_CONTROLLER, ControllerRequest, Key, Waiting, told
 from appliance.base.errors import ErrorCode, ProtocolViolation
 from appliance.base.model import NO_TOPIC_ID, TopicId
-from appliance.ipc.controller_frames import AUTO_CREATE, AUTO_CREATE_DONE, KAFKA_REQUEST, KAFKA_RESPONSE, unpack_kafka_request
+from appliance.ipc.controller_frames import AUTO_CREATE, AUTO_CREATE_DONE
 from appliance.ipc.frames import Frame
+from appliance.ipc.request_frames import KAFKA_REQUEST, KAFKA_RESPONSE, unpack_kafka_request
 from appliance.metadata.broker_configs import BrokerConfig
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.create_topics import CreatableTopic, CreatedTopic, CreatedTopicConfig, decode_create_topics, encode_create_topics_body
@@ -39,7 +40,7 @@ from appliance.shm.counters import Counters
 AUTO_CREATE_TIMEOUT_MS = 30_000
 _BATCHED_COORDINATORS_SINCE = 4
 
-Respond = Callable[[ControllerClient, int, int, bytes], None]
+Respond = Callable[[RequestClient, int, int, bytes], None]
 
 
 class ControllerRequests:
@@ -78,7 +79,7 @@ class ControllerRequests:
         self._refused = counters.counter("controller.requests_unreadable")
         self._timed_out = counters.counter("controller.requests_timed_out")
 
-    def on_frame(self, client: ControllerClient, frame: Frame) -> None:
+    def on_frame(self, client: RequestClient, frame: Frame) -> None:
         """Take a frame in. One that we cannot read is answered with nothing, which makes the acceptor close its client's connection."""
         self._received.add()
         if frame.kind == AUTO_CREATE:
@@ -92,8 +93,8 @@ class ControllerRequests:
         else:
             self._refused.add()
 
-    def _on_kafka_request(self, client: ControllerClient, frame: Frame) -> None:
-        api_key, version, _client_id, body = unpack_kafka_request(frame.payload)
+    def _on_kafka_request(self, client: RequestClient, frame: Frame) -> None:
+        api_key, version, _client_id, _client_host, body = unpack_kafka_request(frame.payload)
         action = self._by_api.get(api_key)
         if action is None:
             raise ProtocolViolation("unknown_api", f"the controller does not answer API {api_key}")
@@ -213,7 +214,7 @@ class ControllerRequests:
 
     # --- automatic creation -------------------------------------------------------------------------------------------------
 
-    def _on_auto_create(self, client: ControllerClient, frame: Frame) -> None:
+    def _on_auto_create(self, client: RequestClient, frame: Frame) -> None:
         try:
             asked: Any = orjson.loads(frame.payload)["topics"]
             topics = {str(name): int(partitions) for name, partitions in asked.items()} if isinstance(asked, dict) else {str(name): -1 for name in asked}

@@ -1,14 +1,14 @@
-"""`controller.sock`: frames from acceptors, ingests and commands of the same box, answers and image changes back.
+"""A Unix socket on which processes and commands of the same box ask: frames in, answers and news out.
 
-Owned by the controller process. A client that hangs up, or sends what is no frame of ours, is dropped; what it asked for goes on, and its answer is
-thrown away. Weak spot: a client that does not read has its answers kept in memory, up to `UNSENT_FRAMES_MAX`, then it is dropped.
+Owned by the controller (`controller.sock`) and by the coordinator (`coordinator.sock`). A client that hangs up, or sends what is no frame of ours, is
+dropped; what it asked for goes on, and its answer is thrown away. Weak spot: a client that does not read has its answers kept in memory, up to
+`UNSENT_FRAMES_MAX`, then it is dropped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from appliance.ipc.controller_frames import GENERATION, IMAGE_CHANGED
 from appliance.ipc.frames import Frame, FrameSocket, PeerGone, accept, listen_unix
 from appliance.runtime.poller import READABLE, WRITABLE, Poller
 
@@ -16,7 +16,7 @@ UNSENT_FRAMES_MAX = 1000
 ACCEPTS_A_TURN = 16
 
 
-class ControllerClient:
+class RequestClient:
     """One connected process."""
 
     __slots__ = ("is_open", "sent_waiting", "socket")
@@ -27,17 +27,18 @@ class ControllerClient:
         self.sent_waiting = 0
 
 
-OnFrame = Callable[[ControllerClient, Frame], None]
+OnFrame = Callable[[RequestClient, Frame], None]
 
 
-class ControllerServer:
+class RequestServer:
     """Listens, reads frames, sends frames; never waits."""
 
-    def __init__(self, path: str, poller: Poller, on_frame: OnFrame, generation: Callable[[], int]) -> None:
+    def __init__(self, path: str, poller: Poller, on_frame: OnFrame, greeting: Callable[[], tuple[int, bytes]] | None = None) -> None:
+        """`greeting` gives kind and payload of what everybody is told who connects."""
         self._poller = poller
         self._on_frame = on_frame
-        self._generation = generation
-        self._clients: dict[int, ControllerClient] = {}
+        self._greeting = greeting
+        self._clients: dict[int, RequestClient] = {}
         self.clients_dropped = 0
         self._listening = listen_unix(path)
         poller.register(self._listening.fileno(), READABLE, self._on_connections)
@@ -47,12 +48,14 @@ class ControllerServer:
             socket = accept(self._listening)
             if socket is None:
                 return
-            client = ControllerClient(socket)
+            client = RequestClient(socket)
             self._clients[socket.fileno()] = client
             self._poller.register(socket.fileno(), READABLE, lambda events, client=client: self._on_events(client, events))  # type: ignore[misc]
-            self.send(client, IMAGE_CHANGED, 0, GENERATION.pack(self._generation()))
+            if self._greeting is not None:
+                kind, payload = self._greeting()
+                self.send(client, kind, 0, payload)
 
-    def _on_events(self, client: ControllerClient, events: int) -> None:
+    def _on_events(self, client: RequestClient, events: int) -> None:
         try:
             if events & WRITABLE:
                 client.socket.flush()
@@ -65,7 +68,7 @@ class ControllerServer:
             if client.is_open:
                 self._on_frame(client, frame)
 
-    def send(self, client: ControllerClient, kind: int, token: int, payload: bytes) -> None:
+    def send(self, client: RequestClient, kind: int, token: int, payload: bytes) -> None:
         """Send or queue; a client that is gone loses its answer."""
         if not client.is_open:
             return
@@ -80,20 +83,19 @@ class ControllerServer:
             return
         self._watch(client)
 
-    def _watch(self, client: ControllerClient) -> None:
+    def _watch(self, client: RequestClient) -> None:
         self._poller.modify(client.socket.fileno(), READABLE | WRITABLE if client.socket.wants_write else READABLE)
 
-    def tell_image_changed(self, generation: int) -> None:
-        """Push the new generation to everybody."""
-        payload = GENERATION.pack(generation)
+    def tell(self, kind: int, payload: bytes) -> None:
+        """Push news to everybody."""
         for client in list(self._clients.values()):
-            self.send(client, IMAGE_CHANGED, 0, payload)
+            self.send(client, kind, 0, payload)
 
-    def drop_peer(self, client: ControllerClient) -> None:
+    def drop_peer(self, client: RequestClient) -> None:
         """It sent something that is not ours."""
         self._drop(client)
 
-    def _drop(self, client: ControllerClient) -> None:
+    def _drop(self, client: RequestClient) -> None:
         if client.is_open:
             client.is_open = False
             self.clients_dropped += 1

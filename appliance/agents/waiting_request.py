@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeAlias
 
-from appliance.agents.controller_server import ControllerClient
+from appliance.agents.request_server import RequestClient
 from appliance.agents.topic_administration import Result
 from appliance.base.errors import ErrorCode
 
@@ -18,7 +18,7 @@ Key: TypeAlias = str | int
 class ControllerRequest(NamedTuple):
     """A Kafka request that an acceptor handed on: where the answer goes, and what is asked."""
 
-    client: ControllerClient
+    client: RequestClient
     token: int
     version: int
     body: bytes

@@ -8,14 +8,14 @@ closing the connection.
 from __future__ import annotations
 
 from appliance.base.errors import ErrorCode, ProtocolViolation
-from appliance.ipc.controller_frames import unpack_kafka_request
+from appliance.ipc.request_frames import unpack_kafka_request
 
 WORDS = "The controller failed more than once while it had this request; whether it was carried out is not known."
 
 
 def lost_answer(payload: bytes) -> bytes | None:
     """The body of the answer to a request as it was packed for the controller; None where there is none to give."""
-    api_key, version, _client_id, body = unpack_kafka_request(payload)
+    api_key, version, _client_id, _client_host, body = unpack_kafka_request(payload)
     try:
         return _body(api_key, version, body)
     except ProtocolViolation:

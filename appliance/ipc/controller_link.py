@@ -1,159 +1,30 @@
-"""The line to the controller, for acceptors and ingests: requests handed on, and news of the metadata image.
+"""The line to the controller, for acceptors, ingests and the coordinator: requests handed on, and news of the metadata image.
 
-While the controller is away requests wait here, each with its deadline, and are sent to its next life; an operation that the last life
-had already carried out then answers as done twice would (TOPIC_ALREADY_EXISTS), which is what Kafka's clients expect after a time-out.
-A request that `LIVES_MAX` lives had when they died is sent to no further one, for it may be what kills them.
-Weak spot: what waits is kept in our heap, `WAITING_BYTES_MAX` in total; what comes on top of it is turned away.
+An operation that a dead life of the controller had already carried out answers as done twice would (TOPIC_ALREADY_EXISTS), which is what
+Kafka's clients expect after a time-out; so a request may go to two lives.
 """
 
 from __future__ import annotations
 
-import select
 from collections.abc import Callable
-from typing import NamedTuple
 
 from appliance.base.clock import Clock
 from appliance.base.layout import BoxLayout
-from appliance.ipc.controller_frames import AUTO_CREATE_DONE, GENERATION, IMAGE_CHANGED, KAFKA_RESPONSE
-from appliance.ipc.frames import MAX_PAYLOAD_BYTES, FrameSocket, PeerGone, connect_unix
+from appliance.ipc.controller_frames import GENERATION, IMAGE_CHANGED
+from appliance.ipc.frames import Frame
 from appliance.ipc.proxies import Registry
-
-RECONNECT_NS = 20_000_000
-WAITING_BYTES_MAX = 32 << 20
-"""Of all requests under way; clients that leave cannot take theirs back."""
+from appliance.ipc.request_link import RequestLink
 
 LIVES_MAX = 2
 """One death may have any reason, and what waits beside a deadly request shall not be lost with it."""
 
-OnResponse = Callable[[bytes | None], None]
-"""Called with the answer's payload, or None when the deadline passed."""
 
-
-OnLost = Callable[[], None]
-"""Called when the controller died too often over a request; whether it was carried out nobody knows."""
-
-
-class _Waiting(NamedTuple):
-    kind: int
-    payload: bytes
-    deadline_ns: int
-    on_response: OnResponse
-    on_lost: OnLost | None
-    lives: int = 0
-
-
-class ControllerLink:
-    """One process's connection to the controller; reconnects by itself."""
+class ControllerLink(RequestLink):
+    """One process's connection to the controller."""
 
     def __init__(self, layout: BoxLayout, registry: Registry, clock: Clock, on_image_changed: Callable[[int], None]) -> None:
-        self._path = layout.controller_socket
-        self._registry = registry
-        self._clock = clock
-        self._on_image_changed = on_image_changed
-        self._socket: FrameSocket | None = None
-        self._next_attempt_ns = 0
-        self._next_token = 1
-        self._waiting: dict[int, _Waiting] = {}
-        self._waiting_bytes = 0
-        self._interest = 0
+        def on_news(frame: Frame) -> None:
+            if frame.kind == IMAGE_CHANGED:
+                on_image_changed(GENERATION.unpack(frame.payload)[0])
 
-    @property
-    def connected(self) -> bool:
-        return self._socket is not None
-
-    def request(self, kind: int, payload: bytes, timeout_ms: int, on_response: OnResponse, on_lost: OnLost | None = None) -> None:
-        """Send a request, or keep it until the controller is there. What no frame can hold is answered empty, at once; so is, with None,
-        what would bring all that waits over its bound. Without `on_lost`, what is lost is answered with None too."""
-        if len(payload) > MAX_PAYLOAD_BYTES:
-            on_response(b"")
-            return
-        if self._waiting and self._waiting_bytes + len(payload) > WAITING_BYTES_MAX:
-            on_response(None)
-            return
-        self._waiting_bytes += len(payload)
-        token = self._next_token
-        self._next_token = token + 1
-        self._waiting[token] = _Waiting(kind, payload, self._clock.monotonic_ns() + timeout_ms * 1_000_000, on_response, on_lost)
-        if self._socket is not None:
-            self._send(self._socket, token)
-
-    def do_work(self, now_ns: int) -> int:
-        """Connect if it is time, end what has waited too long. Never blocks."""
-        work = 0
-        if self._waiting:
-            expired = [token for token, waiting in self._waiting.items() if waiting.deadline_ns <= now_ns]
-            for token in expired:
-                work += 1
-                waiting = self._waiting.pop(token)
-                self._waiting_bytes -= len(waiting.payload)
-                waiting.on_response(None)
-        if self._socket is None and now_ns >= self._next_attempt_ns:
-            self._next_attempt_ns = now_ns + RECONNECT_NS
-            self._connect()
-        return work
-
-    def _connect(self) -> None:
-        sock = connect_unix(self._path)
-        if sock is None:
-            return
-        self._socket = sock
-        self._interest = select.EPOLLIN | select.EPOLLRDHUP
-        self._registry.register(sock.fileno(), self._interest, self._on_event)
-        for token in list(self._waiting):
-            if self._socket is not sock:
-                return
-            if token in self._waiting:  # the callback of a lost one may have ended it
-                self._send(sock, token)
-
-    def _send(self, sock: FrameSocket, token: int) -> None:
-        waiting = self._waiting[token]
-        if waiting.lives >= LIVES_MAX:
-            del self._waiting[token]
-            self._waiting_bytes -= len(waiting.payload)
-            if waiting.on_lost is not None:
-                waiting.on_lost()
-            else:
-                waiting.on_response(None)
-            return
-        try:
-            sock.send(waiting.kind, token, waiting.payload)
-        except PeerGone:
-            self._hang_up()
-            return
-        self._waiting[token] = waiting._replace(lives=waiting.lives + 1)
-        self._update_interest(sock)
-
-    def _update_interest(self, sock: FrameSocket) -> None:
-        interest = select.EPOLLIN | select.EPOLLRDHUP | (select.EPOLLOUT if sock.wants_write else 0)
-        if interest != self._interest:
-            self._interest = interest
-            self._registry.modify(sock.fileno(), interest)
-
-    def _on_event(self, events: int) -> None:
-        sock = self._socket
-        if sock is None:
-            return
-        try:
-            if events & select.EPOLLOUT:
-                sock.flush()
-                self._update_interest(sock)
-            if events & ~select.EPOLLOUT:
-                for frame in sock.receive():
-                    if frame.kind == IMAGE_CHANGED:
-                        self._on_image_changed(GENERATION.unpack(frame.payload)[0])
-                    elif frame.kind in (KAFKA_RESPONSE, AUTO_CREATE_DONE):
-                        waiting = self._waiting.pop(frame.token, None)
-                        if waiting is not None:
-                            self._waiting_bytes -= len(waiting.payload)
-                            waiting.on_response(frame.payload)
-        except PeerGone:
-            self._hang_up()
-
-    def _hang_up(self) -> None:
-        sock, self._socket = self._socket, None
-        if sock is not None:
-            self._registry.unregister(sock.fileno())
-            sock.close()
-
-    def close(self) -> None:
-        self._hang_up()
+        super().__init__(layout.controller_socket, registry, clock, LIVES_MAX, on_news)

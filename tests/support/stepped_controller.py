@@ -19,8 +19,9 @@ from appliance.base.clock import SystemClock
 from appliance.base.layout import BoxLayout, Disk
 from appliance.base.logging import Logger, Severity
 from appliance.base.settings import Box
-from appliance.ipc.controller_frames import AUTO_CREATE, IMAGE_CHANGED, KAFKA_REQUEST, pack_kafka_request
+from appliance.ipc.controller_frames import AUTO_CREATE, IMAGE_CHANGED
 from appliance.ipc.frames import Frame, FrameSocket, connect_unix
+from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
 from appliance.metadata.metadata_image import MetadataImage, read_image
 from appliance.protocol import create_topics, delete_topics
 from appliance.protocol.create_topics import CreatableTopic, CreatedTopic, CreateTopicsRequest
@@ -209,7 +210,7 @@ class SteppedBox:
 
     def send_create(self, *topics: CreatableTopic, timeout_ms: int = 10_000, validate_only: bool = False) -> None:
         body = create_topics.REQUEST.encode(7, CreateTopicsRequest(topics, timeout_ms, validate_only))
-        self.send(KAFKA_REQUEST, pack_kafka_request(19, 7, "test", body))
+        self.send(KAFKA_REQUEST, pack_kafka_request(19, 7, "test", "::1", body))
 
     def create(self, *topics: CreatableTopic, **options: Any) -> tuple[CreatedTopic, ...]:
         self.send_create(*topics, **options)
@@ -218,7 +219,7 @@ class SteppedBox:
 
     def send_delete(self, *names: str, timeout_ms: int = 10_000) -> None:
         body = delete_topics.REQUEST.encode(6, DeleteTopicsRequest(tuple(TopicToDelete(name) for name in names), (), timeout_ms))
-        self.send(KAFKA_REQUEST, pack_kafka_request(20, 6, "test", body))
+        self.send(KAFKA_REQUEST, pack_kafka_request(20, 6, "test", "::1", body))
 
     def delete(self, *names: str, **options: Any) -> tuple[DeletedTopic, ...]:
         self.send_delete(*names, **options)

@@ -11,8 +11,8 @@ import pytest
 from kazoo.client import KazooClient
 
 from appliance.base.errors import ErrorCode
-from appliance.ipc.controller_frames import KAFKA_REQUEST, pack_kafka_request
 from appliance.ipc.descriptors import DescriptorKind
+from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
 from appliance.metadata import topic_registry
 from appliance.protocol import find_coordinator
 from appliance.protocol.create_topics import CreatableTopic, ReplicaAssignment, TopicConfig
@@ -190,7 +190,7 @@ def test_no_coordinator_is_told_in_every_version(box: SteppedBox) -> None:
     for version in range(7):
         request = find_coordinator.FindCoordinatorRequest("group", 0, ("group",))
         body = find_coordinator.REQUEST.encode(version, request)
-        box.send(KAFKA_REQUEST, pack_kafka_request(10, version, "test", body))
+        box.send(KAFKA_REQUEST, pack_kafka_request(10, version, "test", "::1", body))
         answer = box.answer()
         response = find_coordinator.RESPONSE.decode(answer, 0, len(answer), version)
         code = response.coordinators[0].error_code if version >= 4 else response.error_code
@@ -198,9 +198,9 @@ def test_no_coordinator_is_told_in_every_version(box: SteppedBox) -> None:
 
 
 def test_what_cannot_be_read_is_answered_with_nothing(box: SteppedBox) -> None:
-    box.send(KAFKA_REQUEST, pack_kafka_request(19, 7, "test", b"\xff\xff"))
+    box.send(KAFKA_REQUEST, pack_kafka_request(19, 7, "test", "::1", b"\xff\xff"))
     assert box.answer() == b""
-    box.send(KAFKA_REQUEST, pack_kafka_request(3, 0, "test", b""))
+    box.send(KAFKA_REQUEST, pack_kafka_request(3, 0, "test", "::1", b""))
     assert box.answer() == b""
 
 

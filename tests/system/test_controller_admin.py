@@ -13,8 +13,8 @@ from kazoo.client import KazooClient
 
 from appliance.agents import config_requests
 from appliance.base.errors import ErrorCode
-from appliance.ipc.controller_frames import KAFKA_REQUEST, pack_kafka_request
 from appliance.ipc.descriptors import DescriptorKind
+from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
 from appliance.metadata import config_notifications, topic_registry
 from appliance.protocol import alter_configs, create_partitions, describe_configs, incremental_alter_configs
 from appliance.protocol.alter_configs import AlterConfigsRequest, ConfigToSet, ResourceToReplace
@@ -72,7 +72,7 @@ def document(tree: KazooClient, path: str) -> dict[str, Any]:
 
 
 def send(box: SteppedBox, message: Message[Any], body: Any, version: int) -> None:
-    box.send(KAFKA_REQUEST, pack_kafka_request(message.api.key, version, "test", message.encode(version, body)))
+    box.send(KAFKA_REQUEST, pack_kafka_request(message.api.key, version, "test", "::1", message.encode(version, body)))
 
 
 def ask(box: SteppedBox, request: Message[Any], response: Message[Any], body: Any, version: int) -> Any:

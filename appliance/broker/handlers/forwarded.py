@@ -11,8 +11,8 @@ from collections.abc import Callable
 from appliance.broker.closings import CONTROLLER_SILENT, UNREADABLE
 from appliance.broker.connection import Connection
 from appliance.broker.lost_requests import lost_answer
-from appliance.ipc.controller_frames import KAFKA_REQUEST, pack_kafka_request
 from appliance.ipc.controller_link import ControllerLink
+from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
 from appliance.protocol.apis import SERVED_APIS
 from appliance.protocol.request_header import RequestHeader
 from appliance.protocol.schema import response_frame
@@ -49,5 +49,5 @@ class ForwardedHandler:
             on_response(lost_answer(payload))
 
         body = bytes(buffer[header.body_position : limit])
-        payload = pack_kafka_request(header.api_key, header.api_version, header.client_id, body)
+        payload = pack_kafka_request(header.api_key, header.api_version, header.client_id, connection.address, body)
         self._controller.request(KAFKA_REQUEST, payload, FORWARD_TIMEOUT_MS, on_response, on_lost)

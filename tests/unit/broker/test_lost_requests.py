@@ -6,7 +6,7 @@ import pytest
 
 from appliance.base.errors import ErrorCode
 from appliance.broker.lost_requests import lost_answer
-from appliance.ipc.controller_frames import pack_kafka_request
+from appliance.ipc.request_frames import pack_kafka_request
 from appliance.protocol import alter_configs, create_partitions, create_topics, delete_topics, describe_configs, incremental_alter_configs
 from appliance.protocol.apis import SERVED_APIS, ApiKey
 
@@ -28,12 +28,12 @@ MESSAGES = {
 def test_each_part_is_told_that_its_fate_is_unknown(api_key: ApiKey) -> None:
     module, request, field = MESSAGES[api_key]
     for version in range(SERVED_APIS[api_key].version_min, SERVED_APIS[api_key].version_max + 1):
-        answer = lost_answer(pack_kafka_request(api_key, version, "client", module.REQUEST.encode(version, request)))
+        answer = lost_answer(pack_kafka_request(api_key, version, "client", "host", module.REQUEST.encode(version, request)))
         assert answer is not None
         (part,) = getattr(module.RESPONSE.decode(answer, 0, len(answer), version), field)
         assert part.error_code == ErrorCode.UNKNOWN_SERVER_ERROR, version
 
 
 def test_what_cannot_be_read_has_no_answer() -> None:
-    assert lost_answer(pack_kafka_request(ApiKey.CREATE_TOPICS, 7, "client", b"\xff")) is None
-    assert lost_answer(pack_kafka_request(ApiKey.FIND_COORDINATOR, 4, "client", b"")) is None
+    assert lost_answer(pack_kafka_request(ApiKey.CREATE_TOPICS, 7, "client", "host", b"\xff")) is None
+    assert lost_answer(pack_kafka_request(ApiKey.FIND_COORDINATOR, 4, "client", "host", b"")) is None

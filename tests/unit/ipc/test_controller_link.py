@@ -7,18 +7,10 @@ import pytest
 
 from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout
-from appliance.ipc.controller_frames import (
-    AUTO_CREATE,
-    AUTO_CREATE_DONE,
-    GENERATION,
-    IMAGE_CHANGED,
-    KAFKA_REQUEST,
-    KAFKA_RESPONSE,
-    pack_kafka_request,
-    unpack_kafka_request,
-)
+from appliance.ipc.controller_frames import AUTO_CREATE, AUTO_CREATE_DONE, GENERATION, IMAGE_CHANGED
 from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.frames import MAX_PAYLOAD_BYTES, Frame, FrameSocket, PeerGone, accept, listen_unix
+from appliance.ipc.request_frames import KAFKA_REQUEST, KAFKA_RESPONSE, pack_kafka_request, unpack_kafka_request
 from appliance.runtime.poller import Poller
 
 
@@ -77,7 +69,7 @@ def linked(layout: BoxLayout) -> Iterator[LinkedController]:
 
 
 def test_a_kafka_request_comes_back_as_it_was_packed() -> None:
-    assert unpack_kafka_request(pack_kafka_request(19, 7, "clíent", b"body")) == (19, 7, "clíent", b"body")
+    assert unpack_kafka_request(pack_kafka_request(19, 7, "clíent", "::1", b"body")) == (19, 7, "clíent", "::1", b"body")
 
 
 def test_answers_find_their_request_in_any_order(linked: LinkedController) -> None:

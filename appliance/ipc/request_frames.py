@@ -1,0 +1,39 @@
+"""Kafka requests that an acceptor hands on whole, to the controller or to the coordinator, and their answers."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import NamedTuple
+
+KAFKA_REQUEST = 1
+"""acceptor → controller or coordinator: int16 api key, int16 api version, int16 lengths of client id and client host, both, request body."""
+KAFKA_RESPONSE = 2
+"""The response body, without size and header. Empty: the request could not be answered, close the connection."""
+
+_REQUEST = Struct("<hhhh")
+_NAME_BYTES_MAX = 32767
+
+
+class KafkaRequest(NamedTuple):
+    """A request without its frame, and who sent it from where."""
+
+    api_key: int
+    api_version: int
+    client_id: str
+    client_host: str
+    body: bytes
+
+
+def pack_kafka_request(api_key: int, api_version: int, client_id: str, client_host: str, body: bytes) -> bytes:
+    """The payload of KAFKA_REQUEST."""
+    identity, host = client_id.encode()[:_NAME_BYTES_MAX], client_host.encode()[:_NAME_BYTES_MAX]
+    return _REQUEST.pack(api_key, api_version, len(identity), len(host)) + identity + host + body
+
+
+def unpack_kafka_request(payload: bytes) -> KafkaRequest:
+    """What `pack_kafka_request` packed. Raises `ValueError` for a client id that was cut in a character."""
+    api_key, api_version, identity_length, host_length = _REQUEST.unpack_from(payload)
+    host_position = _REQUEST.size + identity_length
+    body_position = host_position + host_length
+    identity, host = payload[_REQUEST.size : host_position].decode(), payload[host_position:body_position].decode()
+    return KafkaRequest(api_key, api_version, identity, host, payload[body_position:])
