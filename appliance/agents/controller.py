@@ -16,8 +16,14 @@ from pathlib import Path
 
 from appliance.agents.config_administration import ConfigAdministration
 from appliance.agents.controller_requests import ControllerRequests
+from appliance.agents.coordinator_services import KINDS as COORDINATOR_KINDS
+from appliance.agents.coordinator_services import CoordinatorServices
 from appliance.agents.disk_commands import DiskCommands
+from appliance.agents.disk_draining import DiskDraining
 from appliance.agents.image_publisher import ImagePublisher
+from appliance.agents.move_administration import MoveAdministration
+from appliance.agents.move_progress import MoveProgressFiles
+from appliance.agents.move_requests import MoveRequests
 from appliance.agents.partition_administration import PartitionAdministration
 from appliance.agents.request_server import RequestClient, RequestServer
 from appliance.agents.topic_administration import TopicAdministration
@@ -36,6 +42,7 @@ from appliance.metadata.topic_configs import broker_config
 from appliance.metadata.znodes import BROKER_IDS, BROKER_TOPICS, CONFIG_CHANGES, CONTROLLER, DELETE_TOPICS, BoxRecord, BrokerRegistration
 from appliance.replication.cluster import Cluster, DiskReport, topic_id_of
 from appliance.replication.controller import CreationDefaults, DiskSpace
+from appliance.replication.internal_topics import internal_topic
 from appliance.replication.operations import Arrival, ForeignCluster, arrive, bring_up_disk, missing_partitions, reload_topic_config
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.runtime.poller import READABLE
@@ -48,6 +55,7 @@ ARRIVE_AGAIN_MS = 1000
 RECONSIDER_MS = 500
 WITHOUT_DISKS_MS = 2000
 STOP_MS = 1000
+MOVES_PARK_MS = 20
 
 
 def new_topic_id() -> TopicId:
@@ -122,19 +130,45 @@ class ControllerAgent:
             new_topic_id,
             self._defaults(),
             box.flag("delete.topic.enable"),
+            lambda name: internal_topic(name, box, len(self.cluster.live_brokers())),
             context.counters,
             context.log,
             self._on_failure,
         )
         self._partitions = PartitionAdministration(self.cluster, self._runner, self._spaces, self._defaults(), context.counters, context.log, self._on_failure)
         self._alterations = ConfigAdministration(self.cluster, self._runner, context.counters, context.log, self._on_failure)
+        self._draining = DiskDraining(self.cluster, self._runner, context.counters, context.log, self._on_failure)
+        self._moves = MoveAdministration(
+            self.cluster,
+            self._runner,
+            OperationRunner(self.session.submit, self._disks.command, self._publisher.publish),
+            lambda disk: self._disks.connected(disk) and not self._disks.is_offline(disk),
+            self._publisher.publish,
+            box.disks,
+            MoveProgressFiles(context.layout),
+            box.integer("log.disk.deadline.ms"),
+            context.clock.monotonic_ns,
+            context.counters,
+            context.log,
+            self._on_failure,
+        )
         self._server = RequestServer(context.layout.controller_socket, context.poller, self._on_frame, self._news)
         self._requests = ControllerRequests(
             self.cluster,
             self._administration,
             self._partitions,
             self._alterations,
+            lambda wait, answer: MoveRequests(self.cluster, self._moves, self._draining, box.disks, wait, answer, context.clock.monotonic_ms),
             broker_configs(box),
+            lambda: self._arrived,
+            self._server.send,
+            context.counters,
+            context.clock.monotonic_ms,
+        )
+        self._coordinator_services = CoordinatorServices(
+            box.broker_id,
+            box.integer("producer.id.block.size"),
+            self._runner,
             lambda: self._arrived,
             self._server.send,
             context.counters,
@@ -179,8 +213,11 @@ class ControllerAgent:
             self._administration.reconsider()
             self._partitions.reconsider()
             self._alterations.reconsider()
+            self._draining.reconsider()
+        work += self._moves.do_work(now_ns, self._arrived)
         work += self._publisher.do_work(now_ns)
         work += self._requests.do_work()
+        work += self._coordinator_services.do_work()
         self._disks.flush()
         if not self._ready_told:
             self._maybe_ready(now_ms)
@@ -193,7 +230,7 @@ class ControllerAgent:
         self._disks.unpark()
 
     def park_ms(self) -> int:
-        return 10 if self._publisher.is_pending else PARK_MS_MAX
+        return 10 if self._publisher.is_pending else MOVES_PARK_MS if self._moves.is_busy() else PARK_MS_MAX
 
     def begin_stop(self) -> None:
         self._stop_deadline_ms = self._clock.monotonic_ms() + STOP_MS
@@ -226,7 +263,10 @@ class ControllerAgent:
             self._context.notifier.ready()
 
     def _on_frame(self, client: RequestClient, frame: Frame) -> None:
-        self._requests.on_frame(client, frame)
+        if frame.kind in COORDINATOR_KINDS:
+            self._coordinator_services.on_frame(client, frame)
+        else:
+            self._requests.on_frame(client, frame)
 
     # --- the image ----------------------------------------------------------------------------------------------------------
 
@@ -304,6 +344,7 @@ class ControllerAgent:
         self._last_trouble = ""
         self._arrived_ms = self._clock.monotonic_ms()
         self._leads_gauge.set(int(self.cluster.fence is not None))
+        self._moves.on_arrived()
         self._disks_to_bring_up = set(self.cluster.reports)
         self._reconsider_at_ms = 0
 
@@ -369,12 +410,13 @@ class ControllerAgent:
         report = DiskReport.from_writer_info(disk, self._disks.writer_info(disk))
         self.cluster.add_report(report)
         self._log.info(f"log-writer@{disk} is there", partitions=len(report.partitions), needs_epoch_bump=report.needs_epoch_bump)
+        self._moves.on_disk_connected(report)
         self._disks_to_bring_up.add(disk)
         self._reconsider_at_ms = 0
 
     def _look_at_disks(self, now_ns: int) -> None:
-        """Disks that were added or removed while we run."""
-        came, went = self._box_disks.look(now_ns)
+        """Disks that were added, removed or replaced while we run."""
+        came, went, replaced = self._box_disks.look(now_ns)
         for disk in came:
             self._missing_gauges[disk.name] = self._context.counters.counter(f'controller.partitions_missing{{disk="{disk.name}"}}')
             self.cluster.disks.append(disk.name)
@@ -382,6 +424,8 @@ class ControllerAgent:
         for disk in went:
             self._disks.remove_disk(disk.name)
             self.cluster.remove_disk(disk.name)
+        for disk in replaced:
+            self._disks.replace_disk(disk.name)
 
     def _on_disk_gone(self, disk: str) -> None:
         self.cluster.reports.pop(disk, None)
@@ -423,13 +467,13 @@ class ControllerAgent:
         report.refused = outcome.value
 
     def _spaces(self) -> list[DiskSpace]:
-        """The disks that can take a partition now, with the free space that their log-writers count. None for a moment after an arrival, while
+        """The disks that can take a partition now (none that is being drained), with the free space that their log-writers count. None for a moment after an arrival, while
         log-writers are still to come: the first topics of a box shall not crowd the disk that was quickest."""
         if len(self.cluster.reports) < len(self._box.disks) and self._clock.monotonic_ms() - self._arrived_ms < WITHOUT_DISKS_MS:
             return []
         spaces = []
         for disk, report in self.cluster.reports.items():
-            if self._disks.connected(disk) and not self._disks.is_offline(disk):
+            if self._disks.connected(disk) and not self._disks.is_offline(disk) and not self.cluster.is_draining(report.directory_id):
                 spaces.append(DiskSpace(report.directory_id, self._free_bytes(disk), len(report.partitions)))
         return spaces
 

@@ -17,28 +17,26 @@ import orjson
 from appliance.agents.config_administration import ConfigAdministration
 from appliance.agents.config_descriptions import BrokerSide, describe_topic
 from appliance.agents.config_requests import ConfigRequests
+from appliance.agents.move_requests import MoveRequests
 from appliance.agents.partition_administration import PartitionAdministration
 from appliance.agents.partition_requests import PartitionRequests
 from appliance.agents.request_server import RequestClient
 from appliance.agents.topic_administration import Result, TopicAdministration
-from appliance.agents.waiting_request import NOT_CONTROLLER, ControllerRequest, Key, Waiting, told
+from appliance.agents.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, Waiting, told
 from appliance.base.errors import ErrorCode, ProtocolViolation
 from appliance.base.model import NO_TOPIC_ID, TopicId
-from appliance.ipc.controller_frames import AUTO_CREATE, AUTO_CREATE_DONE
+from appliance.ipc.controller_frames import AUTO_CREATE, AUTO_CREATE_DONE, MOVE_ORDERS, MOVE_ORDERS_DONE
 from appliance.ipc.frames import Frame
 from appliance.ipc.request_frames import KAFKA_REQUEST, KAFKA_RESPONSE, unpack_kafka_request
 from appliance.metadata.broker_configs import BrokerConfig
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.create_topics import CreatableTopic, CreatedTopic, CreatedTopicConfig, decode_create_topics, encode_create_topics_body
 from appliance.protocol.delete_topics import DeletedTopic, TopicToDelete, decode_delete_topics, encode_delete_topics_body
-from appliance.protocol.find_coordinator import RESPONSE as FIND_COORDINATOR_RESPONSE
-from appliance.protocol.find_coordinator import Coordinator, FindCoordinatorResponse, decode_find_coordinator
 from appliance.replication.cluster import Cluster
 from appliance.replication.controller import TopicCreation
 from appliance.shm.counters import Counters
 
 AUTO_CREATE_TIMEOUT_MS = 30_000
-_BATCHED_COORDINATORS_SINCE = 4
 
 Respond = Callable[[RequestClient, int, int, bytes], None]
 
@@ -52,6 +50,7 @@ class ControllerRequests:
         administration: TopicAdministration,
         partitions: PartitionAdministration,
         alterations: ConfigAdministration,
+        make_move_requests: Callable[[Wait, Answer], MoveRequests],
         broker_configs: Mapping[str, BrokerConfig],
         can_begin: Callable[[], bool],
         respond: Respond,
@@ -65,12 +64,13 @@ class ControllerRequests:
         self._respond = respond
         self._now_ms = now_ms
         self._waiting: list[Waiting] = []
+        self._move_requests = make_move_requests(self._wait, self._answer)
         configs = ConfigRequests(cluster, alterations, broker_configs, self._wait, self._answer, now_ms)
         self._by_api: dict[int, Callable[[ControllerRequest], None]] = {
-            ApiKey.FIND_COORDINATOR: lambda request: self._answer(request, _no_coordinator(request.version, request.body)),
             ApiKey.CREATE_TOPICS: self._on_create_topics,
             ApiKey.DELETE_TOPICS: self._on_delete_topics,
             ApiKey.CREATE_PARTITIONS: PartitionRequests(cluster, partitions, self._wait, self._answer, now_ms).on_create_partitions,
+            ApiKey.ALTER_REPLICA_LOG_DIRS: self._move_requests.on_alter,
             ApiKey.DESCRIBE_CONFIGS: configs.on_describe,
             ApiKey.ALTER_CONFIGS: configs.on_replace,
             ApiKey.INCREMENTAL_ALTER_CONFIGS: configs.on_alter,
@@ -84,6 +84,8 @@ class ControllerRequests:
         self._received.add()
         if frame.kind == AUTO_CREATE:
             self._on_auto_create(client, frame)
+        elif frame.kind == MOVE_ORDERS:
+            self._on_move_orders(client, frame)
         elif frame.kind == KAFKA_REQUEST:
             try:
                 self._on_kafka_request(client, frame)
@@ -102,6 +104,12 @@ class ControllerRequests:
 
     def _answer(self, request: ControllerRequest, body: bytes) -> None:
         self._respond(request.client, KAFKA_RESPONSE, request.token, body)
+
+    def _on_move_orders(self, client: RequestClient, frame: Frame) -> None:
+        try:
+            self._move_requests.on_orders(frame.payload, lambda document: self._respond(client, MOVE_ORDERS_DONE, frame.token, document))
+        except ValueError:
+            self._refused.add()
 
     # --- the wait -----------------------------------------------------------------------------------------------------------
 
@@ -265,13 +273,3 @@ def _deleted_body(version: int, topics: tuple[TopicToDelete, ...], named: dict[i
         DeletedTopic(*named.get(index, (topic.name, topic.topic_id)), results[index].code, results[index].message) for index, topic in enumerate(topics)
     )
     return encode_delete_topics_body(version, deleted)
-
-
-def _no_coordinator(version: int, body: bytes) -> bytes:
-    """Groups and transactions have no coordinator yet: a retriable answer, which clients repeat."""
-    request = decode_find_coordinator(body, 0, len(body), version)
-    message = "The coordinator is not available."
-    if version >= _BATCHED_COORDINATORS_SINCE:
-        answers = tuple(Coordinator(key, -1, "", -1, ErrorCode.COORDINATOR_NOT_AVAILABLE, message) for key in request.keys)
-        return FIND_COORDINATOR_RESPONSE.encode(version, FindCoordinatorResponse(0, coordinators=answers))
-    return FIND_COORDINATOR_RESPONSE.encode(version, FindCoordinatorResponse(0, ErrorCode.COORDINATOR_NOT_AVAILABLE, message))

@@ -17,10 +17,12 @@ DATA_VARIABLE = "MILLRACE_DATA"
 
 
 class Disk(NamedTuple):
-    """One log directory: `name` is what processes and counters are called after, `path` its absolute path."""
+    """One log directory: `name` is what processes and counters are called after, `path` its absolute path. `replacements`: how often another directory has
+    taken the place of the one before, for those who still know a process that served that."""
 
     name: str
     path: str
+    replacements: int = 0
 
 
 def box_name(state_directory: str) -> str:
@@ -81,6 +83,10 @@ class BoxLayout:
     @property
     def controller_socket(self) -> str:
         return f"{self.runtime_directory}/controller.sock"
+
+    @property
+    def coordinator_socket(self) -> str:
+        return f"{self.runtime_directory}/coordinator.sock"
 
     @property
     def supervisor_socket(self) -> str:

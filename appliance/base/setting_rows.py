@@ -6,40 +6,8 @@ wherever Kafka has the setting. Weak spot: bounds are per row; relations between
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-SettingValue = str | int | bool
-
-KIB = 1024
-MIB = 1024 * KIB
-GIB = 1024 * MIB
-SECOND = 1000
-HOUR = 3600 * SECOND
-INT32_MAX = 2**31 - 1
-INT64_MAX = 2**63 - 1
-
-
-class SettingRow(NamedTuple):
-    """One setting. Numbers have `low` and `high` (inclusive), texts have `choices` or, if empty, any non-empty text."""
-
-    name: str
-    default: SettingValue
-    unit: str
-    meaning: str
-    larger_costs: str
-    low: int = 0
-    high: int = INT32_MAX
-    choices: tuple[str, ...] = ()
-
-    @property
-    def allowed(self) -> str:
-        """The allowed values, for people."""
-        if isinstance(self.default, bool):
-            return "true or false"
-        if isinstance(self.default, int):
-            return f"a whole number from {self.low} to {self.high}" + (f" ({self.unit})" if self.unit else "")
-        return "one of " + ", ".join(self.choices) if self.choices else "a text"
-
+from appliance.base.coordination_rows import GROUP_ROWS, TRANSACTION_ROWS
+from appliance.base.setting_row import GIB, HOUR, INT32_MAX, INT64_MAX, KIB, MIB, SECOND, SettingRow
 
 _TOPIC_ROWS = (
     SettingRow("num.partitions", 1, "", "partitions of a topic that is created without saying how many", "files and table rows", 1, 10_000),
@@ -104,6 +72,15 @@ _LOG_ROWS = (
     ),
     SettingRow(
         "log.disk.deadline.ms", 3 * SECOND, "ms", "a disk that keeps a write waiting for so long is hung", "clients of a hung disk wait longer", 100, HOUR
+    ),
+    SettingRow(
+        "replica.alter.log.dirs.io.max.bytes.per.second",
+        INT64_MAX,
+        "bytes/s",
+        "how fast a partition that is moved to another disk is copied, for each disk that partitions are moved to",
+        "less of both disks for producers and consumers while a move lasts",
+        1,
+        INT64_MAX,
     ),
     SettingRow("log.disk.probe.interval.ms", SECOND, "ms", "time between two probes of a disk that is written to", "faults are noticed later", 100, HOUR),
 )
@@ -224,6 +201,25 @@ _INGEST_ROWS = (
     SettingRow("ingest.batch.ms", 10, "ms", "age at which a batch is sent", "lines are readable later", 0, 60 * SECOND),
 )
 
+_PRODUCER_ROWS = (
+    SettingRow(
+        "producer.id.expiration.ms",
+        24 * HOUR,
+        "ms",
+        "silence after which a partition forgets a producer's sequences, so that a retry of what it sent before is written twice",
+        "memory of the log-writers, larger producer snapshots",
+        1,
+        INT32_MAX,
+    ),
+    SettingRow(
+        "transaction.partition.verification.enable",
+        True,
+        "",
+        "ask the transaction coordinator before a transaction begins in a partition; without it a lost batch can leave a transaction open for ever",
+        "",
+    ),
+)
+
 _HOUSE_ROWS = (
     SettingRow(
         "zookeeper.session.timeout.ms", 18 * SECOND, "ms", "silence after which ZooKeeper gives a broker up", "later fail-over", 2 * SECOND, 600 * SECOND
@@ -269,9 +265,12 @@ GROUPS: dict[str, tuple[SettingRow, ...]] = {
     "Logs": _LOG_ROWS,
     "Retention": _RETENTION_ROWS,
     "Compaction": _CLEANER_ROWS,
+    "Producers": _PRODUCER_ROWS,
     "Network": _NETWORK_ROWS,
     "Memory": _MEMORY_ROWS,
     "Syslog": _INGEST_ROWS,
+    "Groups": GROUP_ROWS,
+    "Transactions": TRANSACTION_ROWS,
     "House": _HOUSE_ROWS,
 }
 """Title on the reference page → rows."""

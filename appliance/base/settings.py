@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from appliance.base.config_numbers import parse_double
 from appliance.base.layout import BoxLayout, Disk
 from appliance.base.model import topic_name_problem
-from appliance.base.setting_rows import INT64_MAX, SETTING_ROWS, SettingRow, SettingValue
+from appliance.base.setting_row import INT64_MAX, SettingRow, SettingValue
+from appliance.base.setting_rows import SETTING_ROWS
 
 BOX_TABLE = "box"
 TOML_HINT = 'write names in quotes where one continues another, as in "max.connections" = 100'
@@ -70,7 +71,7 @@ class Box(NamedTuple):
     def process_names(self) -> list[str]:
         """Every process that belongs to this box, in the order in which people think of them (the supervisor apart)."""
         names = ["zookeeper"] if self.embedded_zookeeper else []
-        names.append("controller")
+        names += ["controller", "coordinator"]
         names += [f"log-writer@{disk.name}" for disk in self.disks]
         names += [f"log-reader@{disk.name}" for disk in self.disks]
         names += [f"acceptor@{index}" for index in range(self.acceptors)]

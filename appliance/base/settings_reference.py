@@ -5,7 +5,8 @@ Pure. Weak spot: of options that are no settings (table `[box]`) it says the nam
 
 from __future__ import annotations
 
-from appliance.base.setting_rows import GROUPS, SettingRow
+from appliance.base.setting_row import SettingRow
+from appliance.base.setting_rows import GROUPS
 
 _HEAD = """\
 # Settings

@@ -10,5 +10,19 @@ AUTO_CREATE = 4
 """acceptor, ingest or coordinator → controller: JSON {"topics": [name, …]} or {"topics": {name: partitions}}."""
 AUTO_CREATE_DONE = 5
 """controller → asker: JSON {"errors": {name: Kafka error code}}; 0 and TOPIC_ALREADY_EXISTS mean that it is there."""
+MOVE_ORDERS = 16
+"""command → controller: JSON {"disk": the disk that it is about, "draining": true, false or null (leave it), "cancel": true to take back all orders that
+lead away from it, "throttle": bytes per second or null, "moves": [[topic, partition, target disk], …]}."""
+MOVE_ORDERS_DONE = 17
+"""controller → asker: JSON {"refused": [[what, Kafka error code, words], …]}; empty: all of it is durable."""
+LEASE_PRODUCER_IDS = 6
+"""coordinator → controller: JSON {}."""
+COMMIT_LEGACY_OFFSETS = 7
+"""coordinator → controller: JSON {"group": …, "offsets": [[topic, partition, offset], …]}."""
+FETCH_LEGACY_OFFSETS = 8
+"""coordinator → controller: JSON {"group": …, "partitions": [[topic, partition], …]}."""
+COORDINATOR_ANSWER = 9
+"""controller → coordinator: JSON {"error": Kafka error code}, and without an error {"first": id, "last": id}, {"errors": [[topic, partition, code], …]} or
+{"offsets": [[topic, partition, offset], …]}."""
 
 GENERATION = Struct("<Q")

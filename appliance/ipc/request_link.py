@@ -32,6 +32,7 @@ class _Waiting(NamedTuple):
     deadline_ns: int
     on_response: OnResponse
     on_lost: OnLost | None
+    answer_timeout_ms: int
     lives: int = 0
 
 
@@ -56,9 +57,12 @@ class RequestLink:
     def connected(self) -> bool:
         return self._socket is not None
 
-    def request(self, kind: int, payload: bytes, timeout_ms: int, on_response: OnResponse, on_lost: OnLost | None = None) -> None:
+    def request(
+        self, kind: int, payload: bytes, timeout_ms: int, on_response: OnResponse, on_lost: OnLost | None = None, *, answer_timeout_ms: int = 0
+    ) -> None:
         """Send a request, or keep it until the other side is there. What no frame can hold is answered empty, at once; so is, with None,
-        what would bring all that waits over its bound. Without `on_lost`, what is lost is answered with None too."""
+        what would bring all that waits over its bound. Without `on_lost`, what is lost is answered with None too. With `answer_timeout_ms`
+        the answer may take that long, and `timeout_ms` is for the other side to be there."""
         if len(payload) > MAX_PAYLOAD_BYTES:
             on_response(b"")
             return
@@ -68,7 +72,7 @@ class RequestLink:
         self._waiting_bytes += len(payload)
         token = self._next_token
         self._next_token = token + 1
-        self._waiting[token] = _Waiting(kind, payload, self._clock.monotonic_ns() + timeout_ms * 1_000_000, on_response, on_lost)
+        self._waiting[token] = _Waiting(kind, payload, self._clock.monotonic_ns() + timeout_ms * 1_000_000, on_response, on_lost, answer_timeout_ms)
         if self._socket is not None:
             self._send(self._socket, token)
 
@@ -110,6 +114,8 @@ class RequestLink:
         except PeerGone:
             self._hang_up()
             return
+        if waiting.answer_timeout_ms:
+            waiting = waiting._replace(deadline_ns=self._clock.monotonic_ns() + waiting.answer_timeout_ms * 1_000_000)
         self._waiting[token] = waiting._replace(lives=waiting.lives + 1)
         self._update_interest(sock)
 

@@ -1,8 +1,9 @@
-"""Produce 0-11: the request's record sets are located, not copied; the response is packed.
+"""Produce 0-12: the request's record sets are located, not copied; the response is packed.
 
 Owned by nobody; the acceptor calls it for every produce. Hot: a request or response of one partition costs 2-3 µs.
 Versions differ in four ways only: from 3 a transactional id leads the request; the response's partition grows (`_PARTITION`);
-from 9 lengths are compact and structs end in tagged fields; from 10 errors may say who leads now. Weak spot: versions 0-2 carry
+from 9 lengths are compact and structs end in tagged fields; from 10 errors may say who leads now; 11 and 12 differ from 10
+in what errors and transactional batches mean, not in their bytes. Weak spot: versions 0-2 carry
 message sets of magic 0 and 1, which are located like any other bytes; converting them is the caller's business.
 """
 
@@ -177,10 +178,10 @@ def _records_beyond(topic: str, partition: int, size: int, position: int, limit:
 _PARTITION: Final = (  # partition, error code, base offset, then log append time (2+), log start offset (5+)
     *[Struct(">ihq")] * 2,
     *[Struct(">ihqq")] * 3,
-    *[Struct(">ihqqq")] * 7,
+    *[Struct(">ihqqq")] * 8,
 )
-_PARTITION_FIELDS: Final = (3, 3, 4, 4, 4, *[5] * 7)
-_NO_RECORD_ERRORS: Final = (*[b""] * 8, b"\0\0\0\0\xff\xff", *[b"\1\0\0"] * 3)
+_PARTITION_FIELDS: Final = (3, 3, 4, 4, 4, *[5] * 8)
+_NO_RECORD_ERRORS: Final = (*[b""] * 8, b"\0\0\0\0\xff\xff", *[b"\1\0\0"] * 4)
 """Nothing; then (8+) no record errors and a null error message, then (9+) the same compact with no tagged fields: the end of
 nearly every partition."""
 assert len(_PARTITION) == len(_PARTITION_FIELDS) == len(_NO_RECORD_ERRORS) == SERVED_APIS[ApiKey.PRODUCE].version_max + 1

@@ -2,9 +2,10 @@
 
 For the APIs that are asked seldom; Produce, Fetch and the Metadata response are packed by hand. A field is
 `Annotated[type, Field(wire type, since, until, nullable_since)]`; fields stand in the order of the wire, and a version that lacks a field
-gives it its default. A nested struct is a NamedTuple class, an array `ArrayOf(…)` of either. Layouts are made at first use
-and kept, one per message and version. Owned by nobody. Weak spot: known tagged fields are not expressible (unknown ones are skipped,
-none is written); no message kept here needs one.
+gives it its default. A nested struct is a NamedTuple class, an array `ArrayOf(…)` of either; a field with a tag stands in the tagged section
+and is written only where it is not its default. Where old versions have another shape (one group instead of many), an `OlderShape`
+translates, and callers see the new one only. Layouts are made at first use and kept, one per message and version. Owned by nobody.
+Weak spot: the elements of a message are counted in one place for all (`_elements`), so a process decodes one message at a time.
 """
 
 from __future__ import annotations
@@ -17,28 +18,38 @@ from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar, cast, ge
 from appliance.base.errors import ProtocolViolation
 from appliance.base.invariants import check
 from appliance.base.model import TopicId
-from appliance.protocol.apis import SERVED_APIS, ApiKey
+from appliance.protocol.apis import CODED_APIS, ApiKey
 from appliance.protocol.wire import (
     MALFORMED,
     NO_TAGGED_FIELDS,
     UUID_SIZE,
     Buffer,
     malformed,
+    read_bytes,
+    read_compact_bytes,
     read_compact_count,
+    read_compact_nullable_bytes,
     read_compact_nullable_string,
     read_compact_string,
     read_count,
+    read_nullable_bytes,
     read_nullable_string,
     read_string,
+    read_tagged_fields,
     require_count,
     skip_tagged_fields,
     truncated,
+    write_bytes,
+    write_compact_bytes,
     write_compact_count,
+    write_compact_nullable_bytes,
     write_compact_nullable_string,
     write_compact_string,
     write_count,
+    write_nullable_bytes,
     write_nullable_string,
     write_string,
+    write_tagged_fields,
 )
 
 NEVER: Final = 1_000
@@ -78,13 +89,17 @@ class Text(NamedTuple):
     """A string, in its old or its compact form."""
 
 
+class Octets(NamedTuple):
+    """Bytes behind their length, in its old or its compact form."""
+
+
 class ArrayOf(NamedTuple):
     """An array, in its old or its compact form; a tuple in Python."""
 
     element: WireType
 
 
-WireType: TypeAlias = Fixed | Bool | Uuid | Text | ArrayOf | type[tuple[Any, ...]]
+WireType: TypeAlias = Fixed | Bool | Uuid | Text | Octets | ArrayOf | type[tuple[Any, ...]]
 
 INT8: Final = Fixed(Struct(">b"))
 INT16: Final = Fixed(Struct(">h"))
@@ -93,49 +108,81 @@ INT64: Final = Fixed(Struct(">q"))
 BOOL: Final = Bool()
 UUID: Final = Uuid()
 STRING: Final = Text()
+BYTES: Final = Octets()
 
 
 class Field(NamedTuple):
-    """A wire type and the versions that carry it (inclusive), and from which version null is a value."""
+    """A wire type and the versions that carry it (inclusive), from which version null is a value, and its tag if it has one."""
 
     wire_type: WireType
     since: int = 0
     until: int = NEVER
     nullable_since: int = NEVER
+    tag: int | None = None
+
+
+class OlderShape(NamedTuple):
+    """What versions up to `until` say with other fields: their class, and the translations from it and to it."""
+
+    until: int
+    body: type[tuple[Any, ...]]
+    widen: Callable[[Any], Any]
+    narrow: Callable[[Any], Any]
 
 
 class Message(Generic[Body]):
-    """One direction of one API: decodes and encodes bodies of class `body` in every version that is served."""
+    """One direction of one API: decodes and encodes bodies of class `body` in every version that is coded."""
 
-    def __init__(self, api_key: ApiKey, name: str, body: type[Body]) -> None:
-        self.api = SERVED_APIS[api_key]
+    def __init__(self, api_key: ApiKey, name: str, body: type[Body], older: OlderShape | None = None) -> None:
+        self.api = CODED_APIS[api_key]
         self.name = name
         self.body = body
+        self._older = older
 
     def decode(self, buffer: Buffer, position: int, limit: int, version: int) -> Body:
         """The body in `buffer[position:limit]`; bytes behind it are ignored, as Kafka does."""
         if limit - position > BODY_SIZE_MAX:
             raise ProtocolViolation("body-too-large", f"{self.name} v{version} of {limit - position} bytes is larger than the {BODY_SIZE_MAX} bytes allowed")
-        try:
-            body, position = self._codec(version).read(buffer, position, limit)
-        except MALFORMED as error:
-            raise malformed(self.name, version, error) from error
-        if position > limit:
-            raise truncated(self.name, version, position, limit)
-        return cast(Body, body)
+        body = decode_struct(self.shape(version), version, self.api.is_flexible(version), buffer, position, limit, self.name)
+        return self.widened(version, body)
 
     def encode(self, version: int, body: Body) -> bytes:
         """The body alone."""
+        if self._older and version <= self._older.until:
+            return self._codec(version).write(self._older.narrow(body))
         return self._codec(version).write(body)
 
     def encode_response(self, version: int, correlation_id: int, body: Body) -> bytes:
         """The whole frame of a response: size, header, body."""
         return response_frame(self.api.is_flexible(version), correlation_id, self.encode(version, body))
 
+    def shape(self, version: int) -> type[tuple[Any, ...]]:
+        """The class whose fields are on the wire."""
+        return self._older.body if self._older and version <= self._older.until else self.body
+
+    def widened(self, version: int, body: tuple[Any, ...]) -> Body:
+        """What a body of `shape(version)` means."""
+        return cast(Body, self._older.widen(body) if self._older and version <= self._older.until else body)
+
     def _codec(self, version: int) -> Codec:
-        return struct_codec(self.body, version, self.api.is_flexible(version))
+        return struct_codec(self.shape(version), version, self.api.is_flexible(version))
 
 
+class _ElementCount:
+    """How many elements the message has that is being read: small ones in nested arrays would cost an event loop seconds."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def begin(self) -> None:
+        self._count = 0
+
+    def add(self, count: int, position: int) -> None:
+        """`count` more, of an array before `position`; a `ProtocolViolation` if they are null or too many."""
+        self._count += require_count(count, position, self._count)
+
+
+_elements: Final = _ElementCount()
 _NEGATIVE_BYTE: Final = 0x80
 _RESPONSE_HEAD: Final = Struct(">ii")
 _FLEXIBLE_RESPONSE_HEAD: Final = Struct(">iiB")
@@ -158,12 +205,17 @@ def struct_codec(body: type[tuple[Any, ...]], version: int, flexible: bool) -> C
     names: tuple[str, ...] = body._fields  # type: ignore[attr-defined]
     hints = get_type_hints(body, include_extras=True)
     present: list[tuple[int, Codec]] = []
+    tagged: dict[int, tuple[int, Codec]] = {}
     for index, name in enumerate(names):
         field: Field = hints[name].__metadata__[0]
+        always = field.since == 0 and field.until == NEVER and field.tag is None
+        check(always or name in defaults, f"{body.__name__}.{name} may be absent and has no default")
         if field.since <= version <= field.until:
-            present.append((index, _field_codec(field.wire_type, version, flexible, version >= field.nullable_since)))
-        else:
-            check(name in defaults, f"{body.__name__}.{name} is absent in version {version} and has no default")
+            codec = _field_codec(field.wire_type, version, flexible, version >= field.nullable_since)
+            if field.tag is None:
+                present.append((index, codec))
+            else:
+                tagged[field.tag] = (index, codec)
     template: list[Any] = [defaults.get(name) for name in names]
     make: Callable[..., Any] = body
 
@@ -171,17 +223,47 @@ def struct_codec(body: type[tuple[Any, ...]], version: int, flexible: bool) -> C
         values = template.copy()
         for index, codec in present:
             values[index], position = codec.read(buffer, position, limit)
-        if flexible:
+        if tagged:
+            position = _read_tagged(tagged, values, buffer, position, limit)
+        elif flexible:
             position = skip_tagged_fields(buffer, position, limit)
         return make(*values), position
 
     def write(value: Any) -> bytes:
         parts = [codec.write(value[index]) for index, codec in present]
-        if flexible:
+        if tagged:
+            parts.append(write_tagged_fields([(tag, codec.write(value[index])) for tag, (index, codec) in tagged.items() if value[index] != template[index]]))
+        elif flexible:
             parts.append(NO_TAGGED_FIELDS)
         return b"".join(parts)
 
+    check(flexible or not tagged, f"{body.__name__} has tagged fields in version {version}, which is not flexible")
+    check(list(tagged) == sorted(tagged), f"{body.__name__} has tags out of order")
     return Codec(read, write, sum(codec.size_min for _, codec in present) + flexible)
+
+
+def _read_tagged(known: dict[int, tuple[int, Codec]], values: list[Any], buffer: Buffer, position: int, limit: int) -> int:
+    """Fills in the fields of `known` that are there; the position behind the tagged section."""
+    fields, position = read_tagged_fields(buffer, position, limit)
+    for tag, (index, codec) in known.items():
+        if tag in fields:
+            start, end = fields[tag]
+            values[index], found = codec.read(buffer, start, end)
+            if found != end:
+                raise ProtocolViolation("lying-length", f"tagged field {tag} of {end - start} bytes at byte {start} ends at byte {found}")
+    return position
+
+
+def decode_struct(body: type[Body], version: int, flexible: bool, buffer: Buffer, position: int, limit: int, what: str) -> Body:
+    """The struct at `position`, whatever lies behind it; a `ProtocolViolation` unless it ends at `limit` or before."""
+    _elements.begin()
+    try:
+        value, position = struct_codec(body, version, flexible).read(buffer, position, limit)
+    except MALFORMED as error:
+        raise malformed(what, version, error) from error
+    if position > limit:
+        raise truncated(what, version, position, limit)
+    return cast(Body, value)
 
 
 def _field_codec(wire_type: WireType, version: int, flexible: bool, nullable: bool) -> Codec:
@@ -194,6 +276,8 @@ def _field_codec(wire_type: WireType, version: int, flexible: bool, nullable: bo
             return Codec(_read_uuid, bytes, UUID_SIZE)
         case Text():
             return _TEXT_CODECS[flexible, nullable]
+        case Octets():
+            return _OCTETS_CODECS[flexible, nullable]
         case ArrayOf(element):
             return _array_codec(_field_codec(element, version, flexible, nullable=False), flexible, nullable)
         case _:
@@ -244,6 +328,13 @@ _TEXT_CODECS: Final = {
     (True, True): Codec(read_compact_nullable_string, write_compact_nullable_string, 1),
 }
 
+_OCTETS_CODECS: Final = {
+    (False, False): Codec(read_bytes, write_bytes, 4),
+    (False, True): Codec(read_nullable_bytes, write_nullable_bytes, 4),
+    (True, False): Codec(read_compact_bytes, write_compact_bytes, 1),
+    (True, True): Codec(read_compact_nullable_bytes, write_compact_nullable_bytes, 1),
+}
+
 
 def _array_codec(element: Codec, flexible: bool, nullable: bool) -> Codec:
     read_array_count = read_compact_count if flexible else read_count
@@ -253,8 +344,9 @@ def _array_codec(element: Codec, flexible: bool, nullable: bool) -> Codec:
         count, position = read_array_count(buffer, position, limit, element.size_min)
         if count < 0 and nullable:
             return None, position
+        _elements.add(count, position)
         values = []
-        for _ in range(require_count(count, position)):
+        for _ in range(count):
             value, position = element.read(buffer, position, limit)
             values.append(value)
         return tuple(values), position

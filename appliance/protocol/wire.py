@@ -38,6 +38,8 @@ _UVARINT_SHIFT_MAX: Final = 28
 ELEMENTS_MAX: Final = 100_000
 """No array, and no request, has more elements: without it 32 MiB of empty topics keep an event loop busy for seconds and take a
 gigabyte. More than all partitions of a box with ten log directories."""
+STRING_SIZE_MAX: Final = 0x7FFF
+"""Of any text, as in Kafka: what came in a compact form must fit the old form too, in which other messages and records hold it."""
 _TAGGED_FIELDS_MAX: Final = 32
 """Of one struct. Kafka defines four at most."""
 
@@ -104,7 +106,7 @@ def read_compact_string(buffer: Buffer, position: int, limit: int) -> tuple[str,
     end = position + length - 1
     if length == 0:
         raise _unexpected_null("compact string", position)
-    if end > limit:
+    if end > limit or length > STRING_SIZE_MAX + 1:
         raise _beyond("compact string", length - 1, position, limit)
     return str(buffer[position:end], "utf-8"), end
 
@@ -113,6 +115,39 @@ def read_compact_nullable_string(buffer: Buffer, position: int, limit: int) -> t
     if buffer[position] == 0:
         return None, position + 1
     return read_compact_string(buffer, position, limit)
+
+
+def read_bytes(buffer: Buffer, position: int, limit: int) -> tuple[bytes, int]:
+    length = _unpack_int32(buffer, position)[0]
+    position += 4
+    end = position + length
+    if length < 0:
+        raise _unexpected_null("bytes", position)
+    if end > limit:
+        raise _beyond("bytes", length, position, limit)
+    return bytes(buffer[position:end]), end
+
+
+def read_nullable_bytes(buffer: Buffer, position: int, limit: int) -> tuple[bytes | None, int]:
+    if _unpack_int32(buffer, position)[0] == -1:
+        return None, position + 4
+    return read_bytes(buffer, position, limit)
+
+
+def read_compact_bytes(buffer: Buffer, position: int, limit: int) -> tuple[bytes, int]:
+    length, position = read_uvarint(buffer, position)
+    end = position + length - 1
+    if length == 0:
+        raise _unexpected_null("compact bytes", position)
+    if end > limit:
+        raise _beyond("compact bytes", length - 1, position, limit)
+    return bytes(buffer[position:end]), end
+
+
+def read_compact_nullable_bytes(buffer: Buffer, position: int, limit: int) -> tuple[bytes | None, int]:
+    if buffer[position] == 0:
+        return None, position + 1
+    return read_compact_bytes(buffer, position, limit)
 
 
 def read_count(buffer: Buffer, position: int, limit: int, element_size_min: int) -> tuple[int, int]:
@@ -206,6 +241,22 @@ def write_compact_string(text: str) -> bytes:
 
 def write_compact_nullable_string(text: str | None) -> bytes:
     return b"\0" if text is None else write_compact_string(text)
+
+
+def write_bytes(data: bytes) -> bytes:
+    return INT32.pack(len(data)) + data
+
+
+def write_nullable_bytes(data: bytes | None) -> bytes:
+    return b"\xff\xff\xff\xff" if data is None else write_bytes(data)
+
+
+def write_compact_bytes(data: bytes) -> bytes:
+    return write_uvarint(len(data) + 1) + data
+
+
+def write_compact_nullable_bytes(data: bytes | None) -> bytes:
+    return b"\0" if data is None else write_compact_bytes(data)
 
 
 def write_count(count: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Builds record batches as a producer sends them: base offset 0, no leader epoch, no producer id.
+"""Builds record batches as a producer sends them: base offset 0, no leader epoch; without a producer id, unless it is part of a transaction.
 
 Owned by whoever fills it (ingest, the command line, tests); hot in ingest. A builder is used again after `build()`. Header sections that
 repeat can be encoded once with `encode_headers` and handed to `append` as bytes. Weak spot: `size_bytes` is the size before
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from appliance.records.batch import ATTRIBUTES_AT, BATCH_HEADER, LOG_OVERHEAD, MAGIC, RECORDS_AT
+from appliance.records.batch import ATTRIBUTES_AT, BATCH_HEADER, LOG_OVERHEAD, MAGIC, RECORDS_AT, TRANSACTIONAL_FLAG
 from appliance.records.compression import Codec, compress
 from appliance.records.crc32c import crc32c
 from appliance.records.varint import NULL_LENGTH, TABLE, TABLE_END, encode_varint
@@ -76,15 +76,17 @@ class BatchBuilder:
         self.count = count + 1
         self.size_bytes += size_bytes + len(length)
 
-    def build(self) -> bytes:
-        """The batch; the builder is empty afterwards. At least one record must have been appended."""
+    def build(self, producer_id: int = -1, producer_epoch: int = -1) -> bytes:
+        """The batch; the builder is empty afterwards. At least one record must have been appended. With a producer id it is part of his transaction
+        as a coordinator writes it: without a sequence that anybody checks (Kafka's base sequence 0)."""
         if not self.count:
             raise ValueError("a batch without records cannot be built")
         body = b"".join(self._pieces)
         if self._codec:
             body = compress(self._codec, body)
         header = bytearray(RECORDS_AT)
-        fields = (int(self._codec), self.count - 1, self._base_timestamp, self._max_timestamp, -1, -1, -1, self.count)
+        attributes, base_sequence = (int(self._codec), -1) if producer_id < 0 else (int(self._codec) | TRANSACTIONAL_FLAG, 0)
+        fields = (attributes, self.count - 1, self._base_timestamp, self._max_timestamp, producer_id, producer_epoch, base_sequence, self.count)
         length = RECORDS_AT - LOG_OVERHEAD + len(body)
         BATCH_HEADER.pack_into(header, 0, 0, length, -1, MAGIC, 0, *fields)
         crc = crc32c(body, crc32c(header[ATTRIBUTES_AT:]))

@@ -1,0 +1,76 @@
+"""Consumer groups in the coordinator process: their rules (`groups`) on the partitions of `__consumer_offsets` that this box leads.
+
+Owned by the coordinator process. Weak spot: when the topic is made anew with another number of partitions, every group begins anew.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from appliance.agents.legacy_offset_requests import LegacyOffsetRequests
+from appliance.agents.state_topic import StateTopic
+from appliance.base.model import TopicPartition
+from appliance.base.settings import Box
+from appliance.broker.box_view import BoxView
+from appliance.coordination.state_log import partition_of
+from appliance.groups.group_coordinator import GroupCoordinator
+from appliance.groups.group_settings import GroupSettings
+from appliance.replication.internal_topics import OFFSETS_TOPIC
+
+
+def group_settings(box: Box, partition_count: int) -> GroupSettings:
+    """The box's settings; partitions as the topic has them."""
+    names = {field: field.replace("_", ".") for field in GroupSettings._fields if field != "offsets_topic_num_partitions"}
+    return GroupSettings(**{field: box.integer(name) for field, name in names.items()}, offsets_topic_num_partitions=partition_count)
+
+
+def new_member_id() -> str:
+    """A random UUID as Java prints it."""
+    digits = os.urandom(16).hex()
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
+
+
+class CoordinatedGroups:
+    """`topic` is where their state is."""
+
+    def __init__(self, box: Box, topic: StateTopic, view: BoxView, legacy: LegacyOffsetRequests, now_ms: Callable[[], int]) -> None:
+        self._box = box
+        self._topic = topic
+        self._view = view
+        self._legacy = legacy
+        self._now_ms = now_ms
+        self._partition_count = box.integer("offsets.topic.num.partitions")
+        self._known_topics: frozenset[str] = frozenset()
+        self.coordinator = self._make()
+
+    def _make(self) -> GroupCoordinator:
+        coordinator = GroupCoordinator(self._topic, group_settings(self._box, self._partition_count), new_member_id, self, self._legacy)
+        coordinator.begin(self._now_ms())
+        self._topic.serve(coordinator)
+        return coordinator
+
+    def has_partition(self, topic: str, partition: int) -> bool:
+        """Whether the metadata has it (`groups.ports.Topics`)."""
+        image = self._view.image.topics.get(topic)
+        return image is not None and 0 <= partition < len(image.partitions)
+
+    def offsets_partition_of(self, group_id: str) -> TopicPartition | None:
+        """Where a group's offsets are; None while there is no such topic."""
+        count = self._topic.partition_count
+        return TopicPartition(OFFSETS_TOPIC, partition_of(group_id, count)) if count else None
+
+    def refresh(self) -> None:
+        """Image or tables have changed."""
+        image = self._view.image
+        if image.generation:
+            gone = self._known_topics - image.topics.keys()
+            self._known_topics = frozenset(image.topics)
+            if gone:
+                self.coordinator.on_topics_deleted(gone, self._now_ms())
+        count = self._topic.count_partitions()
+        if count and count != self._partition_count:
+            self._topic.end_all()
+            self._partition_count = count
+            self.coordinator = self._make()
+        self._topic.refresh()

@@ -1,0 +1,219 @@
+"""The coordinator: consumer groups and transactions whose state topics' partitions this box leads.
+
+One process a box. Requests come whole from the acceptors over `coordinator.sock`; state goes into `__consumer_offsets` and `__transaction_state` through the
+rings, as any producer's batches do, and is read back through the log-readers at the start and whenever a partition comes (`state_topic.py`). Killed at
+any moment it loses nothing that was answered: its next life reads the topics. It owns nothing on a disk.
+Weak spot: members that were joining when it died join again; until its partitions are read it answers COORDINATOR_LOAD_IN_PROGRESS.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from appliance.agents.coordinated_groups import CoordinatedGroups
+from appliance.agents.coordinated_transactions import CoordinatedTransactions
+from appliance.agents.coordinator_requests import CoordinatorRequests
+from appliance.agents.legacy_offset_requests import LegacyOffsetRequests
+from appliance.agents.marker_appends import MarkerAppend, MarkerAppends
+from appliance.agents.producer_id_leases import ProducerIdLeases
+from appliance.agents.request_server import RequestClient, RequestServer
+from appliance.agents.state_topic import StateAppend, StateTopic
+from appliance.base.errors import ErrorCode
+from appliance.base.model import TopicPartition
+from appliance.broker.box_view import BoxView
+from appliance.ipc.box_disks import BoxDisks
+from appliance.ipc.controller_link import ControllerLink
+from appliance.ipc.disk_health import DiskHealth
+from appliance.ipc.frames import Frame
+from appliance.ipc.log_reader_proxy import LogReaderProxy
+from appliance.ipc.proxies import LogWriterProxies, Source
+from appliance.metadata.metadata_image import ImageUnreadable, read_image
+from appliance.replication.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
+
+LOG_READER_DEADLINE_MS = 10_000
+
+
+class CoordinatorAgent:
+    """The duty cycle."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._clock = context.clock
+        self._poller = context.poller
+        counters, box = context.counters, context.box
+        disks = [disk.name for disk in box.disks]
+        self._source = Source(
+            context.layout, context.process_name, context.incarnation, box.integer("coordinator.arena.bytes"), box.integer("channel.ring.entries")
+        )
+        self._proxies = LogWriterProxies(
+            self._source, disks, self._poller, self._clock, counters, self._on_completion, self._on_lost, self._on_connected, self._on_gone
+        )
+        self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), self._on_hung, lambda _disk: None)
+        self._view = BoxView(box.broker_id, self._proxies, box.integer("message.max.bytes"))
+        self._readers = {disk: self._make_reader(disk) for disk in disks}
+        self._box_disks = BoxDisks(context.layout, box)
+        self._controller = ControllerLink(context.layout, self._poller, self._clock, self._on_image_changed)
+        self._wall_ahead_ms = self._clock.wall_ms() - self._clock.monotonic_ms()
+        self._offsets_topic, self._transactions_topic = self._make_topic(OFFSETS_TOPIC), self._make_topic(TRANSACTIONS_TOPIC)
+        self._topics = (self._offsets_topic, self._transactions_topic)
+        self._groups = CoordinatedGroups(box, self._offsets_topic, self._view, LegacyOffsetRequests(self._controller), self._now_ms)
+        self._producer_ids = ProducerIdLeases(self._controller, self._clock, counters, context.log)
+        self._markers = MarkerAppends(self._view, self._clock, counters, self._on_transaction_ended)
+        self._transactions = CoordinatedTransactions(
+            box, self._transactions_topic, self._view, self._markers, self._producer_ids, self._groups.offsets_partition_of, self._now_ms
+        )
+        self._server = RequestServer(context.layout.coordinator_socket, self._poller, self._on_frame)
+        verifies = box.flag("transaction.partition.verification.enable")
+        self._requests = CoordinatorRequests(self._groups, self._transactions, verifies, self._now_ms, counters, self._server.send)
+        self._image_is_stale = True
+        self._ready = False
+        self._stopping = False
+
+    def _now_ms(self) -> int:
+        """The wall clock at our start and what has passed since: sessions do not end, and transactions do not time out, because somebody set the clock."""
+        return self._clock.monotonic_ms() + self._wall_ahead_ms
+
+    def _make_topic(self, name: str) -> StateTopic:
+        context = self._context
+        return StateTopic(name, self._source.arena, self._view, self._readers, self._clock, self._now_ms, context.counters, context.log)
+
+    def _make_reader(self, disk: str) -> LogReaderProxy:
+        context = self._context
+        return LogReaderProxy(disk, context.layout, self._poller, self._clock, context.counters, LOG_READER_DEADLINE_MS)
+
+    # -- duty cycle
+
+    def do_work(self) -> int:
+        now_ns = self._clock.monotonic_ns()
+        work = self._proxies.do_work(now_ns)
+        work += self._health.look(now_ns)
+        self._look_at_disks(now_ns)
+        work += self._controller.do_work(now_ns)
+        if self._image_is_stale:
+            self._load_image()
+            work += 1
+        if self._view.refresh():
+            self._groups.refresh()
+            self._transactions.refresh()
+            work += 1
+        for reader in self._readers.values():
+            work += reader.expire(now_ns)
+        work += self._offsets_topic.turn(now_ns) + self._transactions_topic.turn(now_ns) + self._markers.turn(now_ns)
+        work += self._producer_ids.turn(now_ns)
+        now_ms = self._now_ms()
+        work += self._groups.coordinator.tick(now_ms) + self._transactions.coordinator.tick(now_ms)
+        for reader in self._readers.values():
+            if reader.arena.released:
+                reader.send_releases()
+        self._proxies.flush()
+        if not self._ready and self._view.image.generation:
+            self._ready = True
+            self._context.notifier.ready()
+        self._requests.count_waiting()
+        return work
+
+    def may_park(self) -> bool:
+        self._source.watch_rows(self._markers.waits_for_rows or any(topic.waits_for_rows for topic in self._topics))
+        self._source.doorbell.prepare_to_sleep()
+        if self._proxies.has_completions() or self._image_is_stale:
+            self._source.doorbell.wake()
+            return False
+        return True
+
+    def unpark(self) -> None:
+        self._source.doorbell.wake()
+
+    def park_ms(self) -> int:
+        now_ms, wait_ms = self._now_ms(), PARK_MS_MAX
+        for deadline_ms in (self._groups.coordinator.next_deadline_ms(), self._transactions.coordinator.next_deadline_ms()):
+            if deadline_ms is not None:
+                wait_ms = min(wait_ms, deadline_ms - now_ms)
+        return max(0, wait_ms)
+
+    def begin_stop(self) -> None:
+        self._stopping = True
+
+    def stopped(self) -> bool:
+        return not any(topic.has_unanswered for topic in self._topics)
+
+    def _on_frame(self, client: RequestClient, frame: Frame) -> None:
+        if self._stopping:
+            self._server.drop_peer(client)  # its acceptor answers for us
+        else:
+            self._requests.on_frame(client, frame)
+
+    def close(self) -> None:
+        self._server.close()
+        for topic in self._topics:
+            topic.end_all()
+        for reader in self._readers.values():
+            reader.close()
+        self._controller.close()
+        self._proxies.close()
+        self._source.close()
+
+    def status_line(self) -> str:
+        led, loading = sum(topic.led_count for topic in self._topics), sum(topic.loading_count for topic in self._topics)
+        return f"{led} state partitions" + (f", {loading} of them loading" if loading else "")
+
+    # -- news
+
+    def _on_image_changed(self, _generation: int) -> None:
+        self._image_is_stale = True
+
+    def _load_image(self) -> None:
+        self._image_is_stale = False
+        try:
+            image = read_image(self._context.layout.image_file)
+        except ImageUnreadable as error:
+            self._context.log.error(f"could not read the metadata image: {error}; going on with the last one")
+            return
+        if image is not None and image.generation != self._view.image.generation:
+            self._view.set_image(image)
+
+    def _look_at_disks(self, now_ns: int) -> None:
+        """Disks that were added, removed or replaced while we run."""
+        changes = self._box_disks.look(now_ns)
+        for disk in changes.came:
+            self._readers[disk.name] = self._make_reader(disk.name)
+            self._proxies.add_disk(disk.name)
+        for disk in changes.went:
+            self._proxies.remove_disk(disk.name, self._on_set_aside)
+            self._readers.pop(disk.name).close()
+        for disk in changes.replaced:
+            self._proxies.replace_disk(disk.name, self._on_set_aside)
+            self._readers[disk.name].hang_up()
+
+    # -- log-writers
+
+    def _on_completion(self, append: StateAppend | MarkerAppend, entry: tuple[Any, ...]) -> None:
+        if isinstance(append, MarkerAppend):
+            self._markers.on_completion(append, entry)
+        else:
+            append.topic.on_completion(append, entry)
+
+    def _on_lost(self, append: StateAppend | MarkerAppend) -> None:
+        if isinstance(append, MarkerAppend):
+            self._markers.on_lost(append)
+        else:
+            append.topic.on_lost(append)
+
+    def _on_transaction_ended(self, topic_partition: TopicPartition, producer_id: int, is_commit: bool) -> None:
+        if topic_partition.topic == OFFSETS_TOPIC:
+            self._groups.coordinator.complete_transaction(topic_partition.partition, producer_id, is_commit)
+
+    def _on_set_aside(self, append: StateAppend) -> None:
+        """Another process serves the disk: who waits is answered; the slot is free when the old one is gone (`_on_lost`)."""
+        append.answer(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    def _on_connected(self, _disk: str) -> None:
+        self._image_is_stale = True
+
+    def _on_gone(self, disk: str) -> None:
+        self._context.log.warning(f"the log-writer of disk {disk} is gone; groups and transactions on it wait until it is back")
+
+    def _on_hung(self, disk: str, operation: str) -> None:
+        """Who waits for it is answered by his deadline; what the log-writer was given stays its own."""
+        self._readers[disk].give_up()
+        self._context.log.error(f"disk {disk} hangs ({operation}): groups and transactions on it wait until it answers")

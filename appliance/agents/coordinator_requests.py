@@ -1,0 +1,113 @@
+"""Kafka's requests on `coordinator.sock`: read, handed to the rules, answered when the rules answer.
+
+Owned by the coordinator process. A request that cannot be read is answered with nothing, which makes the acceptor close its client's connection.
+Offsets of a transaction are committed after its coordinator has agreed that it goes over them (KIP-890). Weak spot: the group's and the transaction's
+coordinator are the same box today; when they are not, this is where one asks the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from appliance.agents.coordinated_groups import CoordinatedGroups
+from appliance.agents.coordinated_transactions import CoordinatedTransactions
+from appliance.agents.request_server import RequestClient
+from appliance.base.errors import ErrorCode, ProtocolViolation
+from appliance.base.model import TopicPartition
+from appliance.broker.coordinated_apis import COORDINATED_APIS, CoordinatedApi
+from appliance.groups.append_errors import transactional_commit_error
+from appliance.groups.client_identity import ClientIdentity
+from appliance.ipc.frames import Frame
+from appliance.ipc.request_frames import KAFKA_REQUEST, KAFKA_RESPONSE, unpack_kafka_request
+from appliance.protocol.apis import ApiKey
+from appliance.protocol.topic_partitions import PartitionResult, TopicResult
+from appliance.protocol.txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitResponse
+from appliance.shm.counters import Counters
+from appliance.transactions.transaction import SECOND_PROTOCOL
+
+_ADDS_ITSELF_SINCE = 5
+"""From this version of TxnOffsetCommit on the group's offsets join the transaction by the way."""
+
+Respond = Callable[[RequestClient, int, int, bytes], None]
+
+
+class CoordinatorRequests:
+    """`respond(client, kind, token, payload)` sends an answer."""
+
+    def __init__(
+        self,
+        groups: CoordinatedGroups,
+        transactions: CoordinatedTransactions,
+        verifies: bool,
+        now_ms: Callable[[], int],
+        counters: Counters,
+        respond: Respond,
+    ) -> None:
+        """`verifies`: transaction.partition.verification.enable."""
+        self._groups = groups
+        self._transactions = transactions
+        self._verifies = verifies
+        self._now_ms = now_ms
+        self._respond = respond
+        self._waiting = 0
+        self._received = counters.counter("coordinator.requests")
+        self._refused = counters.counter("coordinator.requests_unreadable")
+        self._waiting_gauge = counters.counter("coordinator.waiting")
+
+    def on_frame(self, client: RequestClient, frame: Frame) -> None:
+        """Take a request in."""
+        self._received.add()
+        try:
+            if frame.kind != KAFKA_REQUEST:
+                raise ProtocolViolation("unknown_frame", f"frame of kind {frame.kind}")
+            asked = unpack_kafka_request(frame.payload)
+            api = COORDINATED_APIS.get(asked.api_key)
+            if api is None:
+                raise ProtocolViolation("unknown_api", f"the coordinator does not answer API {asked.api_key}")
+            request = api.request.decode(asked.body, 0, len(asked.body), asked.api_version)
+        except (ProtocolViolation, ValueError):
+            self._refused.add()
+            self._respond(client, KAFKA_RESPONSE, frame.token, b"")
+            return
+        self._waiting += 1
+
+        def reply(response: Any) -> None:
+            self._waiting -= 1
+            self._respond(client, KAFKA_RESPONSE, frame.token, api.response.encode(asked.api_version, response))
+
+        identity = ClientIdentity(asked.client_id, f"/{asked.client_host}")
+        if asked.api_key == ApiKey.TXN_OFFSET_COMMIT:
+            self._commit_transactional(api, request, asked.api_version, identity, reply)
+        elif api.is_transactional:
+            getattr(self._transactions.coordinator, api.rule)(request, asked.api_version, self._now_ms(), reply)
+        else:
+            getattr(self._groups.coordinator, api.rule)(request, asked.api_version, identity, self._now_ms(), reply)
+
+    def count_waiting(self) -> None:
+        self._waiting_gauge.set(self._waiting)
+
+    def _commit_transactional(
+        self, api: CoordinatedApi, request: TxnOffsetCommitRequest, version: int, identity: ClientIdentity, reply: Callable[[Any], None]
+    ) -> None:
+        """Ask the transaction's coordinator first."""
+        partition = self._groups.offsets_partition_of(request.group_id)
+        adds = version >= _ADDS_ITSELF_SINCE
+        if partition is None or not (adds or self._verifies):
+            self._groups.coordinator.txn_offset_commit(request, version, identity, self._now_ms(), reply)
+            return
+
+        def on_verified(codes: dict[TopicPartition, ErrorCode]) -> None:
+            code = codes[partition]
+            if code is ErrorCode.NONE:
+                self._groups.coordinator.txn_offset_commit(request, version, identity, self._now_ms(), reply)
+                return
+            told = transactional_commit_error(code, version)
+            topics = tuple(TopicResult(topic.topic, tuple(PartitionResult(each.partition, told) for each in topic.partitions)) for topic in request.topics)
+            reply(TxnOffsetCommitResponse(topics=topics))
+
+        coordinator, who = self._transactions.coordinator, (request.transactional_id, request.producer_id, request.producer_epoch)
+        if adds:
+            coordinator.extend(*who, frozenset((partition,)), SECOND_PROTOCOL, on_verified)
+        else:
+            coordinator.verify(*who, frozenset((partition,)), on_verified)

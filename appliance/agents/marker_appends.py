@@ -1,0 +1,134 @@
+"""Transaction markers on their way: offered to the log-writers that lead the partitions, done when every in-sync replica has them.
+
+Implements `transactions.ports.MarkerWriter`. Owned by the coordinator process. What cannot be offered now (no leader here, a full ring) is refused with an
+error that the coordinator tries again. Weak spot: a partition that another box leads cannot be reached yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from appliance.base.clock import Clock
+from appliance.base.errors import ErrorCode
+from appliance.base.model import TopicPartition
+from appliance.broker.box_view import BoxView, Placement
+from appliance.ipc.descriptors import ACKS_ALL_FLAG, COMMIT_FLAG, DescriptorKind
+from appliance.shm.counters import Counters
+from appliance.shm.partition_table import HIGH_WATERMARK, ISR_AND_CONFIG, ROLE_AND_EPOCH, ROLE_LEADER, TornRow
+from appliance.transactions.ports import Marker
+
+TIMEOUT_NS = 5_000_000_000
+_HALF = (1 << 32) - 1
+
+OnWritten = Callable[[ErrorCode], None]
+
+
+class MarkerAppend:
+    """One marker. `end_offset` is -1 until it is in the log."""
+
+    __slots__ = ("deadline_ns", "end_offset", "is_answered", "leader_epoch", "marker", "on_written", "placement")
+
+    def __init__(self, marker: Marker, on_written: OnWritten, deadline_ns: int) -> None:
+        self.marker = marker
+        self.on_written = on_written
+        self.deadline_ns = deadline_ns
+        self.placement: Placement | None = None
+        self.leader_epoch = -1
+        self.end_offset = -1
+        self.is_answered = False
+
+
+class MarkerAppends:
+    """All markers of one coordinator."""
+
+    def __init__(self, view: BoxView, clock: Clock, counters: Counters, on_ended: Callable[[TopicPartition, int, bool], None]) -> None:
+        """`on_ended(partition, producer id, is commit)` hears of each that is written: who keeps a partition's open transactions in memory goes by it."""
+        self._view = view
+        self._clock = clock
+        self._on_ended = on_ended
+        self._refused: list[tuple[MarkerAppend, ErrorCode]] = []
+        self._under_way: set[MarkerAppend] = set()
+        self._written = counters.counter("coordinator.markers")
+        self._failures = counters.counter("coordinator.failed_markers")
+
+    def write(self, marker: Marker, on_written: OnWritten) -> None:
+        append = MarkerAppend(marker, on_written, self._clock.monotonic_ns() + TIMEOUT_NS)
+        code = self._offer(append)
+        if code is not ErrorCode.NONE:
+            self._refused.append((append, code))
+
+    def _offer(self, append: MarkerAppend) -> ErrorCode:
+        marker = append.marker
+        placement = self._view.placement(*marker.topic_partition)
+        if placement is None:
+            return self._view.why_absent(*marker.topic_partition)
+        try:
+            words = placement.read_words()
+        except TornRow:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if words[ROLE_AND_EPOCH] >> 32 != ROLE_LEADER:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        append.placement, append.leader_epoch = placement, words[ROLE_AND_EPOCH] & _HALF
+        descriptor = (
+            DescriptorKind.TRANSACTION_MARKER, ACKS_ALL_FLAG | (COMMIT_FLAG if marker.is_commit else 0), 0, placement.row, placement.row_generation,
+            append.leader_epoch, words[ISR_AND_CONFIG] & _HALF, 0, 0, 0, marker.producer_id, marker.coordinator_epoch, marker.producer_epoch, 0,
+        )  # fmt: skip
+        if not placement.proxy.offer_or_queue(descriptor, 0, append):
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        self._under_way.add(append)
+        return ErrorCode.NONE
+
+    def on_completion(self, append: MarkerAppend, entry: tuple[Any, ...]) -> None:
+        """Fields of `entry` as in `ipc.descriptors.Completion`."""
+        if entry[2]:
+            self._answer(append, ErrorCode(entry[2]))
+            return
+        append.end_offset = entry[8]
+        self._maybe_answer(append)
+
+    def on_lost(self, append: MarkerAppend) -> None:
+        """Its log-writer died first: the marker is written again; a second one changes nothing."""
+        self._answer(append, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    def _maybe_answer(self, append: MarkerAppend) -> bool:
+        placement = append.placement
+        if placement is None or append.end_offset < 0:
+            return False
+        try:
+            words = placement.read_words()
+        except TornRow:
+            return False
+        if words[ROLE_AND_EPOCH] & _HALF != append.leader_epoch or placement.proxy.table is not placement.table:
+            self._answer(append, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        elif words[HIGH_WATERMARK] >= append.end_offset:
+            self._written.add()
+            marker = append.marker
+            self._on_ended(marker.topic_partition, marker.producer_id, marker.is_commit)
+            self._answer(append, ErrorCode.NONE)
+        else:
+            return False
+        return True
+
+    def _answer(self, append: MarkerAppend, code: ErrorCode) -> None:
+        self._under_way.discard(append)
+        if not append.is_answered:
+            append.is_answered = True
+            if code is not ErrorCode.NONE:
+                self._failures.add()
+            append.on_written(code)
+
+    @property
+    def waits_for_rows(self) -> bool:
+        return any(append.end_offset >= 0 for append in self._under_way)
+
+    def turn(self, now_ns: int) -> int:
+        """Refusals, replicated ones, deadlines."""
+        refused, self._refused = self._refused, []
+        for append, code in refused:
+            self._answer(append, code)
+        done = sum(self._maybe_answer(append) for append in list(self._under_way))
+        expired = [append for append in self._under_way if append.deadline_ns <= now_ns]
+        for append in expired:
+            self._answer(append, ErrorCode.REQUEST_TIMED_OUT)
+        return len(refused) + done + len(expired)

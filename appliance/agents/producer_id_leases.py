@@ -1,0 +1,73 @@
+"""The box's one allocator of producer ids: gives out what the controller has leased from ZooKeeper, and asks for the next block before the last id is gone.
+
+Implements `transactions.ports.ProducerIds`. Owned by the coordinator process; what is left of its blocks when it dies is lost, which costs nothing. Weak spot:
+while ZooKeeper is away for longer than a block lasts, new producers wait (COORDINATOR_LOAD_IN_PROGRESS).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from appliance.base.clock import Clock
+from appliance.base.logging import Logger
+from appliance.ipc.controller_frames import LEASE_PRODUCER_IDS
+from appliance.ipc.controller_link import ControllerLink
+from appliance.shm.counters import Counters
+
+ASK_AGAIN_NS = 200_000_000
+ANSWER_TIMEOUT_MS = 6_000
+PREFETCH_SHARE = 10
+"""When this part of a block is left (a tenth) the next one is asked for."""
+
+
+class ProducerIdLeases:
+    """At most two blocks."""
+
+    def __init__(self, controller: ControllerLink, clock: Clock, counters: Counters, log: Logger) -> None:
+        self._controller = controller
+        self._clock = clock
+        self._log = log
+        self._block = range(0)
+        self._following = range(0)
+        self._block_size = 0
+        self._is_asking = False
+        self._ask_at_ns = 0
+        self._given = counters.counter("coordinator.producer_ids")
+
+    def next(self) -> int | None:
+        if not self._block:
+            self._block, self._following = self._following, range(0)
+        if not self._block:
+            self._maybe_ask()
+            return None
+        producer_id, self._block = self._block[0], self._block[1:]
+        self._given.add()
+        return producer_id
+
+    def turn(self, now_ns: int) -> int:
+        """Ask for a block when it is time."""
+        if self._is_asking or now_ns < self._ask_at_ns or self._following or len(self._block) * PREFETCH_SHARE > self._block_size:
+            return 0
+        self._maybe_ask()
+        return 1
+
+    def _maybe_ask(self) -> None:
+        if not self._is_asking and self._clock.monotonic_ns() >= self._ask_at_ns and self._controller.connected:
+            self._is_asking = True
+            self._controller.request(LEASE_PRODUCER_IDS, b"{}", ANSWER_TIMEOUT_MS, self._on_answer)
+
+    def _on_answer(self, payload: bytes | None) -> None:
+        self._is_asking = False
+        self._ask_at_ns = self._clock.monotonic_ns() + ASK_AGAIN_NS
+        answer: dict[str, Any] = orjson.loads(payload) if payload else {"error": -1}
+        if answer["error"]:
+            self._log.warning(f"the controller gave no producer ids (Kafka error {answer['error']}); asking again")
+            return
+        leased = range(answer["first"], answer["last"] + 1)
+        self._block_size = len(leased)
+        if self._block:
+            self._following = leased
+        else:
+            self._block = leased

@@ -1,0 +1,75 @@
+"""The settings of groups and transactions, as rows like those of `setting_rows`, which lists them. Names and defaults are Kafka's.
+
+Owned by nobody. Weak spot: what a state topic was made with (its number of partitions) stays, whatever is set later.
+"""
+
+from __future__ import annotations
+
+from appliance.base.setting_row import INT32_MAX, INT64_MAX, KIB, MIB, SECOND, SettingRow
+
+MINUTE = 60 * SECOND
+_DAY_MINUTES = 24 * 60
+
+GROUP_ROWS = (
+    SettingRow("group.min.session.timeout.ms", 6 * SECOND, "ms", "shortest session timeout that a member may ask for", "dead members stay longer", 1),
+    SettingRow("group.max.session.timeout.ms", 30 * MINUTE, "ms", "longest session timeout that a member may ask for", "dead members may stay longer", 1),
+    SettingRow(
+        "group.initial.rebalance.delay.ms", 3 * SECOND, "ms", "how long a new group waits for more members before its first rebalance", "slower first records"
+    ),
+    SettingRow("group.max.size", INT32_MAX, "members", "most members of one group", "memory, longer rebalances", 1),
+    SettingRow(
+        "group.consumer.session.timeout.ms", 45 * SECOND, "ms", "session timeout of members of the new protocol (KIP-848)", "dead members stay longer", 1
+    ),
+    SettingRow("group.consumer.heartbeat.interval.ms", 5 * SECOND, "ms", "how often members of the new protocol are told to ask", "slower rebalances", 1),
+    SettingRow("group.consumer.max.size", INT32_MAX, "members", "most members of one group of the new protocol", "memory, longer rebalances", 1),
+    SettingRow(
+        "group.consumer.migration.policy",
+        "bidirectional",
+        "",
+        "whether a live group may go from the classic to the new protocol (upgrade), back (downgrade), both or neither",
+        "",
+        choices=("disabled", "upgrade", "downgrade", "bidirectional"),
+    ),
+    SettingRow("offset.metadata.max.bytes", 4 * KIB, "bytes", "longest text that may go with a committed offset", "memory", 0),
+    SettingRow("offsets.retention.minutes", 7 * _DAY_MINUTES, "minutes", "how long offsets outlive the last member of their group", "memory", 1),
+    SettingRow("offsets.retention.check.interval.ms", 10 * MINUTE, "ms", "time between two looks for expired offsets", "they stay longer", 1, INT64_MAX),
+    SettingRow("offsets.commit.timeout.ms", 5 * SECOND, "ms", "how long a commit may wait for its replicas", "clients wait longer for an error", 1),
+    SettingRow("offsets.topic.num.partitions", 50, "", "partitions of __consumer_offsets, when it is made", "files and table rows", 1, 10_000),
+    SettingRow("offsets.topic.replication.factor", 3, "", "replicas of __consumer_offsets; fewer while there are fewer boxes", "space and network", 1, 16),
+    SettingRow("offsets.topic.segment.bytes", 100 * MIB, "bytes", "segment size of __consumer_offsets", "slower loads", 16 * KIB),
+    SettingRow("coordinator.arena.bytes", 16 * MIB, "bytes", "shared memory for state records on their way to the log-writers", "memory", 4 * MIB, 256 * MIB),
+)
+
+TRANSACTION_ROWS = (
+    SettingRow(
+        "transaction.partition.verification.enable",
+        True,
+        "",
+        "ask a transaction's coordinator before its first batch in a partition is taken, so that none is left hanging (KIP-890)",
+        "",
+    ),
+    SettingRow(
+        "transaction.max.timeout.ms", 15 * MINUTE, "ms", "longest transaction that a producer may ask for", "read_committed consumers may wait longer", 1
+    ),
+    SettingRow("transactional.id.expiration.ms", 7 * _DAY_MINUTES * MINUTE, "ms", "how long an unused transactional id is remembered", "memory", 1),
+    SettingRow(
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms",
+        10 * SECOND,
+        "ms",
+        "time between two looks for transactions that take too long",
+        "they last longer",
+        1,
+    ),
+    SettingRow(
+        "transaction.remove.expired.transaction.cleanup.interval.ms", 60 * MINUTE, "ms", "time between two looks for expired transactional ids", "memory", 1
+    ),
+    SettingRow("transaction.state.log.num.partitions", 50, "", "partitions of __transaction_state, when it is made", "files and table rows", 1, 10_000),
+    SettingRow(
+        "transaction.state.log.replication.factor", 3, "", "replicas of __transaction_state; fewer while there are fewer boxes", "space and network", 1, 16
+    ),
+    SettingRow(
+        "transaction.state.log.min.isr", 2, "", "replicas of __transaction_state that must be in sync; no more than it has", "fewer transactions succeed", 1, 16
+    ),
+    SettingRow("transaction.state.log.segment.bytes", 100 * MIB, "bytes", "segment size of __transaction_state", "slower loads", 16 * KIB),
+    SettingRow("producer.id.block.size", 1_000, "", "producer ids that are leased from ZooKeeper at once", "ids lost with a coordinator", 1),
+)

@@ -1,0 +1,195 @@
+"""One transactional id: its producer, what its transaction has reached, and which step is on its way into the log.
+
+A `Transaction` is what a record of `__transaction_state` says; it never changes. Steps (`next_epoch`, `add_partitions`, `prepare` …) are functions from one to
+the next; `TransactionalId` holds the one that the log has, and the one that is being appended. Owned by the transaction coordinator.
+Two protocols: in the first a producer keeps its epoch from one transaction to the next; in the second (KIP-890, client version 2) every end raises it,
+so that nothing of an ended transaction can come late. Sources: KIP-98, KIP-360, KIP-447, KIP-890; Kafka's `TransactionMetadata`.
+Weak spot: partitions are kept by name; a topic that is deleted and made again in the middle of a transaction gets a marker that it does not need.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.base.model import TopicPartition
+
+NO_PRODUCER_ID: Final = -1
+NO_PRODUCER_EPOCH: Final = -1
+LARGEST_EPOCH: Final = 32_767
+EXHAUSTED_EPOCH: Final = LARGEST_EPOCH - 1
+"""A producer with this epoch gets a new id: the last epoch is kept for fencing it."""
+SECOND_PROTOCOL: Final = 2
+"""The client transaction version from which every end of a transaction raises the epoch."""
+
+
+class TransactionState(IntEnum):
+    """As Kafka numbers them in the log."""
+
+    EMPTY = 0
+    ONGOING = 1
+    PREPARE_COMMIT = 2
+    PREPARE_ABORT = 3
+    COMPLETE_COMMIT = 4
+    COMPLETE_ABORT = 5
+    DEAD = 6
+    PREPARE_EPOCH_FENCE = 7
+
+
+STATE_NAMES: Final = {
+    TransactionState.EMPTY: "Empty",
+    TransactionState.ONGOING: "Ongoing",
+    TransactionState.PREPARE_COMMIT: "PrepareCommit",
+    TransactionState.PREPARE_ABORT: "PrepareAbort",
+    TransactionState.COMPLETE_COMMIT: "CompleteCommit",
+    TransactionState.COMPLETE_ABORT: "CompleteAbort",
+    TransactionState.DEAD: "Dead",
+    TransactionState.PREPARE_EPOCH_FENCE: "PrepareEpochFence",
+}
+RESTING: Final = frozenset({TransactionState.EMPTY, TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT})
+"""Nothing is open, nothing is on its way."""
+ENDING: Final = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT})
+"""Decided: markers have to be written, whatever happens."""
+
+
+class Transaction(NamedTuple):
+    """Times are wall time in ms; `last_producer_epoch` is known until the next life of the coordinator only."""
+
+    producer_id: int
+    producer_epoch: int = NO_PRODUCER_EPOCH
+    timeout_ms: int = 60_000
+    state: TransactionState = TransactionState.EMPTY
+    partitions: frozenset[TopicPartition] = frozenset()
+    start_ms: int = -1
+    update_ms: int = -1
+    last_producer_epoch: int = NO_PRODUCER_EPOCH
+    previous_producer_id: int = NO_PRODUCER_ID
+    next_producer_id: int = NO_PRODUCER_ID
+    client_version: int = 0
+
+    @property
+    def is_commit(self) -> bool:
+        return self.state in (TransactionState.PREPARE_COMMIT, TransactionState.COMPLETE_COMMIT)
+
+    @property
+    def is_exhausted(self) -> bool:
+        return is_exhausted(self.producer_epoch)
+
+    def is_overdue(self, now_ms: int) -> bool:
+        return self.state is TransactionState.ONGOING and self.start_ms + self.timeout_ms < now_ms
+
+    def is_expired(self, now_ms: int, expiration_ms: int) -> bool:
+        return self.state in RESTING and now_ms - self.update_ms >= expiration_ms
+
+
+def is_exhausted(producer_epoch: int) -> bool:
+    return producer_epoch >= EXHAUSTED_EPOCH
+
+
+# --- a producer comes -------------------------------------------------------------------------------------------------
+
+
+def knows_itself(transaction: Transaction, producer_id: int, producer_epoch: int) -> bool:
+    """Whether a producer that says who it is may go on under this transactional id: it was never given an epoch, it is the one, or it is the former
+    one that asks again for the successor of its exhausted id."""
+    if transaction.producer_epoch == NO_PRODUCER_EPOCH or producer_id == transaction.producer_id:
+        return True
+    return producer_id == transaction.previous_producer_id and is_exhausted(producer_epoch)
+
+
+def next_epoch(transaction: Transaction, timeout_ms: int, expected_epoch: int | None, client_version: int, now_ms: int) -> Transaction:
+    """The producer that comes gets the next epoch; who asks again after a lost answer gets the same one. `RequestRefused`: it is fenced."""
+    current = transaction.producer_epoch
+    if current == NO_PRODUCER_EPOCH:
+        epoch, last = 0, NO_PRODUCER_EPOCH
+    elif expected_epoch is None:
+        epoch, last = current + 1, NO_PRODUCER_EPOCH
+    elif expected_epoch == current:
+        epoch, last = current + 1, current
+    elif expected_epoch == transaction.last_producer_epoch:
+        epoch, last = current, expected_epoch
+    else:
+        raise RequestRefused(ErrorCode.PRODUCER_FENCED, f"epoch {expected_epoch} of producer {transaction.producer_id} was followed by {current}")
+    return _empty(transaction, timeout_ms, client_version, now_ms)._replace(producer_epoch=epoch, last_producer_epoch=last)
+
+
+def next_producer(transaction: Transaction, producer_id: int, timeout_ms: int, remembers: bool, client_version: int, now_ms: int) -> Transaction:
+    """Another producer id, because the epochs of the last one are used up."""
+    return _empty(transaction, timeout_ms, client_version, now_ms)._replace(
+        producer_id=producer_id,
+        producer_epoch=0,
+        last_producer_epoch=transaction.producer_epoch if remembers else NO_PRODUCER_EPOCH,
+        previous_producer_id=transaction.producer_id,
+    )
+
+
+def _empty(transaction: Transaction, timeout_ms: int, client_version: int, now_ms: int) -> Transaction:
+    return transaction._replace(
+        timeout_ms=timeout_ms,
+        state=TransactionState.EMPTY,
+        partitions=frozenset(),
+        start_ms=-1,
+        update_ms=now_ms,
+        next_producer_id=NO_PRODUCER_ID,
+        client_version=client_version,
+    )
+
+
+# --- a transaction grows and ends -------------------------------------------------------------------------------------
+
+
+def add_partitions(transaction: Transaction, partitions: frozenset[TopicPartition], client_version: int, now_ms: int) -> Transaction:
+    """The transaction goes over these partitions too; it begins now, if it has not."""
+    is_ongoing = transaction.state is TransactionState.ONGOING
+    return transaction._replace(
+        state=TransactionState.ONGOING,
+        partitions=transaction.partitions | partitions,
+        start_ms=transaction.start_ms if is_ongoing else now_ms,
+        update_ms=now_ms,
+        client_version=client_version,
+    )
+
+
+def fence(transaction: Transaction) -> Transaction:
+    """Its producer may not go on: the abort that follows is written under the next epoch. Never written as such."""
+    return transaction._replace(producer_epoch=min(transaction.producer_epoch + 1, LARGEST_EPOCH), last_producer_epoch=NO_PRODUCER_EPOCH)
+
+
+def prepare(transaction: Transaction, commit: bool, raises_epoch: bool, next_producer_id: int, now_ms: int) -> Transaction:
+    """The decision. With `raises_epoch` (the second protocol) it is written under the next epoch already, and so are its markers."""
+    decided = transaction._replace(
+        state=TransactionState.PREPARE_COMMIT if commit else TransactionState.PREPARE_ABORT,
+        start_ms=transaction.start_ms if transaction.start_ms >= 0 else now_ms,
+        update_ms=now_ms,
+        next_producer_id=next_producer_id,
+    )
+    if not raises_epoch:
+        return decided
+    return decided._replace(producer_epoch=transaction.producer_epoch + 1, last_producer_epoch=transaction.producer_epoch, client_version=SECOND_PROTOCOL)
+
+
+def complete(transaction: Transaction, now_ms: int) -> Transaction:
+    """All markers are written. A producer id whose epochs are used up makes room for the one that was kept ready."""
+    done = transaction._replace(
+        state=TransactionState.COMPLETE_COMMIT if transaction.is_commit else TransactionState.COMPLETE_ABORT,
+        partitions=frozenset(),
+        update_ms=now_ms,
+        next_producer_id=NO_PRODUCER_ID,
+    )
+    if transaction.next_producer_id == NO_PRODUCER_ID:
+        return done
+    return done._replace(producer_id=transaction.next_producer_id, producer_epoch=0, previous_producer_id=transaction.producer_id)
+
+
+class TransactionalId:
+    """What is known of one id. `pending` is on its way into the log; while it is, nothing else may be begun."""
+
+    __slots__ = ("current", "is_fenced", "name", "pending")
+
+    def __init__(self, name: str, current: Transaction) -> None:
+        self.name = name
+        self.current = current
+        self.pending: Transaction | None = None
+        self.is_fenced = False
+        """The epoch was raised to fence the producer, and the abort is not written yet: it is not raised again."""
