@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import BrokerId, Offset, TopicPartition, topic_name_problem
 from appliance.client.cluster import ClusterClient
 from appliance.client.errors import ClientFailed, is_retriable, refused
-from appliance.client.messages import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS, LIST_OFFSETS, Api
+from appliance.client.messages import (
+    CREATE_PARTITIONS,
+    CREATE_TOPICS,
+    DELETE_RECORDS,
+    DELETE_TOPICS,
+    DESCRIBE_CONFIGS,
+    INCREMENTAL_ALTER_CONFIGS,
+    LIST_OFFSETS,
+    Api,
+)
 from appliance.client.metadata import PartitionMetadata, TopicMetadata
 
 LATEST_TIMESTAMP = -1
@@ -188,6 +197,20 @@ def _ask_leader(cluster: ClusterClient, leader: BrokerId, partitions: list[Topic
             else:
                 found[partition] = refused(int(answer.error_code), f"read offsets of {partition}")
     return found
+
+
+def delete_records(cluster: ClusterClient, offsets: Mapping[TopicPartition, Offset]) -> dict[TopicPartition, RequestRefused]:
+    """Let each partition begin at an offset, for good. Returns when that is durable; what was refused, and why."""
+    refusals: dict[TopicPartition, RequestRefused] = {}
+    for leader, led in _by_leader(cluster, offsets).items():
+        topics = [{"name": partition.topic, "partitions": [{"partition_index": partition.partition, "offset": offsets[partition]}]} for partition in led]
+        body = cluster.ask_broker(leader, DELETE_RECORDS, {"topics": topics, "timeout": ADMIN_TIMEOUT_MS}, timeout_ms=ADMIN_TIMEOUT_MS + 5_000)
+        for topic in body.topics:
+            for answer in topic.partitions:
+                partition = TopicPartition(topic.name, int(answer.partition_index))
+                if answer.error_code != ErrorCode.NONE:
+                    refusals[partition] = refused(int(answer.error_code), f"delete records of {partition}")
+    return refusals
 
 
 def describe_topic(cluster: ClusterClient, name: str) -> TopicDescription:

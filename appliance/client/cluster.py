@@ -84,8 +84,8 @@ class ClusterClient:
         metadata = self.metadata([])
         return self._ask(self._address_of(metadata, metadata.controller_id), lambda connection: connection.request(api, values, timeout_ms))
 
-    def ask_broker(self, broker_id: BrokerId, api: Api, values: dict[str, Any]) -> Any:
-        return self._ask(self._address_of(self.latest, broker_id), lambda connection: connection.request(api, values))
+    def ask_broker(self, broker_id: BrokerId, api: Api, values: dict[str, Any], timeout_ms: int | None = None) -> Any:
+        return self._ask(self._address_of(self.latest, broker_id), lambda connection: connection.request(api, values, timeout_ms))
 
     def open_connection(self, broker_id: BrokerId) -> ClientConnection:
         """A connection of the caller's own, for long polls and produces."""

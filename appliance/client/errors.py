@@ -29,6 +29,9 @@ class VersionUnsupported(ClientFailed):
     """The broker does not serve an API, or no version of it that this client speaks."""
 
 
+COORDINATOR_IS_ELSEWHERE = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS})
+"""Codes after which the coordinator is looked for again before the next try."""
+
 METADATA_IS_STALE = frozenset(
     {
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -56,6 +59,8 @@ RETRIABLE = METADATA_IS_STALE | {
     ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
     ErrorCode.OFFSET_NOT_AVAILABLE,
     ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+    ErrorCode.NOT_COORDINATOR,
+    ErrorCode.CONCURRENT_TRANSACTIONS,
 }
 """Codes that may heal by themselves: the same request is worth another try."""
 
@@ -111,5 +116,16 @@ PLAIN_WORDS = {
     ErrorCode.INVALID_RECORD: "the broker found a record that it does not accept",
     ErrorCode.INVALID_TIMESTAMP: "a record's timestamp is outside what the topic accepts",
     ErrorCode.POLICY_VIOLATION: "a policy of the cluster forbids it",
+    ErrorCode.GROUP_ID_NOT_FOUND: "there is no such group",
+    ErrorCode.NON_EMPTY_GROUP: "the group has members",
+    ErrorCode.UNKNOWN_MEMBER_ID: "the group has members, who alone commit its offsets",
+    ErrorCode.INVALID_GROUP_ID: "that is not a name for a group",
+    ErrorCode.NOT_COORDINATOR: "the broker does not coordinate it",
+    ErrorCode.COORDINATOR_NOT_AVAILABLE: "its coordinator is not available at the moment",
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: "its coordinator is just reading its state",
+    ErrorCode.TRANSACTIONAL_ID_NOT_FOUND: "there is no such transactional id",
+    ErrorCode.CONCURRENT_TRANSACTIONS: "its last transaction is still being ended",
+    ErrorCode.INVALID_PRODUCER_EPOCH: "the producer has a newer epoch there",
+    ErrorCode.TRANSACTION_COORDINATOR_FENCED: "a newer coordinator has decided about it",
 }
 """What a code means to the person at the terminal, for brokers that send no text of their own."""

@@ -12,7 +12,7 @@ import typer
 
 from appliance.base.errors import MillraceError, RequestRefused
 from appliance.base.invariants import InvariantViolation
-from appliance.command import config, disk, doctor, log_dump, run, send, status, top, topic
+from appliance.command import config, disk, doctor, group, log_dump, run, send, status, top, topic, transaction
 from appliance.command.failures import EXIT_CODES_HELP, exit_code
 from appliance.command.output import say
 
@@ -34,6 +34,8 @@ def build_app() -> typer.Typer:
     app.command("doctor")(doctor.doctor)
     app.command("send")(send.send)
     app.add_typer(topic.build_app(markup), name="topic")
+    app.add_typer(group.build_app(markup), name="group")
+    app.add_typer(transaction.build_app(markup), name="transaction")
     app.add_typer(disk.build_app(markup), name="disk")
     app.add_typer(config.build_app(markup), name="config")
     app.add_typer(log_dump.build_app(markup), name="log")

@@ -1,0 +1,154 @@
+"""Transactions from outside: which there are, what they go over, which hang, and ending one. One thread, through a ClusterClient. Source: KIP-664."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.base.model import BrokerId, TopicPartition
+from appliance.client.cluster import ClusterClient
+from appliance.client.coordinator import TRANSACTION, ask_coordinator, ask_every_broker
+from appliance.client.errors import refused
+from appliance.client.messages import DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS, INIT_PRODUCER_ID, LIST_TRANSACTIONS, WRITE_TXN_MARKERS
+
+NONE_OPEN = -1
+ENDING_TIMEOUT_MS = 60_000
+
+
+class ListedTransaction(NamedTuple):
+    transactional_id: str
+    producer_id: int
+    state: str
+    coordinator: int
+
+
+class DescribedTransaction(NamedTuple):
+    """`start_ms` is -1 where none goes on."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    state: str
+    timeout_ms: int
+    start_ms: int
+    partitions: tuple[TopicPartition, ...]
+
+
+class ActiveProducer(NamedTuple):
+    """A producer as one partition's log remembers it; `start_offset` is -1 without an open transaction."""
+
+    partition: TopicPartition
+    producer_id: int
+    producer_epoch: int
+    last_timestamp: int
+    coordinator_epoch: int
+    start_offset: int
+
+
+def list_transactions(cluster: ClusterClient) -> list[ListedTransaction]:
+    """Of all brokers, by name."""
+    bodies = ask_every_broker(cluster, LIST_TRANSACTIONS, {}, "list the transactions")
+    found = [
+        ListedTransaction(one.transactional_id, int(one.producer_id), one.transaction_state, broker)
+        for broker, body in zip(sorted(cluster.latest.brokers), bodies, strict=False)
+        for one in body.transaction_states
+    ]
+    return sorted(found)
+
+
+def describe_transaction(cluster: ClusterClient, transactional_id: str) -> DescribedTransaction:
+    """`RequestRefused` (TRANSACTIONAL_ID_NOT_FOUND) for an id that nobody has heard of."""
+    body = ask_coordinator(
+        cluster,
+        TRANSACTION,
+        transactional_id,
+        DESCRIBE_TRANSACTIONS,
+        {"transactional_ids": [transactional_id]},
+        f"describe transactional id {transactional_id!r}",
+        lambda body: (int(body.transactions[0].error_code), None),
+    )
+    one = body.transactions[0]
+    partitions = tuple(sorted(TopicPartition(str(topic.topic), int(number)) for topic in one.topics for number in topic.partitions))
+    return DescribedTransaction(
+        one.transactional_id,
+        int(one.producer_id),
+        int(one.producer_epoch),
+        one.transaction_state,
+        int(one.transaction_timeout_ms),
+        int(one.transaction_start_time_ms),
+        partitions,
+    )
+
+
+def abort_transaction(cluster: ClusterClient, transactional_id: str) -> None:
+    """Fence the producer and abort what he has open: as if a new producer with his id came (InitProducerId)."""
+    described = describe_transaction(cluster, transactional_id)
+    values = {"transactional_id": transactional_id, "transaction_timeout": min(described.timeout_ms, ENDING_TIMEOUT_MS)}
+    doing = f"abort the transaction of {transactional_id!r}"
+    ask_coordinator(cluster, TRANSACTION, transactional_id, INIT_PRODUCER_ID, values, doing, lambda body: (int(body.error_code), None))
+
+
+def active_producers(cluster: ClusterClient, topics: Iterable[str]) -> list[ActiveProducer]:
+    """Of every partition of `topics`, as their leaders know them."""
+    found: list[ActiveProducer] = []
+    for name in topics:
+        by_leader: dict[BrokerId, list[int]] = {}
+        for partition in cluster.topic(name, complete=False).partitions:
+            by_leader.setdefault(partition.leader, []).append(partition.partition)
+        for leader, numbers in by_leader.items():
+            body = cluster.ask_broker(leader, DESCRIBE_PRODUCERS, {"topics": [{"name": name, "partition_indexes": numbers}]})
+            for topic in body.topics:
+                for answer in topic.partitions:
+                    partition_of = TopicPartition(name, int(answer.partition_index))
+                    if answer.error_code != ErrorCode.NONE:
+                        raise refused(int(answer.error_code), f"read the producers of {partition_of}", answer.error_message)
+                    found += (
+                        ActiveProducer(
+                            partition_of,
+                            int(producer.producer_id),
+                            int(producer.producer_epoch),
+                            int(producer.last_timestamp),
+                            int(producer.coordinator_epoch),
+                            int(producer.current_txn_start_offset),
+                        )
+                        for producer in answer.active_producers
+                    )
+    return found
+
+
+def hanging(cluster: ClusterClient, topics: Iterable[str], min_age_ms: int, now_ms: int) -> list[ActiveProducer]:
+    """Open in a partition for longer than `min_age_ms`, and of no transaction that a coordinator knows to go over it: nobody will ever end them."""
+    open_for_long = [each for each in active_producers(cluster, topics) if each.start_offset != NONE_OPEN and now_ms - each.last_timestamp > min_age_ms]
+    if not open_for_long:
+        return []
+    by_producer = {listed.producer_id: listed.transactional_id for listed in list_transactions(cluster)}
+    return [each for each in open_for_long if not _is_coordinated(cluster, by_producer.get(each.producer_id), each)]
+
+
+def _is_coordinated(cluster: ClusterClient, transactional_id: str | None, producer: ActiveProducer) -> bool:
+    if transactional_id is None:
+        return False
+    try:
+        return producer.partition in describe_transaction(cluster, transactional_id).partitions
+    except RequestRefused as error:
+        if error.code is ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+            return False
+        raise
+
+
+def abort_in_partition(cluster: ClusterClient, producer: ActiveProducer) -> None:
+    """Write an abort marker where a transaction hangs; the coordinator's own epoch, so that a living coordinator is not overruled."""
+    doing = f"abort the transaction of producer {producer.producer_id} in {producer.partition}"
+    leader = next(each.leader for each in cluster.topic(producer.partition.topic).partitions if each.partition == producer.partition.partition)
+    marker = {
+        "producer_id": producer.producer_id,
+        "producer_epoch": producer.producer_epoch,
+        "transaction_result": False,
+        "topics": [{"name": producer.partition.topic, "partition_indexes": [producer.partition.partition]}],
+        "coordinator_epoch": max(0, producer.coordinator_epoch),
+    }
+    body = cluster.ask_broker(leader, WRITE_TXN_MARKERS, {"markers": [marker]})
+    code = int(body.markers[0].topics[0].partitions[0].error_code)
+    if code != ErrorCode.NONE:
+        raise refused(code, doing)

@@ -1,0 +1,161 @@
+"""`millrace group …`: list, describe, lag, reset-offsets, delete."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from appliance.command.group_reset import reset_offsets
+from appliance.command.kafka import open_cluster
+from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option
+from appliance.command.output import NOTHING, Column, count_text, print_table, say
+
+if TYPE_CHECKING:
+    from appliance.base.model import TopicPartition
+    from appliance.client.cluster import ClusterClient
+    from appliance.client.groups import DescribedGroup
+
+GroupArgument = Annotated[str, argument("GROUP", "The group.")]
+JsonOption = Annotated[bool, option("--json", help="For programs.")]
+
+
+def build_app(markup: Literal["rich"] | None) -> typer.Typer:
+    app = typer.Typer(
+        help="List, describe and delete consumer groups, see how far behind they are, set their offsets.", no_args_is_help=True, rich_markup_mode=markup
+    )
+    app.command("list")(list_all)
+    app.command("describe")(describe)
+    app.command("lag")(lag)
+    app.command("reset-offsets")(reset_offsets)
+    app.command("delete")(delete)
+    return app
+
+
+def list_all(as_json: JsonOption = False, bootstrap: BootstrapOption = None, data: DataOption = None, config: ConfigOption = None) -> None:
+    """List consumer groups."""
+    with open_cluster(bootstrap, data, config) as cluster:
+        from appliance.client.groups import list_groups
+
+        groups = list_groups(cluster)
+    if as_json:
+        sys.stdout.write(json.dumps([group._asdict() for group in groups], indent=2) + "\n")
+        return
+    rows = [[group.group_id, group.state or NOTHING, group.group_type or NOTHING, group.protocol_type or NOTHING, str(group.coordinator)] for group in groups]
+    print_table([Column("group"), Column("state"), Column("protocol"), Column("kind"), Column("coordinator", is_number=True)], rows)
+
+
+def describe(
+    group: GroupArgument, as_json: JsonOption = False, bootstrap: BootstrapOption = None, data: DataOption = None, config: ConfigOption = None
+) -> None:
+    """Show a group's state and members, what each of them reads, and how far behind it is."""
+    with open_cluster(bootstrap, data, config) as cluster:
+        from appliance.client.groups import describe_group
+
+        described = describe_group(cluster, group)
+        progress = group_progress(cluster, group, described)
+    if as_json:
+        document = {**described._asdict(), "members": [member._asdict() for member in described.members], "partitions": progress}
+        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        return
+    assignor = f"  assignor {described.assignor}" if described.assignor else ""
+    print(f"group {group}  {described.state}  {described.group_type} protocol{assignor}")
+    rows = [
+        [member.member_id, member.group_instance_id or NOTHING, member.client_id, member.client_host, _partitions_text(member.partitions)]
+        for member in described.members
+    ]
+    print_table([Column("member"), Column("instance"), Column("client"), Column("host"), Column("reads")], rows)
+    _print_progress(progress)
+
+
+def lag(
+    groups: Annotated[list[str] | None, argument("[GROUP]…", "The groups. [default: all]")] = None,
+    as_json: JsonOption = False,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Show how many records each group has still to read, partition by partition."""
+    with open_cluster(bootstrap, data, config) as cluster:
+        from appliance.client.groups import describe_group, list_groups
+
+        names = groups or [group.group_id for group in list_groups(cluster)]
+        found = [row for name in names for row in group_progress(cluster, name, describe_group(cluster, name))]
+    if as_json:
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        return
+    _print_progress(found, names_groups=True)
+    behind = sum(row["lag"] or 0 for row in found)
+    say(f"{count_text(behind)} records behind in all")
+
+
+def group_progress(cluster: ClusterClient, group_id: str, described: DescribedGroup) -> list[dict[str, Any]]:
+    """A row for each partition that the group has an offset of, or a member for. `lag` is None where either end is not known."""
+    from appliance.client.admin import LATEST_TIMESTAMP, try_list_offsets
+    from appliance.client.groups import committed_offsets
+
+    readers = {partition: member for member in described.members for partition in member.partitions}
+    committed = committed_offsets(cluster, group_id)
+    partitions = sorted(readers.keys() | committed.keys())
+    there = cluster.metadata({partition.topic for partition in partitions}).topics if partitions else {}
+    alive = [partition for partition in partitions if partition.topic in there and there[partition.topic].error == 0]
+    ends, _trouble = try_list_offsets(cluster, alive, LATEST_TIMESTAMP) if alive else ({}, None)
+    rows = []
+    for partition in partitions:
+        offset = committed[partition].offset if partition in committed else None
+        end = ends[partition].offset if partition in ends else None
+        reader = readers.get(partition)
+        rows.append(
+            {
+                "group": group_id,
+                "topic": partition.topic,
+                "partition": partition.partition,
+                "committed_offset": offset,
+                "end_offset": end,
+                "lag": None if offset is None or end is None else max(0, end - offset),
+                "member": reader.member_id if reader is not None else None,
+                "host": reader.client_host if reader is not None else None,
+            }
+        )
+    return rows
+
+
+def _print_progress(rows: list[dict[str, Any]], names_groups: bool = False) -> None:
+    columns = [Column("topic"), Column("partition", is_number=True), Column("committed", is_number=True), Column("end offset", is_number=True)]
+    columns += [Column("lag", is_number=True), Column("member")]
+    cells = [
+        [
+            row["topic"],
+            str(row["partition"]),
+            *(NOTHING if row[name] is None else str(row[name]) for name in ("committed_offset", "end_offset", "lag", "member")),
+        ]
+        for row in rows
+    ]
+    if names_groups:
+        columns.insert(0, Column("group"))
+        cells = [[row["group"], *line] for row, line in zip(rows, cells, strict=True)]
+    print_table(columns, cells)
+
+
+def _partitions_text(partitions: tuple[TopicPartition, ...]) -> str:
+    by_topic: dict[str, list[str]] = {}
+    for topic, number in partitions:
+        by_topic.setdefault(topic, []).append(str(number))
+    return "  ".join(f"{topic}:{','.join(numbers)}" for topic, numbers in by_topic.items()) or NOTHING
+
+
+def delete(
+    groups: Annotated[list[str], argument("GROUP…", "The groups; they must have no members.")],
+    bootstrap: BootstrapOption = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Delete groups and their offsets."""
+    with open_cluster(bootstrap, data, config) as cluster:
+        from appliance.client.groups import delete_group
+
+        for group in groups:
+            delete_group(cluster, group)
+            print(f"deleted group {group}")
