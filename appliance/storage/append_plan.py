@@ -11,7 +11,7 @@ finds an index full or its offset does not fit an index entry.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from struct import Struct
 from typing import NamedTuple
 
@@ -29,9 +29,11 @@ from appliance.storage.indexes import LARGEST_RELATIVE_OFFSET, OFFSET_ENTRY, TIM
 from appliance.storage.log_config import LogConfig
 from appliance.storage.producer_state import DuplicateBatch, ProducerStaging
 from appliance.storage.segment import NEVER, SegmentTail
+from appliance.storage.verification import FIRST_OFFER, NeedsVerification, Offer
 
 # baseOffset, batchLength, partitionLeaderEpoch, (magic, crc), attributes, lastOffsetDelta, (baseTimestamp), maxTimestamp, producerId
 _HOT_FIELDS = Struct(">qii5xhi8xqq")
+_OF_TRANSACTIONS = TRANSACTIONAL_FLAG | CONTROL_FLAG
 _STAMP = Struct(">qii")
 _SEQUENCE = Struct(">hi")
 assert _HOT_FIELDS.size == PRODUCER_EPOCH_AT and BASE_SEQUENCE_AT == PRODUCER_EPOCH_AT + 2
@@ -44,8 +46,10 @@ class RefusedBatch(NamedTuple):
     base_offset: int = -1
 
 
-AppendResult = tuple[int, int, int] | RefusedBatch
-"""(base offset, last offset, log append time in ms or -1) of an appended batch or of the original of a duplicate; or a refusal."""
+AppendResult = tuple[int, int, int] | RefusedBatch | NeedsVerification
+"""(base offset, last offset, log append time in ms or -1) of an appended batch or of the original of a duplicate; or a refusal, or what must come first."""
+
+_NO_OFFERS: Mapping[int, Offer] = {}
 
 
 class SegmentPart:
@@ -106,12 +110,15 @@ def plan_append(
     leader_epoch: int,
     now_ms: int,
     producers: ProducerStaging,
+    offers: Mapping[int, Offer] = _NO_OFFERS,
 ) -> AppendPlan:
-    """Plan to append whole, checked batches behind `tail`. With `leader_epoch` -1 they are a leader's: kept as they are, offsets included."""
+    """Plan to append whole, checked batches behind `tail`. With `leader_epoch` -1 they are a leader's: kept as they are, offsets included. A leader's own
+    control batches are a coordinator's markers; `offers` tell of transactional batches, by their number, how they are offered."""
     part = SegmentPart(tail.copy(), False)
     plan = AppendPlan(part, next_offset)
     results = plan.results
     unpack, stamp = _HOT_FIELDS.unpack_from, _STAMP.pack_into
+    read_sequence, admit = _SEQUENCE.unpack_from, producers.admit
     stamping = leader_epoch >= 0
     append_time = now_ms if stamping and config.uses_log_append_time else -1
     segment_bytes, interval_bytes = config.segment_bytes, config.index_interval_bytes
@@ -139,7 +146,12 @@ def plan_append(
         elif size_bytes != len(batch) or last_offset_delta < 0 or base_offset < next_offset:
             raise ValueError(f"a batch of {len(batch)} bytes at offset {base_offset} does not continue a log that ends at {next_offset}")
         if producer_id >= 0:
-            answer = _admit(producers, batch, base_offset, last_offset_delta, timestamp, producer_id, attributes, stamping)
+            if attributes & _OF_TRANSACTIONS or not stamping:
+                offer = offers.get(len(results), FIRST_OFFER)
+                answer = _admit(producers, batch, base_offset, last_offset_delta, timestamp, producer_id, attributes, stamping, offer, now_ms)
+            else:
+                producer_epoch, base_sequence = read_sequence(batch, PRODUCER_EPOCH_AT)
+                answer = admit(producer_id, producer_epoch, base_sequence, base_offset, base_offset + last_offset_delta, timestamp)
             if answer is not None:
                 results.append(_as_result(answer, append_time >= 0))
                 continue
@@ -198,21 +210,25 @@ def _admit(
     producer_id: int,
     attributes: int,
     stamping: bool,
-) -> DuplicateBatch | ErrorCode | None:
-    """What producer state says to a batch: None lets it pass (and remembers it in the staging)."""
+    offer: Offer,
+    now_ms: int,
+) -> DuplicateBatch | NeedsVerification | ErrorCode | None:
+    """What producer state says to a batch of a transaction, or of a leader: None lets it pass (and remembers it in the staging)."""
     producer_epoch, base_sequence = _SEQUENCE.unpack_from(batch, PRODUCER_EPOCH_AT)
     last_offset = base_offset + last_offset_delta
+    marker = read_end_transaction_marker(batch) if attributes & CONTROL_FLAG else None
     if not stamping:
-        marker = read_end_transaction_marker(batch) if attributes & CONTROL_FLAG else None
         producers.replay_batch(producer_id, producer_epoch, base_sequence, base_offset, last_offset, timestamp, attributes, marker)
         return None
-    if attributes & TRANSACTIONAL_FLAG:
-        return ErrorCode.INVALID_TXN_STATE  # until there is a transaction coordinator, none can be open
-    return producers.admit(producer_id, producer_epoch, base_sequence, base_offset, last_offset, timestamp)
+    if not attributes & CONTROL_FLAG:
+        return producers.admit_transactional(producer_id, producer_epoch, base_sequence, base_offset, last_offset, timestamp, offer, now_ms)
+    if marker is None:
+        return ErrorCode.INVALID_RECORD
+    return producers.end_transaction(producer_id, producer_epoch, last_offset, timestamp, marker)
 
 
-def _as_result(answer: DuplicateBatch | ErrorCode, uses_log_append_time: bool) -> AppendResult:
+def _as_result(answer: DuplicateBatch | NeedsVerification | ErrorCode, uses_log_append_time: bool) -> AppendResult:
     """A duplicate gets its first answer again."""
     if isinstance(answer, DuplicateBatch):
         return (answer.base_offset, answer.last_offset, answer.timestamp if uses_log_append_time else -1)
-    return RefusedBatch(answer)
+    return answer if isinstance(answer, NeedsVerification) else RefusedBatch(answer)

@@ -34,7 +34,9 @@ class CleanedTransactions:
     def _advance(self, offset: int) -> None:
         while self._coming and self._coming[-1].first_offset <= offset:
             entry = self._coming.pop()
-            self._aborted.setdefault(entry.producer_id, (entry, False))
+            known = self._aborted.get(entry.producer_id)
+            if known is None or known[0].last_offset < entry.first_offset:
+                self._aborted[entry.producer_id] = (entry, False)
 
     def is_aborted(self, header: BatchHeader) -> bool:
         """A data batch is next: whether its records were aborted."""
@@ -42,6 +44,10 @@ class CleanedTransactions:
         if not header.is_transactional:
             return False
         known = self._aborted.get(header.producer_id)
+        if known is not None and known[0].last_offset < header.base_offset:
+            # Its marker is not in the log: retention took that segment and the files are still there, or a power cut left a hole.
+            del self._aborted[header.producer_id]
+            known = None
         if known is None:
             self._committed.add(header.producer_id)
             return False

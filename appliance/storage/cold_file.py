@@ -10,6 +10,7 @@ a step alone that was resident in part.
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 
 from appliance.storage import file_io, page_cache
@@ -79,6 +80,9 @@ class ColdFile:
             file_io.advise(self._plain, at, size_bytes, file_io.NOT_NEEDED)
         return count
 
+    def size_bytes(self) -> int:
+        return file_io.size_of(self._plain)
+
     def is_resident(self, position: int, size_bytes: int) -> bool:
         """Whether all of a range is in the page cache; False where the kernel does not say."""
         return page_cache.Cachestat().pages(self._plain, position, size_bytes) == page_cache.pages_of(position, size_bytes)
@@ -96,6 +100,24 @@ class ColdFile:
     def close(self) -> None:
         file_io.close_all(descriptor for descriptor in (self._plain, self._direct) if descriptor >= 0)
         self._plain = self._direct = -1
+
+
+class ColdPieces:
+    """Reads of any place and size, by way of aligned ones: what a scan asks for. For one thread."""
+
+    def __init__(self, cold: ColdFile) -> None:
+        self._cold = cold
+        self._memory = mmap.mmap(-1, 2 * page_cache.PAGE_BYTES)
+
+    def read(self, _descriptor: int, position: int, size_bytes: int) -> bytes:
+        """`size_bytes` from `position`, fewer only at the end of the file. Raises OSError."""
+        before = position % page_cache.PAGE_BYTES
+        whole = -(-(before + size_bytes) // page_cache.PAGE_BYTES) * page_cache.PAGE_BYTES
+        if whole > len(self._memory):
+            self._memory = mmap.mmap(-1, whole)
+        with memoryview(self._memory) as memory:
+            count = self._cold.read_into(memory[:whole], position - before)
+            return bytes(memory[before : min(count, before + size_bytes)])
 
 
 def _read(descriptor: int, view: memoryview, position: int, flags: int) -> int:

@@ -1,4 +1,4 @@
-"""A segment as text, for `millrace log dump FILE` and for whoever looks into a damaged log.
+"""A file of a log as text, for `millrace log dump FILE` and for whoever looks into a damaged log.
 
 Reads only; lines come as they are read, so a large segment needs no memory. Weak spot: behind the first broken batch nothing is shown, as nothing
 says where the next one would begin.
@@ -12,28 +12,54 @@ from appliance.records.batch import BatchHeader, batch_crc
 from appliance.records.corrupt_batch import CorruptBatch
 from appliance.records.record import Record, iterate_records
 from appliance.storage import file_io
+from appliance.storage.dump_small_files import BY_NAME, dump_snapshot, dump_transaction_index
 from appliance.storage.indexes import OFFSET_ENTRY, TIME_ENTRY, OffsetIndex, TimeIndex
-from appliance.storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, offset_of_name
+from appliance.storage.segment_files import (
+    CLEANED_SUFFIX,
+    DELETED_SUFFIX,
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SEGMENT_SUFFIXES,
+    SNAPSHOT_SUFFIX,
+    SWAP_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TRANSACTION_INDEX_SUFFIX,
+    offset_of_name,
+)
 from appliance.storage.segment_scan import SegmentScan
 
 _LARGEST_DECOMPRESSED_BYTES = 256 * 1024 * 1024
 
 
 def dump_file(path: str, with_records: bool = False) -> Iterator[str]:
-    """Lines about a `.log`, `.index` or `.timeindex`. Raises OSError, and `ValueError` for another kind of file."""
-    name = path.rpartition("/")[2]
+    """Lines about any file that a log directory or a partition's directory holds. Raises OSError, and `ValueError` for another kind of file."""
+    name = _plain_name(path.rpartition("/")[2])
     fd = file_io.open_path(path, file_io.READ_ONLY)
     try:
-        if (base_offset := offset_of_name(name, LOG_SUFFIX)) is not None:
+        if offset_of_name(name, LOG_SUFFIX) is not None:
             yield from _dump_log(fd, with_records)
         elif (base_offset := offset_of_name(name, INDEX_SUFFIX)) is not None:
             yield from _dump_index(fd, base_offset)
         elif (base_offset := offset_of_name(name, TIME_INDEX_SUFFIX)) is not None:
             yield from _dump_time_index(fd, base_offset)
+        elif (base_offset := offset_of_name(name, TRANSACTION_INDEX_SUFFIX)) is not None:
+            yield from dump_transaction_index(file_io.pread_all(fd, 0, file_io.size_of(fd)), base_offset)
+        elif offset_of_name(name, SNAPSHOT_SUFFIX) is not None:
+            yield from dump_snapshot(file_io.pread_all(fd, 0, file_io.size_of(fd)))
+        elif name in BY_NAME:
+            yield from BY_NAME[name](file_io.pread_all(fd, 0, file_io.size_of(fd)))
         else:
-            raise ValueError(f"{path} is no segment file: names end in {LOG_SUFFIX}, {INDEX_SUFFIX} or {TIME_INDEX_SUFFIX}")
+            suffixes = ", ".join((*SEGMENT_SUFFIXES, SNAPSHOT_SUFFIX))
+            raise ValueError(f"{path} is no file of a log: known are OFFSET with {suffixes}, and {', '.join(sorted(BY_NAME))}")
     finally:
         file_io.close(fd)
+
+
+def _plain_name(name: str) -> str:
+    """Without what says that a file is on its way in or out: it holds the same."""
+    for suffix in (DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, ".tmp"):
+        name = name.removesuffix(suffix)
+    return name
 
 
 def _dump_log(fd: int, with_records: bool) -> Iterator[str]:

@@ -71,6 +71,10 @@ class LeaderEpochCache:
             entries = [*kept, EpochStart(leader_epoch, start_offset)]
         self._replace(entries)
 
+    def take_over(self, entries: Iterable[tuple[int, int]]) -> None:
+        """Another log's entries, in place of ours."""
+        self._replace([EpochStart(*entry) for entry in entries])
+
     def truncate_from_end(self, end_offset: int) -> None:
         """Forget epochs that began at or behind `end_offset`."""
         self._replace([entry for entry in self._entries if entry.start_offset < end_offset])

@@ -10,7 +10,7 @@ The order of steps of every action, and what a crash in the middle leaves, is in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from appliance.base.clock import Clock
@@ -23,18 +23,20 @@ from appliance.storage.append_plan import AppendPlan, AppendResult, SegmentPart,
 from appliance.storage.batch_flush import BatchFlush, DuplicatedFiles
 from appliance.storage.flush_round import FlushRound
 from appliance.storage.log_config import LogConfig
-from appliance.storage.log_loader import LoadedLog, LogLoader, load_producers, unlink_segment
-from appliance.storage.producer_snapshots import SNAPSHOT_INTERVAL_BYTES
-from appliance.storage.producer_state import ProducerStaging
+from appliance.storage.log_loader import LoadedLog, LogLoader, load_producers, producers_at, unlink_segment
+from appliance.storage.producer_snapshots import SNAPSHOT_INTERVAL_BYTES, snapshots_at_rolls
+from appliance.storage.producer_state import PRODUCER_EXPIRATION_MS, ProducerStaging, ProducerState
 from appliance.storage.recovery import Clean, Recovery, seal
 from appliance.storage.removed_segments import RemovedSegments
 from appliance.storage.segment import OpenSegment, SegmentTail
-from appliance.storage.segment_files import TRANSACTION_INDEX_SUFFIX, segment_path
+from appliance.storage.segment_files import LOG_SUFFIX, TRANSACTION_INDEX_SUFFIX, offset_of_name, segment_path
 from appliance.storage.segment_swap import SwapBroken, apply_swap
 from appliance.storage.transaction_index import TransactionIndexes
 from appliance.storage.truncation import open_truncated
+from appliance.storage.verification import Offer, Verifications
 
 _FILES_AT_ONCE = 64
+_NO_OFFERS: Mapping[int, Offer] = {}
 
 
 class Log:
@@ -54,6 +56,7 @@ class Log:
         """Base offset of the newest segment whose name is known to survive one, too."""
         self.leader_epochs = loaded.leader_epochs
         self.producers = loaded.producers
+        self.verifications = Verifications()
         self.segment_list_generation = 1
         """Goes up whenever a segment comes or goes."""
         self.replacements = 0
@@ -65,6 +68,9 @@ class Log:
         self._clock = clock
         self._snapshots = loaded.snapshots
         self._transactions = TransactionIndexes(directory)
+        self.aborted_end_offset = 0
+        """Behind the newest marker in the transaction indexes, 0 without any: who reads from there on need not look into them."""
+        self.producer_expiration_ms = PRODUCER_EXPIRATION_MS
         self._bytes_since_snapshot = 0
         self._sealed = loaded.sealed
         self._active = loaded.active
@@ -83,14 +89,17 @@ class Log:
         recovery: Recovery,
         log_start_offset: int = 0,
         on_scanned: Callable[[int], None] = lambda _: None,
+        producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
     ) -> Log:
         """Load the log in `directory` (which exists; an empty one gets its first segment). `on_scanned` hears of the bytes that recovery reads.
         Raises `StorageFailed`, `DiskFull`."""
         try:
-            loaded = LogLoader(directory, config, clock, recovery, log_start_offset, on_scanned).load()
+            loaded = LogLoader(directory, config, clock, recovery, log_start_offset, on_scanned, producer_expiration_ms).load()
         except OSError as error:
             raise file_io.storage_failure(f"open log {topic_partition} in {directory}", error) from error
         log = cls(directory, topic_partition, topic_id, config, clock, loaded)
+        log.producer_expiration_ms = producer_expiration_ms
+        log.aborted_end_offset = loaded.aborted_end_offset
         if not isinstance(recovery, Clean):
             log._distrust_small_files()
         return log
@@ -98,7 +107,7 @@ class Log:
     def _distrust_small_files(self) -> None:
         """A former life may not have synced them; the first flush round does, before the recovery point passes what they tell of."""
         self.leader_epochs.is_synced = False
-        self._snapshots.distrust_latest()
+        self._snapshots.distrust_from(self.recovery_point)
         above = [segment.base_offset for _, segment in self._unflushed]
         self._transactions.put_back_unsynced(segment_path(self.directory, base, TRANSACTION_INDEX_SUFFIX) for base in (*above, self.active_base_offset))
 
@@ -136,16 +145,21 @@ class Log:
         return self._tail.max_timestamp
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """What a read_committed consumer may read up to. For the transaction coordinator to come: the row still says the high watermark, because nobody
-        here could end a transaction that a former broker left open."""
+        """What a read_committed consumer may read up to."""
         return self.producers.last_stable_offset(high_watermark) if self.producers.is_undecided else high_watermark
 
     def assign_leader_epoch(self, leader_epoch: int) -> None:
         """This box leads the partition under `leader_epoch` from the log end on."""
         self._assign_epochs([(leader_epoch, self.log_end_offset)])
 
-    def append_as_leader(self, batches: Sequence[memoryview], leader_epoch: int, now_ms: int) -> list[AppendResult]:
-        """Append checked batches, each a writable view of one whole batch. One result per batch, in order.
+    def expire_producers(self, now_ms: int) -> None:
+        """Forget producers that were silent for too long, and verifications that nobody came back from."""
+        self.producers.expire(now_ms, self.producer_expiration_ms)
+        self.verifications.expire(now_ms, self.producer_expiration_ms)
+
+    def append_as_leader(self, batches: Sequence[memoryview], leader_epoch: int, now_ms: int, offers: Mapping[int, Offer] = _NO_OFFERS) -> list[AppendResult]:
+        """Append checked batches, each a writable view of one whole batch. One result per batch, in order. `offers` say of transactional ones, by their
+        number, with which guard they come.
 
         Raises `DiskFull` or `StorageFailed`: then nothing of this call is in the log.
         """
@@ -153,8 +167,8 @@ class Log:
             raise StorageFailed(self.failed)
         if leader_epoch < 0 or leader_epoch < self.leader_epochs.latest:
             raise InvariantViolation(f"leader epoch {leader_epoch} of {self.topic_partition} went back from {self.leader_epochs.latest}")
-        producers = self.producers.stage()
-        plan = plan_append(self._tail, self.log_end_offset, self.config, batches, leader_epoch, now_ms, producers)
+        producers = self.producers.stage(self.verifications)
+        plan = plan_append(self._tail, self.log_end_offset, self._rolling_config(), batches, leader_epoch, now_ms, producers, offers)
         if plan.next_offset != plan.first_offset:
             if leader_epoch > self.leader_epochs.latest:
                 self.assign_leader_epoch(leader_epoch)
@@ -169,7 +183,7 @@ class Log:
         """
         self._require_sound()
         producers = self.producers.stage()
-        plan = plan_append(self._tail, self.log_end_offset, self.config, batches, -1, self._clock.wall_ms(), producers)
+        plan = plan_append(self._tail, self.log_end_offset, self._rolling_config(), batches, -1, self._clock.wall_ms(), producers)
         if not plan.results:
             return (-1, -1)
         starts = [(_leader_epoch(batch), result[0]) for batch, result in zip(batches, plan.results, strict=True)]
@@ -179,6 +193,10 @@ class Log:
         self._assign_epochs(starts)
         self._carry_out(plan, producers)
         return (plan.results[0][0], self.log_end_offset - 1)
+
+    def _rolling_config(self) -> LogConfig:
+        config = self.config
+        return config.jittered(b"%s %d" % (str(self.topic_partition).encode(), self._tail.base_offset)) if config.segment_jitter_ms else config
 
     def _assign_epochs(self, starts: list[tuple[int, int]]) -> None:
         self._require_sound()
@@ -208,14 +226,18 @@ class Log:
             if self.failed:
                 raise StorageFailed(self.failed) from error
             raise file_io.storage_failure(f"append to log {self.topic_partition} at offset {self.log_end_offset}", error) from error
+        has_producers = self._snapshots.latest is not None
+        rolled = snapshots_at_rolls(self.producers, plan.parts) if opened and has_producers else []
         if opened:
             self._take_rolls_over(plan.parts, opened)
         self._tail = plan.parts[-1].tail
         self.log_end_offset = plan.next_offset
         if plan.first_producer_offset >= 0:
             self.producers.apply(producers)
-        if self._snapshots.latest is not None:
-            self._maybe_snapshot(plan)
+            if producers.aborted:
+                self.aborted_end_offset = producers.aborted[-1].last_offset + 1
+        if has_producers:
+            self._maybe_snapshot(plan, rolled)
 
     def _take_rolls_over(self, parts: list[SegmentPart], opened: list[OpenSegment]) -> None:
         segments = [self._active, *opened]
@@ -240,15 +262,18 @@ class Log:
             reason = (error.strerror or str(error)).lower()
             self.failed = f"log {self.topic_partition} could not be cut back to offset {self.log_end_offset}: {reason}"
 
-    def _maybe_snapshot(self, plan: AppendPlan) -> None:
+    def _maybe_snapshot(self, plan: AppendPlan, rolled: list[tuple[int, bytes]]) -> None:
         """Keep short what a restart must replay. The append has succeeded: a failure here is tried again at the next one."""
         self._bytes_since_snapshot += sum(part.size_bytes for part in plan.parts)
-        if len(plan.parts) > 1 or self._bytes_since_snapshot > SNAPSHOT_INTERVAL_BYTES:
-            try:
-                self._snapshots.write(self.log_end_offset, self.producers, self._sealed)
-            except OSError:
-                return
-            self._bytes_since_snapshot = 0
+        try:
+            if rolled:
+                self._snapshots.write_rolled(rolled, self.segment_base_offsets)
+                self._bytes_since_snapshot = plan.parts[-1].size_bytes
+            if self._bytes_since_snapshot > SNAPSHOT_INTERVAL_BYTES:
+                self._snapshots.write(self.log_end_offset, self.producers, self.segment_base_offsets)
+                self._bytes_since_snapshot = 0
+        except OSError:
+            return
 
     def roll(self) -> None:
         """Seal the active segment and begin an empty one at the log end; nothing happens if it is empty. Raises like `append_as_leader`."""
@@ -256,18 +281,62 @@ class Log:
         if self._tail.size_bytes:
             self._carry_out(plan_roll(self._tail, self.log_end_offset, self._clock.wall_ms()), self.producers.stage())
 
+    def begin_segment(self, base_offset: int) -> None:
+        """Seal the active segment and begin an empty one at `base_offset`, at the log end or behind it: a copy's segments are those of its source, and
+        compaction leaves gaps. An empty active segment begins there instead. Raises like `append_as_leader`."""
+        self._require_sound()
+        if base_offset < self.log_end_offset:
+            raise ValueError(f"a segment of {self.topic_partition} cannot begin at {base_offset}, the log ends at {self.log_end_offset}")
+        if self._tail.size_bytes:
+            self._carry_out(plan_roll(self._tail, base_offset, self._clock.wall_ms()), self.producers.stage())
+        elif base_offset != self._tail.base_offset:
+            self._or_fail(f"begin a segment of log {self.topic_partition} at {base_offset}", lambda: self._replace_empty_segment(base_offset))
+
+    def _replace_empty_segment(self, base_offset: int) -> None:
+        segment, old = OpenSegment.create(self.directory, base_offset), self._active
+        self._active = segment
+        old.close()
+        unlink_segment(self.directory, old.base_offset)
+        self._tail, self.log_end_offset = SegmentTail(base_offset, self._clock.wall_ms()), base_offset
+        if not self._sealed:
+            self.log_start_offset = max(self.log_start_offset, base_offset)
+        self._directory_is_synced = False
+        self.segment_list_generation += 1
+
+    def snapshot_producers(self) -> None:
+        """Let a snapshot tell of the producers at the log end, if there ever was one. Raises `StorageFailed`, and nothing has changed."""
+        self._require_sound()
+        try:
+            if self._snapshots.latest not in (None, self.log_end_offset):
+                self._snapshots.write(self.log_end_offset, self.producers, self._sealed)
+        except OSError as error:
+            raise file_io.storage_failure(f"write the producers of log {self.topic_partition}", error) from error
+
+    def take_over(self, epochs: Iterable[tuple[int, int]], producers: ProducerState | None) -> None:
+        """A copy that ends where its source does: leader epochs and producers are the source's, of batches too that retention took. None: as the batches
+        say. Raises `StorageFailed`."""
+        self._require_sound()
+        try:
+            self.leader_epochs.take_over(epochs)
+            if producers is not None:
+                self._snapshots.write(self.log_end_offset, producers, self._sealed)
+                self.producers = producers
+        except OSError as error:
+            raise file_io.storage_failure(f"write leader epochs and producers of log {self.topic_partition}", error) from error
+
     def advance_log_start_offset(self, offset: int) -> RemovedSegments | None:
         """Let the log begin at `offset` (never above the high watermark, which the caller knows), in memory.
 
         Segments that lie wholly below it are no longer part of the log; their files are the caller's to remove, after the new start was
-        written down. None: there are none. Raises `StorageFailed` and has then changed nothing.
+        written down. Until `forget_removed` they count as unflushed all the same: if the power goes before it was written down they are back, and a
+        torn one would end the log before what was flushed behind it. None: there are none. Raises `StorageFailed` and has then changed nothing.
         """
         self._require_sound()
         bases = self.segment_base_offsets
         gone = [base for base, end in pairwise(bases) if end <= offset]
         try:
             if gone:
-                self._snapshots.outlive(bases[len(gone)], self.log_end_offset, self.producers, bases)
+                self._snapshots.outlive(bases[len(gone)], lambda base: producers_at(self.directory, bases, base, self._snapshots))
             removed = RemovedSegments.of(self.directory, gone, self._sealed) if gone else None
         except OSError as error:
             raise file_io.storage_failure(f"let log {self.topic_partition} begin at offset {offset}", error) from error
@@ -275,11 +344,15 @@ class Log:
         if removed is not None:
             for base in gone:
                 del self._sealed[base]
-            while self._unflushed and self._unflushed[0][1].base_offset <= gone[-1]:
-                self._unflushed.pop(0)[1].close()
             removed.names += self._snapshots.forget_below(self.segment_base_offsets[0])
             self.segment_list_generation += 1
         return removed
+
+    def forget_removed(self, written_offset: int) -> None:
+        """That the log begins there is written down: what was not flushed of segments that went below it need not be."""
+        first = self.segment_base_offsets[0]
+        while self._unflushed and self._unflushed[0][1].base_offset < first and self._unflushed[0][0] <= written_offset:
+            self._unflushed.pop(0)[1].close()
 
     def truncate_epochs_from_start(self) -> None:
         """Forget leader epochs that ended before the log start offset; once that is written down."""
@@ -346,6 +419,7 @@ class Log:
         self.log_start_offset = offset
         self.leader_epochs.clear()
         self.producers.clear()
+        self.aborted_end_offset = 0
         self._snapshots.remove_all()
         file_io.fsync_directory(self.directory)  # a snapshot that came back would tell of producers that wrote elsewhere
 
@@ -362,7 +436,10 @@ class Log:
                 segment.close()
         self._unflushed = still_unflushed
         self.segment_list_generation += 1
-        for base_offset in reversed(bases[last_kept + 1 :]):
+        gone = set(bases[last_kept + 1 :])
+        if last_kept < 0:  # also those that retention took out of the log and that still have their names
+            gone.update(base for name in file_io.listdir(self.directory) if (base := offset_of_name(name, LOG_SUFFIX)) is not None)
+        for base_offset in sorted(gone, reverse=True):
             unlink_segment(self.directory, base_offset)
         file_io.fsync_directory(self.directory)
 
@@ -374,7 +451,10 @@ class Log:
 
     def _reload_producers(self) -> None:
         names, bases = file_io.listdir(self.directory), self.segment_base_offsets
-        self.producers, self._snapshots = load_producers(self.directory, names, bases, self.log_end_offset, self._clock.wall_ms())
+        now_ms, expiration_ms = self._clock.wall_ms(), self.producer_expiration_ms
+        self.producers, self._snapshots = load_producers(self.directory, names, bases, self.log_end_offset, now_ms, expiration_ms=expiration_ms)
+        self._snapshots.distrust_from(self.recovery_point)
+        self.aborted_end_offset = min(self.aborted_end_offset, self.log_end_offset)
 
     def _or_fail(self, action: str, step: Callable[[], None]) -> None:
         try:
@@ -466,7 +546,7 @@ class Log:
             if seal(self._active, self._tail):
                 self._directory_is_synced = False  # have it synced even if nothing else is due
             if self._snapshots.latest not in (None, self.log_end_offset):
-                self._snapshots.write(self.log_end_offset, self.producers, self._sealed)
+                self._snapshots.write(self.log_end_offset, self.producers, self.segment_base_offsets)
             self.flush()
         except OSError as error:
             raise file_io.storage_failure(f"close log {self.topic_partition}", error) from error

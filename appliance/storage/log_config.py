@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from appliance.records.crc32c import crc32c
+
 
 class LogConfig(NamedTuple):
     """Fields are Kafka's names with '_' for '.'; times in ms, -1 means never or no limit where Kafka says so."""
 
     segment_bytes: int = 1_073_741_824
     segment_ms: int = 604_800_000
+    segment_jitter_ms: int = 0
     segment_index_bytes: int = 10_485_760
     index_interval_bytes: int = 4096
     max_message_bytes: int = 1_048_588
@@ -31,6 +34,11 @@ class LogConfig(NamedTuple):
     file_delete_delay_ms: int = 60_000
     flush_messages: int = 2**63 - 1
     flush_ms: int = 2**63 - 1
+
+    def jittered(self, log_and_segment: bytes) -> LogConfig:
+        """The same, with `segment_ms` less by up to `segment_jitter_ms`: by the same for a segment always, by another for each."""
+        most = min(self.segment_jitter_ms, self.segment_ms)
+        return self._replace(segment_ms=self.segment_ms - crc32c(log_and_segment) % most) if most else self
 
     @property
     def uses_log_append_time(self) -> bool:

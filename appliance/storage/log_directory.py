@@ -7,6 +7,7 @@ a directory on a network file system can be opened twice.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping
 
 from appliance.base.clock import Clock
@@ -50,6 +51,8 @@ class LogDirectory:
         self._unserved_names: set[TopicPartition] = set()
         self._leaving: list[str] = []
         self._renames = 0
+        self._saving = threading.Lock()
+        """Checkpoints are written by several threads; never held by the log-writer's loop while it serves."""
 
     @classmethod
     def open(cls, path: str, broker_id: int, cluster_id: str | None, clock: Clock, new_directory_id: str = "") -> LogDirectory:
@@ -192,6 +195,17 @@ class LogDirectory:
         except OSError as error:
             raise file_io.storage_failure(f"look for log {topic_partition} in {self.path}", error) from error
 
+    def may_hold(self, topic_partition: TopicPartition, topic_id: TopicId) -> bool:
+        """Whether the partition has a directory here, served or not, and nothing says that it is another topic's."""
+        try:
+            if not file_io.exists(self._path_of(topic_partition)):
+                return False
+            return read_topic_id(self._path_of(topic_partition)) in (topic_id, None)
+        except ValueError:
+            return True
+        except OSError as error:
+            raise file_io.storage_failure(f"look for log {topic_partition} in {self.path}", error) from error
+
     def undo_creation(self, topic_partition: TopicPartition) -> None:
         """Remove the directory of a partition that was made just now and holds no record. A failure leaves an empty log, which harms nobody:
         the creation is repeated, or the topic deleted."""
@@ -212,13 +226,30 @@ class LogDirectory:
         """Rename to `-stray`: a replica that no longer belongs here, kept and not served."""
         self._rename_away(topic_partition, STRAY_SUFFIX)
 
-    def _rename_away(self, topic_partition: TopicPartition, suffix: str) -> None:
+    def mark_directory_deleted(self, path: str, topic_partition: TopicPartition) -> None:
+        """The same for a copy of that partition under another name."""
+        self._rename_away(topic_partition, DELETE_SUFFIX, path)
+
+    def give_up(self, name: str) -> None:
+        """What lies under `name` was given up while it was made: `delete_some` removes it."""
+        self._leaving.append(name)
+
+    def carry(self, name: TopicPartition, recovery_point: int, high_watermark: int, log_start_offset: int) -> None:
+        """A log that came from another disk: every checkpoint that is written from now on has a line of it, whoever collected the lines, and when."""
+        for checkpoint, offset in (
+            (checkpoints.RECOVERY_POINTS, recovery_point),
+            (checkpoints.HIGH_WATERMARKS, high_watermark),
+            (checkpoints.LOG_START_OFFSETS, log_start_offset),
+        ):
+            self._unserved[checkpoint] = {**self._unserved.get(checkpoint, {}), name: offset}
+
+    def _rename_away(self, topic_partition: TopicPartition, suffix: str, path: str = "") -> None:
         self._renames += 1
         unique = f"{self._clock.wall_ms():016x}{file_io.process_id():08x}{self._renames:08x}"
         name = leaving_name(topic_partition, unique, suffix)
         try:
             try:
-                file_io.rename(self._path_of(topic_partition), f"{self.path}/{name}")
+                file_io.rename(path or self._path_of(topic_partition), f"{self.path}/{name}")
             except FileNotFoundError:
                 return
             if suffix == DELETE_SUFFIX:
@@ -288,7 +319,8 @@ class LogDirectory:
 
     def _save(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
         try:
-            checkpoints.write_offsets(f"{self.path}/{name}", {**self._unserved.get(name, {}), **offsets})
+            with self._saving:
+                checkpoints.write_offsets(f"{self.path}/{name}", {**self._unserved.get(name, {}), **offsets})
         except OSError as error:
             raise file_io.storage_failure(f"write {self.path}/{name}", error) from error
 

@@ -11,6 +11,7 @@ a log must be a prefix. Compacted topics have holes by design, there only a bad 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -21,8 +22,8 @@ from appliance.storage.indexes import OffsetIndex
 from appliance.storage.leader_epoch_cache import LeaderEpochCache
 from appliance.storage.log_config import LogConfig
 from appliance.storage.producer_snapshots import ProducerSnapshots
-from appliance.storage.producer_state import ProducerState
-from appliance.storage.recovery import Clean, Disagreement, RecoveredSegment, Recovery, SameBoot, SegmentRecovery, seal
+from appliance.storage.producer_state import PRODUCER_EXPIRATION_MS, ProducerState
+from appliance.storage.recovery import Clean, Disagreement, RecoveredSegment, Recovery, SameBoot, SegmentRecovery, Unclean, seal
 from appliance.storage.segment import OpenSegment, SegmentTail
 from appliance.storage.segment_files import (
     INDEX_SUFFIX,
@@ -32,11 +33,12 @@ from appliance.storage.segment_files import (
     TIME_INDEX_SUFFIX,
     TRANSACTION_INDEX_SUFFIX,
     offset_of_name,
+    segment_name,
     segment_path,
 )
 from appliance.storage.segment_scan import SegmentScan
 from appliance.storage.segment_swap import finish_swaps
-from appliance.storage.transaction_index import AbortedTransaction, first_doubtful, settle
+from appliance.storage.transaction_index import AbortedTransaction, end_of_aborted, first_doubtful, settle
 
 _LEFTOVERS = (".deleted", ".cleaned", ".tmp")
 
@@ -56,6 +58,7 @@ class LoadedLog(NamedTuple):
     active: OpenSegment
     tail: SegmentTail
     cut_bytes: int
+    aborted_end_offset: int
 
 
 def open_recovered(directory: str, base_offset: int, config: LogConfig, now_ms: int) -> tuple[OpenSegment, RecoveredSegment]:
@@ -81,9 +84,17 @@ class LogLoader:
     """One load of one directory."""
 
     def __init__(
-        self, directory: str, config: LogConfig, clock: Clock, recovery: Recovery, log_start_offset: int, on_scanned: Callable[[int], None] = lambda _: None
+        self,
+        directory: str,
+        config: LogConfig,
+        clock: Clock,
+        recovery: Recovery,
+        log_start_offset: int,
+        on_scanned: Callable[[int], None] = lambda _: None,
+        producer_expiration_ms: int = PRODUCER_EXPIRATION_MS,
     ) -> None:
         """`on_scanned` hears of the bytes as they are read."""
+        self._producer_expiration_ms = producer_expiration_ms
         self._on_scanned = on_scanned
         self._directory = directory
         self._config = config
@@ -111,7 +122,8 @@ class LogLoader:
         active, recovered = self._recover()
         try:
             if recovered.next_offset < self._log_start_offset:
-                active, recovered = self._start_over(active)
+                active, recovered = self._start_over(names, active, recovered.next_offset)
+                names = file_io.listdir(self._directory)
             return self._finish(names, active, recovered)
         except OSError:
             active.close()
@@ -133,11 +145,27 @@ class LogLoader:
         """Remove segments that lie wholly below the log start offset, oldest first: a removal was interrupted. A power cut may have left a hole among
         them, so this comes before anything is scanned. The names that remain."""
         gone = [base for base, end in pairwise(self._bases) if end <= self._log_start_offset]
+        if not gone:
+            return names
+        first = self._bases[len(gone)]
+        self._keep_producers(names, gone, first)
         for base in gone:
             unlink_segment(self._directory, base)
         self._bases = self._bases[len(gone) :]
         prefixes = tuple(f"{base:020d}." for base in gone)
-        return [name for name in names if not name.startswith(prefixes) or name.endswith(SNAPSHOT_SUFFIX)] if gone else names
+        kept = [name for name in names if not name.startswith(prefixes) or name.endswith(SNAPSHOT_SUFFIX)]
+        snapshot = segment_name(first, SNAPSHOT_SUFFIX)
+        return [*kept, snapshot] if snapshot not in names and file_io.exists(f"{self._directory}/{snapshot}") else kept
+
+    def _keep_producers(self, names: list[str], gone: list[int], first: int) -> None:
+        """What these segments say of producers stands in the snapshot of the one behind them, as a rule: not if it was begun above the log start offset
+        and its snapshot not synced."""
+        snapshots = ProducerSnapshots(self._directory, names)
+        state = ProducerState()
+        if snapshots.load_older(state, first) == first:
+            snapshots.make_durable(first)
+        elif snapshots.latest is not None or isinstance(self._recovery, Unclean):
+            snapshots.overwrite(first, producers_at(self._directory, gone, first, snapshots, is_indexed=False))
 
     def _complete_indexes(self, names: list[str]) -> None:
         """Rebuild the indexes of a sealed segment that lost one; its log is not cut, whatever is in it."""
@@ -230,9 +258,13 @@ class LogLoader:
             unlink_segment(self._directory, base)
         file_io.fsync_directory(self._directory)
 
-    def _start_over(self, active: OpenSegment) -> tuple[OpenSegment, RecoveredSegment]:
-        """All that is left lies below the log start offset: begin an empty log there."""
+    def _start_over(self, names: list[str], active: OpenSegment, end_offset: int) -> tuple[OpenSegment, RecoveredSegment]:
+        """All that is left lies below the log start offset: begin an empty log there, which still knows its producers."""
         active.close()
+        producers, snapshots = self._load_producers(names, end_offset)
+        if len(producers):
+            snapshots.overwrite(self._log_start_offset, producers)
+        self._first_producer_offset = self._scanned_markers_from = self._hole_at = -1
         while self._bases:
             unlink_segment(self._directory, self._bases.pop())
         self._bases = [self._log_start_offset]
@@ -246,6 +278,7 @@ class LogLoader:
         epochs = self._load_epochs(next_offset, recovered)
         producers, snapshots = self._load_producers(names, next_offset)
         recovery_point = next_offset if isinstance(self._recovery, Clean) else min(next_offset, self._recovery.recovery_point)
+        aborted_end_offset = end_of_aborted(self._directory)
         return LoadedLog(
             max(self._log_start_offset, self._bases[0]),
             next_offset,
@@ -258,14 +291,16 @@ class LogLoader:
             active,
             recovered.tail,
             self._cut_bytes,
+            aborted_end_offset,
         )
 
     def _open_unflushed(self, recovery_point: int) -> list[tuple[int, OpenSegment]]:
-        """A former life did not sync these, so the next flush round must."""
+        """A former life did not sync these, so the next flush round must. One that ends at the recovery point may have been sealed after it was synced."""
         unflushed: list[tuple[int, OpenSegment]] = []
+        synced_end = recovery_point if isinstance(self._recovery, Clean) else recovery_point - 1
         try:
             for base, end in pairwise(self._bases):
-                if end > recovery_point:
+                if end > synced_end:
                     unflushed.append((end, OpenSegment.open(self._directory, base)))
         except OSError:
             for _, segment in unflushed:
@@ -305,7 +340,17 @@ class LogLoader:
 
     def _load_producers(self, names: list[str], next_offset: int) -> tuple[ProducerState, ProducerSnapshots]:
         scanned = (self._first_producer_offset, self._scanned_markers_from)
-        return load_producers(self._directory, names, self._bases, next_offset, self._now_ms, *scanned, hole_at=self._hole_at)
+        return load_producers(
+            self._directory,
+            names,
+            self._bases,
+            next_offset,
+            self._now_ms,
+            *scanned,
+            hole_at=self._hole_at,
+            scanned_from=self._recovery.recovery_point if isinstance(self._recovery, Unclean) else -1,
+            expiration_ms=self._producer_expiration_ms,
+        )
 
 
 def load_producers(
@@ -317,12 +362,15 @@ def load_producers(
     first_producer_offset: int = -1,
     scanned_markers_from: int = -1,
     hole_at: int = -1,
+    scanned_from: int = -1,
+    expiration_ms: int = PRODUCER_EXPIRATION_MS,
 ) -> tuple[ProducerState, ProducerSnapshots]:
     """The producers of the log in `directory` up to `end_offset`: the newest snapshot, and the batches behind it. Transaction indexes are brought in line.
 
     `first_producer_offset` is where a scan met a batch with a producer id (-1: nowhere); it serves when the snapshots are lost. Entries of transaction
     indexes from `scanned_markers_from` on (-1: none) are made anew, and so are those that do not hold together: then the snapshot must be older. It must
-    be no younger than `hole_at` (-1: none) either, behind which batches are missing.
+    be no younger than `hole_at` (-1: none) either, behind which batches are missing. From `scanned_from` on (-1: nowhere) every batch was seen: an entry
+    there that they do not tell of is of a transaction that is gone.
     """
     snapshots = ProducerSnapshots(directory, names)
     state = ProducerState()
@@ -332,11 +380,12 @@ def load_producers(
     replay_from = first_producer_offset if snapshot_offset is None else snapshot_offset
     if snapshot_offset is None and (had_producers or rebuilt_from >= 0):  # those there are tell of more than the log holds now, or are broken
         replay_from = bases[0]
-    aborted = _replay_producers(directory, bases, state, replay_from) if replay_from >= 0 else []
+    aborted = _replay_producers(directory, bases, state, replay_from, snapshots) if replay_from >= 0 else []
     if aborted or any(name.endswith(TRANSACTION_INDEX_SUFFIX) for name in names):
-        settle(directory, bases, end_offset, aborted, rebuilt_from)
+        doubted = [offset for offset in (rebuilt_from, scanned_from) if offset >= 0]
+        settle(directory, bases, end_offset, aborted, min(doubted, default=-1))
     if replay_from >= 0:
-        state.expire(now_ms)
+        state.expire(now_ms, expiration_ms)
         if not len(state):
             snapshots.remove_all()
         elif snapshots.latest is None:
@@ -345,16 +394,31 @@ def load_producers(
     return state, snapshots
 
 
-def _replay_producers(directory: str, bases: list[int], state: ProducerState, from_offset: int) -> list[AbortedTransaction]:
-    """Show `state` the batches from `from_offset` on; the aborted transactions that ended there."""
+def producers_at(directory: str, bases: list[int], base_offset: int, snapshots: ProducerSnapshots, is_indexed: bool = True) -> ProducerState:
+    """The producers of everything below one of the segments. Reads, where no snapshot is near: not for every day. Indexes of segments that nobody has
+    recovered yet help nothing (`is_indexed`)."""
+    state = ProducerState()
+    snapshot_offset = snapshots.load_older(state, base_offset)
+    older = [base for base in bases if base < base_offset]
+    _replay_producers(directory, older, state, bases[0] if snapshot_offset is None else snapshot_offset, None, is_indexed)
+    return state
+
+
+def _replay_producers(
+    directory: str, bases: list[int], state: ProducerState, from_offset: int, snapshots: ProducerSnapshots | None, is_indexed: bool = True
+) -> list[AbortedTransaction]:
+    """Show `state` the batches from `from_offset` on; the aborted transactions that ended there. `snapshots` get what they lack of segments passed by."""
     aborted: list[AbortedTransaction] = []
     for number, base in enumerate(bases):
         if number + 1 < len(bases) and bases[number + 1] <= from_offset:
             continue
+        if snapshots is not None and base > from_offset:
+            with suppress(OSError):
+                snapshots.fill_in(base, state)
         log_fd = file_io.open_path(segment_path(directory, base, LOG_SUFFIX), file_io.READ_ONLY)
         try:
-            start = _position_at(directory, base, from_offset)
-            for position, header in SegmentScan(log_fd, start, file_io.size_of(log_fd), verify=False):
+            start = _position_at(directory, base, from_offset) if is_indexed else 0
+            for position, header in SegmentScan(log_fd, start, file_io.size_of(log_fd), verify=not is_indexed):
                 if header.last_offset >= from_offset:
                     marker = None
                     if header.is_control and header.producer_id >= 0:

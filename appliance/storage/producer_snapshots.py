@@ -2,15 +2,21 @@
 
 Owned by its log. The rule that keeps starts quick: *no snapshot file means that no batch with a producer id was ever written*. So the
 first such batch is preceded by an (empty) snapshot, later ones follow every `SNAPSHOT_INTERVAL_BYTES`, at each roll and at close, and a start
-replays batch headers from the newest one only. Files are synced by the flush round, before the recovery point passes them.
-Weak spot: each is written whole, so tens of thousands of live producers on one partition make rolls slow.
+replays batch headers from the newest one only. A roll's is of the offset where the new segment begins, and stays as long as that segment: when older
+segments are removed it alone tells what they said of producers, whatever is truncated or lost behind it later. Files are synced by the flush round,
+before the recovery point passes them. Weak spots: each is written whole, so tens of thousands of live producers on one partition make rolls slow; one that a
+flush round is about to sync counts as synced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container, Sequence
+from itertools import pairwise
 
+from appliance.records.batch import read_batch_header
+from appliance.records.control_batch import read_end_transaction_marker
 from appliance.storage import file_io
+from appliance.storage.append_plan import SegmentPart
 from appliance.storage.producer_state import BrokenSnapshot, ProducerState
 from appliance.storage.segment_files import SNAPSHOT_SUFFIX, offset_of_name, segment_name, segment_path
 
@@ -25,21 +31,43 @@ class ProducerSnapshots:
         self._offsets = sorted(offset for name in names if (offset := offset_of_name(name, SNAPSHOT_SUFFIX)) is not None)
         self._unsynced: set[int] = set()
         self._rejected: list[int] = []
+        self._due: dict[int, bytes] = {}
+        """Of rolls whose snapshot could not be written: they are tried again."""
 
     @property
     def latest(self) -> int | None:
         return self._offsets[-1] if self._offsets else None
 
     def write(self, offset: int, state: ProducerState, segment_bases: Container[int]) -> None:
-        """Keep `state` as that of everything below `offset`. The previous snapshot goes unless a segment begins there."""
-        file_io.replace_file(self._path(offset), state.encode(), durable=False)
+        """Keep `state` as that of everything below `offset`. Others go that are older than one that was synced, unless a segment begins there."""
+        self._write(offset, state.encode(), segment_bases)
+
+    def write_rolled(self, rolled: Sequence[tuple[int, bytes]], segment_bases: Container[int]) -> None:
+        """Those of `snapshots_at_rolls`. Raises OSError; what is left then is written with the next ones."""
+        self._due.update(each for each in rolled if each[0] not in self._offsets)  # one that is durable must not be torn by writing it again
+        for offset in sorted(self._due):
+            self._write(offset, self._due[offset], segment_bases)
+            del self._due[offset]
+
+    def fill_in(self, base_offset: int, state: ProducerState) -> None:
+        """What a replay knows where a segment begins, if there is no snapshot there: durably, because the recovery point may have passed it long ago."""
+        if base_offset not in self._offsets and len(state):
+            self.overwrite(base_offset, state)
+
+    def overwrite(self, offset: int, state: ProducerState) -> None:
+        """Let `state` be what is known of everything below `offset`, durably; what goes with the segments below is not touched."""
+        file_io.replace_file(self._path(offset), state.encode())
+        self._offsets = sorted({*self._offsets, offset})
+        self._unsynced.discard(offset)
+
+    def _write(self, offset: int, content: bytes, segment_bases: Container[int]) -> None:
+        file_io.replace_file(self._path(offset), content, durable=False)
         self._unsynced.add(offset)
-        previous = self.latest
         if offset not in self._offsets:
-            self._offsets.append(offset)
-            self._offsets.sort()
-        if previous is not None and previous < offset and previous not in segment_bases:
-            self._remove(previous)
+            self._offsets = sorted((*self._offsets, offset))
+        durable = max((known for known in self._offsets if known not in self._unsynced), default=-1)
+        for known in [known for known in self._offsets if known < durable and known not in segment_bases]:
+            self._remove(known)
 
     def load(self, state: ProducerState, end_offset: int) -> int | None:
         """Fill `state` from the newest good snapshot at or below `end_offset` and return its offset; None if there is none.
@@ -72,29 +100,50 @@ class ProducerSnapshots:
             file_io.unlink_if_there(self._path(offset))
         file_io.fsync_directory(self._directory)
 
-    def outlive(self, offset: int, end_offset: int, state: ProducerState, segment_bases: Container[int]) -> None:
-        """Everything below `offset` is about to go: what it says of producers must stand in a snapshot that survives a power cut. As a rule one does; it is
-        written and synced here where the last roll could not write its own, or when even young segments go. Raises OSError."""
-        latest = self.latest
-        if latest is None or any(known >= offset and known not in self._unsynced for known in self._offsets):
+    def load_older(self, state: ProducerState, offset: int) -> int | None:
+        """Fill `state` from the newest good snapshot at or below `offset` and return its offset; None if there is none. Nothing is forgotten."""
+        for known in reversed(self._offsets):
+            if known <= offset:
+                try:
+                    state.decode(file_io.read_file(self._path(known)))
+                except (BrokenSnapshot, FileNotFoundError):
+                    continue
+                return known
+        return None
+
+    def outlive(self, base_offset: int, state_at: Callable[[int], ProducerState]) -> None:
+        """Everything below the segment at `base_offset` is about to go: what it says of producers must stand in a snapshot right there that survives a
+        power cut. A younger one would not do, because the log may be cut below it. As a rule its roll wrote it and a flush round synced it; `state_at` is
+        asked where it is missing. Raises OSError."""
+        if self.latest is None:
             return
-        if latest < offset:
-            self.write(end_offset, state, segment_bases)
-            latest = end_offset
-        file_io.sync_path(self._path(latest))
-        file_io.fsync_directory(self._directory)
-        self._unsynced.discard(latest)
+        if base_offset not in self._offsets:
+            self._write(base_offset, self._due.get(base_offset) or state_at(base_offset).encode(), (base_offset, *self._offsets))
+            self._due.pop(base_offset, None)
+        if base_offset in self._unsynced:
+            self.make_durable(base_offset)
+
+    def make_durable(self, offset: int) -> None:
+        """Write a snapshot anew instead of syncing it: if that fails it may be tried again."""
+        file_io.replace_file(self._path(offset), file_io.read_file(self._path(offset)))
+        self._unsynced.discard(offset)
 
     def let_go(self, offsets: Container[int]) -> list[str]:
         """Of segments that are gone: forget their snapshots (never the newest); the paths to unlink."""
         gone = [offset for offset in self._offsets[:-1] if offset in offsets]
         self._offsets = [offset for offset in self._offsets if offset not in gone]
         self._unsynced.difference_update(gone)
+        self._due = {offset: content for offset, content in self._due.items() if offset not in offsets}
         return [self._path(offset) for offset in gone]
 
     def remove_all(self) -> None:
-        for offset in list(self._offsets):
-            self._remove(offset)
+        """Those too that retention forgot and whose files wait for their removal."""
+        self._due.clear()
+        self._unsynced.clear()
+        self._offsets.clear()
+        for name in file_io.listdir(self._directory):
+            if name.endswith(SNAPSHOT_SUFFIX):
+                file_io.unlink_if_there(f"{self._directory}/{name}")
 
     def forget_below(self, offset: int) -> list[str]:
         """The log begins at `offset` now: names of the files of older snapshots, no longer known here, for the caller to remove. The newest
@@ -102,11 +151,12 @@ class ProducerSnapshots:
         forgotten = [known for known in self._offsets[:-1] if known < offset]
         self._offsets = self._offsets[len(forgotten) :]
         self._unsynced.difference_update(forgotten)
+        self._due = {known: content for known, content in self._due.items() if known >= offset}
         return [segment_name(known, SNAPSHOT_SUFFIX) for known in forgotten]
 
-    def distrust_latest(self) -> None:
-        """Nobody knows whether a former life synced it."""
-        self._unsynced.update(self._offsets[-1:])
+    def distrust_from(self, recovery_point: int) -> None:
+        """Nobody knows whether a former life synced these."""
+        self._unsynced.update(offset for offset in self._offsets if offset >= recovery_point)
 
     def take_unsynced(self) -> list[str]:
         """Paths that the next flush round must sync."""
@@ -126,3 +176,15 @@ class ProducerSnapshots:
 
     def _path(self, offset: int) -> str:
         return segment_path(self._directory, offset, SNAPSHOT_SUFFIX)
+
+
+def snapshots_at_rolls(producers: ProducerState, parts: Sequence[SegmentPart]) -> list[tuple[int, bytes]]:
+    """(base offset, snapshot) of each segment that an append of `parts` begins; `producers` is the state before it."""
+    state = producers.copy()
+    rolled = []
+    for part, following in pairwise(parts):
+        for batch in part.buffers:
+            header = read_batch_header(batch)
+            state.replay(header, read_end_transaction_marker(batch) if header.is_control else None)
+        rolled.append((following.tail.base_offset, state.encode()))
+    return rolled

@@ -2,11 +2,11 @@
 
 Owned by its log. Entries are immutable: an append checks its batches against a staging copy, which becomes the state when the bytes are in
 the file. A batch without a producer id never gets here. Of transactions it knows which are open, and from which offset on, and so the last
-stable offset. Weak spots: transactions are taken from a leader and from the log only, none is begun here yet; each abort looks at all open ones.
+stable offset. Whether one may begin is for `verification` to say. Weak spot: each abort looks at all open ones.
 
 Snapshot (`OFFSET.snapshot`, state of everything below OFFSET): int16 version 1, uint32 CRC-32C of what follows it, int32 count, then entries of
 producer_id int64, producer_epoch int16, last_sequence int32, last_offset int64, offset_delta int32, timestamp int64, coordinator_epoch int32,
-current_txn_first_offset int64. Source: Kafka's ProducerStateManager, KIP-98.
+current_txn_first_offset int64. Source: Kafka's ProducerStateManager and ProducerAppendInfo, KIP-98, KIP-360.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from appliance.records.batch import CONTROL_FLAG, TRANSACTIONAL_FLAG, BatchHeade
 from appliance.records.control_batch import EndTransactionMarker
 from appliance.records.crc32c import crc32c
 from appliance.storage.transaction_index import AbortedTransaction
+from appliance.storage.verification import NeedsVerification, Offer, Verifications
 
 REMEMBERED_BATCHES = 5
 PRODUCER_EXPIRATION_MS = 86_400_000
@@ -79,9 +80,11 @@ class ProducerState:
     def __init__(self) -> None:
         self._entries: dict[int, ProducerEntry] = {}
         self._open: dict[int, int] = {}
-        """Producer id → first offset of its open transaction."""
+        """Producer id → first offset of its open transaction, in the order of these offsets."""
         self._ended: list[tuple[int, int]] = []
         """(first offset, offset of its marker) of transactions that ended, until the high watermark has passed their markers."""
+        self.is_undecided = False
+        """Whether `last_stable_offset` may lie below the high watermark."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -93,31 +96,46 @@ class ProducerState:
         """(producer id, producer epoch, last offset of its last data batch or -1) of every producer: what compaction must leave a trace of."""
         return [(producer_id, entry.producer_epoch, entry.batches[-1].last_offset if entry.batches else -1) for producer_id, entry in self._entries.items()]
 
-    def stage(self) -> ProducerStaging:
-        return ProducerStaging(self._entries, self._open)
+    def copy(self) -> ProducerState:
+        other = ProducerState()
+        other._entries, other._open, other._ended = dict(self._entries), dict(self._open), list(self._ended)
+        other.is_undecided = self.is_undecided
+        return other
+
+    def snapshot(self) -> list[tuple[int, ProducerEntry]]:
+        """Everybody, by producer id, as they are now."""
+        return list(self._entries.items())
+
+    def stage(self, verifications: Verifications | None = None) -> ProducerStaging:
+        """Without `verifications` no client's transaction can begin in it."""
+        return ProducerStaging(self._entries, self._open, verifications)
 
     def apply(self, staging: ProducerStaging) -> None:
         self._entries.update(staging.changes)
         if staging.has_transactions:
             self._ended += staging.ended
             self._note_open(staging.changes)
+            staging.end_verifications()
 
     def _note_open(self, changes: dict[int, ProducerEntry]) -> None:
+        opened = []
         for producer_id, entry in changes.items():
-            if entry.transaction_first_offset >= 0:
-                self._open[producer_id] = entry.transaction_first_offset
-            else:
+            first_offset = entry.transaction_first_offset
+            if self._open.get(producer_id, -1) != first_offset:
                 self._open.pop(producer_id, None)
-
-    @property
-    def is_undecided(self) -> bool:
-        """Whether `last_stable_offset` may lie below the high watermark."""
-        return bool(self._open or self._ended)
+                if first_offset >= 0:
+                    opened.append((first_offset, producer_id))
+        for first_offset, producer_id in sorted(opened):
+            self._open[producer_id] = first_offset
+        self.is_undecided = bool(self._open or self._ended)
 
     def last_stable_offset(self, high_watermark: int) -> int:
         """Below it every transaction is decided, and the decision replicated. `high_watermark` never goes back."""
-        self._ended = [ended for ended in self._ended if ended[1] >= high_watermark]
-        return min([high_watermark, *self._open.values(), *(first_offset for first_offset, _ in self._ended)])
+        if self._ended:
+            self._ended = [ended for ended in self._ended if ended[1] >= high_watermark]
+            self.is_undecided = bool(self._open or self._ended)
+        oldest_open = next(iter(self._open.values()), high_watermark)
+        return min([high_watermark, oldest_open, *(first_offset for first_offset, _ in self._ended)])
 
     def replay(self, header: BatchHeader, marker: EndTransactionMarker | None = None) -> tuple[AbortedTransaction, ...]:
         """Take over a batch that is in the log; nothing is refused. What a control batch says is in `marker`. The transaction that it aborts, if any."""
@@ -137,16 +155,17 @@ class ProducerState:
             return staging.aborted
         return ()
 
-    def expire(self, now_ms: int) -> None:
-        """Forget producers that wrote nothing for a day and have no open transaction."""
+    def expire(self, now_ms: int, expiration_ms: int = PRODUCER_EXPIRATION_MS) -> None:
+        """Forget producers that wrote nothing for so long (`producer.id.expiration.ms`) and have no open transaction."""
         self._entries = {
             producer_id: entry
             for producer_id, entry in self._entries.items()
-            if entry.transaction_first_offset >= 0 or now_ms - entry.timestamp < PRODUCER_EXPIRATION_MS
+            if entry.transaction_first_offset >= 0 or now_ms - entry.timestamp < expiration_ms
         }
 
     def clear(self) -> None:
         self._entries, self._open, self._ended = {}, {}, []
+        self.is_undecided = False
 
     def encode(self) -> bytes:
         """The snapshot file."""
@@ -194,11 +213,12 @@ def _decode_entry(fields: tuple[int, ...]) -> tuple[int, ProducerEntry]:
 class ProducerStaging:
     """The state as the batches of one append would leave it; costs one object until a producer id appears."""
 
-    __slots__ = ("_entries", "_open", "aborted", "changes", "ended", "has_transactions")
+    __slots__ = ("_entries", "_open", "_verifications", "aborted", "changes", "ended", "has_transactions")
 
-    def __init__(self, entries: dict[int, ProducerEntry], open_transactions: dict[int, int]) -> None:
+    def __init__(self, entries: dict[int, ProducerEntry], open_transactions: dict[int, int], verifications: Verifications | None) -> None:
         self._entries = entries
         self._open = open_transactions
+        self._verifications = verifications
         self.changes: dict[int, ProducerEntry] = {}
         self.has_transactions = False
         """Whether a batch here began or ended a transaction; only then the others count."""
@@ -212,27 +232,67 @@ class ProducerStaging:
     def admit(
         self, producer_id: int, producer_epoch: int, base_sequence: int, base_offset: int, last_offset: int, timestamp: int
     ) -> DuplicateBatch | ErrorCode | None:
-        """A client's batch: None if it is the next one (it is remembered then), the original if it is a duplicate, else why not."""
+        """A client's batch outside any transaction: None if it is the next one (it is remembered then), the original if it is a duplicate, else why not."""
         entry = self._find(producer_id)
         batch = _producer_batch(base_sequence, base_offset, last_offset, timestamp)
-        if entry is None or entry.producer_epoch < 0:
-            self._remember(producer_id, producer_epoch, batch, entry)
-            return None
-        if producer_epoch < entry.producer_epoch:
-            return ErrorCode.INVALID_PRODUCER_EPOCH
-        if producer_epoch > entry.producer_epoch:
-            if base_sequence != 0:
-                return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-        else:
-            for known in entry.batches:
-                if known.base_sequence == base_sequence and known.last_sequence == batch.last_sequence:
-                    return DuplicateBatch(known.base_offset, known.last_offset, known.timestamp)
-            if base_sequence != advance_sequence(entry.last_sequence, 1):
-                return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-        if entry.transaction_first_offset >= 0:
-            return ErrorCode.INVALID_TXN_STATE
+        if entry is not None and entry.producer_epoch >= 0:
+            # The next one is no retry: that is seen first, because nearly every batch is it.
+            last_sequence = entry.batches[-1].last_sequence if entry.batches else -1
+            if base_sequence != (last_sequence + 1) & LARGEST_SEQUENCE or producer_epoch != entry.producer_epoch:
+                answer = _known(entry, producer_epoch, batch) or _sequence_problem(entry, producer_epoch, base_sequence)
+                if answer is not None:
+                    return answer
+            if entry.transaction_first_offset >= 0:
+                return ErrorCode.INVALID_TXN_STATE
         self._remember(producer_id, producer_epoch, batch, entry)
         return None
+
+    def admit_transactional(
+        self, producer_id: int, producer_epoch: int, base_sequence: int, base_offset: int, last_offset: int, timestamp: int, offer: Offer, now_ms: int
+    ) -> DuplicateBatch | NeedsVerification | ErrorCode | None:
+        """As `admit`, of a transaction: the first batch of one in this log begins it here, once its coordinator has been asked."""
+        entry = self._find(producer_id)
+        if entry is not None and entry.producer_epoch < 0:
+            entry = None
+        batch = _producer_batch(base_sequence, base_offset, last_offset, timestamp)
+        if offer.is_coordinator:
+            if entry is not None and producer_epoch < entry.producer_epoch:
+                return ErrorCode.INVALID_PRODUCER_EPOCH
+            self._remember(producer_id, producer_epoch, batch, entry)
+            self._begin_transaction(producer_id, base_offset)
+            return None
+        answer: DuplicateBatch | NeedsVerification | ErrorCode | None = None
+        if entry is not None:
+            answer = _known(entry, producer_epoch, batch)
+        is_ongoing = entry is not None and entry.transaction_first_offset >= 0 and entry.producer_epoch == producer_epoch
+        if answer is None and not is_ongoing:
+            if self._verifications is None:
+                return ErrorCode.INVALID_TXN_STATE
+            is_known = entry is not None and bool(entry.batches)
+            answer = self._verifications.problem(producer_id, producer_epoch, base_sequence, offer, is_known, now_ms)
+        if answer is None and entry is not None:
+            answer = _sequence_problem(entry, producer_epoch, base_sequence)
+        if answer is None:
+            self._remember(producer_id, producer_epoch, batch, entry)
+            self._begin_transaction(producer_id, base_offset)
+        return answer
+
+    def end_transaction(self, producer_id: int, producer_epoch: int, offset: int, timestamp: int, marker: EndTransactionMarker) -> ErrorCode | None:
+        """A coordinator's marker: None if it ends what is open here (or says that nothing is), else why it must not be written. A newer epoch than the
+        batches' fences their producer (KIP-360); with KIP-890 every marker has one."""
+        entry = self._find(producer_id)
+        if entry is not None and producer_epoch < entry.producer_epoch:
+            return ErrorCode.INVALID_PRODUCER_EPOCH
+        if entry is not None and marker.coordinator_epoch < entry.coordinator_epoch:
+            return ErrorCode.TRANSACTION_COORDINATOR_FENCED
+        self._end_transaction(producer_id, producer_epoch, offset, timestamp, marker, entry)
+        return None
+
+    def end_verifications(self) -> None:
+        """What began or ended here needs no guard any more."""
+        if self._verifications is not None:
+            for producer_id in self.changes:
+                self._verifications.end(producer_id)
 
     def replay_batch(
         self,
@@ -252,7 +312,12 @@ class ProducerStaging:
                 self._end_transaction(producer_id, producer_epoch, last_offset, timestamp, marker, entry)
             return
         self._remember(producer_id, producer_epoch, _producer_batch(base_sequence, base_offset, last_offset, timestamp), entry)
-        if attributes & TRANSACTIONAL_FLAG and self.changes[producer_id].transaction_first_offset < 0:
+        if attributes & TRANSACTIONAL_FLAG:
+            self._begin_transaction(producer_id, base_offset)
+
+    def _begin_transaction(self, producer_id: int, base_offset: int) -> None:
+        """Its first batch was just remembered; nothing happens if one is open."""
+        if self.changes[producer_id].transaction_first_offset < 0:
             self.changes[producer_id] = self.changes[producer_id]._replace(transaction_first_offset=base_offset)
             self.has_transactions = True
 
@@ -281,3 +346,20 @@ class ProducerStaging:
 
 def _producer_batch(base_sequence: int, base_offset: int, last_offset: int, timestamp: int) -> ProducerBatch:
     return ProducerBatch(base_sequence, advance_sequence(base_sequence, last_offset - base_offset), base_offset, last_offset, timestamp)
+
+
+def _known(entry: ProducerEntry, producer_epoch: int, batch: ProducerBatch) -> DuplicateBatch | ErrorCode | None:
+    """Whether a batch is a retry of one of the last five, or of a producer that was replaced."""
+    if producer_epoch < entry.producer_epoch:
+        return ErrorCode.INVALID_PRODUCER_EPOCH
+    if producer_epoch == entry.producer_epoch:
+        for known in entry.batches:
+            if known.base_sequence == batch.base_sequence and known.last_sequence == batch.last_sequence:
+                return DuplicateBatch(known.base_offset, known.last_offset, known.timestamp)
+    return None
+
+
+def _sequence_problem(entry: ProducerEntry, producer_epoch: int, base_sequence: int) -> ErrorCode | None:
+    """A new epoch begins at 0, an old one goes on without a gap."""
+    due = 0 if producer_epoch > entry.producer_epoch else advance_sequence(entry.last_sequence, 1)
+    return None if base_sequence == due else ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER

@@ -21,8 +21,17 @@ from appliance.records.record import iterate_records
 from appliance.storage import file_io
 from appliance.storage.indexes import OffsetIndex, TimeIndex
 from appliance.storage.leader_epoch_cache import LeaderEpochCache
-from appliance.storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, SWAP_SUFFIX, TIME_INDEX_SUFFIX, offset_of_name, segment_path
+from appliance.storage.segment_files import (
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SWAP_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TRANSACTION_INDEX_SUFFIX,
+    offset_of_name,
+    segment_path,
+)
 from appliance.storage.segment_scan import SegmentScan
+from appliance.storage.transaction_index import TRANSACTION_ENTRY, AbortedTransaction, aborted_between
 
 ATTEMPTS = 20
 """Times a look-up begins anew because segments were replaced meanwhile; a swap takes well under a millisecond."""
@@ -75,6 +84,7 @@ class LogReading:
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self._bases: list[int] = []
+        self._transaction_indexes: set[int] = set()
         self.refresh()
 
     def refresh(self) -> None:
@@ -87,6 +97,8 @@ class LogReading:
                 is_settled = not any(name.endswith(SWAP_SUFFIX) for name in names)
                 if is_settled and bases == seen:
                     self._bases = bases
+                    indexes = (offset_of_name(name, TRANSACTION_INDEX_SUFFIX) for name in names if name.endswith(TRANSACTION_INDEX_SUFFIX))
+                    self._transaction_indexes = {base for base in indexes if base is not None}
                     return
                 seen = bases if is_settled else None
         raise SegmentMoved(f"segments of {self._directory} are being replaced")
@@ -168,6 +180,39 @@ class LogReading:
             if modified_ns // 1_000_000 <= wall_ms:
                 return self._bases[max(0, number - most) : number][::-1]
         return []
+
+    def aborted_in(self, first_offset: int, segment_base_offset: int, end_position: int, limit_offset: int) -> tuple[int, list[AbortedTransaction]]:
+        """Aborted transactions with records in [first_offset, end), and this end: an offset that no batch before `end_position` of the segment reaches,
+        and none above `limit_offset`."""
+        return self._settled("look up aborted transactions in", lambda: self._aborted_in(first_offset, segment_base_offset, end_position, limit_offset))
+
+    def _aborted_in(self, first_offset: int, segment_base_offset: int, end_position: int, limit_offset: int) -> tuple[int, list[AbortedTransaction]]:
+        end_offset = min(limit_offset, self._upper_bound(segment_base_offset, end_position))
+        first = max(0, bisect_right(self._bases, first_offset) - 1)
+        return end_offset, aborted_between(map(self._transaction_index, self._bases[first:]), first_offset, end_offset)
+
+    def _upper_bound(self, base_offset: int, end_position: int) -> int:
+        """Above every offset before a position; as near as the index tells."""
+        with self._descriptors(base_offset, LOG_SUFFIX, INDEX_SUFFIX) as (_, index_fd):
+            index = OffsetIndex(index_fd, base_offset)
+            number = index.count_at_or_before(end_position - 1)
+            if number < index.count():
+                return index.entry(number).offset
+        behind = bisect_right(self._bases, base_offset)
+        return self._bases[behind] if behind < len(self._bases) else 2**63 - 1
+
+    def _transaction_index(self, base_offset: int) -> bytes:
+        """Whole entries of a `.txnindex`; empty where there is none. Which sealed segments have one does not change unless they are replaced."""
+        is_sealed = base_offset != self._bases[-1]
+        if is_sealed and base_offset not in self._transaction_indexes:
+            return b""
+        try:
+            content = file_io.read_file(segment_path(self._directory, base_offset, TRANSACTION_INDEX_SUFFIX))
+        except FileNotFoundError:
+            if is_sealed:
+                raise _Replaced from None
+            return b""
+        return content[: len(content) // TRANSACTION_ENTRY.size * TRANSACTION_ENTRY.size]
 
     def epoch_end(self, leader_epoch: int, log_end_offset: int) -> tuple[int, int]:
         """(largest known epoch that is not above `leader_epoch`, where it ends); (-1, -1) when nothing can be said."""

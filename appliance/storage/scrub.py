@@ -1,18 +1,18 @@
 """Checks one closed segment against itself: checksums and offsets of every batch, and whether its indexes lead to them.
 
-Used by the log-reader's scrubber, a piece at a time; reads only. Damage in the log is reported batch by batch: the scan goes on behind a batch whose
-length still makes sense. An index is judged by what look-ups need of it, not byte by byte: Kafka's followers and cleaners write other
-entries than our appends do, and those are as good. Weak spot: behind a broken length the rest of a segment cannot be told apart, and is
-reported as one piece.
+Used by the log-reader's scrubber, a piece at a time; reads only, and past the page cache: what consumers read must not make room for it. Damage
+in the log is reported batch by batch: the scan goes on behind a batch whose length still makes sense. An index is judged by what look-ups need
+of it, not byte by byte: Kafka's followers and cleaners write other entries than our appends do, and those are as good. Weak spot: behind a
+broken length the rest of a segment cannot be told apart, and is reported as one piece.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from appliance.records.batch import LOG_OVERHEAD, MAGIC, RECORDS_AT, BatchHeader, read_batch_header
-from appliance.storage import file_io
+from appliance.storage.cold_file import SEALED_WAYS, ColdFile, ColdPieces
 from appliance.storage.indexes import OFFSET_ENTRY, TIME_ENTRY, OffsetEntry, TimeEntry
 from appliance.storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, segment_path
 from appliance.storage.segment_scan import SegmentScan
@@ -23,8 +23,6 @@ DAMAGES_MAX = 100
 """Of one segment: more say nothing new."""
 SPARSE_BYTES = 4 << 20
 """An index whose entries lie farther apart than this, with batches between, has lost some: look-ups would read all of that."""
-
-Read = Callable[[int, int, int], bytes]
 
 
 class Damage(NamedTuple):
@@ -44,23 +42,22 @@ class SegmentScrub:
     `end_offset` is the next segment's base offset. Raises OSError where the disk cannot read: that is for the caller to report.
     """
 
-    def __init__(self, directory: str, base_offset: int, end_offset: int, read: Read = file_io.pread_all) -> None:
+    def __init__(self, directory: str, base_offset: int, end_offset: int) -> None:
         self.damages: list[Damage] = []
         self._directory = directory
         self._base_offset = base_offset
         self._end_offset = end_offset
-        self._read = read
         self._next_offset = base_offset
         self._largest_timestamp = -1
 
     def __iter__(self) -> Iterator[int]:
         offset_entries = _OffsetEntries(self._index_bytes(INDEX_SUFFIX), self._base_offset)
         time_entries = _TimeEntries(self._index_bytes(TIME_INDEX_SUFFIX), self._base_offset)
-        fd = file_io.open_path(segment_path(self._directory, self._base_offset, LOG_SUFFIX), file_io.READ_ONLY)
+        cold = ColdFile(segment_path(self._directory, self._base_offset, LOG_SUFFIX), SEALED_WAYS)
         try:
-            size_bytes = file_io.size_of(fd)
+            size_bytes = cold.size_bytes()
             read_bytes = 0
-            for position, header in self._batches(fd, size_bytes):
+            for position, header in self._batches(ColdPieces(cold), size_bytes):
                 self._check_offsets(position, header)
                 self._largest_timestamp = max(self._largest_timestamp, header.max_timestamp)
                 offset_entries.on_batch(position, header)
@@ -70,7 +67,7 @@ class SegmentScrub:
                     read_bytes = position
             yield size_bytes - read_bytes
         finally:
-            file_io.close(fd)
+            cold.close()
         if any(damage.kind in (CHECKSUM, OFFSETS, UNREADABLE) for damage in self.damages):
             return  # what an index leads to cannot be judged by a log that is damaged itself
         for kind, suffix, problem in (
@@ -80,16 +77,16 @@ class SegmentScrub:
             if problem:
                 self._report(kind, suffix, self._base_offset, 0, problem)
 
-    def _batches(self, fd: int, size_bytes: int) -> Iterator[tuple[int, BatchHeader]]:
+    def _batches(self, pieces: ColdPieces, size_bytes: int) -> Iterator[tuple[int, BatchHeader]]:
         """Every intact batch; what is not is reported, and passed over where its header tells how long it is."""
         position = 0
         while position < size_bytes:
-            scan = SegmentScan(fd, position, size_bytes, read=self._read)
+            scan = SegmentScan(-1, position, size_bytes, read=pieces.read)
             yield from scan
             if scan.problem is None:
                 return
             position = scan.valid_end
-            head = file_io.pread_all(fd, position, min(RECORDS_AT, size_bytes - position))
+            head = pieces.read(-1, position, min(RECORDS_AT, size_bytes - position))
             header = read_batch_header(head) if len(head) == RECORDS_AT else None
             if header is None or not self._is_passable(header, size_bytes - position):
                 self._report(UNREADABLE, LOG_SUFFIX, self._next_offset, position, f"{scan.problem}; {size_bytes - position} bytes cannot be told apart")
@@ -114,9 +111,13 @@ class SegmentScrub:
 
     def _index_bytes(self, suffix: str) -> bytes | None:
         try:
-            return file_io.read_file(segment_path(self._directory, self._base_offset, suffix))
+            cold = ColdFile(segment_path(self._directory, self._base_offset, suffix), SEALED_WAYS)
         except FileNotFoundError:
             return None
+        try:
+            return ColdPieces(cold).read(-1, 0, cold.size_bytes())
+        finally:
+            cold.close()
 
     def _report(self, kind: str, suffix: str, offset: int, position: int, words: str) -> None:
         if len(self.damages) < DAMAGES_MAX:

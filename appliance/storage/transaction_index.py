@@ -32,6 +32,11 @@ class AbortedTransaction(NamedTuple):
     last_offset: int
     last_stable_offset: int
 
+    @property
+    def is_possible(self) -> bool:
+        """Zeros, which a power cut leaves of an entry in the segment that begins at 0, are none."""
+        return self.producer_id >= 0 and self.first_offset < self.last_offset
+
 
 def encode_transaction_index(entries: Iterable[AbortedTransaction]) -> bytes:
     return b"".join(TRANSACTION_ENTRY.pack(_VERSION, *entry) for entry in entries)
@@ -59,6 +64,8 @@ def transaction_index_problem(content: bytes, base_offset: int) -> str | None:
         return f"an entry has last offset {entries[0].last_offset}, the segment begins at {base_offset}"
     if any(one.last_offset >= other.last_offset for one, other in pairwise(entries)):
         return "last offsets do not ascend"
+    if not all(entry.is_possible for entry in entries):
+        return "a marker is not behind the first record of its transaction"
     return None
 
 
@@ -68,7 +75,7 @@ def _good_entries(content: bytes, base_offset: int) -> list[AbortedTransaction]:
     least = base_offset
     for version, *fields in TRANSACTION_ENTRY.iter_unpack(content[: len(content) // TRANSACTION_ENTRY.size * TRANSACTION_ENTRY.size]):
         entry = AbortedTransaction._make(fields)
-        if version != _VERSION or entry.last_offset < least:
+        if version != _VERSION or entry.last_offset < least or not entry.is_possible:
             break
         found.append(entry)
         least = entry.last_offset + 1
@@ -82,6 +89,29 @@ def read_transaction_index(directory: str, base_offset: int) -> list[AbortedTran
     except FileNotFoundError:
         return []
     return decode_transaction_index(content)
+
+
+def end_of_aborted(directory: str) -> int:
+    """Behind the newest marker that any index of the log knows; 0 if there is none."""
+    bases = [base for name in file_io.listdir(directory) if (base := offset_of_name(name, TRANSACTION_INDEX_SUFFIX)) is not None]
+    for base_offset in sorted(bases, reverse=True):
+        entries = _good_entries(file_io.read_file(segment_path(directory, base_offset, TRANSACTION_INDEX_SUFFIX)), base_offset)
+        if entries:
+            return entries[-1].last_offset + 1
+    return 0
+
+
+def aborted_between(indexes: Iterable[bytes], first_offset: int, end_offset: int) -> list[AbortedTransaction]:
+    """Aborted transactions that have records in [first_offset, end_offset), from whole `.txnindex` files in ascending order, the first being that of the
+    segment that holds `first_offset`. Files are asked for only as long as they can say something. Raises `ValueError` for one that is broken."""
+    found = []
+    for content in indexes:
+        for entry in decode_transaction_index(content):
+            if entry.last_offset >= first_offset and entry.first_offset < end_offset:
+                found.append(entry)
+            if entry.last_stable_offset >= end_offset:
+                return found
+    return found
 
 
 class TransactionIndexes:

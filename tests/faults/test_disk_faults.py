@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -11,7 +12,8 @@ from confluent_kafka.admin import AdminClient
 from appliance.runtime.disk_orders import kept_disks
 from tests.faults.hurt_box import KAFKA_STORAGE_ERROR, TOPIC, HurtBox, SteadyProducer, batch, p99
 from tests.support.loop_disks import LoopDisk, why_not
-from tests.support.running_box import eventually
+from tests.support.raw_client import RawClient
+from tests.support.running_box import eventually, start_box
 
 pytestmark = [
     pytest.mark.system,
@@ -70,23 +72,6 @@ def test_a_disk_that_refuses_writes_goes_offline_and_comes_back_when_it_is_mount
     hurt.check_others_untouched(pids)
 
 
-@pytest.mark.deep
-def test_a_file_system_that_is_shut_down_is_refused_and_what_was_flushed_survives_the_power_cut(hurt_box: Callable[..., HurtBox]) -> None:
-    hurt = hurt_box(settings={"log.flush.offset.checkpoint.interval.ms": 100, **QUICK})
-    pids = hurt.box.pids()
-    for number in range(20):
-        assert hurt.produce(f"record {number}") == 0
-    hurt.await_flushed()
-    flushed = dict(hurt.acknowledged)
-    hurt.disk.shut_down()
-    assert hurt.seconds_until_refused(time.monotonic()) < TOLD_SECONDS
-    hurt.disk.power_cycle()
-    hurt.acknowledged = flushed
-    hurt.await_return()
-    hurt.check_nothing_lost()
-    hurt.check_others_untouched(pids)
-
-
 def test_a_swapped_disk_is_told_from_the_old_one_and_replaced_by_an_explicit_order(hurt_box: Callable[..., HurtBox]) -> None:
     hurt = hurt_box(settings=QUICK)
     pids = hurt.box.pids()
@@ -107,6 +92,70 @@ def test_a_swapped_disk_is_told_from_the_old_one_and_replaced_by_an_explicit_ord
     assert min(hurt.acknowledged) == 0  # begun anew
     hurt.check_nothing_lost()
     hurt.check_others_untouched(pids)
+
+
+def test_a_disk_that_still_hangs_is_replaced_at_once_and_its_log_writer_is_gone_when_it_answers(
+    hurt_box: Callable[..., HurtBox], make_disk: Callable[..., LoopDisk]
+) -> None:
+    hurt = hurt_box(settings=QUICK)
+    pids = hurt.box.pids()
+    new = make_disk("new")
+    assert hurt.produce("lost with its disk") == 0
+    assert hurt.command("replace", "hurt", str(new.log), "--accept-data-loss").returncode == 1  # it is online
+    hurt.disk.freeze()
+    hurt.client.send_produce(TOPIC, hurt.hurt, batch("in flight"), timeout_seconds=30)
+    assert hurt.client.receive_produce().error_code == KAFKA_STORAGE_ERROR
+
+    def given() -> int:
+        return hurt.box.counters("acceptor@0").values["acceptor.arena_used_bytes"]
+
+    eventually(given, "what the log-writer was given is its own")
+    refused = hurt.command("remove", "hurt")
+    assert refused.returncode == 1 and f"{TOPIC}-{hurt.hurt}" in refused.stderr
+    replaced = hurt.command("replace", "hurt", str(new.log), "--accept-data-loss")
+    assert replaced.returncode == 0, replaced.stderr
+    hurt.acknowledged.clear()
+    assert hurt.await_return() < TOLD_SECONDS
+    assert min(hurt.acknowledged) == 0  # begun anew
+    assert hurt.box.pid("log-writer@hurt (set aside)") == pids["log-writer@hurt"]  # nobody waited for it
+    assert given()
+    hurt.disk.thaw()
+    eventually(lambda: not any("set aside" in name for name in hurt.box.status()), "it is gone")
+    eventually(lambda: not given(), "its memory is given back")
+    hurt.disk.unmount()
+    hurt.check_nothing_lost()
+    hurt.check_others_untouched(pids)
+
+
+def test_a_box_starts_with_a_disk_that_hangs_and_takes_it_in_when_it_answers(make_disk: Callable[..., LoopDisk], tmp_path: Path) -> None:
+    hung, well = make_disk("hung"), make_disk("well")
+    data = [hung.path / "log" / "hung", well.path / "log" / "well"]
+    first = start_box(tmp_path / "box", data=data)
+    client = RawClient(first.kafka)
+    client.create_topic(TOPIC, 2)
+    partition = 0 if (data[0] / f"{TOPIC}-0").is_dir() else 1
+    assert client.produce(TOPIC, partition, batch("before")).error_code == 0
+    client.close()
+    first.stop()
+    hung.freeze()
+    box = start_box(tmp_path / "box", data=data, settings=QUICK)
+    client = RawClient(box.kafka)
+    try:
+        assert f"{data[0]} does not answer" in box.messages
+        assert client.produce(TOPIC, 1 - partition, batch("served")).error_code == 0
+        assert client.produce(TOPIC, partition, batch("refused")).error_code == KAFKA_STORAGE_ERROR
+        assert box.counters("log-writer@hung").state == "offline"
+        pid = box.pid("log-writer@hung")
+        hung.thaw()
+        box.await_restart("log-writer@hung", pid, 20)
+        eventually(lambda: client.produce(TOPIC, partition, batch("back")).error_code == 0, "it is served")
+        assert b"before" in client.fetch(TOPIC, partition, 0).records
+        eventually(lambda: not any("set aside" in name for name in box.status()), "who asked it before the start is gone")
+    finally:
+        hung.thaw()
+        client.close()
+        box.stop()
+    assert box.leftovers() == []
 
 
 def test_disks_are_added_and_removed_while_the_box_runs_and_the_next_start_knows_it(

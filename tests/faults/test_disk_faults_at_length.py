@@ -21,6 +21,10 @@ pytestmark = [
     pytest.mark.skipif(bool(why_not(needs_fuse=True)), reason=why_not(needs_fuse=True)),
 ]
 
+MIB = {"ext4": 64, "xfs": 320}
+"""mkfs.xfs wants no less."""
+each_kind = pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.skipif(bool(why_not(kind=kind)), reason=why_not(kind=kind))) for kind in MIB])
+QUICK = {"log.disk.deadline.ms": 1000, "log.disk.probe.interval.ms": 200}
 TOLD_SECONDS = 5.0
 P99_NOISE_SECONDS = 0.02
 FLUSHES = {"log.flush.offset.checkpoint.interval.ms": 100}
@@ -80,11 +84,26 @@ def test_a_disk_that_cannot_be_read_refuses_its_readers_and_serves_them_again(hu
     hurt.check_others_untouched(pids)
 
 
-@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+@each_kind
+def test_a_file_system_that_is_shut_down_is_refused_and_what_was_flushed_survives_the_power_cut(hurt_box: Callable[..., HurtBox], kind: str) -> None:
+    hurt = hurt_box(kind=kind, mib=MIB[kind], settings={"log.flush.offset.checkpoint.interval.ms": 100, **QUICK})
+    pids = hurt.box.pids()
+    for number in range(20):
+        assert hurt.produce(f"record {number}") == 0
+    hurt.await_flushed()
+    flushed = dict(hurt.acknowledged)
+    hurt.disk.shut_down()
+    assert hurt.seconds_until_refused(time.monotonic()) < TOLD_SECONDS
+    hurt.disk.power_cycle()
+    hurt.acknowledged = flushed
+    hurt.await_return()
+    hurt.check_nothing_lost()
+    hurt.check_others_untouched(pids)
+
+
+@each_kind
 def test_a_power_cut_of_the_drive_loses_nothing_that_was_flushed(hurt_box: Callable[..., HurtBox], kind: str) -> None:
-    if why_not(needs_fuse=True, kind=kind):
-        pytest.skip(why_not(needs_fuse=True, kind=kind))
-    hurt = hurt_box(is_faulty=True, kind=kind, mib=64 if kind == "ext4" else 320, settings=FLUSHES)
+    hurt = hurt_box(is_faulty=True, kind=kind, mib=MIB[kind], settings=FLUSHES)
     hurt.disk.drive("volatile")
     for number in range(50):
         assert hurt.produce(f"record {number}") == 0
@@ -98,6 +117,83 @@ def test_a_power_cut_of_the_drive_loses_nothing_that_was_flushed(hurt_box: Calla
     hurt.acknowledged = flushed
     hurt.await_return()
     hurt.check_nothing_lost()
+
+
+@each_kind
+def test_a_full_disk_is_read_on_and_takes_writes_again_when_there_is_space(hurt_box: Callable[..., HurtBox], kind: str) -> None:
+    hurt = hurt_box(kind=kind, mib=MIB[kind])
+    pids = hurt.box.pids()
+    assert hurt.produce("before") == 0
+    ballast = hurt.disk.fill()
+    assert hurt.seconds_until_refused(time.monotonic(), 60) < TOLD_SECONDS
+    assert hurt.client.produce(TOPIC, hurt.well, batch("well")).error_code == 0
+    hurt.check_nothing_lost()  # it is read while it is full
+    ballast.unlink()
+    hurt.await_return()
+    hurt.check_nothing_lost()
+    assert hurt.box.pids() == pids, "no process was started again, not even its own"
+
+
+@pytest.mark.parametrize("kind", [pytest.param("xfs", marks=pytest.mark.skipif(bool(why_not(kind="xfs")), reason=why_not(kind="xfs")))])
+def test_a_frozen_file_system_of_another_kind_is_answered_for_and_replaced_while_it_hangs(
+    hurt_box: Callable[..., HurtBox], make_disk: Callable[..., LoopDisk], kind: str
+) -> None:
+    hurt = hurt_box(kind=kind, mib=MIB[kind], settings=QUICK)
+    pids = hurt.box.pids()
+    assert hurt.produce("before") == 0
+    hurt.disk.freeze()
+    assert hurt.seconds_until_refused(time.monotonic()) < TOLD_SECONDS
+    hurt.disk.thaw()
+    hurt.await_return()
+    hurt.check_nothing_lost()
+    hurt.disk.freeze()
+    assert hurt.seconds_until_refused(time.monotonic()) < TOLD_SECONDS
+    replaced = hurt.command("replace", "hurt", str(make_disk("new", kind=kind, mib=MIB[kind]).log), "--accept-data-loss")
+    assert replaced.returncode == 0, replaced.stderr
+    hurt.acknowledged.clear()
+    assert hurt.await_return() < TOLD_SECONDS
+    hurt.disk.thaw()
+    eventually(lambda: not any("set aside" in name for name in hurt.box.status()), "it is gone")
+    hurt.disk.unmount()
+    hurt.check_nothing_lost()
+    hurt.check_others_untouched(pids)
+
+
+def test_a_disk_that_is_fenced_again_and_again_waits_longer_each_time_and_says_so(hurt_box: Callable[..., HurtBox]) -> None:
+    hurt = hurt_box(settings=QUICK)
+    pids = hurt.box.pids()
+    assert hurt.produce("before") == 0
+    for times in (1, 2, 3):
+        hurt.disk.freeze()
+        assert hurt.seconds_until_refused(time.monotonic()) < TOLD_SECONDS
+        eventually(lambda times=times: hurt.box.messages.count("is fenced") == times, "the controller fences it")  # type: ignore[misc]
+        hurt.disk.thaw()
+        if times < 3:
+            hurt.await_return()
+    eventually(lambda: "fenced 3 times" in hurt.command("list").stdout, f"an operator is told why it is not served\n{hurt.box.messages}")
+    assert hurt.await_return() > 2
+    hurt.check_nothing_lost()
+    hurt.check_others_untouched(pids)
+
+
+def test_a_disk_that_hangs_and_holds_nothing_is_removed(hurt_box: Callable[..., HurtBox], make_disk: Callable[..., LoopDisk]) -> None:
+    hurt = hurt_box(settings=QUICK)
+    pids = hurt.box.pids()
+    third = make_disk("third", mib=32)
+    assert hurt.command("add", str(third.log / "third")).returncode == 0
+    eventually(lambda: hurt.box.status().get("log-writer@third", {}).get("state") == "serving", "it serves")
+    third.freeze()
+    try:
+        eventually(lambda: "hung" in hurt.command("list").stdout, "its probe hangs", 20)
+        removed = hurt.command("remove", "third")
+        assert removed.returncode == 0, removed.stderr
+        assert "log-writer@third" not in hurt.box.status()
+        assert hurt.produce("the others are served") == 0
+    finally:
+        third.thaw()
+    eventually(lambda: not any("set aside" in name for name in hurt.box.status()), "it is gone")
+    third.unmount()
+    assert hurt.box.pids() == pids
 
 
 def test_flipped_bits_in_a_segment_reach_no_consumer_unnoticed_and_stop_no_other_partition(hurt_box: Callable[..., HurtBox]) -> None:

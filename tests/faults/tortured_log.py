@@ -17,14 +17,17 @@ from appliance.base.clock import ManualClock
 from appliance.base.errors import StorageFailed
 from appliance.base.model import TopicId, TopicPartition
 from appliance.records.batch import LEADER_EPOCH_AT, MAGIC_AT, TRANSACTIONAL_FLAG, BatchHeader, read_batch_header
-from appliance.records.control_batch import EndTransactionMarker, build_end_transaction_batch
+from appliance.records.control_batch import EndTransactionMarker, build_end_transaction_batch, read_end_transaction_marker
 from appliance.records.record import iterate_records
 from appliance.storage import file_io, index_rebuild
+from appliance.storage.append_plan import RefusedBatch
 from appliance.storage.log import Log
 from appliance.storage.log_config import LogConfig
 from appliance.storage.log_directory import LogDirectory
+from appliance.storage.producer_state import ProducerState
 from appliance.storage.recovery import CLEAN, Recovery, SameBoot, Unclean
 from appliance.storage.removed_segments import DepartingFiles
+from appliance.storage.verification import NeedsVerification
 from tests.support.volatile_files import VolatileFiles
 from tests.unit.storage.compaction_support import Pair, job_of, keyed, plan_of, reports_of, with_producer
 from tests.unit.storage.storage_support import NOW_MS
@@ -65,6 +68,8 @@ class Memory:
         self.log_start = 0
         self.durable_start = 0
         """The log start offset that somebody was told, and what surely was written down."""
+        self.producers_durable_end = 0
+        """What producers wrote below it is known after a power cut: segments that went left it in a snapshot."""
         self.compacted_below = 0
         self.may_be_empty = False
         """The log was to start over somewhere."""
@@ -191,7 +196,7 @@ class TorturedLog:
         assert self._log.log_end_offset == end_offset + len(sizes) * records
 
     def append_transaction(self, producer_id: int, size: int, marker: str) -> None:
-        """As a follower: data of a transaction and, unless `marker` is empty, its "commit" or "abort"."""
+        """Data of a transaction and, unless `marker` is empty, its "commit" or "abort": as a follower and as a leader, in turns."""
         self.serial += 1
         sequence = self.sequences.get(producer_id, 0)
         raw = bytes(keyed((b"k0", b"%d " % self.serial + b"t" * size), timestamp_ms=NOW_MS + self.serial))
@@ -203,10 +208,19 @@ class TorturedLog:
         for number, batch in enumerate(batches):
             batch[:8] = (offset + number).to_bytes(8, "big")
             batch[LEADER_EPOCH_AT:MAGIC_AT] = epoch.to_bytes(4, "big")
-        self._carry_out(batches, lambda: self._log.append_as_follower(batches))
+        if self.serial % 2:
+            self._carry_out(batches, lambda: self._log.append_as_follower(batches))
+        else:
+            self._log.verifications.is_enabled = False
+            self._carry_out(batches, lambda: self._lead(batches, epoch))
+            assert self._log.log_end_offset == offset + len(batches)
         self.leader_epoch = epoch
         self.sequences[producer_id] = sequence + 1
         (self.open_transactions.discard if marker else self.open_transactions.add)(producer_id)
+
+    def _lead(self, batches: list[memoryview], epoch: int) -> None:
+        results = self._log.append_as_leader(batches, epoch, self.clock.wall_ms())
+        assert not any(isinstance(result, RefusedBatch | NeedsVerification) for result in results), results
 
     def _carry_out(self, batches: list[memoryview], append: Callable[[], object]) -> None:
         memory = self.memory
@@ -258,10 +272,13 @@ class TorturedLog:
         try:
             self._directory.save_log_start_offsets({NAME: offset})
             memory.durable_start = offset
+            if removed is not None:
+                memory.producers_durable_end = log.segment_base_offsets[0]
             paths = removed.rename() if removed is not None else []
         finally:
             if removed is not None:
                 removed.close()
+        log.forget_removed(offset)
         log.truncate_epochs_from_start()
         departing = DepartingFiles()
         departing.add(paths, 0)
@@ -283,6 +300,7 @@ class TorturedLog:
             memory.history, memory.in_doubt = keep + memory.in_doubt, []
             return
         memory.durable_end = min(memory.durable_end, end)
+        memory.producers_durable_end = min(memory.producers_durable_end, end)
         memory.compacted_below = min(memory.compacted_below, end)
         memory.lost = {lost for lost in memory.lost if lost < end}
         log.truncate_to(offset)
@@ -293,7 +311,7 @@ class TorturedLog:
     def start_over(self, offset: int) -> None:
         log, memory = self._log, self.memory
         memory.history, memory.in_doubt, memory.may_be_empty, memory.lost = [], memory.history, True, set()
-        memory.durable_end = memory.compacted_below = 0
+        memory.durable_end = memory.producers_durable_end = memory.compacted_below = 0
         memory.log_start = max(memory.log_start, offset)
         log.truncate_fully_and_start_at(offset)
         memory.in_doubt = []
@@ -416,12 +434,14 @@ class TorturedLog:
         assert log.log_start_offset >= start or memory.may_be_empty, (log.log_start_offset, start)
         assert log.log_start_offset <= max(memory.log_start, log.segment_base_offsets[0]), (log.log_start_offset, memory.log_start)
         floor = memory.durable_end if how == "power" else memory.end_offset
+        if how == "power":
+            self._take_back_refused(stored)
         if self.config.is_compacted:
             self._settle_compacted(stored, floor)
         else:
-            if how == "power":
-                self._take_back_refused(stored)
             self._settle_plain(stored, floor)
+        if how == "power" and not stored:
+            self._forget_what_was_lost_below_the_start()
         memory.in_doubt, memory.may_be_empty = [], False
         memory.log_start = log.log_start_offset
         memory.durable_end = min(memory.durable_end, log.log_end_offset)
@@ -433,8 +453,8 @@ class TorturedLog:
         """A failed append was cut off; where a power cut undid that, it is there after all, in place of what was not durable."""
         memory = self.memory
         known = {batch.raw for batch in memory.history + memory.in_doubt}
-        back = [batch for batch in stored if batch.raw not in known]
-        if back and all(batch.raw in memory.refused for batch in back) and back == stored[-len(back) :]:
+        back = [batch for batch in stored if batch.raw in memory.refused and batch.raw not in known]
+        if back and back == stored[-len(back) :]:
             memory.history = [batch for batch in memory.history if batch.header.last_offset < back[0].header.base_offset]
             memory.in_doubt = back
 
@@ -454,6 +474,18 @@ class TorturedLog:
         else:
             memory.history = [batch for batch in whole if batch.header.last_offset < log.log_end_offset]
             assert not memory.history or memory.may_be_empty or log.log_start_offset >= memory.end_offset, "a log lost everything"
+
+    def _forget_what_was_lost_below_the_start(self) -> None:
+        """Where even what lay below the log start offset was not durable, the power cut took the end of that, too: nobody sees it in the files, but the log's
+        producers are those of some beginning of what it had, at least of what was durable."""
+        memory, log = self.memory, self._log
+        floor = max(memory.durable_end, memory.producers_durable_end)
+        least = sum(batch.header.last_offset < floor for batch in memory.history)
+        for count in range(len(memory.history), least - 1, -1):
+            if producers_of(memory.history[:count]) == known_producers(log):
+                memory.history = memory.history[:count]
+                return
+        raise AssertionError(f"the producers {known_producers(log)} are of no beginning of the log at or above {floor}")
 
     def _settle_compacted(self, stored: list[Stored], floor: int) -> None:
         """In a compacted log a power cut may leave a hole in what was not durable; whatever is in one counts as never written."""
@@ -484,3 +516,23 @@ def stored_batches(path: Path) -> list[Stored]:
             found.append(Stored(header, content[position : position + header.size_bytes]))
             position += header.size_bytes
     return found
+
+
+def producers_of(stored: list[Stored]) -> dict[int, tuple[int, int, int]]:
+    """(last sequence, epoch, first offset of the open transaction) of every producer, as these batches have it."""
+    state = ProducerState()
+    for batch in stored:
+        state.replay(batch.header, read_end_transaction_marker(batch.raw) if batch.header.is_control else None)
+    return _facts(state)
+
+
+def known_producers(log: Log) -> dict[int, tuple[int, int, int]]:
+    """The same, as the log has it."""
+    return _facts(log.producers)
+
+
+def _facts(state: ProducerState) -> dict[int, tuple[int, int, int]]:
+    entries = {producer_id: state.entry(producer_id) for producer_id in range(1, 10)}
+    return {
+        producer_id: (entry.last_sequence, entry.producer_epoch, entry.transaction_first_offset) for producer_id, entry in entries.items() if entry is not None
+    }

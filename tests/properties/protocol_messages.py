@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import uuid
 from typing import Any, get_type_hints
 
@@ -27,6 +28,9 @@ FAILURE = ERROR_CODE.filter(bool)
 
 _WALL_ZERO = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
+_NAMED = {"error_code": ERROR_CODE, "retention_time_ms": WALL_MS, "transaction_start_time_ms": WALL_MS}
+"""Fields that kio keeps as something with bounds of its own."""
+
 
 def plain_kio(value: Any) -> Any:
     """kio's dataclass as nested tuples of its untagged fields in wire order."""
@@ -44,24 +48,38 @@ def plain_kio(value: Any) -> Any:
 
 
 def plain_ours(value: Any, version: int) -> Any:
-    """A schema's NamedTuple as nested tuples of the fields that `version` carries."""
+    """A schema's NamedTuple as nested tuples of the untagged fields that `version` carries."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         hints = get_type_hints(type(value), include_extras=True)
         fields = [hints[name].__metadata__[0] for name in value._fields]
-        return tuple(plain_ours(element, version) for element, field in zip(value, fields, strict=True) if field.since <= version <= field.until)
+        present = [(element, field) for element, field in zip(value, fields, strict=True) if field.since <= version <= field.until]
+        return tuple(plain_ours(element, version) for element, field in present if field.tag is None)
     if isinstance(value, tuple):
         return tuple(plain_ours(element, version) for element in value)
     # kio shows the zero id, which stands for "none", as None.
     return None if value == NO_TOPIC_ID else value
 
 
+def tagged_kio(value: Any, tags: set[int]) -> dict[int, Any]:
+    """The tagged fields of kio's dataclass that have one of `tags`."""
+    return {field.metadata["tag"]: plain_kio(getattr(value, field.name)) for field in dataclasses.fields(value) if field.metadata.get("tag") in tags}
+
+
+def tagged_ours(value: Any, version: int) -> dict[int, Any]:
+    """The tagged fields of a schema's NamedTuple that `version` carries; those of nested ones are not looked at."""
+    hints = get_type_hints(type(value), include_extras=True)
+    fields = [(hints[name].__metadata__[0], element) for name, element in zip(value._fields, value, strict=True)]
+    return {field.tag: plain_ours(element, version) for field, element in fields if field.tag is not None and field.since <= version <= field.until}
+
+
+@functools.cache
 def bodies(body: type[Any], version: int) -> st.SearchStrategy[Any]:
     """Random values of a schema's NamedTuple; fields that `version` lacks keep their defaults."""
     strategies = {}
     for name, hint in get_type_hints(body, include_extras=True).items():
         field: schema.Field = hint.__metadata__[0]
         if field.since <= version <= field.until:
-            values = ERROR_CODE if name == "error_code" else _values(field.wire_type, version)
+            values = _NAMED[name] if name in _NAMED else _values(field.wire_type, version)
             strategies[name] = st.none() | values if version >= field.nullable_since else values
     return st.fixed_dictionaries(strategies).map(lambda values: body(**values))
 
@@ -76,6 +94,8 @@ def _values(wire_type: Any, version: int) -> st.SearchStrategy[Any]:
         return TOPIC_ID
     if isinstance(wire_type, schema.Text):
         return TEXT
+    if isinstance(wire_type, schema.Octets):
+        return st.binary(max_size=300)
     if isinstance(wire_type, schema.ArrayOf):
         return st.lists(_values(wire_type.element, version), max_size=3).map(tuple)
     return bodies(wire_type, version)

@@ -14,24 +14,46 @@ from hypothesis import strategies as st
 
 from appliance.base.model import NO_TOPIC_ID, TopicId
 from appliance.protocol import (
+    add_offsets_to_txn,
+    add_partitions_to_txn,
     alter_configs,
+    alter_replica_log_dirs,
     api_versions,
+    consumer_group_describe,
+    consumer_group_heartbeat,
     create_partitions,
     create_topics,
+    delete_groups,
     delete_records,
     delete_topics,
     describe_cluster,
     describe_configs,
+    describe_groups,
     describe_log_dirs,
+    describe_producers,
     describe_topic_partitions,
+    describe_transactions,
+    end_txn,
     find_coordinator,
+    heartbeat,
     incremental_alter_configs,
+    init_producer_id,
+    join_group,
     kio_adapter,
+    leave_group,
+    list_groups,
     list_offsets,
+    list_transactions,
     metadata,
+    offset_commit,
+    offset_delete,
+    offset_fetch,
     offset_for_leader_epoch,
+    sync_group,
+    txn_offset_commit,
+    write_txn_markers,
 )
-from appliance.protocol.apis import SERVED_APIS, ApiKey
+from appliance.protocol.apis import CODED_APIS, ApiKey
 from appliance.protocol.fetch import (
     AbortedTransaction,
     EpochEndOffset,
@@ -59,15 +81,17 @@ from tests.properties.protocol_messages import (
     kio_message,
     plain_kio,
     plain_ours,
+    tagged_kio,
+    tagged_ours,
 )
 
 few = settings(max_examples=max(8, settings().max_examples // 6), deadline=None)
-"""Examples for each version: there are seventy of them."""
+"""Examples for each version: there are some 350 of them."""
 
 
 def versions_of(api_key: ApiKey, first: int = 0) -> range:
-    """What we serve of an API; what kio does not know comes from `first` on."""
-    api = SERVED_APIS[api_key]
+    """What we have codecs for of an API; what kio does not know comes before `first`."""
+    api = CODED_APIS[api_key]
     return range(max(first, api.version_min), api.version_max + 1)
 
 
@@ -75,7 +99,7 @@ def body_of(frame: bytes, version: int, api_key: ApiKey, correlation_id: int) ->
     """The body of a response frame whose size, correlation id and header were found right."""
     size, found = struct.unpack_from(">ii", frame)
     assert (size, found) == (len(frame) - 4, correlation_id)
-    if not SERVED_APIS[api_key].is_flexible(version):
+    if not CODED_APIS[api_key].is_flexible(version):
         return frame[8:]
     assert frame[8] == 0
     return frame[9:]
@@ -109,10 +133,54 @@ SCHEMA_MESSAGES: list[tuple[Message[Any], bool, range]] = [
     (incremental_alter_configs.RESPONSE, False, versions_of(ApiKey.INCREMENTAL_ALTER_CONFIGS)),
     (describe_cluster.REQUEST, True, versions_of(ApiKey.DESCRIBE_CLUSTER)),
     (describe_cluster.RESPONSE, False, versions_of(ApiKey.DESCRIBE_CLUSTER)),
+    (alter_replica_log_dirs.REQUEST, True, versions_of(ApiKey.ALTER_REPLICA_LOG_DIRS, first=1)),
+    (alter_replica_log_dirs.RESPONSE, False, versions_of(ApiKey.ALTER_REPLICA_LOG_DIRS, first=1)),
     (describe_log_dirs.REQUEST, True, versions_of(ApiKey.DESCRIBE_LOG_DIRS, first=1)),
     (describe_log_dirs.RESPONSE, False, versions_of(ApiKey.DESCRIBE_LOG_DIRS, first=1)),
     (describe_topic_partitions.REQUEST, True, versions_of(ApiKey.DESCRIBE_TOPIC_PARTITIONS)),
     (describe_topic_partitions.RESPONSE, False, versions_of(ApiKey.DESCRIBE_TOPIC_PARTITIONS)),
+    (offset_commit.REQUEST, True, versions_of(ApiKey.OFFSET_COMMIT, first=2)),
+    (offset_commit.RESPONSE, False, versions_of(ApiKey.OFFSET_COMMIT, first=2)),
+    (offset_fetch.REQUEST, True, versions_of(ApiKey.OFFSET_FETCH, first=1)),
+    (offset_fetch.RESPONSE, False, versions_of(ApiKey.OFFSET_FETCH, first=1)),
+    (join_group.REQUEST, True, versions_of(ApiKey.JOIN_GROUP)),
+    (join_group.RESPONSE, False, versions_of(ApiKey.JOIN_GROUP)),
+    (heartbeat.REQUEST, True, versions_of(ApiKey.HEARTBEAT)),
+    (heartbeat.RESPONSE, False, versions_of(ApiKey.HEARTBEAT)),
+    (leave_group.REQUEST, True, versions_of(ApiKey.LEAVE_GROUP)),
+    (leave_group.RESPONSE, False, versions_of(ApiKey.LEAVE_GROUP)),
+    (sync_group.REQUEST, True, versions_of(ApiKey.SYNC_GROUP)),
+    (sync_group.RESPONSE, False, versions_of(ApiKey.SYNC_GROUP)),
+    (describe_groups.REQUEST, True, versions_of(ApiKey.DESCRIBE_GROUPS)),
+    (describe_groups.RESPONSE, False, versions_of(ApiKey.DESCRIBE_GROUPS)),
+    (list_groups.REQUEST, True, versions_of(ApiKey.LIST_GROUPS)),
+    (list_groups.RESPONSE, False, versions_of(ApiKey.LIST_GROUPS)),
+    (init_producer_id.REQUEST, True, versions_of(ApiKey.INIT_PRODUCER_ID)),
+    (init_producer_id.RESPONSE, False, versions_of(ApiKey.INIT_PRODUCER_ID)),
+    (add_partitions_to_txn.REQUEST, True, versions_of(ApiKey.ADD_PARTITIONS_TO_TXN)),
+    (add_partitions_to_txn.RESPONSE, False, versions_of(ApiKey.ADD_PARTITIONS_TO_TXN)),
+    (add_offsets_to_txn.REQUEST, True, versions_of(ApiKey.ADD_OFFSETS_TO_TXN)),
+    (add_offsets_to_txn.RESPONSE, False, versions_of(ApiKey.ADD_OFFSETS_TO_TXN)),
+    (end_txn.REQUEST, True, versions_of(ApiKey.END_TXN)),
+    (end_txn.RESPONSE, False, versions_of(ApiKey.END_TXN)),
+    (write_txn_markers.REQUEST, True, versions_of(ApiKey.WRITE_TXN_MARKERS, first=1)),
+    (write_txn_markers.RESPONSE, False, versions_of(ApiKey.WRITE_TXN_MARKERS, first=1)),
+    (txn_offset_commit.REQUEST, True, versions_of(ApiKey.TXN_OFFSET_COMMIT)),
+    (txn_offset_commit.RESPONSE, False, versions_of(ApiKey.TXN_OFFSET_COMMIT)),
+    (delete_groups.REQUEST, True, versions_of(ApiKey.DELETE_GROUPS)),
+    (delete_groups.RESPONSE, False, versions_of(ApiKey.DELETE_GROUPS)),
+    (offset_delete.REQUEST, True, versions_of(ApiKey.OFFSET_DELETE)),
+    (offset_delete.RESPONSE, False, versions_of(ApiKey.OFFSET_DELETE)),
+    (describe_producers.REQUEST, True, versions_of(ApiKey.DESCRIBE_PRODUCERS)),
+    (describe_producers.RESPONSE, False, versions_of(ApiKey.DESCRIBE_PRODUCERS)),
+    (describe_transactions.REQUEST, True, versions_of(ApiKey.DESCRIBE_TRANSACTIONS)),
+    (describe_transactions.RESPONSE, False, versions_of(ApiKey.DESCRIBE_TRANSACTIONS)),
+    (list_transactions.REQUEST, True, versions_of(ApiKey.LIST_TRANSACTIONS)),
+    (list_transactions.RESPONSE, False, versions_of(ApiKey.LIST_TRANSACTIONS)),
+    (consumer_group_heartbeat.REQUEST, True, versions_of(ApiKey.CONSUMER_GROUP_HEARTBEAT)),
+    (consumer_group_heartbeat.RESPONSE, False, versions_of(ApiKey.CONSUMER_GROUP_HEARTBEAT)),
+    (consumer_group_describe.REQUEST, True, versions_of(ApiKey.CONSUMER_GROUP_DESCRIBE)),
+    (consumer_group_describe.RESPONSE, False, versions_of(ApiKey.CONSUMER_GROUP_DESCRIBE)),
 ]
 
 
@@ -123,12 +191,15 @@ SCHEMA_MESSAGES: list[tuple[Message[Any], bool, range]] = [
 @few
 @given(st.data())
 def test_a_message_means_the_same_to_kio(message: Message[Any], is_request: bool, version: int, data: st.DataObject) -> None:
-    body = data.draw(bodies(message.body, version))
+    on_wire = data.draw(bodies(message.shape(version), version))
+    body = message.widened(version, on_wire)
     encoded = message.encode(version, body)
 
     decode = kio_adapter.decode_request if is_request else kio_adapter.decode_response
     at_kio = decode(message.api.key, version, encoded)
-    assert plain_kio(at_kio) == plain_ours(body, version)
+    assert plain_kio(at_kio) == plain_ours(on_wire, version)
+    tagged = tagged_ours(on_wire, version)
+    assert tagged_kio(at_kio, set(tagged)) == tagged
     assert kio_adapter.encode(at_kio) == encoded
     assert message.decode(encoded, 0, len(encoded), version) == body
 

@@ -43,6 +43,16 @@ def batch(*values: bytes, timestamp_ms: int = NOW_MS, producer: tuple[int, int, 
     return memoryview(raw)
 
 
+def with_attributes(raw: memoryview, attributes: int) -> memoryview:
+    """The same batch with more attributes, and the checksum anew."""
+    from appliance.records.batch import ATTRIBUTES_AT, CRC_AT
+    from appliance.records.crc32c import crc32c
+
+    raw[ATTRIBUTES_AT + 1] |= attributes
+    raw[CRC_AT:ATTRIBUTES_AT] = crc32c(raw[ATTRIBUTES_AT:]).to_bytes(4, "big")
+    return raw
+
+
 def open_log(path: Any, config: LogConfig = SMALL, recovery: Recovery = CLEAN, **more: Any) -> Log:
     return Log.open(str(path), NAME, TOPIC_ID, config, ManualClock(NOW_MS), recovery, **more)
 

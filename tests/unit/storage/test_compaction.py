@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from appliance.base.errors import StorageFailed
-from appliance.records.batch import DELETE_HORIZON_FLAG, TRANSACTIONAL_FLAG
+from appliance.records.batch import DELETE_HORIZON_FLAG, TRANSACTIONAL_FLAG, read_batch_header
 from appliance.records.compression import Codec
 from appliance.storage import file_io
+from appliance.storage.cleaned_transactions import CleanedTransactions
 from appliance.storage.log import Log
 from appliance.storage.producer_state import DuplicateBatch
 from appliance.storage.reading import LogReading
@@ -32,6 +33,7 @@ from tests.unit.storage.compaction_support import (
     stored_batches,
     stored_pairs,
     swap_in,
+    with_producer,
 )
 from tests.unit.storage.storage_support import NOW_MS, failing_file_calls, open_log, stored_bytes
 
@@ -390,3 +392,11 @@ def test_a_run_meets_every_failed_call_by_saying_so(tmp_path: Path) -> None:
         if reports[-1].kind == "failed":
             assert "could not compact" in reports[-1].reason
     assert reports[-1].kind == "done" and fail_at > 50
+
+
+def test_an_abort_whose_marker_is_not_in_the_log_takes_no_later_records_with_it() -> None:
+    """Its segment went by retention and its files are still there, or a power cut left a hole."""
+    gone, later = AbortedTransaction(4, 15, 16, 17), AbortedTransaction(4, 30, 33, 34)
+    transactions = CleanedTransactions([gone, later])
+    header = read_batch_header(with_producer(bytes(keyed((b"k", b"v"))), (4, 0, 0), TRANSACTIONAL_FLAG))
+    assert [transactions.is_aborted(header._replace(base_offset=offset)) for offset in (15, 19, 30)] == [True, False, True]

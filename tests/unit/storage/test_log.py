@@ -13,7 +13,7 @@ from appliance.storage.append_plan import RefusedBatch
 from appliance.storage.indexes import OFFSET_ENTRY, TIME_ENTRY
 from appliance.storage.log_config import LogConfig
 from appliance.storage.recovery import SameBoot, Unclean
-from tests.unit.storage.storage_support import NOW_MS, batch, open_log, stored_bytes, stored_records
+from tests.unit.storage.storage_support import NAME, NOW_MS, batch, open_log, stored_bytes, stored_records
 
 ROOMY = LogConfig(index_interval_bytes=150)
 
@@ -50,6 +50,19 @@ def test_a_segment_rolls_when_its_first_record_is_too_old(tmp_path: Path) -> Non
     for late_ms, bases in ((0, [0]), (1000, [0]), (1001, [0, 2]), (500, [0, 2]), (2001, [0, 2]), (2002, [0, 2, 5])):
         log.append_as_leader([batch(b"x", timestamp_ms=NOW_MS + late_ms)], 0, NOW_MS)
         assert log.segment_base_offsets == bases, late_ms
+    log.close()
+
+
+def test_segments_roll_earlier_by_a_jitter_of_their_own(tmp_path: Path) -> None:
+    config = LogConfig(segment_ms=10_000, segment_jitter_ms=4_000)
+    ages = [config.jittered(b"%d" % number).segment_ms for number in range(500)]
+    assert 6_000 < min(ages) < 6_200 and 9_800 < max(ages) <= 10_000
+    assert LogConfig(segment_ms=100, segment_jitter_ms=10**9).jittered(b"x").segment_ms >= 1
+    limit = config.jittered(f"{NAME} 0".encode()).segment_ms
+    log = open_log(tmp_path, config)
+    for late_ms, bases in ((0, [0]), (limit, [0]), (limit + 1, [0, 2])):
+        log.append_as_leader([batch(b"x", timestamp_ms=NOW_MS + late_ms)], 0, NOW_MS)
+        assert log.segment_base_offsets == bases
     log.close()
 
 

@@ -1,0 +1,128 @@
+"""The `-future` directories of one disk: copies of logs that are being moved to it, found, made, promoted, removed.
+
+Owned by the log-writer of the disk. A future is called `TOPIC-PARTITION.TOPICID-future`, Kafka's form with the topic id in hex as its unique part, so that it
+is found again by name alone; what somebody else put into a directory of that form is not ours and stays. Nothing here opens a log: futures are
+only described at a start, the mover opens them. Weak spot: a promotion renames and syncs in the log-writer's loop (some ms).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from appliance.base.model import TopicId, TopicPartition
+from appliance.storage import file_io
+from appliance.storage.log_directory import LogDirectory
+from appliance.storage.meta_properties import encode_partition_metadata, read_topic_id
+from appliance.storage.move_record import MOVE_RECORD, Complete, MoveRecord, read_move, write_move
+from appliance.storage.partition_directory import FUTURE_SUFFIX, leaving_name
+from appliance.storage.segment_files import PARTITION_METADATA
+
+_FUTURE = re.compile(r".+-[0-9]+\.([0-9a-f]{32})-future\Z")
+
+
+class Future(NamedTuple):
+    """One copy, as its record says."""
+
+    topic_partition: TopicPartition
+    topic_id: TopicId
+    path: str
+    record: MoveRecord
+
+    @property
+    def complete(self) -> Complete | None:
+        return self.record.complete
+
+
+class FutureDirectories:
+    """By (topic id, partition). Every method that touches the disk raises `StorageFailed` or `DiskFull`."""
+
+    def __init__(self, directory: LogDirectory) -> None:
+        self._directory = directory
+        self.futures: dict[tuple[TopicId, int], Future] = {}
+
+    def load(self) -> None:
+        """Describe those that are there. One without a record was given up while it was made, and goes."""
+        path = self._directory.path
+        try:
+            for name in sorted(file_io.listdir(path)):
+                match = _FUTURE.match(name)
+                if match is not None:
+                    self._describe(name, TopicId(bytes.fromhex(match[1])))
+        except OSError as error:
+            raise file_io.storage_failure(f"look for copies of logs in {path}", error) from error
+
+    def _describe(self, name: str, named: TopicId) -> None:
+        path = f"{self._directory.path}/{name}"
+        try:
+            topic_id, record = read_topic_id(path), read_move(path)
+        except ValueError as problem:
+            self._directory.problems.append(f"{path}: {problem}")
+            return
+        if topic_id == named and record is not None:
+            self.futures[topic_id, record.partition] = Future(record.topic_partition, topic_id, path, record)
+        elif record is None and (topic_id == named or topic_id is None) and set(file_io.listdir(path)) <= _BEFORE_THE_RECORD:
+            self._directory.give_up(name)
+
+    def find(self, topic_id: TopicId, partition: int) -> Future | None:
+        return self.futures.get((topic_id, partition))
+
+    def make(self, topic_id: TopicId, record: MoveRecord) -> Future:
+        """The directory of a copy, durable, with nothing copied. One that is there already is success, and keeps what it holds."""
+        topic_partition = record.topic_partition
+        known = self.find(topic_id, record.partition)
+        if known is not None:
+            return known
+        path = self._path_of(topic_partition, topic_id)
+        try:
+            if not file_io.exists(path):
+                file_io.mkdir(path)
+            file_io.replace_file(f"{path}/{PARTITION_METADATA}", encode_partition_metadata(topic_id))
+            write_move(path, record)
+            file_io.fsync_directory(self._directory.path)
+        except OSError as error:
+            raise file_io.storage_failure(f"make a copy of log {topic_partition} in {self._directory.path}", error) from error
+        return self._take(Future(topic_partition, topic_id, path, record))
+
+    def look_again(self, future: Future) -> Future:
+        """The mover has written its record anew."""
+        try:
+            record = read_move(future.path)
+        except OSError as error:
+            raise file_io.storage_failure(f"read {future.path}/{MOVE_RECORD}", error) from error
+        except ValueError as problem:
+            self._directory.problems.append(f"{future.path}: {problem}")
+            return future
+        return future if record is None else self._take(future._replace(record=record))
+
+    def promote(self, future: Future) -> None:
+        """Let a complete copy be the partition: rename it to the plain name, durable. There must be nothing under that name. Its record stays in it
+        until the checkpoints say what it says (`settle`)."""
+        path = f"{self._directory.path}/{future.topic_partition}"
+        try:
+            file_io.rename(future.path, path)
+            del self.futures[future.topic_id, future.topic_partition.partition]
+            file_io.fsync_directory(self._directory.path)
+        except OSError as error:
+            raise file_io.storage_failure(f"promote the copy of log {future.topic_partition} in {self._directory.path}", error) from error
+
+    def remove(self, future: Future) -> None:
+        """Rename it out of the way; `LogDirectory.delete_some` removes it."""
+        self.futures.pop((future.topic_id, future.topic_partition.partition), None)
+        self._directory.mark_directory_deleted(future.path, future.topic_partition)
+
+    def _take(self, future: Future) -> Future:
+        self.futures[future.topic_id, future.topic_partition.partition] = future
+        return future
+
+    def _path_of(self, topic_partition: TopicPartition, topic_id: TopicId) -> str:
+        return f"{self._directory.path}/{leaving_name(topic_partition, topic_id.hex(), FUTURE_SUFFIX)}"
+
+
+def settle(path: str) -> None:
+    """The checkpoints say what the record of a promoted log says: it goes. Raises OSError."""
+    file_io.unlink_if_there(f"{path}/{MOVE_RECORD}")
+    file_io.fsync_directory(path)
+
+
+_BEFORE_THE_RECORD = {PARTITION_METADATA, f"{PARTITION_METADATA}.tmp", f"{MOVE_RECORD}.tmp"}

@@ -1,0 +1,67 @@
+"""`move.json`: what a copy of a log on another disk of the same box knows of its move, and the statement that the copy is complete.
+
+Written by the mover while it copies (`agents/log_mover.py`), read by the log-writer of the target disk; it lies in the `-future` directory and goes with it
+through the rename that makes it plain, so `complete` stands in for the checkpoints of the directory until those say the same. Weak spot: JSON of our own,
+Kafka does not know it; it never lies in a directory that Kafka would open as a log for longer than a promotion takes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import orjson
+
+from appliance.base.model import TopicPartition
+from appliance.storage import file_io
+
+MOVE_RECORD = "move.json"
+
+
+class Complete(NamedTuple):
+    """The copy ends where the source ended, everything in it is durable, and its log was closed."""
+
+    log_end_offset: int
+    high_watermark: int
+    log_start_offset: int
+
+
+class MoveRecord(NamedTuple):
+    """Everything below `recovery_point` was copied and synced; `source_cleaned_offset` is where the source's compaction stood when the copy began."""
+
+    topic: str
+    partition: int
+    source_disk: str
+    source_directory_id: str
+    source_cleaned_offset: int = 0
+    recovery_point: int = 0
+    complete: Complete | None = None
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+    def encode(self) -> bytes:
+        return orjson.dumps(self._asdict() | {"complete": self.complete and self.complete._asdict()})
+
+    @classmethod
+    def decode(cls, content: bytes) -> MoveRecord:
+        """Raises `ValueError` for what is none."""
+        try:
+            fields = orjson.loads(content)
+            complete = fields["complete"]
+            return cls(**fields | {"complete": complete and Complete(**complete)})
+        except (TypeError, KeyError) as problem:
+            raise ValueError(f"it is not the record of a move: {problem}") from None
+
+
+def read_move(directory: str) -> MoveRecord | None:
+    """None if there is none. Raises `ValueError` for a broken one (it is replaced whole, so only damage makes one)."""
+    try:
+        return MoveRecord.decode(file_io.read_file(f"{directory}/{MOVE_RECORD}"))
+    except FileNotFoundError:
+        return None
+
+
+def write_move(directory: str, record: MoveRecord) -> None:
+    """Durable when it returns."""
+    file_io.replace_file(f"{directory}/{MOVE_RECORD}", record.encode())

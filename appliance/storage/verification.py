@@ -1,0 +1,86 @@
+"""Which producers a log has sent to ask their coordinator, before it lets their transaction begin in it: one guard for each.
+
+The first transactional batch of a transaction is not taken at once: it gets a guard, and comes again with it when the transaction coordinator has
+said that the partition belongs to the transaction. A guard is a number that is never given twice in one life of a log-writer, good for one producer id
+and epoch until a batch has used it or the transaction has ended: an answer that comes late, to a question of an older transaction, opens nothing. In
+memory only; a restart forgets all of it, and batches are asked for again. Owned by its log. Source: KIP-890, Kafka's `VerificationStateEntry`.
+Weak spot: with verification switched off the log believes its clients.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from appliance.base.errors import ErrorCode
+
+
+class Offer(NamedTuple):
+    """How a transactional batch is offered. `guard` 0: for the first time. `adds_partition`: its producer leaves it to us to add the partition to the
+    transaction (Produce 12, KIP-890), so that its epoch is new with each transaction."""
+
+    guard: int
+    adds_partition: bool
+    is_coordinator: bool = False
+    """From a coordinator, into its own topic: it is asked nothing, and counts no sequences."""
+
+
+FIRST_OFFER = Offer(0, False)
+
+
+class NeedsVerification(NamedTuple):
+    """Ask the coordinator, and offer the batch again with this."""
+
+    guard: int
+
+
+class _Verification(NamedTuple):
+    guard: int
+    producer_epoch: int
+    lowest_sequence: int
+    adds_partition: bool
+    began_ms: int
+
+
+class Verifications:
+    """Of one log, by producer id."""
+
+    def __init__(self, is_enabled: bool = True, first_guard: int = 1) -> None:
+        self.is_enabled = is_enabled
+        self._next_guard = first_guard
+        self._by_producer: dict[int, _Verification] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_producer)
+
+    def problem(
+        self, producer_id: int, producer_epoch: int, base_sequence: int, offer: Offer, is_known: bool, now_ms: int
+    ) -> NeedsVerification | ErrorCode | None:
+        """Why the batch must not begin a transaction (yet), or None. `is_known`: batches of this producer are remembered."""
+        if not offer.guard:
+            if not self.is_enabled and not offer.adds_partition:
+                return None
+            return NeedsVerification(self._begin(producer_id, producer_epoch, base_sequence, offer.adds_partition, now_ms))
+        found = self._by_producer.get(producer_id)
+        if found is None or found.guard != offer.guard or found.producer_epoch != producer_epoch:
+            return ErrorCode.INVALID_TXN_STATE
+        if base_sequence > found.lowest_sequence or (found.adds_partition and base_sequence and not is_known):
+            return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER  # one that was sent before it is still on its way
+        return None
+
+    def _begin(self, producer_id: int, producer_epoch: int, base_sequence: int, adds_partition: bool, now_ms: int) -> int:
+        found = self._by_producer.get(producer_id)
+        if found is None or found.producer_epoch < producer_epoch:
+            found = _Verification(self._next_guard, producer_epoch, base_sequence, adds_partition, now_ms)
+            self._next_guard += 1
+        elif found.producer_epoch == producer_epoch and base_sequence < found.lowest_sequence:
+            found = found._replace(lowest_sequence=base_sequence)
+        self._by_producer[producer_id] = found
+        return found.guard
+
+    def end(self, producer_id: int) -> None:
+        """A batch used the guard, or the transaction ended: it is good for nothing any more."""
+        self._by_producer.pop(producer_id, None)
+
+    def expire(self, now_ms: int, expiration_ms: int) -> None:
+        """Forget what was begun and never used."""
+        self._by_producer = {producer_id: found for producer_id, found in self._by_producer.items() if now_ms - found.began_ms < expiration_ms}
