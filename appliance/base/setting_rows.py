@@ -18,13 +18,39 @@ _TOPIC_ROWS = (
     SettingRow("message.max.bytes", 1_048_588, "bytes", "largest record batch", "arena space for one request", 0, 256 * MIB),
     SettingRow("log.message.downconversion.enable", True, "", "convert records for clients that read older formats only", ""),
     SettingRow("log.message.timestamp.type", "CreateTime", "", "whose clock stamps records", "", choices=("CreateTime", "LogAppendTime")),
+    SettingRow(
+        "unclean.leader.election.enable",
+        False,
+        "",
+        "let a replica that was not in sync lead when no other can: what it lacks is lost (without effect until a partition has several replicas)",
+        "",
+    ),
 )
 
 _LOG_ROWS = (
     SettingRow(
         "log.segment.bytes", GIB, "bytes", "a segment is closed before it grows beyond this", "coarser retention, longer recovery scans", 16 * KIB, INT32_MAX
     ),
-    SettingRow("log.roll.ms", 168 * HOUR, "ms", "a segment is closed when its first record is this old", "coarser retention", 1, INT64_MAX),
+    SettingRow(
+        "log.roll.hours",
+        168,
+        "hours",
+        "a segment is closed when its first record is this old; a topic's segment.ms goes before it",
+        "coarser retention",
+        1,
+        INT32_MAX,
+    ),
+    SettingRow("log.roll.ms", 0, "ms", "the same in ms, before log.roll.hours; 0 is not set", "coarser retention", 0, INT64_MAX),
+    SettingRow(
+        "log.roll.jitter.hours",
+        0,
+        "hours",
+        "at most so much earlier is a segment closed, each log at a time of its own, so that not all roll at once; a topic's segment.jitter.ms goes before it",
+        "segments of different length",
+        0,
+        INT32_MAX,
+    ),
+    SettingRow("log.roll.jitter.ms", 0, "ms", "the same in ms, before log.roll.jitter.hours; 0 is not set", "segments of different length", 0, INT64_MAX),
     SettingRow("log.index.interval.bytes", 4096, "bytes", "log bytes between two index entries", "longer scans per look-up", 0, INT32_MAX),
     SettingRow("log.index.size.max.bytes", 10 * MIB, "bytes", "largest index of a segment", "page cache", 4 * KIB, INT32_MAX),
     SettingRow(
@@ -210,13 +236,6 @@ _PRODUCER_ROWS = (
         "memory of the log-writers, larger producer snapshots",
         1,
         INT32_MAX,
-    ),
-    SettingRow(
-        "transaction.partition.verification.enable",
-        True,
-        "",
-        "ask the transaction coordinator before a transaction begins in a partition; without it a lost batch can leave a transaction open for ever",
-        "",
     ),
 )
 

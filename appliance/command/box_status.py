@@ -15,13 +15,15 @@ from appliance.base.clock import Clock
 from appliance.base.errors import MillraceError
 from appliance.base.layout import BoxLayout
 from appliance.base.settings import default_settings, load_box
+from appliance.command.moves import standing_moves
 from appliance.command.topic_status import TopicStatus, describe_topics
-from appliance.ipc.disk_health import overdue_operation
 from appliance.ipc.frames import PeerGone, connect_unix
+from appliance.ipc.move_report import MoveProgress
 from appliance.ipc.scrub_report import FoundDamage, read_report, report_file
 from appliance.metadata.metadata_image import ImageUnreadable, MetadataImage, read_image
 from appliance.runtime.status_server import STATUS
 from appliance.shm.counters import CounterSnapshot, list_counters, read_counters
+from appliance.shm.disk_words import overdue_operation
 from appliance.shm.mapping import SharedObjectAbsent, list_names
 from appliance.shm.partition_table import DISK_STATE_NAMES, PartitionTableReader, Row
 
@@ -54,6 +56,12 @@ class DiskStatus(NamedTuple):
     state: str
     free_bytes: int | None
     total_bytes: int | None
+    draining: bool = False
+    """It is being emptied: it takes no new partitions."""
+
+    @property
+    def shown_state(self) -> str:
+        return f"{self.state}, draining" if self.draining else self.state
 
 
 class Reading(NamedTuple):
@@ -73,6 +81,8 @@ class BoxStatus(NamedTuple):
     rates: dict[str, float]
     damages: dict[str, tuple[FoundDamage, ...]]
     """What the scrubbers found, by disk; disks without damage are left out."""
+    moves: tuple[MoveProgress, ...] = ()
+    """Partitions that are being moved to another disk."""
 
     def document(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -81,6 +91,7 @@ class BoxStatus(NamedTuple):
             "disks": [disk._asdict() for disk in self.disks],
             "topics": [topic._asdict() for topic in self.topics],
             "rates": self.rates,
+            "moves": [move._asdict() for move in self.moves],
             "damages": [{"disk": disk, **damage._asdict()} for disk, damages in self.damages.items() for damage in damages],
         }
 
@@ -175,6 +186,8 @@ def _unsupervised(snapshot: CounterSnapshot) -> ProcessStatus:
 
 def describe_disks(disks: list[dict[str, Any]], reading: Reading) -> list[DiskStatus]:
     described = []
+    controller = reading.counters.get("controller")
+    marks = {} if controller is None else controller.values
     for disk in disks:
         name = str(disk["name"])
         snapshot = reading.counters.get(f"log-writer@{name}")
@@ -182,7 +195,8 @@ def describe_disks(disks: list[dict[str, Any]], reading: Reading) -> list[DiskSt
         state = reading.disk_states.get(name, "unknown")
         if snapshot is None or not is_alive(snapshot.pid):
             state = "log-writer down"
-        described.append(DiskStatus(name, str(disk["path"]), state, values.get("disk.free_bytes"), values.get("disk.total_bytes")))
+        draining = bool(marks.get(f'controller.disk_draining{{disk="{name}"}}'))
+        described.append(DiskStatus(name, str(disk["path"]), state, values.get("disk.free_bytes"), values.get("disk.total_bytes"), draining))
     return described
 
 
@@ -197,6 +211,7 @@ def gather(layout: BoxLayout, box: dict[str, Any], before: Reading, after: Readi
         describe_topics(image, after.rows, int(box["broker_id"])),
         rates_between(before, after),
         {disk["name"]: damages for disk in box["disks"] if (damages := read_report(report_file(layout, disk["name"])).damages)},
+        standing_moves(layout, image, [str(disk["name"]) for disk in box["disks"]]),
     )
 
 

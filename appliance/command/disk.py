@@ -1,4 +1,4 @@
-"""`millrace disk …`: list, add, remove, replace, while the box runs.
+"""`millrace disk …`: list, add, drain (`disk_drain`), remove, replace, while the box runs.
 
 What touches a directory is done here, so that a disk that hangs can hang this command and not the supervisor; the supervisor then only starts, stops and
 writes down. Weak spot: that a disk is empty is looked up before it is removed; what is created on it in between is lost to its users until it is added again.
@@ -16,6 +16,7 @@ import typer
 from appliance.base.clock import SystemClock
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.layout import BoxLayout
+from appliance.command.disk_drain import drain
 from appliance.command.failures import UsageProblem
 from appliance.command.finding import find_running_box
 from appliance.command.options import ConfigOption, DataOption, argument, option
@@ -26,9 +27,10 @@ ANSWER_MS = 5_000
 
 
 def build_app(markup: Literal["rich"] | None) -> typer.Typer:
-    app = typer.Typer(help="List, add, remove and replace disks while the box runs.", no_args_is_help=True, rich_markup_mode=markup)
+    app = typer.Typer(help="List, add, drain, remove and replace disks while the box runs.", no_args_is_help=True, rich_markup_mode=markup)
     app.command("list")(list_disks)
     app.command("add")(add)
+    app.command("drain")(drain)
     app.command("remove")(remove)
     app.command("replace")(replace)
     return app
@@ -39,23 +41,28 @@ def list_disks(
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Show the box's disks: online, full, hung, offline (and why), starting."""
+    """Show the box's disks: online, full, hung, offline (and why), starting; and the partitions that move between them."""
     found = find_running_box(data, config)
-    from appliance.command.box_status import ask_supervisor, describe_disks, read_shared_memory
+    from appliance.command.box_status import ask_supervisor, describe_disks, image_of, read_shared_memory
+    from appliance.command.moves import standing_moves
+    from appliance.command.status import print_moves
 
     names = [str(disk["name"]) for disk in found.box["disks"]]
     disks = describe_disks(found.box["disks"], read_shared_memory(found.layout, names, SystemClock()))
     processes = {process["name"]: process.get("status", "") for process in ask_supervisor(found.layout) or []}
+    moves = standing_moves(found.layout, image_of(found.layout), names)
     if as_json:
-        print(json.dumps([disk._asdict() for disk in disks], indent=2))
+        print(json.dumps([disk._asdict() | {"moves": [move._asdict() for move in moves if disk.name == move.source_disk]} for disk in disks], indent=2))
         return
     print_table(
         [Column("disk"), Column("state"), Column("free", is_number=True), Column("total", is_number=True), Column("path"), Column("log-writer")],
         [
-            [disk.name, disk.state, bytes_text(disk.free_bytes), bytes_text(disk.total_bytes), disk.path, processes.get(f"log-writer@{disk.name}", "")]
+            [disk.name, disk.shown_state, bytes_text(disk.free_bytes), bytes_text(disk.total_bytes), disk.path, processes.get(f"log-writer@{disk.name}", "")]
             for disk in disks
         ],
     )
+    if moves:
+        print_moves(moves)
 
 
 def add(path: Annotated[str, argument("PATH", "The new log directory.")], data: DataOption = None, config: ConfigOption = None) -> None:
@@ -71,7 +78,10 @@ def remove(name: NameArgument, data: DataOption = None, config: ConfigOption = N
     placed = _placed_on(found.layout, name)
     if placed:
         shown = ", ".join(placed[:5]) + (", …" if len(placed) > 5 else "")
-        raise RequestRefused(ErrorCode.INVALID_REQUEST, f"{plural(len(placed), 'partition')} of disk {name} would be lost ({shown}); delete their topics first")
+        raise RequestRefused(
+            ErrorCode.INVALID_REQUEST,
+            f"{plural(len(placed), 'partition')} of disk {name} would be lost ({shown}); move them away first: millrace disk drain {name}",
+        )
     ordered = order_disk(found.layout, "remove", name, "")
     print(f"removed disk {ordered['disk']}: {ordered['path']}")
 
@@ -83,7 +93,7 @@ def replace(
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Put a new, empty disk in the place of one that is offline."""
+    """Put a new, empty disk in the place of one that is offline or hangs. It need not be mounted where the old one was."""
     found = find_running_box(data, config)
     known = {str(disk["name"]): str(disk["path"]) for disk in found.box["disks"]}
     if name not in known:
@@ -102,18 +112,24 @@ def _usable(box: dict[str, Any], path: str, but: str = "") -> str:
     absolute = os.path.abspath(path)
     others = [str(disk["path"]) for disk in box["disks"] if disk["name"] != but]
     problems = shape_problems([*others, absolute], str(box["state_directory"]))
-    problem = writable_problem(absolute, "PATH") or (in_use_problem(absolute, "PATH") if not but else None) or make_directory(absolute, "PATH")
+    is_same = any(str(disk["path"]) == absolute for disk in box["disks"] if disk["name"] == but)
+    problem = writable_problem(absolute, "PATH") or (None if is_same else in_use_problem(absolute, "PATH")) or make_directory(absolute, "PATH")
     if problems or problem:
         raise UsageProblem("\n".join([*problems, *([problem] if problem else [])]))
     return absolute
 
 
 def _placed_on(layout: BoxLayout, disk: str) -> list[str]:
-    """Partitions that live on a disk: by the image (what should be there) and by its table (what is there)."""
+    """Partitions that live on a disk, or move to it: by the image (what should be there) and by its table (what is there)."""
     from appliance.command.box_status import image_of, read_shared_memory
 
     image = image_of(layout)
-    names = {f"{topic.name}-{number}" for topic in image.topics.values() for number, partition in enumerate(topic.partitions) if partition.disk == disk}
+    names = {
+        f"{topic.name}-{number}"
+        for topic in image.topics.values()
+        for number, partition in enumerate(topic.partitions)
+        if disk in (partition.disk, partition.moving_to)
+    }
     for _, row in read_shared_memory(layout, [disk], SystemClock()).rows:
         topic = next((topic for topic in image.topics.values() if topic.topic_id == row.topic_id), None)
         names.add(f"{topic.name if topic is not None else row.topic_id.hex()}-{row.partition}")

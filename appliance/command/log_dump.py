@@ -1,10 +1,11 @@
-"""`millrace log dump FILE`: what a segment or an index holds, in words.
+"""`millrace log dump FILE`: what a file of a log holds, in words.
 
 It reads the file itself: the one command that touches a log disk, because it is told to.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated, Literal
 
@@ -25,12 +26,20 @@ def build_app(markup: Literal["rich"] | None) -> typer.Typer:
 
 
 def dump(
-    file: Annotated[str, argument("FILE", "A segment (….log) or an index (….index, ….timeindex).")],
+    file: Annotated[str, argument("FILE", "A file of a partition's directory, or a checkpoint of a log directory.")],
     records: Annotated[bool, option("--records", "-r", help="Show every record, not only the batches.")] = False,
 ) -> None:
-    """Print what a segment or an index holds."""
+    """Print what a file of a log holds: batches and records of a segment (….log), entries of an index (….index, ….timeindex, ….txnindex), producers of a
+    snapshot (….snapshot), leader-epoch-checkpoint, partition.metadata, and a log directory's …-checkpoint files and meta.properties.
+
+    What is damaged is shown as far as it holds together, with a line that says what is wrong. Nothing is changed; the box may run.
+
+    Example: millrace log dump var/d0/syslog-0/00000000000000000000.log --records
+    """
     from appliance.storage.dump import dump_file
 
+    if os.path.isdir(file):
+        raise UsageProblem(f"{file} is a directory; name a file in it, such as {file.rstrip('/')}/00000000000000000000.log")
     to_terminal = sys.stdout.isatty()
     try:
         with while_somebody_reads():
@@ -39,7 +48,7 @@ def dump(
                 sys.stdout.buffer.write((printable(data) if to_terminal else data) + b"\n")
     except ValueError as error:
         raise UsageProblem(str(error)) from error
-    except (FileNotFoundError, IsADirectoryError) as error:
+    except FileNotFoundError as error:
         raise UsageProblem(f"{file}: {(error.strerror or str(error)).lower()}; name a file such as DIR/TOPIC-0/00000000000000000000.log") from error
     except OSError as error:
         raise MillraceError(f"could not read {file}: {(error.strerror or str(error)).lower()}") from error

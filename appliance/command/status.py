@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from appliance.command.box_status import BoxStatus, ProcessStatus
     from appliance.command.finding import FoundBox
     from appliance.command.topic_status import TopicStatus
+    from appliance.ipc.move_report import MoveProgress
     from appliance.ipc.scrub_report import FoundDamage
 
 MEASURE_MS = 1_000
 DAMAGES_SHOWN = 5
+MOVES_SHOWN = 10
 
 
 def status(
@@ -57,10 +59,12 @@ def print_status(found: FoundBox, gathered: BoxStatus, now_ms: int) -> None:
     print()
     print_table(
         [Column("disk"), Column("state"), Column("free", is_number=True), Column("total", is_number=True), Column("path")],
-        [[disk.name, disk.state, bytes_text(disk.free_bytes), bytes_text(disk.total_bytes), disk.path] for disk in gathered.disks],
+        [[disk.name, disk.shown_state, bytes_text(disk.free_bytes), bytes_text(disk.total_bytes), disk.path] for disk in gathered.disks],
     )
     for disk_name, damages in gathered.damages.items():
         print_damages(disk_name, damages)
+    if gathered.moves:
+        print_moves(gathered.moves)
     print()
     print_table(
         [Column("topic"), Column("partitions", is_number=True), Column("records", is_number=True), Column("size", is_number=True), Column("state")],
@@ -68,6 +72,16 @@ def print_status(found: FoundBox, gathered: BoxStatus, now_ms: int) -> None:
     )
     print()
     print("  ".join(_rate(name, rate) for name, rate in gathered.rates.items()))
+
+
+def print_moves(moves: tuple[MoveProgress, ...]) -> None:
+    """Those that are under way before those that wait."""
+    from appliance.command.moves import MOVE_COLUMNS, move_row
+
+    print()
+    print_table(MOVE_COLUMNS, [move_row(move) for move in sorted(moves, key=lambda move: move.state == "waiting")[:MOVES_SHOWN]])
+    if len(moves) > MOVES_SHOWN:
+        print(f"and {len(moves) - MOVES_SHOWN} more (--json shows all)")
 
 
 def print_damages(disk: str, damages: tuple[FoundDamage, ...]) -> None:

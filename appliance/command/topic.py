@@ -1,4 +1,4 @@
-"""`millrace topic …`: create, list, describe, alter, delete, tail."""
+"""`millrace topic …`: create, list, describe, alter, delete, trim, tail."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from appliance.command.output import NOTHING, Column, count_text, plural, print_
 from appliance.command.topic_alter import alter
 from appliance.command.topic_setting import parse_setting
 from appliance.command.topic_tail import tail
+from appliance.command.topic_trim import trim
 
 if TYPE_CHECKING:
     from appliance.client.admin import TopicDescription
@@ -22,12 +23,13 @@ NameArgument = Annotated[str, argument("NAME", "The topic.")]
 
 
 def build_app(markup: Literal["rich"] | None) -> typer.Typer:
-    app = typer.Typer(help="Create, list, describe, alter, delete and follow topics.", no_args_is_help=True, rich_markup_mode=markup)
+    app = typer.Typer(help="Create, list, describe, alter, delete, trim and follow topics.", no_args_is_help=True, rich_markup_mode=markup)
     app.command("create")(create)
     app.command("list")(list_topics)
     app.command("describe")(describe)
     app.command("alter")(alter)
     app.command("delete")(delete)
+    app.command("trim")(trim)
     app.command("tail")(tail)
     return app
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from appliance.base.setting_rows import INT32_MAX, SETTING_ROWS, SettingRow, SettingValue
+from appliance.base.setting_row import INT32_MAX, SettingRow, SettingValue
+from appliance.base.setting_rows import SETTING_ROWS
 from appliance.base.settings import Box
 from appliance.metadata.topic_configs import TOPIC_CONFIG_ROWS
 
@@ -44,7 +45,6 @@ ALWAYS: Final = (
     BrokerConfig("inter.broker.protocol.version", "string", "3.9-IV0", "3.9-IV0", "The version of Kafka whose metadata ZooKeeper holds."),
     BrokerConfig("listener.security.protocol.map", "string", "PLAINTEXT:PLAINTEXT", "PLAINTEXT:PLAINTEXT", "Protocols by listener."),
     BrokerConfig("log.preallocate", "boolean", "false", "false", "Whether segment files are made at their full size."),
-    BrokerConfig("log.roll.jitter.ms", "long", None, None, "The most by which log.roll.ms is shortened at random; it is not."),
     BrokerConfig("max.connection.creation.rate", "int", str(INT32_MAX), str(INT32_MAX), "New connections a second; not limited."),
     BrokerConfig("max.connections.per.ip.overrides", "string", "", "", "Other limits for some addresses; there are none."),
     BrokerConfig("metric.reporters", "list", "", "", "Classes that report metrics; counters are in shared memory instead."),
@@ -55,7 +55,6 @@ ALWAYS: Final = (
     BrokerConfig("ssl.client.auth", "string", "none", "none", "Whether clients must show certificates; there is no TLS."),
     BrokerConfig("ssl.keystore.password", "password", None, None, "The password of the key store; there is no TLS."),
     BrokerConfig("ssl.truststore.password", "password", None, None, "The password of the trust store; there is no TLS."),
-    BrokerConfig("unclean.leader.election.enable", "boolean", "false", "false", "Whether a replica that was not in sync may lead when no other can."),
     BrokerConfig("zookeeper.set.acl", "boolean", "false", "false", "Whether nodes in ZooKeeper are protected by ACLs."),
     BrokerConfig("zookeeper.ssl.client.enable", "boolean", "false", "false", "Whether ZooKeeper is spoken to by TLS."),
 )
@@ -64,7 +63,7 @@ ALWAYS: Final = (
 _TOPIC_TYPES: Final = {setting: row.type for row in TOPIC_CONFIG_ROWS.values() for setting in row.broker_settings}
 """A settings file has doubles and lists as texts; what such a text is, the topic config says that falls back to it."""
 
-NULL_AT_ZERO: Final = frozenset({"log.retention.ms", "log.retention.minutes"})
+NULL_AT_ZERO: Final = frozenset({"log.retention.ms", "log.retention.minutes", "log.roll.ms", "log.roll.jitter.ms"})
 """Where 0 says that a setting is not set, Kafka has null."""
 
 

@@ -96,11 +96,12 @@ def register_broker(registration: BrokerRegistration, box: BoxRecord, session_id
 
 
 def record_directories(broker_id: int, box: BoxRecord) -> Operation[BoxRecord]:
-    """Add the box's directories to what is recorded of it → all that are recorded. A disk has one directory, the one told last."""
+    """Add the box's directories to what is recorded of it → all that are recorded. A disk has one directory, the one told last; which directories are
+    being drained stays as it is recorded."""
     node = yield from read(box_path(broker_id))
     former = BoxRecord.decode(box_path(broker_id), node.data) if node is not None and node.data else box
     kept = {directory: disk for directory, disk in former.directories.items() if disk not in box.directories.values()}
-    merged = BoxRecord(box.box_id, dict(sorted({**kept, **box.directories}.items())))
+    merged = BoxRecord(box.box_id, dict(sorted({**kept, **box.directories}.items())), former.draining)
     if merged != former or node is None or not node.data:
         yield SetData(box_path(broker_id), merged.encode(), -1)
     return merged

@@ -22,7 +22,7 @@ from appliance.base.model import INTERNAL_TOPICS, TopicId
 from appliance.records.crc32c import crc32c
 
 IMAGE_MAGIC = b"MRIM"
-IMAGE_FORMAT_VERSION = 1
+IMAGE_FORMAT_VERSION = 2
 IMAGE_HEADER = struct.Struct(">4sHHQII")
 assert IMAGE_HEADER.size == 4 + 2 + 2 + 8 + 4 + 4
 _GENERATION = struct.Struct(">Q")
@@ -42,13 +42,15 @@ class BrokerImage(NamedTuple):
 
 
 class PartitionImage(NamedTuple):
-    """Who should lead a partition; `disk` is the name of the disk that holds it on this box, None elsewhere."""
+    """Who should lead a partition; `disk` is the name of the disk that holds it on this box, None elsewhere. `moving_to`: the disk to which it is being
+    moved; as long as that is said, its log is not compacted."""
 
     leader: int
     leader_epoch: int
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     disk: str | None = None
+    moving_to: str | None = None
 
 
 class TopicImage(NamedTuple):
@@ -135,7 +137,7 @@ def _decode_topic(row: list[Any]) -> TopicImage:
     return TopicImage(
         name,
         TopicId.from_text(topic_id),
-        tuple(PartitionImage(leader, epoch, tuple(replicas), tuple(isr), disk) for leader, epoch, replicas, isr, disk in partitions),
+        tuple(PartitionImage(leader, epoch, tuple(replicas), tuple(isr), disk, moving_to) for leader, epoch, replicas, isr, disk, moving_to in partitions),
         config,
         name in INTERNAL_TOPICS,
         config_generation,

@@ -20,11 +20,13 @@ T = TypeVar("T")
 
 
 class DiskCommand(NamedTuple):
-    """A command to the log-writer of `disk` → its Kafka error code (KAFKA_STORAGE_ERROR when it is gone or dies first)."""
+    """A command to the log-writer of `disk` → its Kafka error code (KAFKA_STORAGE_ERROR when it is gone or dies first); with `wants_completion` →
+    everything that it answered, a `Completion`."""
 
     disk: str
     kind: DescriptorKind
     payload: dict[str, Any]
+    wants_completion: bool = False
 
 
 class Publish(NamedTuple):
@@ -89,7 +91,7 @@ class AskZooKeeper(Protocol):
 
 
 class CommandDisk(Protocol):
-    def __call__(self, command: DiskCommand, on_done: Callable[[int], None], /) -> None: ...
+    def __call__(self, command: DiskCommand, on_done: Callable[[Any], None], /) -> None: ...
 
 
 class PublishImage(Protocol):
@@ -189,6 +191,14 @@ class OperationRunner:
 
     def forget(self, run: _Run[Any]) -> None:
         del self._runs[run.name]
+
+    def drop(self, name: str) -> None:
+        """Drop one operation, if it is under way: what it has asked for is done, and its answers are thrown away."""
+        run = self._runs.pop(name, None)
+        if run is not None:
+            operation, run.operation = run.operation, None
+            if operation is not None:
+                operation.close()
 
     def drop_all(self) -> None:
         """Drop everything under way, as if the process had been killed and started again."""

@@ -65,6 +65,7 @@ EFFECTIVE: Final = frozenset(
         "retention.ms",
         "segment.bytes",
         "segment.index.bytes",
+        "segment.jitter.ms",
         "segment.ms",
         "unclean.leader.election.enable",
     }

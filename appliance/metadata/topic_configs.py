@@ -128,8 +128,8 @@ TOPIC_CONFIG_ROWS: dict[str, TopicConfigRow] = {
         TopicConfigRow("retention.ms", "long", _WEEK, _LONG_OR_NONE, ("log.retention.ms", "log.retention.minutes", "log.retention.hours")),
         TopicConfigRow("segment.bytes", "int", "1073741824", _number(14, INT_MAX), ("log.segment.bytes",)),
         TopicConfigRow("segment.index.bytes", "int", "10485760", _number(4, INT_MAX), ("log.index.size.max.bytes",)),
-        TopicConfigRow("segment.jitter.ms", "long", "0", _LONG, ("log.roll.jitter.ms",)),
-        TopicConfigRow("segment.ms", "long", _WEEK, _LONG_FROM_ONE, ("log.roll.ms",)),
+        TopicConfigRow("segment.jitter.ms", "long", "0", _LONG, ("log.roll.jitter.ms", "log.roll.jitter.hours")),
+        TopicConfigRow("segment.ms", "long", _WEEK, _LONG_FROM_ONE, ("log.roll.ms", "log.roll.hours")),
         TopicConfigRow("unclean.leader.election.enable", "boolean", "false", _boolean, ("unclean.leader.election.enable",)),
     )
 }
@@ -156,8 +156,14 @@ def topic_config_problem(config: Mapping[str, str | None]) -> str | None:
     return None
 
 
-_UNSET: Mapping[str, object] = {"log.retention.ms": 0, "log.retention.minutes": 0}
-_MS: Mapping[str, int] = {"log.retention.minutes": 60_000, "log.retention.hours": 3_600_000}
+_UNSET: Mapping[str, object] = {"log.retention.ms": 0, "log.retention.minutes": 0, "log.roll.ms": 0, "log.roll.jitter.ms": 0}
+_HOUR_MS = 3_600_000
+_MS: Mapping[str, int] = {
+    "log.retention.minutes": 60_000,
+    "log.retention.hours": _HOUR_MS,
+    "log.roll.hours": _HOUR_MS,
+    "log.roll.jitter.hours": _HOUR_MS,
+}
 """Settings in other units than their topic config."""
 
 

@@ -19,6 +19,7 @@ from appliance.metadata.znodes import (
     CONFIG_CHANGE_PREFIX,
     CONFIG_CHANGES,
     DELETE_TOPICS,
+    MoveOrder,
     PartitionState,
     Placement,
     TopicAssignment,
@@ -39,7 +40,7 @@ from appliance.metadata.znodes import (
 class TopicState:
     """One topic of the tree."""
 
-    __slots__ = ("assignment", "config", "config_version", "name", "placement", "state_versions", "states", "topic_id")
+    __slots__ = ("assignment", "config", "config_version", "moves", "name", "placement", "state_versions", "states", "topic_id")
 
     def __init__(self, name: str, topic_id: TopicId, assignment: TopicAssignment, config: dict[str, str], config_version: int = 0) -> None:
         self.name = name
@@ -52,6 +53,8 @@ class TopicState:
         """The partition epochs: znode versions of `states`."""
         self.placement: dict[int, str] = {}
         """partition → id of the directory of this broker that holds it."""
+        self.moves: dict[int, MoveOrder] = {}
+        """partition → the directory of this broker to which it is being moved."""
 
     @property
     def replicas(self) -> dict[int, tuple[int, ...]]:
@@ -81,7 +84,9 @@ class TopicState:
             state = self.states[partition]
             directory = self.placement.get(partition)
             disk = disk_of(directory) if directory is not None else None
-            images.append(PartitionImage(state.leader, state.leader_epoch, self.replicas[partition], state.isr, disk))
+            order = self.moves.get(partition)
+            moving_to = disk_of(order.directory_id) if order is not None else None
+            images.append(PartitionImage(state.leader, state.leader_epoch, self.replicas[partition], state.isr, disk, moving_to))
         return tuple(images)
 
     def set_state(self, partition: int, state: PartitionState, version: int) -> None:
@@ -116,7 +121,7 @@ def load_some_topics(broker_id: int, names: Iterable[str], new_topic_id: Callabl
         if placement is not None:
             decoded = Placement.decode(placement_path(broker_id, name), placement.data)
             if decoded.topic_id == state.topic_id:  # one of an earlier topic of this name says nothing
-                state.placement = decoded.directories
+                state.placement, state.moves = decoded.directories, dict(decoded.moves)
         topics[name] = state
     yield from _load_states(topics)
     return topics
@@ -157,7 +162,7 @@ def _node(found: Any) -> Node | None:
 def creation_writes(topic: TopicState, broker_id: int, config_exists: bool, placement_exists: bool) -> tuple[Write, ...]:
     """The one transaction that makes a topic: configs, assignment with id, the chosen directories. Left-overs of an earlier topic are replaced."""
     config = encode_config(topic.config)
-    placement = Placement(topic.topic_id, topic.placement).encode()
+    placement = Placement(topic.topic_id, topic.placement, topic.moves).encode()
     config_path, directories_path = topic_config_path(topic.name), placement_path(broker_id, topic.name)
     return (
         SetData(config_path, config, -1) if config_exists else Create(config_path, config),
@@ -168,7 +173,7 @@ def creation_writes(topic: TopicState, broker_id: int, config_exists: bool, plac
 
 def growth_writes(topic: TopicState, broker_id: int, assignment: TopicAssignment, placement: dict[int, str], placement_exists: bool) -> tuple[Write, ...]:
     """The one transaction that gives a topic more partitions: from then on a controller that finds them without states completes them."""
-    path, data = placement_path(broker_id, topic.name), Placement(topic.topic_id, placement).encode()
+    path, data = placement_path(broker_id, topic.name), Placement(topic.topic_id, placement, topic.moves).encode()
     return (SetData(topic_path(topic.name), assignment.encode(), -1), SetData(path, data, -1) if placement_exists else Create(path, data))
 
 
@@ -183,7 +188,9 @@ def config_writes(name: str, config: dict[str, str], version: int | None) -> tup
 
 
 def placement_write(topic: TopicState, broker_id: int, exists: bool) -> Write:
-    path, data = placement_path(broker_id, topic.name), Placement(topic.topic_id, topic.placement).encode()
+    """Where the partitions of this broker lie, and where they are moved to, as memory has it: what changes it changes memory first, so that no write
+    takes another one's change back."""
+    path, data = placement_path(broker_id, topic.name), Placement(topic.topic_id, topic.placement, topic.moves).encode()
     return SetData(path, data, -1) if exists else Create(path, data)
 
 

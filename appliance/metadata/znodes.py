@@ -7,6 +7,8 @@ versions that a reader of 3.9 accepts. Weak spot: unknown keys are dropped when 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import orjson
@@ -292,29 +294,45 @@ def decode_config_change(path: str, data: bytes) -> str:
 
 
 class BoxRecord(NamedTuple):
-    """`/millrace/brokers/N`: the box that owns broker id N, told by its identity file, and its directories (id → disk name)."""
+    """`/millrace/brokers/N`: the box that owns broker id N, told by its identity file, its directories (id → disk name), and the ids of those that are
+    being emptied and take no new partition."""
 
     box_id: str
     directories: dict[str, str]
+    draining: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
-        return orjson.dumps({"version": 1, "box_id": self.box_id, "directories": self.directories})
+        document: dict[str, Any] = {"version": 1, "box_id": self.box_id, "directories": self.directories}
+        if self.draining:
+            document["draining"] = list(self.draining)
+        return orjson.dumps(document)
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> BoxRecord:
         document = _load(path, data)
-        return cls(str(_field(path, document, "box_id")), dict(document.get("directories", {})))
+        return cls(str(_field(path, document, "box_id")), dict(document.get("directories", {})), tuple(document.get("draining", ())))
+
+
+class MoveOrder(NamedTuple):
+    """A partition is to lie in another directory of the same broker. `throttle`: bytes per second that its copy may take, None: as the box's setting says."""
+
+    directory_id: str
+    throttle: int | None = None
 
 
 class Placement(NamedTuple):
-    """`/millrace/brokers/N/topics/T`: partition → directory id, on that broker."""
+    """`/millrace/brokers/N/topics/T`: partition → directory id, on that broker; and where partitions are being moved to."""
 
     topic_id: TopicId
     directories: dict[int, str]
+    moves: Mapping[int, MoveOrder] = MappingProxyType({})
 
     def encode(self) -> bytes:
         directories = {str(partition): directory for partition, directory in sorted(self.directories.items())}
-        return orjson.dumps({"version": 1, "topic_id": str(self.topic_id), "partitions": directories})
+        document: dict[str, Any] = {"version": 1, "topic_id": str(self.topic_id), "partitions": directories}
+        if self.moves:
+            document["moves"] = {str(partition): list(order) for partition, order in sorted(self.moves.items())}
+        return orjson.dumps(document)
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> Placement:
@@ -322,6 +340,7 @@ class Placement(NamedTuple):
         return cls(
             TopicId.from_text(str(_field(path, document, "topic_id"))),
             {int(partition): str(directory) for partition, directory in _field(path, document, "partitions").items()},
+            {int(partition): MoveOrder(str(order[0]), order[1]) for partition, order in document.get("moves", {}).items()},
         )
 
 

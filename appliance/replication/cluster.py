@@ -18,10 +18,17 @@ from appliance.metadata.topic_registry import TopicState
 from appliance.metadata.znodes import BoxRecord, BrokerRegistration
 
 
+class Future(NamedTuple):
+    """A copy that will take a partition's place. `complete_at`: the log end at which it is whole and durable, None while it is copied."""
+
+    topic_id: str
+    complete_at: int | None = None
+
+
 class DiskReport:
     """What one life of a log-writer said of its disk, kept up to date with what it confirmed since."""
 
-    __slots__ = ("directory_id", "disk", "incarnation", "missing", "needs_epoch_bump", "partitions", "refused", "replaces")
+    __slots__ = ("directory_id", "disk", "frozen", "futures", "incarnation", "missing", "needs_epoch_bump", "partitions", "refused", "replaces")
 
     def __init__(self, disk: str, directory_id: str, incarnation: int, needs_epoch_bump: bool, partitions: dict[tuple[str, int], str]) -> None:
         self.disk = disk
@@ -30,6 +37,10 @@ class DiskReport:
         self.needs_epoch_bump = needs_epoch_bump
         self.partitions = partitions
         """(topic, partition) → topic id as text."""
+        self.futures: dict[tuple[str, int], Future] = {}
+        """Copies of partitions that are being moved here."""
+        self.frozen: dict[tuple[str, int], str] = {}
+        """(topic, partition) → topic id, of what this life had withdrawn for a hand-over when it greeted us."""
         self.missing = 0
         """Partitions that ZooKeeper places here and that are not here."""
         self.replaces: frozenset[str] = frozenset()
@@ -43,10 +54,17 @@ class DiskReport:
         partitions = {(row[0], int(row[1])): str(row[2]) for row in info.get("partitions", [])}
         report = cls(disk, str(info.get("directory_id") or disk), int(info.get("incarnation", 0)), bool(info.get("needs_epoch_bump", False)), partitions)
         report.replaces = frozenset(info.get("replaces", ()))
+        report.futures = {(row[0], int(row[1])): Future(str(row[2]), row[3]) for row in info.get("futures", [])}
+        report.frozen = {(row[0], int(row[1])): str(row[2]) for row in info.get("frozen", [])}
         return report
 
     def holds(self, topic: TopicState, partition: int) -> bool:
         return self.partitions.get((topic.name, partition)) == str(topic.topic_id)
+
+    def has_complete(self, topic: TopicState, partition: int) -> bool:
+        """Whether a whole copy of the partition lies here, waiting for its promotion."""
+        future = self.futures.get((topic.name, partition))
+        return future is not None and future.topic_id == str(topic.topic_id) and future.complete_at is not None
 
 
 class FreeSpace(NamedTuple):
@@ -77,6 +95,10 @@ class Cluster:
         self.brokers: dict[int, BrokerRegistration] = {}
         self.topics: dict[str, TopicState] = {}
         self.deleting: set[str] = set()
+        self.handing_over: set[str] = set()
+        """Topics of which a partition goes from one disk to another at this moment: they are not deleted meanwhile."""
+        self.to_delete: set[str] = set()
+        """Topics whose deletion waits for that."""
         self.config_changes: set[str] = set()
         """Notifications of changed configs that were seen; what they told is in `topics`."""
 
@@ -100,6 +122,14 @@ class Cluster:
     def disk_of_partition(self, topic: TopicState, partition: int) -> str | None:
         directory = topic.placement.get(partition)
         return self.disk_of(directory) if directory is not None else None
+
+    def move_target(self, topic: TopicState, partition: int) -> str | None:
+        """The disk to which a partition is being moved, if it is one of this box."""
+        order = topic.moves.get(partition)
+        return self.disk_of(order.directory_id) if order is not None else None
+
+    def is_draining(self, directory_id: str) -> bool:
+        return directory_id in self.box.draining
 
     def add_report(self, report: DiskReport) -> None:
         self.reports[report.disk] = report

@@ -189,7 +189,7 @@ def add_partitions(cluster: Cluster, topic: TopicState, added: dict[int, tuple[i
     placement = {**topic.placement, **new_placement}
     writes = topic_registry.growth_writes(topic, cluster.broker_id, assignment, placement, existing is not None)
     yield from cluster.writes_fenced_by().guard(writes)
-    topic.assignment, topic.placement = assignment, placement
+    topic.assignment, topic.placement = assignment, {**topic.placement, **new_placement}  # a move may have ended meanwhile
     result = yield from complete_topic(cluster, topic, spaces)
     return result
 
@@ -254,12 +254,12 @@ def send_leaders(cluster: Cluster, partitions: Iterable[tuple[TopicState, int]])
         disk = cluster.disk_of_partition(topic, partition)
         state = topic.states[partition]
         if disk is not None and state.leader == cluster.broker_id:
-            commands.append(DiskCommand(disk, DescriptorKind.BECOME_LEADER, _leader_payload(cluster, topic, partition, state)))
+            commands.append(DiskCommand(disk, DescriptorKind.BECOME_LEADER, leader_payload(cluster, topic, partition, state)))
     codes = yield from all_of(commands)
     return sum(1 for code in codes if code != ErrorCode.NONE)
 
 
-def _leader_payload(cluster: Cluster, topic: TopicState, partition: int, state: PartitionState) -> dict[str, Any]:
+def leader_payload(cluster: Cluster, topic: TopicState, partition: int, state: PartitionState) -> dict[str, Any]:
     return {
         "topic": topic.name,
         "partition": partition,
@@ -269,6 +269,7 @@ def _leader_payload(cluster: Cluster, topic: TopicState, partition: int, state: 
         "replicas": list(topic.replicas[partition]),
         "config": cluster.config_of(topic),
         "config_generation": topic.config_version,
+        "moving_to": cluster.move_target(topic, partition),
     }
 
 
@@ -286,7 +287,7 @@ def bring_up_disk(cluster: Cluster, report: DiskReport) -> Operation[int]:
         if cluster.disk_of_partition(topic, partition) == report.disk
     ]
     present = [(topic, partition) for topic, partition in placed if report.holds(topic, partition)]
-    report.missing = len(placed) - len(present)
+    report.missing = sum(1 for topic, partition in placed if _is_missing(cluster, report, topic, partition))
     yield from _elect_leaders(cluster, present)
     if report.needs_epoch_bump and (report.disk, report.incarnation) not in cluster.bumped:
         yield from _bump_epochs(cluster, report)
@@ -303,8 +304,20 @@ def missing_partitions(cluster: Cluster, report: DiskReport) -> list[str]:
         for name, topic in sorted(cluster.topics.items())
         if name not in cluster.deleting
         for partition in sorted(topic.states)
-        if cluster.disk_of_partition(topic, partition) == report.disk and not report.holds(topic, partition)
+        if cluster.disk_of_partition(topic, partition) == report.disk and _is_missing(cluster, report, topic, partition)
     ]
+
+
+def _is_missing(cluster: Cluster, report: DiskReport, topic: TopicState, partition: int) -> bool:
+    """Whether what ZooKeeper places on this disk is nowhere; a partition that is being moved may be on its target already, or wait for it."""
+    if report.holds(topic, partition):
+        return False
+    target = cluster.reports.get(cluster.move_target(topic, partition) or "")
+    return partition not in topic.moves or (target is not None and not _has_whole(target, topic, partition))
+
+
+def _has_whole(target: DiskReport, topic: TopicState, partition: int) -> bool:
+    return target.holds(topic, partition) or target.has_complete(topic, partition)
 
 
 def _adopt_unplaced(cluster: Cluster, report: DiskReport) -> Operation[None]:
@@ -319,7 +332,9 @@ def _begin_anew(cluster: Cluster, report: DiskReport) -> Operation[None]:
     """Partitions of directories that were given up for this one: a larger leader epoch, made here, empty, then placed here. Only somebody who said that
     the data is lost makes this happen. Killed anywhere, it is done again, since the placement, written last, still names the lost directory."""
     for name, topic in sorted(cluster.topics.items()):
-        lost = [partition for partition in topic.states if topic.placement.get(partition) in report.replaces]
+        lost = [
+            partition for partition in topic.states if topic.placement.get(partition) in report.replaces and not _is_whole_on_target(cluster, topic, partition)
+        ]
         if not lost or name in cluster.deleting:
             continue
         epoch = cluster.writes_fenced_by().controller_epoch
@@ -330,7 +345,14 @@ def _begin_anew(cluster: Cluster, report: DiskReport) -> Operation[None]:
         for partition in made:
             report.partitions[(name, partition)] = str(topic.topic_id)
         if made:
+            topic.moves = {partition: order for partition, order in topic.moves.items() if partition not in made}  # what was copied is of the old ones
             yield from _place_again(cluster, topic, dict.fromkeys(made, report.directory_id))
+
+
+def _is_whole_on_target(cluster: Cluster, topic: TopicState, partition: int) -> bool:
+    """Whether a partition of a lost disk was copied whole to the one where it was moved to: then that copy takes its place."""
+    target = cluster.reports.get(cluster.move_target(topic, partition) or "")
+    return target is not None and _has_whole(target, topic, partition)
 
 
 def _elect_leaders(cluster: Cluster, present: list[tuple[TopicState, int]]) -> Operation[None]:
@@ -355,6 +377,13 @@ def _bump_epochs(cluster: Cluster, report: DiskReport) -> Operation[None]:
         for partition in partitions_to_bump(topic.states, disks, report.disk, cluster.broker_id):
             moves.append((topic, partition, bump_leader_epoch(topic.states[partition], fence.controller_epoch)))
     yield from _write_states(cluster, moves)
+
+
+def raise_leader_epochs(cluster: Cluster, topic: TopicState, partitions: Iterable[int]) -> Operation[None]:
+    """A larger leader epoch for partitions that this broker leads."""
+    epoch = cluster.writes_fenced_by().controller_epoch
+    led = [partition for partition in partitions if topic.states[partition].leader == cluster.broker_id]
+    yield from _write_states(cluster, [(topic, partition, bump_leader_epoch(topic.states[partition], epoch)) for partition in led])
 
 
 def _write_states(cluster: Cluster, moves: list[tuple[TopicState, int, PartitionState]]) -> Operation[None]:
@@ -383,6 +412,7 @@ def delete_topic(cluster: Cluster, name: str) -> Operation[ErrorCode]:
     yield Publish()
     topic = cluster.topics.get(name)
     if topic is not None:
+        yield from all_of(_cancel_commands(cluster, topic))
         commands = _delete_commands(cluster, topic)
         codes = yield from all_of(list(commands))
         for command, code in zip(commands, codes, strict=True):
@@ -396,6 +426,15 @@ def delete_topic(cluster: Cluster, name: str) -> Operation[ErrorCode]:
     cluster.deleting.discard(name)
     yield Publish()
     return ErrorCode.NONE
+
+
+def _cancel_commands(cluster: Cluster, topic: TopicState) -> list[Request | DiskCommand]:
+    """Copies that are being made of its partitions go, too; a target that is away is told when it comes, because no order names its copy any more."""
+    return [
+        DiskCommand(target, DescriptorKind.MOVE_CANCEL, {"topic": topic.name, "partition": partition, "topic_id": str(topic.topic_id)})
+        for partition in sorted(topic.moves)
+        if (target := cluster.move_target(topic, partition)) is not None and target in cluster.reports
+    ]
 
 
 def _delete_commands(cluster: Cluster, topic: TopicState) -> list[DiskCommand]:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from appliance.base.layout import Disk
-from appliance.base.setting_rows import SETTING_ROWS, SettingRow
+from appliance.base.setting_row import SettingRow
+from appliance.base.setting_rows import SETTING_ROWS
 from appliance.base.settings import Box, default_settings, read_settings_file, relation_problems, resolve_settings, setting_problem
 
 

@@ -19,6 +19,7 @@ from appliance.command.finding import FoundBox
 from appliance.command.status import print_status
 from appliance.command.topic_status import describe_topics, partition_problem
 from appliance.ipc.frames import listen_unix
+from appliance.ipc.move_report import COPYING, MoveProgress, moves_file, write_moves
 from appliance.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage, write_image
 from appliance.runtime.status_server import STATUS
 from appliance.shm.counters import Counters, unlink_all
@@ -95,7 +96,8 @@ def test_a_status_says_what_shared_memory_image_and_supervisor_know(box: StatusB
     answer_as_supervisor(box.layout, {"processes": [process]})
     document = gather(box.layout, box.box, before, box.read()).document()
     assert document["processes"] == [process | {"words": ""}]
-    assert document["disks"] == [{"name": "d0", "path": "/srv/d0", "state": "online", "free_bytes": 5_000, "total_bytes": 9_000}]
+    assert document["disks"] == [{"name": "d0", "path": "/srv/d0", "state": "online", "free_bytes": 5_000, "total_bytes": 9_000, "draining": False}]
+    assert document["moves"] == []
     assert document["topics"] == [{"name": "syslog", "partitions": 1, "records": 30, "bytes": 7_000, "bytes_are_whole": True, "problems": {}}]
     assert document["rates"]["records_in_per_s"] == 100
 
@@ -160,6 +162,22 @@ def test_a_person_gets_four_short_tables(box: StatusBox, capsys: pytest.CaptureF
         "",
         "records in 0/s  in 0 B/s  out 0 B/s  syslog lines 0/s",
     ]
+
+
+def test_moves_and_a_disk_that_is_being_emptied_are_shown(box: StatusBox, capsys: pytest.CaptureFixture[str]) -> None:
+    write_image(box.layout.image_file, image_of(WANTED._replace(disk="d1", moving_to="d0"), WANTED))
+    write_moves(moves_file(box.layout, "d0"), [MoveProgress("syslog", 0, str(TOPIC_ID), "d1", "d0", COPYING, 40, 2_048, 50, 1_024, 512)])
+    controller = Counters.create_or_adopt(box.layout, "controller", 1, box.clock.wall_ms())
+    controller.counter('controller.disk_draining{disk="d0"}').set(1)
+    reading = box.read()
+    gathered = gather(box.layout, box.box, reading, reading)
+    controller.close()
+    assert [(move["topic"], move["state"]) for move in gathered.document()["moves"]] == [("syslog", COPYING)]
+    print_status(FoundBox(box.layout, box.box), gathered, box.clock.wall_ms())
+    lines = capsys.readouterr().out.splitlines()
+    assert "d0    online, draining     -      -  /srv/d0" in lines
+    at = lines.index("MOVING    FROM  TO  STATE     COPIED     LEFT    SPEED  LAG  TROUBLE")
+    assert lines[at + 1] == "syslog-0  d1    d0  copying  2.0 KiB  1.0 KiB  512 B/s   10"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,9 @@ from appliance.metadata.metadata_image import BrokerImage, ImageUnreadable, Meta
 
 
 def topic(name: str, partitions: int = 2, leader_epoch: int = 0, number: int = 1) -> TopicImage:
-    parts = tuple(PartitionImage(1, leader_epoch, (1, 2), (1,), f"d{index % 2}" if index else None) for index in range(partitions))
+    parts = tuple(
+        PartitionImage(1, leader_epoch, (1, 2), (1,), f"d{index % 2}" if index else None, "d2" if index == 1 else None) for index in range(partitions)
+    )
     return TopicImage(name, TopicId(number.to_bytes(16, "big")), parts, {"retention.ms": "1"}, name.startswith("__"), 3)
 
 

@@ -10,6 +10,7 @@ from appliance.metadata.znodes import (
     BoxRecord,
     BrokerRegistration,
     DocumentUnreadable,
+    MoveOrder,
     PartitionState,
     Placement,
     TopicAssignment,
@@ -97,6 +98,11 @@ def test_our_own_documents_come_back() -> None:
     assert BoxRecord.decode("p", record.encode()) == record
     placement = Placement(TopicId(bytes(range(16))), {0: "dir-a", 10: "dir-b"})
     assert Placement.decode("p", placement.encode()) == placement
+    moving = placement._replace(moves={10: MoveOrder("dir-a", 5_000), 0: MoveOrder("dir-c")})
+    assert Placement.decode("p", moving.encode()) == moving
+    assert b"moves" not in placement.encode() and b"draining" not in record.encode()
+    draining = record._replace(draining=("dir-a",))
+    assert BoxRecord.decode("p", draining.encode()) == draining
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"{}", b'"text"'])

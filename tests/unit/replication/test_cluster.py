@@ -6,7 +6,7 @@ import pytest
 
 from appliance.base.model import TopicId
 from appliance.metadata.topic_registry import TopicState
-from appliance.metadata.znodes import BoxRecord, BrokerRegistration, PartitionState, TopicAssignment
+from appliance.metadata.znodes import BoxRecord, BrokerRegistration, MoveOrder, PartitionState, TopicAssignment
 from appliance.replication.cluster import Cluster, DiskReport, topic_id_of
 
 TOPIC_ID = TopicId(bytes(range(16)))
@@ -52,6 +52,24 @@ def test_what_is_recorded_holds_until_a_log_writer_says_otherwise() -> None:
     assert [partition.disk for partition in cluster.image(1).topics["t"].partitions] == [None, "d0"]
     cluster.add_report(report("d1", "dir-a"))
     assert [partition.disk for partition in cluster.image(1).topics["t"].partitions] == ["d1", "d0"]
+
+
+def test_a_partition_that_is_moved_is_shown_with_its_target_while_that_is_a_disk_of_this_box() -> None:
+    cluster = cluster_with(0, 1)
+    cluster.add_report(report("d0", "dir-a"))
+    cluster.topics["t"].moves = {0: MoveOrder("dir-b"), 1: MoveOrder("dir-of-nobody")}
+    assert [partition.moving_to for partition in cluster.image(1).topics["t"].partitions] == [None, None]
+    cluster.add_report(report("d1", "dir-b"))
+    assert [partition.moving_to for partition in cluster.image(1).topics["t"].partitions] == ["d1", None]
+
+
+def test_a_greeting_tells_of_copies_and_of_what_is_frozen() -> None:
+    greeting = {"directory_id": "a", "futures": [["t", 0, str(TOPIC_ID), None], ["t", 1, str(TOPIC_ID), 7]], "frozen": [["t", 2, str(TOPIC_ID)]]}
+    read, topic = DiskReport.from_writer_info("d0", greeting), cluster_with().topics["t"]
+    assert [read.has_complete(topic, partition) for partition in range(3)] == [False, True, False]
+    assert read.frozen == {("t", 2): str(TOPIC_ID)}
+    topic.topic_id = TopicId(bytes(16))
+    assert not read.has_complete(topic, 1)
 
 
 def test_a_directory_without_id_is_known_by_its_disks_name() -> None:
