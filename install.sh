@@ -214,6 +214,7 @@ run_tests() {
     ensure_java test
     ensure_peers
     cd "$ROOT"
+    [ -z "$deep" ] || has mkfs.xfs || PATH=$PATH:/usr/sbin:/sbin has mkfs.xfs || apt_install xfsprogs || SKIPPED+=("faults of XFS: there is no mkfs.xfs")
     "$VENV/bin/python" -m tests.support.client_packages >&2 || SKIPPED+=("JavaScript and Java clients, Kafka: they could not be fetched")
     unlock
     mkdir -p "$VENV/log"

@@ -19,14 +19,13 @@ from loadtest.machine import ROOT, Machine, describe_machine, load_average
 from loadtest.results import PAGE_FILE, outcome_document, outcome_table, record
 
 RUNS = 5
-RUNS_TO_RECORD_MIN = 3
 QUIET_LOAD = 0.5
 EXIT_FAILED = 1
 EXIT_TARGET_MISSED = 3
 EPILOG = """\
 `python -m loadtest flames [NAME…]` draws flame graphs instead (flames --help).
 exit codes: 0 every target met, 1 a run failed (lines lost, error replies, a process died), 2 wrong usage, 3 a target missed.
-A full run (three runs or more, no --short, no --set) of a benchmark is recorded in loadtest/RESULTS.md and loadtest/results.jsonl."""
+A full run (three runs or more, one of growth_…, no --short, no --set) of a benchmark is recorded in loadtest/RESULTS.md and loadtest/results.jsonl."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         list_benchmarks()
         return 0
-    chosen, official = choose_benchmarks(options)
+    chosen, is_as_official = choose_benchmarks(options)
     prepare_environment()
     started = time.monotonic()
     worst = 0
@@ -56,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if outcome.runs:
                 document = outcome_document(outcome, machine)
                 print("\n".join(["", f"## {benchmark.name}", "", *outcome_table(benchmark, document), "", f"limit: {document['limit']}", ""]), flush=True)
-                if official and not outcome.failures:
+                if is_as_official and options.runs >= benchmark.runs_to_record and not outcome.failures:
                     record(document, list(BENCHMARKS.values()))
                     say(f"recorded in {os.path.relpath(PAGE_FILE)}")
             worst = max_severity(worst, outcome)
@@ -107,7 +106,7 @@ def choose_benchmarks(options: argparse.Namespace) -> tuple[list[Benchmark], boo
         chosen = [dataclasses.replace(benchmark, **benchmark.short) for benchmark in chosen]
     for setting in options.set:
         chosen = [change_parameter(benchmark, setting) for benchmark in chosen]
-    return chosen, not options.short and not options.set and options.runs >= RUNS_TO_RECORD_MIN
+    return chosen, not options.short and not options.set
 
 
 def change_parameter(benchmark: Benchmark, setting: str) -> Benchmark:

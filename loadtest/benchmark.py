@@ -7,7 +7,7 @@ counted measures nothing; `BenchmarkFailed` is for that, and a run that raises i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -60,6 +60,8 @@ class Benchmark(ABC):
     figures: ClassVar[tuple[Figure, ...]]
     short: ClassVar[dict[str, Any]]
     """Parameters of `--short`: enough to see that it works, too little to believe."""
+    runs_to_record: ClassVar[int] = 3
+    """So many runs at least are recorded; one, where a run repeats what it measures itself."""
 
     @property
     def written_bytes(self) -> int:
@@ -68,6 +70,10 @@ class Benchmark(ABC):
 
     def missing(self) -> str | None:
         """What this machine lacks to run it, and what to do; None if nothing."""
+        return None
+
+    def picture(self, document: Mapping[str, Any]) -> str | None:
+        """An outcome, as it is recorded, as SVG; None if there is nothing to see."""
         return None
 
     @abstractmethod

@@ -1,7 +1,7 @@
 """Keeps what was measured: one JSON line per outcome in `results.jsonl`, and `RESULTS.md`, which is made anew from all of those lines.
 
-Owned by whoever runs the harness by hand; both files are kept in the repository. Only three runs or more with the official parameters are recorded. Weak spot:
-figures of different machines stand in one history; each entry names its machine.
+Owned by whoever runs the harness by hand; both files are kept in the repository. Only three runs or more (of some benchmarks one) with the official
+parameters are recorded. Weak spot: figures of different machines stand in one history; each entry names its machine.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from loadtest.observation import role_of
 DIRECTORY = Path(__file__).parent
 LINES_FILE = DIRECTORY / "results.jsonl"
 PAGE_FILE = DIRECTORY / "RESULTS.md"
+PICTURES = DIRECTORY / "pictures"
 HISTORY_LENGTH = 8
 
 _HEAD = """\
@@ -80,10 +81,14 @@ def _cpu_by_role(runs: Sequence[Run]) -> dict[str, float]:
 
 
 def record(document: Mapping[str, Any], benchmarks: Sequence[Benchmark]) -> None:
-    """Append the line and make the page anew."""
+    """Append the line, make the page anew, and the benchmark's picture if it has one."""
     with open(LINES_FILE, "a") as file:
         file.write(json.dumps(document, ensure_ascii=False) + "\n")
     PAGE_FILE.write_text(results_page(read_lines(LINES_FILE), benchmarks))
+    for benchmark in benchmarks:
+        if benchmark.name == document["benchmark"] and (picture := benchmark.picture(document)) is not None:
+            PICTURES.mkdir(exist_ok=True)
+            (PICTURES / f"{benchmark.name}.svg").write_text(picture)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -109,6 +114,8 @@ def _section(benchmark: Benchmark, latest: Mapping[str, Any], earlier: Sequence[
     parameters = ", ".join(f"{name}={value}" for name, value in latest["parameters"].items())
     lines += [f"* {len(latest['runs'])} runs, {latest['date']}, load average before {latest['load_before']:.2f}; {parameters}"]
     lines += [f"* {Machine(**latest['machine'])}", ""]
+    if benchmark.picture(latest) is not None:
+        lines += [f"![{benchmark.title}]({PICTURES.name}/{benchmark.name}.svg)", ""]
     if earlier:
         lines += ["Earlier:", ""]
         lines += [f"* {_history_line(benchmark, document)}" for document in reversed(earlier)] + [""]

@@ -18,10 +18,10 @@ def cluster_of(box: RunningBox) -> Iterator[ClusterClient]:
         yield cluster
 
 
-def make_topic(box: RunningBox, name: str, partitions: int) -> None:
+def make_topic(box: RunningBox, name: str, partitions: int, configs: dict[str, str] | None = None) -> None:
     """Returns when every partition has a leader."""
     with cluster_of(box) as cluster:
-        create_topic(cluster, name, partitions=partitions)
+        create_topic(cluster, name, partitions=partitions, configs=configs)
         cluster.topic(name)
 
 

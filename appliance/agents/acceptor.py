@@ -35,22 +35,28 @@ from appliance.broker.connection import Connection
 from appliance.broker.delayed import Delayed
 from appliance.broker.dispatch import Dispatch, Handler
 from appliance.broker.handlers.api_versions import ApiVersionsHandler
+from appliance.broker.handlers.coordinated import COORDINATED_KEYS, CoordinatedHandler
 from appliance.broker.handlers.delete_records import DeleteRecordsHandler, PartDeletion
 from appliance.broker.handlers.describe_cluster import DescribeClusterHandler
 from appliance.broker.handlers.describe_log_dirs import DescribeLogDirsHandler
+from appliance.broker.handlers.describe_producers import DescribeProducersHandler, PartDescription
 from appliance.broker.handlers.describe_topic_partitions import DescribeTopicPartitionsHandler
 from appliance.broker.handlers.fetch import FetchHandler
+from appliance.broker.handlers.find_coordinator import FindCoordinatorHandler
 from appliance.broker.handlers.forwarded import ForwardedHandler
 from appliance.broker.handlers.list_offsets import ListOffsetsHandler
 from appliance.broker.handlers.metadata import MetadataHandler
 from appliance.broker.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
 from appliance.broker.handlers.produce import ProduceHandler
+from appliance.broker.handlers.write_txn_markers import PartMarker, WriteTxnMarkersHandler
 from appliance.broker.held_memory import HeldMemory
 from appliance.broker.receiver import Receiver
 from appliance.broker.residency import choose_residency
+from appliance.broker.transaction_questions import TransactionQuestions
 from appliance.broker.transport import PlainTransport
 from appliance.ipc.box_disks import BoxDisks
 from appliance.ipc.controller_link import ControllerLink
+from appliance.ipc.coordinator_link import CoordinatorLink
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.disk_health import DiskHealth
 from appliance.ipc.log_reader_proxy import LogReaderProxy
@@ -70,7 +76,9 @@ SEGMENT_FILES_MIN, SEGMENT_FILES_MAX = 256, 8192
 DESCRIPTORS_RESERVED = 512
 """For segments, channels and look-ups: connections never take these."""
 ACCEPT_PAUSE_NS = 100_000_000
+_PRODUCE = int(DescriptorKind.PRODUCE)
 _DELETE_RECORDS = int(DescriptorKind.DELETE_RECORDS)
+_MARKER = int(DescriptorKind.TRANSACTION_MARKER)
 _NO_ROOM_TO_ACCEPT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 
@@ -102,7 +110,9 @@ class AcceptorAgent:
         self._box_disks = BoxDisks(context.layout, box)
         self._controller = ControllerLink(context.layout, self._poller, self._clock, self._on_image_changed)
         budget_bytes = min(box.integer("disk.budget.bytes"), self._source.arena.size_bytes // len(disks))
-        self._produce = ProduceHandler(self._view, self._source.arena, self._delayed, self._clock, counters, budget_bytes, self._mark_dirty)
+        self._coordinator = CoordinatorLink(context.layout, self._poller, self._clock)
+        questions = TransactionQuestions(self._coordinator)
+        self._produce = ProduceHandler(self._view, self._source.arena, self._delayed, self._clock, counters, budget_bytes, self._mark_dirty, questions)
         self._cold = ColdReads(self._readers, self._clock, counters, self._mark_dirty, self._on_disk_read_failed)
         self._fetch = FetchHandler(
             self._view,
@@ -120,12 +130,18 @@ class AcceptorAgent:
         )
         forwarded = ForwardedHandler(self._controller, self._mark_dirty)
         handlers: dict[int, Handler] = dict.fromkeys(SERVED_APIS, forwarded)
+        handlers.update(dict.fromkeys(COORDINATED_KEYS, CoordinatedHandler(self._coordinator, self._mark_dirty)))
         handlers[ApiKey.FETCH] = self._fetch
         handlers[ApiKey.LIST_OFFSETS] = ListOffsetsHandler(self._view, self._readers, self._clock, counters, self._mark_dirty)
         handlers[ApiKey.OFFSET_FOR_LEADER_EPOCH] = OffsetForLeaderEpochHandler(self._view, self._readers, counters, self._mark_dirty)
         handlers[ApiKey.METADATA] = MetadataHandler(self._view, self._controller, counters, box.flag("auto.create.topics.enable"), self._mark_dirty)
         self._delete_records = DeleteRecordsHandler(self._view, self._clock, counters, self._mark_dirty)
         handlers[ApiKey.DELETE_RECORDS] = self._delete_records
+        self._write_markers = WriteTxnMarkersHandler(self._view, self._delayed, self._clock, counters, self._mark_dirty)
+        handlers[ApiKey.WRITE_TXN_MARKERS] = self._write_markers
+        self._describe_producers = DescribeProducersHandler(self._view, self._source.arena, self._clock, self._mark_dirty)
+        handlers[ApiKey.DESCRIBE_PRODUCERS] = self._describe_producers
+        handlers[ApiKey.FIND_COORDINATOR] = FindCoordinatorHandler(self._view, self._controller, self._mark_dirty)
         handlers[ApiKey.DESCRIBE_CLUSTER] = DescribeClusterHandler(self._view, self._mark_dirty)
         handlers[ApiKey.DESCRIBE_LOG_DIRS] = DescribeLogDirsHandler(self._view, self._proxies, context.layout, lambda: box.disks, self._mark_dirty)
         handlers[ApiKey.DESCRIBE_TOPIC_PARTITIONS] = DescribeTopicPartitionsHandler(self._view, self._mark_dirty)
@@ -142,6 +158,7 @@ class AcceptorAgent:
         self._closings = Closings(counters, self._clock, context.log)
         self._held = HeldMemory(box.integer("acceptor.heap.bytes"))
         self._held_bytes = counters.counter("acceptor.held_bytes")
+        self._arena_used_bytes = counters.counter("acceptor.arena_used_bytes")
         self._connections_max = self._find_connections_max(box.integer("max.connections"))
         self._per_address_max = box.integer("max.connections.per.ip")
         self._idle_ns = box.integer("connections.max.idle.ms") * 1_000_000
@@ -166,8 +183,10 @@ class AcceptorAgent:
         # What was received since the last turn goes to the log-writers before we send replies: they append meanwhile (measured: 10 % less CPU).
         self._proxies.flush()
         work = self._proxies.do_work(now_ns)
+        work += self._produce.transactions.ask(now_ns)
         work += self._health.look(now_ns)
         work += self._controller.do_work(now_ns)
+        work += self._coordinator.do_work(now_ns)
         if self._image_is_stale:
             self._load_image()
             work += 1
@@ -210,7 +229,8 @@ class AcceptorAgent:
         self._source.doorbell.wake()
 
     def park_ms(self) -> int:
-        return self._delayed.ms_to_next_deadline(self._clock.monotonic_ns(), PARK_MS_MAX)
+        now_ns = self._clock.monotonic_ns()
+        return self._produce.transactions.park_ms(now_ns, self._delayed.ms_to_next_deadline(now_ns, PARK_MS_MAX))
 
     def begin_stop(self) -> None:
         self._stopping = True
@@ -229,6 +249,7 @@ class AcceptorAgent:
         for reader in self._readers.values():
             reader.close()
         self._controller.close()
+        self._coordinator.close()
         self._proxies.close()
         self._source.close()
 
@@ -262,14 +283,23 @@ class AcceptorAgent:
             self._view.set_image(image)
 
     def _on_completion(self, part: object, entry: tuple[int, ...]) -> None:
-        if entry[0] == _DELETE_RECORDS:
-            self._delete_records.on_completion(part, entry)  # type: ignore[arg-type]
-        else:
+        kind = entry[0]
+        if kind == _PRODUCE:
             self._produce.on_completion(part, entry)  # type: ignore[arg-type]
+        elif kind == _DELETE_RECORDS:
+            self._delete_records.on_completion(part, entry)  # type: ignore[arg-type]
+        elif kind == _MARKER:
+            self._write_markers.on_completion(part, entry)  # type: ignore[arg-type]
+        else:
+            self._describe_producers.on_completion(part, entry)  # type: ignore[arg-type]
 
     def _on_lost(self, part: object) -> None:
         if isinstance(part, PartDeletion):
             self._delete_records.on_lost(part)
+        elif isinstance(part, PartMarker):
+            self._write_markers.on_lost(part)
+        elif isinstance(part, PartDescription):
+            self._describe_producers.on_lost(part)
         else:
             self._produce.on_lost(part)  # type: ignore[arg-type]
 
@@ -283,22 +313,33 @@ class AcceptorAgent:
     def _on_hung(self, disk: str, operation: str) -> None:
         """Everybody who waits for it is answered now; what the log-writer was given stays its own until it is done or dead."""
         for part in self._proxies.by_disk[disk].under_way():
-            if isinstance(part, PartDeletion):
-                self._delete_records.on_lost(part)
-            else:
-                self._produce.on_hung(part)
+            self._on_set_aside(part)
         self._readers[disk].give_up()
         self._context.log.error(f"disk {disk} hangs ({operation}): its clients get KAFKA_STORAGE_ERROR until it answers")
 
+    def _on_set_aside(self, part: object) -> None:
+        """Answer for a log-writer that still has the batch."""
+        if isinstance(part, PartDeletion):
+            self._delete_records.on_lost(part)
+        elif isinstance(part, PartMarker):
+            self._write_markers.on_lost(part)
+        elif isinstance(part, PartDescription):
+            self._describe_producers.on_hung(part)
+        else:
+            self._produce.on_hung(part)  # type: ignore[arg-type]
+
     def _look_at_disks(self, now_ns: int) -> None:
-        """Disks that were added or removed while we run."""
-        came, went = self._box_disks.look(now_ns)
-        for disk in came:
+        """Disks that were added, removed or replaced while we run."""
+        changes = self._box_disks.look(now_ns)
+        for disk in changes.came:
             self._readers[disk.name] = self._make_reader(disk.name)
             self._proxies.add_disk(disk.name)
-        for disk in went:
-            self._proxies.remove_disk(disk.name)
+        for disk in changes.went:
+            self._proxies.remove_disk(disk.name, self._on_set_aside)
             self._readers.pop(disk.name).close()
+        for disk in changes.replaced:
+            self._proxies.replace_disk(disk.name, self._on_set_aside)
+            self._readers[disk.name].hang_up()
 
     def _on_well(self, disk: str) -> None:
         self._context.log.notice(f"disk {disk} answers again")
@@ -463,6 +504,9 @@ class AcceptorAgent:
         self._delayed.forget_closed()
         self._closings.sweep(now_ns)
         self._held_bytes.set(self._held.total_bytes)
+        self._arena_used_bytes.set(self._source.arena.size_bytes - self._source.arena.free_bytes)
+        if self._accepting:
+            self._on_acceptable(0)  # the one that a connection woke (EPOLLEXCLUSIVE wakes one) may be stopped, and hold it: nobody else is told
         for reader in self._readers.values():
             reader.expire(now_ns)
 

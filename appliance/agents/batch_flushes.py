@@ -41,6 +41,7 @@ class BatchFlushes:
         self._next_due_ns = _NEVER
         self._under_way: Round | None = None
         self._is_done = False
+        self._is_given_up = False
         self._failure: Exception | None = None
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -155,6 +156,8 @@ class BatchFlushes:
             os.eventfd_read(self._bell)
         except BlockingIOError:
             pass
+        if self._is_given_up and self._is_done:
+            self.close()
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
@@ -171,12 +174,13 @@ class BatchFlushes:
         file_io.sync_file_system(self._directory_fd)
 
     def give_up(self) -> None:
-        """The directory goes offline: nothing is wanted any more; a round that is under way ends when the disk lets it."""
+        """The directory goes offline: nothing is wanted any more; a round that is under way ends when the disk lets it, and its files are closed then."""
+        self._is_given_up = True
         self._wanted.clear()
         self._due.clear()
         self._next_due_ns = _NEVER
         self.is_active = False
-        if self._under_way is None:
+        if self._under_way is None or self._is_done:
             self.close()
 
     def close(self) -> None:

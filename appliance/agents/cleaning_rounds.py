@@ -128,7 +128,11 @@ class CleaningRounds:
         candidates = [
             (hosted, self._candidate(hosted))
             for hosted in self._partitions.by_row.values()
-            if hosted.log.config.is_compacted and hosted.log.failed is None and _key(hosted) not in self._uncleanable and len(hosted.log.segment_sizes) > 1
+            if hosted.log.config.is_compacted
+            and not hosted.is_moving
+            and hosted.log.failed is None
+            and _key(hosted) not in self._uncleanable
+            and len(hosted.log.segment_sizes) > 1
         ]
         if not candidates:
             return
@@ -173,7 +177,7 @@ class CleaningRounds:
     def _start(self, hosted: HostedPartition, plan: CleaningPlan) -> None:
         log = hosted.log
         bases = [segment.base_offset for segment in plan.segments if segment.end_offset > log.log_start_offset]
-        if not self._is_here(hosted) or not bases or not log.can_replace(bases):
+        if not self._is_here(hosted) or hosted.is_moving or not bases or not log.can_replace(bases):
             return
         config = log.config
         job = CleaningJob(
@@ -199,7 +203,7 @@ class CleaningRounds:
         self._run = _Run(hosted, process, deque())
 
     def _go_on(self, run: _Run, now_ns: int) -> None:
-        if not self._is_here(run.hosted) or run.hosted.log.failed is not None:
+        if not self._is_here(run.hosted) or run.hosted.is_moving or run.hosted.log.failed is not None:
             self._end(run)
             return
         if run.groups:

@@ -158,7 +158,7 @@ class ControllerAgent:
             self._administration,
             self._partitions,
             self._alterations,
-            lambda wait, answer: MoveRequests(self.cluster, self._moves, self._draining, box.disks, wait, answer, context.clock.monotonic_ms),
+            lambda wait, answer: MoveRequests(self.cluster, self._moves.orders, self._draining, box.disks, wait, answer, context.clock.monotonic_ms),
             broker_configs(box),
             lambda: self._arrived,
             self._server.send,
@@ -467,8 +467,8 @@ class ControllerAgent:
         report.refused = outcome.value
 
     def _spaces(self) -> list[DiskSpace]:
-        """The disks that can take a partition now (none that is being drained), with the free space that their log-writers count. None for a moment after an arrival, while
-        log-writers are still to come: the first topics of a box shall not crowd the disk that was quickest."""
+        """The disks that can take a partition now (none that is being drained), with the free space that their log-writers count. None for a moment after an
+        arrival, while log-writers are still to come: the first topics of a box shall not crowd the disk that was quickest."""
         if len(self.cluster.reports) < len(self._box.disks) and self._clock.monotonic_ms() - self._arrived_ms < WITHOUT_DISKS_MS:
             return []
         spaces = []

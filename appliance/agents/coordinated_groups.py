@@ -6,23 +6,28 @@ Owned by the coordinator process. Weak spot: when the topic is made anew with an
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from appliance.agents.legacy_offset_requests import LegacyOffsetRequests
 from appliance.agents.state_topic import StateTopic
-from appliance.base.model import TopicPartition
+from appliance.base.model import TopicId, TopicPartition
 from appliance.base.settings import Box
 from appliance.broker.box_view import BoxView
 from appliance.coordination.state_log import partition_of
 from appliance.groups.group_coordinator import GroupCoordinator
 from appliance.groups.group_settings import GroupSettings
+from appliance.groups.ports import KnownTopic
 from appliance.replication.internal_topics import OFFSETS_TOPIC
 
 
 def group_settings(box: Box, partition_count: int) -> GroupSettings:
     """The box's settings; partitions as the topic has them."""
-    names = {field: field.replace("_", ".") for field in GroupSettings._fields if field != "offsets_topic_num_partitions"}
-    return GroupSettings(**{field: box.integer(name) for field, name in names.items()}, offsets_topic_num_partitions=partition_count)
+    names = {field: field.replace("_", ".") for field in GroupSettings._fields if field not in ("offsets_topic_num_partitions", "group_consumer_migration_policy")}
+    return GroupSettings(
+        **{field: box.integer(name) for field, name in names.items()},
+        offsets_topic_num_partitions=partition_count,
+        group_consumer_migration_policy=box.text("group.consumer.migration.policy"),
+    )
 
 
 def new_member_id() -> str:
@@ -50,10 +55,28 @@ class CoordinatedGroups:
         self._topic.serve(coordinator)
         return coordinator
 
+    # -- `groups.ports.Topics`
+
+    @property
+    def generation(self) -> int:
+        return self._view.image.generation
+
     def has_partition(self, topic: str, partition: int) -> bool:
-        """Whether the metadata has it (`groups.ports.Topics`)."""
         image = self._view.image.topics.get(topic)
         return image is not None and 0 <= partition < len(image.partitions)
+
+    def find(self, topic: str) -> KnownTopic | None:
+        image = self._view.image.topics.get(topic)
+        return KnownTopic(image.topic_id, len(image.partitions)) if image is not None else None
+
+    def name_of(self, topic_id: TopicId) -> str | None:
+        image = self._view.image.topics_by_id.get(topic_id)
+        return image.name if image is not None else None
+
+    def names(self) -> Iterable[str]:
+        return [topic.name for topic in self._view.image.topics.values() if not topic.is_internal]
+
+    # -- the topic of their state
 
     def offsets_partition_of(self, group_id: str) -> TopicPartition | None:
         """Where a group's offsets are; None while there is no such topic."""

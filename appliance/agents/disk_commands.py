@@ -15,15 +15,17 @@ from appliance.base.errors import ErrorCode
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
 from appliance.ipc.descriptors import Completion
-from appliance.ipc.disk_health import DiskHealth, fence_life
-from appliance.ipc.proxies import LogWriterProxies, Registry, Source, command_callbacks
+from appliance.ipc.disk_health import DiskHealth
+from appliance.ipc.proxies import Command, LogWriterProxies, Registry, Source, command_callbacks
 from appliance.metadata.operation import DiskCommand
 from appliance.shm.counters import Counters
+from appliance.shm.disk_words import fence_life
 
 ARENA_BYTES = 1 << 20
 RING_ENTRIES = 256
 
-OnDone = Callable[[int], None]
+OnDone = Callable[[Completion], None]
+LOST = Completion(0, 0, ErrorCode.KAFKA_STORAGE_ERROR, 0, 0, -1, -1, -1, -1, -1, 0, 0)
 
 
 class DiskCommands:
@@ -50,8 +52,7 @@ class DiskCommands:
         completed, self._give_back = command_callbacks(self._on_completion)
         self._lost: list[Any] = []
         self._log = log
-        self._proxies = LogWriterProxies(self._source, disks, registry, clock, counters, completed, self._lost.append, on_connected, self._on_gone)
-
+        self._proxies = LogWriterProxies(self._source, disks, registry, clock, counters, completed, self._on_lost, on_connected, self._on_gone)
         self._health = DiskHealth(self._proxies.by_disk.values(), deadline_ms, self._on_hung, lambda _disk: None)
 
     def _on_hung(self, disk: str, operation: str) -> None:
@@ -64,15 +65,42 @@ class DiskCommands:
         self._proxies.add_disk(disk)
 
     def remove_disk(self, disk: str) -> None:
-        """What it was told ends as at a death; its line stays for those who still name it."""
-        self._proxies.remove_disk(disk)
+        """What it was told ends as at a death."""
+        self._proxies.remove_disk(disk, self._on_set_aside)
+        self._end_line(disk)
         del self._lines[disk]
 
-    def command(self, command: DiskCommand, on_done: OnDone) -> None:
-        """Send; `on_done(error code)` may be called at once."""
+    def replace_disk(self, disk: str) -> None:
+        """The same, and what comes is for the process that serves the disk now."""
+        self._proxies.replace_disk(disk, self._on_set_aside)
+        self._end_line(disk)
+
+    def _on_set_aside(self, command: Command) -> None:
+        """Whoever waits for it waits no longer; its place in the arena stays the old log-writer's until that is gone."""
+        on_done, command.context = command.context, None
+        on_done(LOST)
+
+    def _on_lost(self, command: Command) -> None:
+        if command.context is None:
+            command.finish()
+        else:
+            self._lost.append(command)
+
+    def _end_line(self, disk: str) -> None:
+        """For a log-writer that was not there, which nobody called gone."""
+        line, self._lines[disk] = self._lines[disk], deque()
+        for _command, on_done in line:
+            on_done(LOST)
+
+    def command(self, command: DiskCommand, on_result: Callable[[Any], None]) -> None:
+        """Send; `on_result(error code)`, or `on_result(completion)` if the command wants that, may be called at once."""
+
+        def on_done(completion: Completion) -> None:
+            on_result(completion if command.wants_completion else completion.error_code)
+
         if command.disk not in self._lines or not self._proxies.connected(command.disk) or self._proxies.by_disk[command.disk].is_hung:
             self._refused.add()
-            on_done(ErrorCode.KAFKA_STORAGE_ERROR)
+            on_done(LOST)
             return
         self._lines[command.disk].append((command, on_done))
         self._send(command.disk)
@@ -105,7 +133,7 @@ class DiskCommands:
     def _on_completion(self, on_done: Any, completion: Completion) -> None:
         if completion.error_code != ErrorCode.NONE:
             self._refused.add()
-        on_done(completion.error_code)
+        on_done(completion)
 
     def _on_gone(self, disk: str) -> None:
         """First that it is gone, then what was lost with it: who hears of a loss must see that asking again can help."""
@@ -116,7 +144,7 @@ class DiskCommands:
         for outstanding in lost:
             self._give_back(outstanding)
         for _command, on_done in line:
-            on_done(ErrorCode.KAFKA_STORAGE_ERROR)
+            on_done(LOST)
 
     def connected(self, disk: str) -> bool:
         return self._proxies.connected(disk)

@@ -3,6 +3,8 @@
 In a thread, with back-off: 1 s after the failure, then 2 s, 4 s, … up to 30 s, over the lives of the log-writer (a counter keeps the attempts, since a counter
 outlives its process). When the disk answers, the log-writer steps down, and its next life opens the directory as after a power cut: nothing that
 failed to sync is tried again or believed. Owned by one log-writer while its disk is offline. Weak spot: a disk that takes writes and loses them comes and goes.
+
+Before a directory is opened at all, `check_answers` touches it in a thread: a disk that hangs at the start is offline, and its log-writer can say so.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from appliance.base.layout import Disk
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.known_disks import read_known_disk
 from appliance.storage import file_io
+from appliance.storage.directory_identity import PROBE_FILE
 from appliance.storage.meta_properties import META_PROPERTIES
 
 BACKOFF_NS_FIRST = 1_000_000_000
@@ -38,16 +41,23 @@ def check_not_swapped(state: str, path: str) -> None:
         )
 
 
-class DiskReturn:
-    """One offline disk."""
+class DiskDoesNotAnswer(StorageFailed):
+    """It hangs, or is too slow to be served: nothing has failed, and nothing that it holds is doubted."""
 
-    def __init__(self, context: ServiceContext, disk: Disk, now_ns: int) -> None:
+
+class DiskReturn:
+    """One offline disk. It must take a write and a sync within the deadline of an operation, or it would be fenced again at once."""
+
+    def __init__(self, context: ServiceContext, disk: Disk, now_ns: int, first_look_ns: int | None = None) -> None:
+        """`first_look_ns`: after so long it is looked at for the first time, instead of the back-off of its attempts."""
         self._state = context.box.state_directory
         self._path = disk.path
+        self._clock = context.clock
         self._log = context.log
+        self._deadline_ms = context.box.integer("log.disk.deadline.ms")
         self._attempts = context.counters.counter(ATTEMPTS_LABEL)
         self._wait_ns = min(BACKOFF_NS_MAX, BACKOFF_NS_FIRST << min(self._attempts.value, 16))
-        self._next_ns = now_ns + self._wait_ns
+        self._next_ns = now_ns + (self._wait_ns if first_look_ns is None else first_look_ns)
         self._thread: threading.Thread | None = None
         self._problem = "not looked at yet"
         self.reason = ""
@@ -75,9 +85,34 @@ class DiskReturn:
         try:
             check_not_swapped(self._state, self._path)
             file_io.make_directories(self._path)
+            started_ms = self._clock.monotonic_ms()
             probe_once(self._path)
-            self._problem = ""
+            took_ms = self._clock.monotonic_ms() - started_ms
+            self._problem = f"too slow: 4 KiB took {took_ms / 1000:.1f} s" if took_ms > self._deadline_ms else ""
         except StorageFailed as failure:
             self._problem = str(failure)
         except OSError as error:
             self._problem = (error.strerror or str(error)).lower()
+
+
+def check_answers(state: str, path: str, deadline_ms: int) -> None:
+    """Raises DiskDoesNotAnswer when touching the log directory takes longer than that; what else may be wrong with it is for others to find."""
+    toucher = threading.Thread(target=_touch, args=(state, path), name="disk-touch", daemon=True)
+    toucher.start()
+    toucher.join(deadline_ms / 1000)
+    if toucher.is_alive():
+        raise DiskDoesNotAnswer(f"{path} does not answer within {deadline_ms / 1000:g} s")
+
+
+def _touch(state: str, path: str) -> None:
+    """Write where a former life did; a directory that has never been ours gets nothing that stays, and a disk that was swapped nothing at all."""
+    try:
+        check_not_swapped(state, path)
+        if file_io.exists(f"{path}/{PROBE_FILE}"):
+            probe_once(path)
+        else:
+            attempt = f"{path}/.millrace-{file_io.process_id()}"
+            file_io.mkdir(attempt)
+            file_io.rmdir(attempt)
+    except (OSError, DiskSwapped):
+        pass  # it has answered

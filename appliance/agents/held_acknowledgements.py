@@ -40,7 +40,7 @@ class HeldAcknowledgements:
         for channel, completions in waiting.items():
             kept = []
             for completion in completions:
-                if hosted.role != ROLE_LEADER or completion[_LEADER_EPOCH] != hosted.leader_epoch:
+                if (hosted.role != ROLE_LEADER and not hosted.is_frozen) or completion[_LEADER_EPOCH] != hosted.leader_epoch:
                     released.setdefault(channel, []).append(_refusal(completion, ErrorCode.NOT_LEADER_OR_FOLLOWER))
                 elif completion[_END_OFFSET] <= durable_offset:
                     released.setdefault(channel, []).append(completion)

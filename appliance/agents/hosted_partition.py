@@ -1,8 +1,8 @@
 """A partition that a log-writer holds: its log, its role, and its row in the table. The log-writer alone changes it.
 
 The high watermark of a sole replica is its log end, or where acknowledgements wait for flushes, what is durable; with followers it waits for
-them (their progress arrives as descriptors, a door that is built with replication). Whatever changes here is published by `publish` (the whole
-row) or `publish_append` (the hot path).
+them (their progress arrives as descriptors, a door that is built with replication). The last stable offset is what the log says of the transactions
+in it. Whatever changes here is published by `publish` (the whole row) or `publish_append` (the hot path).
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from typing import Any
 
 from appliance.base.invariants import check
 from appliance.base.model import TopicId, TopicPartition
-from appliance.shm.partition_table import ROLE_NONE, PartitionTableWriter, Row
+from appliance.shm.partition_table import ROLE_LEADER, ROLE_NONE, PartitionTableWriter, Row
 from appliance.storage.log import Log
 from appliance.storage.removed_segments import RemovedSegments
+from appliance.storage.verification import Verifications
 
 NO_FLUSH_POLICY, FLUSH_BY_INTERVAL, FLUSH_BEFORE_ACKNOWLEDGEMENT = range(3)
 
@@ -22,10 +23,13 @@ class HostedPartition:
     """One row's worth of state."""
 
     __slots__ = (
+        "_published_aborted_end",
         "_published_segments",
         "config_generation",
         "flush_policy",
         "high_watermark",
+        "is_frozen",
+        "is_moving",
         "isr",
         "leader_epoch",
         "log",
@@ -42,7 +46,15 @@ class HostedPartition:
         "watermark_position",
     )  # fmt: skip
 
-    def __init__(self, topic_partition: TopicPartition, topic_id: TopicId, log: Log, table: PartitionTableWriter, high_watermark: int) -> None:
+    def __init__(
+        self,
+        topic_partition: TopicPartition,
+        topic_id: TopicId,
+        log: Log,
+        table: PartitionTableWriter,
+        high_watermark: int,
+        verifies_transactions: bool = True,
+    ) -> None:
         self.topic_partition = topic_partition
         self.topic_id = topic_id
         self.log = log
@@ -54,12 +66,18 @@ class HostedPartition:
         self.min_insync_replicas = 1
         self.config_generation = 0
         self.needs_epoch_bump = False
+        self.is_moving = False
+        """Its log is being copied to another disk: compaction would change what was copied."""
+        self.is_frozen = False
+        """It led, and is being handed over: nothing is appended, and it may lead again."""
         self.flush_policy = NO_FLUSH_POLICY
         self.watermark_base_offset = log.active_base_offset
         self.watermark_position = log.active_position
         """Where the high watermark is, while it waits for flushes; else it is at the log's end."""
         self.high_watermark = max(log.log_start_offset, min(high_watermark, log.log_end_offset))
         self._published_segments = log.segment_list_generation
+        self._published_aborted_end = -1
+        log.verifications = Verifications(verifies_transactions, table.shared.incarnation)
         self.row_generation = 0
         self.row, self.row_generation = table.add_row(self._row())
         table.store_sealed_bytes(self.row, log.size_bytes - log.active_position)
@@ -69,6 +87,7 @@ class HostedPartition:
         """Become leader or follower under `leader_epoch`; publishes."""
         check(leader_epoch >= self.leader_epoch, f"leader epoch of {self.topic_partition} would go from {self.leader_epoch} back to {leader_epoch}")
         self.role = role
+        self.is_frozen = False
         self.leader_epoch = leader_epoch
         self.isr = isr
         self.replicas = replicas
@@ -99,7 +118,7 @@ class HostedPartition:
         """After an append: advance the high watermark and publish what moved."""
         self._advance_high_watermark()
         log = self.log
-        if log.segment_list_generation != self._published_segments or self.high_watermark != log.log_end_offset:
+        if log.segment_list_generation != self._published_segments or self.high_watermark != log.log_end_offset or log.producers.is_undecided:
             self.publish()
         else:
             self.table.store_progress(self.row, log.log_end_offset, self.high_watermark, log.active_position)
@@ -122,6 +141,9 @@ class HostedPartition:
         if self._published_segments != self.log.segment_list_generation:
             self.table.store_sealed_bytes(self.row, self.log.size_bytes - self.log.active_position)
         self._published_segments = self.log.segment_list_generation
+        if self._published_aborted_end != self.log.aborted_end_offset:
+            self._published_aborted_end = self.log.aborted_end_offset
+            self.table.store_aborted_end(self.row, self._published_aborted_end)
         self.table.store(self.row, self._row()._replace(row_generation=self.row_generation))
 
     def withdraw(self, role: int) -> None:
@@ -129,6 +151,18 @@ class HostedPartition:
         self.role = role
         self.publish()
         self.table.announce()
+
+    def freeze(self) -> None:
+        """Lead no more, for as long as the log is handed over; publishes."""
+        self.is_frozen = True
+        self.withdraw(ROLE_NONE)
+
+    def thaw(self) -> None:
+        """The hand-over is over: lead again as before, unless something else has come between; publishes."""
+        if self.is_frozen:
+            self.is_frozen = False
+            if self.role == ROLE_NONE:
+                self.withdraw(ROLE_LEADER)
 
     def is_led_under(self, row_generation: int, leader_epoch: int, config_generation: int) -> bool:
         """Whether a descriptor means this partition as it is now."""
@@ -158,7 +192,7 @@ class HostedPartition:
             log_start_offset=log.log_start_offset,
             log_end_offset=log.log_end_offset,
             high_watermark=self.high_watermark,
-            last_stable_offset=self.high_watermark,
+            last_stable_offset=log.last_stable_offset(self.high_watermark),
             isr_size=len(self.isr),
             min_insync_replicas=self.min_insync_replicas,
             config_generation=self.config_generation,

@@ -8,6 +8,7 @@ Rows of the table and entries here come and go together. Owned by the log-writer
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from appliance.agents.descriptor_room import DescriptorRoom
 from appliance.agents.hosted_partition import HostedPartition
@@ -18,16 +19,29 @@ from appliance.shm.partition_table import ROLE_NONE, ROWS, PartitionTableWriter,
 from appliance.storage.log import Log
 from appliance.storage.log_config import LogConfig
 from appliance.storage.log_directory import LogDirectory
+from appliance.storage.producer_state import PRODUCER_EXPIRATION_MS
 from appliance.storage.recovery import CLEAN, Recovery, Unclean
+
+
+class ProducerSettings(NamedTuple):
+    """The box's settings about producers."""
+
+    expiration_ms: int = PRODUCER_EXPIRATION_MS
+    verifies_transactions: bool = True
+
+
+KAFKAS = ProducerSettings()
+"""Kafka's defaults."""
 
 
 class HostedPartitions:
     """By row index and by (topic id, partition)."""
 
-    def __init__(self, directory: LogDirectory, table: PartitionTableWriter, clock: Clock) -> None:
+    def __init__(self, directory: LogDirectory, table: PartitionTableWriter, clock: Clock, producers: ProducerSettings = KAFKAS) -> None:
         self.directory = directory
         self.table = table
         self._clock = clock
+        self._producers = producers
         self.room = DescriptorRoom()
         self.by_row: dict[int, HostedPartition] = {}
         self._by_identity: dict[tuple[TopicId, int], HostedPartition] = {}
@@ -56,14 +70,16 @@ class HostedPartitions:
         if not self.table.free_rows:
             raise TableFull(f"{self.directory.path} serves {ROWS} partitions already; add a disk or delete topics")
         path = f"{self.directory.path}/{topic_partition}"
-        log = Log.open(path, topic_partition, topic_id, LogConfig.from_topic_config(config), self._clock, recovery, log_start_offset, on_scanned)
+        log_config = LogConfig.from_topic_config(config)
+        expiration_ms = self._producers.expiration_ms
+        log = Log.open(path, topic_partition, topic_id, log_config, self._clock, recovery, log_start_offset, on_scanned, expiration_ms)
         if log.highest_descriptor >= self.room.for_logs:
             log.abandon()
             raise OutOfDescriptors(
                 f"{self.directory.path} has {len(self)} open logs, and the limit of {self.room.limit} open files leaves room for no more; "
                 "raise the hard limit (ulimit -Hn; LimitNOFILE= in a unit), add a disk or delete topics"
             )
-        hosted = HostedPartition(topic_partition, topic_id, log, self.table, high_watermark)
+        hosted = HostedPartition(topic_partition, topic_id, log, self.table, high_watermark, self._producers.verifies_transactions)
         self.by_row[hosted.row] = hosted
         self._by_identity[(topic_id, topic_partition.partition)] = hosted
         return hosted
@@ -115,6 +131,15 @@ class HostedPartitions:
         elif self._names_another(topic_partition, topic_id):
             return
         self.directory.mark_deleted(topic_partition)
+
+    def give_away(self, hosted: HostedPartition) -> None:
+        """Take a partition out whose log lies on another disk from now on: its directory first. Raises `DiskFull`, and nothing has happened."""
+        self.directory.mark_deleted(hosted.topic_partition)
+        del self._by_identity[hosted.topic_id, hosted.topic_partition.partition]
+        hosted.withdraw(ROLE_NONE)
+        self.table.remove_row(hosted.row)
+        del self.by_row[hosted.row]
+        hosted.log.abandon()
 
     def _names_another(self, topic_partition: TopicPartition, topic_id: TopicId) -> bool:
         """Whether a topic of the same name but another id lives here: a late deletion must not hit it."""

@@ -119,13 +119,15 @@ class IngestAgent:
         return work
 
     def _look_at_disks(self, now_ns: int) -> None:
-        """Disks that were added or removed while we run."""
-        came, went = self._box_disks.look(now_ns)
-        for disk in came:
+        """Disks that were added, removed or replaced while we run."""
+        changes = self._box_disks.look(now_ns)
+        for disk in changes.came:
             self._proxies.add_disk(disk.name)
-        for disk in went:
-            self._proxies.remove_disk(disk.name)
+        for disk in changes.went:
+            self._proxies.remove_disk(disk.name, self._outlet.on_set_aside)
             self._disks.forget(disk.name)
+        for disk in changes.replaced:
+            self._proxies.replace_disk(disk.name, self._outlet.on_set_aside)
 
     def _batch_and_send(self, now_ns: int) -> int:
         batcher = self._intake.batcher
@@ -202,6 +204,7 @@ class IngestAgent:
     def _sweep(self, now_ns: int) -> None:
         self._next_sweep_ns = now_ns + SWEEP_NS
         self._datagrams.count_kernel_drops()
+        self._connections.look()
         self._update_in_flight()
 
     def _update_in_flight(self) -> None:

@@ -51,7 +51,7 @@ _NO_SLOT = -1
 class OutgoingBatch:
     """One batch on its way. Its bytes are in the arena (`slot`), or in `data` while the arena has no room."""
 
-    __slots__ = ("charge", "closed_ns", "data", "disk", "partition", "record_count", "sequence", "size_bytes", "slot", "was_offered")
+    __slots__ = ("charge", "closed_ns", "data", "disk", "is_copied", "partition", "record_count", "sequence", "size_bytes", "slot", "was_offered")
 
     def __init__(self, ready: ReadyBatch, sequence: int, closed_ns: int) -> None:
         self.partition, self.data, self.record_count = ready
@@ -62,6 +62,8 @@ class OutgoingBatch:
         self.slot = _NO_SLOT
         self.disk = ""
         self.was_offered = False
+        self.is_copied = False
+        """Another batch with the same lines has taken its place: what is left of it is its slot."""
 
 
 class IngestOutlet:
@@ -260,8 +262,20 @@ class IngestOutlet:
 
     def on_lost(self, batch: OutgoingBatch) -> None:
         """Its log-writer died first; whether it is in the log is not known, so it goes again."""
+        if batch.is_copied:
+            self._arena.free(batch.slot)
+            return
         self._under_way.discard(batch)
         self._come_back(batch)
+
+    def on_set_aside(self, batch: OutgoingBatch) -> None:
+        """Its log-writer may be held by a disk that was given up: the lines go again, from a copy; the slot is free when that process is gone."""
+        self._under_way.discard(batch)
+        data = bytes(self._arena.memory[batch.slot : batch.slot + batch.size_bytes])
+        again = OutgoingBatch(ReadyBatch(batch.partition, data, batch.record_count), batch.sequence, batch.closed_ns)
+        again.disk, again.was_offered = batch.disk, True
+        batch.is_copied = True
+        self._come_back(again)
 
     def _come_back(self, batch: OutgoingBatch) -> None:
         was_for = batch.disk

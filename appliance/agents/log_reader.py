@@ -18,8 +18,10 @@ from appliance.agents.cold_reading import ColdReading
 from appliance.agents.scrubber import Scrubber
 from appliance.base.errors import ErrorCode, StorageFailed
 from appliance.base.model import TopicPartition
+from appliance.ipc.aborted_answer import aborted_answer
 from appliance.ipc.frames import listen_unix
 from appliance.ipc.log_reader_messages import (
+    ABORTED,
     EPOCH_AT,
     EPOCH_END,
     LOOKUP,
@@ -266,6 +268,9 @@ class LogReaderAgent:
             return Answer(kind, token, 0, offsets=tuple(reading.segments_modified_by(question.value_a, OFFSETS_MAX))), -1
         if kind == EPOCH_END:
             return Answer(kind, token, 0, *reading.epoch_end(question.value_a, question.value_b)), -1
+        if kind == ABORTED and question.span is not None:
+            end_offset, entries = reading.aborted_in(question.value_a, *question.span, question.value_b)
+            return aborted_answer(token, end_offset, [(entry.producer_id, entry.first_offset, entry.last_offset) for entry in entries])
         if kind == EPOCH_AT:
             return Answer(kind, token, 0, reading.epoch_at(question.value_a)), -1
         found = reading.offset_for_timestamp(question.value_a, question.value_b) if kind == TIME else reading.offset_of_max_timestamp(question.value_b)
@@ -295,4 +300,5 @@ _KIND_NAMES = {
     SEGMENTS: "segments",
     EPOCH_END: "epoch_end",
     EPOCH_AT: "epoch_at",
+    ABORTED: "aborted",
 }

@@ -15,21 +15,28 @@ from typing import Any
 
 from appliance.agents.batch_flushes import BatchFlushes
 from appliance.agents.cleaning_rounds import CleaningRounds
+from appliance.agents.disk_fences import DiskFences
 from appliance.agents.disk_probe import DiskProbe
 from appliance.agents.disk_return import ATTEMPTS_LABEL, WELL_NS, DiskReturn
+from appliance.agents.end_markers import marker_batch
 from appliance.agents.flush_rounds import FlushRounds
 from appliance.agents.held_acknowledgements import HeldAcknowledgements
 from appliance.agents.hosted_partition import FLUSH_BEFORE_ACKNOWLEDGEMENT, HostedPartition
+from appliance.agents.incoming_moves import IncomingMoves
 from appliance.agents.index_repairs import IndexRepairs
 from appliance.agents.log_writer_commands import LogWriterCommands
 from appliance.agents.log_writer_startup import LogWriterStartup
+from appliance.agents.outgoing_moves import MoveAnswer, OutgoingMoves
+from appliance.agents.partition_moves import MOVE_KINDS, PartitionMoves
+from appliance.agents.producer_upkeep import ProducerUpkeep
 from appliance.agents.retention_rounds import RetentionRounds
 from appliance.base.errors import DiskFull, ErrorCode, OutOfDescriptors, StepsDown, StorageFailed
 from appliance.base.invariants import InvariantViolation
 from appliance.base.layout import boot_id
 from appliance.ipc.channel import SinkChannel
-from appliance.ipc.descriptors import DescriptorKind
+from appliance.ipc.descriptors import ACKS_ALL_FLAG, ADDS_PARTITION_FLAG, COORDINATOR_FLAG, NEEDS_VERIFICATION, DescriptorKind
 from appliance.ipc.log_writer_door import LogWriterDoor
+from appliance.ipc.producer_entries import pack_producers
 from appliance.ipc.scrub_report import report_file
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.shm.doorbell import Doorbell
@@ -47,6 +54,7 @@ from appliance.shm.partition_table import (
     PartitionTableWriter,
 )
 from appliance.storage.append_plan import RefusedBatch
+from appliance.storage.verification import NeedsVerification, Offer
 
 DESCRIPTOR_BURST = 256
 """Descriptors taken from one source in one turn."""
@@ -60,7 +68,10 @@ DESCRIPTORS_TOLD_NS = 10_000_000_000
 _CONTROLLER = "controller"
 _PRODUCE = int(DescriptorKind.PRODUCE)
 _DELETE_RECORDS = int(DescriptorKind.DELETE_RECORDS)
-_ACKS_ALL_FLAG = 1
+_MARKER = int(DescriptorKind.TRANSACTION_MARKER)
+_DESCRIBE_PRODUCERS = int(DescriptorKind.DESCRIBE_PRODUCERS)
+_APPENDS = (_PRODUCE, _MARKER)
+_OFFER_FLAGS = ADDS_PARTITION_FLAG | COORDINATOR_FLAG
 
 Work = tuple[SinkChannel, tuple[Any, ...]]
 """A descriptor and the source it came from."""
@@ -100,7 +111,22 @@ class LogWriterAgent:
         self._held = HeldAcknowledgements()
         self._retention = RetentionRounds(self._directory, self._partitions, self._clock, counters, box, context.log, self._on_records_deleted)
         self._cleaning = CleaningRounds(self._directory, self._partitions, self._clock, counters, box, context.log, self._disk.name)
+        incoming = IncomingMoves(
+            self._directory,
+            self._partitions,
+            self._clock,
+            counters,
+            box,
+            context.layout,
+            self._disk.name,
+            self._poller,
+            context.log,
+            lambda work, code: self._complete(work[0], work[1], code),
+        )
+        outgoing = OutgoingMoves(self._partitions, self._clock, counters, box.integer("log.disk.deadline.ms"), context.log)
+        self._moves = PartitionMoves(incoming, outgoing)
         self._index_repairs = IndexRepairs(report_file(context.layout, self._disk.name), self._partitions, self._clock, counters, context.log)
+        self._producer_upkeep = ProducerUpkeep(self._partitions, self._clock)
         self._door = LogWriterDoor(context.incarnation, self._doorbell.fileno(), self._poller, counters, self._describe, self._on_gone)
         self._completions: dict[SinkChannel, list[tuple[Any, ...]]] = {}
         self._rows_moved = False
@@ -110,6 +136,7 @@ class LogWriterAgent:
         self._probe = DiskProbe(self._disk.path, self._words, box.integer("log.disk.probe.interval.ms"))
         self._reopen_attempts = counters.counter(ATTEMPTS_LABEL)
         self._well_from_ns = self._clock.monotonic_ns() + WELL_NS
+        self._fences = DiskFences(counters, self._clock.monotonic_ns())
         self._is_full = False
         self._owes_commands = False
         """The controller was refused something for want of space: it asks again when it is let in anew."""
@@ -158,7 +185,7 @@ class LogWriterAgent:
         if now_ns >= self._next_housekeeping_ns:
             self._next_housekeeping_ns = now_ns + HOUSEKEEPING_NS
             self._keep_house()
-        elif self._flush_rounds.goes_on or self._retention.goes_on or self._cleaning.goes_on:
+        elif self._flush_rounds.goes_on or self._retention.goes_on or self._cleaning.goes_on or self._moves.goes_on:
             self._keep_house()
         if self._completions or self._retention.rows_moved:
             self._retention.rows_moved = False
@@ -170,6 +197,7 @@ class LogWriterAgent:
         """The disk held us for too long, and others were told so: what we did meanwhile is for the next life to find. While a thread of ours is still
         held by the disk this process cannot end; until then it refuses, so that nobody takes the disk for one that is just being started."""
         if not (self._words[PROBE_SINCE_WORD] or self._words[FLUSH_SINCE_WORD]):
+            self._fences.add()
             raise StepsDown(f"disk {self._disk.name} kept it waiting for too long, and it was fenced")
         work = 0
         for channel in self._door.channels:
@@ -187,6 +215,7 @@ class LogWriterAgent:
             self._batch_flushes.open()
             if startup.recovery_points_went_back:
                 self._flush_rounds.recovery_points_went_back()
+            self._moves.incoming.open(startup.moved_here)
         except StorageFailed as failure:
             self._go_offline(failure)
         self._startup = None
@@ -194,6 +223,7 @@ class LogWriterAgent:
             self._table.set_disk_state(DISK_OFFLINE)
         else:
             self._table.set_disk_state(DISK_ONLINE)
+            self._context.notifier.status(self._fences.words())
             self._context.log.info(startup.summary())
             if startup.waits_for_space:
                 self._late = startup
@@ -232,6 +262,7 @@ class LogWriterAgent:
         self._batch_flushes.close()
         self._retention.close()
         self._cleaning.close()
+        self._moves.incoming.close()
         self._index_repairs.close()
         self._probe.close()
         if self._startup is not None:
@@ -263,7 +294,7 @@ class LogWriterAgent:
         """Produces are grouped by row and appended together; what follows a command waits behind it."""
         by_row: dict[int, list[Work]] = {}
         for number, entry in enumerate(entries):
-            if entry[0] == _PRODUCE:
+            if entry[0] in _APPENDS:
                 by_row.setdefault(entry[3], []).append((channel, entry))
             else:
                 self._postponed[channel] = deque(entries[number:])
@@ -277,10 +308,14 @@ class LogWriterAgent:
         while self._postponed:
             for channel, entries in list(self._postponed.items()):
                 entry = entries.popleft()
-                if entry[0] == _PRODUCE:
+                if entry[0] in _APPENDS:
                     self._append_all({entry[3]: [(channel, entry)]})
                 elif entry[0] == _DELETE_RECORDS:
                     self._delete_records(channel, entry)
+                elif entry[0] in MOVE_KINDS:
+                    self._move(channel, entry)
+                elif entry[0] == _DESCRIBE_PRODUCERS:
+                    self._describe_producers(channel, entry)
                 else:
                     self._command(channel, entry)
                 if not entries:
@@ -295,15 +330,22 @@ class LogWriterAgent:
             self._append(self._partitions.by_row.get(row), group)
 
     def _append(self, hosted: HostedPartition | None, group: list[Work]) -> None:
-        """Append the batches of one partition: one plan, one write, one row update."""
+        """Append the batches and markers of one partition: one plan, one write, one row update."""
         admitted: list[Work] = []
         batches: list[memoryview] = []
+        offers: dict[int, Offer] = {}
         for work in group:
             channel, entry = work
             code = self._refusal(hosted, entry)
             if code:
                 self._complete(channel, entry, code)
                 continue
+            if entry[0] == _MARKER:
+                admitted.append(work)
+                batches.append(marker_batch(entry, self._clock.wall_ms()))
+                continue
+            if entry[13] or entry[1] & _OFFER_FLAGS:
+                offers[len(batches)] = Offer(entry[13], bool(entry[1] & ADDS_PARTITION_FLAG), bool(entry[1] & COORDINATOR_FLAG))
             position, length = entry[8], entry[7]
             if not (length > 0 and position + length <= channel.size_bytes):
                 raise InvariantViolation(f"{channel.source} names {length} bytes at {position} of its arena")
@@ -314,7 +356,7 @@ class LogWriterAgent:
         words = self._words
         words[APPEND_SINCE_WORD] = self._clock.monotonic_ns()
         try:
-            results = hosted.log.append_as_leader(batches, hosted.leader_epoch, self._clock.wall_ms())
+            results = hosted.log.append_as_leader(batches, hosted.leader_epoch, self._clock.wall_ms(), offers)
             words[APPEND_SINCE_WORD] = 0
         except StorageFailed as failure:
             words[APPEND_SINCE_WORD] = 0
@@ -335,26 +377,32 @@ class LogWriterAgent:
             if isinstance(result, RefusedBatch):
                 self._complete(channel, entry, result.error_code, result.base_offset)
                 continue
+            if isinstance(result, NeedsVerification):
+                self._complete(channel, entry, NEEDS_VERIFICATION, guard=result.guard)
+                continue
             base_offset, last_offset, append_time_ms = result
+            records = entry[10] if entry[0] == _PRODUCE else 1
             completion = (
-                _PRODUCE, 0, 0, entry[3], entry[9], base_offset, append_time_ms, log_start_offset, last_offset + 1, hosted.leader_epoch, entry[10], 0,
+                entry[0], 0, 0, entry[3], entry[9], base_offset, append_time_ms, log_start_offset, last_offset + 1, hosted.leader_epoch, records, 0,
             )  # fmt: skip
             completions.setdefault(channel, []).append(completion)
-            self._records.add(entry[10])
+            self._records.add(records)
             self._bytes.add(entry[7])
         self._batches.add(len(admitted))
         if hosted.flush_policy:
             self._batch_flushes.want(hosted, sum(map(len, batches)))
 
     def _refusal(self, hosted: HostedPartition | None, entry: tuple[Any, ...]) -> int:
-        """Role, row generation, leader epoch and config generation as the descriptor's source saw them must still hold."""
+        """Role, row generation, leader epoch and config generation (which markers are not checked against) as the source saw them must still hold."""
+        if hosted is not None and entry[0] == _MARKER:
+            entry = (*entry[:6], hosted.config_generation)
         if hosted is None or not hosted.is_led_under(entry[4], entry[5], entry[6]) or hosted.role != ROLE_LEADER:
             if self._offline or (hosted is not None and hosted.role == ROLE_OFFLINE):
                 return ErrorCode.KAFKA_STORAGE_ERROR
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         if self._is_full:
             return ErrorCode.KAFKA_STORAGE_ERROR
-        if entry[1] & _ACKS_ALL_FLAG and len(hosted.isr) < hosted.min_insync_replicas:
+        if entry[1] & ACKS_ALL_FLAG and len(hosted.isr) < hosted.min_insync_replicas:
             return ErrorCode.NOT_ENOUGH_REPLICAS
         return ErrorCode.NONE
 
@@ -363,6 +411,8 @@ class LogWriterAgent:
         hosted = self._partitions.by_row.get(entry[3])
         code = 0 if self._is_full and hosted is not None and not self._offline else self._refusal(hosted, entry)
         try:
+            if not code and hosted is not None and hosted.is_frozen:
+                code = ErrorCode.NOT_LEADER_OR_FOLLOWER
             if not code and hosted is not None:
                 code = self._retention.delete_records(hosted, entry[10], (channel, entry))
                 self._rows_moved = True
@@ -371,6 +421,21 @@ class LogWriterAgent:
             code = ErrorCode.KAFKA_STORAGE_ERROR
         if code:
             self._complete(channel, entry, code)
+
+    def _describe_producers(self, channel: SinkChannel, entry: tuple[Any, ...]) -> None:
+        """Write who produces into a partition to where the source wants it, as many as there is room for; the completion says how many there are."""
+        hosted = self._partitions.by_row.get(entry[3])
+        if hosted is None or entry[4] != hosted.row_generation or hosted.role != ROLE_LEADER:
+            code = ErrorCode.KAFKA_STORAGE_ERROR if self._offline else ErrorCode.NOT_LEADER_OR_FOLLOWER
+            self._complete(channel, entry, code)
+            return
+        position, length = entry[8], entry[7]
+        if not (length >= 0 and position + length <= channel.size_bytes):
+            raise InvariantViolation(f"{channel.source} names {length} bytes at {position} of its arena")
+        producers = hosted.log.producers.snapshot()
+        channel.memory[position : position + length] = pack_producers(producers, length)
+        completion = (entry[0], 0, 0, entry[3], entry[9], -1, -1, -1, hosted.log.log_end_offset, hosted.leader_epoch, len(producers), 0)
+        self._completions.setdefault(channel, []).append(completion)
 
     def _on_records_deleted(self, context: tuple[SinkChannel, tuple[Any, ...]], hosted: HostedPartition, code: int) -> None:
         """What a DeleteRecords asked for is durable (or will not be)."""
@@ -430,10 +495,34 @@ class LogWriterAgent:
         self._rows_moved = True
         self._complete(channel, entry, ErrorCode.KAFKA_STORAGE_ERROR if self._words[FENCE_WORD] else code)
 
-    def _complete(self, channel: SinkChannel, entry: tuple[Any, ...], code: int, base_offset: int = -1) -> None:
-        if code:
+    def _move(self, channel: SinkChannel, entry: tuple[Any, ...]) -> None:
+        """A command about a move between disks. What freezes a log tells its end, its high watermark as base offset, and its start."""
+        if self._offline:
+            self._complete(channel, entry, ErrorCode.KAFKA_STORAGE_ERROR)
+            return
+        document = bytes(channel.memory[entry[8] : entry[8] + entry[7]])
+        self._words[APPEND_SINCE_WORD] = self._clock.monotonic_ns()
+        try:
+            answer = self._moves.carry_out(entry[0], document, (channel, entry))
+        except StorageFailed as failure:
+            self._storage_failed(failure)
+            answer = MoveAnswer(ErrorCode.KAFKA_STORAGE_ERROR)
+        self._words[APPEND_SINCE_WORD] = 0
+        self._rows_moved = True
+        if self._words[FENCE_WORD]:
+            answer = MoveAnswer(ErrorCode.KAFKA_STORAGE_ERROR)
+        if answer is None:
+            return
+        if answer.code or answer.log_end_offset < 0:
+            self._complete(channel, entry, answer.code)
+            return
+        completion = (entry[0], 0, 0, entry[3], entry[9], answer.high_watermark, -1, answer.log_start_offset, answer.log_end_offset, -1, 0, 0)
+        self._completions.setdefault(channel, []).append(completion)
+
+    def _complete(self, channel: SinkChannel, entry: tuple[Any, ...], code: int, base_offset: int = -1, guard: int = 0) -> None:
+        if code and not guard:
             self._refused.add()
-        completion = (entry[0], 0, code, entry[3], entry[9], base_offset, -1, -1, -1, -1, entry[10] & 0xFFFFFFFF, 0)
+        completion = (entry[0], 0, code, entry[3], entry[9], base_offset, -1, -1, -1, -1, entry[10] & 0xFFFFFFFF, guard)
         self._completions.setdefault(channel, []).append(completion)
 
     def _publish_completions(self) -> None:
@@ -461,6 +550,8 @@ class LogWriterAgent:
             "replaces": self._replaces,
             "needs_epoch_bump": any(hosted.needs_epoch_bump for hosted in self._partitions.by_row.values()),
             "partitions": [hosted.describe() for hosted in self._partitions.by_row.values()],
+            "futures": self._moves.incoming.describe(),
+            "frozen": self._moves.outgoing.describe(),
             "offline": self._offline,
             "free_bytes": self._context.counters.counter("disk.free_bytes").value,
             "free_rows": self._table.free_rows,
@@ -471,6 +562,7 @@ class LogWriterAgent:
         self._completions.pop(channel, None)
         self._held.drop_source(channel)
         self._retention.forget(lambda context: context[0] is channel)
+        self._moves.incoming.forget(lambda context: context[0] is channel)
         self._context.log.info(f"{channel.source} is gone ({reason})")
 
     # -- the disk
@@ -500,12 +592,14 @@ class LogWriterAgent:
             hosted.withdraw(ROLE_OFFLINE)
             hosted.log.abandon()  # an open file would keep the file system from being unmounted
         self._retention.fail()
+        self._moves.incoming.fail()
         self._refused.add(self._held.fail_all(ErrorCode.KAFKA_STORAGE_ERROR, self._completions))
         self._batch_flushes.give_up()
         self._directory.abandon()
         self._table.set_suspect()
         self._table.set_disk_state(DISK_OFFLINE)
         self._return = DiskReturn(self._context, self._disk, self._clock.monotonic_ns())
+        self._context.notifier.status(self.status_line())
         self._context.counters.set_state("offline")
 
     def _keep_house(self) -> None:
@@ -516,15 +610,18 @@ class LogWriterAgent:
         try:
             if self._reopen_attempts.value and now_ns > self._well_from_ns:
                 self._reopen_attempts.set(0)
+            self._fences.maybe_forget(now_ns)
             self._probe.turn(now_ns, self._bytes.value)
             self._words[APPEND_SINCE_WORD] = now_ns
             self._flush_rounds.turn()
             self._retention.turn()
             self._cleaning.turn()
+            self._moves.turn(now_ns)
             self._words[APPEND_SINCE_WORD] = 0
             if self._flush_rounds.take_found_space():
                 self._on_space()
             self._index_repairs.turn()
+            self._producer_upkeep.turn(now_ns)
         except StorageFailed as failure:
             self._words[APPEND_SINCE_WORD] = 0
             self._storage_failed(failure)

@@ -59,6 +59,8 @@ class LogWriterCommands:
             # Offsets that consumers saw under `latest` may come back with other content: only a larger epoch tells them.
             return ErrorCode.FENCED_LEADER_EPOCH
         self._partitions.configure(hosted, command.get("config", {}))
+        if "moving_to" in command:
+            hosted.is_moving = command["moving_to"] is not None
         lead(hosted, leader_epoch, tuple(command["isr"]), tuple(command["replicas"]), int(command.get("config_generation", 0)))
         return ErrorCode.NONE
 

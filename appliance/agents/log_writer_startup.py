@@ -14,19 +14,20 @@ import os
 from appliance.agents.descriptor_room import DescriptorRoom
 from appliance.agents.disk_return import check_not_swapped
 from appliance.agents.hosted_partition import HostedPartition
-from appliance.agents.hosted_partitions import HostedPartitions
+from appliance.agents.hosted_partitions import HostedPartitions, ProducerSettings
 from appliance.agents.log_writer_commands import lead
 from appliance.agents.previous_lives import PreviousLives
 from appliance.agents.recovery_progress import OPEN_BYTES, RecoveryProgress, share_of
 from appliance.base.errors import DiskFull, OutOfDescriptors
 from appliance.base.layout import Disk
 from appliance.base.model import TopicId, TopicPartition
-from appliance.metadata.metadata_image import ImageUnreadable, MetadataImage, read_image
+from appliance.metadata.metadata_image import ImageUnreadable, MetadataImage, TopicImage, read_image
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.known_disks import KnownDisk, read_known_disk, write_known_disk
 from appliance.shm.partition_table import ROLE_LEADER, ROWS, PartitionTableWriter, Row, TableFull
 from appliance.storage import file_io
 from appliance.storage.log_directory import LogDirectory
+from appliance.storage.move_record import read_move
 from appliance.storage.recovery import CLEAN, Recovery, SameBoot, Unclean
 
 CLEAN_STOP = "clean"
@@ -48,7 +49,8 @@ class LogWriterStartup:
             raise file_io.storage_failure(f"look into log directory {disk.path}", error) from error
         self.directory = LogDirectory.open(disk.path, box.broker_id, box.cluster_id or None, context.clock, new_directory_id)
         self.replaces = self._remember(box.state_directory)
-        self.partitions = HostedPartitions(self.directory, table, context.clock)
+        producers = ProducerSettings(box.integer("producer.id.expiration.ms"), box.flag("transaction.partition.verification.enable"))
+        self.partitions = HostedPartitions(self.directory, table, context.clock, producers)
         self._table = table
         self._lives = PreviousLives(context.layout, disk.name, table.shared.name)
         self.boot = CLEAN_STOP if self.directory.was_clean else SAME_BOOT if self._lives.is_same_boot else UNCLEAN_BOOT
@@ -64,6 +66,8 @@ class LogWriterStartup:
         self.recovery_points_went_back = False
         """Whether a log now ends below what the checkpoint promises of it: that must be written down anew."""
         self._led_at_once = 0
+        self.moved_here: list[HostedPartition] = []
+        """Logs that still have the record of their move in them: the checkpoints do not speak for them yet."""
         self._is_synced = False
         """Whether the file system was synced since we started."""
         self._short_of_space: list[tuple[TopicPartition, TopicId]] = []
@@ -184,11 +188,36 @@ class LogWriterStartup:
         if self._lives.is_suspect:
             self.directory.forget_pages(name)
         row = self._lives.rows.get((topic_id, name.partition)) if self.boot == SAME_BOOT else None
+        moved = self._take_move_record(name)
         topic = self._image.topics_by_id.get(topic_id)
         high_watermark = row.high_watermark if row is not None else self._high_watermarks.get(name, 0)
         log_start_offset = max(self._log_start_offsets.get(name, 0), row.log_start_offset if row is not None else 0)
         config = topic.config if topic else {}
-        return self.partitions.open(name, topic_id, config, self._recovery(name, row), log_start_offset, high_watermark, self._progress.on_scanned)
+        hosted = self.partitions.open(name, topic_id, config, self._recovery(name, row), log_start_offset, high_watermark, self._progress.on_scanned)
+        hosted.is_moving = topic is not None and _is_moving(topic, name.partition)
+        if moved:
+            self.moved_here.append(hosted)
+        return hosted
+
+    def _take_move_record(self, name: TopicPartition) -> bool:
+        """Whether a log came from another disk, and its record may say more than the checkpoints: then they say it too, from here on."""
+        path = f"{self._disk.path}/{name}"
+        try:
+            record = read_move(path)
+        except ValueError as problem:
+            self._context.log.error(f"{path}: {problem}; left as it is")
+            return False
+        except OSError as error:
+            raise file_io.storage_failure(f"read {path}", error) from error
+        if record is None or record.complete is None:
+            return record is not None
+        for offsets, offset in (
+            (self._recovery_points, record.complete.log_end_offset),
+            (self._high_watermarks, record.complete.high_watermark),
+            (self._log_start_offsets, record.complete.log_start_offset),
+        ):
+            offsets[name] = max(offset, offsets.get(name, 0))
+        return True
 
     def _recovery(self, name: TopicPartition, row: Row | None) -> Recovery:
         recovery_point = self._recovery_points.get(name, 0)
@@ -241,3 +270,8 @@ class LogWriterStartup:
             missing += f", {len(self._short_of_space)} wait for space ({self._space_problem})"
         count = f"{opened} of {self._total}" if opened != self._total else f"{opened}"
         return f"opened {count} logs of {self._disk.path} in {elapsed_ms} ms {how[self.boot]}, leads {self._led_at_once} at once{cut}{missing}"
+
+
+def _is_moving(topic: TopicImage, partition: int) -> bool:
+    """Whether the image says that the partition is being moved away: then its log is not compacted, from the first turn on."""
+    return partition < len(topic.partitions) and topic.partitions[partition].moving_to is not None

@@ -10,10 +10,11 @@ from __future__ import annotations
 import select
 from typing import Any
 
-from appliance.agents.disk_return import DiskReturn
+from appliance.agents.disk_fences import DiskFences
+from appliance.agents.disk_return import DiskDoesNotAnswer, DiskReturn, check_answers
 from appliance.agents.log_writer import LogWriterAgent
 from appliance.agents.previous_lives import PreviousLives
-from appliance.base.errors import ConfigurationProblems, DiskFull, ErrorCode, OutOfDescriptors, StorageFailed
+from appliance.base.errors import ConfigurationProblems, DiskFull, ErrorCode, OutOfDescriptors, StepsDown, StorageFailed
 from appliance.base.layout import boot_id
 from appliance.ipc.channel import SinkChannel
 from appliance.ipc.log_writer_door import LogWriterDoor
@@ -27,10 +28,18 @@ DESCRIPTOR_BURST = 256
 
 def open_log_writer(context: ServiceContext) -> Agent:
     """The log-writer of a disk, whatever state the disk is in."""
+    fences = DiskFences(context.counters, context.clock.monotonic_ns())
+    wait_ns = fences.wait_ns()
+    if wait_ns:
+        failure = DiskDoesNotAnswer(f"fenced {fences.count} times because it was too slow; looked at again after {wait_ns // 1_000_000_000} s")
+        return OfflineLogWriter(context, failure, wait_ns)
     try:
+        check_answers(context.box.state_directory, context.box.disk(context.instance).path, context.box.integer("log.disk.deadline.ms"))
         return LogWriterAgent(context)
     except OutOfDescriptors:
         raise  # says nothing about the disk
+    except DiskDoesNotAnswer as failure:
+        return OfflineLogWriter(context, failure, 0)
     except (StorageFailed, ConfigurationProblems) as failure:
         return OfflineLogWriter(context, failure)
 
@@ -38,7 +47,8 @@ def open_log_writer(context: ServiceContext) -> Agent:
 class OfflineLogWriter:
     """One life without a disk."""
 
-    def __init__(self, context: ServiceContext, failure: StorageFailed | ConfigurationProblems) -> None:
+    def __init__(self, context: ServiceContext, failure: StorageFailed | ConfigurationProblems, first_look_ns: int | None = None) -> None:
+        """`first_look_ns`: after so long the disk is looked at; by default that depends on how often it came and went."""
         self._context = context
         self._clock = context.clock
         self._disk = context.box.disk(context.instance)
@@ -47,17 +57,19 @@ class OfflineLogWriter:
         self._table = PartitionTableWriter.create(table_name, context.incarnation)
         self._doorbell = Doorbell(self._table.shared.words, SLEEPING_WORD)
         context.poller.register(self._doorbell.fileno(), select.EPOLLIN, self._doorbell.drain)
-        self._is_suspect = not isinstance(failure, DiskFull | ConfigurationProblems)
+        self._is_suspect = not isinstance(failure, DiskFull | ConfigurationProblems | DiskDoesNotAnswer)
         if self._is_suspect:
             self._table.set_suspect()
             PreviousLives(context.layout, self._disk.name, table_name).forget()
         self._table.set_disk_state(DISK_OFFLINE)
         context.log.error(f"log directory {self._disk.path} stays offline: {failure}")
-        self._return = DiskReturn(context, self._disk, self._clock.monotonic_ns())
+        self._return = DiskReturn(context, self._disk, self._clock.monotonic_ns(), first_look_ns)
+        self._fences = DiskFences(context.counters, self._clock.monotonic_ns())
         self._door = LogWriterDoor(context.incarnation, self._doorbell.fileno(), context.poller, context.counters, self._describe, self._on_gone)
         self._refused = context.counters.counter("log_writer.refused")
         self._door.open(context.layout.log_writer_socket(self._disk.name))
         context.notifier.ready()
+        context.notifier.status(self.status_line())
         context.counters.set_state("offline")
 
     # -- duty cycle
@@ -71,7 +83,14 @@ class OfflineLogWriter:
                 channel.completions.offer_all([_refusal(entry) for entry in entries])
                 channel.ring()
         self._refused.add(work)
-        self._return.turn(self._clock.monotonic_ns())
+        reason = self._return.reason
+        try:
+            self._return.turn(self._clock.monotonic_ns())
+            if self._return.reason != reason:
+                self._context.notifier.status(self.status_line())
+        except StepsDown:
+            self._fences.on_waited()
+            raise
         return work
 
     def may_park(self) -> bool:

@@ -346,6 +346,7 @@ class RetentionRounds:
                     self._on_durable(context, hosted, ErrorCode.NONE)
                 for hosted, _, _ in begun:
                     if self._is_here(hosted):
+                        hosted.log.forget_removed(starts[hosted.topic_partition])
                         hosted.log.truncate_epochs_from_start()
             if no_space:
                 self._waiting_from_ns = now_ns + SPACE_NS

@@ -1,9 +1,10 @@
 """The scrubber of one disk: reads every closed segment once in a while, slowly, in a thread of the log-reader, and tells what is damaged.
 
 It keeps to a rate and begins a pass when the pause since the last one is over; where a restart interrupted a pass it goes on. What it finds is
-looked at twice: retention, compaction and truncation change files under its eyes. Findings go to a report on tmpfs
-(`ipc/scrub_report.py`), to counters and to the log. An index that leads astray is made anew by the log-writer (`agents/index_repairs.py`); a
-damaged batch stays as it is, because there is no other copy yet: repair from a replica will begin at the report.
+looked at twice, and a segment that compaction replaced meanwhile is begun anew: retention, compaction and truncation change files under its eyes.
+It reads past the page cache. Findings go to a report on tmpfs (`ipc/scrub_report.py`), to counters and to the log. An index that leads astray is
+made anew by the log-writer (`agents/index_repairs.py`); a damaged batch stays as it is, because there is no other copy yet: repair from a replica will
+begin at the report.
 Weak spots: after a reboot a pass begins with the first log again; the rate is the same by day and by night.
 """
 
@@ -23,7 +24,7 @@ from appliance.shm.counters import Counters
 from appliance.storage import file_io
 from appliance.storage.partition_directory import parse_partition_name
 from appliance.storage.scrub import CHECKSUM, INDEX, OFFSETS, REBUILDABLE, TIME_INDEX, UNREADABLE, Damage, SegmentScrub
-from appliance.storage.segment_files import LOG_SUFFIX, offset_of_name, segment_path
+from appliance.storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, offset_of_name, segment_path
 
 PUBLISH_MS = 10_000
 IDLE_SECONDS = 1.0
@@ -105,8 +106,9 @@ class Scrubber:
 
     def _check(self, topic_partition: TopicPartition, base_offset: int, end_offset: int) -> Iterator[int]:
         directory = f"{self._disk.path}/{topic_partition}"
-        found: list[Damage] = []
-        for _ in range(2):
+        found: list[Damage] | None = None
+        while True:
+            files = self._inodes(directory, base_offset)
             scrub = SegmentScrub(directory, base_offset, end_offset)
             try:
                 yield from scrub
@@ -116,12 +118,30 @@ class Scrubber:
             except OSError as error:
                 name = segment_path("", base_offset, LOG_SUFFIX).lstrip("/")
                 damages = [Damage(UNREADABLE, name, base_offset, base_offset, 0, f"the disk cannot read it: {(error.strerror or str(error)).lower()}")]
+            if not damages:
+                return
             bases = self._bases(str(topic_partition))
-            if not damages or base_offset not in bases or bases[bases.index(base_offset) + 1 :][:1] != [end_offset]:
-                return  # sound, or no longer what it was
-            found = [damage for damage in damages if not found or damage in found]
-        for damage in found:
+            behind = bases[bases.index(base_offset) + 1 :] if base_offset in bases else []
+            if not behind:
+                return  # no longer what it was
+            if self._inodes(directory, base_offset) != files or behind[0] != end_offset:
+                found, end_offset = None, behind[0]  # compaction put another one under the name: begin it anew
+            elif found is None:
+                found = damages
+            else:
+                break
+        for damage in [damage for damage in damages if damage in found]:
             self._tell(topic_partition, damage)
+
+    def _inodes(self, directory: str, base_offset: int) -> list[int]:
+        """Of the segment's files, 0 for one that is missing."""
+        found = []
+        for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+            try:
+                found.append(file_io.stat(segment_path(directory, base_offset, suffix)).st_ino)
+            except FileNotFoundError:
+                found.append(0)
+        return found
 
     def _tell(self, topic_partition: TopicPartition, damage: Damage) -> None:
         now_ms = self._clock.wall_ms()

@@ -84,6 +84,11 @@ class SyslogConnections:
             else:
                 self._poller.unregister(self._listening.fileno())
 
+    def look(self) -> None:
+        """Once a second: a connection that woke a process which does not take it (EPOLLEXCLUSIVE wakes one) is told to nobody else."""
+        if self._accepting:
+            self._on_acceptable(0)
+
     def _on_acceptable(self, _events: int) -> None:
         for _ in range(ACCEPT_BURST):
             try:

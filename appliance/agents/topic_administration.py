@@ -66,6 +66,7 @@ class TopicAdministration:
         new_topic_id: Callable[[], TopicId],
         defaults: CreationDefaults,
         deletion_enabled: bool,
+        internal_topic: Callable[[str], TopicCreation | None],
         counters: Counters,
         log: Logger,
         on_failure: Callable[[Exception], None],
@@ -76,6 +77,7 @@ class TopicAdministration:
         self._new_topic_id = new_topic_id
         self._defaults = defaults
         self.deletion_enabled = deletion_enabled
+        self._internal_topic = internal_topic
         self._log = log
         self._on_failure = on_failure
         self.creating: dict[str, Creation] = {}
@@ -120,10 +122,14 @@ class TopicAdministration:
         topic = self._cluster.topics.get(name)
         if creation is not None:
             creation.listeners.append(on_result)
-        elif name in self._cluster.deleting or name in INTERNAL_TOPICS:
+        elif name in self._cluster.deleting:
             on_result(Result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Topic '{name}' is not created automatically now."))
         elif topic is None:
-            self.create(TopicCreation(name, num_partitions), False, on_result)
+            wanted = self._internal_topic(name) if name in INTERNAL_TOPICS else TopicCreation(name, num_partitions)
+            if wanted is None:
+                on_result(Result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Topic '{name}' is not created automatically."))
+            else:
+                self.create(wanted, False, on_result)
         elif topic.visible_count:
             on_result(Result(ErrorCode.NONE))
         else:
@@ -201,8 +207,12 @@ class TopicAdministration:
                 on_result(result)
 
     def _start_deletion(self, name: str) -> None:
-        if self._cluster.fence is None or self._runner.is_running(f"topic:{name}"):
+        if self._cluster.fence is None:
             return
+        self._cluster.to_delete.add(name)
+        if self._runner.is_running(f"topic:{name}") or name in self._cluster.handing_over:
+            return
+        self._cluster.to_delete.discard(name)
         self._finish_creation(name, Result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the topic was deleted before it was complete"))
         operation = delete_topic(self._cluster, name)
         self._runner.start(f"topic:{name}", operation, lambda outcome: self._on_deleted(name, outcome))

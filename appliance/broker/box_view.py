@@ -8,12 +8,16 @@ Weak spot: a rebuild looks at every row of every table (2 ms per 1,000).
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import TYPE_CHECKING
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId
 from appliance.ipc.proxies import LogWriterProxies, LogWriterProxy
 from appliance.metadata.metadata_image import MetadataImage, TopicImage
 from appliance.shm.partition_table import DISK_OFFLINE, DISK_ONLINE, PartitionTableReader, Row, TornRow, row_of
+
+if TYPE_CHECKING:
+    from appliance.broker.committed_reads import Bound, KnownAborted
 
 CURSORS_MAX = 64
 
@@ -22,8 +26,8 @@ class Placement:
     """Where a partition is on this box."""
 
     __slots__ = (
-        "cursors", "disk", "is_compacted", "max_message_bytes", "partition", "proxy", "row", "row_generation", "seen", "segment_list_generation",
-        "table", "topic", "topic_id",
+        "cursors", "disk", "is_compacted", "known_aborted", "max_message_bytes", "partition", "proxy", "row", "row_generation", "seen",
+        "segment_list_generation", "stable_bound", "table", "topic", "topic_id",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +58,8 @@ class Placement:
         """the row as it was last read whole"""
         self.cursors: OrderedDict[int, tuple[int, int]] = OrderedDict()
         """fetch offset → (segment base offset, position): where batches are known to begin."""
+        self.stable_bound: Bound | None = None
+        self.known_aborted: KnownAborted | None = None
 
     def read_words(self) -> tuple[int, ...]:
         """The row's words, whole. A row whose writer was interrupted in it is taken as it was a moment ago: the log-writer checks role and
@@ -152,8 +158,8 @@ class BoxView:
         if topic_image is None or not 0 <= partition < len(topic_image.partitions):
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         partition_image = topic_image.partitions[partition]
-        if partition_image.leader != self.broker_id or partition_image.disk is None:
-            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if partition_image.leader != self.broker_id or partition_image.disk is None or partition_image.moving_to is not None:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER  # what is handed over to another disk is led again in a moment
         proxy = self._proxies.by_disk.get(partition_image.disk)
         if proxy is not None and proxy.table is not None and proxy.table.disk_state == DISK_ONLINE:
             # The disk lives and has no such row: its log is missing (KAFKA_STORAGE_ERROR), or the row is a moment behind the image.

@@ -26,11 +26,13 @@ REST_BYTES = 2 << 20
 class ColdRead:
     """A fetch's one read: what was asked, and how it ended."""
 
-    __slots__ = ("answer", "error", "range", "target")
+    __slots__ = ("answer", "base_offset", "error", "position", "range", "target")
 
     def __init__(self, target: object) -> None:
         self.target = target
         """which partition of the fetch"""
+        self.base_offset = self.position = -1
+        """where in which segment it begins"""
         self.error: ErrorCode | None = None
         self.answer: ReadAnswer | None = None
         self.range: ArenaRange | None = None
@@ -61,6 +63,7 @@ class ColdReads:
     def ask(self, read: ColdRead, file: SegmentFile, position: int, most: int, limit: int, is_first: bool, is_active: bool, then: Callable[[], None]) -> bool:
         """Ask for whole batches of [position, limit), about `most` bytes of them; `then` is called when `read` knows. False: it has its error now."""
         origin = file.origin
+        read.base_offset, read.position = origin.base_offset, position
         reader = self._readers.get(origin.disk)
         if reader is None:
             read.error = ErrorCode.NOT_LEADER_OR_FOLLOWER  # the disk was taken out

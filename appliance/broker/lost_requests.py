@@ -24,7 +24,16 @@ def lost_answer(payload: bytes) -> bytes | None:
 
 def _body(api_key: int, version: int, body: bytes) -> bytes | None:
     # Imported here: no acceptor needs to read these otherwise.
-    from appliance.protocol import alter_configs, create_partitions, create_topics, delete_topics, describe_configs, incremental_alter_configs
+    from appliance.protocol import (
+        alter_configs,
+        alter_replica_log_dirs,
+        create_partitions,
+        create_topics,
+        delete_topics,
+        describe_configs,
+        incremental_alter_configs,
+    )
+    from appliance.protocol.alter_replica_log_dirs import AlterReplicaLogDirsResponse, MovedPartition, MovedTopic
     from appliance.protocol.apis import ApiKey
     from appliance.protocol.config_resources import AlteredResource, AlteredResources
     from appliance.protocol.create_partitions import CreatePartitionsResponse, GrownTopic
@@ -54,4 +63,8 @@ def _body(api_key: int, version: int, body: bytes) -> bytes | None:
         altered = incremental_alter_configs.REQUEST.decode(body, 0, size, version).resources
         done = tuple(AlteredResource(code, WORDS, resource.resource_type, resource.resource_name) for resource in altered)
         return incremental_alter_configs.RESPONSE.encode(version, AlteredResources(0, done))
+    if api_key == ApiKey.ALTER_REPLICA_LOG_DIRS:
+        dirs = alter_replica_log_dirs.REQUEST.decode(body, 0, size, version).dirs
+        moved = (MovedTopic(topic.name, tuple(MovedPartition(number, code) for number in topic.partitions)) for each in dirs for topic in each.topics)
+        return alter_replica_log_dirs.RESPONSE.encode(version, AlterReplicaLogDirsResponse(0, tuple(moved)))
     return None

@@ -27,7 +27,8 @@ from appliance.storage.page_cache import Cachestat, FileMap, has_cachestat, page
 AUTO, CACHESTAT, MINCORE = "auto", "cachestat", "mincore"
 CHECK_BYTES = 1 << 20
 """What is looked at before a response is built: what lies behind is looked at when its turn to be sent comes."""
-_COPY_BYTES = 256 << 10
+_STEP_BYTES = 256 << 10
+"""Sent at a time."""
 
 
 class Residency(Protocol):
@@ -44,15 +45,15 @@ class CachestatResidency:
 
     def __init__(self) -> None:
         self._cachestat = Cachestat()
-        self._copy = memoryview(bytearray(_COPY_BYTES))
+        self._copy = memoryview(bytearray(_STEP_BYTES))
 
     def is_resident(self, file: SegmentFile, position: int, size_bytes: int) -> bool:
         return self._cachestat.pages(file.descriptor, position, size_bytes) == pages_of(position, size_bytes)
 
     def send(self, transport: Transport, piece: FileRange, more: bool) -> int:
         file, position, size_bytes, is_checked = piece
-        if size_bytes > _COPY_BYTES:
-            size_bytes, more = _COPY_BYTES, True
+        if size_bytes > _STEP_BYTES:
+            size_bytes, more = _STEP_BYTES, True
         if not is_checked and not self.is_resident(file, position, size_bytes):
             return NOT_RESIDENT
         copy = self._copy[:size_bytes]
@@ -77,7 +78,7 @@ class MincoreResidency:
 
     def send(self, transport: Transport, piece: FileRange, more: bool) -> int:
         file, position, size_bytes, is_checked = piece
-        size_bytes = min(size_bytes, CHECK_BYTES)
+        size_bytes = min(size_bytes, _STEP_BYTES)
         if not is_checked and not self.is_resident(file, position, size_bytes):
             return NOT_RESIDENT
         return transport.send_file(file.descriptor, position, size_bytes)

@@ -60,6 +60,7 @@ class Timers:
         timer.deadline_ms = deadline_ms
         if earlier:
             self._push(timer)
+            self._maybe_rebuild()
 
     def cancel(self, timer: Timer | None) -> None:
         """It never fires. Cancelling nothing, or again, is nothing."""

@@ -73,7 +73,7 @@ class GroupCoordinator:
         self._leaving = Leaving(self.directory, self._rebalances)
         self._commits = OffsetCommits(settings, self.directory, self._rebalances, self._replies, self._log, topics, legacy)
         self._fetches = OffsetFetches(self.directory, self._replies, topics, legacy)
-        self._removal = OffsetRemoval(settings, self.directory, self._timers, self._replies, self._log)
+        self._removal = OffsetRemoval(settings, self.directory, self._timers, self._replies, self._log, topics)
         self._views = GroupViews(self.directory)
         self._loading = GroupLoading(settings, self.directory, self._rebalances, self._log, others)
 

@@ -14,6 +14,8 @@ from appliance.protocol.describe_groups import DescribedGroup, DescribedMember, 
 from appliance.protocol.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
 
 NOT_FOUND_SINCE: Final = 6
+GROUP_OPERATIONS: Final = 1 << 3 | 1 << 6 | 1 << 8
+"""Read, delete, describe: the bits of Kafka's operations that there are for groups."""
 
 
 class GroupViews:
@@ -23,7 +25,11 @@ class GroupViews:
         self._directory = directory
 
     def describe(self, request: DescribeGroupsRequest, version: int) -> DescribeGroupsResponse:
-        return DescribeGroupsResponse(groups=tuple([self._describe(group_id, version) for group_id in request.group_ids]))
+        """Everybody may do everything until somebody says otherwise."""
+        groups = [self._describe(group_id, version) for group_id in request.group_ids]
+        if request.include_authorized_operations:
+            groups = [group if group.error_code else group._replace(authorized_operations=GROUP_OPERATIONS) for group in groups]
+        return DescribeGroupsResponse(groups=tuple(groups))
 
     def _describe(self, group_id: str, version: int) -> DescribedGroup:
         error = self._directory.refusal(group_id, may_be_empty=True)

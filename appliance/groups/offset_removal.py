@@ -24,6 +24,7 @@ from appliance.groups.group import Group
 from appliance.groups.group_directory import GroupDirectory, HostedGroup
 from appliance.groups.group_log import GroupLog
 from appliance.groups.group_settings import GroupSettings
+from appliance.groups.ports import Topics
 from appliance.groups.replies import Replies
 from appliance.groups.state_records import offset_record
 from appliance.protocol.delete_groups import DeletedGroup, DeleteGroupsRequest, DeleteGroupsResponse
@@ -42,12 +43,13 @@ _OVER: Final = object()
 class OffsetRemoval:
     """Requests at once; slow jobs by `work`, a slice a call."""
 
-    def __init__(self, settings: GroupSettings, directory: GroupDirectory, timers: Timers, replies: Replies, log: GroupLog) -> None:
+    def __init__(self, settings: GroupSettings, directory: GroupDirectory, timers: Timers, replies: Replies, log: GroupLog, topics: Topics) -> None:
         self._settings = settings
         self._directory = directory
         self._timers = timers
         self._replies = replies
         self._log = log
+        self._topics = topics
         self._jobs: deque[Job] = deque()
 
     @property
@@ -73,19 +75,22 @@ class OffsetRemoval:
             self._replies.say(reply, OffsetDeleteResponse(error))
             return
         membership = hosted.membership
-        subscribed = {topic.topic for topic in request.topics if membership.is_subscribed_to(topic.topic)}
-        asked = {TopicPartition(topic.topic, each.partition) for topic in request.topics if topic.topic not in subscribed for each in topic.partitions}
-        known = asked & hosted.offsets.known_partitions()
+        errors: dict[TopicPartition, ErrorCode] = {}
+        for topic in request.topics:
+            is_subscribed = membership.is_subscribed_to(topic.topic)
+            for each in topic.partitions:
+                is_known = self._topics.has_partition(topic.topic, each.partition)
+                error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if not is_known else ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if is_subscribed else ErrorCode.NONE
+                errors[TopicPartition(topic.topic, each.partition)] = error
+        known = {place for place in hosted.offsets.known_partitions() & errors.keys() if errors[place] is ErrorCode.NONE}
 
         def on_removed(error: ErrorCode) -> None:
             """A partition of which there is nothing to delete is deleted."""
-            topics = []
-            for topic, partitions in request.topics:
-                results = []
-                for (partition,) in partitions:
-                    code = error if TopicPartition(topic, partition) in known else ErrorCode.NONE
-                    results.append(PartitionResult(partition, ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if topic in subscribed else code))
-                topics.append(TopicResult(topic, tuple(results)))
+            errors.update(dict.fromkeys(known, error))
+            topics = [
+                TopicResult(topic, tuple([PartitionResult(partition, errors[TopicPartition(topic, partition)]) for (partition,) in partitions]))
+                for topic, partitions in request.topics
+            ]
             self._replies.say(reply, OffsetDeleteResponse(topics=tuple(topics)))
 
         self._remove(hosted, known, now_ms, on_removed)
@@ -123,12 +128,15 @@ class OffsetRemoval:
         self._jobs.append(self._removal_of_topics(frozenset(topics), now_ms))
 
     def _removal_of_topics(self, topics: frozenset[str], now_ms: int) -> Job:
+        looked_at = 0
         for hosted in list(self._directory):
             known = hosted.offsets.known_partitions()
-            gone = [place for place in known if place.topic in topics] if not hosted.is_gone else []
-            if gone:
+            gone = [place for place in known if place.topic in topics]
+            if gone and not hosted.is_gone:
                 self._remove(hosted, gone, now_ms, _ignore)
-            if gone or len(known) > SLICE_OFFSETS:
+            looked_at += len(known) + 1
+            if looked_at >= SLICE_OFFSETS:
+                looked_at = 0
                 yield
 
     def begin(self, now_ms: int) -> None:

@@ -5,20 +5,38 @@ Implemented by the process that runs the coordinator, by fakes in tests. Weak sp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from appliance.base.errors import ErrorCode
-from appliance.base.model import TopicPartition
+from appliance.base.model import TopicId, TopicPartition
 
 LegacyFetched = Callable[[Mapping[TopicPartition, int]], None]
 LegacyCommitted = Callable[[Mapping[TopicPartition, ErrorCode]], None]
 
 
+class KnownTopic(NamedTuple):
+    """A topic as it is now."""
+
+    topic_id: TopicId
+    partition_count: int
+
+
 class Topics(Protocol):
-    """The metadata image, as far as offsets need it."""
+    """The metadata image, as far as offsets and assignments need it."""
+
+    @property
+    def generation(self) -> int:
+        """Another one whenever topics came, went or grew."""
 
     def has_partition(self, topic: str, partition: int) -> bool: ...
+
+    def find(self, topic: str) -> KnownTopic | None: ...
+
+    def name_of(self, topic_id: TopicId) -> str | None: ...
+
+    def names(self) -> Iterable[str]:
+        """All but internal topics."""
 
 
 class LegacyOffsets(Protocol):

@@ -7,11 +7,23 @@ Owned by one process, whose `box.disks` it keeps as they are. Weak spot: a proce
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
 
 from appliance.base.layout import BoxLayout, Disk
 from appliance.base.settings import Box, load_box
 
 LOOK_NS = 1_000_000_000
+
+
+class DiskChanges(NamedTuple):
+    """`replaced`: another process serves them now, from another directory; the one that did may still be held by its disk."""
+
+    came: list[Disk]
+    went: list[Disk]
+    replaced: list[Disk]
+
+
+NO_CHANGES = DiskChanges([], [], [])
 
 
 class BoxDisks:
@@ -29,18 +41,19 @@ class BoxDisks:
         except OSError:
             return 0
 
-    def look(self, now_ns: int) -> tuple[list[Disk], list[Disk]]:
-        """Disks that came and that went since the last look."""
+    def look(self, now_ns: int) -> DiskChanges:
+        """Disks that came, went, and were replaced since the last look."""
         if now_ns < self._next_look_ns:
-            return [], []
+            return NO_CHANGES
         self._next_look_ns = now_ns + LOOK_NS
         changed_ns = self._changed_ns()
         if changed_ns in (0, self._seen_ns):
-            return [], []
+            return NO_CHANGES
         self._seen_ns = changed_ns
         now = load_box(self._layout).disks
-        names, before = {disk.name for disk in now}, {disk.name for disk in self._box.disks}
+        names, before = {disk.name for disk in now}, {disk.name: disk for disk in self._box.disks}
         came = [disk for disk in now if disk.name not in before]
         went = [disk for disk in self._box.disks if disk.name not in names]
+        replaced = [disk for disk in now if disk.name in before and disk.replacements != before[disk.name].replacements]
         self._box.disks[:] = now
-        return came, went
+        return DiskChanges(came, went, replaced)

@@ -14,7 +14,7 @@ from appliance.shm.ring import ENTRY_BYTES
 
 
 class DescriptorKind(IntEnum):
-    """What a source asks of a log-writer. REPLICA_APPEND to TRUNCATE are doors: their rooms are built with replication and transactions."""
+    """What a source asks of a log-writer. REPLICA_APPEND, PROGRESS and BECOME_FOLLOWER to TRUNCATE are doors: their rooms are built with replication."""
 
     PRODUCE = 1
     REPLICA_APPEND = 2
@@ -28,6 +28,18 @@ class DescriptorKind(IntEnum):
     CREATE = 10
     DELETE = 11
     CONFIG = 12
+    MOVE_BEGIN = 13
+    MOVE_MARK = 14
+    MOVE_FREEZE = 15
+    MOVE_FINISH = 16
+    MOVE_COMMIT = 17
+    MOVE_PROMOTE = 18
+    MOVE_CANCEL = 19
+    DESCRIBE_PRODUCERS = 20
+
+
+NEEDS_VERIFICATION = 32_000
+"""Error code of a PRODUCE that is to be offered again with the completion's guard, when its transaction coordinator has agreed. No client sees it."""
 
 
 # kind, flags, reserved, row, row generation, leader epoch, config generation, length, arena position, token, value_a, value_b, value_c, guard
@@ -37,8 +49,21 @@ COMPLETION = Struct("@BBhIQqqqqiIQ")
 assert DESCRIPTOR.size == ENTRY_BYTES and COMPLETION.size == ENTRY_BYTES
 
 
+ACKS_ALL_FLAG = 1
+"""PRODUCE, TRANSACTION_MARKER: refused while fewer replicas are in sync than `min.insync.replicas`."""
+COORDINATOR_FLAG = 2
+"""PRODUCE: from a coordinator, into its own topic. Sequences are not checked and a transactional batch is not verified: who decides does not ask himself
+(Kafka's AppendOrigin.COORDINATOR)."""
+ADDS_PARTITION_FLAG = 4
+"""PRODUCE: the transaction's partitions are added by its batches (Produce 12, KIP-890), so its coordinator is asked even where verification is off."""
+COMMIT_FLAG = 8
+"""TRANSACTION_MARKER: the transaction is committed; else it is aborted."""
+
+
 class Descriptor(NamedTuple):
-    """One entry to a log-writer. PRODUCE: `length` bytes at `position` are exactly one checked batch; value_a is its record count."""
+    """One entry to a log-writer. PRODUCE: `length` bytes at `position` are exactly one checked batch; value_a is its record count, `guard` what
+    NEEDS_VERIFICATION was answered with. TRANSACTION_MARKER: value_a is the producer id, value_b the coordinator epoch, value_c the producer epoch.
+    DESCRIBE_PRODUCERS: the answer is written to the `length` bytes at `position` (`producer_entries`)."""
 
     kind: int
     flags: int

@@ -11,25 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from appliance.ipc.proxies import LogWriterProxy
-from appliance.shm.mapping import SharedObject, SharedObjectAbsent
-from appliance.shm.partition_table import APPEND_SINCE_WORD, FENCE_WORD, FLUSH_SINCE_WORD, PROBE_SINCE_WORD, PURPOSE
+from appliance.shm.disk_words import overdue_operation
 
 LOOK_NS = 100_000_000
-FLUSH_FACTOR = 20
-"""A slice of a flush round may have hundreds of megabytes to write: so many deadlines are given to it."""
-
-
-def overdue_operation(words: memoryview, now_ns: int, deadline_ns: int) -> str:
-    """What the disk has kept waiting for longer than it may: "append", "probe", "flush"; empty when nothing."""
-    for name, word, allowed_ns in (
-        ("append", APPEND_SINCE_WORD, deadline_ns),
-        ("probe", PROBE_SINCE_WORD, deadline_ns),
-        ("flush", FLUSH_SINCE_WORD, deadline_ns * FLUSH_FACTOR),
-    ):
-        since_ns = words[word]
-        if since_ns and now_ns - since_ns > allowed_ns:
-            return name
-    return ""
 
 
 class DiskHealth:
@@ -65,13 +49,3 @@ class DiskHealth:
                 self._on_hung(proxy.disk, operation)
                 changes += 1
         return changes
-
-
-def fence_life(table_name: str) -> None:
-    """Tell the life of a log-writer that made this table to publish nothing more. The controller's alone; for good. One that is gone needs none."""
-    try:
-        shared = SharedObject.attach(table_name, PURPOSE, writable=True)
-    except SharedObjectAbsent:
-        return
-    shared.words[FENCE_WORD] = 1
-    shared.close()

@@ -28,11 +28,14 @@ READ = 8
 """Bring bytes of the segment whose base offset is `value_a`, from position `value_b` on, into the log-reader's arena; `extent` says which and how many."""
 RELEASE = 9
 """The arena's slots in `released` were sent: one entry for each part of an answer to READ. `value_a` is the life of the log-reader. No answer."""
+ABORTED = 10
+"""Which aborted transactions have records among the batches from offset `value_a` to the end of `span`, all below offset `value_b`?"""
 
 _QUESTION = Struct("<BQIQqq")
 _ANSWER = Struct("<BQhqqqqq")
 _OFFSET = Struct("<q")
 _EXTENT = Struct("<qqQB")
+_SPAN = Struct("<qq")
 MAX_MESSAGE_BYTES = 1024
 OFFSETS_MAX = 100
 """Offsets in one answer to SEGMENTS, so that it fits a message."""
@@ -54,6 +57,13 @@ class Extent(NamedTuple):
     limit: int
     inode: int
     flags: int
+
+
+class Span(NamedTuple):
+    """Where the bytes end that ABORTED asks about."""
+
+    segment_base_offset: int
+    end_position: int
 
 
 class ReadAnswer(NamedTuple):
@@ -91,13 +101,16 @@ class Question(NamedTuple):
     """READ alone"""
     released: tuple[int, ...] = ()
     """RELEASE alone"""
+    span: Span | None = None
+    """ABORTED alone"""
 
 
 class Answer(NamedTuple):
     """LOOKUP: a = segment base offset, b = position, c = size of that batch, d = the file that it is in (inode number: compaction puts another one under
     the same name), e = base offset of that batch.
     TIME, MAX_TIMESTAMP: a = offset (-1: none), b = timestamp, c = leader epoch of the record. OPEN: a = size of the segment, b = which file.
-    SEGMENTS: offsets. EPOCH_END: a = largest known epoch that is not above it, b = where that ends (-1, -1: cannot be said). EPOCH_AT: a = the epoch or -1."""
+    SEGMENTS: offsets. EPOCH_END: a = largest known epoch that is not above it, b = where that ends (-1, -1: cannot be said). EPOCH_AT: a = the epoch or -1.
+    ABORTED: a = the offset up to which it holds, b = how many there are (`aborted_answer.py`)."""
 
     kind: int
     token: int
@@ -114,6 +127,8 @@ def pack_question(question: Question) -> bytes:
     head = _QUESTION.pack(*question[:6])
     if question.extent is not None:
         head += _EXTENT.pack(*question.extent)
+    elif question.span is not None:
+        head += _SPAN.pack(*question.span)
     elif question.released:
         return head + b"".join(map(_OFFSET.pack, question.released))
     return head + question.topic.encode()
@@ -122,10 +137,12 @@ def pack_question(question: Question) -> bytes:
 def unpack_question(message: bytes) -> Question:
     head, rest = _QUESTION.unpack_from(message), message[_QUESTION.size :]
     if head[0] == READ:
-        return Question._make((*head, rest[_EXTENT.size :].decode(), Extent._make(_EXTENT.unpack_from(rest)), ()))
+        return Question._make((*head, rest[_EXTENT.size :].decode(), Extent._make(_EXTENT.unpack_from(rest)), (), None))
+    if head[0] == ABORTED:
+        return Question._make((*head, rest[_SPAN.size :].decode(), None, (), Span._make(_SPAN.unpack_from(rest))))
     if head[0] == RELEASE:
-        return Question._make((*head, "", None, tuple(slot for (slot,) in _OFFSET.iter_unpack(rest))))
-    return Question._make((*head, rest.decode(), None, ()))
+        return Question._make((*head, "", None, tuple(slot for (slot,) in _OFFSET.iter_unpack(rest)), None))
+    return Question._make((*head, rest.decode(), None, (), None))
 
 
 def pack_answer(answer: Answer) -> bytes:

@@ -25,6 +25,7 @@ from appliance.ipc.log_reader_messages import (
     Extent,
     Question,
     ReadAnswer,
+    Span,
     pack_question,
     unpack_answer,
     unpack_question,
@@ -83,6 +84,7 @@ class LogReaderProxy:
         value_b: int,
         on_answer: OnAnswer,
         extent: Extent | None = None,
+        span: Span | None = None,
     ) -> bool:
         """Send a question, or queue it. False: nobody listens now, or too many wait already; nothing was kept."""
         now_ns = self._clock.monotonic_ns()
@@ -90,7 +92,7 @@ class LogReaderProxy:
         if sock is None:
             return False
         token = self._next_token
-        question = Question(kind, token, partition, segment_list_generation, value_a, value_b, topic, extent)
+        question = Question(kind, token, partition, segment_list_generation, value_a, value_b, topic, extent, (), span)
         if len(self._unsent) >= UNSENT_MAX:
             self._failures.add()
             return False
@@ -129,7 +131,7 @@ class LogReaderProxy:
             self._registry.modify(sock.fileno(), _INTEREST | select.EPOLLOUT)
             return True
         except OSError:
-            self._hang_up()
+            self.hang_up()
             return False
         return True
 
@@ -191,7 +193,7 @@ class LogReaderProxy:
             except OSError:
                 message, ancillary = b"", []
             if not message:
-                self._hang_up()
+                self.hang_up()
                 return
             descriptor = -1
             for _level, _kind, content in ancillary:
@@ -211,7 +213,8 @@ class LogReaderProxy:
             elif descriptor >= 0:
                 os.close(descriptor)
 
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
+        """Its life is over, or another process is the disk's log-reader now: who waits is told, and the next question connects anew."""
         sock, self._socket = self._socket, None
         if sock is not None:
             self._registry.unregister(sock.fileno())
@@ -229,5 +232,5 @@ class LogReaderProxy:
             on_answer(None, -1)
 
     def close(self) -> None:
-        self._hang_up()
+        self.hang_up()
         self.arena.close()

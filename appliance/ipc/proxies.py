@@ -232,6 +232,32 @@ class LogWriterProxy:
             on_lost(context)
         return True
 
+    def set_aside(self, on_set_aside: Callable[[Any], None], on_lost: Callable[[Any], None]) -> SetAsideChannel | None:
+        """Another process serves the disk from now on; this one may be held by the old disk for ever. What it was offered is told to `on_set_aside` at
+        once, and its memory stays its own until it is gone (`SetAsideChannel`); what it never saw is lost. Connects anew at the next turn."""
+        queued = [context for _, _, context in self._queued]
+        self._queued.clear()
+        channel, outstanding = self.channel, [context for context, _ in self.outstanding.values()]
+        was_serving = self.serving and not self.gone
+        self.outstanding.clear()
+        self.outstanding_bytes = 0
+        self.gone = self.just_connected = False
+        aside: SetAsideChannel | None = None
+        if channel is not None and was_serving:
+            self.channel, self.serving, self.is_hung = None, False, False
+            self._registry.unregister(channel.control.fileno())
+            aside = SetAsideChannel(channel, outstanding, self._registry)
+        else:
+            self._retire()
+        for context in outstanding:
+            on_set_aside(context)
+        if aside is None:
+            queued += outstanding
+        for context in queued:
+            on_lost(context)
+        self._next_attempt_ns = 0
+        return aside
+
     def _retire(self) -> None:
         if self.channel is not None:
             self._registry.unregister(self.channel.control.fileno())
@@ -242,6 +268,29 @@ class LogWriterProxy:
 
     def close(self) -> None:
         self._retire()
+
+
+class SetAsideChannel:
+    """A channel to a log-writer that serves its disk no more: it is given nothing, what it says is not heard, and what it was given is not touched before
+    it is gone, since a process that waits in the kernel may still read it when its disk lets it go."""
+
+    def __init__(self, channel: SourceChannel, outstanding: list[Any], registry: Registry) -> None:
+        self.outstanding = outstanding
+        self.is_gone = False
+        self._channel = channel
+        self._registry = registry
+        registry.register(channel.control.fileno(), select.EPOLLIN | select.EPOLLRDHUP, self._on_control)
+
+    def _on_control(self, _events: int) -> None:
+        try:
+            for _frame in self._channel.control.receive():
+                pass
+        except PeerGone:
+            self.is_gone = True
+
+    def close(self) -> None:
+        self._registry.unregister(self._channel.control.fileno())
+        self._channel.close()
 
 
 class LogWriterProxies:
@@ -267,6 +316,7 @@ class LogWriterProxies:
             sweep_rings(source.layout, source.name, source.incarnation)
         self.by_disk = {disk: LogWriterProxy(disk, source, registry, clock, counters, keep_ring_names) for disk in disks}
         self._proxies = list(self.by_disk.values())
+        self._set_aside: list[SetAsideChannel] = []
         self._make_proxy: Callable[[str], LogWriterProxy] = lambda disk: LogWriterProxy(disk, source, registry, clock, counters, keep_ring_names)
         self._clock = clock
         self._on_completion = on_completion
@@ -293,23 +343,41 @@ class LogWriterProxies:
                 work += proxy.drain(self._on_completion)
                 continue
             proxy.connect_if_due(now_ns)
+        if self._set_aside:
+            work += self._bury()
         return work
+
+    def _bury(self) -> int:
+        """Give back what log-writers had that were set aside and are gone now."""
+        gone = [aside for aside in self._set_aside if aside.is_gone]
+        for aside in gone:
+            self._set_aside.remove(aside)
+            aside.close()
+            for context in aside.outstanding:
+                self._on_lost(context)
+        return len(gone)
 
     def add_disk(self, disk: str) -> None:
         """A disk that the box has got while we run."""
         self.by_disk[disk] = proxy = self._make_proxy(disk)
         self._proxies.append(proxy)
 
-    def remove_disk(self, disk: str) -> None:
-        """A disk that the box has no more: as the death of its log-writer, and nobody knocks there again."""
+    def replace_disk(self, disk: str, on_set_aside: Callable[[Any], None]) -> None:
+        """Another process serves the disk now, from another directory. `on_set_aside(context)` for all that the old one had; `on_lost(context)` comes
+        too, when it is gone and the context's memory is free."""
         proxy = self.by_disk[disk]
-        was_serving = proxy.serving
-        proxy.gone = True
-        proxy.take_gone(self._on_completion, self._on_lost)
-        del self.by_disk[disk]
-        self._proxies.remove(proxy)
-        if was_serving:
+        while proxy.drain(self._on_completion):
+            pass
+        if proxy.serving:
             self._on_gone(disk)
+        aside = proxy.set_aside(on_set_aside, self._on_lost)
+        if aside is not None:
+            self._set_aside.append(aside)
+
+    def remove_disk(self, disk: str, on_set_aside: Callable[[Any], None]) -> None:
+        """A disk that the box has no more: as `replace_disk`, and nobody knocks there again."""
+        self.replace_disk(disk, on_set_aside)
+        self._proxies.remove(self.by_disk.pop(disk))
 
     def flush(self) -> None:
         """Ring every doorbell that has something new behind it; once per turn."""
@@ -341,7 +409,7 @@ class LogWriterProxies:
         if position < 0:
             return False
         arena.memory[position : position + len(document)] = document
-        if not proxy.offer((kind, 0, 0, 0, 0, 0, 0, len(document), position, 0, 0, 0, 0, 0), 0, _Command(arena, position, context)):
+        if not proxy.offer((kind, 0, 0, 0, 0, 0, 0, len(document), position, 0, 0, 0, 0, 0), 0, Command(arena, position, context)):
             arena.free(position)
             return False
         return True
@@ -349,10 +417,12 @@ class LogWriterProxies:
     def close(self) -> None:
         for proxy in self._proxies:
             proxy.close()
+        for aside in self._set_aside:
+            aside.close()
 
 
-class _Command:
-    """An outstanding command: its arena slot and the caller's object."""
+class Command:
+    """An outstanding command: its arena slot and the caller's object, None once its caller waits no longer."""
 
     __slots__ = ("arena", "context", "position")
 
@@ -371,10 +441,10 @@ def command_callbacks(
 ) -> tuple[Callable[[Any, tuple[Any, ...]], None], Callable[[Any], None]]:
     """Callbacks for a source that sends commands only (the controller): a command whose log-writer died ends with KAFKA_STORAGE_ERROR."""
 
-    def completed(command: _Command, entry: tuple[Any, ...]) -> None:
+    def completed(command: Command, entry: tuple[Any, ...]) -> None:
         on_completion(command.finish(), Completion(*entry))
 
-    def lost(command: _Command) -> None:
+    def lost(command: Command) -> None:
         error = Completion(0, 0, ErrorCode.KAFKA_STORAGE_ERROR, 0, 0, -1, -1, -1, -1, -1, 0, 0)
         on_completion(command.finish(), error)
 

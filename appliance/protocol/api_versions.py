@@ -2,7 +2,8 @@
 
 Owned by nobody. The response header is always version 0, because a client cannot know yet what the broker speaks. A version
 above ours is answered with a body of version 0, UNSUPPORTED_VERSION, and our range of ApiVersions itself, so that the client can
-ask again (kafka-python 3 disconnects on anything else). Weak spot: no features are advertised; there are none in ZooKeeper mode.
+ask again (kafka-python 3 disconnects on anything else). Two features are told as finalized, because Java goes by them: `transaction.version` 2 (KIP-890:
+every end of a transaction raises the epoch) and `group.version` 1 (KIP-848). A Kafka of ZooKeeper's time has neither. Weak spot: they are always on.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Annotated, Final, NamedTuple
 
 from appliance.base.errors import ErrorCode
 from appliance.protocol.apis import SERVED_APIS, ApiKey
-from appliance.protocol.schema import INT16, INT32, STRING, ArrayOf, Field, Message, struct_codec
+from appliance.protocol.schema import INT16, INT32, INT64, STRING, ArrayOf, Field, Message, struct_codec
 from appliance.protocol.wire import Buffer
 
 _SOFTWARE_WORD: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?\Z")
@@ -37,13 +38,36 @@ class ApiRange(NamedTuple):
     version_max: Annotated[int, Field(INT16)]
 
 
+class SupportedFeature(NamedTuple):
+    """A feature and the levels that could be chosen."""
+
+    name: Annotated[str, Field(STRING)]
+    version_min: Annotated[int, Field(INT16)]
+    version_max: Annotated[int, Field(INT16)]
+
+
+class FinalizedFeature(NamedTuple):
+    """A feature and the level that is in force; both numbers are the same."""
+
+    name: Annotated[str, Field(STRING)]
+    level_max: Annotated[int, Field(INT16)]
+    level_min: Annotated[int, Field(INT16)]
+
+
 class ApiVersionsResponse(NamedTuple):
-    """The APIs that are served."""
+    """The APIs that are served, and the features that are in force; epoch −1 where none are told."""
 
     error_code: Annotated[int, Field(INT16)]
     apis: Annotated[tuple[ApiRange, ...], Field(ArrayOf(ApiRange))]
     throttle_time_ms: Annotated[int, Field(INT32, since=1)] = 0
+    supported_features: Annotated[tuple[SupportedFeature, ...], Field(ArrayOf(SupportedFeature), since=3, tag=0)] = ()
+    finalized_features_epoch: Annotated[int, Field(INT64, since=3, tag=1)] = -1
+    finalized_features: Annotated[tuple[FinalizedFeature, ...], Field(ArrayOf(FinalizedFeature), since=3, tag=2)] = ()
 
+
+FEATURES: Final = (("group.version", 1), ("transaction.version", 2))
+_FEATURES_SINCE: Final = 3
+_SERVED: Final = tuple(ApiRange(api.key, api.version_min, api.version_max) for api in SERVED_APIS.values())
 
 REQUEST: Final = Message(ApiKey.API_VERSIONS, "ApiVersions request", ApiVersionsRequest)
 RESPONSE: Final = Message(ApiKey.API_VERSIONS, "ApiVersions response", ApiVersionsResponse)
@@ -74,8 +98,13 @@ def encode_unsupported_version(correlation_id: int) -> bytes:
 
 @cache
 def _body(version: int, error_code: int) -> bytes:
-    served = () if error_code else tuple(ApiRange(api.key, api.version_min, api.version_max) for api in SERVED_APIS.values())
-    return RESPONSE.encode(version, ApiVersionsResponse(error_code, served))
+    if error_code or version < _FEATURES_SINCE:
+        served = () if error_code else _SERVED
+        return RESPONSE.encode(version, ApiVersionsResponse(error_code, served))
+    # Clients before version 4 stumble over levels that begin at 0 (KIP-1022).
+    supported = tuple(SupportedFeature(name, 0, level) for name, level in FEATURES) if version > _FEATURES_SINCE else ()
+    finalized = tuple(FinalizedFeature(name, level, level) for name, level in FEATURES)
+    return RESPONSE.encode(version, ApiVersionsResponse(error_code, _SERVED, 0, supported, 0, finalized))
 
 
 @cache

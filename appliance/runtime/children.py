@@ -17,7 +17,7 @@ STABLE_AFTER_MS = 10_000
 
 EXIT_OTHER_RELEASE = 78
 
-STOP_ORDER: tuple[tuple[str, ...], ...] = (("ingest", "acceptor"), ("console", "log-reader", "log-writer"), ("controller",), ("zookeeper",))
+STOP_ORDER: tuple[tuple[str, ...], ...] = (("ingest", "acceptor"), ("coordinator",), ("console", "log-reader", "log-writer"), ("controller",), ("zookeeper",))
 """Kinds that stop together, one group after the other (DESIGN §2): nobody loses whom it still needs."""
 
 LISTEN_NAMES: dict[str, tuple[str, ...]] = {"acceptor": ("kafka",), "ingest": ("syslog-tcp", "syslog-udp"), "console": ("http",)}
@@ -46,8 +46,6 @@ class Child:
         self.since_wall_ms = 0
         self.status_text = ""
         self.restarts = 0
-        self.is_wanted = True
-        """False: its disk was removed, it is not started again."""
         self.start_at_ms = 0
         self._failures = 0
         """Lives in a row that ended before they served."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from collections.abc import Callable
 
 from appliance.base.layout import BoxLayout, runtime_roots
 
@@ -17,13 +18,13 @@ LOCK_FILE = ".lock"
 _DISK_TROUBLE = frozenset({errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EUCLEAN})
 
 
-def shape_problems(data: list[str], state: str) -> list[str]:
-    """Duplicates, and directories inside one another, as the file system sees them (links resolved)."""
+def shape_problems(data: list[str], state: str, real_path: Callable[[str], str] = os.path.realpath) -> list[str]:
+    """Duplicates, and directories inside one another, as the file system sees them (links resolved by `real_path`)."""
     problems = []
-    real_state = os.path.realpath(state)
+    real_state = real_path(state)
     seen: dict[str, str] = {}
     for path in data:
-        real = os.path.realpath(path)
+        real = real_path(path)
         if real in seen:
             problems.append(f"--data {path} is given twice ({seen[real]} is the same directory); give each disk's directory once")
             continue  # whatever else is wrong with it was said then

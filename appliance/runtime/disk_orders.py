@@ -33,10 +33,15 @@ def changed_disks(disks: list[Disk], verb: str, name: str, path: str) -> tuple[l
         return [disk for disk in disks if disk is not found], found
     if verb != REPLACE:
         raise RequestRefused(ErrorCode.INVALID_REQUEST, f"there is no order {verb!r}")
-    replaced = Disk(name, path or found.path)
+    replaced = Disk(name, path or found.path, found.replacements + 1)
     if any(disk.path == replaced.path for disk in disks if disk is not found):
         raise RequestRefused(ErrorCode.INVALID_REQUEST, f"{path} is another disk of this box")
     return [replaced if disk is found else disk for disk in disks], replaced
+
+
+def disk_processes(disk: str) -> tuple[str, str]:
+    """The processes that a disk has to itself."""
+    return f"log-writer@{disk}", f"log-reader@{disk}"
 
 
 def free_name(disks: list[Disk], path: str) -> str:

@@ -14,7 +14,7 @@ import socket
 from typing import NamedTuple
 
 from appliance.base.errors import ConfigurationProblems
-from appliance.runtime.directories import LOCK_FILE, META_PROPERTIES, in_use_problem, read_meta_properties
+from appliance.runtime.directories import LOCK_FILE, META_PROPERTIES, in_use_problem
 
 DEFAULT_BROKER_ID = 1
 _FILE = "identity.json"
@@ -50,8 +50,9 @@ def write_identity(state: str, identity: Identity) -> None:
     os.rename(temporary, f"{state}/{_FILE}")
 
 
-def plan_identity(state: str, data: list[str], broker_id: int | None, embedded: bool) -> tuple[Identity, list[str]]:
-    """Which broker of which cluster this is, from its state and what its log directories say; and every contradiction."""
+def plan_identity(state: str, owners: dict[str, dict[str, str]], broker_id: int | None, embedded: bool) -> tuple[Identity, list[str]]:
+    """Which broker of which cluster this is, from its state and what its log directories say (`owners`: their meta.properties by path); and every
+    contradiction."""
     try:
         kept = read_identity(state)
     except ConfigurationProblems as error:
@@ -61,7 +62,6 @@ def plan_identity(state: str, data: list[str], broker_id: int | None, embedded: 
         problems.append(
             f"--broker-id is {broker_id}, but the state directory {state} is of broker {kept.broker_id}; leave the option out, or choose another --state"
         )
-    owners = {path: properties for path in data if (properties := read_meta_properties(path)) is not None}
     cluster_ids = {properties["cluster.id"]: path for path, properties in owners.items() if properties.get("cluster.id")}
     cluster_id = kept.cluster_id if kept is not None else ""
     identity = Identity(

@@ -1,7 +1,8 @@
 """Everything that can be wrong before a box starts, found at once; and, if nothing is, the box made ready to start.
 
 `prepare_box` returns a `PreparedBox` (locks, sockets, directories, box.json) or raises ConfigurationProblems with one line per problem, each
-saying what to do; in that case nothing is left behind. Weak spot: checks that need heavy libraries (`ExternalCheck`) are asked in a
+saying what to do; in that case nothing is left behind. Directories are looked at by children with a deadline: a disk that hangs, or says no, costs a
+warning, and its log-writer waits for it. Weak spot: checks that need heavy libraries (`ExternalCheck`) are asked in a
 throw-away child, so a crash there is reported as one problem without detail.
 """
 
@@ -16,9 +17,10 @@ from appliance.base.clock import Clock
 from appliance.base.errors import ConfigurationProblems
 from appliance.base.layout import BoxLayout, Disk, box_name, name_disks, runtime_roots
 from appliance.base.settings import Box
-from appliance.runtime.directories import has_disk_trouble, in_use_problem, make_directory, shape_problems, writable_problem
+from appliance.runtime.directories import make_directory, shape_problems, writable_problem
+from appliance.runtime.directory_looks import DirectoryLooks, ask_each
 from appliance.runtime.disk_orders import with_kept_disks
-from appliance.runtime.identity import Identity, choose_zookeeper_port, lock_state, plan_identity, write_identity
+from appliance.runtime.identity import DEFAULT_BROKER_ID, Identity, choose_zookeeper_port, lock_state, plan_identity, write_identity
 from appliance.runtime.listening import ListenSockets, open_listen_sockets
 from appliance.runtime.run_options import ResolvedOptions, RunOptions, resolve_options
 from appliance.runtime.shared_memory_need import SharedMemoryNeed, held_bytes, shared_memory_need
@@ -41,6 +43,8 @@ class PreparedBox(NamedTuple):
     state_lock: int
     given: list[str]
     """The log directories as options and settings say, whatever was ordered since."""
+    unanswered: dict[str, int]
+    """Directories whose disk did not answer, and the pid of the child that still asks."""
 
 
 def prepare_box(options: RunOptions, clock: Clock, zookeeper_check: ExternalCheck) -> PreparedBox:
@@ -49,9 +53,14 @@ def prepare_box(options: RunOptions, clock: Clock, zookeeper_check: ExternalChec
     resolved, ordered = with_kept_disks(given)
     embedded = resolved.zookeeper is None
     problems += machine_problems(resolved)
-    problems += _directory_problems(resolved)
-    identity, identity_problems = plan_identity(resolved.state, resolved.data, resolved.broker_id, embedded)
-    problems += identity_problems
+    deadline_ms = int(resolved.settings["log.disk.deadline.ms"])
+    looks = ask_each([(resolved.state, "--state"), *((path, "--data") for path in resolved.data)], False, deadline_ms, clock)
+    problems += _directory_problems(resolved, looks, deadline_ms)
+    identity = Identity(DEFAULT_BROKER_ID)
+    if resolved.state in looks.answers:
+        owners = {path: look.owner for path, look in looks.answers.items() if path in resolved.data and look.owner is not None}
+        identity, identity_problems = plan_identity(resolved.state, owners, resolved.broker_id, embedded)
+        problems += identity_problems
     runtime_directory, runtime_problems = plan_runtime_directory(resolved)
     problems += runtime_problems
     if embedded:
@@ -61,7 +70,7 @@ def prepare_box(options: RunOptions, clock: Clock, zookeeper_check: ExternalChec
     try:
         if problems:
             raise ConfigurationProblems(problems)
-        return _take(resolved, ordered, given.data, identity, runtime_directory, listening, clock)
+        return _take(resolved, ordered, given.data, identity, runtime_directory, listening, clock, looks)
     except BaseException:
         listening.close()
         raise
@@ -108,13 +117,19 @@ def _mib(size_bytes: int) -> int:
     return -(-size_bytes >> 20)
 
 
-def _directory_problems(options: ResolvedOptions) -> list[str]:
-    problems = shape_problems(options.data, options.state)
-    troubled = {path for path in options.data if has_disk_trouble(path)}
-    if len(troubled) == len(set(options.data)):
-        troubled.clear()  # a box without any disk serves nobody: say what is wrong instead
+def _directory_problems(options: ResolvedOptions, looks: DirectoryLooks, deadline_ms: int) -> list[str]:
+    problems = shape_problems(options.data, options.state, looks.real_path)
+    away = {path for path in options.data if path in looks.unanswered or looks.answers[path].is_troubled}
+    if len(away) == len(set(options.data)):
+        away.clear()  # a box without any disk serves nobody: say what is wrong instead
     for option, path in [("--state", options.state), *(("--data", path) for path in dict.fromkeys(options.data))]:
-        problem = (None if path in troubled else writable_problem(path, option)) or in_use_problem(path, option)
+        look = looks.answers.get(path)
+        if look is not None:
+            problem = (None if path in away else look.problem) or look.user
+        elif path in away:
+            problem = None
+        else:
+            problem = f"{option} {path}: its disk does not answer within {deadline_ms / 1000:g} s; look at the kernel's log (dmesg), or choose another"
         if problem is not None:
             problems.append(problem)
     return problems
@@ -170,12 +185,21 @@ def _ask_in_a_child(check: ExternalCheck) -> list[str]:
 
 
 def _take(
-    options: ResolvedOptions, ordered: list[Disk] | None, given: list[str], identity: Identity, runtime_directory: str, listening: ListenSockets, clock: Clock
+    options: ResolvedOptions,
+    ordered: list[Disk] | None,
+    given: list[str],
+    identity: Identity,
+    runtime_directory: str,
+    listening: ListenSockets,
+    clock: Clock,
+    looks: DirectoryLooks,
 ) -> PreparedBox:
     """Directories, lock, identity, box.json: the steps that change something, when nothing speaks against them."""
-    usable = [path for path in options.data if not has_disk_trouble(path)]
-    wanted = [("--state", options.state), *(("--data", path) for path in usable), ("runtime directory", runtime_directory)]
-    problems = [problem for option, path in wanted if (problem := make_directory(path, option)) is not None]
+    deadline_ms = int(options.settings["log.disk.deadline.ms"])
+    made = ask_each([(path, "--data") for path in options.data if path in looks.answers], True, deadline_ms, clock)
+    wanted = [("--state", options.state), ("runtime directory", runtime_directory)]
+    problems = [look.problem for look in made.answers.values() if look.problem is not None]
+    problems += [problem for option, path in wanted if (problem := make_directory(path, option)) is not None]
     if problems:
         raise ConfigurationProblems(problems)
     state_lock = lock_state(options.state)
@@ -203,7 +227,7 @@ def _take(
         settings=options.settings,
     )
     write_box(layout, box)
-    return PreparedBox(box, layout, listening, state_lock, given)
+    return PreparedBox(box, layout, listening, state_lock, given, {**looks.unanswered, **made.unanswered})
 
 
 def write_box(layout: BoxLayout, box: Box) -> None:

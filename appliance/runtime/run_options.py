@@ -12,7 +12,7 @@ import re
 import sys
 from typing import Any, NamedTuple, NoReturn
 
-from appliance.base.setting_rows import SettingValue
+from appliance.base.setting_row import SettingValue
 from appliance.base.settings import SettingsFile, read_settings_file, resolve_settings
 
 DEFAULT_DATA = ("./var/d0", "./var/d1")

@@ -26,6 +26,7 @@ from appliance.runtime.agent import Agent, AgentFactory, ServiceContext
 from appliance.runtime.parent_death import PARENT_VARIABLE, bind_to_parent
 from appliance.runtime.poller import Poller
 from appliance.runtime.runner import Runner
+from appliance.runtime.short_slices import take_short_slices
 from appliance.runtime.systemd import SystemdNotifier, take_listen_sockets
 from appliance.shm.counters import Counters
 from appliance.shm.mapping import LayoutMismatch
@@ -38,8 +39,8 @@ EXIT_INCONSISTENT = 70
 EXIT_STEPS_DOWN = 75
 EXIT_OTHER_RELEASE = 78
 
-WITHOUT_AUTOMATIC_COLLECTION = frozenset({"acceptor", "log-writer"})
-"""Process kinds whose pauses users feel: they collect when idle (DESIGN §2)."""
+FELT_BY_USERS = frozenset({"acceptor", "log-writer"})
+"""Process kinds whose pauses users feel: they collect garbage when idle (DESIGN §2) and run as soon as they are woken."""
 
 
 class StopRequest:
@@ -62,11 +63,13 @@ def service_main(process_kind: str, agent_factory: AgentFactory) -> int:
     """Run one agent by the common runner; returns the exit code."""
 
     def body(context: ServiceContext, stop: StopRequest) -> None:
-        runner = Runner(agent_factory(context), context, collects_when_idle=process_kind in WITHOUT_AUTOMATIC_COLLECTION)
+        runner = Runner(agent_factory(context), context, collects_when_idle=process_kind in FELT_BY_USERS)
         stop.on_request = runner.request_stop
         if stop.requested:
             runner.request_stop()
         _settle_memory(process_kind)
+        if process_kind in FELT_BY_USERS:
+            take_short_slices()
         runner.run()
 
     return run_service(process_kind, body)
@@ -158,5 +161,5 @@ def _settle_memory(process_kind: str) -> None:
     """What exists now lives as long as the process: take it out of the collector's sight."""
     gc.collect()
     gc.freeze()
-    if process_kind in WITHOUT_AUTOMATIC_COLLECTION:
+    if process_kind in FELT_BY_USERS:
         gc.disable()

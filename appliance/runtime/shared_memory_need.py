@@ -47,11 +47,11 @@ def shared_memory_need(box: Box) -> SharedMemoryNeed:
     sources = box.acceptors + box.ingests
     tables = disks * _pages(partition_table.SIZE_BYTES)
     return SharedMemoryNeed(
-        arenas=box.acceptors * acceptor + box.ingests * ingest + disks * reader,
+        arenas=box.acceptors * acceptor + box.ingests * ingest + disks * reader + _arena_bytes(box.integer("coordinator.arena.bytes")),
         restart=max(acceptor, ingest, reader) + disks * _rings_bytes(entries) + tables,
         others=tables
         + (len(box.process_names()) + 1) * _pages(counters.SIZE_BYTES)
-        + sources * disks * _rings_bytes(entries)
+        + (sources + 1) * disks * _rings_bytes(entries)
         + _arena_bytes(CONTROLLER_ARENA_BYTES)
         + disks * _rings_bytes(CONTROLLER_RING_ENTRIES),
     )

@@ -17,7 +17,7 @@ from appliance.base.errors import ConfigurationProblems, ErrorCode, RequestRefus
 from appliance.base.layout import RUNTIME_VARIABLE, Disk
 from appliance.base.logging import logger_from_environment
 from appliance.runtime.children import LISTEN_NAMES, Child, ChildState, plan_stop
-from appliance.runtime.disk_orders import ADD, REPLACE, changed_disks, keep_disks
+from appliance.runtime.disk_orders import ADD, REMOVE, REPLACE, changed_disks, disk_processes, keep_disks
 from appliance.runtime.known_disks import give_up, write_known_disk
 from appliance.runtime.leftovers import await_previous_life, clear_box, clear_dead_life, clear_vanished_boxes
 from appliance.runtime.notify_socket import NotifySocket
@@ -26,12 +26,14 @@ from appliance.runtime.preflight import ExternalCheck, PreparedBox, prepare_box,
 from appliance.runtime.ready_message import ready_message
 from appliance.runtime.run_options import RunOptions, python_arguments, resolve_options
 from appliance.runtime.service_main import EXIT_OTHER_RELEASE, EXIT_USAGE, name_process
+from appliance.runtime.set_aside import SetAsideProcesses, is_in_kernel
 from appliance.runtime.spawning import spawn
 from appliance.runtime.status_server import StatusServer
 from appliance.runtime.systemd import notify
 from appliance.runtime.zookeeper_watch import ASK_MS_WHILE_STARTING, ZooKeeperWatch
 from appliance.runtime.zookeeper_watch import NAME as ZOOKEEPER
 from appliance.shm.counters import Counters, read_counters
+from appliance.shm.disk_words import give_up_lives, is_held_by_disk
 
 NAME = "supervisor"
 TURN_MS_MAX = 1_000
@@ -68,6 +70,10 @@ class Supervisor:
         self._stop_signals = 0
         self._killed: set[int] = set()
         """Pids that the watchdog, or the stop, has killed and that are not gone yet."""
+        self._set_aside = SetAsideProcesses()
+        for path, pid in prepared.unanswered.items():
+            self.log.warning(f"{path} does not answer; the box starts without it, and it is served when it does")
+            self._set_aside.add(f"preflight of {path}", pid, clock.wall_ms(), clock.monotonic_ms())
         self._started_ms = clock.monotonic_ms()
         self._ready_said = False
         self._next_notice_ms = self._started_ms + NOTICE_MS
@@ -98,7 +104,7 @@ class Supervisor:
         self._ask_zookeeper(now_ms)
         if now_ms >= self._next_watchdog_ms:
             self._next_watchdog_ms = now_ms + max(250, self._watchdog_ms // 4)
-            for child in self.children.values():
+            for child in list(self.children.values()):  # an order about a disk may come in between
                 self._watch(child, now_ms)
         self._maybe_say_ready(now_ms)
         self._poller.poll(self._wait_ms(self._clock.monotonic_ms()))
@@ -145,6 +151,8 @@ class Supervisor:
             if os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 kill_group(child.pid)  # what it may have started; before it is reaped, so the number is still its own
                 self._on_exit(child, os.waitpid(child.pid, 0)[1])
+        for ended in self._set_aside.turn(self._clock.monotonic_ms()):
+            self._say(f"{ended.name} (pid {ended.pid}), which was set aside, is gone")
 
     def _on_exit(self, child: Child, status: int) -> None:
         code = os.waitstatus_to_exitcode(status)
@@ -157,10 +165,6 @@ class Supervisor:
             child.state = ChildState.STOPPED
             if code not in (0, JVM_STOPPED):
                 self.log.warning(f"{child.name} ended {how} while stopping")
-            return
-        if not child.is_wanted:
-            del self.children[child.name]
-            self._say(f"{child.name} ended {how}; its disk was removed")
             return
         lived_ms = now_ms - child.since_ms
         child.on_exit(code, now_ms)
@@ -258,7 +262,11 @@ class Supervisor:
         own = {"name": NAME, "pid": os.getpid(), "state": "serving" if self._ready_said else "starting", "since": self.box.started_wall_ms, "restarts": 0}
         if self._stop_signals:
             own["state"] = "stopping"
-        return {"processes": [own, *(self._describe_child(child) for child in self.children.values())]}
+        aside = [
+            {"name": f"{process.name} (set aside)", "pid": process.pid, "state": "ending", "since": process.since_wall_ms, "restarts": 0}
+            for process in self._set_aside.processes()
+        ]
+        return {"processes": [own, *(self._describe_child(child) for child in self.children.values()), *aside]}
 
     def _describe_child(self, child: Child) -> dict[str, Any]:
         state = child.state.value
@@ -272,7 +280,8 @@ class Supervisor:
     # --- disks that come and go ---
 
     def _on_disk_order(self, order: dict[str, str]) -> dict[str, str]:
-        """`millrace disk add | remove | replace`: box.json first, from which the processes that start now know their disk."""
+        """`millrace disk add | remove | replace`. The old processes are out of reach before box.json tells of the change: nobody may meet them at the
+        place of the new ones, which read it when they start."""
         verb, name = order.get("verb", ""), order.get("name", "")
         box = self.box
         try:
@@ -281,34 +290,59 @@ class Supervisor:
                 self._give_up_disk(box.disk(name), disk)
             keep_disks(box.state_directory, self._prepared.given, disks)
             self.box = box._replace(disks=disks)
+            if verb != ADD:
+                self._set_disk_aside(disk.name, is_given_up=verb == REPLACE)
             write_box(self.layout, self.box)
         except RequestRefused as refusal:
             return {"error": refusal.message}
         except OSError as error:
             return {"error": f"could not write {error.filename or box.state_directory}: {error.strerror}"}
         self._say(f"disk {disk.name}: {verb} {disk.path}")
-        for process in (f"log-writer@{disk.name}", f"log-reader@{disk.name}"):
-            child = self.children.get(process)
-            if verb == ADD:
-                self.children[process] = Child(process)
-            elif child is not None:
-                child.is_wanted = verb == REPLACE
-                if not child.pid and not child.is_wanted:
-                    del self.children[process]
-                elif child.pid:
-                    send_signal(child.pid, signal.SIGTERM)
+        if verb != REMOVE:
+            self.children.update((process, Child(process)) for process in disk_processes(disk.name))
         return {"disk": disk.name, "path": disk.path}
+
+    def _set_disk_aside(self, disk: str, is_given_up: bool) -> None:
+        """Its processes serve it no more. One that its disk holds, or whose directory is given up, is killed, which a disk that hangs lets happen when it
+        answers; others end by themselves and leave their directory clean."""
+        now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
+        is_held = self._is_held_by_disk(disk)
+        if is_given_up or is_held:
+            give_up_lives(self._tables_prefix(disk))
+        for process in disk_processes(disk):
+            child = self.children.pop(process, None)
+            if child is not None and child.pid:
+                self._killed.discard(child.pid)
+                self._set_aside.add(process, child.pid, wall_ms, now_ms, 0 if is_given_up or is_held else GROUP_STOP_MS)
+        for socket in (self.layout.log_writer_socket(disk), self.layout.log_reader_socket(disk)):
+            if is_given_up and os.path.lexists(socket):
+                os.unlink(socket)
 
     def _give_up_disk(self, old: Disk, new: Disk) -> None:
         """What the old directory held is lost: from now on any directory at the new path stands for it. Raises RequestRefused."""
         snapshot = read_counters(self.layout, f"log-writer@{old.name}")
-        if snapshot is not None and snapshot.state != "offline":
+        if snapshot is not None and snapshot.state != "offline" and not self._is_held_by_disk(old.name):
             raise RequestRefused(
-                ErrorCode.INVALID_REQUEST, f"disk {old.name} is {snapshot.state or 'starting'}; only an offline disk is replaced (see: millrace disk list)"
+                ErrorCode.INVALID_REQUEST,
+                f"disk {old.name} is {snapshot.state or 'starting'}; only a disk that is offline or hangs is replaced (see: millrace disk list)",
             )
         known = give_up(self.box.state_directory, old.path)
         if new.path != old.path:
             write_known_disk(self.box.state_directory, known._replace(path=new.path))
+
+    def _is_held_by_disk(self, disk: str) -> bool:
+        """Whether its log-writer waits for it: as its table says, or because it does not turn and is in the kernel."""
+        child = self.children.get(f"log-writer@{disk}")
+        if child is None or not child.pid:
+            return False
+        deadline_ms = self.box.integer("log.disk.deadline.ms")
+        if is_held_by_disk(self._tables_prefix(disk), child.pid, self._clock.monotonic_ns(), deadline_ms * 1_000_000):
+            return True
+        silent_ms = self._clock.monotonic_ms() - max(child.since_ms, self._heard_ms(child))
+        return silent_ms > deadline_ms and is_in_kernel(child.pid)
+
+    def _tables_prefix(self, disk: str) -> str:
+        return self.layout.shared_memory_name("table", disk) + "."
 
     # --- the end ---
 
@@ -340,6 +374,9 @@ class Supervisor:
                 if child.pid:
                     send_signal(child.pid, signal.SIGTERM)
             self._await_end(members, self._clock.monotonic_ms() + GROUP_STOP_MS)
+        while self._set_aside.may_end_by_itself(self._clock.monotonic_ms()) and self._stop_signals == 1:
+            self._poller.poll(TURN_MS_MAX)
+            self._reap()
         self._say("stopped")
 
     def _await_end(self, members: list[Child], deadline_ms: int) -> None:

@@ -27,7 +27,8 @@ GENERATION_WORD = HEADER_BYTES // WORD_BYTES
 """Changes whenever a row is added, removed or changes its role: readers scan again."""
 SLEEPING_WORD = GENERATION_WORD + 8
 FENCE_WORD = GENERATION_WORD + 16
-"""1: this life publishes nothing more. Stored by the controller, once, when the disk is overdue; the writer looks whenever the disk lets it go."""
+"""1: this life publishes nothing more. Stored by the controller when the disk is overdue, by the supervisor when it is given up; the writer looks whenever
+the disk lets it go."""
 DISK_STATE_WORD = GENERATION_WORD + 24
 ROWS_USED_WORD = GENERATION_WORD + 25
 RECOVERY_DONE_WORD = GENERATION_WORD + 26
@@ -45,7 +46,8 @@ SUSPECT_WORD = GENERATION_WORD + 36
 SEQUENCES_POSITION = 512
 ROWS_POSITION = (SEQUENCES_POSITION + ROWS * WORD_BYTES + 127) // 128 * 128
 SEALED_BYTES_POSITION = ROWS_POSITION + ROWS * ROW_BYTES
-SIZE_BYTES = SEALED_BYTES_POSITION + ROWS * WORD_BYTES
+ABORTED_END_POSITION = SEALED_BYTES_POSITION + ROWS * WORD_BYTES
+SIZE_BYTES = ABORTED_END_POSITION + ROWS * WORD_BYTES
 assert SUSPECT_WORD * WORD_BYTES < SEQUENCES_POSITION and ROWS_POSITION % WORD_BYTES == 0
 
 # Words of a row.
@@ -207,7 +209,7 @@ class PartitionTableWriter:
         words[SEQUENCES_POSITION // WORD_BYTES + index] = sequence
 
     def store_progress(self, index: int, log_end_offset: int, high_watermark: int, active_position: int) -> None:
-        """The hot path: an append to the active segment that advanced the high watermark to the segment's end (sole replica)."""
+        """The hot path: an append to the active segment that advanced the high watermark to the segment's end (sole replica), no transaction being open."""
         words = self._words
         base = ROWS_POSITION // WORD_BYTES + index * ROW_WORDS
         sequence = words[base] + 1
@@ -223,6 +225,10 @@ class PartitionTableWriter:
     def store_sealed_bytes(self, index: int, size_bytes: int) -> None:
         """The size of a row's log without its active segment."""
         self._words[SEALED_BYTES_POSITION // WORD_BYTES + index] = size_bytes
+
+    def store_aborted_end(self, index: int, offset: int) -> None:
+        """Behind the newest marker of an aborted transaction in a row's log; before the row that lets anyone read that far."""
+        self._words[ABORTED_END_POSITION // WORD_BYTES + index] = offset
 
     def remove_row(self, index: int) -> None:
         """Take a row out; its index may be used again under another row generation."""
@@ -313,6 +319,10 @@ class PartitionTableReader:
     def sealed_bytes(self, index: int) -> int:
         """The size of a row's log without its active segment. With the row's `active_position` it is the whole log, give or take a roll."""
         return self.words[SEALED_BYTES_POSITION // WORD_BYTES + index]
+
+    def aborted_end(self, index: int) -> int:
+        """Behind the newest marker of an aborted transaction in a row's log, 0 without any: at least as new as a row that was read before."""
+        return self.words[ABORTED_END_POSITION // WORD_BYTES + index]
 
     def rows(self) -> list[tuple[int, Row]]:
         """Every row in use, with its index; torn (see `torn_rows`) and removed rows are left out."""

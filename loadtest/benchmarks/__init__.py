@@ -6,10 +6,13 @@ from loadtest.benchmark import Benchmark
 from loadtest.benchmarks.cold_backfill import ColdBackfill
 from loadtest.benchmarks.connections import Connections
 from loadtest.benchmarks.consume import Consume
+from loadtest.benchmarks.disk_faults import DiskFaults
 from loadtest.benchmarks.fairness import Fairness
 from loadtest.benchmarks.fetch_large import FetchLarge
 from loadtest.benchmarks.flush_ack import FlushAck
 from loadtest.benchmarks.footprint import Footprint
+from loadtest.benchmarks.growth_partitions import GrowthPartitions
+from loadtest.benchmarks.growth_stored import GrowthStored
 from loadtest.benchmarks.hostile import Hostile
 from loadtest.benchmarks.latency import Latency
 from loadtest.benchmarks.produce_librdkafka import ProduceLibrdkafka
@@ -18,11 +21,13 @@ from loadtest.benchmarks.recovery import RecoveryTime
 from loadtest.benchmarks.replay_small import ReplaySmall
 from loadtest.benchmarks.syslog_tcp import SyslogTcp
 from loadtest.benchmarks.syslog_udp import SyslogUdp
+from loadtest.benchmarks.tail_stays import TailStays
 
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark
     for benchmark in (
         ProduceLibrdkafka(), ProduceSmallRecords(), ReplaySmall(), Connections(), Latency(), Consume(), FetchLarge(), ColdBackfill(),
-        SyslogTcp(), SyslogUdp(), Fairness(), Hostile(), Footprint(), FlushAck(), RecoveryTime(),
+        TailStays(), SyslogTcp(), SyslogUdp(), Fairness(), Hostile(), Footprint(), FlushAck(), RecoveryTime(), DiskFaults(),
+        GrowthStored(), GrowthPartitions(),
     )
 }  # fmt: skip

@@ -25,6 +25,8 @@ GOOD, TAIL, OLD = "good", "tail", "old"
 VALUE_BYTES = 1024
 CONNECTIONS = 4
 PATIENCE_SECONDS = 120.0
+SEGMENT_BYTES = 256 << 20
+"""Of old records: most are read from closed segments, as in a log that has grown for a while."""
 
 
 class Measured(NamedTuple):
@@ -59,7 +61,7 @@ class ColdBackfill(Benchmark):
     )
     short: ClassVar[dict[str, Any]] = {"seconds": 5.0, "records": 200_000}
 
-    seconds: float = 20.0
+    seconds: float = 12.0
     rate: float = 100.0
     records: int = 2_000_000
     partitions: int = 2
@@ -75,20 +77,20 @@ class ColdBackfill(Benchmark):
         client = LibrdkafkaClient(box.directory)
         for topic in (GOOD, TAIL):
             make_topic(box, topic, 1)
-        make_topic(box, OLD, self.partitions)
+        make_topic(box, OLD, self.partitions, {"segment.bytes": str(SEGMENT_BYTES)})
         fill_topic(client, box, OLD, self.partitions, self.records, VALUE_BYTES)
         produce_at_a_pace(box, GOOD, CONNECTIONS, 1000.0, 2.0)
-        old, new = _segments(box, OLD), [*_segments(box, GOOD), *_segments(box, TAIL)]
+        old, new = segments_of(box, OLD), [*segments_of(box, GOOD), *segments_of(box, TAIL)]
         for path in old:
-            _sync(path)
+            sync_file(path)
         backfill = client.consumer(box, OLD, self.partitions, self.records, VALUE_BYTES, {"group.id": "old", "check.crcs": "true"})
-        alone = self._measure(box)
+        alone = measure_tail(box, GOOD, TAIL, self.rate, self.seconds)
         say(f"alone: produce p99 {alone.produce.p99_us} µs, tail p99 {alone.tail_p99_us} µs")
         hot = self._beside(box, backfill)
         say(f"beside hot: {hot.old_mb_per_s:.0f} MB/s, produce p99 {hot.produce.p99_us} µs, tail p99 {hot.tail_p99_us} µs")
         for path in old:
             _drop(path)
-        if _resident_percent(old) > 1:
+        if resident_percent(old) > 1:
             raise BenchmarkFailed("the file system keeps its pages: nothing can be made cold here")
         read_before = _read_by_acceptors(box)
         observer = Observer(box.pids())
@@ -107,8 +109,8 @@ class ColdBackfill(Benchmark):
             "tail p99 beside hot": hot.tail_p99_us,
             "cold backfill": cold.old_mb_per_s,
             "hot backfill": hot.old_mb_per_s,
-            "tail resident": _resident_percent(new),
-            "old resident": _resident_percent(old),
+            "tail resident": resident_percent(new),
+            "old resident": resident_percent(old),
             "read by acceptors": (_read_by_acceptors(box) - read_before) / 1e6,
         }
         counted = {name: value for name, value in box.counters("acceptor@0").values.items() if name.startswith("fetch.cold")}
@@ -117,30 +119,33 @@ class ColdBackfill(Benchmark):
 
     def _beside(self, box: RunningBox, command: list[str]) -> Measured:
         """Measure while one backfill follows the other."""
-        backfill = _Backfill(command)
+        backfill = Backfill(command, VALUE_BYTES)
         backfill.start()
         try:
-            measured = self._measure(box)
+            measured = measure_tail(box, GOOD, TAIL, self.rate, self.seconds)
         finally:
             backfill.stop()
         return measured._replace(old_mb_per_s=backfill.mb_per_s())
 
-    def _measure(self, box: RunningBox) -> Measured:
-        arguments = [sys.executable, str(PROGRAM), box.bootstrap, TAIL, str(self.rate), str(self.seconds)]
-        with LoadGenerator("tail", arguments) as tail:
-            tail.await_ready()
-            tail.go()
-            produce = produce_at_a_pace(box, GOOD, CONNECTIONS, self.rate, self.seconds)
-            document = json.loads(tail.finish(self.seconds + PATIENCE_SECONDS).output.splitlines()[-1])
-        return Measured(produce, document["p50_us"], document["p99_us"], 0.0)
+
+def measure_tail(box: RunningBox, good: str, tail: str, rate: float, seconds: float) -> Measured:
+    """Produces to `good`, and to and from `tail`, at a pace."""
+    arguments = [sys.executable, str(PROGRAM), box.bootstrap, tail, str(rate), str(seconds)]
+    with LoadGenerator("tail", arguments) as generator:
+        generator.await_ready()
+        generator.go()
+        produce = produce_at_a_pace(box, good, CONNECTIONS, rate, seconds)
+        document = json.loads(generator.finish(seconds + PATIENCE_SECONDS).output.splitlines()[-1])
+    return Measured(produce, document["p50_us"], document["p99_us"], 0.0)
 
 
-class _Backfill(threading.Thread):
+class Backfill(threading.Thread):
     """Reads all old records, again and again until it is stopped; then the last reading goes to its end."""
 
-    def __init__(self, command: list[str]) -> None:
+    def __init__(self, command: list[str], value_bytes: int) -> None:
         super().__init__(daemon=True)
         self._command = command
+        self._value_bytes = value_bytes
         self._stopping = threading.Event()
         self._records = 0
         self._seconds = 0.0
@@ -165,10 +170,10 @@ class _Backfill(threading.Thread):
     def mb_per_s(self) -> float:
         if self._failure is not None:
             raise BenchmarkFailed(f"the backfill: {self._failure}")
-        return self._records * VALUE_BYTES / self._seconds / 1e6
+        return self._records * self._value_bytes / self._seconds / 1e6
 
 
-def _segments(box: RunningBox, topic: str) -> list[Path]:
+def segments_of(box: RunningBox, topic: str) -> list[Path]:
     return sorted(file for disk in box.disks for file in disk.glob(f"{topic}-*/*.log"))
 
 
@@ -180,13 +185,13 @@ def _drop(path: Path) -> None:
     os.close(descriptor)
 
 
-def _sync(path: Path) -> None:
+def sync_file(path: Path) -> None:
     descriptor = os.open(path, os.O_RDWR)
     os.fsync(descriptor)
     os.close(descriptor)
 
 
-def _resident_percent(paths: list[Path]) -> float:
+def resident_percent(paths: list[Path]) -> float:
     total = resident = 0
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
@@ -200,7 +205,11 @@ def _resident_percent(paths: list[Path]) -> float:
     return 100 * resident / max(total, 1)
 
 
+def disk_read_bytes(box: RunningBox, process: str) -> int:
+    """What the kernel read from disks for it."""
+    lines = Path(f"/proc/{box.pid(process)}/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
+
+
 def _read_by_acceptors(box: RunningBox) -> int:
-    """Bytes that the kernel read from disks for them."""
-    lines = [line for name, pid in box.pids().items() if name.startswith("acceptor") for line in Path(f"/proc/{pid}/io").read_text().splitlines()]
-    return sum(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
+    return sum(disk_read_bytes(box, name) for name in box.pids() if name.startswith("acceptor"))

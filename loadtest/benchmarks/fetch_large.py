@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from loadtest.benchmark import Benchmark, BenchmarkFailed, Figure, Run, Say
-from loadtest.generators.compiler import compile_generator, missing_for_librdkafka
+from loadtest.generators.compiler import missing_for_librdkafka
 from loadtest.generators.fetch_frame import API_VERSION, build_fetch_frame, fetch_layout
+from loadtest.generators.large_fetcher import LargeFetcher
 from loadtest.librdkafka import LibrdkafkaClient, fill_topic
-from loadtest.load_generator import LoadGenerator
 from loadtest.observation import Observer
 from loadtest.topics import count_records, make_topic
 from tests.support.running_box import RunningBox
@@ -19,20 +17,6 @@ from tests.support.running_box import RunningBox
 TOPIC = "bench"
 VALUE_BYTES = 1024
 MIB, GIB = 1 << 20, 1 << 30
-SPARE_BYTES = 2 * MIB
-"""A reply may be larger than was asked for by its head, and by a first batch that has to be whole."""
-PATIENCE_SECONDS = 60.0
-
-
-class Fetched(NamedTuple):
-    """Every reply was there, with error 0, and its batches without a gap."""
-
-    replies: int
-    record_bytes: int
-    records: int
-    receives: int
-    seconds: float
-    cpu_seconds: float
 
 
 @dataclass(frozen=True)
@@ -65,13 +49,14 @@ class FetchLarge(Benchmark):
         make_topic(box, TOPIC, self.partitions)
         fill_topic(LibrdkafkaClient(box.directory), box, TOPIC, self.partitions, self.records, VALUE_BYTES)
         stored = count_records(box, TOPIC)
-        program = compile_generator("fetcher", box.directory)
-        whole = self._fetch(program, box, self.partitions, 0)
+        fetcher, fetch_bytes, layout = LargeFetcher(box.directory), self.fetch_mib * MIB, fetch_layout(TOPIC)
+        frames = [build_fetch_frame(TOPIC, partition, fetch_bytes) for partition in range(self.partitions)]
+        whole = fetcher.run(box.kafka, frames, layout, self.partitions, fetch_bytes, 0)
         if not whole.records == stored == self.records:
             raise BenchmarkFailed(f"{self.records:,} records were acknowledged, the logs hold {stored:,}, {whole.records:,} were read")
         say(f"all {whole.records:,} records were there with right checksums; the fetcher reads for {self.seconds:g} s")
         observer = Observer(box.pids())
-        fetched = self._fetch(program, box, self.connections, self.seconds)
+        fetched = fetcher.run(box.kafka, frames, layout, self.connections, fetch_bytes, self.seconds)
         observation = observer.finish({"fetcher": fetched.cpu_seconds})
         gibibytes = fetched.record_bytes / GIB
         figures = {
@@ -83,15 +68,3 @@ class FetchLarge(Benchmark):
         }
         note = f"{fetched.record_bytes / fetched.receives / 1024:.0f} KiB a recv of the generator, which has them copied into memory of its own"
         return Run(figures, observation, [note])
-
-    def _fetch(self, program: Path, box: RunningBox, connections: int, seconds: float) -> Fetched:
-        files = []
-        for partition in range(self.partitions):
-            files.append(box.directory / f"fetch-{partition}")
-            files[-1].write_bytes(build_fetch_frame(TOPIC, partition, self.fetch_mib * MIB))
-        numbers = [connections, seconds, self.fetch_mib * MIB + SPARE_BYTES, *fetch_layout(TOPIC)]
-        with LoadGenerator("fetcher", [str(program), box.kafka.host, str(box.kafka.port), *map(str, numbers), *map(str, files)]) as generator:
-            generator.await_ready()
-            generator.go()
-            finished = generator.finish(seconds + PATIENCE_SECONDS)
-        return Fetched(**json.loads(finished.output.splitlines()[-1]), cpu_seconds=finished.cpu_seconds)

@@ -3,12 +3,12 @@
  *
  *   fetcher HOST PORT CONNECTIONS SECONDS REPLY_BYTES_MAX OFFSET_AT ERROR_AT RECORDS_AT REQUEST_FILE...
  *
- * Connection i sends the request of file i modulo their number, from where its last reply ended, and from offset 0 again once it has reached the
- * high watermark. SECONDS 0: each connection reads its partition once, and the checksum of every batch is computed. Always: error code 0, the records
+ * Connection i sends the request of file i modulo their number, from where its last reply ended, and from the offset in its file again once it has
+ * reached the high watermark. SECONDS 0: each connection reads its partition once, and the checksum of every batch is computed. Always: error code 0, the records
  * begin at the offset that was asked for, and each batch begins where the one before it ended. Prints "ready" when it is connected, begins at the next
  * line on stdin, prints one line of JSON; its exit code is 0 only if every reply was right.
  *
- * Owned by loadtest/benchmarks/fetch_large.py, which compiles it. One thread, epoll. Weak spot: the positions are those of Fetch 11 (fetch_frame.py).
+ * Owned by loadtest/generators/large_fetcher.py, which compiles it. One thread, epoll. Weak spot: the positions are those of Fetch 11 (fetch_frame.py).
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -27,6 +27,7 @@
 
 enum {
     CORRELATION_IN_REQUEST = 8, CORRELATION_IN_REPLY = 4, EVENTS = 64, SILENCE_MS = 15000, REQUEST_MAX = 1024,
+    LATENCIES_US = 1 << 20, /* longer ones count as this */
     /* Of a batch: base offset 8, length 4, leader epoch 4, magic 1, checksum 4, attributes 2, last offset delta 4, … records 4. */
     LENGTH_AT = 8, HEAD = 12, CHECKSUM_AT = 17, CHECKSUMMED_AT = 21, LAST_DELTA_AT = 23, BATCH_MIN = 61,
 };
@@ -35,7 +36,7 @@ struct connection {
     int descriptor, request_size, in_flight, wrapped;
     char request[REQUEST_MAX];
     uint32_t correlation;
-    int64_t next_offset;
+    int64_t first_offset, next_offset, asked_ns;
     char *reply;
     size_t received;
 };
@@ -43,6 +44,7 @@ struct connection {
 static size_t reply_bytes_max;
 static int offset_at, error_at, records_at, checks_all;
 static uint64_t replies, record_bytes, records, receives;
+static uint32_t latencies[LATENCIES_US];
 
 static void die(const char *words) {
     fprintf(stderr, "fetcher: %s%s%s\n", words, errno ? ": " : "", errno ? strerror(errno) : "");
@@ -98,6 +100,7 @@ static void ask(struct connection *c) {
     uint32_t correlation = htobe32(++c->correlation);
     memcpy(c->request + offset_at, &offset, 8);
     memcpy(c->request + CORRELATION_IN_REQUEST, &correlation, 4);
+    c->asked_ns = now_ns();
     if (send(c->descriptor, c->request, c->request_size, MSG_NOSIGNAL) != c->request_size) die("send");
     c->in_flight = 1;
     c->received = 0;
@@ -109,6 +112,8 @@ static void check_reply(struct connection *c) {
     int64_t high_watermark = word64(c->reply + error_at + 2);
     const char *batch = c->reply + records_at, *end = c->reply + c->received;
     int64_t from = c->next_offset;
+    int64_t us = (now_ns() - c->asked_ns) / 1000;
+    latencies[us < LATENCIES_US ? us : LATENCIES_US - 1]++;
     if (word32(c->reply + CORRELATION_IN_REPLY) != c->correlation) refuse("a reply is for another request");
     if (error) {
         fprintf(stderr, "fetcher: error code %d\n", error);
@@ -130,9 +135,16 @@ static void check_reply(struct connection *c) {
     replies++;
     record_bytes += end - (c->reply + records_at);
     if (c->next_offset == high_watermark) {
-        c->next_offset = 0;
+        c->next_offset = c->first_offset;
         c->wrapped = 1;
     }
+}
+
+static int percentile(double share) {
+    uint64_t wanted = (uint64_t)(replies * share), seen = 0;
+    for (int us = 0; us < LATENCIES_US; us++)
+        if ((seen += latencies[us]) > wanted) return us;
+    return LATENCIES_US;
 }
 
 /* Takes what is there; true when the reply is whole. */
@@ -167,6 +179,7 @@ int main(int count, char **words) {
         if (!file) die("no request file");
         c->request_size = (int)fread(c->request, 1, REQUEST_MAX, file);
         fclose(file);
+        c->first_offset = c->next_offset = word64(c->request + offset_at);
         c->reply = malloc(reply_bytes_max);
         memset(c->reply, 0, reply_bytes_max); /* its pages are touched now and not in the run */
         connect_to(c, words[1], atoi(words[2]), poller);
@@ -190,7 +203,8 @@ int main(int count, char **words) {
             else asked--;
         }
     }
-    printf("{\"replies\": %llu, \"record_bytes\": %llu, \"records\": %llu, \"receives\": %llu, \"seconds\": %.6f}\n", (unsigned long long)replies,
-           (unsigned long long)record_bytes, (unsigned long long)records, (unsigned long long)receives, (now_ns() - started) / 1e9);
+    printf("{\"replies\": %llu, \"record_bytes\": %llu, \"records\": %llu, \"receives\": %llu, \"p50_us\": %d, \"p99_us\": %d, \"seconds\": %.6f}\n",
+           (unsigned long long)replies, (unsigned long long)record_bytes, (unsigned long long)records, (unsigned long long)receives, percentile(0.5),
+           percentile(0.99), (now_ns() - started) / 1e9);
     return 0;
 }

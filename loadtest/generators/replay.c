@@ -1,9 +1,9 @@
 /*
  * Replays pre-built Kafka request frames over many connections and checks every reply: the broker's own ceiling, without a client library.
  *
- *   replay HOST PORT CONNECTIONS IN_FLIGHT SECONDS REPLY_BYTES ERROR_AT FRAME_FILE...
+ *   replay HOST PORT CONNECTIONS IN_FLIGHT SECONDS REPLY_BYTES ERROR_AT STRIDE FRAME_FILE...
  *
- * Connection i sends the frame of file i modulo their number, again and again, with a running correlation id, never more than
+ * Connection i sends the frame of file i modulo their number, then that of file i + STRIDE, and so on (STRIDE 0: again and again), with a running correlation id, never more than
  * IN_FLIGHT unanswered. As many frames as replies came in go out with one send, so under load system calls are fewer than requests. A reply
  * must have REPLY_BYTES bytes (size field included), the next correlation id of its connection, and error code 0 at byte ERROR_AT. After SECONDS it sends no
  * more and waits for the rest. Prints one line of JSON; its exit code is 0 only if every reply was there and right.
@@ -41,6 +41,7 @@ struct frame {
 struct connection {
     int descriptor;
     struct frame *frame;
+    int frame_number;
     uint32_t next_sent, next_answered; /* correlation ids */
     char *out;
     int out_start, out_end;
@@ -50,7 +51,8 @@ struct connection {
     int64_t *sent_ns; /* by correlation id modulo in_flight */
 };
 
-static int in_flight, reply_bytes, error_at, epoll_descriptor;
+static struct frame *frames;
+static int frame_count, frame_bytes_max, stride, in_flight, reply_bytes, error_at, epoll_descriptor;
 static uint64_t requests, replies, errors, sends, receives;
 static int first_error;
 static uint32_t latencies[LATENCIES_US];
@@ -141,6 +143,8 @@ static void send_more(struct connection *c) {
         c->out_end += c->frame->size;
         c->sent_ns[c->next_sent % in_flight] = now;
         c->next_sent++;
+        c->frame_number = (c->frame_number + stride) % frame_count;
+        c->frame = &frames[c->frame_number];
         requests++;
     }
     flush(c);
@@ -195,25 +199,31 @@ static int percentile(double share) {
 }
 
 int main(int count, char **words) {
-    if (count < 9) {
-        fprintf(stderr, "usage: replay HOST PORT CONNECTIONS IN_FLIGHT SECONDS REPLY_BYTES ERROR_AT FRAME_FILE...\n");
+    if (count < 10) {
+        fprintf(stderr, "usage: replay HOST PORT CONNECTIONS IN_FLIGHT SECONDS REPLY_BYTES ERROR_AT STRIDE FRAME_FILE...\n");
         return 2;
     }
-    int connection_count = atoi(words[3]), frame_count = count - 8;
+    int connection_count = atoi(words[3]);
     double seconds = atof(words[5]);
     in_flight = atoi(words[4]);
     reply_bytes = atoi(words[6]);
     error_at = atoi(words[7]);
-    if (connection_count < 1 || in_flight < 1 || reply_bytes < 8 || error_at < 0 || error_at + 2 > reply_bytes) die("wrong arguments");
-    struct frame *frames = calloc(frame_count, sizeof *frames);
+    stride = atoi(words[8]);
+    frame_count = count - 9;
+    if (connection_count < 1 || in_flight < 1 || reply_bytes < 8 || stride < 0 || error_at < 0 || error_at + 2 > reply_bytes) die("wrong arguments");
+    frames = calloc(frame_count, sizeof *frames);
     struct connection *connections = calloc(connection_count, sizeof *connections);
     struct epoll_event events[EVENTS];
     epoll_descriptor = epoll_create1(EPOLL_CLOEXEC);
-    for (int i = 0; i < frame_count; i++) frames[i] = read_frame(words[8 + i]);
+    for (int i = 0; i < frame_count; i++) {
+        frames[i] = read_frame(words[9 + i]);
+        if (frames[i].size > frame_bytes_max) frame_bytes_max = frames[i].size;
+    }
     for (int i = 0; i < connection_count; i++) {
         struct connection *c = &connections[i];
-        c->frame = &frames[i % frame_count];
-        c->out = malloc((size_t)in_flight * c->frame->size);
+        c->frame_number = i % frame_count;
+        c->frame = &frames[c->frame_number];
+        c->out = malloc((size_t)in_flight * frame_bytes_max);
         c->in = malloc((size_t)in_flight * reply_bytes + 1);
         c->sent_ns = calloc(in_flight, sizeof *c->sent_ns);
         connect_to(c, words[1], atoi(words[2]));

@@ -22,13 +22,13 @@ SILENCE_SECONDS = 15.0
 class Connection:
     """One connection with its window."""
 
-    def __init__(self, address: tuple[str, int], frame: bytes, in_flight: int) -> None:
+    def __init__(self, address: tuple[str, int], frames: list[bytes], number: int, stride: int, in_flight: int) -> None:
         self.socket = socket.create_connection(address)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.in_flight = in_flight
         self.sent_at: deque[float] = deque()
         self.received = b""
-        self._head, self._tail = frame[:CORRELATION_IN_REQUEST], frame[CORRELATION_IN_REQUEST + 4 :]
+        self._frames, self._number, self._stride = frames, number, stride
         self._next_sent = 0
         self.next_answered = 0
 
@@ -36,11 +36,14 @@ class Connection:
         """Fills the window; blocks if the broker does not read, which a few small frames never meet."""
         count = self.in_flight - len(self.sent_at)
         if count:
-            correlations = range(self._next_sent, self._next_sent + count)
-            self.socket.sendall(b"".join([self._head + (correlation & 0xFFFFFFFF).to_bytes(4, "big") + self._tail for correlation in correlations]))
+            self.socket.sendall(b"".join([self._frame(correlation) for correlation in range(self._next_sent, self._next_sent + count)]))
             self._next_sent += count
             self.sent_at.extend([now] * count)
         return count
+
+    def _frame(self, correlation: int) -> bytes:
+        frame = self._frames[(self._number + correlation * self._stride) % len(self._frames)]
+        return frame[:CORRELATION_IN_REQUEST] + (correlation & 0xFFFFFFFF).to_bytes(4, "big") + frame[CORRELATION_IN_REQUEST + 4 :]
 
 
 class Replay:
@@ -114,9 +117,9 @@ class Replay:
 
 
 def main(words: list[str]) -> int:
-    host, port, connection_count, in_flight, seconds, reply_bytes, error_at, *files = words
+    host, port, connection_count, in_flight, seconds, reply_bytes, error_at, stride, *files = words
     frames = [Path(file).read_bytes() for file in files]
-    connections = [Connection((host, int(port)), frames[index % len(frames)], int(in_flight)) for index in range(int(connection_count))]
+    connections = [Connection((host, int(port)), frames, index, int(stride), int(in_flight)) for index in range(int(connection_count))]
     replay = Replay(connections, int(reply_bytes), int(error_at))
     took = replay.run(float(seconds))
     first_error = next(iter(replay.errors), 0)

@@ -36,13 +36,16 @@ class Replayer:
         self.language = "C" if is_c else "Python"
         self._directory = directory
 
-    def run(self, address: tuple[str, int], frames: Sequence[bytes], reply: ReplyLayout, connections: int, in_flight: int, seconds: float) -> Replayed:
-        """Connection i sends frame i modulo their number. Raises BenchmarkFailed with the replayer's words if any reply was missing or wrong."""
+    def run(
+        self, address: tuple[str, int], frames: Sequence[bytes], reply: ReplyLayout, connections: int, in_flight: int, seconds: float, stride: int = 0
+    ) -> Replayed:
+        """Connection i sends frame i modulo their number, then frame i + `stride`, and so on. Raises BenchmarkFailed with the replayer's words if any
+        reply was missing or wrong."""
         files = []
         for index, frame in enumerate(frames):
             files.append(self._directory / f"frame-{index}")
             files[-1].write_bytes(frame)
-        numbers = [connections, in_flight, seconds, reply.size_bytes, reply.error_at]
+        numbers = [connections, in_flight, seconds, reply.size_bytes, reply.error_at, stride]
         arguments = [*self._program, address[0], str(address[1]), *map(str, numbers), *map(str, files)]
         with LoadGenerator(f"replayer ({self.language})", arguments) as generator:
             finished = generator.finish(seconds + PATIENCE_SECONDS)

@@ -23,7 +23,7 @@ from appliance.ingest.event import EventBuilder, EventSource
 from appliance.ingest.syslog_framing import SyslogSplitter
 from appliance.ingest.syslog_message import SyslogParser
 from appliance.protocol import kio_adapter
-from appliance.protocol.apis import ApiKey
+from appliance.protocol.apis import CODED_APIS, ApiKey
 from appliance.protocol.framing import FrameSplitter
 from appliance.protocol.produce import ProduceRequest
 from appliance.protocol.request_header import parse_request_header
@@ -34,6 +34,7 @@ from appliance.records.conversion import convert_down, convert_up
 from appliance.records.corrupt_batch import CorruptBatch
 from appliance.records.legacy import build_message, build_message_set, read_message_set
 from appliance.records.record import iterate_records
+from tests.support.coded_header import parse_coded_header
 from tests.unit.protocol.sample_requests import DECODERS, samples
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -44,6 +45,7 @@ DECOMPRESSED_BYTES = 1 << 20
 _CRC_AT, _CRC_FROM = 17, 21
 _ENTRY_MAGIC_AT = 16
 _ARRIVAL_MS = 1_728_684_860_000
+_CODED = tuple(CODED_APIS.values())
 _PARSER, _EVENTS, _SOURCE = SyslogParser(), EventBuilder(), EventSource(b"192.0.2.7:40312", b"192.0.2.7", b"tcp")
 
 
@@ -87,6 +89,16 @@ def fuzz_request(data: bytes) -> None:
             for part in request.partitions:
                 assert 0 <= part.records_position <= part.records_position + part.records_size <= limit
                 batch_problem(buffer, part.records_position, part.records_position + part.records_size, 1 << 20)
+
+
+def fuzz_body(data: bytes) -> None:
+    """A body of any API and version that has a codec, served or not: the first two bytes say which."""
+    if len(data) < 2:
+        return
+    api = _CODED[data[0] % len(_CODED)]
+    version = api.version_min + data[1] % (api.version_max - api.version_min + 1)
+    with suppress(ProtocolViolation):
+        DECODERS[api.key](memoryview(data + NEIGHBOUR), 2, len(data), version)
 
 
 def fuzz_controller_request(data: bytes) -> None:
@@ -185,6 +197,16 @@ def _request_seeds() -> Iterator[bytes]:
         yield struct.pack(">hhihc", sample.api_key, sample.version, 7, 1, b"f") + b"\0" + sample.body
 
 
+def _body_seeds() -> Iterator[bytes]:
+    for sample in samples():
+        api = CODED_APIS[sample.api_key]
+        yield bytes([_CODED.index(api), sample.version - api.version_min]) + sample.body
+    for frame in golden_frames():
+        header = parse_coded_header(frame[4:])
+        api = CODED_APIS[header.api_key]
+        yield bytes([_CODED.index(api), header.api_version - api.version_min]) + frame[4 + header.body_position :]
+
+
 def _framing_seeds() -> Iterator[bytes]:
     frames = golden_frames()
     yield b"\x40" + b"".join(frames[:6])
@@ -237,6 +259,7 @@ TARGETS: dict[str, Target] = {
     "framing": Target(fuzz_framing, _framing_seeds, 4096),
     "header": Target(fuzz_header, _request_seeds, 512),
     "request": Target(fuzz_request, _request_seeds, 4096),
+    "body": Target(fuzz_body, _body_seeds, 4096),
     "controller_request": Target(fuzz_controller_request, _request_seeds, 4096),
     "records": Target(fuzz_records, _record_seeds, 4096),
     "message_set": Target(fuzz_message_set, _message_set_seeds, 4096),

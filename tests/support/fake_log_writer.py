@@ -13,17 +13,21 @@ from appliance.base.layout import BoxLayout
 from appliance.ipc.channel import HELLO, WELCOME, SinkChannel
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.frames import FrameSocket, PeerGone, accept, listen_unix
+from appliance.ipc.move_report import CAUGHT_UP, MoveProgress, moves_file, write_moves
 from appliance.shm.mapping import SharedObjectAbsent
 from appliance.shm.partition_table import PartitionTableWriter
 
 
 class FakeDirectory:
-    """What outlives a log-writer: partitions by name with their topic's id, and the highest leader epoch each was led under."""
+    """What outlives a log-writer: partitions by name with their topic's id and log end, copies that are being made (topic id, where they are complete),
+    and the highest leader epoch each was led under."""
 
     def __init__(self, directory_id: str) -> None:
         self.directory_id = directory_id
         self.partitions: dict[tuple[str, int], str] = {}
         self.leader_epochs: dict[tuple[str, int], int] = {}
+        self.log_ends: dict[tuple[str, int], int] = {}
+        self.futures: dict[tuple[str, int], tuple[str, int | None]] = {}
 
 
 class FakeLogWriter:
@@ -35,6 +39,11 @@ class FakeLogWriter:
         self.commands: list[tuple[DescriptorKind, dict[str, Any]]] = []
         self.leading: dict[tuple[str, int], int] = {}
         self.refuse: Callable[[DescriptorKind, dict[str, Any]], int | None] = lambda _kind, _payload: 0
+        self.frozen: set[tuple[str, int]] = set()
+        self.marked: set[tuple[str, int]] = set()
+        self._disk = disk
+        self._moves_file = moves_file(layout, disk)
+        write_moves(self._moves_file, [])
         self._incarnation = incarnation
         self._table = PartitionTableWriter.create(layout.shared_memory_name("table", disk, incarnation), incarnation)
         self._listening = listen_unix(layout.log_writer_socket(disk))
@@ -61,6 +70,8 @@ class FakeLogWriter:
                     "directory_id": self.directory.directory_id,
                     "needs_epoch_bump": self.needs_epoch_bump,
                     "partitions": [[topic, partition, topic_id, 0, 0] for (topic, partition), topic_id in self.directory.partitions.items()],
+                    "futures": [[topic, partition, *future] for (topic, partition), future in self.directory.futures.items()],
+                    "frozen": [[topic, partition, self.directory.partitions[(topic, partition)]] for topic, partition in self.frozen],
                 }
                 control.send(WELCOME, 0, orjson.dumps(info), (self._doorbell,))
                 self._greeting.remove(control)
@@ -78,7 +89,9 @@ class FakeLogWriter:
             code = self.refuse(kind, payload)
             if code is None:
                 continue
-            answers.append((entry[0], 0, code or self._carry_out(kind, payload), 0, entry[9], -1, -1, -1, -1, -1, 0, 0))
+            code = code or self._carry_out(kind, payload)
+            log_end = self.directory.log_ends.get((payload["topic"], payload["partition"]), 0)
+            answers.append((entry[0], 0, code, 0, entry[9], log_end, -1, 0, log_end, -1, 0, 0))
         channel.completions.offer_all(answers)
         channel.ring()
         try:
@@ -106,6 +119,66 @@ class FakeLogWriter:
                 return ErrorCode.FENCED_LEADER_EPOCH
             self.leading[key] = payload["leader_epoch"]
             self.directory.leader_epochs[key] = payload["leader_epoch"]
+        elif kind in _MOVES:
+            return _MOVES[kind](self, key, payload)
+        return ErrorCode.NONE
+
+    # --- moves: a copy is made at once
+
+    def append(self, key: tuple[str, int]) -> bool:
+        """A record; whether it is acknowledged."""
+        if key not in self.leading or key in self.frozen:
+            return False
+        self.directory.log_ends[key] = self.directory.log_ends.get(key, 0) + 1
+        return True
+
+    def _begin(self, key: tuple[str, int], payload: dict[str, Any]) -> int:
+        self.directory.futures[key] = payload["topic_id"], None
+        moves = [MoveProgress(*name, topic_id, payload["source_disk"], self._disk, CAUGHT_UP) for name, (topic_id, _) in self.directory.futures.items()]
+        write_moves(self._moves_file, moves)
+        return ErrorCode.NONE
+
+    def _mark(self, key: tuple[str, int], _payload: dict[str, Any]) -> int:
+        self.marked.add(key)
+        return ErrorCode.NONE if key in self.directory.partitions else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    def _freeze(self, key: tuple[str, int], _payload: dict[str, Any]) -> int:
+        if key not in self.directory.partitions:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        self.frozen.add(key)
+        return ErrorCode.NONE
+
+    def _finish(self, key: tuple[str, int], payload: dict[str, Any]) -> int:
+        self.directory.futures[key] = payload["topic_id"], payload["log_end_offset"]
+        return ErrorCode.NONE
+
+    def _commit(self, key: tuple[str, int], payload: dict[str, Any]) -> int:
+        if key not in self.directory.partitions:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if key not in self.frozen or payload["log_end_offset"] != self.directory.log_ends.get(key, 0):
+            return ErrorCode.FENCED_LEADER_EPOCH
+        del self.directory.partitions[key]
+        self.directory.log_ends.pop(key, None)
+        self.frozen.discard(key)
+        self.marked.discard(key)
+        self.leading.pop(key, None)
+        return ErrorCode.NONE
+
+    def _promote(self, key: tuple[str, int], payload: dict[str, Any]) -> int:
+        topic_id, complete_at = self.directory.futures.get(key, ("", None))
+        if not topic_id:
+            return ErrorCode.NONE if key in self.directory.partitions else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if complete_at is None:
+            return ErrorCode.INVALID_REQUEST
+        del self.directory.futures[key]
+        self.directory.partitions[key] = payload["topic_id"]
+        self.directory.log_ends[key] = complete_at
+        return ErrorCode.NONE
+
+    def _cancel(self, key: tuple[str, int], _payload: dict[str, Any]) -> int:
+        self.frozen.discard(key)
+        self.marked.discard(key)
+        self.directory.futures.pop(key, None)
         return ErrorCode.NONE
 
     def die(self) -> None:
@@ -118,3 +191,14 @@ class FakeLogWriter:
         self._listening.close()
         self._table.close()
         os.close(self._doorbell)
+
+
+_MOVES: dict[DescriptorKind, Callable[[FakeLogWriter, tuple[str, int], dict[str, Any]], int]] = {
+    DescriptorKind.MOVE_BEGIN: FakeLogWriter._begin,
+    DescriptorKind.MOVE_MARK: FakeLogWriter._mark,
+    DescriptorKind.MOVE_FREEZE: FakeLogWriter._freeze,
+    DescriptorKind.MOVE_FINISH: FakeLogWriter._finish,
+    DescriptorKind.MOVE_COMMIT: FakeLogWriter._commit,
+    DescriptorKind.MOVE_PROMOTE: FakeLogWriter._promote,
+    DescriptorKind.MOVE_CANCEL: FakeLogWriter._cancel,
+}

@@ -297,6 +297,11 @@ class JsonClient:
     def delete(self, topic: str) -> None:
         self._ask(do="delete", topic=topic)
 
+    def delete_records(self, topic: str, before: int) -> int:
+        """Java's alone: where the partition begins then; -1 is the high watermark."""
+        low_watermark: int = self._ask(do="delete_records", topic=topic, before=before)["low_watermark"]
+        return low_watermark
+
     def close(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
@@ -380,13 +385,14 @@ def _javascript(name: str, bootstrap: str) -> JsonClient:
     return JsonClient(name, [str(client_packages.NODE), "--no-warnings", str(source), name, bootstrap, str(client_packages.JS)])
 
 
-def _java(bootstrap: str) -> JsonClient:
+def open_java(bootstrap: str, isolation_level: str = "read_uncommitted") -> JsonClient:
     if reason := client_packages.missing_java():
         pytest.skip(reason)
     java = shutil.which("java")
     assert java is not None
     # One thread of garbage collection and the first compiler only: this lives for seconds, on a machine that has others to serve.
-    return JsonClient("kafka-clients", [java, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", client_packages.class_path(), "TestClient", bootstrap])
+    command = [java, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Disolation.level={isolation_level}", "-cp"]
+    return JsonClient("kafka-clients", [*command, client_packages.class_path(), "TestClient", bootstrap])
 
 
 CLIENTS = ("kafka-python", "aiokafka", "platformatic", "kafka-clients", "kafkajs")
@@ -404,7 +410,7 @@ def open_client(name: str, bootstrap: str) -> Client:
         case "aiokafka":
             return AioKafka(bootstrap)
         case "kafka-clients":
-            return _java(bootstrap)
+            return open_java(bootstrap)
         case _:
             return _javascript(name, bootstrap)
 

@@ -27,9 +27,9 @@ QUICK_RECONNECT = {
 
 
 class AckedProducer:
-    """Produces numbered records to every partition in turn, acks=all; remembers each number whose delivery was reported."""
+    """Produces numbered records to every partition in turn, acks=all; remembers each number whose delivery was reported. `options` are librdkafka's."""
 
-    def __init__(self, bootstrap: str, topic: str, partitions: int, records_a_second: int = 4000) -> None:
+    def __init__(self, bootstrap: str, topic: str, partitions: int, records_a_second: int = 4000, **options: str | int | bool) -> None:
         self.acknowledged: dict[int, set[int]] = defaultdict(set)
         self.acknowledged_at: dict[int, list[float]] = defaultdict(list)
         self.failures: list[str] = []
@@ -37,9 +37,8 @@ class AckedProducer:
         self._topic = topic
         self._partitions = partitions
         self._rate = records_a_second
-        self._producer = Producer(
-            {"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 2, "message.timeout.ms": 60_000, "enable.idempotence": False, **QUICK_RECONNECT}
-        )
+        usual = {"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 2, "message.timeout.ms": 60_000, "enable.idempotence": False}
+        self._producer = Producer({**usual, **QUICK_RECONNECT, **options})
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 

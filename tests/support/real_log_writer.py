@@ -14,7 +14,7 @@ from appliance.base.layout import BoxLayout, Disk
 from appliance.base.logging import Logger
 from appliance.base.model import TopicId
 from appliance.base.settings import Box
-from appliance.ipc.descriptors import DescriptorKind
+from appliance.ipc.descriptors import Completion, DescriptorKind
 from appliance.ipc.proxies import LogWriterProxies, Source
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.poller import Poller
@@ -37,21 +37,23 @@ class _Notifier:
 class RealLogWriter:
     """One life on `path`. `answers` has (source, what was asked, error code) in the order in which completions were seen."""
 
-    def __init__(self, layout: BoxLayout, path: Path, incarnation: int, settings: dict[str, Any] | None = None) -> None:
+    def __init__(self, layout: BoxLayout, path: Path, incarnation: int, settings: dict[str, Any] | None = None, disk: str = DISK) -> None:
         self.layout = layout
+        self.disk = disk
         self.clock = ManualClock()
         self.poller = Poller()
         self._said, writing = os.pipe()
         os.set_blocking(self._said, False)
         self._writing = writing
         self._text = ""
-        box = Box("test", BROKER_ID, [Disk(DISK, str(path))], str(path) + ".state", "127.0.0.1", "127.0.0.1", 0, 1, 1, settings=settings or {})
-        self.counters = Counters.create_or_adopt(layout, f"log-writer@{DISK}", incarnation)
+        box = Box("test", BROKER_ID, [Disk(disk, str(path))], str(path) + ".state", "127.0.0.1", "127.0.0.1", 0, 1, 1, settings=settings or {})
+        self.counters = Counters.create_or_adopt(layout, f"log-writer@{disk}", incarnation)
         log = Logger("log-writer", descriptor=writing)
-        context = ServiceContext(layout, box, self.clock, self.counters, self.poller, f"log-writer@{DISK}", DISK, incarnation, _Notifier(), log, {})
+        context = ServiceContext(layout, box, self.clock, self.counters, self.poller, f"log-writer@{disk}", disk, incarnation, _Notifier(), log, {})
         self.agent = LogWriterAgent(context)
         self.sources: dict[str, LogWriterProxies] = {}
         self.answers: list[tuple[str, Any, int]] = []
+        self.completions: list[Completion] = []
 
     def recover(self) -> None:
         while self.agent._startup is not None:
@@ -78,11 +80,13 @@ class RealLogWriter:
         def on_completion(context: Any, entry: tuple[Any, ...]) -> None:
             asked = context.finish() if hasattr(context, "finish") else context
             self.answers.append((name, asked, entry[2]))
+            self.completions.append(Completion(*entry))
 
         source = Source(self.layout, name, 1, 1 << 20, 256)
-        proxies = LogWriterProxies(source, [DISK], self.poller, SystemClock(), self.counters, on_completion, lambda _: None, lambda _: None, lambda _: None)
+        clock = SystemClock()
+        proxies = LogWriterProxies(source, [self.disk], self.poller, clock, self.counters, on_completion, lambda _: None, lambda _: None, lambda _: None)
         self.sources[name] = proxies
-        eventually(lambda: self.turn() is not None and proxies.connected(DISK), f"{name} is let in")
+        eventually(lambda: self.turn() is not None and proxies.connected(self.disk), f"{name} is let in")
         return proxies
 
     def turn(self) -> int:
@@ -108,11 +112,11 @@ class RealLogWriter:
 
     def create(self, proxies: LogWriterProxies, partition: int) -> None:
         asked = {"topic": "t", "partition": partition, "topic_id": str(TOPIC_ID)}
-        assert proxies.offer_command(DISK, DescriptorKind.CREATE, asked, ("create", partition))
+        assert proxies.offer_command(self.disk, DescriptorKind.CREATE, asked, ("create", partition))
 
     def lead(self, proxies: LogWriterProxies, partition: int) -> None:
         asked = {"topic": "t", "partition": partition, "topic_id": str(TOPIC_ID), "leader_epoch": 0, "isr": [BROKER_ID], "replicas": [BROKER_ID]}
-        assert proxies.offer_command(DISK, DescriptorKind.BECOME_LEADER, asked, ("lead", partition))
+        assert proxies.offer_command(self.disk, DescriptorKind.BECOME_LEADER, asked, ("lead", partition))
 
     def produce(self, proxies: LogWriterProxies, partition: int, batch: bytes) -> None:
         hosted = self.agent._partitions.find(TOPIC_ID, partition)
@@ -136,7 +140,7 @@ class RealLogWriter:
             0,
             0,
         )
-        assert proxies.by_disk[DISK].offer(entry, 0, ("produce", partition))
+        assert proxies.by_disk[self.disk].offer(entry, 0, ("produce", partition))
 
     def codes(self, verb: str) -> list[int]:
         return [code for _, (asked, _), code in self.answers if asked == verb]
@@ -157,6 +161,7 @@ class RealLogWriter:
     def _let_go(self) -> None:
         self.agent._flush_rounds.close()
         self.agent._batch_flushes.close()
+        self.agent._moves.incoming.close()  # a mover dies with its log-writer
         self.agent._door.close()
         for proxies in self.sources.values():
             proxies.close()
@@ -167,7 +172,7 @@ class RealLogWriter:
         _ = self.said
         os.close(self._said)
         os.close(self._writing)
-        if os.path.exists(socket := self.layout.log_writer_socket(DISK)):
+        if os.path.exists(socket := self.layout.log_writer_socket(self.disk)):
             os.unlink(socket)
 
 

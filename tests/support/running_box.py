@@ -174,6 +174,12 @@ class RunningBox:
         os.kill(pid, number)
         return pid
 
+    def stop_process(self, name: str) -> int:
+        """SIGSTOP, and wait until it stands still: a signal is only on its way when `kill` returns. Its pid."""
+        pid = self.kill(name, signal.SIGSTOP)
+        eventually(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", f"{name} stands still")
+        return pid
+
     def counters(self, name: str) -> CounterSnapshot:
         snapshot = read_counters(self.layout, name)
         assert snapshot is not None, f"{name} has no counters"

@@ -112,7 +112,6 @@ class SteppedBox:
     def killed_at(self, step: int, sent: bool) -> None:
         """Let the controller die at its `step`-th step from now (counted from 0)."""
         assert self.agent is not None
-        runner = self.agent._runner
         self.steps = 0
 
         def dying(original: Callable[..., None]) -> Callable[..., None]:
@@ -126,7 +125,8 @@ class SteppedBox:
 
             return performed
 
-        runner.ask, runner.command, runner.publish = dying(runner.ask), dying(runner.command), dying(runner.publish)
+        for runner in (self.agent._runner, self.agent._moves._own_runner):
+            runner.ask, runner.command, runner.publish = dying(runner.ask), dying(runner.command), dying(runner.publish)
 
     def kill_controller(self) -> None:
         """Let what it has sent arrive, then let go of everything as the kernel would."""
@@ -189,7 +189,8 @@ class SteppedBox:
         assert agent is not None
 
         def quiet() -> bool:
-            return agent._arrived and not len(agent._runner) and not agent._disks_to_bring_up and not agent.cluster.deleting
+            busy = len(agent._runner) or agent._disks_to_bring_up or agent.cluster.deleting or agent._moves.is_busy()
+            return agent._arrived and not busy
 
         self.until_ready()
         self.until(quiet, "quiet")

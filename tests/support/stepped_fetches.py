@@ -28,8 +28,9 @@ from appliance.broker.handlers.list_offsets import ListOffsetsHandler
 from appliance.broker.residency import choose_residency
 from appliance.broker.segment_files import FileRange
 from appliance.broker.transport import PlainTransport
+from appliance.ipc.aborted_answer import aborted_answer
 from appliance.ipc.frames import listen_unix
-from appliance.ipc.log_reader_messages import LOOKUP, OPEN, Answer, Question, pack_answer, unpack_question
+from appliance.ipc.log_reader_messages import ABORTED, LOOKUP, OPEN, Answer, Question, pack_answer, unpack_question
 from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.protocol.request_header import RequestHeader
 from appliance.runtime.poller import Poller
@@ -50,6 +51,7 @@ class Part(NamedTuple):
     partition: int
     error_code: int
     size_bytes: int
+    aborted: tuple[tuple[int, int], ...] = ()
 
 
 class SteppedFetches:
@@ -92,6 +94,8 @@ class SteppedFetches:
         )
         self.list_offsets = ListOffsetsHandler(view, readers, self.clock, self.counters, self.answered.append)
         self._socks: list[socket.socket] = []
+        self.aborted: list[tuple[int, int, int]] = []
+        """(producer id, first offset, offset of the marker) of every partition, as the log-reader tells it"""
 
     def _placement(self, topic: str, partition: int) -> Placement | None:
         self.looks += 1
@@ -104,10 +108,18 @@ class SteppedFetches:
         self._socks += (ours, theirs)
         return Connection(PlainTransport(ours), "test", self.clock.monotonic_ns())
 
-    def fetch(self, connection: Connection, asked: Iterable[Asked], session: tuple[int, int] = (0, -1), max_wait_ms: int = 0, min_bytes: int = 1) -> Connection:
+    def fetch(
+        self,
+        connection: Connection,
+        asked: Iterable[Asked],
+        session: tuple[int, int] = (0, -1),
+        max_wait_ms: int = 0,
+        min_bytes: int = 1,
+        isolation_level: int = 0,
+    ) -> Connection:
         partitions = b"".join(struct.pack(">iqqi", each.partition, each.offset, -1, each.max_bytes) for each in asked)
         count = len(partitions) // 24
-        body = struct.pack(">iiiibii", -1, max_wait_ms, min_bytes, 50 << 20, 0, *session)
+        body = struct.pack(">iiiibii", -1, max_wait_ms, min_bytes, 50 << 20, isolation_level, *session)
         body += (_array(1, _string(TOPIC) + _array(count, partitions)) if count else _array(0, b"")) + _array(0, b"")
         self.fetches.handle(connection, RequestHeader(1, FETCH_VERSION, 7, "", 0), memoryview(body), len(body))
         return connection
@@ -150,10 +162,12 @@ class SteppedFetches:
             (count,) = struct.unpack_from(">i", data, position)
             position += 4
             for _ in range(count):
-                partition, code, *_ = struct.unpack_from(">ihqqqi", data, position)
-                (size_bytes,) = struct.unpack_from(">i", data, position + 34)
-                position += 38 + max(0, size_bytes)
-                parts.append(Part(partition, code, max(0, size_bytes)))
+                partition, code, *_, aborted_count = struct.unpack_from(">ihqqqi", data, position)
+                numbers = struct.unpack_from(f">{2 * max(0, aborted_count)}q", data, position + 34)
+                position += 34 + 8 * len(numbers)
+                (size_bytes,) = struct.unpack_from(">i", data, position)
+                position += 4 + max(0, size_bytes)
+                parts.append(Part(partition, code, max(0, size_bytes), tuple(zip(numbers[::2], numbers[1::2], strict=True))))
         assert position == len(data)
         return session_id, parts
 
@@ -176,12 +190,21 @@ class SteppedFetches:
         row = self.placements[TOPIC, partition].read_row()
         self.writer.store_progress(partition, row.log_end_offset + 1, row.high_watermark + 1, row.active_position + more_bytes)
 
+    def move_stable(self, partition: int, last_stable_offset: int, aborted_end_offset: int = 0) -> None:
+        """A transaction began or ended; the newest abort marker lies before `aborted_end_offset`."""
+        row = self.placements[TOPIC, partition].read_row()
+        self.writer.store_aborted_end(partition, aborted_end_offset)
+        self.writer.store(partition, row._replace(last_stable_offset=last_stable_offset))
+
     # -- the log-reader
 
     def take_questions(self) -> list[Question]:
         """What has come and was not answered yet."""
         if self.peer is None:
-            self.peer = self.listening.accept()[0]
+            try:
+                self.peer = self.listening.accept()[0]
+            except BlockingIOError:
+                return []  # nothing was ever asked
             self.peer.setblocking(False)
         found = []
         while True:
@@ -206,6 +229,13 @@ class SteppedFetches:
         elif kind == LOOKUP:
             base_offset = question.value_a // 10 * 10
             self.peer.send(pack_answer(Answer(kind, token, 0, 0, base_offset // 10 * self.batch_bytes, self.batch_bytes, 0, base_offset)))
+        elif kind == ABORTED:
+            found = [each for each in self.aborted if each[2] >= question.value_a and each[1] < question.value_b]
+            answer, descriptor = aborted_answer(token, question.value_b, found)
+            rights = [] if descriptor < 0 else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+            self.peer.sendmsg([pack_answer(answer)], rights)
+            if descriptor >= 0:
+                os.close(descriptor)
         else:
             self.peer.send(pack_answer(Answer(kind, token, 0, 3, 5, 0)))
 

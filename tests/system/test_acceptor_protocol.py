@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import select
 import socket
+import stat
 import struct
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -139,3 +143,41 @@ def _closed_count(box: RunningBox) -> int:
     """By the box: clients of earlier tests leave when they like."""
     values = box.counters("acceptor@0").values
     return sum(count for label, count in values.items() if label.startswith("acceptor.closed{") and "client-left" not in label)
+
+
+def _listening_socket(box: RunningBox) -> socket.socket:
+    """A second descriptor of the socket on which all acceptors of the box accept: pidfd_getfd(2), which Python has not."""
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    pidfd = os.pidfd_open(box.process.pid)
+    try:
+        for name in os.listdir(f"/proc/{box.process.pid}/fd"):
+            descriptor = syscall(438, pidfd, int(name), 0)
+            if descriptor < 0:
+                continue
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                found = socket.socket(fileno=descriptor)
+                if found.family in (socket.AF_INET, socket.AF_INET6) and found.getsockname()[1] == box.kafka.port:
+                    return found
+                found.close()
+            else:
+                os.close(descriptor)
+    finally:
+        os.close(pidfd)
+    pytest.skip("the box's descriptors cannot be borrowed here (ptrace)")
+
+
+def test_a_connection_that_woke_somebody_who_does_not_take_it_is_taken_by_another(shared_box: RunningBox) -> None:
+    """A connection wakes one of those who wait. Here that is a process of ours; an acceptor that is stopped or killed at that moment does the same."""
+    with _listening_socket(shared_box) as listening, select.epoll() as ours:
+        ours.register(listening.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE)
+        shared_box.await_restart("acceptor@0", shared_box.kill("acceptor@0"))  # it waits behind us now
+        waiter = os.fork()
+        if waiter == 0:
+            ours.poll(20)
+            os._exit(0)
+        eventually(lambda: Path(f"/proc/{waiter}/stat").read_text().rpartition(")")[2].split()[0] == "S", "somebody waits for the connection")
+        client = RawClient(shared_box.kafka)
+        client.sock.settimeout(5)
+        client.create_topic("taken", 1)
+        assert os.waitpid(waiter, 0)[1] == 0, "it was woken"
+        client.close()

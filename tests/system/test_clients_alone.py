@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.support.foreign_clients import CLIENTS, CONSUMERS, Client, Refused, Sent, open_client
+from tests.support.foreign_clients import CLIENTS, CONSUMERS, Client, JsonClient, Refused, Sent, open_client
 from tests.support.running_box import RunningBox, eventually
 
 pytestmark = [
@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:(read_text|open_text) is deprecated:DeprecationWarning"),
 ]
 
-UNKNOWN_TOPIC, TOO_LARGE, TOPIC_EXISTS = 3, 10, 36
+OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC, TOO_LARGE, TOPIC_EXISTS = 1, 3, 10, 36
 FIRST = 1_700_000_000_000
 MEBIBYTE = 1 << 20
 
@@ -144,6 +144,20 @@ def test_a_reader_that_keeps_a_session_is_told_only_what_is_new(opened: Callable
     values = shared_box.counters("acceptor@0").values
     assert values["fetch.incremental"] - before >= 4, "all but the first, which is a full one"
     assert values["fetch.session_errors"] == 0
+
+
+def test_javas_admin_client_deletes_records(opened: Callable[[str], Client]) -> None:
+    client = opened("kafka-clients")
+    assert isinstance(client, JsonClient)
+    client.create("trimmed")
+    client.produce("trimmed", [Sent(b"%d" % number) for number in range(20)])
+    assert client.delete_records("trimmed", 7) == 7
+    assert client.offset("trimmed", "earliest") == 7
+    assert [record.offset for record in client.fetch("trimmed", 13, offset=7)] == list(range(7, 20))
+    with pytest.raises(Refused) as refused:
+        client.delete_records("trimmed", 21)
+    assert refused.value.code == OFFSET_OUT_OF_RANGE
+    assert client.delete_records("trimmed", -1) == 20
 
 
 def test_topics_that_are_there_or_are_not_are_refused_by_name(client: Client) -> None:

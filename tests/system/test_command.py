@@ -77,6 +77,10 @@ def test_a_topics_life(millrace: Millrace) -> None:
     values = [int(line.split(b"\t")[1]) for line in tailed.stdout.splitlines()]
     assert sorted(values) == list(range(20_000))
     assert [value for value in values if value % 5 == 3] == list(range(3, 20_000, 5))
+    assert b"20,000 records of topic numbers would go" in millrace("topic", "trim", "numbers", "--to-high-watermark", "--dry-run").stdout
+    trimmed = millrace("topic", "trim", "numbers", "--before", "0s", "--yes")
+    assert trimmed.stdout.endswith(b"trimmed topic numbers: 20,000 records deleted\n"), trimmed.stderr
+    assert sum(int(line.split()[7]) for line in millrace("topic", "describe", "numbers").stdout.decode().splitlines()[2:]) == 0
     assert millrace("topic", "delete", "numbers").stdout == b"deleted topic numbers\n"
     gone = millrace("topic", "delete", "numbers")
     assert gone.returncode == 1 and b"there is no such topic" in gone.stderr

@@ -168,7 +168,7 @@ def test_another_acceptor_does_not_know_a_session_and_makes_a_new_one(start: Cal
     eventually(lambda: client.is_served("t", 1), "the topic is served")
     session = client.session_fetch(0, 0, _all("t", 1)).session_id
     (ours,) = [name for name in ("acceptor@0", "acceptor@1") if box.counters(name).values["fetch.sessions"]]
-    box.kill(ours, signal.SIGSTOP)  # so that the other one takes the next connection
+    box.stop_process(ours)  # so that the other one takes the next connection
     other = SessionClient(box.kafka)
     assert other.session_fetch(session, 1, []) == (NOT_FOUND, 0, ())
     fresh = other.session_fetch(session, 0, _all("t", 1)).session_id

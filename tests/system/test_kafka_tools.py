@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from appliance.records.compression import Codec
+from appliance.storage.dump import dump_file
 from tests.support.foreign_clients import CODECS, Client, Read, Sent
 from tests.support.kafka_writings import CONFIGS, MIXED, open_reader, read_everything, read_to_end, write_everything
 from tests.support.real_kafka import RealKafka, dump_log_segments, skip_without_kafka
@@ -175,6 +176,10 @@ def test_kafkas_dump_tool_finds_nothing_wrong_with_our_files(story: Story) -> No
     assert len(re.findall(r"^\| offset: ", said, re.MULTILINE)) == sum(counts.values())
     assert len(re.findall(r"endTxnMarker: ABORT", said)) == 5
     assert len(re.findall(r"^version: 0 producerId: \d+ firstOffset: \d+ lastOffset: \d+ lastStableOffset: \d+$", said, re.MULTILINE)) == 5
+    plainly = re.sub(r"OptionalLong\[(\d+)\]", r"\1", said.replace("OptionalLong.empty", "None"))
+    theirs = {re.sub(r"(offsetDelta: \d+) timestamp: \d+$", r"\1", line.strip()) for line in plainly.splitlines()}
+    ours = [line for file in files if file.suffix in (".txnindex", ".snapshot") for line in dump_file(str(file))]
+    assert theirs >= {*ours} - {"no producers"} and len(ours) > 10
     indexes = [file for file in files if file.suffix in (".index", ".timeindex")]
     checked = dump_log_segments(indexes, "--index-sanity-check")
     empty = [file for file in indexes if file.suffix == ".index" and not file.stat().st_size]

@@ -1,6 +1,8 @@
-"""DescribeLogDirs: every disk of the box from its table and its log-writer's counters; no disk is asked, so a hung one is told of at once.
+"""DescribeLogDirs: every disk of the box from its table, its log-writer's counters and the report of its moves; no disk is asked, so a hung one is told
+of at once.
 
-Owned by one acceptor. Weak spot: sizes are those of the records (indexes are not counted, as in Kafka), and free bytes are up to two seconds old.
+Owned by one acceptor. Weak spot: sizes are those of the records (indexes are not counted, as in Kafka); free bytes are up to two seconds old, and how far
+a partition is that is being moved, up to one.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from appliance.base.layout import BoxLayout, Disk
 from appliance.base.model import TopicId
 from appliance.broker.box_view import BoxView
 from appliance.broker.connection import Connection
+from appliance.ipc.move_report import MoveProgress, moves_file, read_moves
 from appliance.ipc.proxies import LogWriterProxies
 from appliance.protocol.describe_log_dirs import (
     REQUEST,
@@ -57,9 +60,9 @@ class DescribeLogDirsHandler:
         values = counters.values if counters is not None else {}
         total = values.get("disk.total_bytes") or UNKNOWN_BYTES  # 0: not counted yet
         usable = values.get("disk.free_bytes", UNKNOWN_BYTES) if total != UNKNOWN_BYTES else UNKNOWN_BYTES
-        return LogDirResult(ErrorCode.NONE, disk.path, self._topics(table, request), total, usable)
+        return LogDirResult(ErrorCode.NONE, disk.path, self._topics(disk.name, table, request), total, usable)
 
-    def _topics(self, table: PartitionTableReader, request: DescribeLogDirsRequest) -> tuple[LogDirTopic, ...]:
+    def _topics(self, disk: str, table: PartitionTableReader, request: DescribeLogDirsRequest) -> tuple[LogDirTopic, ...]:
         wanted = None if request.topics is None else {(topic.topic, partition) for topic in request.topics for partition in topic.partitions}
         topics_by_id = self._view.image.topics_by_id
         found: dict[str, list[LogDirPartition]] = {}
@@ -69,4 +72,14 @@ class DescribeLogDirsHandler:
                 continue
             lag = max(0, row.high_watermark - row.log_end_offset)
             found.setdefault(topic.name, []).append(LogDirPartition(row.partition, table.sealed_bytes(index) + row.active_position, lag))
+        for move in read_moves(moves_file(self._layout, disk)):
+            if self._is_moving_to(disk, move) and (wanted is None or (move.topic, move.partition) in wanted):
+                found.setdefault(move.topic, []).append(LogDirPartition(move.partition, max(0, move.size_bytes), move.offset_lag, True))
         return tuple(LogDirTopic(name, tuple(sorted(partitions))) for name, partitions in sorted(found.items()))
+
+    def _is_moving_to(self, disk: str, move: MoveProgress) -> bool:
+        """A report may name what has arrived, or was taken back, since it was written."""
+        topic = self._view.image.topics.get(move.topic)
+        if topic is None or str(topic.topic_id) != move.topic_id or not 0 <= move.partition < len(topic.partitions):
+            return False
+        return topic.partitions[move.partition].moving_to == disk

@@ -1,41 +1,35 @@
-"""Fetch: find where each partition's batches begin, send them by sendfile, park long polls until enough is there.
+"""Fetch: look at each partition, send what is there by sendfile, park long polls until enough is there.
 
-The path without a question: the fetch offset is one of the partition's known cursors (a consumer that read to the high watermark comes back
-exactly there) and its segment is open. Otherwise the disk's log-reader is asked (LOOKUP, OPEN); the acceptor itself never opens, seeks
-or reads a log file. Only what is in the page cache is sent from the file; the rest the log-reader reads into its memory
-(`broker/cold_reads.py`), one partition of a fetch at a time. A fetch of a session (`broker/fetch_session.py`) looks at the partitions that are
-awake only: the others sleep until their row moves. Before version 4 what is read is converted (`broker/message_sets.py`). Owned by one acceptor.
+What one partition answers, and whom to ask about it, is in `broker/partition_answers.py`; a request on its way in `broker/pending_fetch.py`.
+A fetch of a session (`broker/fetch_session.py`) looks at the partitions that are awake only: the others sleep until their row moves.
+Before version 4 what is read is converted (`broker/message_sets.py`). Owned by one acceptor.
 Weak spots: a fetch with one cold partition is answered when that is read, its hot ones too; one answer has records of at most `TARGETS_MAX` partitions.
 """
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
-from appliance.broker.arena_range import ArenaRange
 from appliance.broker.box_view import BoxView, Placement
-from appliance.broker.cold_reads import ColdRead, ColdReads
-from appliance.broker.connection import Connection, Reply
+from appliance.broker.cold_reads import ColdReads
+from appliance.broker.connection import Connection
 from appliance.broker.delayed import Delayed
 from appliance.broker.fetch_session import FINAL_EPOCH, INITIAL_EPOCH, NO_SESSION, FetchSession, FetchSessions, SessionPartition, key_of
-from appliance.broker.leadership import leadership_problem
 from appliance.broker.message_sets import CONVERTED_BYTES_MAX, DownConversion
 from appliance.broker.parked_growth import FEW_PARTITIONS, ParkedGrowth
-from appliance.broker.residency import CHECK_BYTES, Residency
-from appliance.broker.segment_files import FileRange, SegmentFile, SegmentFiles
+from appliance.broker.partition_answers import TARGETS_MAX, PartitionAnswers
+from appliance.broker.pending_fetch import PendingFetch
+from appliance.broker.residency import Residency
+from appliance.broker.segment_files import SegmentFiles
 from appliance.broker.topic_traffic import TopicTraffic
-from appliance.ipc.log_reader_messages import EPOCH_END, LOOKUP, OPEN, Answer
-from appliance.ipc.log_reader_proxy import QUESTIONS_AHEAD_MAX, LogReaderProxy
+from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.protocol.fetch import (
     MAGIC_2_SINCE,
     READ_COMMITTED,
     TOPIC_IDS_SINCE,
-    EpochEndOffset,
     FetchPartition,
     FetchPartitionResult,
     FetchRequest,
@@ -44,80 +38,6 @@ from appliance.protocol.fetch import (
 )
 from appliance.protocol.request_header import RequestHeader
 from appliance.shm.counters import Counters
-from appliance.shm.partition_table import Row, TornRow
-
-Target: TypeAlias = int | SessionPartition
-"""Which partition of a fetch: its index in the request, or the session's own object."""
-
-ROUNDS_MAX = 8
-"""Questions asked one after the other for one fetch before it answers with what it has."""
-TARGETS_MAX = QUESTIONS_AHEAD_MAX
-"""Partitions that one answer has records of, or fewer where fewer segments can be open; the others' turn comes with the next fetch."""
-
-
-class _Found(NamedTuple):
-    """Where a batch begins, as the log-reader told; `first_batch_bytes` 0: not known."""
-
-    offset: int
-    segment_base_offset: int
-    position: int
-    first_batch_bytes: int
-    inode: int = 0
-    """of the file that `position` is in; 0: of the active segment, which nobody replaces"""
-
-
-class PendingFetch:
-    """One fetch request on its way."""
-
-    __slots__ = ("cold", "correlation_id", "deadline_ns", "epoch_ends", "expected_epoch", "finished", "found", "growth", "handler", "is_held_back",
-                 "is_partial", "questions", "ready_ns", "received_ns", "reply", "request", "rounds", "session", "targets", "ticket", "unknown",
-                 "version")  # fmt: skip
-
-    def __init__(self, handler: FetchHandler, reply: Reply, request: FetchRequest, version: int, correlation_id: int, deadline_ns: int) -> None:
-        self.handler = handler
-        self.reply = reply
-        self.request = request
-        self.version = version
-        self.correlation_id = correlation_id
-        self.deadline_ns = deadline_ns
-        self.questions = 0
-        self.rounds = 0
-        self.unknown = 0
-        """in this look: partitions that a question has to be answered for"""
-        self.is_held_back = False
-        """in this look: some of those questions are asked when others were answered"""
-        self.targets = 0
-        """in this look: partitions with something to read"""
-        self.is_partial = False
-        """in this look: some partition has more, but its turn comes with the next fetch"""
-        self.growth: ParkedGrowth | None = None
-        """while it is parked with many partitions: what of them is worth a look"""
-        self.cold: ColdRead | None = None
-        """its one partition that is read by a log-reader"""
-        self.ticket = 0
-        self.session: FetchSession | None = None
-        self.expected_epoch = 0
-        """of the session's next request, as long as this one is its latest"""
-        self.found: dict[Target, _Found | ErrorCode] = {}
-        """partition → what the log-reader answered"""
-        self.epoch_ends: dict[tuple[Target, int], tuple[int, int] | ErrorCode] = {}
-        """(partition, leader epoch of its row) → what the log-reader said of the epoch that the client fetched last"""
-        self.finished = False
-        self.received_ns = self.ready_ns = reply.connection.last_active_ns
-        """Since when nothing but us delays the answer: received, or woken from the last wait; 0 while it waits."""
-
-    def on_row_moved(self) -> None:
-        if self.growth is None or self.handler.has_grown(self, self.growth):
-            self.rounds = 0
-            self.handler.woken(self)
-            self.handler.evaluate(self, False)
-
-    def on_deadline(self) -> None:
-        if self.session is not None and self.session.parked_ticket == self.ticket:
-            self.session.parked_ticket = 0
-        self.ticket = 0
-        self.handler.woken(self)
-        self.handler.evaluate(self, True)
 
 
 class FetchHandler:
@@ -139,7 +59,6 @@ class FetchHandler:
         on_reply: Callable[[Connection], None],
     ) -> None:
         self._view = view
-        self._readers = readers
         self._delayed = delayed
         self._sessions = FetchSessions(session_slots, new_session_id, delayed.rows.wake_up, self._on_session_closed)
         self._clock = clock
@@ -150,9 +69,8 @@ class FetchHandler:
         self._wide_fetches = 0
         self._is_evaluating = False
         self._to_evaluate: deque[tuple[PendingFetch, bool]] = deque()
-        self._residency = residency
-        self._cold_reads = cold_reads
         self._message_sets = DownConversion(view, counters)
+        self._answers = PartitionAnswers(view, readers, self.files, residency, cold_reads, self._message_sets, self._targets_max, clock, self.evaluate)
         self._requests = counters.counter("fetch.requests")
         self._parked = counters.counter("fetch.parked")
         self._range_bytes = counters.counter("fetch.range_bytes")
@@ -240,7 +158,7 @@ class FetchHandler:
         failed = urgent = False
         watched: list[Placement] = []
         for index, wanted in enumerate(request.partitions):
-            result, placement = self._look(pending, index, wanted, room - total, total == 0)
+            result, placement = self._answers.look(pending, index, wanted, room - total, total == 0)
             if result is None:
                 continue
             if result.error_code:
@@ -354,7 +272,7 @@ class FetchHandler:
         awake: list[tuple[SessionPartition, Placement]] = []
         for partition in session.awake_in_order():
             wanted = partition.wanted
-            result, placement = self._look(pending, partition, wanted, room - total, total == 0)
+            result, placement = self._answers.look(pending, partition, wanted, room - total, total == 0)
             if result is None:
                 continue
             if placement is not None:
@@ -420,244 +338,6 @@ class FetchHandler:
         self._sessions_open.set(len(sessions))
         self._session_partitions.set(sessions.partition_count)
         self._session_evictions.set(sessions.evictions)
-
-    # -- one partition
-
-    def _look(
-        self, pending: PendingFetch, index: Target, wanted: FetchPartition, room: int, is_first: bool
-    ) -> tuple[FetchPartitionResult | None, Placement | None]:
-        """What partition `index` answers now, with its placement; None while a question is under way."""
-        topic, topic_id, partition = wanted.topic, wanted.topic_id, wanted.partition
-        if pending.version >= TOPIC_IDS_SINCE:
-            known = self._view.image.topics_by_id.get(topic_id)
-            if known is None:
-                return FetchPartitionResult("", topic_id, partition, ErrorCode.UNKNOWN_TOPIC_ID), None
-            topic = known.name
-        placement = self._view.placement(topic, partition)
-        if placement is None:
-            return FetchPartitionResult(topic, topic_id, partition, self._view.why_absent(topic, partition)), None
-        try:
-            row = placement.read_row()
-        except TornRow:
-            return FetchPartitionResult(topic, topic_id, partition, ErrorCode.NOT_LEADER_OR_FOLLOWER), None
-        problem = _problem(row, placement, wanted)
-        if problem is not None:
-            return FetchPartitionResult(topic, topic_id, partition, problem), None
-        if pending.version >= TOPIC_IDS_SINCE and placement.topic_id != topic_id:
-            return FetchPartitionResult(topic, topic_id, partition, ErrorCode.INCONSISTENT_TOPIC_ID), None
-        if pending.version < MAGIC_2_SINCE and not self._message_sets.is_allowed(topic, pending.request.replica_id):
-            return FetchPartitionResult(topic, topic_id, partition, ErrorCode.UNSUPPORTED_VERSION), None
-        if placement.segment_list_generation != row.segment_list_generation:
-            self._take_segment_list(placement, row)
-        is_committed = pending.request.isolation_level == READ_COMMITTED
-        limit_offset = row.last_stable_offset if is_committed else row.high_watermark
-        aborted = () if is_committed else None
-        empty = FetchPartitionResult(topic, topic_id, partition, 0, row.high_watermark, row.last_stable_offset, row.log_start_offset, None, aborted)
-        if wanted.last_fetched_epoch >= 0 and wanted.last_fetched_epoch != row.leader_epoch:
-            end = self._epoch_end(pending, index, topic, wanted.last_fetched_epoch, placement, row)
-            if end is None:
-                return None, placement
-            if isinstance(end, ErrorCode):
-                return FetchPartitionResult(topic, topic_id, partition, end), None
-            if end[0] < wanted.last_fetched_epoch or end[1] < wanted.fetch_offset:
-                return empty._replace(diverging_epoch=EpochEndOffset(*end)), placement
-        if wanted.fetch_offset >= limit_offset:
-            if wanted.fetch_offset == row.high_watermark:
-                placement.remember(row.high_watermark, row.watermark_base_offset, row.watermark_position)
-            return empty, placement
-        most = min(wanted.max_bytes, room)
-        if most <= 0 and not is_first:
-            return empty, placement
-        if pending.targets >= self._targets_max:
-            pending.is_partial = True
-            return empty, placement
-        pending.targets += 1
-        unknown = pending.unknown
-        records = self._range(pending, index, topic, wanted.fetch_offset, most, is_first, placement, row)
-        if isinstance(records, ErrorCode):
-            return FetchPartitionResult(topic, topic_id, partition, records), None
-        if pending.unknown != unknown:
-            return None, placement
-        return empty._replace(records=records), placement
-
-    def _take_segment_list(self, placement: Placement, row: Row) -> None:
-        """Segments came, went, or were compacted: positions that were known may be in a file that is none of them any more."""
-        placement.segment_list_generation = row.segment_list_generation
-        placement.cursors.clear()
-        self.files.keep_active(placement.disk, placement.row, placement.row_generation, row.active_base_offset)
-
-    def _epoch_end(
-        self, pending: PendingFetch, index: Target, topic: str, leader_epoch: int, placement: Placement, row: Row
-    ) -> tuple[int, int] | ErrorCode | None:
-        """Our largest epoch that is not above `leader_epoch`, and where it ends; an error, or None while the log-reader is asked (KIP-595)."""
-        if leader_epoch > row.leader_epoch:
-            return ErrorCode.OFFSET_OUT_OF_RANGE
-        key = (index, row.leader_epoch)
-        known = pending.epoch_ends.get(key)
-        if known is not None:
-            return known
-
-        def on_answer(answer: Answer | None, descriptor: int) -> None:
-            if answer is None:
-                pending.epoch_ends[key] = ErrorCode.NOT_LEADER_OR_FOLLOWER
-            elif answer.error_code:
-                pending.epoch_ends[key] = ErrorCode(answer.error_code)
-            else:
-                pending.epoch_ends[key] = ErrorCode.OFFSET_OUT_OF_RANGE if answer.a < 0 else (answer.a, answer.b)
-            self._answered(pending)
-
-        return self._ask(pending, placement, EPOCH_END, topic, row, leader_epoch, row.log_end_offset, on_answer)
-
-    def _range(
-        self, pending: PendingFetch, index: Target, topic: str, fetch_offset: int, most: int, is_first: bool, placement: Placement, row: Row
-    ) -> FileRange | ArenaRange | ErrorCode | None:
-        """The bytes to send, an error, or None: either a question is under way or there is nothing that fits."""
-        found = pending.found.get(index)
-        if isinstance(found, ErrorCode):
-            return found
-        if found is None or found.offset != fetch_offset:
-            cursor = placement.cursors.get(fetch_offset)
-            if cursor is None:
-                return self._ask_lookup(pending, index, topic, fetch_offset, placement, row)
-            found = _Found(fetch_offset, *cursor, 0)
-        base_offset, position = found.segment_base_offset, found.position
-        file = self.files.get((placement.disk, placement.row, placement.row_generation, base_offset))
-        if file is None:
-            return self._ask_open(pending, index, topic, base_offset, placement, row)
-        if found.inode and found.inode != file.inode:
-            # It was compacted between the two questions.
-            self.files.forget((placement.disk, placement.row, placement.row_generation, base_offset))
-            return self._ask_lookup(pending, index, topic, fetch_offset, placement, row)
-        end = row.watermark_position if base_offset == row.watermark_base_offset else file.sealed_size_bytes()
-        if position >= end:
-            # The cursor stands at the end of a segment that was rolled since: the batch is in the next one.
-            placement.cursors.pop(fetch_offset, None)
-            return self._ask_lookup(pending, index, topic, fetch_offset, placement, row)
-        size_bytes = min(end - position, most)
-        cold = pending.cold
-        if (cold is not None and cold.target == index) or not self._residency.is_resident(file, position, min(max(size_bytes, 1), CHECK_BYTES)):
-            is_active = base_offset == row.watermark_base_offset
-            return self._cold_range(pending, index, file, position, size_bytes, end, is_first, is_active, placement)
-        if size_bytes < end - position and not found.first_batch_bytes:
-            # The first batch must go whole, and it may be longer than what was asked for; than today's max.message.bytes, too.
-            return self._ask_lookup(pending, index, topic, fetch_offset, placement, row)
-        if size_bytes < found.first_batch_bytes:
-            if not is_first:
-                return None
-            size_bytes = found.first_batch_bytes
-        if position + size_bytes == row.watermark_position and base_offset == row.watermark_base_offset:
-            placement.remember(row.high_watermark, base_offset, position + size_bytes)
-        return FileRange(file, position, size_bytes, True)
-
-    def _cold_range(
-        self,
-        pending: PendingFetch,
-        index: Target,
-        file: SegmentFile,
-        position: int,
-        most: int,
-        limit: int,
-        is_first: bool,
-        is_active: bool,
-        placement: Placement,
-    ) -> FileRange | ArenaRange | ErrorCode | None:
-        """As `_range`, of what is not in the page cache."""
-        read = pending.cold
-        if read is None:
-            read = pending.cold = ColdRead(index)
-            if self._cold_reads.ask(read, file, position, most, limit, is_first, is_active, lambda: self._answered(pending)):
-                pending.questions += 1
-                pending.unknown += 1
-                return None
-        if read.target != index:
-            return None  # its turn comes with the next fetch
-        if read.error is not None:
-            return read.error
-        if read.range is None or read.answer is None:
-            # Its first batch is larger than an answer: it is brought piece by piece while it is sent.
-            if read.answer is None or not is_first or not read.answer.first_batch_bytes:
-                return None
-            if pending.version < MAGIC_2_SINCE:
-                return ErrorCode.KAFKA_STORAGE_ERROR  # to convert it, it would have to be in memory as a whole
-            return FileRange(file, position, read.answer.first_batch_bytes)
-        if read.answer.next_offset >= 0:
-            placement.remember(read.answer.next_offset, file.origin.base_offset, position + read.answer.size_bytes)
-        return read.range
-
-    # -- questions to the log-reader
-
-    def _ask_lookup(self, pending: PendingFetch, index: Target, topic: str, offset: int, placement: Placement, row: Row) -> ErrorCode | None:
-        if pending.rounds >= ROUNDS_MAX:
-            pending.is_partial = True
-            return None
-
-        def on_answer(answer: Answer | None, descriptor: int) -> None:
-            if descriptor >= 0:
-                os.close(descriptor)
-            if answer is None:
-                pending.found[index] = ErrorCode.NOT_LEADER_OR_FOLLOWER
-            elif answer.error_code:
-                pending.found[index] = ErrorCode(answer.error_code)
-            else:
-                # The batch that holds the offset may begin before it: the client skips what it did not ask for.
-                pending.found[index] = _Found(offset, answer.a, answer.b, answer.c, answer.d)
-            self._answered(pending)
-
-        return self._ask(pending, placement, LOOKUP, topic, row, offset, row.high_watermark, on_answer)
-
-    def _ask_open(self, pending: PendingFetch, index: Target, topic: str, base_offset: int, placement: Placement, row: Row) -> ErrorCode | None:
-        if pending.rounds >= ROUNDS_MAX:
-            pending.is_partial = True  # others' segments pushed out what was opened for it
-            return None
-        key = (placement.disk, placement.row, placement.row_generation, base_offset)
-
-        def on_answer(answer: Answer | None, descriptor: int) -> None:
-            if answer is None:
-                pending.found[index] = ErrorCode.NOT_LEADER_OR_FOLLOWER
-            elif answer.error_code or descriptor < 0:
-                pending.found[index] = ErrorCode(answer.error_code or ErrorCode.KAFKA_STORAGE_ERROR)
-            else:
-                self.files.add(key, descriptor, topic, placement.partition)
-            self._answered(pending)
-
-        return self._ask(pending, placement, OPEN, topic, row, base_offset, 0, on_answer)
-
-    def _ask(
-        self,
-        pending: PendingFetch,
-        placement: Placement,
-        kind: int,
-        topic: str,
-        row: Row,
-        value_a: int,
-        value_b: int,
-        on_answer: Callable[[Answer | None, int], None],
-    ) -> ErrorCode | None:
-        if pending.rounds >= ROUNDS_MAX:
-            return ErrorCode.NOT_LEADER_OR_FOLLOWER
-        if pending.questions >= QUESTIONS_AHEAD_MAX:
-            pending.unknown += 1
-            pending.is_held_back = True
-            return None
-        reader = self._readers[placement.disk]
-        if not reader.ask(kind, topic, placement.partition, row.segment_list_generation, value_a, value_b, on_answer):
-            return ErrorCode.NOT_LEADER_OR_FOLLOWER
-        pending.questions += 1
-        pending.unknown += 1
-        return None
-
-    def _answered(self, pending: PendingFetch) -> None:
-        pending.questions -= 1
-        if not pending.questions:
-            self.evaluate(pending, self._clock.monotonic_ns() >= pending.deadline_ns)
-
-
-def _problem(row: Row, placement: Placement, wanted: FetchPartition) -> ErrorCode | None:
-    """Kafka's checks before reading, in its order."""
-    problem = leadership_problem(row, placement.row_generation, wanted.current_leader_epoch)
-    if problem is not None:
-        return problem
-    return None if row.log_start_offset <= wanted.fetch_offset <= row.log_end_offset else ErrorCode.OFFSET_OUT_OF_RANGE
 
 
 def _readable_end(request: FetchRequest, result: FetchPartitionResult) -> int:

@@ -2,12 +2,14 @@
 
 acks=1 is answered at append; acks=all when the high watermark has passed the batch under the same leader epoch; acks=0 completes too, so
 that its error can close the connection. A partition that cannot be served gets its own error at once and harms no other.
+The first batch of a transaction in a partition waits until its coordinator was asked (`broker/transaction_gate.py`).
 Message sets of magic 0 and 1, which come before Produce 3 only, are converted first (`broker/message_sets.py`). Owned by one acceptor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from struct import Struct
 from typing import Any
 
 from appliance.base.clock import Clock
@@ -18,10 +20,11 @@ from appliance.broker.box_view import BoxView, Placement
 from appliance.broker.connection import Connection, Reply
 from appliance.broker.delayed import Delayed
 from appliance.broker.message_sets import UpConversion
-from appliance.ipc.descriptors import DescriptorKind
-from appliance.protocol.produce import MAGIC_2_SINCE, ProducePartition, ProduceResult, decode_produce, encode_produce_response
+from appliance.broker.transaction_gate import ADDS_PARTITIONS_SINCE, Producer, TransactionGate, TransactionVerifier
+from appliance.ipc.descriptors import ACKS_ALL_FLAG, ADDS_PARTITION_FLAG, NEEDS_VERIFICATION, DescriptorKind
+from appliance.protocol.produce import MAGIC_2_SINCE, ProducePartition, ProduceRequest, ProduceResult, decode_produce, encode_produce_response
 from appliance.protocol.request_header import RequestHeader
-from appliance.records.batch import ATTRIBUTES_AT, RECORDS_COUNT_AT, batch_problem
+from appliance.records.batch import ATTRIBUTES_AT, BASE_SEQUENCE_AT, PRODUCER_ID_AT, RECORDS_AT, RECORDS_COUNT_AT, TRANSACTIONAL_FLAG, batch_problem
 from appliance.records.keys import keyless_problem
 from appliance.shm.arena import Arena
 from appliance.shm.atomic import signed
@@ -35,20 +38,23 @@ from appliance.shm.partition_table import (
     TornRow,
 )
 
-ACKS_ALL_FLAG = 1
 OFFERS_MAX = 4
 """Times one batch is offered to its log-writer while the topic's configs change under it; then the client is asked to try again."""
-_EPOCH_AT, _CONFIG_AT, _SIZE_AT = 5, 6, 7
+_EPOCH_AT, _CONFIG_AT, _SIZE_AT, _POSITION_AT, _GUARD_AT = 5, 6, 7, 8, 13
 """Places in a PRODUCE descriptor."""
 PARTITIONS_APART_MAX = 32
 """A small request of more partitions is copied whole, not partition by partition."""
 PARTITION_CHARGE = 1024
 _CODEC_MASK = 7
 _ZSTD = 4
-_TRANSACTIONAL_BIT = 1 << 4
+_PRODUCER = Struct(">qh")
+assert PRODUCER_ID_AT + _PRODUCER.size == BASE_SEQUENCE_AT
 _ZSTD_SINCE = 7
 _HALF = (1 << 32) - 1
 _ADMIN_CLIENT = "__admin_client"
+
+
+NOBODY = Producer("", -1, -1, -1)
 
 
 class PendingProduce:
@@ -56,17 +62,17 @@ class PendingProduce:
 
     __slots__ = (
         "acks", "correlation_id", "deadline_ns", "handler", "is_finished", "partitions", "received_ns", "remaining", "reply", "results", "ticket",
-        "unreplicated", "version",
+        "transactional_id", "unreplicated", "version",
     )  # fmt: skip
 
-    def __init__(
-        self, handler: ProduceHandler, reply: Reply, version: int, correlation_id: int, acks: int, deadline_ns: int, partitions: list[ProducePartition]
-    ) -> None:
+    def __init__(self, handler: ProduceHandler, reply: Reply, version: int, correlation_id: int, request: ProduceRequest, deadline_ns: int) -> None:
+        partitions = request.partitions
         self.handler = handler
         self.reply = reply
         self.version = version
         self.correlation_id = correlation_id
-        self.acks = acks
+        self.acks = request.acks
+        self.transactional_id = request.transactional_id
         self.deadline_ns = deadline_ns
         self.partitions = partitions
         self.remaining = len(partitions)
@@ -92,7 +98,7 @@ class PendingProduce:
 class _Part:
     """One partition's batch in the hands of a log-writer, and the descriptor that it was given."""
 
-    __slots__ = ("descriptor", "index", "is_answered", "offers", "pending", "placement", "slot")
+    __slots__ = ("descriptor", "index", "is_answered", "offers", "pending", "placement", "producer", "slot")
 
     def __init__(self, pending: PendingProduce, index: int, placement: Placement, slot: ArenaSlot, descriptor: tuple[int, ...]) -> None:
         self.pending = pending
@@ -103,13 +109,31 @@ class _Part:
         self.offers = 1
         self.is_answered = False
         """The client was told that the disk hangs; the log-writer still has the batch."""
+        self.producer: Producer = NOBODY
+        """of a transactional batch"""
+
+    @property
+    def transactional_id(self) -> str:
+        return self.pending.transactional_id or ""
+
+    @property
+    def version(self) -> int:
+        return self.pending.version
 
 
 class ProduceHandler:
     """All produces of one acceptor."""
 
     def __init__(
-        self, view: BoxView, arena: Arena, delayed: Delayed, clock: Clock, counters: Counters, budget_bytes: int, on_reply: Callable[[Connection], None]
+        self,
+        view: BoxView,
+        arena: Arena,
+        delayed: Delayed,
+        clock: Clock,
+        counters: Counters,
+        budget_bytes: int,
+        on_reply: Callable[[Connection], None],
+        verifier: TransactionVerifier | None = None,
     ) -> None:
         self._view = view
         self._arena = arena
@@ -117,6 +141,7 @@ class ProduceHandler:
         self._clock = clock
         self._budget_bytes = budget_bytes
         self._on_reply = on_reply
+        self.transactions: TransactionGate[_Part] = TransactionGate(verifier, clock, self._on_verified, self._on_not_verified)
         self._message_sets = UpConversion(view, arena, counters)
         self._requests = counters.counter("produce.requests")
         self._batches = counters.counter("produce.batches")
@@ -127,6 +152,7 @@ class ProduceHandler:
         self._hung = counters.counter("produce.answered_for_hung_disk")
         self._too_late = counters.counter("produce.timed_out_in_log_writer")
         self._offered_again = counters.counter("produce.offered_again")
+        self._verifications = counters.counter("produce.verifications")
         self._latency = counters.histogram("produce.latency_us")
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int, body_slot: ArenaSlot | None) -> bool:
@@ -146,9 +172,12 @@ class ProduceHandler:
                 return False
         self._requests.add()
         deadline_ns = self._clock.monotonic_ns() + max(0, request.timeout_ms) * 1_000_000
-        pending = PendingProduce(self, connection.expect_reply(True), version, header.correlation_id, request.acks, deadline_ns, request.partitions)
+        pending = PendingProduce(self, connection.expect_reply(True), version, header.correlation_id, request, deadline_ns)
         if not request.partitions:
             self._finish(pending)
+        if request.transactional_id is not None and len(request.partitions) > 1 and self._has_two_producers(request.partitions, buffer):
+            self._refuse_all(pending, slots or [], body_slot, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+            return True
         charged: set[str] = set()
         for index, partition in enumerate(request.partitions):
             if slots is not None:
@@ -207,7 +236,7 @@ class ProduceHandler:
                     slot.release()
                     self._accept_nothing(pending, index, partition)
                     return
-            problem = problem or self._batch_problem(placement, pending.version, position, size_bytes, client_id)
+            problem = problem or self._batch_problem(placement, pending, position, size_bytes, client_id)
         if problem is not None or placement is None:
             slot.release()
             self._refuse(pending, index, partition, *(problem or (ErrorCode.UNKNOWN_SERVER_ERROR, "")))
@@ -221,8 +250,12 @@ class ProduceHandler:
             self._over_budget.add()
             self._refuse(pending, index, partition, ErrorCode.KAFKA_STORAGE_ERROR, f"disk {placement.disk} does not keep up; try again")
             return
-        count = int.from_bytes(self._arena.memory[position + RECORDS_COUNT_AT : position + RECORDS_COUNT_AT + 4], "big")
+        memory = self._arena.memory
+        count = int.from_bytes(memory[position + RECORDS_COUNT_AT : position + RECORDS_COUNT_AT + 4], "big")
         flags = ACKS_ALL_FLAG if pending.acks == -1 else 0
+        is_transactional = memory[position + ATTRIBUTES_AT + 1] & TRANSACTIONAL_FLAG
+        if is_transactional and pending.version >= ADDS_PARTITIONS_SINCE:
+            flags |= ADDS_PARTITION_FLAG
         epoch = row_words[ROLE_AND_EPOCH] & _HALF
         descriptor = (
             DescriptorKind.PRODUCE, flags, 0, placement.row, placement.row_generation, epoch, row_words[ISR_AND_CONFIG] & _HALF,
@@ -231,7 +264,12 @@ class ProduceHandler:
         self._batches.add()
         self._bytes.add(size_bytes)
         charged.add(placement.disk)
-        if not proxy.offer_or_queue(descriptor, charge, _Part(pending, index, placement, slot, descriptor)):
+        part = _Part(pending, index, placement, slot, descriptor)
+        if is_transactional:
+            part.producer = Producer(placement.topic, placement.partition, *_PRODUCER.unpack_from(memory, position + PRODUCER_ID_AT))
+            if self.transactions.maybe_hold(part):
+                return
+        if not proxy.offer_or_queue(descriptor, charge, part):
             slot.release()
             self._refuse(pending, index, partition, ErrorCode.NOT_LEADER_OR_FOLLOWER, f"the log-writer of disk {placement.disk} is restarting; try again")
 
@@ -252,16 +290,16 @@ class ProduceHandler:
             return (ErrorCode.NOT_ENOUGH_REPLICAS, f"{isr >> 48} replicas are in sync, {isr >> 32 & 0xFFFF} are needed"), words
         return None, words
 
-    def _batch_problem(self, placement: Placement, version: int, position: int, size_bytes: int, client_id: str) -> tuple[ErrorCode, str] | None:
+    def _batch_problem(self, placement: Placement, pending: PendingProduce, position: int, size_bytes: int, client_id: str) -> tuple[ErrorCode, str] | None:
         memory = self._arena.memory
         problem = batch_problem(memory, position, position + size_bytes, placement.max_message_bytes)
         if problem is not None:
             return problem
         attributes = memory[position + ATTRIBUTES_AT + 1]
-        if attributes & _CODEC_MASK == _ZSTD and version < _ZSTD_SINCE:
+        if attributes & _CODEC_MASK == _ZSTD and pending.version < _ZSTD_SINCE:
             return ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"zstd needs Produce {_ZSTD_SINCE} or later"
-        if attributes & _TRANSACTIONAL_BIT:
-            return ErrorCode.INVALID_TXN_STATE, "transactions are not served yet"
+        if attributes & TRANSACTIONAL_FLAG and pending.transactional_id is None:
+            return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transactional batch comes in a request without a transactional id"
         if placement.topic in INTERNAL_TOPICS and client_id != _ADMIN_CLIENT:
             return ErrorCode.INVALID_TOPIC_EXCEPTION, f"{placement.topic} is internal"
         return keyless_problem(memory[position : position + size_bytes]) if placement.is_compacted else None
@@ -286,6 +324,10 @@ class ProduceHandler:
         """The log-writer has appended, or refused. Fields of `entry` as in `ipc.descriptors.Completion`."""
         code = entry[2]
         pending, placement = part.pending, part.placement
+        if code == NEEDS_VERIFICATION and not pending.is_finished and not part.is_answered:
+            self._verifications.add()
+            self.transactions.on_needed(part, entry[11])
+            return
         if code == ErrorCode.NOT_LEADER_OR_FOLLOWER and not pending.is_finished and not part.is_answered and self._offer_again(part):
             return
         part.slot.release()
@@ -328,6 +370,37 @@ class ProduceHandler:
             return False
         self._offered_again.add()
         return True
+
+    def _on_verified(self, part: _Part, guard: int) -> None:
+        """The coordinator agrees, or nobody asked it yet (guard 0): offer the batch again."""
+        placement, pending = part.placement, part.pending
+        if pending.is_finished or part.is_answered:
+            part.slot.release()
+            return
+        part.descriptor = (*part.descriptor[:_GUARD_AT], guard)
+        is_served = placement.proxy.serving and not placement.proxy.is_hung and placement.proxy.table is placement.table
+        if not is_served or not placement.proxy.offer_or_queue(part.descriptor, part.slot.charge, part):
+            part.slot.release()
+            self._answer_without(part, ErrorCode.KAFKA_STORAGE_ERROR if placement.proxy.is_hung else ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    def _on_not_verified(self, part: _Part, code: ErrorCode) -> None:
+        part.slot.release()
+        self._refused.add()
+        self._answer_without(part, code)
+
+    def _has_two_producers(self, partitions: list[ProducePartition], buffer: memoryview) -> bool:
+        """Whether transactional batches of one request come from more than one producer id or epoch."""
+        producers = set()
+        for _, _, position, size_bytes in partitions:
+            if size_bytes >= RECORDS_AT and buffer[position + ATTRIBUTES_AT + 1] & TRANSACTIONAL_FLAG:
+                producers.add(_PRODUCER.unpack_from(buffer, position + PRODUCER_ID_AT))
+        return len(producers) > 1
+
+    def _refuse_all(self, pending: PendingProduce, slots: list[ArenaSlot], body_slot: ArenaSlot | None, code: ErrorCode) -> None:
+        for slot in slots if body_slot is None else [body_slot]:
+            slot.release()
+        for index, partition in enumerate(pending.partitions):
+            self._refuse(pending, index, partition, code, "")
 
     def on_lost(self, part: _Part) -> None:
         """The log-writer died first; whether the batch is in the log is not known, the client tries again."""

@@ -15,6 +15,7 @@ import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.NewTopic;
+import org.apache.kafka.clients.admin.RecordsToDelete;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.consumer.OffsetAndTimestamp;
@@ -47,6 +48,7 @@ public final class TestClient {
         options.put("allow.auto.create.topics", false);
         // At the end of a log the next fetch is under way already, and a consumer that is given another topic waits for it.
         options.put("fetch.max.wait.ms", Integer.getInteger("fetch.max.wait.ms", 500));
+        options.put("isolation.level", System.getProperty("isolation.level", "read_uncommitted"));
         consumer = new KafkaConsumer<>(options, new ByteArrayDeserializer(), new ByteArrayDeserializer());
         admin = Admin.create(options());
     }
@@ -85,8 +87,15 @@ public final class TestClient {
             case "offset" -> offset(command, answer);
             case "create" -> create(command);
             case "delete" -> admin.deleteTopics(List.of(command.get("topic").asText())).all().get();
+            case "delete_records" -> deleteRecords(command, answer);
             default -> throw new IllegalArgumentException(command.toString());
         }
+    }
+
+    private void deleteRecords(JsonNode command, ObjectNode answer) throws Exception {
+        TopicPartition partition = new TopicPartition(command.get("topic").asText(), 0);
+        RecordsToDelete before = RecordsToDelete.beforeOffset(command.get("before").asLong());
+        answer.put("low_watermark", admin.deleteRecords(Map.of(partition, before)).lowWatermarks().get(partition).get().lowWatermark());
     }
 
     private static byte[] bytes(JsonNode text) {

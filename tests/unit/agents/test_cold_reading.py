@@ -224,7 +224,7 @@ def test_held_memory_is_never_used_again_and_a_release_lets_others_go_on(stand: 
 def test_a_socket_that_hangs_up_while_its_owner_sends_does_not_free_what_he_holds(stand: Stand) -> None:
     door = stand.door()
     held = [stand.get(door, number * PIECE_BYTES, 10_000, 0) for number in range(4)]
-    door._hang_up()
+    door.hang_up()
     waiting = stand.ask(stand.door(), 4 * PIECE_BYTES, 10_000, 0)
     for _ in range(50):
         stand.agent.do_work()

@@ -22,6 +22,8 @@ SETTINGS: list[dict[str, Any]] = [
     {"log.retention.minutes": 5},
     {"log.cleanup.policy": "compact", "log.message.downconversion.enable": False, "log.cleaner.min.cleanable.ratio": "0.25"},
     {"log.flush.policy": "ack"},
+    {"log.roll.hours": 2, "log.roll.jitter.hours": 1, "unclean.leader.election.enable": True},
+    {"log.roll.ms": 7000, "log.roll.hours": 2, "log.roll.jitter.ms": 5, "log.roll.jitter.hours": 1},
     {"log.flush.policy": "interval", "log.flush.interval.ms": 1000},
 ]
 
@@ -58,6 +60,16 @@ def test_retention_falls_back_as_kafkas_does() -> None:
         ("log.retention.hours", "24"),
         ("log.retention.hours", "168"),
     ]
+
+
+def test_rolls_fall_back_as_kafkas_do() -> None:
+    topic, broker = described({}, {})
+    assert (topic["segment.ms"].value, topic["segment.jitter.ms"].value, topic["unclean.leader.election.enable"].value) == ("604800000", "0", "false")
+    assert broker["log.roll.ms"].value is None and broker["log.roll.jitter.ms"].value is None
+    topic, _ = described(SETTINGS[6], {})
+    assert (topic["segment.ms"].value, topic["segment.jitter.ms"].value, topic["unclean.leader.election.enable"].value) == ("7200000", "3600000", "true")
+    topic, _ = described(SETTINGS[7], {})
+    assert (topic["segment.ms"].value, topic["segment.jitter.ms"].value) == ("7000", "5")
 
 
 def test_settings_that_give_topics_their_values_do_so_and_have_kafkas_types() -> None:

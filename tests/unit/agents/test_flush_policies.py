@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.base.errors import ErrorCode
+from appliance.base.errors import ErrorCode, StorageFailed
 from appliance.base.layout import BoxLayout
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.proxies import LogWriterProxies
@@ -178,6 +178,30 @@ def test_a_failed_sync_is_told_to_those_who_waited_for_it_and_never_tried_again(
     platter.let_go(10)
     assert _until_answered(writer, 3) == [ErrorCode.KAFKA_STORAGE_ERROR] * 3
     assert (writer.disk_state, len(platter.syncs)) == (DISK_OFFLINE, 1)
+    writer.die()
+
+
+def _open_below(path: Path) -> list[str]:
+    links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    return [target for link in links if os.path.lexists(link) and (target := os.readlink(link)).startswith(str(path))]
+
+
+@pytest.mark.parametrize("ends_first", [False, True])
+def test_a_disk_that_fails_during_a_round_is_let_go_of_when_the_round_ends(
+    layout: BoxLayout, tmp_path: Path, platter: Platter, monkeypatch: pytest.MonkeyPatch, ends_first: bool
+) -> None:
+    writer, acceptor = _leader(layout, tmp_path, ACK, partitions=8)
+    for partition in range(8):
+        writer.produce(acceptor, partition, _batch())
+    writer.turn()
+    platter.waits(1)
+    if ends_first:
+        platter.let_go()
+        eventually(lambda: writer.agent._batch_flushes._is_done, "the round is over, and nobody has looked")
+    writer.agent._storage_failed(StorageFailed("could not read something else"))
+    assert writer.disk_state == DISK_OFFLINE
+    platter.let_go()
+    eventually(lambda: writer.turn() >= 0 and not _open_below(tmp_path / "d0"), "nothing keeps the disk from being unmounted")
     writer.die()
 
 

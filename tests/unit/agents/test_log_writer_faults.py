@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from appliance.agents import disk_probe
+from appliance.agents.disk_fences import FORGOTTEN_NS, DiskFences
 from appliance.agents.disk_return import DiskReturn, DiskSwapped
 from appliance.agents.log_writer_startup import SAME_BOOT, UNCLEAN_BOOT
 from appliance.agents.offline_log_writer import OfflineLogWriter, open_log_writer
@@ -19,6 +21,7 @@ from appliance.base.errors import ErrorCode, StepsDown
 from appliance.base.layout import BoxLayout
 from appliance.records.builder import BatchBuilder
 from appliance.runtime.known_disks import KnownDisk, give_up, read_known_disk, write_known_disk
+from appliance.shm.counters import Counters
 from appliance.shm.partition_table import APPEND_SINCE_WORD, DISK_OFFLINE, FENCE_WORD, PROBE_SINCE_WORD, PROBED_WORD, SUSPECT_WORD
 from appliance.storage import file_io
 from tests.support import real_log_writer
@@ -178,6 +181,94 @@ def test_a_directory_that_cannot_be_opened_is_an_offline_disk_and_no_crash(layou
     writer.poller.close()
     os.close(writer._said)
     os.close(writer._writing)
+
+
+def _offline_life(layout: BoxLayout, path: Path, incarnation: int, monkeypatch: pytest.MonkeyPatch) -> tuple[RealLogWriter, OfflineLogWriter]:
+    monkeypatch.setattr(real_log_writer, "LogWriterAgent", open_log_writer)
+    writer = RealLogWriter(layout, path / "d0", incarnation, {"log.disk.deadline.ms": 50})
+    agent: Any = writer.agent
+    assert isinstance(agent, OfflineLogWriter)
+    return writer, agent
+
+
+def _seconds_until_it_steps_down(writer: RealLogWriter, agent: OfflineLogWriter) -> int:
+    for seconds in range(200):
+        try:
+            agent.do_work()
+        except StepsDown:
+            return seconds
+        if agent._return._thread is not None:
+            agent._return._thread.join(0.05)
+        else:
+            writer.clock.advance_ms(1000)
+    raise AssertionError("it never stepped down")
+
+
+def _end(writer: RealLogWriter, agent: OfflineLogWriter) -> None:
+    agent.close()
+    agent._doorbell.close()
+    writer.poller.close()
+    os.close(writer._said)
+    os.close(writer._writing)
+
+
+def test_a_disk_that_does_not_answer_at_the_start_is_offline_and_what_its_last_life_left_is_believed_when_it_does(
+    layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = _leading(layout, tmp_path)
+    _probe(first)
+    first.produce(first.sources["controller"], 0, _batch())
+    first.turn()
+    first.die()
+    answers = threading.Event()
+    monkeypatch.setattr(file_io, "fdatasync", lambda _fd: answers.wait(20))
+    with monkeypatch.context() as patch:
+        writer, agent = _offline_life(layout, tmp_path, 2, patch)
+    assert "does not answer within 0.05 s" in agent.status_line() and not agent._table.shared.words[SUSPECT_WORD]
+    agent.do_work()
+    looks = agent._return._thread
+    assert looks is not None and looks.is_alive(), "it waits for the disk from the first turn on"
+    answers.set()
+    assert _seconds_until_it_steps_down(writer, agent) <= 2
+    _end(writer, agent)
+    following = _life(layout, tmp_path, 3)
+    assert (following.agent._boot, _offset(following)) == (SAME_BOOT, 1), "nothing has failed"
+    following.stop()
+
+
+def test_a_disk_that_is_fenced_again_and_again_is_looked_at_after_longer_and_longer(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = []
+    for incarnation in range(1, 9):
+        fences = DiskFences(Counters.create_or_adopt(layout, "log-writer@d0", incarnation), 0)
+        if not fences.wait_ns():
+            fences.add()  # a life that served
+            continue
+        with monkeypatch.context() as patch:
+            writer, agent = _offline_life(layout, tmp_path, incarnation, patch)
+        assert f"fenced {fences.count} times" in agent.status_line() and not agent._table.shared.words[SUSPECT_WORD]
+        waited.append(_seconds_until_it_steps_down(writer, agent))
+        _end(writer, agent)
+        assert not fences.wait_ns(), "the next life serves"
+    assert [seconds // 2 for seconds in waited] == [1, 2, 4]
+    fences.maybe_forget(FORGOTTEN_NS + 1)
+    assert (fences.count, fences.words(), fences.wait_ns()) == (0, "", 0)
+
+
+def test_a_disk_that_takes_a_write_too_slowly_is_not_back(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "d0").mkdir()
+    fences = DiskFences(Counters.create_or_adopt(layout, "log-writer@d0", 1), 0)
+    fences.add()
+    fences.add()
+    with monkeypatch.context() as patch:
+        writer, agent = _offline_life(layout, tmp_path, 1, patch)
+        patch.setattr(file_io, "fdatasync", lambda _fd: writer.clock.advance_ms(4_100))
+        for _ in range(8):
+            agent.do_work()
+            writer.clock.advance_ms(500)
+            if agent._return._thread is not None:
+                agent._return._thread.join()
+    assert agent._return.reason == "too slow: 4 KiB took 4.1 s"
+    _end(writer, agent)
 
 
 def _no_space(*_arguments: object) -> None:

@@ -16,6 +16,7 @@ from appliance.ipc.scrub_report import read_report
 from appliance.shm.counters import Counters
 from appliance.storage import file_io
 from appliance.storage.log_config import LogConfig
+from tests.support.cold_segments import make_cold, resident_bytes
 from tests.support.scratch_layout import scratch_layout
 from tests.unit.storage.storage_support import NOW_MS, batch, open_log
 
@@ -141,3 +142,43 @@ def test_what_is_no_partition_is_left_alone(make: Callable[[ManualClock], Scrubb
     scrubber = make(clock)
     whole_pass(scrubber, clock)
     assert scrubber.report.damages == ()
+
+
+def test_a_segment_that_compaction_replaced_under_its_eyes_is_begun_anew(make: Callable[[ManualClock], Scrubber], disk: Disk, tmp_path: Path) -> None:
+    """The new file is damaged at the same place as the old one was: one look at each is no finding, two at the new one are."""
+    directory = Path(disk.path, "one-0")
+    log = directory / "00000000000000000000.log"
+    content = bytearray(log.read_bytes())
+    content[-1] ^= 1
+    log.write_bytes(content)
+    clock = ManualClock()
+    scrubber = make(clock)
+
+    def replace(damaged: bool) -> None:
+        if not damaged:
+            content[-1] ^= 1
+        (directory / "swap").write_bytes(content)
+        os.rename(directory / "swap", log)
+
+    scrubber.step()  # the damaged file is open
+    replace(damaged=True)
+    scrubber.step()  # it was seen, and thrown away; the new one is open
+    replace(damaged=False)
+    whole_pass(scrubber, clock)
+    assert not scrubber.report.damages
+    clock.advance_ms(PAUSE_MS)
+    content[-1] ^= 1
+    replace(damaged=True)
+    whole_pass(scrubber, clock)
+    (damage,) = scrubber.report.damages
+    assert damage.kind == "checksum"
+
+
+def test_a_pass_leaves_the_page_cache_as_it_was(make: Callable[[ManualClock], Scrubber], disk: Disk) -> None:
+    files = [path for path in sorted(Path(disk.path).glob("*-*/*")) if path.suffix in (".log", ".index", ".timeindex") and path.stat().st_size]
+    make_cold(*files)
+    clock = ManualClock()
+    scrubber = make(clock)
+    whole_pass(scrubber, clock)
+    assert (scrubber.report.damages, scrubber.report.checked_bytes > 0) == ((), True)
+    assert [path.name for path in files if resident_bytes(path)] == []

@@ -13,6 +13,7 @@ from appliance.base.layout import Disk
 from appliance.base.model import TopicId
 from appliance.broker.box_view import BoxView
 from appliance.broker.handlers.describe_log_dirs import DescribeLogDirsHandler
+from appliance.ipc.move_report import COPYING, MoveProgress, moves_file, write_moves
 from appliance.metadata.metadata_image import MetadataImage, PartitionImage, TopicImage
 from appliance.protocol.describe_log_dirs import (
     REQUEST,
@@ -47,7 +48,8 @@ class Described:
         reader = PartitionTableReader.attach(self.table.shared.name)
         self.proxy = SimpleNamespace(disk="d0", table=reader, is_hung=False)
         proxies = cast(Any, SimpleNamespace(by_disk={"d0": self.proxy}))
-        view = BoxView(1, proxies, 1)
+        self.layout = layout
+        self.view = view = BoxView(1, proxies, 1)
         partitions = tuple(PartitionImage(1, 0, (1,), (1,), "d0") for _ in range(2))
         view.set_image(MetadataImage(1, "cluster", 1, {}, {"t": TopicImage("t", TOPIC_ID, partitions, {}, False, 0)}))
         self.handler = DescribeLogDirsHandler(view, proxies, layout, lambda: [DISK], lambda _connection: None)
@@ -79,6 +81,19 @@ def test_only_what_was_asked_for_is_told(described: Described) -> None:
     wanted = (LogDirTopicToDescribe("t", (1, 7)), LogDirTopicToDescribe("other", (0,)))
     assert [topic.partitions for topic in described.ask(DescribeLogDirsRequest(wanted)).topics] == [(LogDirPartition(1, 1101),)]
     assert described.ask(DescribeLogDirsRequest(())).topics == ()
+
+
+def test_what_is_being_moved_to_a_disk_is_a_future_replica_there(described: Described) -> None:
+    topic = TopicImage("t", TOPIC_ID, (PartitionImage(1, 0, (1,), (1,), "d1", "d0"), PartitionImage(1, 0, (1,), (1,), "d0")), {}, False, 0)
+    described.view.set_image(MetadataImage(2, "cluster", 1, {}, {"t": topic}))
+    move = MoveProgress("t", 0, str(TOPIC_ID), "d1", "d0", COPYING, 40, 700, 100, 900)
+    arrived = move._replace(partition=1)
+    of_another_topic = move._replace(topic_id=str(TopicId(bytes(16))))
+    write_moves(moves_file(described.layout, "d0"), [of_another_topic, move, arrived])
+    (told,) = described.ask().topics
+    assert told.partitions == (LogDirPartition(0, 700, 60, True), LogDirPartition(0, 1100), LogDirPartition(1, 1101))
+    (told,) = described.ask(DescribeLogDirsRequest((LogDirTopicToDescribe("t", (1,)),))).topics
+    assert told.partitions == (LogDirPartition(1, 1101),)
 
 
 @pytest.mark.parametrize("trouble", ["offline", "hung", "away"])

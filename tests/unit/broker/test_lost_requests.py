@@ -7,7 +7,15 @@ import pytest
 from appliance.base.errors import ErrorCode
 from appliance.broker.lost_requests import lost_answer
 from appliance.ipc.request_frames import pack_kafka_request
-from appliance.protocol import alter_configs, create_partitions, create_topics, delete_topics, describe_configs, incremental_alter_configs
+from appliance.protocol import (
+    alter_configs,
+    alter_replica_log_dirs,
+    create_partitions,
+    create_topics,
+    delete_topics,
+    describe_configs,
+    incremental_alter_configs,
+)
 from appliance.protocol.apis import SERVED_APIS, ApiKey
 
 MESSAGES = {
@@ -32,6 +40,18 @@ def test_each_part_is_told_that_its_fate_is_unknown(api_key: ApiKey) -> None:
         assert answer is not None
         (part,) = getattr(module.RESPONSE.decode(answer, 0, len(answer), version), field)
         assert part.error_code == ErrorCode.UNKNOWN_SERVER_ERROR, version
+
+
+def test_orders_to_move_partitions_are_answered_partition_by_partition() -> None:
+    asked = alter_replica_log_dirs.AlterReplicaLogDirsRequest(
+        (alter_replica_log_dirs.LogDirToFill("/srv/d0", (alter_replica_log_dirs.LogDirTopicToMove("t", (0, 1)),)),)
+    )
+    for version in range(3):
+        packed = pack_kafka_request(ApiKey.ALTER_REPLICA_LOG_DIRS, version, "client", "host", alter_replica_log_dirs.REQUEST.encode(version, asked))
+        answer = lost_answer(packed)
+        assert answer is not None
+        (topic,) = alter_replica_log_dirs.RESPONSE.decode(answer, 0, len(answer), version).results
+        assert topic == ("t", ((0, ErrorCode.UNKNOWN_SERVER_ERROR), (1, ErrorCode.UNKNOWN_SERVER_ERROR)))
 
 
 def test_what_cannot_be_read_has_no_answer() -> None:

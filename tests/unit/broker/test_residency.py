@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from appliance.broker.arena_range import ArenaRange
-from appliance.broker.connection import ARENA_HOLD_NS, Connection
+from appliance.broker.connection import ARENA_HOLD_NS, SEND_BYTES_A_TURN, Connection
 from appliance.broker.residency import CachestatResidency, MincoreResidency, Residency, choose_residency
 from appliance.broker.segment_files import FileRange, Origin, SegmentFile
 from appliance.broker.transport import NOT_RESIDENT, PlainTransport
@@ -114,6 +114,40 @@ def test_a_part_of_a_log_readers_memory_is_let_go_when_it_has_left(sockets: tupl
     wanted = b"head" + b"".join(parts)
     assert receive(sockets[1], connection, len(wanted)) == wanted
     assert released == [(9, 0), (9, 1)]
+
+
+class Greedy:
+    """A transport that takes everything at once, as that of a client does who reads as fast as we can send."""
+
+    def __init__(self) -> None:
+        self.taken = bytearray()
+
+    def send(self, data: bytes | memoryview, more: bool) -> int:
+        self.taken += data
+        return len(data)
+
+    def send_file(self, descriptor: int, position: int, size_bytes: int) -> int:
+        return self.send(os.pread(descriptor, size_bytes, position), False)
+
+
+@pytest.mark.parametrize("kind", ["file", "memory", "heap"])
+def test_who_takes_whatever_we_send_gets_so_much_a_turn_and_all_in_the_end(kind: str, residency: Residency, path: Path) -> None:
+    transport = Greedy()
+    connection = Connection(transport, "here", 0)  # type: ignore[arg-type]
+    content = path.read_bytes()
+    if kind == "file":
+        connection.outgoing += [b"head", FileRange(open_file(path, residency), 0, SIZE, True)]
+    elif kind == "memory":
+        connection.outgoing += [b"head", arena_range([], content[: 1 << 20], content[1 << 20 :])]
+    else:
+        connection.outgoing += [b"head", *(memoryview(content[at : at + (64 << 10)]) for at in range(0, SIZE, 64 << 10))]
+    turns, before = 0, 0
+    while not connection.send_outgoing():
+        turns += 1
+        assert 0 < len(transport.taken) - before < 2 * SEND_BYTES_A_TURN
+        before = len(transport.taken)
+    assert bytes(transport.taken) == b"head" + content
+    assert turns >= SIZE // (2 * SEND_BYTES_A_TURN)
 
 
 def test_a_client_that_takes_nothing_holds_the_memory_for_a_while_only(sockets: tuple[socket.socket, socket.socket]) -> None:

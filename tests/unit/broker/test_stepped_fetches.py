@@ -97,7 +97,7 @@ def test_a_log_reader_that_dies_between_two_questions_of_one_fetch_leaves_it_wit
         asked += 1
         if asked != dies_at:
             return flush(sock)
-        side.reader._hang_up()  # what a failing send does
+        side.reader.hang_up()  # what a failing send does
         return False
 
     monkeypatch.setattr(side.reader, "_flush", dies)

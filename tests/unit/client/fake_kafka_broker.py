@@ -30,6 +30,7 @@ APIS = {
         messages.API_VERSIONS,
         messages.CREATE_TOPICS,
         messages.DELETE_TOPICS,
+        messages.DELETE_RECORDS,
         messages.CREATE_PARTITIONS,
         messages.DESCRIBE_CONFIGS,
         messages.INCREMENTAL_ALTER_CONFIGS,

@@ -93,3 +93,13 @@ def test_the_heap_does_not_grow_with_timers_that_were_cancelled() -> None:
         timers.cancel(timers.schedule(deadline_ms, lambda now_ms: None))
     assert len(timers._heap) <= 2 + STALE_ENTRIES_MIN
     assert kept.is_live and timers.next_deadline_ms() == 1_000_000
+
+
+def test_the_heap_does_not_grow_with_moves_to_and_fro() -> None:
+    timers = Timers()
+    timer = timers.schedule(1_000_000, lambda now_ms: None)
+    for _ in range(1_000):
+        timers.move(timer, 10)
+        timers.move(timer, 1_000_000)
+    assert len(timers._heap) <= 3 + STALE_ENTRIES_MIN
+    assert timers.next_deadline_ms() == 1_000_000

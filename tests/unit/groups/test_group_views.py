@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from appliance.base.errors import ErrorCode
-from tests.support.group_world import World
+from appliance.protocol.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
+from tests.support.group_world import CLIENT, Replies, World
 
 
 def test_a_stable_group_is_described_with_metadata_and_assignments() -> None:
@@ -19,7 +20,7 @@ def test_a_stable_group_is_described_with_metadata_and_assignments() -> None:
 
 def test_in_a_rebalance_there_are_members_but_no_assignments() -> None:
     world = World()
-    (leader, other), _ = world.stable_group(2)
+    (leader, _other), _ = world.stable_group(2)
     world.join(leader)
     group = world.describe()
     assert (group.group_state, group.protocol_type, group.protocol_name) == ("PreparingRebalance", "consumer", "")
@@ -63,3 +64,12 @@ def test_while_partitions_load_a_list_says_that_it_is_not_whole() -> None:
     world.coordinator.unload(0, world.now_ms)
     world.coordinator.begin_load(0)
     assert world.list_groups().error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+
+
+def test_what_may_be_done_with_a_group_is_told_to_whoever_asks() -> None:
+    world = World()
+    world.stable_group(1)
+    told = Replies[DescribeGroupsResponse]()
+    world.coordinator.describe_groups(DescribeGroupsRequest(("readers", "unheard-of"), True), 5, CLIENT, world.now_ms, told)
+    assert [group.authorized_operations for group in told.only.groups] == [0b101001000] * 2
+    assert world.describe().authorized_operations == -(2**31)

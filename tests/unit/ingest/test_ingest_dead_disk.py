@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -171,3 +172,19 @@ def test_a_slow_disk_is_not_a_dead_one(box: SteppedIngest) -> None:
         box.log_writer.turn()
     assert sent < len(text) and box.counter("ingest.connections_paused") > 0
     assert (box.counter("ingest.dead_disks"), box.counter("ingest.moved"), box.ledger().stored) == (0, 0, 0)
+
+
+def test_lines_that_a_log_writer_had_whose_disk_is_replaced_go_again_and_its_memory_is_free_when_it_is_gone(box: SteppedIngest) -> None:
+    relay, outlet, arena = box.connect(), box.agent._outlet, box.agent._source.arena
+    held = box.other_log_writers.pop("d1")  # it stands in the kernel and takes nothing
+    send_all(box, relay, lines(0, 40))
+    box.run_until(lambda: any(batch.disk == "d1" for batch in outlet._under_way), "d1 was given lines")
+    os.unlink(box.layout.log_writer_socket("d1"))
+    box.agent._proxies.replace_disk("d1", outlet.on_set_aside)
+    assert not any(batch.disk == "d1" for batch in outlet._under_way) and outlet._waiting
+    box.run_until(lambda: {0, 2} <= {int(number) % 4 for number in stored(box)}, "d0 goes on")
+    assert arena.free_bytes < arena.size_bytes, "the kernel may still read what the old one was given"
+    box._kill_log_writer(held)
+    box.start_other_log_writer("d1")
+    box.run_until(lambda: len(stored(box)) == 40 and arena.free_bytes == arena.size_bytes, "all is stored, and nothing is held")
+    assert {len(hosts) for hosts in stored(box).values()} == {1}

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from appliance.ipc.disk_health import FLUSH_FACTOR, LOOK_NS, DiskHealth, fence_life, overdue_operation
+from appliance.ipc.disk_health import LOOK_NS, DiskHealth
+from appliance.shm.disk_words import FLUSH_FACTOR, fence_life, give_up_lives, is_held_by_disk, overdue_operation
 from appliance.shm.partition_table import (
     APPEND_SINCE_WORD,
     FENCE_WORD,
     FLUSH_SINCE_WORD,
     PROBE_SINCE_WORD,
+    SUSPECT_WORD,
     PartitionTableReader,
     PartitionTableWriter,
 )
@@ -77,3 +80,23 @@ def test_a_life_is_fenced_by_its_table_and_one_that_is_gone_needs_no_fence(table
     fence_life(table.shared.name)
     assert table.shared.words[FENCE_WORD] == 1
     fence_life(table.shared.name + "0")
+
+
+def test_the_life_that_its_disk_holds_is_known_by_its_pid(table: PartitionTableWriter) -> None:
+    prefix, own = table.shared.name.rpartition(".")[0] + ".", os.getpid()
+    assert not is_held_by_disk(prefix, own, NOW_NS, DEADLINE_NS)
+    table.shared.words[APPEND_SINCE_WORD] = NOW_NS - DEADLINE_NS - 1
+    assert is_held_by_disk(prefix, own, NOW_NS, DEADLINE_NS)
+    assert not is_held_by_disk(prefix, own + 1, NOW_NS, DEADLINE_NS), "another life's words say nothing of this one"
+    table.shared.words[APPEND_SINCE_WORD] = 0
+    fence_life(table.shared.name)
+    assert is_held_by_disk(prefix, own, NOW_NS, DEADLINE_NS), "fenced, and not gone: something of it still waits"
+
+
+def test_a_disk_that_is_given_up_leaves_nobody_who_publishes_or_is_believed(table: PartitionTableWriter) -> None:
+    words = table.shared.words
+    other = PartitionTableWriter.create(table.shared.name.rpartition(".")[0] + ".b.1", 1)  # of a disk called "d0.b"
+    give_up_lives(table.shared.name.rpartition(".")[0] + ".")
+    assert (words[FENCE_WORD], words[SUSPECT_WORD]) == (1, 1)
+    assert (other.shared.words[FENCE_WORD], other.shared.words[SUSPECT_WORD]) == (0, 0)
+    other.close()

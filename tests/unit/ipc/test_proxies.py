@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -390,3 +391,77 @@ def test_a_command_that_has_no_room_is_refused_and_keeps_no_slot(
         assert source.proxies.offer_command("d0", DescriptorKind.CREATE, {}, number)
     assert not source.proxies.offer_command("d0", DescriptorKind.CREATE, {}, "ring full")
     assert source.source.arena.slots_in_use() == RING
+
+
+# -- a log-writer that is set aside
+
+
+def set_aside(source: SteppedSource) -> list[Any]:
+    source.proxies.replace_disk("d0", lambda context: source.told.append((context, "set aside")))
+    return source.take_told()
+
+
+def test_what_a_log_writer_had_that_is_set_aside_is_told_at_once_and_given_back_when_it_is_gone(
+    source: SteppedSource, writer: SteppedLogWriter, layout: BoxLayout
+) -> None:
+    connect(source, writer)
+    for context in "ab":
+        assert source.offer(context)
+    writer.turn()
+    assert set_aside(source) == ["gone", ("a", "set aside"), ("b", "set aside")]
+    assert (source.proxy.serving, source.proxy.outstanding_bytes) == (False, 0)
+    for _ in range(3):
+        source.turn()
+    assert "lost" not in str(source.told), "it may still read what it was given"
+    source.take_told()
+    writer.die()
+    source.turn()
+    source.turn()
+    assert [told for told in source.take_told() if told[1] == "lost"] == [("a", "lost"), ("b", "lost")]
+
+
+def test_the_next_process_is_served_while_the_old_one_still_hangs_and_what_that_says_is_not_heard(
+    source: SteppedSource, writer: SteppedLogWriter, layout: BoxLayout
+) -> None:
+    connect(source, writer)
+    assert source.offer("old")
+    writer.turn()
+    os.unlink(layout.log_writer_socket("d0"))  # as the supervisor does, so that nobody meets the old one
+    assert set_aside(source) == ["gone", ("old", "set aside")]
+    following = SteppedLogWriter(layout, "d0", 7)
+    for _ in range(3):
+        source.turn()
+        following.turn()
+    assert source.take_told() == ["connected"] and source.proxies.writer_info("d0")["incarnation"] == 7
+    assert source.offer("new")
+    following.turn()
+    following.complete(tokens_taken(following))
+    writer.complete(tokens_taken(writer))
+    source.turn()
+    assert source.take_told() == [("new", 0)]
+    writer.die()
+    source.turn()
+    source.turn()
+    assert source.take_told() == [("old", "lost")] and source.proxies.connected("d0")
+    following.close()
+
+
+def test_a_disk_that_is_removed_gives_back_what_waited_for_room_and_keeps_what_was_given(source: SteppedSource, writer: SteppedLogWriter) -> None:
+    connect(source, writer)
+    for number in range(RING + 2):
+        assert source.offer(number, queue=True)
+    source.proxies.remove_disk("d0", lambda context: source.told.append((context, "set aside")))
+    assert source.take_told() == ["gone", *((number, "set aside") for number in range(RING)), (RING, "lost"), (RING + 1, "lost")]
+    assert source.proxies.by_disk == {}
+    writer.die()
+    source.turn()
+    source.turn()
+    assert source.take_told() == [(number, "lost") for number in range(RING)]
+
+
+def test_a_log_writer_that_was_gone_already_is_not_kept(source: SteppedSource, writer: SteppedLogWriter) -> None:
+    connect(source, writer)
+    assert source.offer("a")
+    writer.die()
+    source.poller.poll(0)  # the hang-up is seen, and not looked at yet
+    assert set_aside(source) == ["gone", ("a", "set aside"), ("a", "lost")]

@@ -1,39 +1,87 @@
-"""One well-formed request body of every API and version that is served, with more than one of everything that can be many."""
+"""One well-formed request body of every API and version that has a codec, with more than one of everything that can be many."""
 
 from __future__ import annotations
 
 import datetime
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 from appliance.base.model import TopicId
 from appliance.protocol import (
+    add_offsets_to_txn,
+    add_partitions_to_txn,
     alter_configs,
+    alter_replica_log_dirs,
+    consumer_group_describe,
+    consumer_group_heartbeat,
     create_partitions,
     create_topics,
+    delete_groups,
     delete_records,
     delete_topics,
     describe_cluster,
     describe_configs,
+    describe_groups,
     describe_log_dirs,
+    describe_producers,
     describe_topic_partitions,
+    describe_transactions,
+    end_txn,
     find_coordinator,
+    heartbeat,
     incremental_alter_configs,
+    init_producer_id,
+    join_group,
     kio_adapter,
+    leave_group,
+    list_groups,
     list_offsets,
+    list_transactions,
     metadata,
+    offset_commit,
+    offset_delete,
+    offset_fetch,
     offset_for_leader_epoch,
+    schema,
+    sync_group,
+    txn_offset_commit,
+    write_txn_markers,
 )
 from appliance.protocol.api_versions import REQUEST as API_VERSIONS_REQUEST
 from appliance.protocol.api_versions import ApiVersionsRequest, decode_api_versions
-from appliance.protocol.apis import SERVED_APIS, ApiKey
+from appliance.protocol.apis import CODED_APIS, ApiKey
 from appliance.protocol.fetch import decode_fetch
 from appliance.protocol.produce import decode_produce
 from appliance.protocol.wire import Buffer
 from tests.properties.protocol_messages import kio_element, kio_message
 
 Decoder = Callable[[Buffer, int, int, int], Any]
+
+_FILLED: tuple[schema.Message[Any], ...] = (
+    offset_commit.REQUEST,
+    offset_fetch.REQUEST,
+    join_group.REQUEST,
+    heartbeat.REQUEST,
+    leave_group.REQUEST,
+    sync_group.REQUEST,
+    describe_groups.REQUEST,
+    list_groups.REQUEST,
+    init_producer_id.REQUEST,
+    add_partitions_to_txn.REQUEST,
+    add_offsets_to_txn.REQUEST,
+    end_txn.REQUEST,
+    write_txn_markers.REQUEST,
+    txn_offset_commit.REQUEST,
+    delete_groups.REQUEST,
+    offset_delete.REQUEST,
+    describe_producers.REQUEST,
+    describe_transactions.REQUEST,
+    list_transactions.REQUEST,
+    consumer_group_heartbeat.REQUEST,
+    consumer_group_describe.REQUEST,
+)
+"""Requests whose samples are made from their fields."""
 
 DECODERS: dict[ApiKey, Decoder] = {
     ApiKey.PRODUCE: decode_produce,
@@ -52,7 +100,9 @@ DECODERS: dict[ApiKey, Decoder] = {
     ApiKey.INCREMENTAL_ALTER_CONFIGS: incremental_alter_configs.REQUEST.decode,
     ApiKey.DESCRIBE_CLUSTER: describe_cluster.REQUEST.decode,
     ApiKey.DESCRIBE_LOG_DIRS: describe_log_dirs.REQUEST.decode,
+    ApiKey.ALTER_REPLICA_LOG_DIRS: alter_replica_log_dirs.REQUEST.decode,
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: describe_topic_partitions.REQUEST.decode,
+    **{message.api.key: message.decode for message in _FILLED},
 }
 
 TOPIC_ID = TopicId(bytes(range(1, 17)))
@@ -69,13 +119,36 @@ class Sample(NamedTuple):
         return DECODERS[self.api_key](buffer, position, limit, self.version)
 
     def __str__(self) -> str:
-        return f"{SERVED_APIS[self.api_key].name}-v{self.version}"
+        return f"{CODED_APIS[self.api_key].name}-v{self.version}"
 
 
 def samples() -> Iterator[Sample]:
-    for api in SERVED_APIS.values():
+    for api in CODED_APIS.values():
         for version in range(api.version_min, api.version_max + 1):
             yield Sample(api.key, version, _BODIES[api.key](version))
+
+
+def filled(wire_type: Any, version: int) -> Any:
+    """A value with two of everything that can be many; of a NamedTuple, its fields that `version` lacks stay as they are."""
+    match wire_type:
+        case schema.Fixed():
+            return 1
+        case schema.Bool():
+            return True
+        case schema.Uuid():
+            return TOPIC_ID
+        case schema.Text():
+            return "one"
+        case schema.Octets():
+            return b"bytes"
+        case schema.ArrayOf(element):
+            return (filled(element, version),) * 2
+    fields = {name: hint.__metadata__[0] for name, hint in get_type_hints(wire_type, include_extras=True).items()}
+    return wire_type(**{name: filled(field.wire_type, version) for name, field in fields.items() if field.since <= version <= field.until})
+
+
+def _filled_body(message: schema.Message[Any]) -> Callable[[int], bytes]:
+    return lambda version: message.encode(version, message.widened(version, filled(message.shape(version), version)))
 
 
 def _produce_body(version: int) -> bytes:
@@ -166,6 +239,12 @@ def _describe_log_dirs_body(version: int) -> bytes:
     return describe_log_dirs.REQUEST.encode(version, describe_log_dirs.DescribeLogDirsRequest(topics))
 
 
+def _alter_replica_log_dirs_body(version: int) -> bytes:
+    topics = (alter_replica_log_dirs.LogDirTopicToMove("one", (0, 1)), alter_replica_log_dirs.LogDirTopicToMove("two", (0,)))
+    dirs = (alter_replica_log_dirs.LogDirToFill("/srv/d0", topics), alter_replica_log_dirs.LogDirToFill("/srv/d1", ()))
+    return alter_replica_log_dirs.REQUEST.encode(version, alter_replica_log_dirs.AlterReplicaLogDirsRequest(dirs))
+
+
 def _describe_topic_partitions_body(version: int) -> bytes:
     topics = (describe_topic_partitions.TopicToDescribe("one"), describe_topic_partitions.TopicToDescribe("two"))
     cursor = describe_topic_partitions.PartitionCursor("one", 1)
@@ -201,5 +280,7 @@ _BODIES: dict[ApiKey, Callable[[int], bytes]] = {
     ApiKey.INCREMENTAL_ALTER_CONFIGS: _incremental_alter_configs_body,
     ApiKey.DESCRIBE_CLUSTER: _describe_cluster_body,
     ApiKey.DESCRIBE_LOG_DIRS: _describe_log_dirs_body,
+    ApiKey.ALTER_REPLICA_LOG_DIRS: _alter_replica_log_dirs_body,
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: _describe_topic_partitions_body,
+    **{message.api.key: _filled_body(message) for message in _FILLED},
 }

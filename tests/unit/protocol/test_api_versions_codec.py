@@ -12,7 +12,7 @@ from appliance.protocol.api_versions import (
     encode_api_versions_response,
     encode_unsupported_version,
 )
-from appliance.protocol.apis import SERVED_APIS, ApiKey
+from appliance.protocol.apis import CODED_APIS, NOT_YET_SERVED, SERVED_APIS, ApiKey
 
 
 def test_every_version_lists_every_api_behind_the_old_header() -> None:
@@ -42,3 +42,11 @@ def test_a_client_whose_name_is_no_word_is_told_so_from_version_3_on() -> None:
 
 def test_telemetry_is_not_advertised() -> None:
     assert not {71, 72} & set(SERVED_APIS)
+
+
+def test_what_nobody_answers_is_not_advertised() -> None:
+    assert set(SERVED_APIS) == set(CODED_APIS) - NOT_YET_SERVED
+    assert NOT_YET_SERVED <= set(CODED_APIS)
+    for version in range(5):
+        advertised = kio_adapter.decode_response(ApiKey.API_VERSIONS, version, encode_api_versions_response(version, 5)[8:])
+        assert not {api.api_key for api in advertised.api_keys} & NOT_YET_SERVED

@@ -11,12 +11,12 @@ from contextlib import suppress
 import pytest
 
 from appliance.base.errors import ProtocolViolation
-from appliance.protocol import kio_adapter, list_offsets
+from appliance.protocol import heartbeat, kio_adapter, list_offsets, offset_fetch
 from appliance.protocol.fetch import decode_fetch
 from appliance.protocol.metadata import decode_metadata
 from appliance.protocol.produce import ProduceRequest, decode_produce
 from appliance.protocol.schema import BODY_SIZE_MAX
-from appliance.protocol.wire import ELEMENTS_MAX, read_nullable_string, read_string, read_uvarint, write_uvarint
+from appliance.protocol.wire import ELEMENTS_MAX, STRING_SIZE_MAX, read_nullable_string, read_string, read_uvarint, write_uvarint
 from tests.unit.protocol.sample_requests import Sample, samples
 
 SAMPLES = [pytest.param(sample, id=str(sample)) for sample in samples()]
@@ -78,6 +78,31 @@ def test_partitions_are_counted_over_all_topics_of_a_request() -> None:
     with pytest.raises(ProtocolViolation) as refused:
         decode_produce(body, 0, len(body), 9)
     assert refused.value.reason == "too-many-elements"
+
+
+def test_elements_are_counted_over_all_arrays_of_a_message() -> None:
+    # A topic without name and partitions has three bytes: a million of them in 4 MiB would take seconds.
+    groups = 200
+    topics = write_uvarint(ELEMENTS_MAX // groups + 1) + b"\1\1\0" * (ELEMENTS_MAX // groups)
+    body = write_uvarint(groups + 1) + (b"\1" + topics + b"\0") * groups + b"\0\0"
+    with pytest.raises(ProtocolViolation) as refused:
+        offset_fetch.REQUEST.decode(body, 0, len(body), 8)
+    assert refused.value.reason == "too-many-elements"
+
+    fewer = write_uvarint(groups) + (b"\1" + topics + b"\0") * (groups - 1) + b"\0\0"
+    for _ in range(2):
+        assert len(offset_fetch.REQUEST.decode(fewer, 0, len(fewer), 8).groups) == groups - 1
+
+
+def test_no_text_is_longer_than_an_old_message_or_a_record_can_repeat() -> None:
+    for size, is_read in ((STRING_SIZE_MAX, True), (STRING_SIZE_MAX + 1, False)):
+        body = write_uvarint(size + 1) + b"g" * size + struct.pack(">i", 1) + b"\2m\0\0"
+        if is_read:
+            assert len(heartbeat.REQUEST.decode(body, 0, len(body), 4).group_id) == size
+            continue
+        with pytest.raises(ProtocolViolation) as refused:
+            heartbeat.REQUEST.decode(body, 0, len(body), 4)
+        assert refused.value.reason == "lying-length"
 
 
 def test_a_body_without_records_has_a_largest_size() -> None:

@@ -19,8 +19,9 @@ def test_a_disk_that_is_added_gets_a_name_of_its_own() -> None:
 
 
 def test_a_disk_that_is_replaced_keeps_name_and_place() -> None:
-    assert changed_disks(DISKS, REPLACE, "d0", "/mnt/new") == ([Disk("d0", "/mnt/new"), DISKS[1]], Disk("d0", "/mnt/new"))
-    assert changed_disks(DISKS, REPLACE, "d0", "")[0] == DISKS
+    new = Disk("d0", "/mnt/new", 1)
+    assert changed_disks(DISKS, REPLACE, "d0", "/mnt/new") == ([new, DISKS[1]], new)
+    assert changed_disks([new, DISKS[1]], REPLACE, "d0", "")[0] == [Disk("d0", "/mnt/new", 2), DISKS[1]], "another directory at the same path is another one"
 
 
 def test_a_disk_that_is_removed_is_gone() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from appliance.base.errors import ConfigurationProblems
+from appliance.runtime.directories import read_meta_properties
 from appliance.runtime.identity import Identity, choose_zookeeper_port, lock_state, new_cluster_id, plan_identity, read_identity, write_identity
 
 
@@ -23,8 +24,12 @@ def disk_of(tmp_path: Path, name: str, cluster_id: str, broker_id: int) -> str:
     return str(tmp_path / name)
 
 
+def owners(paths: list[str]) -> dict[str, dict[str, str]]:
+    return {path: read_meta_properties(path) or {} for path in paths}
+
+
 def test_a_new_box_gets_a_cluster_of_its_own_and_changes_nothing_by_planning(tmp_path: Path, state: str) -> None:
-    identity, problems = plan_identity(state, [str(tmp_path / "d0")], None, embedded=True)
+    identity, problems = plan_identity(state, {}, None, embedded=True)
     assert problems == [] and identity.broker_id == 1 and len(identity.cluster_id) == 22
     assert read_identity(state) is None
 
@@ -32,41 +37,41 @@ def test_a_new_box_gets_a_cluster_of_its_own_and_changes_nothing_by_planning(tmp
 def test_an_identity_is_kept(state: str) -> None:
     write_identity(state, Identity(3, "cluster", 2181))
     assert read_identity(state) == Identity(3, "cluster", 2181)
-    assert plan_identity(state, [], None, embedded=True) == (Identity(3, "cluster", 2181), [])
+    assert plan_identity(state, {}, None, embedded=True) == (Identity(3, "cluster", 2181), [])
     assert sorted(os.listdir(state)) == ["identity.json"]
 
 
 def test_its_own_disks_are_fine(tmp_path: Path, state: str) -> None:
     write_identity(state, Identity(1, "ours"))
-    assert plan_identity(state, [disk_of(tmp_path, "d0", "ours", 1)], None, embedded=True)[1] == []
+    assert plan_identity(state, owners([disk_of(tmp_path, "d0", "ours", 1)]), None, embedded=True)[1] == []
 
 
 def test_disks_of_another_cluster_or_broker_are_refused(tmp_path: Path, state: str) -> None:
     write_identity(state, Identity(1, "ours"))
     data = [disk_of(tmp_path, "d0", "theirs", 1), disk_of(tmp_path, "d1", "ours", 2)]
-    _, problems = plan_identity(state, data, None, embedded=True)
+    _, problems = plan_identity(state, owners(data), None, embedded=True)
     assert len(problems) == 2 and "says cluster theirs" in problems[0] and "says broker 2" in problems[1]
 
 
 def test_old_disks_with_a_new_state_directory_are_refused_because_nobody_knows_their_topics(tmp_path: Path, state: str) -> None:
-    _, problems = plan_identity(state, [disk_of(tmp_path, "d0", "old", 1)], None, embedded=True)
+    _, problems = plan_identity(state, owners([disk_of(tmp_path, "d0", "old", 1)]), None, embedded=True)
     assert len(problems) == 1 and "with --state" in problems[0]
 
 
 def test_with_a_zookeeper_elsewhere_the_disks_say_the_cluster(tmp_path: Path, state: str) -> None:
-    identity, problems = plan_identity(state, [disk_of(tmp_path, "d0", "old", 5)], 5, embedded=False)
+    identity, problems = plan_identity(state, owners([disk_of(tmp_path, "d0", "old", 5)]), 5, embedded=False)
     assert problems == [] and identity == Identity(5, "old")
-    assert plan_identity(state, [str(tmp_path / "new")], None, embedded=False) == (Identity(1, ""), [])
+    assert plan_identity(state, {}, None, embedded=False) == (Identity(1, ""), [])
 
 
 def test_a_broker_does_not_change_its_id(state: str) -> None:
     write_identity(state, Identity(1, "ours"))
-    assert "is of broker 1" in plan_identity(state, [], 2, embedded=True)[1][0]
+    assert "is of broker 1" in plan_identity(state, {}, 2, embedded=True)[1][0]
 
 
 def test_a_broken_identity_is_a_problem_and_no_new_cluster(state: str) -> None:
     Path(state, "identity.json").write_text("{")
-    assert "cannot read identity.json" in plan_identity(state, [], None, embedded=True)[1][0]
+    assert "cannot read identity.json" in plan_identity(state, {}, None, embedded=True)[1][0]
 
 
 def test_a_state_directory_has_one_owner(state: str) -> None:

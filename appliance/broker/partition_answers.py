@@ -1,0 +1,334 @@
+"""What one partition of a fetch answers now: an error, nothing, or the range of bytes where its batches are.
+
+The path without a question: the fetch offset is one of the partition's known cursors (a consumer that read to the high watermark comes back
+exactly there) and its segment is open. Otherwise the disk's log-reader is asked (LOOKUP, OPEN); the acceptor itself never opens, seeks
+or reads a log file. Only what is in the page cache is sent from the file; the rest the log-reader reads into its memory
+(`broker/cold_reads.py`), one partition of a fetch at a time. Owned by one acceptor, used by `handlers/fetch`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from appliance.base.clock import Clock
+from appliance.base.errors import ErrorCode
+from appliance.broker.arena_range import ArenaRange
+from appliance.broker.box_view import BoxView, Placement
+from appliance.broker.cold_reads import ColdRead, ColdReads
+from appliance.broker.committed_reads import Bound, CommittedReads, cut
+from appliance.broker.leadership import leadership_problem
+from appliance.broker.message_sets import DownConversion
+from appliance.broker.pending_fetch import Found, PendingFetch, Target
+from appliance.broker.residency import CHECK_BYTES, Residency
+from appliance.broker.segment_files import FileRange, SegmentFile, SegmentFiles
+from appliance.ipc.log_reader_messages import EPOCH_END, LOOKUP, OPEN, Answer, Span
+from appliance.ipc.log_reader_proxy import QUESTIONS_AHEAD_MAX, LogReaderProxy
+from appliance.protocol.fetch import MAGIC_2_SINCE, READ_COMMITTED, TOPIC_IDS_SINCE, EpochEndOffset, FetchPartition, FetchPartitionResult
+from appliance.shm.partition_table import Row, TornRow
+
+ROUNDS_MAX = 8
+"""Questions asked one after the other for one fetch before it answers with what it has."""
+TARGETS_MAX = QUESTIONS_AHEAD_MAX
+"""Partitions that one answer has records of, or fewer where fewer segments can be open; the others' turn comes with the next fetch."""
+
+
+class PartitionAnswers:
+    """Of one acceptor; `evaluate` is called for a fetch when the last question asked for it was answered."""
+
+    def __init__(
+        self,
+        view: BoxView,
+        readers: dict[str, LogReaderProxy],
+        files: SegmentFiles,
+        residency: Residency,
+        cold_reads: ColdReads,
+        message_sets: DownConversion,
+        targets_max: int,
+        clock: Clock,
+        evaluate: Callable[[PendingFetch, bool], None],
+    ) -> None:
+        self._view = view
+        self._readers = readers
+        self._files = files
+        self._residency = residency
+        self._cold_reads = cold_reads
+        self._message_sets = message_sets
+        self._targets_max = targets_max
+        self._clock = clock
+        self._evaluate = evaluate
+        self._committed_reads = CommittedReads(self._ask, self._answered)
+
+    def look(
+        self, pending: PendingFetch, index: Target, wanted: FetchPartition, room: int, is_first: bool
+    ) -> tuple[FetchPartitionResult | None, Placement | None]:
+        """What partition `index` answers now, with its placement; None while a question is under way."""
+        topic, topic_id, partition = wanted.topic, wanted.topic_id, wanted.partition
+        if pending.version >= TOPIC_IDS_SINCE:
+            known = self._view.image.topics_by_id.get(topic_id)
+            if known is None:
+                return FetchPartitionResult("", topic_id, partition, ErrorCode.UNKNOWN_TOPIC_ID), None
+            topic = known.name
+        placement = self._view.placement(topic, partition)
+        if placement is None:
+            return FetchPartitionResult(topic, topic_id, partition, self._view.why_absent(topic, partition)), None
+        try:
+            row = placement.read_row()
+        except TornRow:
+            return FetchPartitionResult(topic, topic_id, partition, ErrorCode.NOT_LEADER_OR_FOLLOWER), None
+        problem = _problem(row, placement, wanted)
+        if problem is not None:
+            return FetchPartitionResult(topic, topic_id, partition, problem), None
+        if pending.version >= TOPIC_IDS_SINCE and placement.topic_id != topic_id:
+            return FetchPartitionResult(topic, topic_id, partition, ErrorCode.INCONSISTENT_TOPIC_ID), None
+        if pending.version < MAGIC_2_SINCE and not self._message_sets.is_allowed(topic, pending.request.replica_id):
+            return FetchPartitionResult(topic, topic_id, partition, ErrorCode.UNSUPPORTED_VERSION), None
+        if placement.segment_list_generation != row.segment_list_generation:
+            self._take_segment_list(placement, row)
+        is_committed = pending.request.isolation_level == READ_COMMITTED
+        limit_offset = row.last_stable_offset if is_committed else row.high_watermark
+        aborted = () if is_committed else None
+        empty = FetchPartitionResult(topic, topic_id, partition, 0, row.high_watermark, row.last_stable_offset, row.log_start_offset, None, aborted)
+        if wanted.last_fetched_epoch >= 0 and wanted.last_fetched_epoch != row.leader_epoch:
+            end = self._epoch_end(pending, index, topic, wanted.last_fetched_epoch, placement, row)
+            if end is None:
+                return None, placement
+            if isinstance(end, ErrorCode):
+                return FetchPartitionResult(topic, topic_id, partition, end), None
+            if end[0] < wanted.last_fetched_epoch or end[1] < wanted.fetch_offset:
+                return empty._replace(diverging_epoch=EpochEndOffset(*end)), placement
+        if wanted.fetch_offset >= limit_offset:
+            if wanted.fetch_offset == row.high_watermark:
+                placement.remember(row.high_watermark, row.watermark_base_offset, row.watermark_position)
+            return empty, placement
+        bound: Bound | None = None
+        if is_committed and limit_offset < row.high_watermark:
+            stable = self._committed_reads.bound(pending, index, topic, wanted.fetch_offset, placement, row)
+            if stable is None:
+                return None, placement
+            if isinstance(stable, ErrorCode):
+                return FetchPartitionResult(topic, topic_id, partition, stable), None
+            bound = stable
+        most = min(wanted.max_bytes, room)
+        if most <= 0 and not is_first:
+            return empty, placement
+        if pending.targets >= self._targets_max:
+            pending.is_partial = True
+            return empty, placement
+        pending.targets += 1
+        unknown = pending.unknown
+        records = self._range(pending, index, topic, wanted.fetch_offset, most, is_first, placement, row, bound)
+        if isinstance(records, ErrorCode):
+            return FetchPartitionResult(topic, topic_id, partition, records), None
+        if pending.unknown != unknown:
+            return None, placement
+        if records is None or not is_committed:
+            return empty._replace(records=records), placement
+        base_offset, position = _beginning(records, pending)
+        found = self._committed_reads.aborted(pending, index, topic, wanted.fetch_offset, base_offset, position + records.size_bytes, placement, row)
+        if isinstance(found, ErrorCode):
+            return FetchPartitionResult(topic, topic_id, partition, found), None
+        if found is None:
+            return None, placement
+        return empty._replace(records=cut(records, position, found.end_position), aborted_transactions=found.transactions), placement
+
+    def _take_segment_list(self, placement: Placement, row: Row) -> None:
+        """Segments came, went, or were compacted: positions that were known may be in a file that is none of them any more."""
+        placement.segment_list_generation = row.segment_list_generation
+        placement.cursors.clear()
+        self._files.keep_active(placement.disk, placement.row, placement.row_generation, row.active_base_offset)
+
+    def _epoch_end(
+        self, pending: PendingFetch, index: Target, topic: str, leader_epoch: int, placement: Placement, row: Row
+    ) -> tuple[int, int] | ErrorCode | None:
+        """Our largest epoch that is not above `leader_epoch`, and where it ends; an error, or None while the log-reader is asked (KIP-595)."""
+        if leader_epoch > row.leader_epoch:
+            return ErrorCode.OFFSET_OUT_OF_RANGE
+        key = (index, row.leader_epoch)
+        known = pending.epoch_ends.get(key)
+        if known is not None:
+            return known
+
+        def on_answer(answer: Answer | None, descriptor: int) -> None:
+            if answer is None:
+                pending.epoch_ends[key] = ErrorCode.NOT_LEADER_OR_FOLLOWER
+            elif answer.error_code:
+                pending.epoch_ends[key] = ErrorCode(answer.error_code)
+            else:
+                pending.epoch_ends[key] = ErrorCode.OFFSET_OUT_OF_RANGE if answer.a < 0 else (answer.a, answer.b)
+            self._answered(pending)
+
+        return self._ask(pending, placement, EPOCH_END, topic, row, leader_epoch, row.log_end_offset, on_answer)
+
+    def _range(
+        self,
+        pending: PendingFetch,
+        index: Target,
+        topic: str,
+        fetch_offset: int,
+        most: int,
+        is_first: bool,
+        placement: Placement,
+        row: Row,
+        bound: Bound | None,
+    ) -> FileRange | ArenaRange | ErrorCode | None:
+        """The bytes to send, none of them behind `bound`, an error, or None: either a question is under way or there is nothing that fits."""
+        found = pending.found.get(index)
+        if isinstance(found, ErrorCode):
+            return found
+        if found is None or found.offset != fetch_offset:
+            cursor = placement.cursors.get(fetch_offset)
+            if cursor is None:
+                return self._ask_lookup(pending, index, topic, fetch_offset, placement, row)
+            found = Found(fetch_offset, *cursor, 0)
+        base_offset, position = found.segment_base_offset, found.position
+        file = self._files.get((placement.disk, placement.row, placement.row_generation, base_offset))
+        if file is None:
+            return self._ask_open(pending, index, topic, base_offset, placement, row)
+        if found.inode and found.inode != file.inode:
+            # It was compacted between the two questions.
+            self._files.forget((placement.disk, placement.row, placement.row_generation, base_offset))
+            return self._ask_lookup(pending, index, topic, fetch_offset, placement, row)
+        end = row.watermark_position if base_offset == row.watermark_base_offset else file.sealed_size_bytes()
+        if bound is not None and base_offset >= bound.segment_base_offset:
+            end = min(end, bound.position)
+            if base_offset > bound.segment_base_offset or position >= end:
+                return None  # what was there was compacted away
+        if position >= end:
+            # The cursor stands at the end of a segment that was rolled since: the batch is in the next one.
+            placement.cursors.pop(fetch_offset, None)
+            return self._ask_lookup(pending, index, topic, fetch_offset, placement, row)
+        size_bytes = min(end - position, most)
+        cold = pending.cold
+        if (cold is not None and cold.target == index) or not self._residency.is_resident(file, position, min(max(size_bytes, 1), CHECK_BYTES)):
+            is_active = base_offset == row.watermark_base_offset
+            return self._cold_range(pending, index, file, position, size_bytes, end, is_first, is_active, placement)
+        if size_bytes < end - position and not found.first_batch_bytes:
+            # The first batch must go whole, and it may be longer than what was asked for; than today's max.message.bytes, too.
+            return self._ask_lookup(pending, index, topic, fetch_offset, placement, row)
+        if size_bytes < found.first_batch_bytes:
+            if not is_first:
+                return None
+            size_bytes = found.first_batch_bytes
+        if position + size_bytes == row.watermark_position and base_offset == row.watermark_base_offset:
+            placement.remember(row.high_watermark, base_offset, position + size_bytes)
+        return FileRange(file, position, size_bytes, True)
+
+    def _cold_range(
+        self,
+        pending: PendingFetch,
+        index: Target,
+        file: SegmentFile,
+        position: int,
+        most: int,
+        limit: int,
+        is_first: bool,
+        is_active: bool,
+        placement: Placement,
+    ) -> FileRange | ArenaRange | ErrorCode | None:
+        """As `_range`, of what is not in the page cache."""
+        read = pending.cold
+        if read is None:
+            read = pending.cold = ColdRead(index)
+            if self._cold_reads.ask(read, file, position, most, limit, is_first, is_active, lambda: self._answered(pending)):
+                pending.questions += 1
+                pending.unknown += 1
+                return None
+        if read.target != index:
+            return None  # its turn comes with the next fetch
+        if read.error is not None:
+            return read.error
+        if read.range is None or read.answer is None:
+            # Its first batch is larger than an answer: it is brought piece by piece while it is sent.
+            if read.answer is None or not is_first or not read.answer.first_batch_bytes:
+                return None
+            if pending.version < MAGIC_2_SINCE:
+                return ErrorCode.KAFKA_STORAGE_ERROR  # to convert it, it would have to be in memory as a whole
+            return FileRange(file, position, read.answer.first_batch_bytes)
+        if read.answer.next_offset >= 0:
+            placement.remember(read.answer.next_offset, file.origin.base_offset, position + read.answer.size_bytes)
+        return read.range
+
+    # -- questions to the log-reader
+
+    def _ask_lookup(self, pending: PendingFetch, index: Target, topic: str, offset: int, placement: Placement, row: Row) -> ErrorCode | None:
+        if pending.rounds >= ROUNDS_MAX:
+            pending.is_partial = True
+            return None
+
+        def on_answer(answer: Answer | None, descriptor: int) -> None:
+            if descriptor >= 0:
+                os.close(descriptor)
+            if answer is None:
+                pending.found[index] = ErrorCode.NOT_LEADER_OR_FOLLOWER
+            elif answer.error_code:
+                pending.found[index] = ErrorCode(answer.error_code)
+            else:
+                # The batch that holds the offset may begin before it: the client skips what it did not ask for.
+                pending.found[index] = Found(offset, answer.a, answer.b, answer.c, answer.d)
+            self._answered(pending)
+
+        return self._ask(pending, placement, LOOKUP, topic, row, offset, row.high_watermark, on_answer)
+
+    def _ask_open(self, pending: PendingFetch, index: Target, topic: str, base_offset: int, placement: Placement, row: Row) -> ErrorCode | None:
+        if pending.rounds >= ROUNDS_MAX:
+            pending.is_partial = True  # others' segments pushed out what was opened for it
+            return None
+        key = (placement.disk, placement.row, placement.row_generation, base_offset)
+
+        def on_answer(answer: Answer | None, descriptor: int) -> None:
+            if answer is None:
+                pending.found[index] = ErrorCode.NOT_LEADER_OR_FOLLOWER
+            elif answer.error_code or descriptor < 0:
+                pending.found[index] = ErrorCode(answer.error_code or ErrorCode.KAFKA_STORAGE_ERROR)
+            else:
+                self._files.add(key, descriptor, topic, placement.partition)
+            self._answered(pending)
+
+        return self._ask(pending, placement, OPEN, topic, row, base_offset, 0, on_answer)
+
+    def _ask(
+        self,
+        pending: PendingFetch,
+        placement: Placement,
+        kind: int,
+        topic: str,
+        row: Row,
+        value_a: int,
+        value_b: int,
+        on_answer: Callable[[Answer | None, int], None],
+        span: Span | None = None,
+    ) -> ErrorCode | None:
+        if pending.rounds >= ROUNDS_MAX:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if pending.questions >= QUESTIONS_AHEAD_MAX:
+            pending.unknown += 1
+            pending.is_held_back = True
+            return None
+        reader = self._readers[placement.disk]
+        if not reader.ask(kind, topic, placement.partition, row.segment_list_generation, value_a, value_b, on_answer, span=span):
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        pending.questions += 1
+        pending.unknown += 1
+        return None
+
+    def _answered(self, pending: PendingFetch) -> None:
+        pending.questions -= 1
+        if not pending.questions:
+            self._evaluate(pending, self._clock.monotonic_ns() >= pending.deadline_ns)
+
+
+def _beginning(records: FileRange | ArenaRange, pending: PendingFetch) -> tuple[int, int]:
+    """(segment base offset, position) of what is about to be sent."""
+    if isinstance(records, FileRange):
+        return records.file.origin.base_offset, records.position
+    assert pending.cold is not None
+    return pending.cold.base_offset, pending.cold.position
+
+
+def _problem(row: Row, placement: Placement, wanted: FetchPartition) -> ErrorCode | None:
+    """Kafka's checks before reading, in its order."""
+    problem = leadership_problem(row, placement.row_generation, wanted.current_leader_epoch)
+    if problem is not None:
+        return problem
+    return None if row.log_start_offset <= wanted.fetch_offset <= row.log_end_offset else ErrorCode.OFFSET_OUT_OF_RANGE
