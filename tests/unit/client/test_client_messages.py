@@ -34,6 +34,7 @@ REQUESTS = {
         "validate_only": False,
     },
     messages.DELETE_TOPICS: {"topic_names": ["numbers"], "timeout": 1500},
+    messages.DELETE_RECORDS: {"topics": [{**TOPIC, "partitions": [{"partition_index": 2, "offset": 5}]}], "timeout": 1500},
     messages.DESCRIBE_CONFIGS: {"resources": [{"resource_type": 2, "resource_name": "numbers", "configuration_keys": None}]},
     messages.CREATE_PARTITIONS: {"topics": [{**TOPIC, "count": 3, "assignments": None}], "timeout": 1500, "validate_only": False},
     messages.INCREMENTAL_ALTER_CONFIGS: {

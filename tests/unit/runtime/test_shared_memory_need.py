@@ -32,6 +32,7 @@ def test_the_need_is_what_the_objects_of_a_box_hold(tmp_path: Path) -> None:
     entries = box.integer("channel.ring.entries")
     reader_bytes = box.integer("log.reader.arena.bytes")
     sizes = {"acceptor@0": (5 * MIB, entries), "ingest@0": (MIB, entries), "controller": (CONTROLLER_ARENA_BYTES, CONTROLLER_RING_ENTRIES)}
+    sizes["coordinator"] = (box.integer("coordinator.arena.bytes"), entries)
     made: list[object] = []
     try:
         made += [Counters.create_or_adopt(layout, name, life) for name in [*box.process_names(), "supervisor"]]
@@ -53,12 +54,12 @@ def test_the_need_is_what_the_objects_of_a_box_hold(tmp_path: Path) -> None:
 
 def test_the_default_box_does_not_fit_where_only_its_arenas_do() -> None:
     need = need_of(resolve_options(RunOptions(), cores=1)[0])
-    assert need.arenas >> 20 == 192 + 2 * 32, "acceptor, ingest and two log-readers"
-    problem = shared_memory_problem(need, 258 * MIB)
-    assert problem is not None and "258 MiB free" in problem and "256 for arenas" not in problem.partition("needs")[0]
+    assert need.arenas >> 20 == 192 + 2 * 32 + 16, "acceptor, ingest, two log-readers and coordinator"
+    problem = shared_memory_problem(need, 274 * MIB)
+    assert problem is not None and "274 MiB free" in problem and "272 for arenas" not in problem.partition("needs")[0]
     assert shared_memory_problem(need, need.total - 1) is not None
     assert shared_memory_problem(need, need.total) is None
-    assert need.total < (340 + 2 * 33) * MIB
+    assert need.total < (340 + 2 * 33 + 16) * MIB, "the coordinator has an arena of 16"
 
 
 def test_every_further_process_and_disk_needs_more() -> None:
