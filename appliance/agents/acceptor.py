@@ -15,6 +15,7 @@ import socket
 from collections import Counter as Tally
 from collections.abc import Callable
 
+from appliance.agents.image_follower import ImageFollower
 from appliance.base.errors import ProtocolViolation
 from appliance.broker.box_view import BoxView
 from appliance.broker.closings import (
@@ -34,6 +35,7 @@ from appliance.broker.cold_reads import ColdReads
 from appliance.broker.connection import Connection
 from appliance.broker.delayed import Delayed
 from appliance.broker.dispatch import Dispatch, Handler
+from appliance.broker.handlers import elections, reassignments
 from appliance.broker.handlers.api_versions import ApiVersionsHandler
 from appliance.broker.handlers.coordinated import COORDINATED_KEYS, CoordinatedHandler
 from appliance.broker.handlers.delete_records import DeleteRecordsHandler, PartDeletion
@@ -44,6 +46,7 @@ from appliance.broker.handlers.describe_topic_partitions import DescribeTopicPar
 from appliance.broker.handlers.fetch import FetchHandler
 from appliance.broker.handlers.find_coordinator import FindCoordinatorHandler
 from appliance.broker.handlers.forwarded import ForwardedHandler
+from appliance.broker.handlers.image_answers import ImageAnswers
 from appliance.broker.handlers.list_offsets import ListOffsetsHandler
 from appliance.broker.handlers.metadata import MetadataHandler
 from appliance.broker.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
@@ -61,7 +64,7 @@ from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.disk_health import DiskHealth
 from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.ipc.proxies import LogWriterProxies, Source
-from appliance.metadata.metadata_image import ImageUnreadable, read_image
+from appliance.protocol import alter_partition_reassignments, elect_leaders, list_partition_reassignments
 from appliance.protocol.apis import SERVED_APIS, ApiKey
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 
@@ -103,12 +106,13 @@ class AcceptorAgent:
         )
         self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), self._on_hung, self._on_well)
         self._view = BoxView(box.broker_id, self._proxies, box.integer("message.max.bytes"))
+        self._image = ImageFollower(context.layout, self._view, context.log)
         self._make_reader: Callable[[str], LogReaderProxy] = lambda disk: LogReaderProxy(
             disk, context.layout, self._poller, self._clock, counters, LOG_READER_DEADLINE_MS
         )
         self._readers = {disk: self._make_reader(disk) for disk in disks}
         self._box_disks = BoxDisks(context.layout, box)
-        self._controller = ControllerLink(context.layout, self._poller, self._clock, self._on_image_changed)
+        self._controller = ControllerLink(context.layout, self._poller, self._clock, self._image.on_changed)
         budget_bytes = min(box.integer("disk.budget.bytes"), self._source.arena.size_bytes // len(disks))
         self._coordinator = CoordinatorLink(context.layout, self._poller, self._clock)
         questions = TransactionQuestions(self._coordinator)
@@ -145,6 +149,17 @@ class AcceptorAgent:
         handlers[ApiKey.DESCRIBE_CLUSTER] = DescribeClusterHandler(self._view, self._mark_dirty)
         handlers[ApiKey.DESCRIBE_LOG_DIRS] = DescribeLogDirsHandler(self._view, self._proxies, context.layout, lambda: box.disks, self._mark_dirty)
         handlers[ApiKey.DESCRIBE_TOPIC_PARTITIONS] = DescribeTopicPartitionsHandler(self._view, self._mark_dirty)
+        handlers[ApiKey.ELECT_LEADERS] = ImageAnswers(self._view, elect_leaders.REQUEST, elect_leaders.RESPONSE, elections.elect_leaders, self._mark_dirty)
+        handlers[ApiKey.ALTER_PARTITION_REASSIGNMENTS] = ImageAnswers(
+            self._view,
+            alter_partition_reassignments.REQUEST,
+            alter_partition_reassignments.RESPONSE,
+            reassignments.reassign_partitions,
+            self._mark_dirty,
+        )
+        handlers[ApiKey.LIST_PARTITION_REASSIGNMENTS] = ImageAnswers(
+            self._view, list_partition_reassignments.REQUEST, list_partition_reassignments.RESPONSE, reassignments.list_reassignments, self._mark_dirty
+        )
         handlers[ApiKey.API_VERSIONS] = ApiVersionsHandler(self._mark_dirty)
         self._dispatch = Dispatch(self._produce, handlers)
         self._receiver = Receiver(
@@ -171,7 +186,6 @@ class AcceptorAgent:
         self._next_sweep_ns = 0
         self._unswept: list[Connection] = []
         """connections that this second's sweep has not come to"""
-        self._image_is_stale = True
         self._stopping = False
         self._ready = False
         self._wait_for_disks_until_ns = self._clock.monotonic_ns() + WAIT_FOR_DISKS_NS
@@ -187,8 +201,8 @@ class AcceptorAgent:
         work += self._health.look(now_ns)
         work += self._controller.do_work(now_ns)
         work += self._coordinator.do_work(now_ns)
-        if self._image_is_stale:
-            self._load_image()
+        if self._image.is_stale:
+            self._image.load()
             work += 1
         if self._view.refresh():
             self._fetch.files.keep_only(self._view.rows())
@@ -217,7 +231,7 @@ class AcceptorAgent:
     def may_park(self) -> bool:
         self._source.watch_rows(bool(len(self._delayed)))
         self._source.doorbell.prepare_to_sleep()
-        if self._proxies.has_completions() or self._image_is_stale or self._dirty:
+        if self._proxies.has_completions() or self._image.is_stale or self._dirty:
             self._source.doorbell.wake()
             return False
         if len(self._delayed) and self._delayed.wake_moved():
@@ -269,19 +283,6 @@ class AcceptorAgent:
 
     # -- news
 
-    def _on_image_changed(self, _generation: int) -> None:
-        self._image_is_stale = True
-
-    def _load_image(self) -> None:
-        self._image_is_stale = False
-        try:
-            image = read_image(self._context.layout.image_file)
-        except ImageUnreadable as error:
-            self._context.log.error(f"could not read the metadata image: {error}; going on with the last one")
-            return
-        if image is not None and image.generation != self._view.image.generation:
-            self._view.set_image(image)
-
     def _on_completion(self, part: object, entry: tuple[int, ...]) -> None:
         kind = entry[0]
         if kind == _PRODUCE:
@@ -304,7 +305,7 @@ class AcceptorAgent:
             self._produce.on_lost(part)  # type: ignore[arg-type]
 
     def _on_connected(self, disk: str) -> None:
-        self._image_is_stale = True
+        self._image.is_stale = True
 
     def _on_gone(self, disk: str) -> None:
         self._fetch.files.forget_disk(disk)

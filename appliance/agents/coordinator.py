@@ -13,6 +13,7 @@ from typing import Any
 from appliance.agents.coordinated_groups import CoordinatedGroups
 from appliance.agents.coordinated_transactions import CoordinatedTransactions
 from appliance.agents.coordinator_requests import CoordinatorRequests
+from appliance.agents.image_follower import ImageFollower
 from appliance.agents.legacy_offset_requests import LegacyOffsetRequests
 from appliance.agents.marker_appends import MarkerAppend, MarkerAppends
 from appliance.agents.producer_id_leases import ProducerIdLeases
@@ -27,7 +28,6 @@ from appliance.ipc.disk_health import DiskHealth
 from appliance.ipc.frames import Frame
 from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.ipc.proxies import LogWriterProxies, Source
-from appliance.metadata.metadata_image import ImageUnreadable, read_image
 from appliance.replication.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 
@@ -51,9 +51,10 @@ class CoordinatorAgent:
         )
         self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), self._on_hung, lambda _disk: None)
         self._view = BoxView(box.broker_id, self._proxies, box.integer("message.max.bytes"))
+        self._image = ImageFollower(context.layout, self._view, context.log)
         self._readers = {disk: self._make_reader(disk) for disk in disks}
         self._box_disks = BoxDisks(context.layout, box)
-        self._controller = ControllerLink(context.layout, self._poller, self._clock, self._on_image_changed)
+        self._controller = ControllerLink(context.layout, self._poller, self._clock, self._image.on_changed)
         self._wall_ahead_ms = self._clock.wall_ms() - self._clock.monotonic_ms()
         self._offsets_topic, self._transactions_topic = self._make_topic(OFFSETS_TOPIC), self._make_topic(TRANSACTIONS_TOPIC)
         self._topics = (self._offsets_topic, self._transactions_topic)
@@ -66,7 +67,6 @@ class CoordinatorAgent:
         self._server = RequestServer(context.layout.coordinator_socket, self._poller, self._on_frame)
         verifies = box.flag("transaction.partition.verification.enable")
         self._requests = CoordinatorRequests(self._groups, self._transactions, verifies, self._now_ms, counters, self._server.send)
-        self._image_is_stale = True
         self._ready = False
         self._stopping = False
 
@@ -90,8 +90,8 @@ class CoordinatorAgent:
         work += self._health.look(now_ns)
         self._look_at_disks(now_ns)
         work += self._controller.do_work(now_ns)
-        if self._image_is_stale:
-            self._load_image()
+        if self._image.is_stale:
+            self._image.load()
             work += 1
         if self._view.refresh():
             self._groups.refresh()
@@ -116,7 +116,7 @@ class CoordinatorAgent:
     def may_park(self) -> bool:
         self._source.watch_rows(self._markers.waits_for_rows or any(topic.waits_for_rows for topic in self._topics))
         self._source.doorbell.prepare_to_sleep()
-        if self._proxies.has_completions() or self._image_is_stale:
+        if self._proxies.has_completions() or self._image.is_stale:
             self._source.doorbell.wake()
             return False
         return True
@@ -159,19 +159,6 @@ class CoordinatorAgent:
 
     # -- news
 
-    def _on_image_changed(self, _generation: int) -> None:
-        self._image_is_stale = True
-
-    def _load_image(self) -> None:
-        self._image_is_stale = False
-        try:
-            image = read_image(self._context.layout.image_file)
-        except ImageUnreadable as error:
-            self._context.log.error(f"could not read the metadata image: {error}; going on with the last one")
-            return
-        if image is not None and image.generation != self._view.image.generation:
-            self._view.set_image(image)
-
     def _look_at_disks(self, now_ns: int) -> None:
         """Disks that were added, removed or replaced while we run."""
         changes = self._box_disks.look(now_ns)
@@ -208,7 +195,7 @@ class CoordinatorAgent:
         append.answer(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def _on_connected(self, _disk: str) -> None:
-        self._image_is_stale = True
+        self._image.is_stale = True
 
     def _on_gone(self, disk: str) -> None:
         self._context.log.warning(f"the log-writer of disk {disk} is gone; groups and transactions on it wait until it is back")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import orjson
 
+from appliance.agents.image_follower import ImageFollower
 from appliance.agents.ingest_disks import IngestDisks
 from appliance.agents.ingest_outlet import IngestOutlet, OutgoingBatch
 from appliance.agents.ingest_previous_life import IngestPreviousLife
@@ -25,7 +26,7 @@ from appliance.ipc.controller_frames import AUTO_CREATE
 from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.disk_health import DiskHealth
 from appliance.ipc.proxies import LogWriterProxies, Source
-from appliance.metadata.metadata_image import ImageUnreadable, TopicImage, read_image
+from appliance.metadata.metadata_image import TopicImage
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 
 SWEEP_NS = 1_000_000_000
@@ -61,7 +62,8 @@ class IngestAgent:
             keep_ring_names=True,  # completions that we do not live to see are read by our next life
         )
         self._view = BoxView(box.broker_id, self._proxies, box.integer("message.max.bytes"))
-        self._controller = ControllerLink(context.layout, self._poller, self._clock, self._on_image_changed)
+        self._image = ImageFollower(context.layout, self._view, log)
+        self._controller = ControllerLink(context.layout, self._poller, self._clock, self._image.on_changed)
         budget_bytes = min(box.integer("disk.budget.bytes"), self._source.arena.size_bytes // len(disks))
         self._outlet = IngestOutlet(self._topic, self._source.arena, self._view, budget_bytes, self._clock, counters, log, self._on_blocked)
         self._box_disks = BoxDisks(context.layout, box)
@@ -81,7 +83,6 @@ class IngestAgent:
         counts_drops = context.instance in ("", "0")
         self._datagrams = SyslogDatagrams(context.listen_sockets["syslog-udp"], self._poller, self._intake, max_message_bytes, counts_drops, counters, log)
         self._in_flight = counters.counter("ingest.in_flight")
-        self._image_is_stale = True
         self._create_asked_ns = 0
         self._next_sweep_ns = 0
         self._drain_until_ns = 0
@@ -97,8 +98,10 @@ class IngestAgent:
         work += self._health.look(now_ns)
         self._look_at_disks(now_ns)
         work += self._controller.do_work(now_ns)
-        if self._image_is_stale:
-            self._load_image()
+        if self._image.is_stale:
+            image = self._image.load()
+            if image is not None:
+                self._on_topic(image.topics.get(self._topic))
             work += 1
         work += self._view.refresh()
         if self._disks.look(now_ns):
@@ -138,7 +141,7 @@ class IngestAgent:
 
     def may_park(self) -> bool:
         self._source.doorbell.prepare_to_sleep()
-        if self._proxies.has_completions() or self._image_is_stale or (self._drain_until_ns and not self._drained):
+        if self._proxies.has_completions() or self._image.is_stale or (self._drain_until_ns and not self._drained):
             self._source.doorbell.wake()
             return False
         return True
@@ -213,20 +216,6 @@ class IngestAgent:
 
     # -- news
 
-    def _on_image_changed(self, _generation: int) -> None:
-        self._image_is_stale = True
-
-    def _load_image(self) -> None:
-        self._image_is_stale = False
-        try:
-            image = read_image(self._context.layout.image_file)
-        except ImageUnreadable as error:
-            self._context.log.error(f"could not read the metadata image: {error}; going on with the last one")
-            return
-        if image is not None and image.generation != self._view.image.generation:
-            self._view.set_image(image)
-            self._on_topic(image.topics.get(self._topic))
-
     def _on_topic(self, topic: TopicImage | None) -> None:
         """The topic came, changed, went, or was made anew under the same name."""
         previous, self._topic_image = self._topic_image, topic
@@ -256,7 +245,7 @@ class IngestAgent:
         self._controller.request(AUTO_CREATE, payload, CREATE_TIMEOUT_MS, self._on_topic_answer)
 
     def _on_topic_answer(self, answer: bytes | None) -> None:
-        self._image_is_stale = True
+        self._image.is_stale = True
         code = orjson.loads(answer)["errors"].get(self._topic, 0) if answer else 0
         if code not in (0, 36):
             self._context.log.warning(f"the controller did not create topic {self._topic}: Kafka error {code}; asking again")
@@ -270,7 +259,7 @@ class IngestAgent:
         self._outlet.on_lost(batch)
 
     def _on_connected(self, disk: str) -> None:
-        self._image_is_stale = True
+        self._image.is_stale = True
 
     def _on_gone(self, disk: str) -> None:
         self._context.log.warning(f"the log-writer of disk {disk} is gone; its lines wait until it is back")

@@ -14,7 +14,6 @@ from appliance.base.errors import ErrorCode
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
 from appliance.metadata import topic_registry
-from appliance.protocol import find_coordinator
 from appliance.protocol.create_topics import CreatableTopic, ReplicaAssignment, TopicConfig
 from tests.support.real_zookeeper import RealZooKeeper
 from tests.support.stepped_controller import Killed, SteppedBox
@@ -184,17 +183,6 @@ def test_automatic_creation_takes_what_is_there_as_created(box: SteppedBox) -> N
     }
     assert orjson.loads(box.auto_create(b'{"topics": {"four": 4}}'))["errors"] == {"four": 0}
     assert {name: len(topic.partitions) for name, topic in box.image().topics.items()} == {"there": 2, "new": 1, "four": 4}
-
-
-def test_no_coordinator_is_told_in_every_version(box: SteppedBox) -> None:
-    for version in range(7):
-        request = find_coordinator.FindCoordinatorRequest("group", 0, ("group",))
-        body = find_coordinator.REQUEST.encode(version, request)
-        box.send(KAFKA_REQUEST, pack_kafka_request(10, version, "test", "::1", body))
-        answer = box.answer()
-        response = find_coordinator.RESPONSE.decode(answer, 0, len(answer), version)
-        code = response.coordinators[0].error_code if version >= 4 else response.error_code
-        assert code == ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
 def test_what_cannot_be_read_is_answered_with_nothing(box: SteppedBox) -> None:

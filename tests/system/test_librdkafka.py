@@ -164,14 +164,6 @@ def test_creating_and_deleting_topics_answers_as_kafka_does(shared_box: RunningB
     assert [message.value() for message in _read(shared_box, "there", 1)] == [b"again"]
 
 
-def test_a_group_consumer_is_told_that_there_is_no_coordinator_yet(shared_box: RunningBox) -> None:
-    errors: list[Any] = []
-    consumer = Consumer({"bootstrap.servers": shared_box.bootstrap, "group.id": "g", "error_cb": errors.append})
-    consumer.subscribe(["shapes"])
-    assert consumer.poll(1.0) is None
-    consumer.close()
-
-
 def test_kcat_reads_what_kcat_wrote_and_fetches_leave_by_sendfile(shared_box: RunningBox) -> None:
     assert shutil.which("kcat"), "kcat is not installed; ./install.sh test installs it"
     before = shared_box.counters("acceptor@0").values.get("fetch.sendfile_bytes", 0)

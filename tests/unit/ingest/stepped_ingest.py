@@ -213,7 +213,7 @@ class SteppedIngest:
             topics[TOPIC] = TopicImage(TOPIC, TOPIC_ID, images, config or {})
         write_image(self.layout.image_file, MetadataImage(self._generation, "cluster", 1, {}, topics))
         if self.ingest is not None:
-            self.agent._on_image_changed(self._generation)
+            self.agent._image.on_changed(self._generation)
 
     # -- steps and answers
 

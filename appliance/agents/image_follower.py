@@ -1,0 +1,39 @@
+"""Follows the metadata image: told that there is a new one, it reads the file with the next turn and gives it to the box view.
+
+Owned by one acceptor, ingest or coordinator. A file that cannot be read is logged, and the last image goes on. Weak spot: an image is read whole for
+each change.
+"""
+
+from __future__ import annotations
+
+from appliance.base.layout import BoxLayout
+from appliance.base.logging import Logger
+from appliance.broker.box_view import BoxView
+from appliance.metadata.metadata_image import ImageUnreadable, MetadataImage, read_image
+
+
+class ImageFollower:
+    """`is_stale`: there may be a newer image than the one in the view."""
+
+    def __init__(self, layout: BoxLayout, view: BoxView, log: Logger) -> None:
+        self._path = layout.image_file
+        self._view = view
+        self._log = log
+        self.is_stale = True
+
+    def on_changed(self, _generation: int) -> None:
+        """The controller says so."""
+        self.is_stale = True
+
+    def load(self) -> MetadataImage | None:
+        """Read it; the new image, if it is another one."""
+        self.is_stale = False
+        try:
+            image = read_image(self._path)
+        except ImageUnreadable as error:
+            self._log.error(f"could not read the metadata image: {error}; going on with the last one")
+            return None
+        if image is None or image.generation == self._view.image.generation:
+            return None
+        self._view.set_image(image)
+        return image
