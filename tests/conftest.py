@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -33,6 +34,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("deep"):
             item.add_marker(pytest.mark.skip(reason="a long campaign; run by ./install.sh test --deep"))
+
+
+@pytest.fixture(autouse=True)
+def _campaigns_take_their_time() -> None:
+    """A test that hangs is ended after two minutes (pyproject.toml); a campaign takes longer than that."""
+    if DEEP:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture
