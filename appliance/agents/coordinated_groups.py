@@ -22,7 +22,8 @@ from appliance.replication.internal_topics import OFFSETS_TOPIC
 
 def group_settings(box: Box, partition_count: int) -> GroupSettings:
     """The box's settings; partitions as the topic has them."""
-    names = {field: field.replace("_", ".") for field in GroupSettings._fields if field not in ("offsets_topic_num_partitions", "group_consumer_migration_policy")}
+    others = ("offsets_topic_num_partitions", "group_consumer_migration_policy")
+    names = {field: field.replace("_", ".") for field in GroupSettings._fields if field not in others}
     return GroupSettings(
         **{field: box.integer(name) for field, name in names.items()},
         offsets_topic_num_partitions=partition_count,

@@ -30,6 +30,8 @@ def absent_answer(payload: bytes) -> bytes | None:
 def _response(api_key: int, version: int, request: Any) -> Any:
     from appliance.protocol import (
         add_offsets_to_txn,
+        consumer_group_describe,
+        consumer_group_heartbeat,
         delete_groups,
         describe_groups,
         describe_transactions,
@@ -52,6 +54,7 @@ def _response(api_key: int, version: int, request: Any) -> Any:
         ApiKey.LEAVE_GROUP: leave_group.LeaveGroupResponse,
         ApiKey.SYNC_GROUP: sync_group.SyncGroupResponse,
         ApiKey.LIST_GROUPS: list_groups.ListGroupsResponse,
+        ApiKey.CONSUMER_GROUP_HEARTBEAT: consumer_group_heartbeat.ConsumerGroupHeartbeatResponse,
         ApiKey.OFFSET_DELETE: offset_delete.OffsetDeleteResponse,
         ApiKey.INIT_PRODUCER_ID: init_producer_id.InitProducerIdResponse,
         ApiKey.ADD_OFFSETS_TO_TXN: add_offsets_to_txn.AddOffsetsToTxnResponse,
@@ -63,6 +66,9 @@ def _response(api_key: int, version: int, request: Any) -> Any:
     if api_key == ApiKey.DESCRIBE_GROUPS:
         groups = tuple(describe_groups.DescribedGroup(_CODE, group_id=group_id) for group_id in request.group_ids)
         return describe_groups.DescribeGroupsResponse(groups=groups)
+    if api_key == ApiKey.CONSUMER_GROUP_DESCRIBE:
+        described_groups = tuple(consumer_group_describe.ConsumerGroup(_CODE, group_id=group_id) for group_id in request.group_ids)
+        return consumer_group_describe.ConsumerGroupDescribeResponse(groups=described_groups)
     if api_key == ApiKey.DELETE_GROUPS:
         return delete_groups.DeleteGroupsResponse(groups=tuple(delete_groups.DeletedGroup(group_id, _CODE) for group_id in request.group_ids))
     if api_key == ApiKey.DESCRIBE_TRANSACTIONS:

@@ -10,6 +10,8 @@ from typing import Any, Final, NamedTuple
 from appliance.protocol import (
     add_offsets_to_txn,
     add_partitions_to_txn,
+    consumer_group_describe,
+    consumer_group_heartbeat,
     delete_groups,
     describe_groups,
     describe_transactions,
@@ -51,6 +53,8 @@ COORDINATED_APIS: Final[dict[int, CoordinatedApi]] = {
     ApiKey.DELETE_GROUPS: CoordinatedApi(delete_groups.REQUEST, delete_groups.RESPONSE, "delete_groups"),
     ApiKey.OFFSET_DELETE: CoordinatedApi(offset_delete.REQUEST, offset_delete.RESPONSE, "offset_delete"),
     ApiKey.TXN_OFFSET_COMMIT: CoordinatedApi(txn_offset_commit.REQUEST, txn_offset_commit.RESPONSE, "txn_offset_commit"),
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: CoordinatedApi(consumer_group_heartbeat.REQUEST, consumer_group_heartbeat.RESPONSE, "consumer_group_heartbeat"),
+    ApiKey.CONSUMER_GROUP_DESCRIBE: CoordinatedApi(consumer_group_describe.REQUEST, consumer_group_describe.RESPONSE, "consumer_group_describe"),
     ApiKey.INIT_PRODUCER_ID: CoordinatedApi(init_producer_id.REQUEST, init_producer_id.RESPONSE, "init_producer_id", True),
     ApiKey.ADD_PARTITIONS_TO_TXN: CoordinatedApi(add_partitions_to_txn.REQUEST, add_partitions_to_txn.RESPONSE, "add_partitions", True),
     ApiKey.ADD_OFFSETS_TO_TXN: CoordinatedApi(add_offsets_to_txn.REQUEST, add_offsets_to_txn.RESPONSE, "add_offsets", True),

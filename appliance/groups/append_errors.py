@@ -24,6 +24,8 @@ _OF_GROUPS: Final = _UNAVAILABLE | {
     ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
 }
 
+_OF_CONSUMER_GROUPS: Final = _OF_GROUPS | {ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE}
+
 _OF_COMMITS: Final = _UNAVAILABLE | {
     ErrorCode.NETWORK_EXCEPTION: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.INVALID_COMMIT_OFFSET_SIZE,
@@ -36,6 +38,11 @@ _ABORTABLE_SINCE: Final = 4
 def group_error(error: ErrorCode) -> ErrorCode:
     """For JoinGroup and SyncGroup, when the group's metadata was not appended."""
     return _OF_GROUPS.get(error, error)
+
+
+def consumer_group_error(error: ErrorCode) -> ErrorCode:
+    """For whatever members of a consumer group ask."""
+    return _OF_CONSUMER_GROUPS.get(error, error)
 
 
 def commit_error(error: ErrorCode) -> ErrorCode:

@@ -41,7 +41,7 @@ class ClassicMembership:
     def is_empty(self) -> bool:
         return self.group.state is GroupState.EMPTY and not self.group.pending_members
 
-    def commit_problem(self, member_id: str, group_instance_id: str | None, generation_id: int, is_transactional: bool) -> ErrorCode:
+    def commit_problem(self, member_id: str, group_instance_id: str | None, generation_id: int, is_transactional: bool, version: int) -> ErrorCode:
         group = self.group
         if generation_id < 0 and group.state is GroupState.EMPTY:
             return ErrorCode.NONE  # an admin client, or a consumer that assigns itself

@@ -12,8 +12,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, NamedTuple
 
 from appliance.base.model import TopicId
-from appliance.groups.consumer_member import NO_PARTITIONS, Partitions
-from appliance.groups.group_records import SubscribedTopic
+from appliance.groups.consumer_member import Partitions
 
 Place = tuple[TopicId, int]
 Targets = dict[str, Partitions]
@@ -152,11 +151,3 @@ def _level(by_topic: Mapping[TopicId, list[str]], holders: dict[Place, str], loa
 UNIFORM: Final = "uniform"
 ASSIGNORS: Final[Mapping[str, Assignor]] = {UNIFORM: uniform_targets, "range": range_targets}
 """By their names on the wire, the default first."""
-
-
-def readers_of(members: Mapping[str, tuple[str | None, frozenset[str]]], targets: Mapping[str, Partitions], topics: Mapping[str, SubscribedTopic]) -> list[Reader]:
-    """`members`: instance id and names of topics by member id."""
-    return [
-        Reader(member_id, instance_id, tuple(sorted(topics[name].topic_id for name in names if name in topics)), targets.get(member_id, NO_PARTITIONS))
-        for member_id, (instance_id, names) in members.items()
-    ]

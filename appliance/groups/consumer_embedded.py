@@ -37,11 +37,11 @@ class EmbeddedAssignment(NamedTuple):
 
 def read_subscription(metadata: bytes) -> EmbeddedSubscription | None:
     """None if these are not the bytes of a subscription; what a later version has behind is left alone."""
-    if len(metadata) < INT16.size:
+    (version,) = INT16.unpack_from(metadata) if len(metadata) >= INT16.size else (-1,)
+    if version < 0:
         return None
-    (version,) = INT16.unpack_from(metadata)
     try:
-        return decode_struct(EmbeddedSubscription, min(version, VERSION_MAX), False, metadata, INT16.size, len(metadata), "subscription") if version >= 0 else None
+        return decode_struct(EmbeddedSubscription, min(version, VERSION_MAX), False, metadata, INT16.size, len(metadata), "subscription")
     except ProtocolViolation:
         return None
 

@@ -1,8 +1,9 @@
 """The state of one consumer group (KIP-848): members, epochs, and the assignment that they are on their way to.
 
 A change is made on a copy (`copy`), which takes the place of the state before it when the log has it (`consumer_turns.py`); the difference of the two is
-what is appended (`consumer_records.py`). The group epoch grows with every change of what is to be assigned; the target epoch says for which group epoch
-the target was made; a member's epoch says which target it has reached. Owned by the group coordinator. Weak spot: a copy costs a pointer a member.
+what is appended (`consumer_records.py`). The group epoch grows with every change of what is to be assigned; the target epoch says for which group epoch the
+target was made; a member's epoch says which target it has reached. Owned by the group coordinator. Weak spot: the first change of a copy costs a pointer a
+member.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ STABLE: Final = "Stable"
 class ConsumerGroup:
     """Values are replaced, never changed; a state that is in the log is not touched any more."""
 
-    __slots__ = ("_owners", "checked_generation", "group_epoch", "members", "static_members", "target_epoch", "targets", "topics")
+    __slots__ = ("_owners", "_shares", "checked_generation", "group_epoch", "members", "static_members", "target_epoch", "targets", "topics")
 
     def __init__(self) -> None:
         self.group_epoch = 0
@@ -37,22 +38,29 @@ class ConsumerGroup:
         self.checked_generation: int | None = None
         """Which generation of all topics that was."""
         self._owners: dict[tuple[TopicId, int], str] | None = None
+        self._shares = False
 
     def copy(self) -> ConsumerGroup:
+        """What it does not change it has in common with this one."""
         other = ConsumerGroup()
         other.group_epoch = self.group_epoch
         other.target_epoch = self.target_epoch
-        other.members = self.members.copy()
-        other.static_members = self.static_members.copy()
-        other.targets = self.targets.copy()
+        other.members, other.static_members, other.targets = self.members, self.static_members, self.targets
+        other._shares = True
         other.topics = self.topics
         other.checked_generation = self.checked_generation
         return other
+
+    def _unshare(self) -> None:
+        if self._shares:
+            self.members, self.static_members, self.targets = self.members.copy(), self.static_members.copy(), self.targets.copy()
+            self._shares = False
 
     # ---- members
 
     def put(self, member: ConsumerMember) -> None:
         """A new member, or one that has changed."""
+        self._unshare()
         before = self.members.get(member.member_id)
         instance = member.wish.instance_id
         if before is not None and before.wish.instance_id is not None and before.wish.instance_id != instance:
@@ -65,12 +73,18 @@ class ConsumerGroup:
         self._own(member)
 
     def remove(self, member_id: str) -> ConsumerMember:
+        self._unshare()
         member = self.members.pop(member_id)
         self.targets.pop(member_id, None)
         if member.wish.instance_id is not None:
             del self.static_members[member.wish.instance_id]
         self._disown(member)
         return member
+
+    def aim(self, member_id: str, target: Partitions) -> None:
+        """What this member is to read in the end."""
+        self._unshare()
+        self.targets[member_id] = target
 
     def target_of(self, member_id: str) -> Partitions:
         return self.targets.get(member_id, NO_PARTITIONS)

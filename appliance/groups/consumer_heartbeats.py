@@ -37,7 +37,9 @@ def request_problem(request: ConsumerGroupHeartbeatRequest, version: int) -> Ref
     """What is wrong with it, whatever the group."""
     epoch = request.member_epoch
     invalid = ""
-    if request.instance_id == "":
+    if not request.group_id:
+        invalid = "GroupId can't be empty."
+    elif request.instance_id == "":
         invalid = "InstanceId can't be empty."
     elif request.rack_id == "":
         invalid = "RackId can't be empty."
@@ -255,7 +257,7 @@ def replace_static(group: ConsumerGroup, holder: ConsumerMember, member_id: str)
     group.remove(holder.member_id)
     member = holder._replace(member_id=member_id, current=holder.current._replace(epoch=0, previous_epoch=0))
     group.put(member)
-    group.targets[member_id] = target
+    group.aim(member_id, target)
     return member
 
 

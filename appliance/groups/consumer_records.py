@@ -50,6 +50,8 @@ from appliance.protocol.join_group import JoinGroupProtocol
 
 def changed_records(group_id: str, before: ConsumerGroup, after: ConsumerGroup) -> list[StateRecord]:
     """What the log has to be told so that it says `after` where it said `before`."""
+    if before.members is after.members and before.targets is after.targets and before.topics is after.topics and before.group_epoch == after.group_epoch:
+        return []
     records: list[StateRecord] = []
     for member_id in before.members.keys() - after.members.keys():
         records.append(_current_record(group_id, member_id, None))

@@ -9,11 +9,11 @@ target, so a group is too large when that is larger than `message.max.bytes`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Final, Protocol
 
 from appliance.base.errors import ErrorCode
 from appliance.coordination.state_log import StateRecord
+from appliance.groups.append_errors import consumer_group_error
 from appliance.groups.consumer_group import ConsumerGroup
 from appliance.groups.consumer_records import all_tombstones, changed_records
 from appliance.groups.group_log import GroupLog
@@ -96,6 +96,11 @@ class ConsumerTurns:
         """Something is on its way that may change the group."""
         return self._under_way is not None or bool(self._waiting)
 
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether the log may say something else than `committed`."""
+        return len(self._possible) > 1 or self._possible[0] is not self.committed
+
     def begin_as(self, with_next: list[StateRecord]) -> None:
         """The log says nothing of `committed` yet; `with_next` is to be appended with the first batch."""
         self._possible = [ConsumerGroup()]
@@ -154,7 +159,7 @@ class ConsumerTurns:
                 self._with_next = []
                 self._rules.on_committed(before, now_ms)
             for operation in admitted:
-                operation.answer(error, now_ms)
+                operation.answer(consumer_group_error(error), now_ms)
             if error is ErrorCode.NONE and farewell is not None:
                 farewell.on_appended(now_ms)
                 for operation in self._waiting:

@@ -9,12 +9,14 @@ of the partitions that are loaded.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Final
 
 from appliance.base.errors import ErrorCode
 from appliance.coordination.state_log import LoadedRecord, StateLog
 from appliance.coordination.timers import Timers
 from appliance.groups.client_identity import ClientIdentity
+from appliance.groups.consumer_groups import ConsumerGroups, end_membership
 from appliance.groups.group_directory import GroupDirectory
 from appliance.groups.group_loading import GroupLoading
 from appliance.groups.group_log import GroupLog
@@ -22,7 +24,6 @@ from appliance.groups.group_settings import GroupSettings
 from appliance.groups.group_views import GroupViews
 from appliance.groups.joining import Joining
 from appliance.groups.leaving import Leaving
-from appliance.groups.membership import OtherMemberships
 from appliance.groups.offset_commits import OffsetCommits
 from appliance.groups.offset_fetches import OffsetFetches
 from appliance.groups.offset_removal import OffsetRemoval
@@ -30,6 +31,8 @@ from appliance.groups.ports import LegacyOffsets, Topics
 from appliance.groups.rebalances import Rebalances
 from appliance.groups.replies import Replies
 from appliance.groups.syncing import Syncing
+from appliance.protocol.consumer_group_describe import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
+from appliance.protocol.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 from appliance.protocol.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
 from appliance.protocol.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from appliance.protocol.heartbeat import HeartbeatRequest, HeartbeatResponse
@@ -60,12 +63,10 @@ class GroupCoordinator:
         new_member_id: Callable[[], str],
         topics: Topics,
         legacy: LegacyOffsets,
-        others: OtherMemberships | None = None,
     ) -> None:
         self.directory = GroupDirectory(settings.offsets_topic_num_partitions)
         self._timers = Timers()
         self._replies = Replies()
-        self._others = others
         self._log = GroupLog(state_log, settings.offsets_commit_timeout_ms)
         self._rebalances = Rebalances(settings, self._timers, self._replies, self._log)
         self._joining = Joining(settings, self.directory, self._rebalances, self._replies, self._log, new_member_id)
@@ -75,7 +76,8 @@ class GroupCoordinator:
         self._fetches = OffsetFetches(self.directory, self._replies, topics, legacy)
         self._removal = OffsetRemoval(settings, self.directory, self._timers, self._replies, self._log, topics)
         self._views = GroupViews(self.directory)
-        self._loading = GroupLoading(settings, self.directory, self._rebalances, self._log, others)
+        self._consumers = ConsumerGroups(settings, self.directory, self._rebalances, self._replies, self._log, self._timers, topics, new_member_id)
+        self._loading = GroupLoading(settings, self.directory, self._rebalances, self._log, self._consumers)
 
     @property
     def skipped_records(self) -> int:
@@ -85,20 +87,53 @@ class GroupCoordinator:
     # ---- members
 
     def join_group(self, request: JoinGroupRequest, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[JoinGroupResponse], None]) -> None:
-        self._joining.join(request, version, client, now_ms, reply)
+        members = self._consumers.find(request.group_id)
+        if members is not None and not members.is_empty:
+            again = partial(self._again, self.join_group, request, version, client, reply)
+            self._consumers.join_group(members, request, version, client, now_ms, reply, again)
+        else:
+            self._joining.join(request, version, client, now_ms, reply)
         self._send()
 
     def sync_group(self, request: SyncGroupRequest, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[SyncGroupResponse], None]) -> None:
-        self._syncing.sync(request, now_ms, reply)
+        members = self._consumers.find(request.group_id)
+        if members is not None:
+            self._consumers.sync_group(members, request, now_ms, reply, partial(self._again, self.sync_group, request, version, client, reply))
+        else:
+            self._syncing.sync(request, now_ms, reply)
         self._send()
 
     def heartbeat(self, request: HeartbeatRequest, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[HeartbeatResponse], None]) -> None:
-        self._replies.say(reply, HeartbeatResponse(error_code=self._syncing.heartbeat(request, now_ms)))
+        members = self._consumers.find(request.group_id)
+        if members is not None:
+            self._consumers.classic_heartbeat(members, request, now_ms, reply, partial(self._again, self.heartbeat, request, version, client, reply))
+        else:
+            self._replies.say(reply, HeartbeatResponse(error_code=self._syncing.heartbeat(request, now_ms)))
         self._send()
 
     def leave_group(self, request: LeaveGroupRequest, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[LeaveGroupResponse], None]) -> None:
-        self._replies.say(reply, self._leaving.leave(request, now_ms))
+        members = self._consumers.find(request.group_id)
+        if members is not None:
+            self._consumers.leave_group(members, request, now_ms, reply, partial(self._again, self.leave_group, request, version, client, reply))
+        else:
+            self._replies.say(reply, self._leaving.leave(request, now_ms))
         self._send()
+
+    def consumer_group_heartbeat(
+        self,
+        request: ConsumerGroupHeartbeatRequest,
+        version: int,
+        client: ClientIdentity,
+        now_ms: int,
+        reply: Callable[[ConsumerGroupHeartbeatResponse], None],
+    ) -> None:
+        again = partial(self._again, self.consumer_group_heartbeat, request, version, client, reply)
+        self._consumers.heartbeat(request, version, client, now_ms, reply, again)
+        self._send()
+
+    def _again(self, rule: Callable[..., None], request: object, version: int, client: ClientIdentity, reply: object, now_ms: int) -> None:
+        """The request's group went from one protocol to the other while it waited."""
+        rule(request, version, client, now_ms, reply)
 
     # ---- offsets
 
@@ -116,6 +151,7 @@ class GroupCoordinator:
 
     def complete_transaction(self, partition: int, producer_id: int, is_commit: bool) -> None:
         """The marker of this producer is in this partition of `__consumer_offsets`, below its high watermark."""
+        self._loading.end_transaction(partition, producer_id, is_commit)
         self.directory.end_transaction(partition, producer_id, is_commit)
 
     def offset_fetch(
@@ -148,6 +184,17 @@ class GroupCoordinator:
         self._replies.say(reply, self._views.describe(request, version))
         self._send()
 
+    def consumer_group_describe(
+        self,
+        request: ConsumerGroupDescribeRequest,
+        version: int,
+        client: ClientIdentity,
+        now_ms: int,
+        reply: Callable[[ConsumerGroupDescribeResponse], None],
+    ) -> None:
+        self._replies.say(reply, self._consumers.describe(request))
+        self._send()
+
     def list_groups(self, request: ListGroupsRequest, version: int, client: ClientIdentity, now_ms: int, reply: Callable[[ListGroupsResponse], None]) -> None:
         self._replies.say(reply, self._views.list_groups(request))
         self._send()
@@ -173,8 +220,7 @@ class GroupCoordinator:
         for hosted in self.directory.unload(partition):
             if hosted.classic is not None:
                 self._rebalances.abandon(hosted.classic, ErrorCode.NOT_COORDINATOR, now_ms)
-        if self._others is not None:
-            self._others.unload(partition, now_ms)
+            end_membership(hosted, ErrorCode.NOT_COORDINATOR)
         self._send()
 
     # ---- time

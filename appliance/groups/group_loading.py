@@ -30,13 +30,15 @@ class _PartitionLoad:
         self.groups: dict[str, HostedGroup] = {}
         self.metadata: dict[str, bytes] = {}
         self.transactions: dict[int, set[str]] = {}
+        self.ended: dict[int, bool] = {}
+        """Transactions whose markers were written meanwhile, behind the end of what is read: producer id → is commit."""
         self.end_offset = 0
 
 
 class GroupLoading:
     """Partitions on their way into the directory."""
 
-    def __init__(self, settings: GroupSettings, directory: GroupDirectory, rebalances: Rebalances, log: GroupLog, others: OtherMemberships | None) -> None:
+    def __init__(self, settings: GroupSettings, directory: GroupDirectory, rebalances: Rebalances, log: GroupLog, others: OtherMemberships) -> None:
         self._settings = settings
         self._directory = directory
         self._rebalances = rebalances
@@ -48,10 +50,12 @@ class GroupLoading:
     def begin(self, partition: int) -> None:
         """Whatever a load before this one had read is void."""
         self._directory.begin_load(partition)
+        self._others.begin_load(partition)
         self._loads[partition] = _PartitionLoad()
 
     def forget(self, partition: int) -> None:
         self._loads.pop(partition, None)
+        self._others.stop_load(partition)
 
     def load(self, partition: int, records: Iterable[LoadedRecord]) -> None:
         """In the order of the log, as many at a time as the caller has time for."""
@@ -75,11 +79,9 @@ class GroupLoading:
                     load.metadata.pop(group_id, None)
                 else:
                     load.metadata[group_id] = record.value
+                    self._others.forget(partition, group_id)
             case _:
-                if self._others is None:
-                    self.skipped_records += 1
-                else:
-                    self._others.load(partition, record)
+                self.skipped_records += not self._others.load(partition, record)
 
     def _load_offset(self, partition: int, load: _PartitionLoad, record: LoadedRecord, group_id: str, place: TopicPartition) -> None:
         value = None if record.value is None else OFFSET_COMMIT.decode_value(record.value)
@@ -105,14 +107,23 @@ class GroupLoading:
         for group_id in load.transactions.pop(producer_id, ()):
             load.groups[group_id].offsets.end_transaction(producer_id, record.is_commit)
 
+    def end_transaction(self, partition: int, producer_id: int, is_commit: bool) -> None:
+        """Its marker is in the log now; all that it ends stands before it, read or not."""
+        load = self._loads.get(partition)
+        if load is not None:
+            load.ended[producer_id] = is_commit
+
     # ---- the end of a load
 
     def finish(self, partition: int, now_ms: int) -> None:
         """The partition is active from now on, and the sessions of its members begin anew."""
         load = self._loads.pop(partition)
+        for producer_id, is_commit in load.ended.items():
+            for group_id in load.transactions.pop(producer_id, ()):
+                load.groups[group_id].offsets.end_transaction(producer_id, is_commit)
         classic = [group for group in (self._restored(partition, load, group_id) for group_id in load.metadata) if group is not None]
         memberships = {group.group_id: ClassicMembership(group) for group in classic}
-        others = {} if self._others is None else self._others.finish_load(partition, now_ms)
+        others = self._others.finish_load(partition, now_ms)
         for group_id, membership in (memberships | dict(others)).items():
             hosted = load.groups.get(group_id)
             if hosted is None:

@@ -52,8 +52,8 @@ class Membership(Protocol):
     def is_empty(self) -> bool:
         """No members, and none on the way."""
 
-    def commit_problem(self, member_id: str, group_instance_id: str | None, generation_id: int, is_transactional: bool) -> ErrorCode:
-        """Why this sender may not commit offsets, or NONE; `generation_id` is a member epoch in KIP-848."""
+    def commit_problem(self, member_id: str, group_instance_id: str | None, generation_id: int, is_transactional: bool, version: int) -> ErrorCode:
+        """Why this sender may not commit offsets by a request of this version, or NONE; `generation_id` is a member epoch in KIP-848."""
 
     def fetch_problem(self, member_id: str | None, member_epoch: int) -> ErrorCode:
         """Why this sender may not read offsets, or NONE."""
@@ -77,11 +77,17 @@ class Membership(Protocol):
 class OtherMemberships(Protocol):
     """Whoever keeps the members of groups that are not classic: its records are in the same log."""
 
-    def load(self, partition: int, record: LoadedRecord) -> None:
-        """A record of a key that is not of classic groups and not of offsets, in the order of the log."""
+    def begin_load(self, partition: int) -> None:
+        """Whatever a load before this one had read is void."""
+
+    def load(self, partition: int, record: LoadedRecord) -> bool:
+        """A record of a key that is not of classic groups and not of offsets, in the order of the log; whether it is understood."""
+
+    def forget(self, partition: int, group_id: str) -> None:
+        """What was loaded of this group; behind it the log says that it is a classic one."""
 
     def finish_load(self, partition: int, now_ms: int) -> Mapping[str, Membership]:
         """The memberships by group id; their timers run from now on."""
 
-    def unload(self, partition: int, now_ms: int) -> None:
-        """They are somebody else's now; who waits is told NOT_COORDINATOR."""
+    def stop_load(self, partition: int) -> None:
+        """There is nothing more to load, if there was anything."""

@@ -76,7 +76,7 @@ class OffsetCommits:
         offsets = self._offsets(request, errors, now_ms)
         is_legacy = version == LEGACY_VERSION
         unknown_only = not offsets and ErrorCode.OFFSET_METADATA_TOO_LARGE not in errors.values()
-        hosted, error = (None, ErrorCode.NONE) if is_legacy or unknown_only else self._admit(request, now_ms)
+        hosted, error = (None, ErrorCode.NONE) if is_legacy or unknown_only else self._admit(request, version, now_ms)
         if error is not ErrorCode.NONE:
             errors = {place: error if known_as is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else known_as for place, known_as in errors.items()}
         if error is not ErrorCode.NONE or not offsets:
@@ -87,7 +87,7 @@ class OffsetCommits:
         else:
             self._append(hosted, request, offsets, errors, reply)
 
-    def _admit(self, request: OffsetCommitRequest, now_ms: int) -> tuple[HostedGroup | None, ErrorCode]:
+    def _admit(self, request: OffsetCommitRequest, version: int, now_ms: int) -> tuple[HostedGroup | None, ErrorCode]:
         error = self._directory.refusal(request.group_id, may_be_empty=True)
         if error is not ErrorCode.NONE:
             return None, error
@@ -96,7 +96,7 @@ class OffsetCommits:
             if request.generation_id >= 0:
                 return None, ErrorCode.ILLEGAL_GENERATION
             hosted = self._directory.host(request.group_id, now_ms)
-        problem = hosted.membership.commit_problem(request.member_id, request.group_instance_id, request.generation_id, is_transactional=False)
+        problem = hosted.membership.commit_problem(request.member_id, request.group_instance_id, request.generation_id, False, version)
         group = hosted.classic
         member = group.members.get(request.member_id) if group is not None else None
         if problem is ErrorCode.NONE and group is not None and member is not None:
@@ -174,7 +174,7 @@ class OffsetCommits:
         if error is not ErrorCode.NONE:
             return error
         membership = self._directory.host(request.group_id, now_ms).membership
-        return membership.commit_problem(request.member_id, request.group_instance_id, request.generation_id, is_transactional=True)
+        return membership.commit_problem(request.member_id, request.group_instance_id, request.generation_id, True, version)
 
     # ---- what both have
 

@@ -45,7 +45,10 @@ class ApiKey(IntEnum):
     DESCRIBE_LOG_DIRS = 35
     CREATE_PARTITIONS = 37
     DELETE_GROUPS = 42
+    ELECT_LEADERS = 43
     INCREMENTAL_ALTER_CONFIGS = 44
+    ALTER_PARTITION_REASSIGNMENTS = 45
+    LIST_PARTITION_REASSIGNMENTS = 46
     OFFSET_DELETE = 47
     DESCRIBE_CLUSTER = 60
     DESCRIBE_PRODUCERS = 61
@@ -80,8 +83,8 @@ CODED_APIS: Final[dict[int, Api]] = {
     api.key.value: api
     for api in (
         Api(ApiKey.PRODUCE, "Produce", 0, 12, 9, "message sets of magic 0 and 1 before 3; 12 adds partitions to transactions"),
-        Api(ApiKey.FETCH, "Fetch", 0, 16, 12, "message sets of magic 0 and 1 before 4; topic ids from 13"),
-        Api(ApiKey.LIST_OFFSETS, "ListOffsets", 0, 8, 6, "0 lists the first offsets of segments"),
+        Api(ApiKey.FETCH, "Fetch", 0, 17, 12, "message sets of magic 0 and 1 before 4; topic ids from 13"),
+        Api(ApiKey.LIST_OFFSETS, "ListOffsets", 0, 9, 6, "0 lists the first offsets of segments"),
         Api(ApiKey.METADATA, "Metadata", 0, 12, 9, ""),
         Api(ApiKey.OFFSET_COMMIT, "OffsetCommit", 0, 9, 8, "commit times of 1 and retention of 2 to 4 are read"),
         Api(ApiKey.OFFSET_FETCH, "OffsetFetch", 0, 9, 6, "several groups at once from 8"),
@@ -109,7 +112,10 @@ CODED_APIS: Final[dict[int, Api]] = {
         Api(ApiKey.DESCRIBE_LOG_DIRS, "DescribeLogDirs", 0, 4, 2, "an offline or hung disk is KAFKA_STORAGE_ERROR"),
         Api(ApiKey.CREATE_PARTITIONS, "CreatePartitions", 0, 3, 2, ""),
         Api(ApiKey.DELETE_GROUPS, "DeleteGroups", 0, 2, 2, ""),
+        Api(ApiKey.ELECT_LEADERS, "ElectLeaders", 0, 2, 2, "one replica, so never needed or never possible"),
         Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, "IncrementalAlterConfigs", 0, 1, 1, "topics only; a broker's configs are read-only"),
+        Api(ApiKey.ALTER_PARTITION_REASSIGNMENTS, "AlterPartitionReassignments", 0, 0, 0, "to the brokers that have them already"),
+        Api(ApiKey.LIST_PARTITION_REASSIGNMENTS, "ListPartitionReassignments", 0, 0, 0, "there are none"),
         Api(ApiKey.OFFSET_DELETE, "OffsetDelete", 0, 0, NEVER_FLEXIBLE, ""),
         Api(ApiKey.DESCRIBE_CLUSTER, "DescribeCluster", 0, 1, 0, ""),
         Api(ApiKey.DESCRIBE_PRODUCERS, "DescribeProducers", 0, 0, 0, ""),
@@ -122,12 +128,7 @@ CODED_APIS: Final[dict[int, Api]] = {
 }
 """Every API that this package can read and write."""
 
-NOT_YET_SERVED: Final = frozenset(
-    {
-        ApiKey.CONSUMER_GROUP_HEARTBEAT,
-        ApiKey.CONSUMER_GROUP_DESCRIBE,
-    }
-)
+NOT_YET_SERVED: Final[frozenset[ApiKey]] = frozenset()
 """Coded APIs that nobody answers yet."""
 
 SERVED_APIS: Final[dict[int, Api]] = {key: api for key, api in CODED_APIS.items() if key not in NOT_YET_SERVED}

@@ -19,15 +19,15 @@ class DescribeTransactionsRequest(NamedTuple):
 
 
 class DescribedTransaction(NamedTuple):
-    """One transactional id; the start is −1 where no transaction goes on."""
+    """One transactional id; the start is −1 where no transaction goes on, and a refusal has zeros, as Kafka's has."""
 
     error_code: Annotated[int, Field(INT16)] = 0
     transactional_id: Annotated[str, Field(STRING)] = ""
     transaction_state: Annotated[str, Field(STRING)] = ""
     transaction_timeout_ms: Annotated[int, Field(INT32)] = 0
-    transaction_start_time_ms: Annotated[int, Field(INT64)] = -1
-    producer_id: Annotated[int, Field(INT64)] = -1
-    producer_epoch: Annotated[int, Field(INT16)] = -1
+    transaction_start_time_ms: Annotated[int, Field(INT64)] = 0
+    producer_id: Annotated[int, Field(INT64)] = 0
+    producer_epoch: Annotated[int, Field(INT16)] = 0
     topics: Annotated[tuple[TopicPartitions, ...], Field(ArrayOf(TopicPartitions))] = ()
 
 

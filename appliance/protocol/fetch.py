@@ -1,9 +1,10 @@
-"""Fetch 0-16: requests of consumers and followers, and responses whose records may be ranges of files.
+"""Fetch 0-17: requests of consumers and followers, and responses whose records may be ranges of files.
 
 Owned by nobody; the acceptor calls it for every fetch. Hot: a request or response of one partition costs 3-4 µs. A response
 is a list of pieces, because records go out by sendfile: pieces of ours are bytes, pieces in between are the caller's own
 objects, of which only `size_bytes` is asked. Versions differ in the layouts `_HEAD…` and `_PARTITION…`; before 4 there are no transactions, from 7
-there are sessions, from 11 racks, from 12 compact lengths, from 13 topic ids instead of names, from 15 the replica's id in a tag.
+there are sessions, from 11 racks, from 12 compact lengths, from 13 topic ids instead of names, from 15 the replica's id in a tag,
+from 17 its directory, too, which only followers send and nobody here asks for.
 Weak spot: partition order is the request's own; which partitions a session leaves out is the caller's business.
 """
 

@@ -1,4 +1,4 @@
-"""ListOffsets 0-8: the offset of a timestamp, or of an end of a partition.
+"""ListOffsets 0-9: the offset of a timestamp, or of an end of a partition.
 
 Owned by nobody; messages as data. Version 0 is of another kind: it asks for so many first offsets of segments and gets a list.
 Weak spot: kio does not know version 0; its bytes are tested against Kafka's schema by hand.
@@ -16,8 +16,9 @@ LATEST_TIMESTAMP: Final = -1
 EARLIEST_TIMESTAMP: Final = -2
 MAX_TIMESTAMP: Final = -3
 EARLIEST_LOCAL_TIMESTAMP: Final = -4
+LATEST_TIERED_TIMESTAMP: Final = -5
 
-SPECIAL_TIMESTAMPS_SINCE: Final = {LATEST_TIMESTAMP: 0, EARLIEST_TIMESTAMP: 0, MAX_TIMESTAMP: 7, EARLIEST_LOCAL_TIMESTAMP: 8}
+SPECIAL_TIMESTAMPS_SINCE: Final = {LATEST_TIMESTAMP: 0, EARLIEST_TIMESTAMP: 0, MAX_TIMESTAMP: 7, EARLIEST_LOCAL_TIMESTAMP: 8, LATEST_TIERED_TIMESTAMP: 9}
 """The first version in which each negative timestamp means something; before it the answer is UNSUPPORTED_VERSION."""
 
 

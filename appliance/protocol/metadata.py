@@ -2,8 +2,7 @@
 
 Owned by nobody; the acceptor calls it. A response about every topic of a large box is the longest this broker makes without
 records, so a topic can be encoded by itself (`encode_topic`) and kept by the caller as long as its image stands; and what
-partitions of one box have in common (leader, replicas, ISR) is encoded once and remembered. Weak spot: authorized operations
-are always "not asked" (−2³¹) until there are ACLs.
+partitions of one box have in common (leader, replicas, ISR) is encoded once and remembered. Weak spot: none known.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _CLUSTER_AUTHORIZED_OPERATIONS_UNTIL: Final = 10
 _TOPIC_ID_SINCE: Final = 10
 _NULL_NAME_SINCE: Final = 12
 
-_NOT_ASKED: Final = INT32.pack(-(2**31))
+OPERATIONS_NOT_ASKED: Final = -(2**31)
 
 
 class MetadataRequestTopic(NamedTuple):
@@ -99,6 +98,7 @@ class MetadataTopic(NamedTuple):
     topic_id: TopicId = NO_TOPIC_ID
     is_internal: bool = False
     error_code: int = 0
+    authorized_operations: int = OPERATIONS_NOT_ASKED
 
 
 def encode_metadata_response(
@@ -109,6 +109,7 @@ def encode_metadata_response(
     controller_id: int,
     topics: Sequence[MetadataTopic | bytes],
     throttle_time_ms: int = 0,
+    cluster_authorized_operations: int = OPERATIONS_NOT_ASKED,
 ) -> bytes:
     """The whole frame. A topic may be given as the bytes that `encode_topic` made for the same version."""
     flexible = version >= FLEXIBLE_SINCE
@@ -123,7 +124,7 @@ def encode_metadata_response(
     parts.append(count(len(topics)))
     parts += [topic if isinstance(topic, bytes) else encode_topic(version, topic) for topic in topics]
     if _AUTHORIZED_OPERATIONS_SINCE <= version <= _CLUSTER_AUTHORIZED_OPERATIONS_UNTIL:
-        parts.append(_NOT_ASKED)
+        parts.append(INT32.pack(cluster_authorized_operations))
     if flexible:
         parts.append(NO_TAGGED_FIELDS)
     return response_frame(flexible, correlation_id, b"".join(parts))
@@ -144,7 +145,7 @@ _pack_error_and_index = _ERROR_AND_INDEX.pack
 
 def encode_topic(version: int, topic: MetadataTopic) -> bytes:
     """One topic of a response of `version`."""
-    name, partitions, topic_id, is_internal, error_code = topic
+    name, partitions, topic_id, is_internal, error_code, authorized_operations = topic
     flexible = version >= FLEXIBLE_SINCE
     parts = [INT16.pack(error_code), _encode_name(version, name)]
     if version >= _TOPIC_ID_SINCE:
@@ -155,7 +156,7 @@ def encode_topic(version: int, topic: MetadataTopic) -> bytes:
     for partition, leader_id, leader_epoch, replicas, isr, offline_replicas, partition_error_code in partitions:
         parts += (_pack_error_and_index(partition_error_code, partition), _rest_of_partition(version, leader_id, leader_epoch, replicas, isr, offline_replicas))
     if version >= _AUTHORIZED_OPERATIONS_SINCE:
-        parts.append(_NOT_ASKED)
+        parts.append(INT32.pack(authorized_operations))
     if flexible:
         parts.append(NO_TAGGED_FIELDS)
     return b"".join(parts)

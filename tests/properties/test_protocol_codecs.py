@@ -17,6 +17,7 @@ from appliance.protocol import (
     add_offsets_to_txn,
     add_partitions_to_txn,
     alter_configs,
+    alter_partition_reassignments,
     alter_replica_log_dirs,
     api_versions,
     consumer_group_describe,
@@ -33,6 +34,7 @@ from appliance.protocol import (
     describe_producers,
     describe_topic_partitions,
     describe_transactions,
+    elect_leaders,
     end_txn,
     find_coordinator,
     heartbeat,
@@ -43,6 +45,7 @@ from appliance.protocol import (
     leave_group,
     list_groups,
     list_offsets,
+    list_partition_reassignments,
     list_transactions,
     metadata,
     offset_commit,
@@ -137,6 +140,12 @@ SCHEMA_MESSAGES: list[tuple[Message[Any], bool, range]] = [
     (alter_replica_log_dirs.RESPONSE, False, versions_of(ApiKey.ALTER_REPLICA_LOG_DIRS, first=1)),
     (describe_log_dirs.REQUEST, True, versions_of(ApiKey.DESCRIBE_LOG_DIRS, first=1)),
     (describe_log_dirs.RESPONSE, False, versions_of(ApiKey.DESCRIBE_LOG_DIRS, first=1)),
+    (elect_leaders.REQUEST, True, versions_of(ApiKey.ELECT_LEADERS)),
+    (elect_leaders.RESPONSE, False, versions_of(ApiKey.ELECT_LEADERS)),
+    (alter_partition_reassignments.REQUEST, True, versions_of(ApiKey.ALTER_PARTITION_REASSIGNMENTS)),
+    (alter_partition_reassignments.RESPONSE, False, versions_of(ApiKey.ALTER_PARTITION_REASSIGNMENTS)),
+    (list_partition_reassignments.REQUEST, True, versions_of(ApiKey.LIST_PARTITION_REASSIGNMENTS)),
+    (list_partition_reassignments.RESPONSE, False, versions_of(ApiKey.LIST_PARTITION_REASSIGNMENTS)),
     (describe_topic_partitions.REQUEST, True, versions_of(ApiKey.DESCRIBE_TOPIC_PARTITIONS)),
     (describe_topic_partitions.RESPONSE, False, versions_of(ApiKey.DESCRIBE_TOPIC_PARTITIONS)),
     (offset_commit.REQUEST, True, versions_of(ApiKey.OFFSET_COMMIT, first=2)),
@@ -432,6 +441,7 @@ METADATA_TOPIC = st.builds(
     TOPIC_ID,
     st.booleans(),
     ERROR_CODE,
+    INT32,
 )
 METADATA_BROKERS = st.lists(st.builds(metadata.MetadataBroker, INT32, TEXT, INT32, st.none() | TEXT), max_size=2)
 
@@ -455,6 +465,7 @@ def test_a_metadata_response_means_the_same_to_kio(
     for found, topic in zip(response.topics, topics, strict=True):
         assert (found.error_code, found.name) == (topic.error_code, topic.name)
         assert getattr(found, "is_internal", topic.is_internal) == topic.is_internal
+        assert getattr(found, "topic_authorized_operations", topic.authorized_operations) == topic.authorized_operations
         if version >= 10:
             assert (found.topic_id.bytes if found.topic_id else NO_TOPIC_ID) == topic.topic_id
         assert len(found.partitions) == len(topic.partitions)

@@ -36,7 +36,11 @@ def _js_stamp() -> str:
 
 
 def _java_stamp() -> str:
-    return _stamp(SOURCES / "java" / "jars.txt", SOURCES / "java" / "TestClient.java")
+    return _stamp(SOURCES / "java" / "jars.txt", *_java_sources())
+
+
+def _java_sources() -> list[Path]:
+    return sorted((SOURCES / "java").glob("*.java"))
 
 
 def _is_stamped(directory: Path, stamp: str) -> bool:
@@ -114,7 +118,8 @@ def install_java() -> None:
     shutil.rmtree(CLASSES, ignore_errors=True)
     CLASSES.mkdir(parents=True)
     compiler = next(JARS.glob("ecj-*.jar"))
-    _run([java, "-jar", str(compiler), "-17", "-nowarn", "-cp", class_path(), "-d", str(CLASSES), str(SOURCES / "java" / "TestClient.java")], TARGET)
+    sources = [str(source) for source in _java_sources()]
+    _run([java, "-jar", str(compiler), "-17", "-nowarn", "-cp", class_path(), "-d", str(CLASSES), *sources], TARGET)
     (CLASSES / ".stamp").write_text(_java_stamp())
 
 

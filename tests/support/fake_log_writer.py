@@ -20,10 +20,11 @@ from appliance.shm.partition_table import PartitionTableWriter
 
 class FakeDirectory:
     """What outlives a log-writer: partitions by name with their topic's id and log end, copies that are being made (topic id, where they are complete),
-    and the highest leader epoch each was led under."""
+    the highest leader epoch each was led under, and the directories that were given up for it."""
 
     def __init__(self, directory_id: str) -> None:
         self.directory_id = directory_id
+        self.replaces: tuple[str, ...] = ()
         self.partitions: dict[tuple[str, int], str] = {}
         self.leader_epochs: dict[tuple[str, int], int] = {}
         self.log_ends: dict[tuple[str, int], int] = {}
@@ -68,6 +69,7 @@ class FakeLogWriter:
                     "table": self._table.shared.name,
                     "incarnation": self._incarnation,
                     "directory_id": self.directory.directory_id,
+                    "replaces": self.directory.replaces,
                     "needs_epoch_bump": self.needs_epoch_bump,
                     "partitions": [[topic, partition, topic_id, 0, 0] for (topic, partition), topic_id in self.directory.partitions.items()],
                     "futures": [[topic, partition, *future] for (topic, partition), future in self.directory.futures.items()],

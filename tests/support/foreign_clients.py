@@ -390,14 +390,44 @@ def open_java(bootstrap: str, isolation_level: str = "read_uncommitted") -> Json
         pytest.skip(reason)
     java = shutil.which("java")
     assert java is not None
-    # One thread of garbage collection and the first compiler only: this lives for seconds, on a machine that has others to serve.
-    command = [java, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", f"-Disolation.level={isolation_level}", "-cp"]
-    return JsonClient("kafka-clients", [*command, client_packages.class_path(), "TestClient", bootstrap])
+    return JsonClient("kafka-clients", [*_java(java), f"-Disolation.level={isolation_level}", "TestClient", bootstrap])
+
+
+def _java(command: str) -> list[str]:
+    """One thread of garbage collection and the first compiler only: this lives for seconds, on a machine that has others to serve."""
+    return [command, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", client_packages.class_path()]
+
+
+class JavaMembers(JsonClient):
+    """Consumers of Apache's client in groups, each in a thread of one process."""
+
+    def __init__(self, bootstrap: str) -> None:
+        if reason := client_packages.missing_java():
+            pytest.skip(reason)
+        java = shutil.which("java")
+        assert java is not None
+        super().__init__("kafka-clients", [*_java(java), "GroupClient", bootstrap])
+
+    def start(self, name: str, topic: str, **options: object) -> None:
+        """`options` by their Python names."""
+        self._ask(do="start", name=name, topic=topic, options=_kafka_names({key: str(value) for key, value in options.items()}))
+
+    def look(self, name: str) -> tuple[frozenset[int], list[str]]:
+        """Its partitions, and the values that came since it was looked at."""
+        return self._seen(self._ask(do="look", name=name))
+
+    def stop(self, name: str) -> list[str]:
+        """It leaves its group."""
+        return self._seen(self._ask(do="stop", name=name))[1]
+
+    def _seen(self, answer: dict[str, Any]) -> tuple[frozenset[int], list[str]]:
+        assert "failure" not in answer, answer["failure"]
+        return frozenset(answer["partitions"]), answer["values"]
 
 
 CLIENTS = ("kafka-python", "aiokafka", "platformatic", "kafka-clients", "kafkajs")
 CONSUMERS = ("kafka-python", "aiokafka", "platformatic", "kafka-clients")
-"""kafkajs consumes in groups only."""
+"""Those that read where they are told; kafkajs consumes in groups only, which takes seconds to begin with."""
 
 
 def open_client(name: str, bootstrap: str) -> Client:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from appliance.base.errors import ErrorCode
-from appliance.base.model import TopicPartition
+from appliance.base.model import TopicId, TopicPartition
 from appliance.coordination.state_log import LoadedRecord, OnAppended, ProducerIdentity, StateRecord
 from appliance.groups.client_identity import ClientIdentity
 from appliance.groups.group_coordinator import GroupCoordinator
 from appliance.groups.group_settings import GroupSettings
+from appliance.groups.ports import KnownTopic
 from appliance.protocol.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
 from appliance.protocol.describe_groups import DescribedGroup, DescribeGroupsRequest, DescribeGroupsResponse
 from appliance.protocol.heartbeat import HeartbeatRequest, HeartbeatResponse
@@ -119,13 +120,36 @@ class OffsetsInZooKeeper:
 
 
 class KnownTopics:
-    """`Topics`: these, and no others."""
+    """`Topics`: those in `counts`, and no others. A topic that is made anew has another id."""
 
     def __init__(self) -> None:
         self.counts = dict(TOPICS)
+        self.generation = 1
+        self._ids = {name: TopicId(bytes([number] * 16)) for number, name in enumerate(self.counts, 1)}
+        self._ids_given = len(self._ids)
 
     def has_partition(self, topic: str, partition: int) -> bool:
         return 0 <= partition < self.counts.get(topic, 0)
+
+    def find(self, topic: str) -> KnownTopic | None:
+        return KnownTopic(self._ids[topic], self.counts[topic]) if topic in self.counts else None
+
+    def name_of(self, topic_id: TopicId) -> str | None:
+        return next((name for name in self.counts if self._ids[name] == topic_id), None)
+
+    def names(self) -> list[str]:
+        return list(self.counts)
+
+    def set_count(self, topic: str, count: int) -> None:
+        """It appears, grows, or (0) is deleted."""
+        self.generation += 1
+        if not count:
+            self.counts.pop(topic, None)
+            return
+        if topic not in self.counts:
+            self._ids_given += 1
+            self._ids[topic] = TopicId(bytes([self._ids_given] * 16))
+        self.counts[topic] = count
 
 
 class World:

@@ -53,13 +53,17 @@ class RawTransactions(RawClient):
 
     def produce_batch(self, topic: str, partition: int, batch: bytes, transactional_id: str | None = "tx", version: int = 11) -> tuple[int, int]:
         """(error code, base offset)."""
+        return self.produce_batches(topic, {partition: batch}, transactional_id, version)[0]
+
+    def produce_batches(self, topic: str, batches: dict[int, bytes], transactional_id: str | None = "tx", version: int = 11) -> list[tuple[int, int]]:
+        """The same for several partitions in one request."""
         request_class = kio_adapter.request_class(PRODUCE, version)
         topic_class = kio_element(request_class, "topic_data")
-        data = kio_element(topic_class, "partition_data")(index=partition, records=batch)
-        topics = (topic_class(name=topic, partition_data=(data,)),)
+        data = tuple(kio_element(topic_class, "partition_data")(index=partition, records=batch) for partition, batch in batches.items())
+        topics = (topic_class(name=topic, partition_data=data),)
         request = request_class(transactional_id=transactional_id, acks=-1, timeout=datetime.timedelta(seconds=20), topic_data=topics)
-        result = self.ask(PRODUCE, version, request).responses[0].partition_responses[0]
-        return int(result.error_code), int(result.base_offset)
+        results = self.ask(PRODUCE, version, request).responses[0].partition_responses
+        return [(int(result.error_code), int(result.base_offset)) for result in results]
 
     def write_marker(self, topic: str, partitions: list[int], producer_id: int, producer_epoch: int, is_commit: bool, coordinator_epoch: int = 0) -> list[int]:
         """An error code for each partition."""

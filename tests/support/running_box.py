@@ -56,16 +56,22 @@ def eventually(condition: Callable[[], Any], what: str, seconds: float = 10.0) -
 
 
 def run_arguments(
-    directory: Path, disks: int = 2, data: list[Path] | None = None, settings: Mapping[str, object] | None = None, **options: object
+    directory: Path,
+    disks: int = 2,
+    data: list[Path] | None = None,
+    settings: Mapping[str, object] | None = None,
+    broker_id: int | None = None,
+    **options: object,
 ) -> list[str]:
     """Options of `millrace run` for a box in `directory`; `options` by their Python names (`kafka_port=0`). Writes the settings file."""
     directory.mkdir(parents=True, exist_ok=True)
     data = [directory / f"d{index}" for index in range(disks)] if data is None else data
     chosen = {"state": directory / "state", "kafka_port": 0, "syslog_port": 0, "http_port": 0} | options
     arguments = [part for path in data for part in ("--data", str(path))]
-    if settings:
+    if settings or broker_id is not None:
         file = directory / "millrace.toml"
-        file.write_text("".join(f"{json.dumps(name)} = {json.dumps(value)}\n" for name, value in settings.items()))
+        lines = [f"{json.dumps(name)} = {json.dumps(value)}\n" for name, value in (settings or {}).items()]
+        file.write_text("".join(lines if broker_id is None else [*lines, f"[box]\nbroker-id = {broker_id}\n"]))
         chosen["config"] = file
     for name, value in chosen.items():
         arguments += [f"--{name.replace('_', '-')}", str(value)]

@@ -1,7 +1,8 @@
 """Requests that the coordinator answers: handed on whole, answered with its body under our header, sometimes after minutes (a member waits for others).
 
 Owned by one acceptor. What comes while the coordinator is away waits a little for its next life; what it had when it died is answered with an error that
-clients know (`broker/absent_coordinator.py`). Weak spot: a client that leaves while its request waits is not told of to the coordinator.
+clients know (`broker/absent_coordinator.py`). AddOffsetsToTxn may be the first that is heard of any group: `__consumer_offsets` is made before it, because
+clients ask for the group's coordinator afterwards only. Weak spot: a client that leaves while its request waits is not told of to the coordinator.
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from appliance.broker.absent_coordinator import absent_answer
+from appliance.broker.box_view import BoxView
 from appliance.broker.closings import UNREADABLE
-from appliance.broker.connection import Connection
+from appliance.broker.connection import RUNS_AHEAD, Connection
+from appliance.broker.state_topics import with_state_topic
+from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.coordinator_link import CoordinatorLink
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
 from appliance.protocol.apis import SERVED_APIS, ApiKey
 from appliance.protocol.request_header import RequestHeader
 from appliance.protocol.schema import response_frame
+from appliance.replication.internal_topics import OFFSETS_TOPIC
 
 COORDINATED_KEYS = frozenset(
     {
@@ -30,6 +35,8 @@ COORDINATED_KEYS = frozenset(
         ApiKey.DELETE_GROUPS,
         ApiKey.OFFSET_DELETE,
         ApiKey.TXN_OFFSET_COMMIT,
+        ApiKey.CONSUMER_GROUP_HEARTBEAT,
+        ApiKey.CONSUMER_GROUP_DESCRIBE,
         ApiKey.INIT_PRODUCER_ID,
         ApiKey.ADD_PARTITIONS_TO_TXN,
         ApiKey.ADD_OFFSETS_TO_TXN,
@@ -47,12 +54,14 @@ ANSWER_TIMEOUT_MS = 24 * 3600 * 1000
 class CoordinatedHandler:
     """All requests of one acceptor that go to the coordinator."""
 
-    def __init__(self, coordinator: CoordinatorLink, on_reply: Callable[[Connection], None]) -> None:
+    def __init__(self, coordinator: CoordinatorLink, view: BoxView, controller: ControllerLink, on_reply: Callable[[Connection], None]) -> None:
         self._coordinator = coordinator
+        self._view = view
+        self._controller = controller
         self._on_reply = on_reply
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
-        reply = connection.expect_reply(False)
+        reply = connection.expect_reply(header.api_key in RUNS_AHEAD)
         flexible = SERVED_APIS[header.api_key].is_flexible(header.api_version)
         body = bytes(buffer[header.body_position : limit])
         request = pack_kafka_request(header.api_key, header.api_version, header.client_id, connection.address, body)
@@ -67,4 +76,10 @@ class CoordinatedHandler:
             reply.ready = True
             self._on_reply(connection)
 
-        self._coordinator.request(KAFKA_REQUEST, request, UNSENT_TIMEOUT_MS, on_response, answer_timeout_ms=ANSWER_TIMEOUT_MS)
+        def ask() -> None:
+            self._coordinator.request(KAFKA_REQUEST, request, UNSENT_TIMEOUT_MS, on_response, answer_timeout_ms=ANSWER_TIMEOUT_MS)
+
+        if header.api_key == ApiKey.ADD_OFFSETS_TO_TXN:
+            with_state_topic(self._view, self._controller, OFFSETS_TOPIC, ask)
+        else:
+            ask()

@@ -45,6 +45,25 @@ function kafkajs () {
       await producer.send({ topic, acks: -1, compression: codecs[codec], messages })
       return {}
     },
+    // As the only member of a group of its own: kafkajs consumes in groups only, and what is committed only.
+    async fetch ({ topic, offset, count }) {
+      const consumer = kafka.consumer({ groupId: `kafkajs-${topic}-${process.pid}`, allowAutoTopicCreation: false })
+      const records = []
+      await consumer.connect()
+      await consumer.subscribe({ topics: [topic], fromBeginning: true })
+      await new Promise((resolve, reject) => {
+        setTimeout(resolve, 15000).unref()
+        const eachMessage = async ({ message }) => {
+          if (Number(message.offset) < offset || records.length >= count) return
+          const headers = Object.entries(message.headers).flatMap(([name, content]) => [content].flat().map(one => [name, text(one)]))
+          records.push({ offset: Number(message.offset), key: text(message.key), value: text(message.value), headers, timestamp: Number(message.timestamp), timestamp_type: 0 })
+          if (records.length >= count) resolve()
+        }
+        consumer.run({ eachMessage }).catch(reject)
+      })
+      await consumer.disconnect()
+      return { records }
+    },
     async offset ({ topic, at }) {
       await connect()
       if (typeof at === 'number') return { offset: Number((await admin.fetchTopicOffsetsByTimestamp(topic, at))[0].offset) }

@@ -140,3 +140,21 @@ def test_an_open_transaction_is_still_open_after_a_restart() -> None:
     assert world.offsets() == {A0: 5, A1: 6}
     world.restart()
     assert world.offsets() == {A0: 5, A1: 6}
+
+
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_a_marker_that_is_written_while_its_partition_is_being_read_counts(is_commit: bool) -> None:
+    world = World()
+    world.commit({A0: 1})
+    world.txn_commit(9, {A0: 5})
+    world.settle()
+    partition, before = world.partition(), list(world.log.content[world.partition()])
+    world.restart()
+    world.coordinator.unload(partition, world.now_ms)
+    world.coordinator.begin_load(partition)
+    world.coordinator.load(partition, before[:1])
+    world.end_transaction(9, is_commit)
+    world.coordinator.load(partition, before[1:])
+    world.coordinator.finish_load(partition, world.now_ms)
+    assert world.fetch([A0], require_stable=True)[A0].error_code == 0
+    assert world.offsets() == {A0: 5 if is_commit else 1}

@@ -12,6 +12,7 @@ from appliance.protocol import (
     add_offsets_to_txn,
     add_partitions_to_txn,
     alter_configs,
+    alter_partition_reassignments,
     alter_replica_log_dirs,
     consumer_group_describe,
     consumer_group_heartbeat,
@@ -27,6 +28,7 @@ from appliance.protocol import (
     describe_producers,
     describe_topic_partitions,
     describe_transactions,
+    elect_leaders,
     end_txn,
     find_coordinator,
     heartbeat,
@@ -37,6 +39,7 @@ from appliance.protocol import (
     leave_group,
     list_groups,
     list_offsets,
+    list_partition_reassignments,
     list_transactions,
     metadata,
     offset_commit,
@@ -80,6 +83,9 @@ _FILLED: tuple[schema.Message[Any], ...] = (
     list_transactions.REQUEST,
     consumer_group_heartbeat.REQUEST,
     consumer_group_describe.REQUEST,
+    elect_leaders.REQUEST,
+    alter_partition_reassignments.REQUEST,
+    list_partition_reassignments.REQUEST,
 )
 """Requests whose samples are made from their fields."""
 
