@@ -134,7 +134,7 @@ class AcceptorAgent:
         )
         forwarded = ForwardedHandler(self._controller, self._mark_dirty)
         handlers: dict[int, Handler] = dict.fromkeys(SERVED_APIS, forwarded)
-        handlers.update(dict.fromkeys(COORDINATED_KEYS, CoordinatedHandler(self._coordinator, self._mark_dirty)))
+        handlers.update(dict.fromkeys(COORDINATED_KEYS, CoordinatedHandler(self._coordinator, self._view, self._controller, self._mark_dirty)))
         handlers[ApiKey.FETCH] = self._fetch
         handlers[ApiKey.LIST_OFFSETS] = ListOffsetsHandler(self._view, self._readers, self._clock, counters, self._mark_dirty)
         handlers[ApiKey.OFFSET_FOR_LEADER_EPOCH] = OffsetForLeaderEpochHandler(self._view, self._readers, counters, self._mark_dirty)

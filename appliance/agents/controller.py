@@ -412,6 +412,11 @@ class ControllerAgent:
         self._log.info(f"log-writer@{disk} is there", partitions=len(report.partitions), needs_epoch_bump=report.needs_epoch_bump)
         self._moves.on_disk_connected(report)
         self._disks_to_bring_up.add(disk)
+        self._reconsider_replacements()
+
+    def _reconsider_replacements(self) -> None:
+        """What a disk was given up with may have waited for another disk, which had perhaps a copy of it (`operations._begin_anew`)."""
+        self._disks_to_bring_up.update(disk for disk, report in self.cluster.reports.items() if report.replaces)
         self._reconsider_at_ms = 0
 
     def _look_at_disks(self, now_ns: int) -> None:
@@ -424,6 +429,7 @@ class ControllerAgent:
         for disk in went:
             self._disks.remove_disk(disk.name)
             self.cluster.remove_disk(disk.name)
+            self._reconsider_replacements()
         for disk in replaced:
             self._disks.replace_disk(disk.name)
 

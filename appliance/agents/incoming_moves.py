@@ -220,6 +220,7 @@ class IncomingMoves:
         if hosted.log.log_end_offset != complete.log_end_offset:
             hosted.needs_epoch_bump = True
             self._log.error(f"the copy of {name} ends at offset {hosted.log.log_end_offset}, it was complete at {complete.log_end_offset}")
+        hosted.log.producers.remember_earlier(future.record.recent_batches)
         self._unsettled.append(hosted)
         self._settle_ns = 0
         self._promoted.add()

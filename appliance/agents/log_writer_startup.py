@@ -191,7 +191,7 @@ class LogWriterStartup:
         moved = self._take_move_record(name)
         topic = self._image.topics_by_id.get(topic_id)
         high_watermark = row.high_watermark if row is not None else self._high_watermarks.get(name, 0)
-        log_start_offset = max(self._log_start_offsets.get(name, 0), row.log_start_offset if row is not None else 0)
+        log_start_offset = self._log_start_offsets.get(name, 0) if row is None else row.log_start_offset  # the row is of this topic id, and never older
         config = topic.config if topic else {}
         hosted = self.partitions.open(name, topic_id, config, self._recovery(name, row), log_start_offset, high_watermark, self._progress.on_scanned)
         hosted.is_moving = topic is not None and _is_moving(topic, name.partition)

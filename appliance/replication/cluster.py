@@ -28,7 +28,7 @@ class Future(NamedTuple):
 class DiskReport:
     """What one life of a log-writer said of its disk, kept up to date with what it confirmed since."""
 
-    __slots__ = ("directory_id", "disk", "frozen", "futures", "incarnation", "missing", "needs_epoch_bump", "partitions", "refused", "replaces")
+    __slots__ = ("directory_id", "disk", "frozen", "futures", "incarnation", "is_offline", "missing", "needs_epoch_bump", "partitions", "refused", "replaces")
 
     def __init__(self, disk: str, directory_id: str, incarnation: int, needs_epoch_bump: bool, partitions: dict[tuple[str, int], str]) -> None:
         self.disk = disk
@@ -39,6 +39,8 @@ class DiskReport:
         """(topic, partition) → topic id as text."""
         self.futures: dict[tuple[str, int], Future] = {}
         """Copies of partitions that are being moved here."""
+        self.is_offline = False
+        """The disk could not be read when its log-writer greeted us: what is not named here may lie there all the same."""
         self.frozen: dict[tuple[str, int], str] = {}
         """(topic, partition) → topic id, of what this life had withdrawn for a hand-over when it greeted us."""
         self.missing = 0
@@ -53,6 +55,7 @@ class DiskReport:
         """Read a log-writer's greeting; a disk without a directory id is known by its name."""
         partitions = {(row[0], int(row[1])): str(row[2]) for row in info.get("partitions", [])}
         report = cls(disk, str(info.get("directory_id") or disk), int(info.get("incarnation", 0)), bool(info.get("needs_epoch_bump", False)), partitions)
+        report.is_offline = bool(info.get("offline"))
         report.replaces = frozenset(info.get("replaces", ()))
         report.futures = {(row[0], int(row[1])): Future(str(row[2]), row[3]) for row in info.get("futures", [])}
         report.frozen = {(row[0], int(row[1])): str(row[2]) for row in info.get("frozen", [])}

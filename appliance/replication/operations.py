@@ -332,9 +332,8 @@ def _begin_anew(cluster: Cluster, report: DiskReport) -> Operation[None]:
     """Partitions of directories that were given up for this one: a larger leader epoch, made here, empty, then placed here. Only somebody who said that
     the data is lost makes this happen. Killed anywhere, it is done again, since the placement, written last, still names the lost directory."""
     for name, topic in sorted(cluster.topics.items()):
-        lost = [
-            partition for partition in topic.states if topic.placement.get(partition) in report.replaces and not _is_whole_on_target(cluster, topic, partition)
-        ]
+        placed = [partition for partition in topic.states if topic.placement.get(partition) in report.replaces]
+        lost = [partition for partition in placed if not _may_be_whole_on_target(cluster, topic, partition)]
         if not lost or name in cluster.deleting:
             continue
         epoch = cluster.writes_fenced_by().controller_epoch
@@ -349,10 +348,14 @@ def _begin_anew(cluster: Cluster, report: DiskReport) -> Operation[None]:
             yield from _place_again(cluster, topic, dict.fromkeys(made, report.directory_id))
 
 
-def _is_whole_on_target(cluster: Cluster, topic: TopicState, partition: int) -> bool:
-    """Whether a partition of a lost disk was copied whole to the one where it was moved to: then that copy takes its place."""
-    target = cluster.reports.get(cluster.move_target(topic, partition) or "")
-    return target is not None and _has_whole(target, topic, partition)
+def _may_be_whole_on_target(cluster: Cluster, topic: TopicState, partition: int) -> bool:
+    """Whether a partition of a lost disk was copied whole to the one where it was moved to: then that copy takes its place. A disk that is away or offline
+    has not said so, and has not said no: that copy may be the only one since the source committed. The disk that replaces is brought up again when it comes."""
+    target = cluster.move_target(topic, partition)
+    if target is None:
+        return False
+    report = cluster.reports.get(target)
+    return report is None or report.is_offline or _has_whole(report, topic, partition)
 
 
 def _elect_leaders(cluster: Cluster, present: list[tuple[TopicState, int]]) -> Operation[None]:

@@ -145,8 +145,9 @@ class Log:
         return self._tail.max_timestamp
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """What a read_committed consumer may read up to."""
-        return self.producers.last_stable_offset(high_watermark) if self.producers.is_undecided else high_watermark
+        """What a read_committed consumer may read up to. Not below the log start, where an open transaction may have begun: who wants to begin at the
+        end would be sent to where there is nothing."""
+        return max(self.log_start_offset, self.producers.last_stable_offset(high_watermark)) if self.producers.is_undecided else high_watermark
 
     def assign_leader_epoch(self, leader_epoch: int) -> None:
         """This box leads the partition under `leader_epoch` from the log end on."""
@@ -308,7 +309,7 @@ class Log:
         self._require_sound()
         try:
             if self._snapshots.latest not in (None, self.log_end_offset):
-                self._snapshots.write(self.log_end_offset, self.producers, self._sealed)
+                self._snapshots.write(self.log_end_offset, self.producers, self.segment_base_offsets)
         except OSError as error:
             raise file_io.storage_failure(f"write the producers of log {self.topic_partition}", error) from error
 
@@ -319,7 +320,7 @@ class Log:
         try:
             self.leader_epochs.take_over(epochs)
             if producers is not None:
-                self._snapshots.write(self.log_end_offset, producers, self._sealed)
+                self._snapshots.write(self.log_end_offset, producers, self.segment_base_offsets)
                 self.producers = producers
         except OSError as error:
             raise file_io.storage_failure(f"write leader epochs and producers of log {self.topic_partition}", error) from error

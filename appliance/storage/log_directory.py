@@ -52,7 +52,9 @@ class LogDirectory:
         self._leaving: list[str] = []
         self._renames = 0
         self._saving = threading.Lock()
-        """Checkpoints are written by several threads; never held by the log-writer's loop while it serves."""
+        """Checkpoints are written by several threads; the log-writer's loop takes it only to forget what was said of a name that gets another log."""
+        self._lines: dict[str, dict[TopicPartition, int]] = {}
+        """What each checkpoint says now."""
 
     @classmethod
     def open(cls, path: str, broker_id: int, cluster_id: str | None, clock: Clock, new_directory_id: str = "") -> LogDirectory:
@@ -117,10 +119,12 @@ class LogDirectory:
     def _read_checkpoint(self, name: str) -> dict[TopicPartition, int]:
         """A broken checkpoint counts as empty, as in Kafka: offsets 0 mean more scanning and a lower start, never loss."""
         try:
-            return checkpoints.read_offsets(f"{self.path}/{name}")
+            offsets = checkpoints.read_offsets(f"{self.path}/{name}")
         except BrokenCheckpoint as problem:
             self.problems.append(f"{self.path}/{name}: {problem}")
             return {}
+        self._lines[name] = dict(offsets)
+        return offsets
 
     def set_cluster_id(self, cluster_id: str) -> None:
         """Write the cluster's id down once it is known. Raises `ConfigurationProblems` if another one is written already."""
@@ -175,6 +179,7 @@ class LogDirectory:
                         ErrorCode.INCONSISTENT_TOPIC_ID, f"{path} holds topic id {known}, not {topic_id}; a former topic of that name is still there"
                     )
             else:
+                self.forget_former_lines(topic_partition)
                 file_io.mkdir(path)
                 is_new = True
             if known is None:
@@ -320,9 +325,29 @@ class LogDirectory:
     def _save(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
         try:
             with self._saving:
-                checkpoints.write_offsets(f"{self.path}/{name}", {**self._unserved.get(name, {}), **offsets})
+                lines = {**self._unserved.get(name, {}), **offsets}
+                checkpoints.write_offsets(f"{self.path}/{name}", lines)
+                self._lines[name] = lines
         except OSError as error:
             raise file_io.storage_failure(f"write {self.path}/{name}", error) from error
+
+    def forget_former_lines(self, topic_partition: TopicPartition) -> None:
+        """Before another log gets this name, durably: what a checkpoint says of the one that had it is not said of the new one. Its log start offset would
+        take every record of a log that has not grown past it, its recovery point would keep a start from scanning. As a rule no line is left of it."""
+        for offsets in (self.recovery_points, self.high_watermarks, self.log_start_offsets, self.cleaned_offsets):
+            offsets.pop(topic_partition, None)
+        if not self._saving.locked() and not any(topic_partition in lines for lines in self._lines.values()):
+            return
+        try:
+            with self._saving:
+                for name, lines in list(self._lines.items()):
+                    if topic_partition in lines:
+                        kept = {other: offset for other, offset in lines.items() if other != topic_partition}
+                        checkpoints.write_offsets(f"{self.path}/{name}", kept)
+                        self._lines[name] = kept
+        except OSError as error:
+            raise file_io.storage_failure(f"forget a former log {topic_partition} in {self.path}", error) from error
+        self.saved_recovery_points = {other: offset for other, offset in self.saved_recovery_points.items() if other != topic_partition}
 
     def sync_file_system(self) -> None:
         """Make everything durable that was written to the file system of this directory so far."""

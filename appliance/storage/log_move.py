@@ -4,7 +4,8 @@ Runs in a process of its own (`agents/log_mover.py`), or in a test's; it alone w
 and its segments, so that its indexes are the same. Whatever became of either side, `align` comes first: what a power cut may have taken from the copy goes (all
 above its recovery point), then what the source does not have (by leader epoch, never by high watermark), and a copy that compaction has overtaken
 or that ends below the source's beginning starts over. `complete` is written down last, when everything else is durable; whoever copies on takes it back first.
-Weak spot: producers keep their last batch only, as after any clean stop.
+Weak spot: of more producers than `RECENT_PRODUCERS_MAX` the others keep their last batch only, as after any clean stop; so do all, if the target's
+log-writer dies right after the promotion.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ FLUSH_BYTES = 64 << 20
 FLUSH_SEGMENTS = 32
 MARGIN_BYTES = 8 << 20
 """Left free besides the reserve of the disk, so that the copy does not make retention delete for it."""
+RECENT_PRODUCERS_MAX = 1000
+"""Producers of which more than the last batch is told: those that wrote last, so some 200 KB at most."""
 _DELETE_SLICE_BYTES = 32 << 20
 _LARGEST = (1 << 31) - 1
 
@@ -235,11 +238,12 @@ class LogMove:
             self._life = -1
             raise SourceChanged(f"{self.source.directory} was compacted while it was copied")
         self._require_current(is_current)
+        recent = log.producers.recent(RECENT_PRODUCERS_MAX)
         log.take_over(epochs, producers)
         log.close()
         self._log = None
         self._life = -1
-        self._write(self.record._replace(recovery_point=wanted.log_end_offset, complete=wanted))
+        self._write(self.record._replace(recovery_point=wanted.log_end_offset, complete=wanted, recent_batches=recent))
 
     def _write(self, record: MoveRecord) -> None:
         try:

@@ -7,12 +7,14 @@ Kafka does not know it; it never lies in a directory that Kafka would open as a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import orjson
 
 from appliance.base.model import TopicPartition
 from appliance.storage import file_io
+from appliance.storage.producer_state import RecentBatches
 
 MOVE_RECORD = "move.json"
 
@@ -35,6 +37,8 @@ class MoveRecord(NamedTuple):
     source_cleaned_offset: int = 0
     recovery_point: int = 0
     complete: Complete | None = None
+    recent_batches: Sequence[RecentBatches] = ()
+    """With `complete`: what the producer snapshot does not tell. A client that lost its connection over the move may send its last five batches again."""
 
     @property
     def topic_partition(self) -> TopicPartition:

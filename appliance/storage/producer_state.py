@@ -11,6 +11,7 @@ current_txn_first_offset int64. Source: Kafka's ProducerStateManager and Produce
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from struct import Struct
 from typing import NamedTuple
 
@@ -50,6 +51,10 @@ class ProducerBatch(NamedTuple):
     base_offset: int
     last_offset: int
     timestamp: int
+
+
+RecentBatches = tuple[int, int, list[list[int]]]
+"""Producer id, producer epoch, remembered batches with the fields of `ProducerBatch`, newest last."""
 
 
 class DuplicateBatch(NamedTuple):
@@ -95,6 +100,20 @@ class ProducerState:
     def last_batches(self) -> list[tuple[int, int, int]]:
         """(producer id, producer epoch, last offset of its last data batch or -1) of every producer: what compaction must leave a trace of."""
         return [(producer_id, entry.producer_epoch, entry.batches[-1].last_offset if entry.batches else -1) for producer_id, entry in self._entries.items()]
+
+    def recent(self, most: int) -> list[RecentBatches]:
+        """What a snapshot does not tell: all remembered batches of those `most` producers that wrote last and have more than one."""
+        several = [(producer_id, entry) for producer_id, entry in self._entries.items() if len(entry.batches) > 1]
+        several.sort(key=lambda each: -each[1].batches[-1].last_offset)
+        return [(producer_id, entry.producer_epoch, [list(batch) for batch in entry.batches]) for producer_id, entry in several[:most]]
+
+    def remember_earlier(self, recent: Iterable[RecentBatches]) -> None:
+        """Take what `recent` said over, of producers that have written nothing since: a retry may be of any of the last five."""
+        for producer_id, producer_epoch, batches in recent:
+            entry = self._entries.get(producer_id)
+            remembered = tuple(ProducerBatch(*batch) for batch in batches)
+            if entry is not None and entry.producer_epoch == producer_epoch and entry.batches and entry.batches[-1][:4] == remembered[-1][:4]:
+                self._entries[producer_id] = entry._replace(batches=remembered)
 
     def copy(self) -> ProducerState:
         other = ProducerState()

@@ -19,6 +19,7 @@ from appliance.protocol import alter_replica_log_dirs, create_partitions
 from appliance.protocol.alter_replica_log_dirs import AlterReplicaLogDirsRequest, LogDirToFill, LogDirTopicToMove
 from appliance.protocol.create_partitions import CreatePartitionsRequest, TopicToGrow
 from appliance.protocol.create_topics import CreatableTopic
+from tests.support.fake_log_writer import FakeDirectory
 from tests.support.real_zookeeper import RealZooKeeper
 from tests.support.stepped_controller import Killed, SteppedBox
 
@@ -231,6 +232,33 @@ def test_a_source_that_only_could_not_open_its_log_keeps_its_partition(box: Step
         box.turn()
     assert not any(kind is DescriptorKind.MOVE_PROMOTE for kind, _ in box.writers[other(source)].commands)
     assert box.directories[other(source)].futures
+
+
+@pytest.mark.parametrize("first", ["the-new-disk", "the-target"])
+@pytest.mark.parametrize("complete", [True, False], ids=["a-whole-copy", "half-a-copy"])
+def test_a_source_is_replaced_and_a_whole_copy_of_it_is_kept_whoever_comes_first(box: SteppedBox, tree: KazooClient, complete: bool, first: str) -> None:
+    """The source had given it away, perhaps: then nobody else has it. What only a half of was copied begins anew."""
+    source = disk_of(box)
+    target = other(source)
+    box.writers[target].refuse = lambda kind, _: None if kind is DescriptorKind.MOVE_FINISH else 0
+    move(box, target, 0)
+    box.until(lambda: box.directories[target].futures, "the copy has begun")
+    box.kill_controller()
+    for disk in (source, target):
+        box.kill_writer(disk)
+    topic_id = box.directories[source].partitions["t", 0]
+    box.directories[target].futures["t", 0] = topic_id, 5 if complete else None
+    box.directories[source] = FakeDirectory("another-directory")
+    box.directories[source].replaces = (f"directory-of-{source}",)
+    order = [source, target] if first == "the-new-disk" else [target, source]
+    box.start_controller()
+    box.start_writer(order[0])
+    box.until(lambda: box.agent is not None and box.agent._arrived and order[0] in box.agent.cluster.reports, "the first is there")
+    for _ in range(50):
+        box.turn()
+    box.start_writer(order[1])
+    box.until_quiet()
+    assert_lies_whole_on(box, tree, target if complete else source, 5 if complete else 0)
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["before-it-is-done", "after-it-is-done"])

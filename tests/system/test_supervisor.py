@@ -26,7 +26,10 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
     assert box.leftovers() == []
 
 
-PROCESSES = {"supervisor", "zookeeper", "controller", "log-writer@d0", "log-writer@d1", "log-reader@d0", "log-reader@d1", "acceptor@0", "ingest@0", "console"}
+PROCESSES = {
+    *("supervisor", "zookeeper", "controller", "coordinator", "log-writer@d0", "log-writer@d1"),
+    *("log-reader@d0", "log-reader@d1", "acceptor@0", "ingest@0", "console"),
+}
 
 
 def test_a_box_says_exactly_one_ready_line_and_three_commands(shared: RunningBox) -> None:

@@ -264,9 +264,9 @@ def test_a_disk_that_takes_a_write_too_slowly_is_not_back(layout: BoxLayout, tmp
         patch.setattr(file_io, "fdatasync", lambda _fd: writer.clock.advance_ms(4_100))
         for _ in range(8):
             agent.do_work()
-            writer.clock.advance_ms(500)
             if agent._return._thread is not None:
-                agent._return._thread.join()
+                agent._return._thread.join()  # before time goes by: it looks at the same clock
+            writer.clock.advance_ms(500)
     assert agent._return.reason == "too slow: 4 KiB took 4.1 s"
     _end(writer, agent)
 

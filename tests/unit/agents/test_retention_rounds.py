@@ -49,11 +49,12 @@ class Life:
         self.source = self.writer.source("acceptor@0")
 
     def fill(self, batches: int = 10, **config: str) -> Life:
-        controller = self.writer.source("controller")
+        controller = self.writer.sources.get("controller") or self.writer.source("controller")
+        answered = len(self.writer.answers)
         self.writer.create(controller, 0)
         self.writer.lead(controller, 0)
         controller.flush()
-        while len(self.writer.answers) < 2:
+        while len(self.writer.answers) < answered + 2:
             self.writer.turn()
         self.configure(**config)
         for _ in range(batches):
@@ -189,6 +190,26 @@ def test_large_files_go_in_slices(layout: BoxLayout, tmp_path: Path, monkeypatch
     assert life.logs == [10] and not any(".deleted" in name for name in life.files)
     assert lengths[:4] == [768, 512, 256, 0] and all(length % 256 == 0 for length in lengths), lengths
     life.writer.stop()
+
+
+@pytest.mark.parametrize("is_known_from_before", [True, False], ids=["in-the-next-life", "in-the-same-life"])
+def test_a_topic_of_a_former_topics_name_keeps_its_records_when_its_log_writer_is_killed(layout: BoxLayout, tmp_path: Path, is_known_from_before: bool) -> None:
+    """The former one began at offset 10; nothing of that may be said of the new one, which is shorter."""
+    life = Life(layout, tmp_path).fill()
+    life.delete_records(-1)
+    life.writer.turn()
+    life.rest(1)
+    assert life.range == (10, 10) and checkpointed(life.path) == 10
+    if is_known_from_before:
+        life.writer.die()
+        life = Life(layout, tmp_path, 2)
+    life.writer.agent._partitions.delete(TopicPartition("t", 0), TOPIC_ID)
+    life.fill(batches=3)
+    assert life.range == (0, 3)
+    life.writer.die()
+    again = Life(layout, tmp_path, 3)
+    assert again.range == (0, 3) and checkpointed(again.path) == 0
+    again.writer.stop()
 
 
 def test_delete_records_is_answered_when_it_is_durable(layout: BoxLayout, tmp_path: Path) -> None:

@@ -154,6 +154,35 @@ def test_a_creation_that_failed_anywhere_can_be_repeated(tmp_path: Path) -> None
     raise AssertionError("the sweep did not end")
 
 
+def test_nothing_that_a_checkpoint_says_of_a_former_log_is_said_of_its_successor(tmp_path: Path) -> None:
+    """Whichever call fails: with the successor's directory there, no line of the former log is."""
+    other = TopicPartition("other", 0)
+    for fail_at in range(1, 100):
+        path = tmp_path / str(fail_at)
+        directory = opened(path)
+        directory.create_partition("syslog", 3, TOPIC_ID)
+        directory.close_clean({NAME: 50, other: 5}, {NAME: 50, other: 4}, {NAME: 40, other: 1})
+        directory = opened(path)
+        directory.save_cleaned_offsets({NAME: 30, other: 2})
+        directory.mark_deleted(NAME)
+        with failing_file_calls(fail_at) as faults:
+            try:
+                directory.create_partition("syslog", 3, TopicId(bytes(range(1, 17))))
+            except StorageFailed:
+                pass
+        directory.abandon()
+        again = opened(path)
+        said = [again.recovery_points, again.high_watermarks, again.log_start_offsets, again.cleaned_offsets]
+        assert all(other in offsets for offsets in said)
+        if NAME in again.partition_directories():
+            assert not any(NAME in offsets for offsets in said), fail_at
+        again.abandon()
+        if not faults.failed:
+            assert NAME not in directory.saved_recovery_points and fail_at > 15
+            return
+    raise AssertionError("the sweep did not end")
+
+
 def test_a_deleted_partition_goes_in_slices_and_its_successor_is_free_at_once(tmp_path: Path) -> None:
     directory = opened(tmp_path)
     path = Path(directory.create_partition("syslog", 3, TOPIC_ID))

@@ -13,6 +13,7 @@ from appliance.base.clock import ManualClock
 from appliance.base.errors import DiskFull, StorageFailed
 from appliance.records.batch import stamp_batch
 from appliance.storage import checkpoints, file_io
+from appliance.storage import log as log_module
 from appliance.storage.future_directories import Future, FutureDirectories, settle
 from appliance.storage.log import Log
 from appliance.storage.log_config import LogConfig
@@ -124,6 +125,32 @@ def test_a_promoted_log_has_the_bytes_the_segments_and_the_indexes_of_its_source
     same_files(move)
 
 
+def test_all_batches_that_a_producer_may_send_again_are_told_to_who_promotes(move: Move) -> None:
+    move.append(4, producer=6)
+    move.append(20, producer=7)
+    move.complete()
+    record = read_move(move.future.path)
+    assert record is not None
+    log = move.promote()
+    log.producers.remember_earlier([(6, 1, [[0, 0, 0, 0, 0]]), (8, 0, [[0, 0, 0, 0, 0]])])  # of another epoch, and of nobody
+    log.producers.remember_earlier(record.recent_batches)
+    for producer_id, count in ((6, 4), (7, 5)):
+        known, expected = log.producers.entry(producer_id), move.source.producers.entry(producer_id)
+        assert known is not None and expected is not None and known.batches == expected.batches and len(known.batches) == count
+    log.close()
+
+
+def test_nothing_that_the_targets_checkpoints_say_of_a_former_log_is_said_of_a_promoted_one(move: Move) -> None:
+    """A topic of that name was there once, and its log was longer."""
+    move.directory.save_log_start_offsets({NAME: 1000})
+    move.directory.save_recovery_points({NAME: 1000})
+    move.append(10)
+    move.complete()
+    move.promote().abandon()
+    for name in (checkpoints.LOG_START_OFFSETS, checkpoints.RECOVERY_POINTS):
+        assert checkpoints.read_offsets(str(move.target_path / name)) == {}
+
+
 def test_the_record_stays_in_a_promoted_log_until_it_is_settled(move: Move) -> None:
     move.append(10)
     wanted = move.complete()
@@ -167,6 +194,35 @@ def test_producers_whose_batches_retention_took_are_known_to_the_copy(move: Move
     log = move.promote()
     known, expected = log.producers.entry(4), move.source.producers.entry(4)
     assert known is not None and expected is not None and known.last_sequence == expected.last_sequence
+    log.close()
+
+
+def test_a_copy_of_a_shortened_log_has_the_snapshot_of_its_first_segment_as_the_source_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the first segment is the active one and snapshots lie behind its beginning: it alone tells of producers below."""
+    monkeypatch.setattr(log_module, "SNAPSHOT_INTERVAL_BYTES", 200)
+    move = Move(tmp_path, SMALL._replace(segment_bytes=4000))
+    move.append(60, producer=9)
+    move.source.flush()
+    first = move.source.active_base_offset
+    move.append(1, producer=9)
+    removed = move.source.advance_log_start_offset(first)
+    assert removed is not None
+    removed.rename()
+    removed.close()
+    assert move.source.segment_base_offsets == [first]
+    move.catch_up()
+    for _ in range(3):
+        move.source.snapshot_producers()
+        move.source.flush()
+        move.append(1, producer=9)
+        move.catch_up()
+        move.copy.flush(move.state)
+    assert move.source.segment_base_offsets == [first]
+    snapshot = f"{first:020d}.snapshot"
+    assert snapshot in os.listdir(move.source_path) and snapshot in os.listdir(move.future.path)
+    move.complete()
+    log = move.promote()
+    assert snapshot in os.listdir(log.directory)
     log.close()
 
 

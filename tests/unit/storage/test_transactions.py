@@ -95,6 +95,24 @@ def test_an_open_transaction_holds_the_last_stable_offset_and_its_marker_lets_it
     log.close()
 
 
+def test_the_last_stable_offset_is_not_below_the_log_start_where_an_open_transaction_began(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    leader = Leader(log)
+    leader.send(leader.data(ONE))
+    for _ in range(20):
+        end = leader.send(leader.data(TWO)) + 1
+    assert log.last_stable_offset(end) == 0
+    removed = log.advance_log_start_offset(15)
+    assert removed is not None
+    removed.close()
+    assert log.last_stable_offset(end) == 15
+    leader.send(leader.marker(ONE, is_commit=False))
+    assert log.last_stable_offset(end + 1) == 15  # the other one began below it, too
+    leader.send(leader.marker(TWO, is_commit=True))
+    assert log.last_stable_offset(end + 2) == end + 2
+    log.close()
+
+
 def test_a_marker_of_a_transaction_that_wrote_nothing_is_no_aborted_transaction(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     leader = Leader(log)

@@ -1,0 +1,127 @@
+"""Requests on `coordinator.sock` (`agents/coordinator_requests.py`): to which rule they go, what cannot be read, and offsets that join a transaction first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from appliance.agents.coordinator_requests import CoordinatorRequests
+from appliance.agents.request_server import RequestClient
+from appliance.base.errors import ErrorCode
+from appliance.base.model import TopicPartition
+from appliance.broker.coordinated_apis import COORDINATED_APIS
+from appliance.groups.client_identity import ClientIdentity
+from appliance.ipc.frames import Frame
+from appliance.ipc.request_frames import KAFKA_REQUEST, KAFKA_RESPONSE, pack_kafka_request
+from appliance.protocol import heartbeat, txn_offset_commit
+from appliance.protocol.apis import ApiKey
+from appliance.protocol.heartbeat import HeartbeatRequest, HeartbeatResponse
+from appliance.protocol.topic_partitions import PartitionResult, TopicResult
+from appliance.protocol.txn_offset_commit import TxnOffsetCommitPartition, TxnOffsetCommitRequest, TxnOffsetCommitResponse, TxnOffsetCommitTopic
+from appliance.shm.counters import Counters
+from appliance.transactions.transaction import SECOND_PROTOCOL
+from tests.support.scratch_layout import scratch_layout
+
+OFFSETS = TopicPartition("__consumer_offsets", 3)
+COMMIT = TxnOffsetCommitRequest("tx", "g", 9, 2, -1, "", None, (TxnOffsetCommitTopic("t", (TxnOffsetCommitPartition(0, 5),)),))
+CLIENT = cast(RequestClient, object())
+
+
+class PlayedCoordinators:
+    """Rules that remember how they were called, and answer when the test says so."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.offsets_partition: TopicPartition | None = OFFSETS
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *arguments: self.calls.append((name, arguments))
+
+
+class World:
+    def __init__(self, counters: Counters, verifies: bool = True) -> None:
+        self.groups, self.transactions = PlayedCoordinators(), PlayedCoordinators()
+        self.sent: list[tuple[int, int, bytes]] = []
+        groups = SimpleNamespace(coordinator=self.groups, offsets_partition_of=lambda _group: self.groups.offsets_partition)
+        self.requests = CoordinatorRequests(
+            cast(Any, groups), cast(Any, SimpleNamespace(coordinator=self.transactions)), verifies, lambda: 77, counters, self._respond
+        )
+        self.counters = counters
+
+    def _respond(self, client: RequestClient, kind: int, token: int, payload: bytes) -> None:
+        assert client is CLIENT
+        self.sent.append((kind, token, payload))
+
+    def send(self, api_key: int, version: int, body: bytes, kind: int = KAFKA_REQUEST) -> None:
+        self.requests.on_frame(CLIENT, Frame(kind, 5, pack_kafka_request(api_key, version, "client", "::1", body), ()))
+
+
+@pytest.fixture
+def counters() -> Iterator[Counters]:
+    with scratch_layout() as layout:
+        counters = Counters.create_or_adopt(layout, "coordinator", 1)
+        yield counters
+        counters.close()
+
+
+def test_a_request_goes_to_its_rule_and_its_answer_back_under_its_token(counters: Counters) -> None:
+    world = World(counters)
+    world.send(ApiKey.HEARTBEAT, 4, heartbeat.REQUEST.encode(4, HeartbeatRequest("g", 1, "m")))
+    ((rule, (request, version, identity, now_ms, reply)),) = world.groups.calls
+    assert (rule, request.group_id, version, identity, now_ms) == ("heartbeat", "g", 4, ClientIdentity("client", "/::1"), 77)
+    assert world.sent == []
+    reply(HeartbeatResponse(error_code=25))
+    assert world.sent == [(KAFKA_RESPONSE, 5, heartbeat.RESPONSE.encode(4, HeartbeatResponse(error_code=25)))]
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "body"), [(ApiKey.FETCH, KAFKA_REQUEST, b""), (ApiKey.HEARTBEAT, KAFKA_REQUEST, b"\x05g"), (ApiKey.HEARTBEAT, 99, b"")]
+)
+def test_what_cannot_be_read_is_answered_with_nothing(counters: Counters, key: ApiKey, kind: int, body: bytes) -> None:
+    world = World(counters)
+    world.send(key, 4, body, kind)
+    assert world.sent == [(KAFKA_RESPONSE, 5, b"")]
+    assert world.groups.calls == world.transactions.calls == []
+
+
+def test_every_rule_is_a_method_of_its_coordinator() -> None:
+    from appliance.groups.group_coordinator import GroupCoordinator
+    from appliance.transactions.transaction_coordinator import TransactionCoordinator
+
+    for api in COORDINATED_APIS.values():
+        assert callable(getattr(TransactionCoordinator if api.is_transactional else GroupCoordinator, api.rule))
+
+
+@pytest.mark.parametrize(("version", "verifies", "asked"), [(3, True, "verify"), (3, False, None), (5, True, "extend"), (5, False, "extend")])
+def test_offsets_of_a_transaction_wait_for_its_coordinators_agreement(counters: Counters, version: int, verifies: bool, asked: str | None) -> None:
+    world = World(counters, verifies)
+    world.send(ApiKey.TXN_OFFSET_COMMIT, version, txn_offset_commit.REQUEST.encode(version, COMMIT))
+    if asked is None:
+        assert [call[0] for call in world.groups.calls] == ["txn_offset_commit"]
+        return
+    assert world.groups.calls == []
+    ((rule, arguments),) = world.transactions.calls
+    assert (rule, arguments[:4]) == (asked, ("tx", 9, 2, frozenset((OFFSETS,))))
+    if asked == "extend":
+        assert arguments[4] == SECOND_PROTOCOL
+    arguments[-1]({OFFSETS: ErrorCode.NONE})
+    assert [call[0] for call in world.groups.calls] == ["txn_offset_commit"]
+
+
+def test_offsets_of_a_transaction_that_its_coordinator_does_not_know_are_refused(counters: Counters) -> None:
+    world = World(counters)
+    world.send(ApiKey.TXN_OFFSET_COMMIT, 3, txn_offset_commit.REQUEST.encode(3, COMMIT))
+    world.transactions.calls[0][1][-1]({OFFSETS: ErrorCode.INVALID_TXN_STATE})
+    assert world.groups.calls == []
+    refused = TxnOffsetCommitResponse(topics=(TopicResult("t", (PartitionResult(0, ErrorCode.INVALID_TXN_STATE),)),))
+    assert world.sent == [(KAFKA_RESPONSE, 5, txn_offset_commit.RESPONSE.encode(3, refused))]
+
+
+def test_where_there_is_no_topic_of_offsets_the_group_coordinator_says_so(counters: Counters) -> None:
+    world = World(counters)
+    world.groups.offsets_partition = None
+    world.send(ApiKey.TXN_OFFSET_COMMIT, 5, txn_offset_commit.REQUEST.encode(5, COMMIT))
+    assert [call[0] for call in world.groups.calls] == ["txn_offset_commit"]
