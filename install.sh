@@ -216,6 +216,12 @@ run_tests() {
     cd "$ROOT"
     [ -z "$deep" ] || has mkfs.xfs || PATH=$PATH:/usr/sbin:/sbin has mkfs.xfs || apt_install xfsprogs || SKIPPED+=("faults of XFS: there is no mkfs.xfs")
     "$VENV/bin/python" -m tests.support.client_packages >&2 || SKIPPED+=("JavaScript and Java clients, Kafka: they could not be fetched")
+    # Other projects' test suites; what is there already is not fetched again. librdkafka's takes minutes to build, so --deep only.
+    "$VENV/bin/python" -m tests.judges install kafka-python >&2 || SKIPPED+=("kafka-python's integration tests: they could not be fetched")
+    if [ -n "$deep" ]; then
+        { has gcc && has g++ && has make; } || apt_install gcc g++ make zlib1g-dev libssl-dev || true
+        "$VENV/bin/python" -m tests.judges install librdkafka >&2 || SKIPPED+=("librdkafka's test suite: it could not be fetched or built (gcc, g++, make, npm)")
+    fi
     unlock
     mkdir -p "$VENV/log"
     export PATH="$VENV/bin:$PEERS/bin:$PATH" PYTHONDONTWRITEBYTECODE=

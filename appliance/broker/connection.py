@@ -1,7 +1,7 @@
 """One client connection: what came in and is not a whole request yet, and the replies that must leave in request order.
 
 Every request that wants an answer takes a `Reply` when it is accepted; replies become ready in any order and leave in theirs. Produces may
-run ahead of each other, anything else waits until all earlier replies have left. Owned by the acceptor; holds a transport, no other
+run ahead of each other, so may offset commits; anything else waits until all earlier replies have left. Owned by the acceptor; holds a transport, no other
 resource. No reference cycles: a reply knows its connection, the connection forgets replies as they leave.
 """
 
@@ -13,10 +13,14 @@ from typing import Protocol, TypeAlias
 from appliance.broker.arena_range import ArenaRange
 from appliance.broker.segment_files import FileRange
 from appliance.broker.transport import NOT_RESIDENT, WOULD_BLOCK, Transport
+from appliance.protocol.apis import ApiKey
 
-PRODUCES_AHEAD_MAX = 16
-"""Produces of one connection under way at once (DESIGN §3, budgets)."""
-PRODUCE_BYTES_AHEAD_MAX = 4 << 20
+RUNS_AHEAD = frozenset((ApiKey.PRODUCE, ApiKey.OFFSET_COMMIT))
+"""Of these several of one kind may be under way: what they change is changed in their order all the same."""
+_NO_KEY = -1
+REQUESTS_AHEAD_MAX = 16
+"""Of one connection under way at once (DESIGN §3, budgets)."""
+REQUEST_BYTES_AHEAD_MAX = 4 << 20
 """With so many bytes under way a connection has to wait: what stands before others in a log-writer's queue is their latency."""
 SEND_BYTES_A_TURN = 256 << 10
 """To one connection; then the others' turn comes. Two MiB in one go were 2 ms for everybody else."""
@@ -79,6 +83,8 @@ class Connection:
     __slots__ = (
         "address",
         "ahead_bytes",
+        "ahead_count",
+        "ahead_key",
         "body",
         "closed",
         "closing",
@@ -88,10 +94,10 @@ class Connection:
         "interest",
         "last_active_ns",
         "next_bytes",
+        "next_key",
         "outgoing",
         "outgoing_bytes",
         "pending",
-        "produces",
         "read_paused",
         "replies",
         "request_bytes",
@@ -111,9 +117,14 @@ class Connection:
         self.body: Body | None = None
         self.expects_large = False
         self.replies: deque[Reply] = deque()
-        self.produces = 0
+        self.ahead_count = 0
+        """replies under way that may run ahead of each other; -1: one that may not"""
+        self.ahead_key = _NO_KEY
+        """API of those"""
         self.next_bytes = 0
         """size of the request that is being taken"""
+        self.next_key = _NO_KEY
+        """API of that"""
         self.ahead_bytes = 0
         """size of the requests under way"""
         self.outgoing: deque[Piece] = deque()
@@ -134,26 +145,28 @@ class Connection:
         self.waits_for_disk = False
         """a log-reader brings what has to be sent next"""
 
-    def may_start(self, is_produce: bool) -> bool:
+    def may_start(self, api_key: int) -> bool:
         """Whether the next request may be taken now, or has to wait for earlier replies."""
         if not self.replies and not self.outgoing:
             return True
         return (
-            is_produce
-            and self.produces == len(self.replies) < PRODUCES_AHEAD_MAX
-            and len(self.outgoing) < PRODUCES_AHEAD_MAX
-            and self.ahead_bytes < PRODUCE_BYTES_AHEAD_MAX
+            api_key in RUNS_AHEAD
+            and (not self.replies or api_key == self.ahead_key)
+            and self.ahead_count == len(self.replies) < REQUESTS_AHEAD_MAX
+            and len(self.outgoing) < REQUESTS_AHEAD_MAX
+            and self.ahead_bytes < REQUEST_BYTES_AHEAD_MAX
         )
 
-    def expect_reply(self, is_produce: bool) -> Reply:
-        """Take the next place in the order of replies."""
+    def expect_reply(self, runs_ahead: bool) -> Reply:
+        """Take the next place in the order of replies; with `runs_ahead` others of its API need not wait for it."""
         reply = Reply(self)
         self.replies.append(reply)
         self.ahead_bytes += reply.request_bytes
-        if is_produce:
-            self.produces += 1
+        if runs_ahead:
+            self.ahead_count += 1
+            self.ahead_key = self.next_key
         else:
-            self.produces = -1  # nothing runs ahead of or behind it
+            self.ahead_count = -1  # nothing runs ahead of or behind it
         return reply
 
     def collect_ready(self) -> bool:
@@ -162,7 +175,7 @@ class Connection:
         while replies and replies[0].ready:
             reply = replies.popleft()
             self.ahead_bytes -= reply.request_bytes
-            self.produces = max(0, self.produces - 1)
+            self.ahead_count = max(0, self.ahead_count - 1)
             if reply.closes:
                 self.closing = reply.closing
                 return False

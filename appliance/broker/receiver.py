@@ -118,7 +118,8 @@ class Receiver:
             start = position + _SIZE_BYTES
             if end - position < _START_BYTES:
                 break
-            is_produce = _API_KEY.unpack_from(data, start)[0] == ApiKey.PRODUCE
+            api_key = _API_KEY.unpack_from(data, start)[0]
+            is_produce = api_key == ApiKey.PRODUCE
             if not is_produce and size_bytes > OTHER_REQUEST_BYTES_MAX:
                 raise ProtocolViolation("frame-too-large", f"request of {size_bytes} bytes; only Produce may have more than {OTHER_REQUEST_BYTES_MAX}")
             limit = start + size_bytes
@@ -126,14 +127,14 @@ class Receiver:
             if not is_whole and not (is_produce and end - start >= BODY_BYTES_MIN):
                 wanted_bytes = _SIZE_BYTES + (min(size_bytes, BODY_BYTES_MIN) if is_produce else size_bytes)
                 break
-            if not connection.may_start(is_produce):
+            if not connection.may_start(api_key):
                 self._pause(connection)
                 break
-            connection.next_bytes = size_bytes
+            connection.next_bytes, connection.next_key = size_bytes, api_key
             if is_whole:
                 connection.expects_large = False
                 if not is_produce:
-                    connection.request_bytes = size_bytes
+                    connection.request_bytes = connection.ahead_bytes + size_bytes
                 if not self._on_request(connection, data, start, limit, None):
                     self._wait_for_arena(connection, self._waiting_small)
                     break

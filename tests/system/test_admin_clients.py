@@ -261,7 +261,7 @@ def test_no_producer_sees_an_error_while_configs_change(shared_box: RunningBox, 
 
 
 def test_the_cluster_is_described(shared_box: RunningBox, admin: AdminClient, python_admin: KafkaAdminClient) -> None:
-    cluster = admin.describe_cluster().result(SECONDS)
+    cluster = admin.describe_cluster(include_authorized_operations=True).result(SECONDS)
     assert (cluster.controller.id, [f"{node.host}:{node.port}" for node in cluster.nodes]) == (1, [shared_box.bootstrap])
     described = python_admin.describe_cluster()
     assert described["cluster_id"] == cluster.cluster_id and described["controller_id"] == 1
@@ -271,8 +271,11 @@ def test_the_cluster_is_described(shared_box: RunningBox, admin: AdminClient, py
     assert page["next_cursor"] == {"topic_name": "shown", "partition_index": 2}
     rest = python_admin.describe_topic_partitions(["shown"], cursor=page["next_cursor"])
     assert [partition["partition_index"] for partition in rest["topics"][0]["partitions"]] == [2] and rest["next_cursor"] is None
-    shown = admin.describe_topics(TopicCollection(["shown"]))["shown"].result(SECONDS)
+    shown = admin.describe_topics(TopicCollection(["shown"]), include_authorized_operations=True)["shown"].result(SECONDS)
     assert [partition.leader.id for partition in shown.partitions] == [1, 1, 1]
+    # Everybody may do everything, and is told so who asks.
+    assert (len(cluster.authorized_operations), len(shown.authorized_operations)) == (7, 8)
+    assert not admin.describe_topics(TopicCollection(["shown"]))["shown"].result(SECONDS).authorized_operations
 
 
 def test_log_directories_are_described_with_their_room_and_what_lies_in_them(

@@ -180,4 +180,12 @@ def test_a_record_without_a_key_is_refused_and_harms_nobody(box: RunningBox) -> 
         producer.produce("keyed", b"value", b"key", on_delivery=lambda error, _: errors.append(error))
         producer.flush(10)
     assert [error and error.code() for error in errors] == [KafkaError.INVALID_RECORD, None] * 2
+    # In one batch, records without a key are told from those that only lie beside them (by librdkafka, if there are several).
+    together: dict[bytes, int | None] = {}
+    producer = Producer({"bootstrap.servers": box.bootstrap, "linger.ms": 500})
+    for value, key in ((b"first", b"key"), (b"second", None), (b"third", b"key"), (b"fourth", None)):
+        producer.produce("keyed", value, key, on_delivery=lambda error, message: together.update({message.value(): error and error.code()}))
+    producer.flush(10)
+    beside, refused = KafkaError._INVALID_DIFFERENT_RECORD, KafkaError.INVALID_RECORD
+    assert together == {b"first": beside, b"second": refused, b"third": beside, b"fourth": refused}
     assert [message.key() for message in read_all(box, "keyed")] == [b"key", b"key"]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from appliance.base.errors import ErrorCode
 from appliance.broker.box_view import BoxView
 from appliance.broker.connection import Connection
+from appliance.broker.operations import CLUSTER_OPERATIONS
 from appliance.protocol.describe_cluster import (
     ENDPOINT_BROKERS,
     ENDPOINT_UNKNOWN,
@@ -18,9 +19,6 @@ from appliance.protocol.describe_cluster import (
     DescribedBroker,
 )
 from appliance.protocol.request_header import RequestHeader
-
-CLUSTER_OPERATIONS = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
-"""CREATE, ALTER, DESCRIBE, CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE."""
 
 
 class DescribeClusterHandler:

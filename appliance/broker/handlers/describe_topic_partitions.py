@@ -12,6 +12,7 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import INTERNAL_TOPICS, topic_name_problem
 from appliance.broker.box_view import BoxView
 from appliance.broker.connection import Connection
+from appliance.broker.operations import TOPIC_OPERATIONS
 from appliance.metadata.metadata_image import MetadataImage, PartitionImage, TopicImage
 from appliance.protocol.describe_topic_partitions import (
     REQUEST,
@@ -26,8 +27,6 @@ from appliance.protocol.request_header import RequestHeader
 
 PARTITIONS_MAX = 2000
 """Kafka's default of max.request.partition.size.limit."""
-TOPIC_OPERATIONS = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
-"""READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: everybody may do everything."""
 
 
 class DescribeTopicPartitionsHandler:

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import orjson
-
 from appliance.base.errors import ErrorCode
 from appliance.broker.box_view import BoxView
 from appliance.broker.connection import Connection
+from appliance.broker.state_topics import with_state_topic
 from appliance.coordination.state_log import partition_of
-from appliance.ipc.controller_frames import AUTO_CREATE
 from appliance.ipc.controller_link import ControllerLink
 from appliance.protocol.find_coordinator import GROUP_KEY, SHARE_KEY, TRANSACTION_KEY, Coordinator, decode_find_coordinator, encode_find_coordinator_response
 from appliance.protocol.request_header import RequestHeader
 from appliance.replication.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 
-CREATE_TIMEOUT_MS = 5_000
 STATE_TOPICS = {GROUP_KEY: OFFSETS_TOPIC, TRANSACTION_KEY: TRANSACTIONS_TOPIC}
 
 
@@ -37,17 +34,17 @@ class FindCoordinatorHandler:
         reply = connection.expect_reply(False)
         keys = tuple(dict.fromkeys(request.keys))
 
-        def answer(_created: bytes | None = None) -> None:
+        def answer() -> None:
             found = self._find(request.key_type, keys)
             reply.pieces = [encode_find_coordinator_response(header.api_version, header.correlation_id, found)]
             reply.ready = True
             self._on_reply(connection)
 
         topic = STATE_TOPICS.get(request.key_type)
-        if topic is None or topic in self._view.image.topics:
+        if topic is None:
             answer()
-            return
-        self._controller.request(AUTO_CREATE, orjson.dumps({"topics": [topic]}), CREATE_TIMEOUT_MS, answer)
+        else:
+            with_state_topic(self._view, self._controller, topic, answer)
 
     def _find(self, key_type: int, keys: Sequence[str]) -> list[Coordinator]:
         topic = STATE_TOPICS.get(key_type)

@@ -29,8 +29,8 @@ from appliance.shm.counters import Counters
 from appliance.shm.partition_table import Row, TornRow
 
 INT64_MAX = 2**63 - 1
-LATEST, EARLIEST, LARGEST_TIMESTAMP, EARLIEST_LOCAL = -1, -2, -3, -4
-_SINCE = {LATEST: 0, EARLIEST: 0, LARGEST_TIMESTAMP: 7, EARLIEST_LOCAL: 8}
+LATEST, EARLIEST, LARGEST_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
+_SINCE = {LATEST: 0, EARLIEST: 0, LARGEST_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
 _READ_COMMITTED = 1
 _LEADER_EPOCH_SINCE = 4
 
@@ -110,6 +110,8 @@ class ListOffsetsHandler:
             return self._old_style(pending, topic_index, index, placement, wanted, row, limit_offset)
         if timestamp in (EARLIEST, EARLIEST_LOCAL):
             return self._earliest(pending, topic_index, index, placement, wanted, row)
+        if timestamp == LATEST_TIERED:
+            return ListOffsetsPartitionResult(wanted.partition)  # nothing is stored anywhere but here
         if timestamp == LATEST:
             return ListOffsetsPartitionResult(wanted.partition, 0, -1, limit_offset, row.leader_epoch)
         return self._by_time(pending, topic_index, index, placement, wanted, row, limit_offset)

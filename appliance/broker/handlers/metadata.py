@@ -14,10 +14,12 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import INTERNAL_TOPICS, NO_TOPIC_ID, topic_name_problem
 from appliance.broker.box_view import BoxView
 from appliance.broker.connection import Connection
+from appliance.broker.operations import CLUSTER_OPERATIONS, TOPIC_OPERATIONS
 from appliance.ipc.controller_frames import AUTO_CREATE
 from appliance.ipc.controller_link import ControllerLink
 from appliance.metadata.metadata_image import TopicImage
 from appliance.protocol.metadata import (
+    OPERATIONS_NOT_ASKED,
     MetadataBroker,
     MetadataPartition,
     MetadataRequest,
@@ -42,7 +44,7 @@ class MetadataHandler:
         self._auto_create = auto_create
         self._on_reply = on_reply
         self._requests = counters.counter("metadata.requests")
-        self._encoded: dict[tuple[int, str], bytes] = {}
+        self._encoded: dict[tuple[int, str, int], bytes] = {}
         self._encoded_generation = -1
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
@@ -82,24 +84,28 @@ class MetadataHandler:
             self._encoded.clear()
         brokers = [MetadataBroker(broker.id, broker.host, broker.port, broker.rack) for broker in image.brokers.values()]
         topics: list[MetadataTopic | bytes]
+        allowed = TOPIC_OPERATIONS if request.include_topic_authorized_operations else OPERATIONS_NOT_ASKED
         if request.topics is None:
-            topics = [self._encode_topic(version, topic) for topic in image.topics.values()]
+            topics = [self._encode_topic(version, topic, allowed) for topic in image.topics.values()]
         else:
             # Each topic once, as Kafka does: named a hundred thousand times, a large one would make an answer of gigabytes.
             distinct = {(wanted.name, None if wanted.name is not None else wanted.topic_id): wanted for wanted in request.topics}
-            topics = [self._find(version, wanted.name, wanted.topic_id, errors) for wanted in distinct.values()]
-        return encode_metadata_response(version, header.correlation_id, brokers, image.cluster_id, image.controller_id, topics)
+            topics = [self._find(version, wanted.name, wanted.topic_id, errors, allowed) for wanted in distinct.values()]
+        of_cluster = CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else OPERATIONS_NOT_ASKED
+        return encode_metadata_response(
+            version, header.correlation_id, brokers, image.cluster_id, image.controller_id, topics, cluster_authorized_operations=of_cluster
+        )
 
-    def _find(self, version: int, name: str | None, topic_id: bytes, errors: dict[str, int]) -> MetadataTopic | bytes:
+    def _find(self, version: int, name: str | None, topic_id: bytes, errors: dict[str, int], allowed: int) -> MetadataTopic | bytes:
         image = self._view.image
         if name is None:
             topic = image.topics_by_id.get(topic_id)  # type: ignore[call-overload]
             if topic is not None:
-                return self._encode_topic(version, topic)
+                return self._encode_topic(version, topic, allowed)
             return MetadataTopic(None, (), topic_id, False, ErrorCode.UNKNOWN_TOPIC_ID)  # type: ignore[arg-type]
         known = image.topics.get(name)
         if known is not None:
-            return self._encode_topic(version, known)
+            return self._encode_topic(version, known, allowed)
         if topic_name_problem(name) is not None:
             return MetadataTopic(name, (), NO_TOPIC_ID, False, ErrorCode.INVALID_TOPIC_EXCEPTION)
         code = errors.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -107,8 +113,8 @@ class MetadataHandler:
             code = ErrorCode.LEADER_NOT_AVAILABLE  # it was made, our image is a moment behind
         return MetadataTopic(name, (), NO_TOPIC_ID, name in INTERNAL_TOPICS, code)
 
-    def _encode_topic(self, version: int, topic: TopicImage) -> bytes:
-        key = (version, topic.name)
+    def _encode_topic(self, version: int, topic: TopicImage, allowed: int) -> bytes:
+        key = (version, topic.name, allowed)
         encoded = self._encoded.get(key)
         if encoded is None:
             partitions = [
@@ -123,5 +129,7 @@ class MetadataHandler:
                 )
                 for index, partition in enumerate(topic.partitions)
             ]
-            encoded = self._encoded[key] = encode_topic(version, MetadataTopic(topic.name, partitions, topic.topic_id, topic.is_internal))
+            encoded = self._encoded[key] = encode_topic(
+                version, MetadataTopic(topic.name, partitions, topic.topic_id, topic.is_internal, authorized_operations=allowed)
+            )
         return encoded

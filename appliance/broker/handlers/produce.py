@@ -8,7 +8,7 @@ Message sets of magic 0 and 1, which come before Produce 3 only, are converted f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Any
 
@@ -22,10 +22,10 @@ from appliance.broker.delayed import Delayed
 from appliance.broker.message_sets import UpConversion
 from appliance.broker.transaction_gate import ADDS_PARTITIONS_SINCE, Producer, TransactionGate, TransactionVerifier
 from appliance.ipc.descriptors import ACKS_ALL_FLAG, ADDS_PARTITION_FLAG, NEEDS_VERIFICATION, DescriptorKind
-from appliance.protocol.produce import MAGIC_2_SINCE, ProducePartition, ProduceRequest, ProduceResult, decode_produce, encode_produce_response
+from appliance.protocol.produce import MAGIC_2_SINCE, ProducePartition, ProduceRequest, ProduceResult, RecordError, decode_produce, encode_produce_response
 from appliance.protocol.request_header import RequestHeader
 from appliance.records.batch import ATTRIBUTES_AT, BASE_SEQUENCE_AT, PRODUCER_ID_AT, RECORDS_AT, RECORDS_COUNT_AT, TRANSACTIONAL_FLAG, batch_problem
-from appliance.records.keys import keyless_problem
+from appliance.records.keys import KeylessProblem, keyless_problem
 from appliance.shm.arena import Arena
 from appliance.shm.atomic import signed
 from appliance.shm.counters import Counters
@@ -220,7 +220,7 @@ class ProduceHandler:
     ) -> None:
         """`charged`: disks that hold a partition of this request already."""
         placement = self._view.placement(partition.topic, partition.partition)
-        problem: tuple[ErrorCode, str] | None
+        problem: tuple[ErrorCode, str] | KeylessProblem | None
         size_bytes = partition.records_size
         row_words: tuple[int, ...] = ()
         if placement is None:
@@ -239,7 +239,8 @@ class ProduceHandler:
             problem = problem or self._batch_problem(placement, pending, position, size_bytes, client_id)
         if problem is not None or placement is None:
             slot.release()
-            self._refuse(pending, index, partition, *(problem or (ErrorCode.UNKNOWN_SERVER_ERROR, "")))
+            code, message = problem[:2] if problem else (ErrorCode.UNKNOWN_SERVER_ERROR, "")
+            self._refuse(pending, index, partition, code, message, problem.records if isinstance(problem, KeylessProblem) else ())
             return
         proxy = placement.proxy
         # A slot that partitions share is charged once to each disk; every further partition with what its bookkeeping takes of our heap.
@@ -290,7 +291,9 @@ class ProduceHandler:
             return (ErrorCode.NOT_ENOUGH_REPLICAS, f"{isr >> 48} replicas are in sync, {isr >> 32 & 0xFFFF} are needed"), words
         return None, words
 
-    def _batch_problem(self, placement: Placement, pending: PendingProduce, position: int, size_bytes: int, client_id: str) -> tuple[ErrorCode, str] | None:
+    def _batch_problem(
+        self, placement: Placement, pending: PendingProduce, position: int, size_bytes: int, client_id: str
+    ) -> tuple[ErrorCode, str] | KeylessProblem | None:
         memory = self._arena.memory
         problem = batch_problem(memory, position, position + size_bytes, placement.max_message_bytes)
         if problem is not None:
@@ -311,9 +314,12 @@ class ProduceHandler:
         if not pending.remaining:
             self._finish(pending)
 
-    def _refuse(self, pending: PendingProduce, index: int, partition: ProducePartition, code: ErrorCode, message: str) -> None:
+    def _refuse(self, pending: PendingProduce, index: int, partition: ProducePartition, code: ErrorCode, message: str, records: Sequence[int] = ()) -> None:
+        """`records`: numbers of those in the batch that are to blame. Clients give the others another error, or send them again (KIP-467)."""
         self._refused.add()
-        pending.results[index] = ProduceResult(partition.topic, partition.partition, code, error_message=message or None)
+        pending.results[index] = ProduceResult(
+            partition.topic, partition.partition, code, error_message=message or None, record_errors=[RecordError(number) for number in records]
+        )
         pending.remaining -= 1
         if not pending.remaining:
             self._finish(pending)

@@ -61,12 +61,15 @@ def test_a_compacted_topic_takes_records_with_keys_only(codec: Codec) -> None:
     assert keyless_problem(builder.build()) is None
     builder.append(0, b"k", b"v")
     builder.append(0, None, b"v")
-    code, reason = keyless_problem(builder.build()) or (ErrorCode.NONE, "")
-    assert code == ErrorCode.INVALID_RECORD and "record 1 " in reason
+    builder.append(0, b"k", b"v")
+    builder.append(0, None, b"v")
+    problem = keyless_problem(builder.build())
+    assert problem is not None and problem.code == ErrorCode.INVALID_RECORD and "record 1 " in problem.reason
+    assert problem.records == (1, 3)
 
 
 def test_a_bomb_for_a_compacted_topic_is_refused_before_it_is_opened_whole() -> None:
     builder = BatchBuilder(Codec.ZSTD)
     builder.append(0, b"k", bytes(64 << 20))
-    code, reason = keyless_problem(builder.build()) or (ErrorCode.NONE, "")
-    assert code == ErrorCode.INVALID_RECORD and "limit" in reason
+    problem = keyless_problem(builder.build())
+    assert problem is not None and problem.code == ErrorCode.INVALID_RECORD and "limit" in problem.reason and problem.records == ()

@@ -1,0 +1,34 @@
+"""kafka-python's integration tests against a box, a module at a time: each of their tests does what `kafka-python.toml` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.judges import kafka_python
+from tests.judges.expectations import problems, read_expectations
+from tests.support.running_box import RunningBox, start_box
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+EXPECTATIONS = read_expectations("kafka-python")
+SECONDS = 110
+
+
+@pytest.fixture(scope="module")
+def judged_box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
+    if reason := kafka_python.missing():
+        pytest.skip(reason)
+    box = start_box(tmp_path_factory.mktemp("judged") / "box", broker_id=0, settings=kafka_python.BOX_SETTINGS)
+    yield box
+    box.stop()
+    assert box.leftovers() == []
+
+
+@pytest.mark.parametrize("module", EXPECTATIONS)
+def test_every_test_of_the_module_does_what_is_expected_of_it(judged_box: RunningBox, tmp_path: Path, module: str) -> None:
+    results = kafka_python.run_module(judged_box.bootstrap, module, tmp_path, SECONDS)
+    log = (tmp_path / f"{module}.log").read_text(errors="replace")
+    assert problems(EXPECTATIONS[module], results) == [], log[-4000:]
