@@ -6,6 +6,7 @@ from loadtest.benchmark import Benchmark
 from loadtest.benchmarks.cold_backfill import ColdBackfill
 from loadtest.benchmarks.connections import Connections
 from loadtest.benchmarks.consume import Consume
+from loadtest.benchmarks.coordination import Coordination
 from loadtest.benchmarks.disk_faults import DiskFaults
 from loadtest.benchmarks.fairness import Fairness
 from loadtest.benchmarks.fetch_large import FetchLarge
@@ -28,6 +29,6 @@ BENCHMARKS: dict[str, Benchmark] = {
     for benchmark in (
         ProduceLibrdkafka(), ProduceSmallRecords(), ReplaySmall(), Connections(), Latency(), Consume(), FetchLarge(), ColdBackfill(),
         TailStays(), SyslogTcp(), SyslogUdp(), Fairness(), Hostile(), Footprint(), FlushAck(), RecoveryTime(), DiskFaults(),
-        GrowthStored(), GrowthPartitions(),
+        GrowthStored(), GrowthPartitions(), Coordination(),
     )
 }  # fmt: skip

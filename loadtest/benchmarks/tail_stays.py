@@ -29,9 +29,7 @@ SEGMENT_BYTES = 256 << 20
 @dataclass(frozen=True)
 class TailStays(Benchmark):
     name: ClassVar[str] = "tail_stays"
-    title: ClassVar[str] = (
-        "A box with 1 GB of memory, page cache included: a consumer reads 3 GB of old records while others produce and consume."
-    )
+    title: ClassVar[str] = "A box with 1 GB of memory, page cache included: a consumer reads 3 GB of old records while others produce and consume."
     figures: ClassVar[tuple[Figure, ...]] = (
         Figure("tail resident", "%", at_least=100),
         Figure("read for the tail", "MB", at_most=0),

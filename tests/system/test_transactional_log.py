@@ -150,6 +150,8 @@ def test_consumers_see_what_was_committed_and_nothing_that_is_open_or_aborted_wh
     assert client.write_marker(TOPIC, [0], 3, 1, ABORT, coordinator_epoch=1) == [ErrorCode.TRANSACTION_COORDINATOR_FENCED]
     assert client.produce_batch(TOPIC, 0, transactional_batch(3, 0, 2, b"late"))[0] == ErrorCode.INVALID_PRODUCER_EPOCH
     assert client.produce_batch(TOPIC, 0, transactional_batch(9, 0, 0, b"x"), None)[0] == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    two = {partition: transactional_batch(9 + partition, 0, 0, b"x") for partition in (0, 1)}
+    assert client.produce_batches(TOPIC, two) == [(ErrorCode.INVALID_PRODUCER_ID_MAPPING, -1)] * 2
     # where the broker is to add the partition its coordinator is asked in any case, and this one knows of no such transaction
     assert client.produce_batch(TOPIC, 0, transactional_batch(9, 0, 0, b"x"), version=12)[0] in (
         ErrorCode.NOT_ENOUGH_REPLICAS,

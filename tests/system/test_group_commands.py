@@ -1,0 +1,113 @@
+"""`millrace group` and `millrace transaction` against a real box: groups and offsets as a user sees and sets them, transactions that hang."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import closing
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer
+
+from appliance.base.clock import SystemClock
+from tests.support.raw_coordination import RawCoordination
+from tests.support.raw_transactions import transactional_batch
+from tests.support.running_box import RunningBox, environment, eventually
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+COMMAND = [sys.executable, "-P", "-m", "appliance.command.main"]
+TOPIC = "orders"
+
+
+def _millrace(box: RunningBox, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments, "--bootstrap", box.bootstrap], env=environment(), capture_output=True, text=True, timeout=60, check=False)
+
+
+def _told(box: RunningBox, *arguments: str) -> Any:
+    answer = _millrace(box, *arguments, "--json")
+    assert answer.returncode == 0, answer.stderr
+    return json.loads(answer.stdout)
+
+
+def _done(box: RunningBox, *arguments: str) -> str:
+    answer = _millrace(box, *arguments)
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
+
+
+@pytest.fixture(scope="module")
+def keeper(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Answers first batches of transactions without asking a coordinator, so that one can be left that no coordinator knows."""
+    from tests.support.running_box import start_box
+
+    box = start_box(tmp_path_factory.mktemp("keeper") / "box", settings={"transaction.partition.verification.enable": False})
+    producer = Producer({"bootstrap.servers": box.bootstrap})
+    with closing(RawCoordination(box.kafka)) as client:
+        client.create_topic(TOPIC, 1)
+    for number in range(10):
+        producer.produce(TOPIC, b"%d" % number)
+    assert producer.flush(20) == 0
+    yield box
+    box.stop()
+    assert box.leftovers() == []
+
+
+def test_a_group_is_listed_described_moved_and_deleted(keeper: RunningBox) -> None:
+    consumer = Consumer(
+        {"bootstrap.servers": keeper.bootstrap, "group.id": "readers", "client.id": "r1", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    )
+    consumer.subscribe([TOPIC])
+    first = eventually(lambda: consumer.poll(0.1), "the first record", 30)
+    assert first.error() is None
+    consumer.commit(message=first, asynchronous=False)
+    assert [(group["group_id"], group["state"]) for group in _told(keeper, "group", "list")] == [("readers", "Stable")]
+    described = _told(keeper, "group", "describe", "readers")
+    assert [member["client_id"] for member in described["members"]] == ["r1"]
+    assert [(row["topic"], row["committed_offset"], row["end_offset"], row["lag"]) for row in described["partitions"]] == [(TOPIC, 1, 10, 9)]
+
+    refused = _millrace(keeper, "group", "reset-offsets", "readers", "--to-latest", "--execute")
+    assert refused.returncode != 0
+    assert "member" in refused.stderr
+    consumer.close()
+    eventually(lambda: _told(keeper, "group", "describe", "readers")["state"] == "Empty", "the member has left", 20)
+
+    _done(keeper, "group", "reset-offsets", "readers", "--to-offset", "7")
+    assert _told(keeper, "group", "lag", "readers")[0]["committed_offset"] == 1, "without --execute it is only shown"
+    _done(keeper, "group", "reset-offsets", "readers", "--shift-by", "4", "--execute")
+    assert _told(keeper, "group", "lag", "readers")[0]["committed_offset"] == 5
+    assert "deleted" in _done(keeper, "group", "delete", "readers")
+    assert _told(keeper, "group", "list") == []
+    assert _millrace(keeper, "group", "describe", "readers").returncode != 0
+
+
+def test_an_open_transaction_is_listed_described_and_aborted(keeper: RunningBox) -> None:
+    with closing(RawCoordination(keeper.kafka)) as client:
+        eventually(lambda: client.find_coordinators("loader") == [0, 0], "the state topics are there", 20)
+        producer = eventually(lambda: (found := client.init_producer("loader")).error_code == 0 and found, "a producer id", 20)
+        assert client.add_partition("loader", producer, TOPIC) == 0
+        assert client.produce_batch(TOPIC, 0, transactional_batch(producer.producer_id, producer.producer_epoch, 0, b"open"), "loader")[0] == 0
+        listed = {each["transactional_id"]: each["state"] for each in _told(keeper, "transaction", "list")}
+        assert listed["loader"] == "Ongoing"
+        described = _told(keeper, "transaction", "describe", "loader")
+        assert (described["state"], described["producer_id"], described["partitions"]) == ("Ongoing", producer.producer_id, [f"{TOPIC}-0"])
+        assert _told(keeper, "transaction", "list", "--hanging", "--minutes", "0") == [], "its coordinator knows it"
+        assert "aborted" in _done(keeper, "transaction", "abort", "loader")
+        eventually(lambda: client.stable_end(TOPIC, 0) == client.list_offset(TOPIC, 0, -1), "nothing is open")
+        assert client.end_transaction("loader", producer, True) != 0, "its producer is fenced"
+
+
+def test_a_transaction_that_no_coordinator_knows_is_found_and_aborted(keeper: RunningBox) -> None:
+    with closing(RawCoordination(keeper.kafka)) as client:
+        held = client.list_offset(TOPIC, 0, -1)
+        assert client.produce_batch(TOPIC, 0, transactional_batch(987_654, 0, 0, b"hanging", timestamp_ms=SystemClock.wall_ms()), "nobody")[0] == 0
+        assert client.stable_end(TOPIC, 0) == held
+        assert [(each["partition"], each["producer_id"]) for each in _told(keeper, "transaction", "list", "--hanging", "--minutes", "0")] == [
+            (f"{TOPIC}-0", 987_654)
+        ]
+        assert _told(keeper, "transaction", "list", "--hanging", "--minutes", "60") == []
+        assert "987654" in _done(keeper, "transaction", "abort", "--hanging", TOPIC, "--minutes", "0")
+        assert client.stable_end(TOPIC, 0) == client.list_offset(TOPIC, 0, -1)
+        assert _told(keeper, "transaction", "list", "--hanging", "--minutes", "0") == []
