@@ -93,6 +93,11 @@ class CleaningRounds:
         return self._chosen is not None or (self._is_enabled and self._clock.monotonic_ns() >= self._next_look_ns)
 
     @property
+    def has_swaps(self) -> bool:
+        """Whether compacted segments wait to be swapped in, one a turn."""
+        return self._run is not None and bool(self._run.groups)
+
+    @property
     def trouble(self) -> str:
         """For the status line; empty when all is well."""
         return f"{len(self._uncleanable)} logs cannot be compacted" if self._uncleanable else ""

@@ -62,7 +62,7 @@ COMMANDS_NS = 10_000_000
 """Time for commands in one turn; the one that is under way then is finished."""
 HOUSEKEEPING_NS = 1_000_000_000
 SLICE_PARK_MS = 5
-"""The longest wait between the slices of a flush round."""
+"""The longest wait between the slices of a flush round, of a removal, and between the swaps of a cleaning run."""
 DESCRIPTORS_TOLD_NS = 10_000_000_000
 """Not more often is it said that descriptors are short."""
 _CONTROLLER = "controller"
@@ -245,7 +245,8 @@ class LogWriterAgent:
         self._doorbell.wake()
 
     def park_ms(self) -> int:
-        return self._batch_flushes.park_ms(SLICE_PARK_MS if self._flush_rounds.is_between_slices or self._retention.is_under_way else PARK_MS_MAX)
+        has_slices = self._flush_rounds.is_between_slices or self._retention.is_under_way or self._cleaning.has_swaps
+        return self._batch_flushes.park_ms(SLICE_PARK_MS if has_slices else PARK_MS_MAX)
 
     def begin_stop(self) -> None:
         self._door.shut()

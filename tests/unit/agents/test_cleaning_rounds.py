@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from appliance.agents.hosted_partition import HostedPartition
+from appliance.agents.log_writer import SLICE_PARK_MS
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicPartition
 from appliance.shm.partition_table import DISK_ONLINE
@@ -113,6 +114,21 @@ def test_a_dirty_log_is_compacted_its_row_tells_and_the_next_life_goes_on_from_t
     life.configure()
     life.rest()
     assert life.count("runs") == 0 or stored_pairs(life.path) == pairs
+    life.writer.stop()
+
+
+def test_segments_that_wait_to_be_swapped_in_do_not_wait_for_a_sleeping_loop(layout: BoxLayout, tmp_path: Path) -> None:
+    life = Life(layout, tmp_path).fill()
+
+    def waits() -> bool:
+        life.writer.clock.advance_ms(100)
+        life.writer.turn()
+        return life.writer.agent._cleaning.has_swaps
+
+    eventually(waits, "a compacted segment waits", 20)
+    assert life.writer.agent.park_ms() <= SLICE_PARK_MS
+    life.until(lambda: life.count("running") == 0, "the run is over")
+    assert not life.writer.agent._cleaning.has_swaps and life.writer.agent.park_ms() > SLICE_PARK_MS
     life.writer.stop()
 
 
