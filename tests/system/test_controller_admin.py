@@ -340,7 +340,7 @@ def test_topics_are_described_with_sources_synonyms_types_and_texts(box: Stepped
     assert len(configs) == 36 and not any(config.read_only or config.is_sensitive for config in described.configs)
     own, broker, default = configs["segment.ms"], configs["segment.bytes"], configs["cleanup.policy"]
     assert (own.value, own.config_source, own.config_type) == ("7000", 1, 5)
-    assert [tuple(synonym) for synonym in own.synonyms] == [("segment.ms", "7000", 1), ("log.roll.ms", "604800000", 5)]
+    assert [tuple(synonym) for synonym in own.synonyms] == [("segment.ms", "7000", 1), ("log.roll.hours", "168", 5)]
     assert (broker.value, broker.config_source, broker.config_type) == ("1000000", 4, 3)
     assert [tuple(synonym) for synonym in broker.synonyms] == [("log.segment.bytes", "1000000", 4), ("log.segment.bytes", "1073741824", 5)]
     assert (default.value, default.config_source, default.config_type) == ("delete", 5, 7)
