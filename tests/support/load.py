@@ -56,7 +56,11 @@ class AckedProducer:
         while not self._stop.is_set():
             for _ in range(burst):
                 number = self.produced
-                self._producer.produce(self._topic, str(number).encode(), partition=number % self._partitions, on_delivery=self._on_delivery)
+                try:
+                    self._producer.produce(self._topic, str(number).encode(), partition=number % self._partitions, on_delivery=self._on_delivery)
+                except BufferError:  # the box takes less than we would give: wait for it
+                    self._producer.poll(0.1)
+                    break
                 self.produced += 1
             self._producer.poll(0)
             self._stop.wait(0.01)

@@ -24,6 +24,8 @@ pytestmark = [
 
 SECONDS = 160.0 if DEEP else 8.0
 CONTROL_SECONDS = 30.0
+CONTROL_ROUNDS_MAX = 3
+"""Both sides must run at the same moment for a wake-up to be lost; on a machine with other work they seldom do."""
 
 
 def run(experiment: str, seconds: float, *broken: str) -> dict[str, int]:
@@ -54,7 +56,12 @@ def test_every_entry_of_a_ring_is_seen_once_in_order_and_whole() -> None:
 
 
 def test_a_doorbell_without_its_fences_loses_wake_ups() -> None:
-    assert run("wake_ups", CONTROL_SECONDS, "broken")["lost"] >= ENOUGH
+    lost = 0
+    for _ in range(CONTROL_ROUNDS_MAX):
+        lost += run("wake_ups", CONTROL_SECONDS, "broken")["lost"]
+        if lost >= ENOUGH:
+            return
+    raise AssertionError(f"only {lost} wake-ups were lost in {CONTROL_ROUNDS_MAX} rounds")
 
 
 def test_a_doorbell_loses_no_wake_up() -> None:
