@@ -12,7 +12,6 @@ one fence of the two: that both are there is held by tests/unit/shm/test_doorbel
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import random
@@ -21,7 +20,6 @@ import sys
 import time
 from collections.abc import Callable
 from struct import Struct
-from types import ModuleType
 from typing import Any
 
 from appliance.shm import doorbell
@@ -196,24 +194,13 @@ IN_VAIN_MS = 5
 DELAYS = 4_096
 
 
-def doorbell_without_fences() -> ModuleType:
-    """`doorbell.py` as it would be if nobody had thought of fences."""
-    text = inspect.getsource(doorbell)
-    without = text.replace("\n        fence()\n", "\n")
-    assert text.count("\n        fence()\n") == 2 and without.count("fence()") == 0, "the fences are not where this experiment looks for them"
-    module = ModuleType("doorbell_without_fences")
-    exec(compile(without, "doorbell_without_fences", "exec"), module.__dict__)
-    return module
-
-
 def wake_ups(seconds: float, broken: bool) -> Result:
     """One item at a time: publish and ring; look, go to sleep, look again, wait. Lost: it was published and not rung, and its consumer sleeps."""
-    module: Any = doorbell_without_fences() if broken else doorbell
     shared = SharedObject.create(new_name(), b"MLRtests", CONTROL_BYTES + 2 * (COLD_BYTES + (1 << 16)), 1)
     shared.unlink()
     words, memory = shared.words, shared.memory
-    bell = module.Doorbell(words, SLEEPING)
-    button = module.DoorbellButton(bell.fileno(), words, SLEEPING)
+    bell = doorbell.Doorbell(words, SLEEPING)
+    button = doorbell.DoorbellButton(bell.fileno(), words, SLEEPING)
 
     def chances(seed: int) -> tuple[list[range], list[bytes]]:
         chance = random.Random(seed)
@@ -234,8 +221,15 @@ def wake_ups(seconds: float, broken: bool) -> Result:
             end = position + len(payload)
             tail += 1
             memory[position:end] = payload
-            words[TAIL] = tail
-            ring_if_sleeping()
+            if broken:
+                # What a processor may make of store and load without a fence, done by hand: some never do it, others once in a million.
+                is_asleep = words[SLEEPING]
+                words[TAIL] = tail
+                if is_asleep:
+                    os.eventfd_write(bell.fileno(), 1)
+            else:
+                words[TAIL] = tail
+                ring_if_sleeping()
             words[RUNG] = tail
 
     def consume() -> Result:
