@@ -60,7 +60,7 @@ class Closings:
         self.sweep(self._clock.monotonic_ns())
         if self._lines < LINES_A_PERIOD:
             self._lines += 1
-            self._log.info(f"closed a connection from {address} ({reason}): {words[:WORDS_MAX]}")
+            self._log.info(f"closed a connection from {address} ({reason}): {words[:WORDS_MAX]}", client=address, reason=reason)
         else:
             self._untold[reason] += 1
             self._lines_saved.add()
@@ -73,7 +73,7 @@ class Closings:
         self._lines = 0
         if self._untold:
             numbers = ", ".join(f"{count} {reason}" for reason, count in self._untold.most_common())
-            self._log.info(f"closed more connections, not told one by one: {numbers}")
+            self._log.info(f"closed more connections, not told one by one: {numbers}", lines_untold=self._untold.total())
             self._untold.clear()
 
     def _counter(self, reason: str) -> Counter:

@@ -2,7 +2,8 @@
 
 Before: a fetch reads one cold partition (as Kafka does with remote storage), so that nobody holds memory of a log-reader while he waits for more of it; the
 others' turn comes with the next fetch. A read that fails is that partition's error. While it is sent: a part of a range was evicted since, or one batch is
-larger than an answer; its head has left already, so a failure closes the connection, and the client asks again.
+larger than an answer; its head has left already, so a failure closes the connection, and the client asks again. Gathered: such a batch for a client that
+needs it converted is brought into the heap, piece by piece, before.
 Owned by one acceptor. Weak spot: a consumer of many cold partitions gets one answer's worth of one of them at a time (at most 2 to 3 MiB).
 """
 
@@ -20,13 +21,29 @@ from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.shm.counters import Counters
 
 REST_BYTES = 2 << 20
-"""Asked for at a time while a response is sent."""
+"""Asked for at a time while a response is sent, or a batch is gathered."""
+GATHERED_BYTES_MAX = 64 << 20
+"""A batch that is larger is not converted from the disk."""
+
+
+class GatheredBatch:
+    """One batch in the heap, whole when it is `size_bytes` long."""
+
+    __slots__ = ("content", "size_bytes")
+
+    def __init__(self, size_bytes: int) -> None:
+        self.content = bytearray()
+        self.size_bytes = size_bytes
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.content) == self.size_bytes
 
 
 class ColdRead:
     """A fetch's one read: what was asked, and how it ended."""
 
-    __slots__ = ("answer", "base_offset", "error", "position", "range", "target")
+    __slots__ = ("answer", "base_offset", "error", "gathered", "position", "range", "target")
 
     def __init__(self, target: object) -> None:
         self.target = target
@@ -37,6 +54,7 @@ class ColdRead:
         self.answer: ReadAnswer | None = None
         self.range: ArenaRange | None = None
         """what to send; none where not even one batch fits"""
+        self.gathered: GatheredBatch | None = None
 
 
 class ColdReads:
@@ -88,6 +106,36 @@ class ColdReads:
 
         if reader.reads_hang:
             read.error = ErrorCode.KAFKA_STORAGE_ERROR
+            return False
+        if not reader.ask(READ, origin.topic, origin.partition, 0, origin.base_offset, position, on_answer, extent):
+            read.error = ErrorCode.NOT_LEADER_OR_FOLLOWER
+            return False
+        self._questions.add()
+        return True
+
+    def gather(self, read: ColdRead, file: SegmentFile, then: Callable[[], None]) -> bool:
+        """Bring the next part of `read.gathered`; `then` is called when it is whole or cannot be had. False: `read` has its error now."""
+        batch = read.gathered
+        assert batch is not None
+        origin = file.origin
+        reader = self._readers.get(origin.disk)
+        position, end = read.position + len(batch.content), read.position + batch.size_bytes
+
+        def on_answer(answer: Answer | None, _descriptor: int) -> None:
+            told = ReadAnswer.unpacked(answer.offsets) if answer is not None and not answer.error_code else None
+            parts = reader.arena.take(told) if reader is not None and told is not None else []
+            for part in parts:
+                batch.content += part.memory
+            if not parts:
+                self._failures.add()
+                read.error = ErrorCode.KAFKA_STORAGE_ERROR if answer is not None and answer.error_code else ErrorCode.NOT_LEADER_OR_FOLLOWER
+            elif not batch.is_whole and self.gather(read, file, then):
+                return
+            then()
+
+        extent = Extent(min(end - position, REST_BYTES), end, file.inode, IS_ACTIVE)
+        if reader is None or reader.reads_hang:
+            read.error = ErrorCode.NOT_LEADER_OR_FOLLOWER if reader is None else ErrorCode.KAFKA_STORAGE_ERROR
             return False
         if not reader.ask(READ, origin.topic, origin.partition, 0, origin.base_offset, position, on_answer, extent):
             read.error = ErrorCode.NOT_LEADER_OR_FOLLOWER

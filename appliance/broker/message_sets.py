@@ -15,6 +15,7 @@ from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.broker.arena_range import ArenaRange
 from appliance.broker.arena_slots import ArenaSlot, allocate_slot
 from appliance.broker.box_view import BoxView, Placement
+from appliance.broker.cold_reads import GatheredBatch
 from appliance.broker.segment_files import FileRange
 from appliance.protocol.fetch import FetchPartition, FetchPartitionResult
 from appliance.records.conversion import convert_down, convert_up
@@ -28,9 +29,11 @@ _MAX_BYTES_SINCE = 3
 """From this version on consumers rotate the order of their partitions themselves (KIP-74)."""
 
 
-def read_range(wanted: FileRange | ArenaRange) -> bytes:
+def read_range(wanted: FileRange | ArenaRange | GatheredBatch) -> bytes | bytearray:
     """The bytes of a range, for conversion; they may end early. What is read here of a segment was seen in the page cache just now, or a log-reader
     has read it."""
+    if isinstance(wanted, GatheredBatch):
+        return wanted.content
     if isinstance(wanted, ArenaRange):
         return wanted.to_bytes()
     return os.pread(wanted.file.descriptor, wanted.size_bytes, wanted.position)
@@ -96,7 +99,7 @@ class DownConversion:
         magic = 1 if version >= MAGIC_1_FETCHED_SINCE else 0
         converted = []
         for partition, result in zip(wanted, results, strict=True):
-            if isinstance(result.records, FileRange | ArenaRange):
+            if isinstance(result.records, FileRange | ArenaRange | GatheredBatch):
                 try:
                     sets = convert_down(read_range(result.records), magic, partition.fetch_offset, CONVERTED_BYTES_MAX)
                 except RequestRefused as refusal:

@@ -15,7 +15,7 @@ from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
 from appliance.broker.arena_range import ArenaRange
 from appliance.broker.box_view import BoxView, Placement
-from appliance.broker.cold_reads import ColdRead, ColdReads
+from appliance.broker.cold_reads import GATHERED_BYTES_MAX, ColdRead, ColdReads, GatheredBatch
 from appliance.broker.committed_reads import Bound, CommittedReads, cut
 from appliance.broker.leadership import leadership_problem
 from appliance.broker.message_sets import DownConversion
@@ -122,7 +122,7 @@ class PartitionAnswers:
             return FetchPartitionResult(topic, topic_id, partition, records), None
         if pending.unknown != unknown:
             return None, placement
-        if records is None or not is_committed:
+        if records is None or not is_committed or isinstance(records, GatheredBatch):  # who needs it converted is older than read_committed
             return empty._replace(records=records), placement
         base_offset, position = _beginning(records, pending)
         found = self._committed_reads.aborted(pending, index, topic, wanted.fetch_offset, base_offset, position + records.size_bytes, placement, row)
@@ -171,7 +171,7 @@ class PartitionAnswers:
         placement: Placement,
         row: Row,
         bound: Bound | None,
-    ) -> FileRange | ArenaRange | ErrorCode | None:
+    ) -> FileRange | ArenaRange | GatheredBatch | ErrorCode | None:
         """The bytes to send, none of them behind `bound`, an error, or None: either a question is under way or there is nothing that fits."""
         found = pending.found.get(index)
         if isinstance(found, ErrorCode):
@@ -225,7 +225,7 @@ class PartitionAnswers:
         is_first: bool,
         is_active: bool,
         placement: Placement,
-    ) -> FileRange | ArenaRange | ErrorCode | None:
+    ) -> FileRange | ArenaRange | GatheredBatch | ErrorCode | None:
         """As `_range`, of what is not in the page cache."""
         read = pending.cold
         if read is None:
@@ -242,12 +242,26 @@ class PartitionAnswers:
             # Its first batch is larger than an answer: it is brought piece by piece while it is sent.
             if read.answer is None or not is_first or not read.answer.first_batch_bytes:
                 return None
-            if pending.version < MAGIC_2_SINCE:
-                return ErrorCode.KAFKA_STORAGE_ERROR  # to convert it, it would have to be in memory as a whole
-            return FileRange(file, position, read.answer.first_batch_bytes)
+            if pending.version >= MAGIC_2_SINCE:
+                return FileRange(file, position, read.answer.first_batch_bytes)
+            return self._gathered(pending, read, file)
         if read.answer.next_offset >= 0:
             placement.remember(read.answer.next_offset, file.origin.base_offset, position + read.answer.size_bytes)
         return read.range
+
+    def _gathered(self, pending: PendingFetch, read: ColdRead, file: SegmentFile) -> GatheredBatch | ErrorCode | None:
+        """The one batch, for conversion: it has to be in memory as a whole."""
+        assert read.answer is not None
+        if read.gathered is None:
+            if read.answer.first_batch_bytes > GATHERED_BYTES_MAX:
+                return ErrorCode.MESSAGE_TOO_LARGE
+            read.gathered = GatheredBatch(read.answer.first_batch_bytes)
+            if self._cold_reads.gather(read, file, lambda: self._answered(pending)):
+                pending.questions += 1
+                pending.unknown += 1
+                return None
+            return read.error
+        return read.gathered
 
     # -- questions to the log-reader
 

@@ -19,6 +19,8 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 MIB = 1 << 20
 ACCEPTOR, READER = "acceptor@0", "log-reader@d0"
 VALUE_BYTES = 10_000
+OLD_CLIENT = {"api.version.request": False, "broker.version.fallback": "0.9.0.1"}
+"""Its records have to be converted, for which they have to be in memory."""
 LEFT_BY_LOOK_UPS = 32 << 10
 """A look-up leaves the pages in which it found its batch."""
 
@@ -135,6 +137,14 @@ def test_a_batch_that_is_larger_than_an_answer_comes_whole_though_it_is_cold(col
     assert message.error() is None and message.value() == giant
     reader.close()
     assert count(cold_box, ACCEPTOR, "fetch.cold_rest_bytes") > 4 * MIB
+    make_cold(*(file for disk in cold_box.disks for file in disk.glob("giant-0/*.log")))
+    converted = count(cold_box, ACCEPTOR, "fetch.converted_bytes")
+    old = Consumer({"bootstrap.servers": cold_box.bootstrap, "group.id": "old", "fetch.message.max.bytes": 8 * MIB, "check.crcs": True} | OLD_CLIENT)
+    old.assign([TopicPartition("giant", 0, 0)])
+    (message,) = eventually(lambda: old.consume(1, 1.0), "the record comes to a client of 2015", 20)
+    assert message.error() is None and message.value() == giant
+    old.close()
+    assert count(cold_box, ACCEPTOR, "fetch.converted_bytes") - converted >= len(giant)
 
 
 @pytest.mark.parametrize("victim", [READER, ACCEPTOR])
