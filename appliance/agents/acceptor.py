@@ -141,7 +141,7 @@ class AcceptorAgent:
         handlers[ApiKey.METADATA] = MetadataHandler(self._view, self._controller, counters, box.flag("auto.create.topics.enable"), self._mark_dirty)
         self._delete_records = DeleteRecordsHandler(self._view, self._clock, counters, self._mark_dirty)
         handlers[ApiKey.DELETE_RECORDS] = self._delete_records
-        self._write_markers = WriteTxnMarkersHandler(self._view, self._delayed, self._clock, counters, self._mark_dirty)
+        self._write_markers = WriteTxnMarkersHandler(self._view, self._delayed, self._coordinator, self._clock, counters, self._mark_dirty)
         handlers[ApiKey.WRITE_TXN_MARKERS] = self._write_markers
         self._describe_producers = DescribeProducersHandler(self._view, self._source.arena, self._clock, self._mark_dirty)
         handlers[ApiKey.DESCRIBE_PRODUCERS] = self._describe_producers

@@ -7,6 +7,7 @@ coordinator are the same box today; when they are not, this is where one asks th
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ from appliance.broker.coordinated_apis import COORDINATED_APIS, CoordinatedApi
 from appliance.groups.append_errors import transactional_commit_error
 from appliance.groups.client_identity import ClientIdentity
 from appliance.ipc.frames import Frame
-from appliance.ipc.request_frames import KAFKA_REQUEST, KAFKA_RESPONSE, unpack_kafka_request
+from appliance.ipc.request_frames import KAFKA_REQUEST, KAFKA_RESPONSE, TRANSACTION_ENDED, unpack_ended_transaction, unpack_kafka_request
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.topic_partitions import PartitionResult, TopicResult
 from appliance.protocol.txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitResponse
@@ -28,6 +29,8 @@ from appliance.transactions.transaction import SECOND_PROTOCOL
 
 _ADDS_ITSELF_SINCE = 5
 """From this version of TxnOffsetCommit on the group's offsets join the transaction by the way."""
+
+HEARD = b"\0"
 
 Respond = Callable[[RequestClient, int, int, bytes], None]
 
@@ -59,6 +62,10 @@ class CoordinatorRequests:
         """Take a request in."""
         self._received.add()
         try:
+            if frame.kind == TRANSACTION_ENDED:
+                self._groups.coordinator.complete_transaction(*unpack_ended_transaction(frame.payload))
+                self._respond(client, KAFKA_RESPONSE, frame.token, HEARD)
+                return
             if frame.kind != KAFKA_REQUEST:
                 raise ProtocolViolation("unknown_frame", f"frame of kind {frame.kind}")
             asked = unpack_kafka_request(frame.payload)
@@ -66,7 +73,7 @@ class CoordinatorRequests:
             if api is None:
                 raise ProtocolViolation("unknown_api", f"the coordinator does not answer API {asked.api_key}")
             request = api.request.decode(asked.body, 0, len(asked.body), asked.api_version)
-        except (ProtocolViolation, ValueError):
+        except (ProtocolViolation, ValueError, struct.error):
             self._refused.add()
             self._respond(client, KAFKA_RESPONSE, frame.token, b"")
             return

@@ -1,4 +1,4 @@
-"""Kafka requests that an acceptor hands on whole, to the controller or to the coordinator, and their answers."""
+"""Kafka requests that an acceptor hands on whole, to the controller or to the coordinator, and their answers; and what the coordinator has to hear."""
 
 from __future__ import annotations
 
@@ -9,9 +9,21 @@ KAFKA_REQUEST = 1
 """acceptor → controller or coordinator: int16 api key, int16 api version, int16 lengths of client id and client host, both, request body."""
 KAFKA_RESPONSE = 2
 """The response body, without size and header. Empty: the request could not be answered, close the connection."""
+TRANSACTION_ENDED = 3
+"""acceptor → coordinator: int32 partition of `__consumer_offsets`, int64 producer id, uint8 1 for a commit: its marker is there, below the high watermark.
+Answered by KAFKA_RESPONSE with one byte, 0, once it is known."""
 
 _REQUEST = Struct("<hhhh")
+_ENDED = Struct("<iqB")
 _NAME_BYTES_MAX = 32767
+
+
+class EndedTransaction(NamedTuple):
+    """A producer's open offsets in one partition are decided."""
+
+    partition: int
+    producer_id: int
+    is_commit: bool
 
 
 class KafkaRequest(NamedTuple):
@@ -37,3 +49,14 @@ def unpack_kafka_request(payload: bytes) -> KafkaRequest:
     body_position = host_position + host_length
     identity, host = payload[_REQUEST.size : host_position].decode(), payload[host_position:body_position].decode()
     return KafkaRequest(api_key, api_version, identity, host, payload[body_position:])
+
+
+def pack_ended_transaction(partition: int, producer_id: int, is_commit: bool) -> bytes:
+    """The payload of TRANSACTION_ENDED."""
+    return _ENDED.pack(partition, producer_id, is_commit)
+
+
+def unpack_ended_transaction(payload: bytes) -> EndedTransaction:
+    """What `pack_ended_transaction` packed. Raises `struct.error` for another length."""
+    partition, producer_id, is_commit = _ENDED.unpack(payload)
+    return EndedTransaction(partition, producer_id, bool(is_commit))

@@ -12,6 +12,7 @@ from tests.properties.protocol_messages import kio_element, kio_message
 from tests.support.raw_transactions import RawTransactions
 
 OFFSET_COMMIT, OFFSET_FETCH, JOIN_GROUP, HEARTBEAT, SYNC_GROUP, INIT_PRODUCER_ID, ADD_PARTITIONS, END_TXN, FIND_COORDINATOR = 8, 9, 11, 12, 14, 22, 24, 26, 10
+TXN_OFFSET_COMMIT = 28
 NEWEST_PLAIN = {
     OFFSET_COMMIT: 9,
     OFFSET_FETCH: 9,
@@ -22,6 +23,7 @@ NEWEST_PLAIN = {
     ADD_PARTITIONS: 3,
     END_TXN: 3,
     FIND_COORDINATOR: 4,
+    TXN_OFFSET_COMMIT: 3,
 }
 """Flexible versions in which a client asks for one thing at a time, and adds partitions itself."""
 SUBSCRIPTION = struct.pack(">hih6si", 0, 1, 6, b"joined", -1)
@@ -117,6 +119,19 @@ class RawCoordination(RawTransactions):
 
     def receive_commit(self) -> int:
         answer = kio_adapter.decode_response(OFFSET_COMMIT, 9, self.receive()[1][1:])
+        return int(answer.topics[0].partitions[0].error_code)
+
+    def commit_transactional(self, group: str, topic: str, offset: int, transactional_id: str, producer: Initialized) -> int:
+        topic_class = kio_element(kio_adapter.request_class(TXN_OFFSET_COMMIT, 3), "topics")
+        partition = kio_message(kio_element(topic_class, "partitions"), partition_index=0, committed_offset=offset, committed_metadata="")
+        answer = self._answer_to(
+            TXN_OFFSET_COMMIT,
+            transactional_id=transactional_id,
+            group_id=group,
+            producer_id=producer.producer_id,
+            producer_epoch=producer.producer_epoch,
+            topics=(topic_class(name=topic, partitions=(partition,)),),
+        )
         return int(answer.topics[0].partitions[0].error_code)
 
     def committed(self, group: str, topic: str, require_stable: bool = False) -> tuple[int, int]:

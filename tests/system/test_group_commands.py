@@ -12,7 +12,8 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 from appliance.base.clock import SystemClock
-from tests.support.raw_coordination import RawCoordination
+from appliance.base.errors import ErrorCode
+from tests.support.raw_coordination import Initialized, RawCoordination
 from tests.support.raw_transactions import transactional_batch
 from tests.support.running_box import RunningBox, environment, eventually
 
@@ -111,3 +112,13 @@ def test_a_transaction_that_no_coordinator_knows_is_found_and_aborted(keeper: Ru
         assert "987654" in _done(keeper, "transaction", "abort", "--hanging", TOPIC, "--minutes", "0")
         assert client.stable_end(TOPIC, 0) == client.list_offset(TOPIC, 0, -1)
         assert _told(keeper, "transaction", "list", "--hanging", "--minutes", "0") == []
+
+
+def test_offsets_of_a_transaction_that_no_coordinator_knows_are_open_until_it_is_aborted(keeper: RunningBox) -> None:
+    with closing(RawCoordination(keeper.kafka)) as client:
+        eventually(lambda: client.find_coordinators("copier") == [0, 0], "the state topics are there", 20)
+        eventually(lambda: client.commit("copied", TOPIC, 3) == 0, "the group's partition is loaded", 20)
+        assert client.commit_transactional("copied", TOPIC, 8, "nobody", Initialized(0, 876_543, 0)) == 0
+        assert client.committed("copied", TOPIC, require_stable=True) == (ErrorCode.UNSTABLE_OFFSET_COMMIT, -1)
+        assert "876543" in _done(keeper, "transaction", "abort", "--hanging", "__consumer_offsets", "--minutes", "0")
+        assert client.committed("copied", TOPIC, require_stable=True) == (0, 3), "the group's coordinator heard of it before the answer"

@@ -1,8 +1,8 @@
 """WriteTxnMarkers: hand each transaction's end to the log-writers of its partitions, answer when every in-sync replica has them.
 
 Comes from a transaction coordinator elsewhere, and from an operator who ends a hanging transaction (KIP-664). As with Kafka a marker is written with
-acks=all. A partition that cannot be served gets its own error at once and harms no other. Owned by one acceptor. Weak spot: who keeps open transactions of
-a partition in memory (the group coordinator, of offsets) is not told from here.
+acks=all. A partition that cannot be served gets its own error at once and harms no other. The group coordinator, which keeps open offsets in memory, hears
+of those of `__consumer_offsets` before the answer; one that is away reads them when it loads. Owned by one acceptor.
 """
 
 from __future__ import annotations
@@ -16,15 +16,20 @@ from appliance.broker.box_view import BoxView, Placement
 from appliance.broker.connection import Connection, Reply
 from appliance.broker.delayed import Delayed
 from appliance.broker.leadership import leadership_problem
+from appliance.ipc.coordinator_link import CoordinatorLink
 from appliance.ipc.descriptors import ACKS_ALL_FLAG, COMMIT_FLAG, DescriptorKind
+from appliance.ipc.request_frames import TRANSACTION_ENDED, pack_ended_transaction
 from appliance.protocol.request_header import RequestHeader
 from appliance.protocol.topic_partitions import PartitionResult, TopicResult
 from appliance.protocol.write_txn_markers import REQUEST, RESPONSE, TxnMarker, TxnMarkerResult, WriteTxnMarkersRequest, WriteTxnMarkersResponse
+from appliance.replication.internal_topics import OFFSETS_TOPIC
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import TornRow
 
 TIMEOUT_NS = 30_000_000_000
 """Kafka's request.timeout.ms."""
+TELL_MS = 5_000
+"""So long the group coordinator has to say that it has heard."""
 _NONE = int(ErrorCode.NONE)
 
 
@@ -47,7 +52,7 @@ class PartMarker:
 class _PendingMarkers:
     """One request."""
 
-    __slots__ = ("correlation_id", "deadline_ns", "handler", "is_finished", "is_offering", "parts", "reply", "request", "ticket", "version")
+    __slots__ = ("correlation_id", "deadline_ns", "handler", "is_finished", "is_offering", "parts", "reply", "request", "ticket", "untold", "version")
 
     def __init__(self, handler: WriteTxnMarkersHandler, reply: Reply, request: WriteTxnMarkersRequest, header: RequestHeader, deadline_ns: int) -> None:
         self.handler = handler
@@ -60,6 +65,8 @@ class _PendingMarkers:
         self.ticket = 0
         self.is_offering = True
         self.is_finished = False
+        self.untold = 0
+        """markers that the group coordinator has not heard of yet, and one more until all are on their way"""
         reply.awaited = self
 
     def on_row_moved(self) -> None:
@@ -76,8 +83,11 @@ class _PendingMarkers:
 class WriteTxnMarkersHandler:
     """All such requests of one acceptor."""
 
-    def __init__(self, view: BoxView, delayed: Delayed, clock: Clock, counters: Counters, on_reply: Callable[[Connection], None]) -> None:
+    def __init__(
+        self, view: BoxView, delayed: Delayed, coordinator: CoordinatorLink, clock: Clock, counters: Counters, on_reply: Callable[[Connection], None]
+    ) -> None:
         self._view = view
+        self._coordinator = coordinator
         self._delayed = delayed
         self._clock = clock
         self._on_reply = on_reply
@@ -156,6 +166,21 @@ class WriteTxnMarkersHandler:
         pending.is_finished = True
         if pending.ticket:
             self._delayed.leave(pending.ticket)
+        pending.untold = 1
+        for marker, parts in zip(pending.request.markers, pending.parts, strict=True):
+            for part in parts:
+                if part.topic == OFFSETS_TOPIC and part.code == _NONE:
+                    pending.untold += 1
+                    ended = pack_ended_transaction(part.partition, marker.producer_id, marker.is_commit)
+                    self._coordinator.request(TRANSACTION_ENDED, ended, TELL_MS, lambda _heard: self._on_told(pending), answer_timeout_ms=TELL_MS)
+        self._on_told(pending)
+
+    def _on_told(self, pending: _PendingMarkers) -> None:
+        pending.untold -= 1
+        if not pending.untold:
+            self._answer(pending)
+
+    def _answer(self, pending: _PendingMarkers) -> None:
         results = tuple(_result(marker, parts) for marker, parts in zip(pending.request.markers, pending.parts, strict=True))
         reply = pending.reply
         reply.awaited = None

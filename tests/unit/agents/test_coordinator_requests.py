@@ -15,7 +15,7 @@ from appliance.base.model import TopicPartition
 from appliance.broker.coordinated_apis import COORDINATED_APIS
 from appliance.groups.client_identity import ClientIdentity
 from appliance.ipc.frames import Frame
-from appliance.ipc.request_frames import KAFKA_REQUEST, KAFKA_RESPONSE, pack_kafka_request
+from appliance.ipc.request_frames import KAFKA_REQUEST, KAFKA_RESPONSE, TRANSACTION_ENDED, pack_ended_transaction, pack_kafka_request
 from appliance.protocol import heartbeat, txn_offset_commit
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.heartbeat import HeartbeatRequest, HeartbeatResponse
@@ -85,6 +85,16 @@ def test_what_cannot_be_read_is_answered_with_nothing(counters: Counters, key: A
     world.send(key, 4, body, kind)
     assert world.sent == [(KAFKA_RESPONSE, 5, b"")]
     assert world.groups.calls == world.transactions.calls == []
+
+
+def test_a_marker_that_others_wrote_is_told_to_the_group_coordinator_before_it_is_answered(counters: Counters) -> None:
+    world = World(counters)
+    world.requests.on_frame(CLIENT, Frame(TRANSACTION_ENDED, 6, pack_ended_transaction(3, 2**40, True), ()))
+    assert world.groups.calls == [("complete_transaction", (3, 2**40, True))]
+    ((kind, token, payload),) = world.sent
+    assert (kind, token) == (KAFKA_RESPONSE, 6) and payload
+    world.requests.on_frame(CLIENT, Frame(TRANSACTION_ENDED, 7, b"short", ()))
+    assert world.sent[-1] == (KAFKA_RESPONSE, 7, b"") and len(world.groups.calls) == 1
 
 
 def test_every_rule_is_a_method_of_its_coordinator() -> None:

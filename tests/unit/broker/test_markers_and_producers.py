@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,12 +17,15 @@ from appliance.broker.delayed import Delayed
 from appliance.broker.handlers.describe_producers import FIRST_PRODUCERS, DescribeProducersHandler
 from appliance.broker.handlers.write_txn_markers import WriteTxnMarkersHandler
 from appliance.broker.transport import PlainTransport
+from appliance.ipc.coordinator_link import CoordinatorLink
 from appliance.ipc.descriptors import COMMIT_FLAG, Descriptor, DescriptorKind
 from appliance.ipc.producer_entries import PRODUCER_ENTRY
+from appliance.ipc.request_frames import TRANSACTION_ENDED, unpack_ended_transaction
 from appliance.protocol import describe_producers, write_txn_markers
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.request_header import RequestHeader
 from appliance.protocol.topic_partitions import TopicPartitions
+from appliance.replication.internal_topics import OFFSETS_TOPIC
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_LEADER, PartitionTableReader, PartitionTableWriter, Row
@@ -44,11 +47,15 @@ class Side:
         self.offered: list[tuple[Descriptor, Any]] = []
         proxy = cast(Any, SimpleNamespace(disk="d0", serving=True, table=self.table, offer_or_queue=self._offer))
         placement = Placement("t", bytes(16), 0, proxy, self.table, 0, 1, 0)
-        find = {("t", 0): placement}.get
+        find = {("t", 0): placement, (OFFSETS_TOPIC, 0): placement}.get
         view = SimpleNamespace(placement=lambda *name: find(name), why_absent=lambda *_: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         self.delayed = Delayed()
         self.answered: list[Connection] = []
-        self.markers = WriteTxnMarkersHandler(cast(BoxView, view), self.delayed, self.clock, self.counters, self.answered.append)
+        self.told: list[tuple[int, bytes, Callable[[bytes | None], None]]] = []
+        coordinator = SimpleNamespace(request=lambda kind, payload, _timeout_ms, on_response, answer_timeout_ms: self.told.append((kind, payload, on_response)))
+        self.markers = WriteTxnMarkersHandler(
+            cast(BoxView, view), self.delayed, cast(CoordinatorLink, coordinator), self.clock, self.counters, self.answered.append
+        )
         self.producers = DescribeProducersHandler(cast(BoxView, view), self.arena, self.clock, self.answered.append)
         self._socks: list[socket.socket] = []
 
@@ -87,8 +94,8 @@ def side() -> Iterator[Side]:
         made.close()
 
 
-def mark(side: Side, *partitions: int) -> Connection:
-    marker = write_txn_markers.TxnMarker(77, 5, True, (TopicPartitions("t", partitions),), -1)
+def mark(side: Side, *partitions: int, topic: str = "t") -> Connection:
+    marker = write_txn_markers.TxnMarker(77, 5, True, (TopicPartitions(topic, partitions),), -1)
     return side.ask(side.markers, ApiKey.WRITE_TXN_MARKERS, 1, write_txn_markers.REQUEST.encode(1, write_txn_markers.WriteTxnMarkersRequest((marker,))))
 
 
@@ -113,6 +120,18 @@ def test_a_marker_is_answered_when_the_high_watermark_has_passed_it(side: Side) 
     side.writer.store_progress(0, 11, 11, 120)
     side.delayed.wake_moved()
     assert codes(side, connection) == [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] and len(side.delayed) == 0
+
+
+@pytest.mark.parametrize("heard", [b"\0", None])
+def test_a_marker_among_the_offsets_of_groups_is_answered_when_their_coordinator_has_heard_of_it_or_is_away(side: Side, heard: bytes | None) -> None:
+    connection = mark(side, 0, 1, topic=OFFSETS_TOPIC)
+    side.markers.on_completion(side.offered[0][1], written(11))
+    side.writer.store_progress(0, 11, 11, 120)
+    side.delayed.wake_moved()
+    ((kind, payload, on_response),) = side.told
+    assert (kind, unpack_ended_transaction(payload)) == (TRANSACTION_ENDED, (0, 77, True)) and not side.answered
+    on_response(heard)
+    assert codes(side, connection) == [0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
 
 
 def test_a_marker_whose_partition_changes_hands_is_to_be_written_again(side: Side) -> None:
