@@ -231,10 +231,10 @@ class FlushRounds:
         self._thread.start()
 
     def _recovery_points(self) -> dict[TopicPartition, int]:
-        return {hosted.topic_partition: hosted.log.recovery_point for hosted in self._partitions.by_row.values()}
+        return self._directory.to_be_saved({hosted.topic_partition: hosted.log.recovery_point for hosted in self._partitions.by_row.values()})
 
     def _high_watermarks(self) -> dict[TopicPartition, int]:
-        return {hosted.topic_partition: hosted.high_watermark for hosted in self._partitions.by_row.values()}
+        return self._directory.to_be_saved({hosted.topic_partition: hosted.high_watermark for hosted in self._partitions.by_row.values()})
 
     def close_directory(self) -> None:
         """At a clean stop, after every log was closed (and thereby flushed): checkpoints and the clean marker."""

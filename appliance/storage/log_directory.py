@@ -27,6 +27,9 @@ from appliance.storage.partition_directory import (
 )
 from appliance.storage.segment_files import LOG_SUFFIX, PARTITION_METADATA
 
+TO_BE_SAVED_MAX = 16
+"""More than threads that save; what was never saved leaves by that."""
+
 
 class LogDirectory:
     """Make one with `open`. Every method that touches the disk raises `StorageFailed` or `DiskFull`."""
@@ -55,6 +58,8 @@ class LogDirectory:
         """Checkpoints are written by several threads; the log-writer's loop takes it only to forget what was said of a name that gets another log."""
         self._lines: dict[str, dict[TopicPartition, int]] = {}
         """What each checkpoint says now."""
+        self._to_be_saved: dict[int, dict[TopicPartition, int]] = {}
+        """By identity; each call on it is one step of the interpreter."""
 
     @classmethod
     def open(cls, path: str, broker_id: int, cluster_id: str | None, clock: Clock, new_directory_id: str = "") -> LogDirectory:
@@ -307,6 +312,13 @@ class LogDirectory:
     def is_deleting(self) -> bool:
         return bool(self._leaving)
 
+    def to_be_saved(self, offsets: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """`offsets`, which another thread is going to save: until then `forget_former_lines` reaches into them, too. For the log-writer's loop."""
+        if len(self._to_be_saved) >= TO_BE_SAVED_MAX:
+            self._to_be_saved.pop(next(iter(self._to_be_saved)), None)
+        self._to_be_saved[id(offsets)] = offsets
+        return offsets
+
     def save_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Only after what they promise is durable (`FlushRound.sync`)."""
         self._save(checkpoints.RECOVERY_POINTS, offsets)
@@ -326,6 +338,7 @@ class LogDirectory:
         try:
             with self._saving:
                 lines = {**self._unserved.get(name, {}), **offsets}
+                self._to_be_saved.pop(id(offsets), None)
                 checkpoints.write_offsets(f"{self.path}/{name}", lines)
                 self._lines[name] = lines
         except OSError as error:
@@ -336,10 +349,14 @@ class LogDirectory:
         take every record of a log that has not grown past it, its recovery point would keep a start from scanning. As a rule no line is left of it."""
         for offsets in (self.recovery_points, self.high_watermarks, self.log_start_offsets, self.cleaned_offsets):
             offsets.pop(topic_partition, None)
-        if not self._saving.locked() and not any(topic_partition in lines for lines in self._lines.values()):
+        waiting = [offsets for offsets in list(self._to_be_saved.values()) if topic_partition in offsets]
+        # In this order: what does not wait any more is being saved, or saved.
+        if not waiting and not self._saving.locked() and not any(topic_partition in lines for lines in self._lines.values()):
             return
         try:
             with self._saving:
+                for offsets in waiting:
+                    offsets.pop(topic_partition, None)
                 for name, lines in list(self._lines.items()):
                     if topic_partition in lines:
                         kept = {other: offset for other, offset in lines.items() if other != topic_partition}

@@ -260,3 +260,22 @@ def test_space_is_told(tmp_path: Path) -> None:
     directory = opened(tmp_path)
     assert 0 < directory.space().free_bytes <= directory.space().total_bytes
     directory.abandon()
+
+
+def test_what_another_thread_was_to_save_of_a_former_log_is_not_said_of_its_successor(tmp_path: Path) -> None:
+    """The lines are taken, the topic is deleted and made anew, and only then they are saved."""
+    other = TopicPartition("other", 0)
+    directory = opened(tmp_path)
+    directory.create_partition("syslog", 3, TOPIC_ID)
+    taken = [directory.to_be_saved({NAME: 40, other: number}) for number in range(4)]
+    directory.mark_deleted(NAME)
+    directory.create_partition("syslog", 3, TopicId(bytes(range(1, 17))))
+    saves = [directory.save_recovery_points, directory.save_high_watermarks, directory.save_log_start_offsets, directory.save_cleaned_offsets]
+    for save, offsets in zip(saves, taken, strict=True):
+        save(offsets)
+    directory.save_log_start_offsets(directory.to_be_saved({NAME: 2, other: 2}))
+    directory.abandon()
+    again = opened(tmp_path)
+    assert again.log_start_offsets == {NAME: 2, other: 2}, "its own are"
+    assert again.recovery_points == {other: 0} and again.high_watermarks == {other: 1} and again.cleaned_offsets == {other: 3}
+    again.abandon()
