@@ -99,6 +99,9 @@ class Delayed:
         return len(gone)
 
     def ms_to_next_deadline(self, now_ns: int, most_ms: int) -> int:
+        """How long nobody's time is over; of those who have left nothing is waited for."""
+        while self._deadlines and self._deadlines[0][1] not in self._waiters:
+            heapq.heappop(self._deadlines)
         if not self._deadlines:
             return most_ms
         return max(0, min(most_ms, -(-(self._deadlines[0][0] - now_ns) // 1_000_000)))
