@@ -1,22 +1,35 @@
-"""What a process tells its operator: plain lines `LEVEL process: message` on stderr, one write each.
+"""What a process tells its operator: one event a call, to journald with fields, or as plain lines `LEVEL process: text` on stderr.
 
-Owned by no one: every process has one `Logger`, made in `service_main`. The standard library's logging is not used, because it
-costs 2 MB in each of a dozen processes and takes locks. Weak spot: a line is dropped, and counted, when stderr cannot take it at
-once (a terminal stopped with Ctrl-S, a full pipe): an event loop must never wait for somebody who reads a log.
+Owned by no one: every process has one `Logger`, made in `service_main`. The standard library's logging is not used, because it costs 2 MB in each
+of a dozen processes and takes locks. Which severity means what, and which fields there are, stands in LOGS.md. Weak spot: an event is dropped, and
+counted, when nobody takes it at once (journald hangs, a terminal is stopped with Ctrl-S, a pipe is full): an event loop must never wait for somebody who
+reads a log.
 """
 
 from __future__ import annotations
 
 import os
 import select
+import sys
 from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+from appliance.base.clock import SystemClock
+from appliance.base.journal import Journal, JournalAbsent, encode_entry, is_journal
+from appliance.base.log_fields import PREFIX
+from appliance.base.log_repeats import LogRepeats, Untold
 
 LEVEL_VARIABLE = "MILLRACE_LOG_LEVEL"
+DROPPED_COUNTER = "log.lines_dropped"
+IDENTIFIER = "millrace-"
+PIPE_BYTES = 4096
+"""A pipe that polls as writable takes so much without waiting (PIPE_BUF)."""
 
 
 class Severity(IntEnum):
-    """Syslog's severities, so that journald fields need no table."""
+    """Syslog's numbers; `SEVERITY_MEANINGS` says what each is for."""
 
+    CRITICAL = 2
     ERROR = 3
     WARNING = 4
     NOTICE = 5
@@ -24,49 +37,158 @@ class Severity(IntEnum):
     DEBUG = 7
 
 
-class Logger:
-    """Writes lines of at least the chosen severity. `fields` become ` name=value`; under journald they will be fields of their own."""
+SEVERITY_MEANINGS: dict[Severity, str] = {
+    Severity.CRITICAL: "records or state are damaged or missing, or the box cannot serve: act now",
+    Severity.ERROR: "something does not work, and will not until a person acts",
+    Severity.WARNING: "trouble that the box has dealt with, or is dealing with, by itself; look if it comes again",
+    Severity.NOTICE: "nothing is wrong; a person may want to know (a limit that is low, trouble that is over)",
+    Severity.INFO: "the story: what came, went, began, ended",
+    Severity.DEBUG: "for who looks for a fault of the program",
+}
 
-    def __init__(self, process_name: str, level: Severity = Severity.INFO, descriptor: int = 2) -> None:
+
+class Tally(Protocol):
+    """Where dropped lines are counted; a shared counter in a process of a box."""
+
+    def add(self, amount: int = 1) -> None: ...
+
+
+class MonotonicClock(Protocol):
+    def monotonic_ns(self) -> int: ...
+
+
+class _Event(NamedTuple):
+    severity: Severity
+    text: str
+    fields: dict[str, object]
+    place: tuple[str, int, str]
+    """File, line and function."""
+
+
+class Logger:
+    """Tells events of at least the chosen severity. `journal` None: plain lines on `descriptor`."""
+
+    def __init__(
+        self, process_name: str, level: Severity = Severity.INFO, descriptor: int = 2, clock: MonotonicClock | None = None, journal: Journal | None = None
+    ) -> None:
         self.process_name = process_name
         self.level = level
         self.lines_dropped = 0
+        self.dropped_counter: Tally | None = None
+        self.common_fields: dict[str, object] = {}
+        """What every line of this process has: its disk, if it serves one."""
+        self._clock = SystemClock() if clock is None else clock
+        self._repeats: LogRepeats[_Event] = LogRepeats()
+        self._untold_drops = 0
+        self._journal = journal
+        self._is_stream_of_journal = journal is not None
         self._descriptor = descriptor
         self._writable = select.poll()
         self._writable.register(descriptor, select.POLLOUT)
 
-    def log(self, severity: Severity, message: str, **fields: object) -> None:
+    # --- what callers use
+
+    def log(self, severity: Severity, text: str, **fields: object) -> None:
+        self._tell(severity, text, fields)
+
+    def critical(self, text: str, **fields: object) -> None:
+        self._tell(Severity.CRITICAL, text, fields)
+
+    def error(self, text: str, **fields: object) -> None:
+        self._tell(Severity.ERROR, text, fields)
+
+    def warning(self, text: str, **fields: object) -> None:
+        self._tell(Severity.WARNING, text, fields)
+
+    def notice(self, text: str, **fields: object) -> None:
+        self._tell(Severity.NOTICE, text, fields)
+
+    def info(self, text: str, **fields: object) -> None:
+        self._tell(Severity.INFO, text, fields)
+
+    def debug(self, text: str, **fields: object) -> None:
+        self._tell(Severity.DEBUG, text, fields)
+
+    def sweep(self, now_ns: int) -> None:
+        """Tell how many lines were held back, when their time is over. To be called once in a while; it costs a comparison."""
+        for untold in self._repeats.take_untold(now_ns):
+            self._write_untold(untold)
+
+    def close(self) -> None:
+        """Tell what was held back: the process ends."""
+        for untold in self._repeats.take_all():
+            self._write_untold(untold)
+
+    # --- the way out
+
+    def _tell(self, severity: Severity, text: str, fields: dict[str, object]) -> None:
         if severity > self.level:
             return
-        tail = "".join(f" {name}={value}" for name, value in fields.items())
-        lines = (message + tail).splitlines() or [""]
-        prefix = f"{severity.name} {self.process_name}: "
+        caller = sys._getframe(2)
+        event = _Event(severity, text, fields, (caller.f_code.co_filename, caller.f_lineno, caller.f_code.co_qualname))
+        now_ns = self._clock.monotonic_ns()
+        self.sweep(now_ns)
+        if self._repeats.may_tell(event.place[:2], event, now_ns):
+            self._write(event)
+
+    def _write_untold(self, untold: Untold[_Event]) -> None:
+        last = untold.last
+        first_line = last.text.partition("\n")[0]
+        if untold.lines > 1:
+            first_line += f" (… and {untold.lines - 1} more like this one)"
+        self._write(last._replace(text=first_line, fields=last.fields | {"lines_untold": untold.lines - 1}))
+
+    def _write(self, event: _Event) -> None:
+        if self._untold_drops and not self._put(_lost(self._untold_drops)):
+            self._drop()
+            return
+        self._untold_drops = 0
+        if not self._put(event):
+            self._drop()
+
+    def _drop(self) -> None:
+        self.lines_dropped += 1
+        self._untold_drops += 1
+        if self.dropped_counter is not None:
+            self.dropped_counter.add()
+
+    def _put(self, event: _Event) -> bool:
+        if self._journal is not None:
+            try:
+                return self._journal.send(encode_entry(self._entry(event)))
+            except JournalAbsent:
+                pass  # stderr leads there by another way
+        return self._put_lines(event)
+
+    def _entry(self, event: _Event) -> dict[str, str]:
+        file, line, function = event.place
+        entry = {"MESSAGE": event.text, "PRIORITY": str(int(event.severity)), "SYSLOG_IDENTIFIER": IDENTIFIER + self.process_name}
+        entry |= {"CODE_FILE": file, "CODE_LINE": str(line), "CODE_FUNC": function, f"{PREFIX}PROCESS": self.process_name}
+        return entry | {PREFIX + name.upper(): str(value) for name, value in (self.common_fields | event.fields).items()}
+
+    def _put_lines(self, event: _Event) -> bool:
+        """A prefix `<3>` is for journald, which takes it off; a person at a terminal gets the word."""
+        prefix = f"<{int(event.severity)}>" if self._is_stream_of_journal else f"{event.severity.name} {self.process_name}: "
+        lines = event.text.splitlines() or [""]
         data = "".join(f"{prefix}{line}\n" for line in lines).encode("utf-8", "backslashreplace")
         try:
-            if self._writable.poll(0):
-                os.write(self._descriptor, data)
-                return
+            for start in range(0, len(data), PIPE_BYTES):
+                if not self._writable.poll(0):
+                    return False
+                os.write(self._descriptor, data[start : start + PIPE_BYTES])
         except OSError:
-            pass  # nobody is there to be told
-        self.lines_dropped += 1
+            return False  # nobody is there to be told
+        return True
 
-    def error(self, message: str, **fields: object) -> None:
-        self.log(Severity.ERROR, message, **fields)
 
-    def warning(self, message: str, **fields: object) -> None:
-        self.log(Severity.WARNING, message, **fields)
-
-    def notice(self, message: str, **fields: object) -> None:
-        self.log(Severity.NOTICE, message, **fields)
-
-    def info(self, message: str, **fields: object) -> None:
-        self.log(Severity.INFO, message, **fields)
-
-    def debug(self, message: str, **fields: object) -> None:
-        self.log(Severity.DEBUG, message, **fields)
+def _lost(count: int) -> _Event:
+    text = f"{count} {'line was' if count == 1 else 'lines were'} lost before this one: nobody took them in time"
+    return _Event(Severity.WARNING, text, {"lines_untold": count}, (__file__, 0, "_lost"))
 
 
 def logger_from_environment(process_name: str) -> Logger:
-    """A logger whose severity is what `MILLRACE_LOG_LEVEL` names (error, warning, notice, info, debug), info when it names none."""
+    """A logger whose severity is what `MILLRACE_LOG_LEVEL` names (critical, error, warning, notice, info, debug; info when it names none), to journald
+    if that is where stderr leads."""
     name = os.environ.get(LEVEL_VARIABLE, "").upper()
-    return Logger(process_name, Severity[name] if name in Severity.__members__ else Severity.INFO)
+    level = Severity[name] if name in Severity.__members__ else Severity.INFO
+    return Logger(process_name, level, journal=Journal() if is_journal(2) else None)
