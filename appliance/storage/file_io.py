@@ -78,6 +78,7 @@ CALLS = (
 READ_ONLY = os.O_RDONLY
 NOT_NEEDED = os.POSIX_FADV_DONTNEED
 RANDOM = os.POSIX_FADV_RANDOM
+WANTED = os.POSIX_FADV_WILLNEED
 CREATE_EMPTY = os.O_RDWR | os.O_CREAT | os.O_TRUNC
 READ_WRITE = os.O_RDWR
 READ_WRITE_CREATE = os.O_RDWR | os.O_CREAT
@@ -199,6 +200,16 @@ def pread_all(fd: int, position: int, size_bytes: int) -> bytes:
             break
         data += more
     return data
+
+
+def pread_wanted(fd: int, position: int, size_bytes: int) -> bytes:
+    """`pread_all` of a large piece that is most likely not in the page cache. It is asked for as a whole first: where the kernel does not read ahead (as on
+    the log disks of an installation) it would come a page at a time, at a tenth of the speed."""
+    try:
+        advise(fd, position, size_bytes, WANTED)
+    except OSError:
+        pass  # the read says what is wrong
+    return pread_all(fd, position, size_bytes)
 
 
 def fsync_directory(path: str) -> None:

@@ -243,7 +243,7 @@ class LogLoader:
 
     def _read(self, fd: int, position: int, size_bytes: int) -> bytes:
         self._on_scanned(size_bytes)
-        return file_io.pread_all(fd, position, size_bytes)
+        return file_io.pread_wanted(fd, position, size_bytes)
 
     def _ends_log(self, recovered: RecoveredSegment, next_base_offset: int) -> bool:
         if recovered.problem is not None or recovered.next_offset > next_base_offset:

@@ -76,7 +76,7 @@ class SegmentBatches:
 
     def __iter__(self) -> Iterator[tuple[BatchHeader, bytes]]:
         while self.valid_end < self._size_bytes:
-            piece = file_io.pread_all(self._fd, self.valid_end, min(SCAN_PIECE_BYTES, self._size_bytes - self.valid_end))
+            piece = file_io.pread_wanted(self._fd, self.valid_end, min(SCAN_PIECE_BYTES, self._size_bytes - self.valid_end))
             position = 0
             while position < len(piece):
                 left = len(piece) - position
