@@ -1,8 +1,9 @@
-"""supervisor: the parent of everything under `millrace run`; its only argument is the options as JSON."""
+"""supervisor: under `millrace run` the parent of everything, its only argument the options as JSON; under systemd the keeper of a box whose processes are
+units, its only argument the settings file."""
 
 from __future__ import annotations
 
-from appliance.runtime.supervisor import main
+from appliance.runtime.unit_mode import is_unit
 
 
 def check_zookeeper() -> list[str]:
@@ -12,5 +13,15 @@ def check_zookeeper() -> list[str]:
     return zookeeper_problems()
 
 
+def main() -> int:
+    if is_unit():
+        from appliance.runtime import box_keeper
+
+        return box_keeper.main(check_zookeeper)
+    from appliance.runtime import supervisor
+
+    return supervisor.main(check_zookeeper)
+
+
 if __name__ == "__main__":
-    raise SystemExit(main(check_zookeeper))
+    raise SystemExit(main())

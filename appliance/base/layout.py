@@ -92,6 +92,11 @@ class BoxLayout:
     def supervisor_socket(self) -> str:
         return f"{self.runtime_directory}/supervisor.sock"
 
+    @property
+    def stopping_file(self) -> str:
+        """There while the whole box stops, where systemd runs it."""
+        return f"{self.runtime_directory}/stopping"
+
     def log_writer_socket(self, disk: str) -> str:
         return f"{self.runtime_directory}/log-writer@{disk}.sock"
 

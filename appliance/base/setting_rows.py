@@ -241,6 +241,16 @@ _PRODUCER_ROWS = (
 
 _HOUSE_ROWS = (
     SettingRow(
+        "host.figures.interval.ms",
+        10 * SECOND,
+        "ms",
+        "how often the machine's own figures (processors, memory, disks, network) are written to a topic; 0: never",
+        "coarser figures",
+        0,
+        HOUR,
+    ),
+    SettingRow("host.figures.topic", "millrace-host", "", "the topic that they go to; the console creates it, with a week's retention", ""),
+    SettingRow(
         "zookeeper.session.timeout.ms", 18 * SECOND, "ms", "silence after which ZooKeeper gives a broker up", "later fail-over", 2 * SECOND, 600 * SECOND
     ),
     SettingRow("zookeeper.heap.mb", 64, "MiB", "Java heap of the embedded ZooKeeper", "memory", 32, 16_384),
@@ -253,6 +263,19 @@ _HOUSE_ROWS = (
         1 * SECOND,
         HOUR,
     ),
+)
+
+_DISK_PRIORITY_ROWS = (
+    SettingRow(
+        "log.writer.pinning",
+        True,
+        "",
+        "on more than four cores, each log-writer runs on a core of its own (the n-th disk on the n-th core, round and round)",
+        "",
+    ),
+    SettingRow("log.writer.io.class", "best-effort:2", "", "a log-writer's place in its disk's queue: realtime:0-7, best-effort:0-7 or idle", ""),
+    SettingRow("log.reader.io.class", "best-effort:5", "", "a log-reader's place in its disk's queue", ""),
+    SettingRow("disk.io.classes", "none", "", 'what holds for both on single disks instead, as in "d0=idle,d3=best-effort:7"', ""),
 )
 
 _CLEANER_ROWS = (
@@ -284,6 +307,7 @@ GROUPS: dict[str, tuple[SettingRow, ...]] = {
     "Logs": _LOG_ROWS,
     "Retention": _RETENTION_ROWS,
     "Compaction": _CLEANER_ROWS,
+    "Disks": _DISK_PRIORITY_ROWS,
     "Producers": _PRODUCER_ROWS,
     "Network": _NETWORK_ROWS,
     "Memory": _MEMORY_ROWS,

@@ -11,6 +11,7 @@ import json
 from typing import Any, NamedTuple
 
 from appliance.base.config_numbers import parse_double
+from appliance.base.io_class import io_class_problems
 from appliance.base.layout import BoxLayout, Disk
 from appliance.base.model import topic_name_problem
 from appliance.base.setting_row import INT64_MAX, SettingRow, SettingValue
@@ -40,6 +41,8 @@ class Box(NamedTuple):
     """The cluster's id where it is known before ZooKeeper is asked: always with the embedded one, else ''."""
     pid: int = 0
     started_wall_ms: int = 0
+    managed_by: str = "millrace run"
+    """Who starts and stops the processes: `millrace run`, or systemd."""
     settings: dict[str, SettingValue] = {}  # noqa: RUF012  never changed; `setting` falls back to the row's default
 
     def setting(self, name: str) -> SettingValue:
@@ -136,9 +139,12 @@ def relation_problems(settings: dict[str, SettingValue]) -> list[str]:
         problems.append(f"log.cleaner.min.cleanable.ratio is {ratio!r}; it must be a number from 0 to 1, in quotes")
     if number("log.cleaner.min.compaction.lag.ms") > number("log.cleaner.max.compaction.lag.ms"):
         problems.append("log.cleaner.min.compaction.lag.ms is more than log.cleaner.max.compaction.lag.ms")
-    topic = str(settings["ingest.syslog.topic"])
-    if (problem := topic_name_problem(topic)) is not None:
-        problems.append(f"ingest.syslog.topic: {problem}")
+    problems += io_class_problems(settings)
+    for name in ("ingest.syslog.topic", "host.figures.topic"):
+        if (problem := topic_name_problem(str(settings[name]))) is not None:
+            problems.append(f"{name}: {problem}")
+    if 0 < number("host.figures.interval.ms") < 1000:
+        problems.append(f"host.figures.interval.ms is {number('host.figures.interval.ms')}; it must be 0 (never) or at least 1000")
     return problems
 
 

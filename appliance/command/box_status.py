@@ -7,7 +7,6 @@ one after the other, so figures of two of them may be a few microseconds apart.
 from __future__ import annotations
 
 import json
-import os
 import select
 from typing import Any, NamedTuple
 
@@ -16,16 +15,19 @@ from appliance.base.errors import MillraceError
 from appliance.base.layout import BoxLayout
 from appliance.base.settings import default_settings, load_box
 from appliance.command.moves import standing_moves
+from appliance.command.process_memory import BoxMemory, Memory, box_memory, memory_of
 from appliance.command.topic_status import TopicStatus, describe_topics
+from appliance.command.unit_states import with_unit_states
 from appliance.ipc.frames import PeerGone, connect_unix
 from appliance.ipc.move_report import MoveProgress
 from appliance.ipc.scrub_report import FoundDamage, read_report, report_file
 from appliance.metadata.metadata_image import ImageUnreadable, MetadataImage, read_image
 from appliance.runtime.status_server import STATUS
+from appliance.runtime.unit_mode import SYSTEMD
 from appliance.shm.counters import CounterSnapshot, list_counters, read_counters
 from appliance.shm.disk_words import overdue_operation
-from appliance.shm.mapping import SharedObjectAbsent, list_names
-from appliance.shm.partition_table import DISK_STATE_NAMES, PartitionTableReader, Row
+from appliance.shm.living_table import attach_table, is_alive
+from appliance.shm.partition_table import DISK_STATE_NAMES, Row
 
 SUPERVISOR_WAIT_MS = 1_000
 
@@ -43,9 +45,12 @@ class ProcessStatus(NamedTuple):
     since_ms: int | None
     restarts: int | None
     words: str = ""
+    memory: Memory | None = None
+    """None: not asked, or not allowed to."""
 
     def document(self) -> dict[str, Any]:
-        return {"name": self.name, "pid": self.pid, "state": self.state, "since": self.since_ms, "restarts": self.restarts, "words": self.words}
+        described = {"name": self.name, "pid": self.pid, "state": self.state, "since": self.since_ms, "restarts": self.restarts, "words": self.words}
+        return described | {"memory": None if self.memory is None else self.memory.document()}
 
 
 class DiskStatus(NamedTuple):
@@ -83,11 +88,13 @@ class BoxStatus(NamedTuple):
     """What the scrubbers found, by disk; disks without damage are left out."""
     moves: tuple[MoveProgress, ...] = ()
     """Partitions that are being moved to another disk."""
+    memory: BoxMemory | None = None
 
     def document(self) -> dict[str, Any]:
         """What `--json` prints."""
         return {
             "processes": [process.document() for process in self.processes],
+            "memory": None if self.memory is None else self.memory.document(),
             "disks": [disk._asdict() for disk in self.disks],
             "topics": [topic._asdict() for topic in self.topics],
             "rates": self.rates,
@@ -124,28 +131,6 @@ def _deadline_ms(layout: BoxLayout) -> int:
         return load_box(layout).integer("log.disk.deadline.ms")
     except FileNotFoundError:
         return int(default_settings()["log.disk.deadline.ms"])
-
-
-def attach_table(layout: BoxLayout, disk: str) -> PartitionTableReader | None:
-    """The partition table of a disk's log-writer; of several (one life has just ended) the one whose maker lives, else the youngest."""
-    best: tuple[bool, int, PartitionTableReader] | None = None
-    for name in list_names(layout.shared_memory_name("table", disk) + "."):
-        try:
-            table = PartitionTableReader.attach(name)
-        except SharedObjectAbsent:
-            continue
-        candidate = (is_alive(table.shared.pid), table.shared.incarnation, table)
-        if best is None or candidate[:2] > best[:2]:
-            if best is not None:
-                best[2].close()
-            best = candidate
-        else:
-            table.close()
-    return None if best is None else best[2]
-
-
-def is_alive(pid: int) -> bool:
-    return pid > 0 and os.path.exists(f"/proc/{pid}")
 
 
 def ask_supervisor(layout: BoxLayout) -> list[dict[str, Any]] | None:
@@ -205,13 +190,17 @@ def gather(layout: BoxLayout, box: dict[str, Any], before: Reading, after: Readi
     supervised = ask_supervisor(layout)
     require_running(layout, box, supervised, after.counters)
     image = image_of(layout)
+    processes = describe_processes(with_unit_states(box, supervised), after.counters)
+    pids = {process.name: process.pid for process in processes if process.pid}
+    memories = memory_of(pids)
     return BoxStatus(
-        describe_processes(supervised, after.counters),
+        [process._replace(memory=memories.get(process.name)) for process in processes],
         describe_disks(box["disks"], after),
         describe_topics(image, after.rows, int(box["broker_id"])),
         rates_between(before, after),
         {disk["name"]: damages for disk in box["disks"] if (damages := read_report(report_file(layout, disk["name"])).damages)},
         standing_moves(layout, image, [str(disk["name"]) for disk in box["disks"]]),
+        box_memory(pids, memories),
     )
 
 
@@ -219,7 +208,11 @@ def require_running(layout: BoxLayout, box: dict[str, Any], supervised: list[dic
     """BoxNotRunning when neither the supervisor answers nor any process that has counters is alive."""
     if supervised is None and not any(is_alive(snapshot.pid) for snapshot in counters.values()):
         directory = box["disks"][0]["path"] if box.get("disks") else layout.runtime_directory
-        raise BoxNotRunning(f"the box of {directory} does not run: it ended without tidying up; start it again with `millrace run`")
+        raise BoxNotRunning(f"the box of {directory} does not run: it ended without tidying up; start it again with `{_start_command(box)}`")
+
+
+def _start_command(box: dict[str, Any]) -> str:
+    return "systemctl start millrace.target" if box.get("managed_by") == SYSTEMD else "millrace run"
 
 
 def image_of(layout: BoxLayout) -> MetadataImage:

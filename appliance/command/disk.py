@@ -18,9 +18,10 @@ from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.layout import BoxLayout
 from appliance.command.disk_drain import drain
 from appliance.command.failures import UsageProblem
-from appliance.command.finding import find_running_box
+from appliance.command.finding import FoundBox, find_running_box
 from appliance.command.options import ConfigOption, DataOption, argument, option
 from appliance.command.output import Column, bytes_text, plural, print_table
+from appliance.runtime.disk_orders import ADD, REMOVE, REPLACE
 
 NameArgument = Annotated[str, argument("NAME", "The disk, as `millrace disk list` calls it.")]
 ANSWER_MS = 5_000
@@ -68,7 +69,14 @@ def list_disks(
 def add(path: Annotated[str, argument("PATH", "The new log directory.")], data: DataOption = None, config: ConfigOption = None) -> None:
     """Serve one more disk. New partitions go where there is most room; those that are there stay where they are."""
     found = find_running_box(data, config)
-    ordered = order_disk(found.layout, "add", "", _usable(found.box, path))
+    usable = _usable(found.box, path)
+    if _is_managed_by_systemd(found):
+        from appliance.command.unit_orders import check_disk_for_units, hand_over_directory
+
+        check_disk_for_units(usable, os.path.basename(usable))
+        hand_over_directory(found.layout, usable)
+    ordered = order_disk(found.layout, ADD, "", usable)
+    _follow(found, ADD, ordered)
     print(f"added disk {ordered['disk']}: {ordered['path']}")
 
 
@@ -82,7 +90,8 @@ def remove(name: NameArgument, data: DataOption = None, config: ConfigOption = N
             ErrorCode.INVALID_REQUEST,
             f"{plural(len(placed), 'partition')} of disk {name} would be lost ({shown}); move them away first: millrace disk drain {name}",
         )
-    ordered = order_disk(found.layout, "remove", name, "")
+    ordered = order_disk(found.layout, REMOVE, name, "")
+    _follow(found, REMOVE, ordered)
     print(f"removed disk {ordered['disk']}: {ordered['path']}")
 
 
@@ -101,8 +110,29 @@ def replace(
     placed = _placed_on(found.layout, name)
     if placed and not accept_data_loss:
         raise UsageProblem(f"disk {name} holds {plural(len(placed), 'partition')}; say --accept-data-loss to begin them anew, empty")
-    ordered = order_disk(found.layout, "replace", name, _usable(found.box, path or known[name], but=name))
+    usable = _usable(found.box, path or known[name], but=name)
+    if _is_managed_by_systemd(found):
+        from appliance.command.unit_orders import check_disk_for_units, hand_over_directory
+
+        check_disk_for_units(usable, name)
+        hand_over_directory(found.layout, usable)
+    ordered = order_disk(found.layout, REPLACE, name, usable)
+    _follow(found, REPLACE, ordered)
     print(f"replaced disk {ordered['disk']}: {ordered['path']}, {plural(len(placed), 'partition')} begin anew")
+
+
+def _is_managed_by_systemd(found: FoundBox) -> bool:
+    from appliance.runtime.unit_mode import SYSTEMD
+
+    return bool(found.box.get("managed_by") == SYSTEMD)
+
+
+def _follow(found: FoundBox, verb: str, ordered: dict[str, str]) -> None:
+    """Under `millrace run` the supervisor has started and stopped what was to be; under systemd that is for root to do."""
+    if _is_managed_by_systemd(found):
+        from appliance.command.unit_orders import carry_out
+
+        carry_out(found.layout, verb, ordered["disk"])
 
 
 def _usable(box: dict[str, Any], path: str, but: str = "") -> str:
@@ -143,7 +173,7 @@ def order_disk(layout: BoxLayout, verb: str, name: str, path: str) -> dict[str, 
 
     connection = connect_unix(layout.supervisor_socket)
     if connection is None:
-        raise RequestRefused(ErrorCode.BROKER_NOT_AVAILABLE, "the supervisor does not answer; disks are changed while `millrace run` runs")
+        raise RequestRefused(ErrorCode.BROKER_NOT_AVAILABLE, "the supervisor does not answer; disks are changed while the box runs")
     try:
         connection.send(DISK_ORDER, 1, json.dumps({"verb": verb, "name": name, "path": path}).encode())
         poll = select.poll()

@@ -154,7 +154,7 @@ class Drained:
 
     def _sizes(self) -> dict[tuple[str, int], int]:
         from appliance.base.model import TopicId
-        from appliance.command.box_status import attach_table
+        from appliance.shm.living_table import attach_table
 
         table = attach_table(self._layout, self._name)
         if table is None:

@@ -24,6 +24,7 @@ GIVE_UP_SECONDS = 0.5
 FREE_BYTES_MIN = 1 << 30
 FREE_SHARE_MIN = 0.05
 READ_AHEAD_KB = (64, 16_384)
+"""Or 0, as install.sh sets it for log disks: log-readers ask for what they want, and a page on its way would stop who serves clients."""
 LOCAL_TYPES = frozenset({"ext4", "xfs", "btrfs", "ext3", "f2fs", "zfs", "bcachefs"})
 GONE_AT_REBOOT = frozenset({"tmpfs", "ramfs"})
 LAYER_TYPES = frozenset({"overlay", "aufs"})
@@ -83,8 +84,8 @@ def judge_disk(disk: Disk, answer: Answer | None) -> list[Finding]:
     findings = [_place(subject, disk, answer), *_space(subject, answer)]
     low, high = READ_AHEAD_KB
     ahead = answer["read_ahead_kb"]
-    if ahead is not None and not low <= ahead <= high:
-        advice = f"cold reads want {low} to {high}: echo 512 > /sys/class/bdi/{answer['device']}/read_ahead_kb"
+    if ahead and not low <= ahead <= high:
+        advice = f"on a disk of logs alone 0 is best (sudo ./install.sh), else {low} to {high}: echo 512 > /sys/class/bdi/{answer['device']}/read_ahead_kb"
         findings.append(warning(subject, f"read_ahead_kb is {ahead}", advice))
     return [*findings, judge_residency(subject, answer["residency"])]
 

@@ -12,7 +12,7 @@ import typer
 
 from appliance.base.errors import MillraceError, RequestRefused
 from appliance.base.invariants import InvariantViolation
-from appliance.command import config, disk, doctor, group, log_dump, run, send, status, top, topic, transaction
+from appliance.command import config, disk, doctor, group, log_dump, run, send, status, top, topic, transaction, units
 from appliance.command.failures import EXIT_CODES_HELP, exit_code
 from appliance.command.output import say
 
@@ -38,14 +38,20 @@ def build_app() -> typer.Typer:
     app.add_typer(transaction.build_app(markup), name="transaction")
     app.add_typer(disk.build_app(markup), name="disk")
     app.add_typer(config.build_app(markup), name="config")
+    app.add_typer(units.build_app(markup), name="units")
     app.add_typer(log_dump.build_app(markup), name="log")
     return app
 
 
 def main() -> None:
     """Entry point of the console script."""
+    run_app(build_app())
+
+
+def run_app(app: typer.Typer) -> None:
+    """Run a command tree; what it raises becomes lines on stderr and an exit code."""
     try:
-        build_app()()
+        app()
     except InvariantViolation:
         raise
     except MillraceError as error:

@@ -15,6 +15,7 @@ from appliance.command.output import NOTHING, Column, bytes_text, count_text, du
 if TYPE_CHECKING:
     from appliance.command.box_status import BoxStatus, ProcessStatus
     from appliance.command.finding import FoundBox
+    from appliance.command.process_memory import BoxMemory, Memory
     from appliance.command.topic_status import TopicStatus
     from appliance.ipc.move_report import MoveProgress
     from appliance.ipc.scrub_report import FoundDamage
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 MEASURE_MS = 1_000
 DAMAGES_SHOWN = 5
 MOVES_SHOWN = 10
+MISSING_SHOWN = 3
 
 
 def status(
@@ -49,13 +51,16 @@ def print_status(found: FoundBox, gathered: BoxStatus, now_ms: int) -> None:
     started_ms = int(found.box.get("started_wall_ms") or 0)
     up = f"  up {duration_text((now_ms - started_ms) / 1000)}" if started_ms else ""
     print(f"box {found.layout.box}  kafka {found.kafka_address}  broker {found.box['broker_id']}{up}\n")
+    columns = [Column("process"), Column("pid", is_number=True), Column("state"), Column("since", is_number=True), Column("restarts", is_number=True)]
     print_table(
-        [Column("process"), Column("pid", is_number=True), Column("state"), Column("since", is_number=True), Column("restarts", is_number=True)],
+        [*columns, Column("memory", is_number=True), Column("arenas", is_number=True)],
         [
-            [process.name, str(process.pid or NOTHING), _state(process), _age(process.since_ms, now_ms), count_text(process.restarts)]
+            [process.name, str(process.pid or NOTHING), _state(process), _age(process.since_ms, now_ms), count_text(process.restarts), *_memory(process.memory)]
             for process in gathered.processes
         ],
     )
+    if gathered.memory is not None:
+        print_memory(gathered.memory)
     print()
     print_table(
         [Column("disk"), Column("state"), Column("free", is_number=True), Column("total", is_number=True), Column("path")],
@@ -72,6 +77,19 @@ def print_status(found: FoundBox, gathered: BoxStatus, now_ms: int) -> None:
     )
     print()
     print("  ".join(_rate(name, rate) for name, rate in gathered.rates.items()))
+
+
+def print_memory(memory: BoxMemory) -> None:
+    """One line for all Python processes, as the promise about them is made: without the arenas, and with them."""
+    python = memory.python
+    print(
+        f"memory (PSS) of all Python processes: {bytes_text(python.without_arenas)} without arenas ({bytes_text(python.own)} their own, "
+        f"{bytes_text(python.other_shared)} tables, rings and counters), {bytes_text(python.total)} with them"
+        + (f"; of the JVM: {bytes_text(memory.jvm.total)}" if memory.jvm is not None else "")
+    )
+    if memory.missing:
+        shown = ", ".join(memory.missing[:MISSING_SHOWN]) + (f" and {len(memory.missing) - MISSING_SHOWN} more" if len(memory.missing) > MISSING_SHOWN else "")
+        print(f"without {shown}, who could not be asked: only the box's user and root may, and a process that its disk holds does not answer")
 
 
 def print_moves(moves: tuple[MoveProgress, ...]) -> None:
@@ -102,6 +120,10 @@ def _rate(name: str, rate: float) -> str:
 def _state(process: ProcessStatus) -> str:
     """What it says of itself matters while it does not serve: how far recovery is, what it waits for."""
     return f"{process.state} ({process.words})" if process.words and process.state != "serving" else process.state
+
+
+def _memory(memory: Memory | None) -> list[str]:
+    return [NOTHING, NOTHING] if memory is None else [bytes_text(memory.without_arenas), bytes_text(memory.arenas) if memory.arenas else NOTHING]
 
 
 def _age(since_ms: int | None, now_ms: int) -> str:

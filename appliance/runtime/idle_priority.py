@@ -17,6 +17,7 @@ _CLASS_BEST_EFFORT = 2 << 13 | 4
 
 def take_idle_priority(niceness: int = 19) -> None:
     """For the calling process, from now on. What the machine refuses is not had."""
+    leave_core()
     os.nice(niceness)
     _take_io_class(_CLASS_IDLE)
 
@@ -24,6 +25,19 @@ def take_idle_priority(niceness: int = 19) -> None:
 def take_ordinary_io() -> None:
     """Somebody waits for the calling process now."""
     _take_io_class(_CLASS_BEST_EFFORT)
+
+
+def take_io_priority(value: int) -> None:
+    """A class and level of `appliance.base.io_class`, for the calling process and what it starts from now on."""
+    _take_io_class(value)
+
+
+def leave_core() -> None:
+    """Run on any core again: a child of a process that is bound to one must not take it from its parent."""
+    try:
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    except OSError:
+        pass
 
 
 def _take_io_class(value: int) -> None:

@@ -13,7 +13,7 @@ import select
 from appliance.base.clock import Clock
 from appliance.base.layout import BoxLayout, box_name, runtime_roots
 from appliance.runtime.directories import is_supervisor, known_boxes, running_supervisor
-from appliance.shm.counters import list_counters, read_counters, unlink_all
+from appliance.shm.counters import list_counters, pid_in_counters, unlink_all
 from appliance.shm.mapping import list_names, unlink
 
 DYING_MS_MAX = 5_000
@@ -35,20 +35,19 @@ def await_previous_life(state: str, clock: Clock) -> list[int]:
 
 
 def living_processes(layout: BoxLayout) -> list[int]:
-    """Pids of processes of this box that live, by their counters; a pid that was given to somebody else has another name."""
-    alive = []
-    for name in list_counters(layout):
-        snapshot = read_counters(layout, name)
-        if snapshot is None:
-            continue
-        try:
-            with open(f"/proc/{snapshot.pid}/comm") as file:
-                comm = file.read().rstrip("\n")
-        except OSError:
-            continue
-        if comm in (name[:15], "java") and not _is_zombie(snapshot.pid):
-            alive.append(snapshot.pid)
-    return alive
+    """Pids of processes of this box that live, by their counters."""
+    return [pid for name in list_counters(layout) if (pid := living_pid(layout, name))]
+
+
+def living_pid(layout: BoxLayout, process_name: str) -> int:
+    """Pid of this process if it lives, else 0; a pid that was given to somebody else has another name."""
+    pid = pid_in_counters(layout, process_name)
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            comm = file.read().rstrip("\n")
+    except OSError:
+        return 0
+    return pid if comm in (process_name[:15], "java") and not _is_zombie(pid) else 0
 
 
 def _is_zombie(pid: int) -> bool:

@@ -26,6 +26,10 @@ class Poller:
         self._epoll = select.epoll()
         self._callbacks: dict[int, EventCallback] = {}
 
+    def fileno(self) -> int:
+        """Readable when `poll` would find something: for a process whose own loop waits (the console)."""
+        return self._epoll.fileno()
+
     def register(self, descriptor: int, events: int, callback: EventCallback) -> None:
         self._epoll.register(descriptor, events)
         self._callbacks[descriptor] = callback

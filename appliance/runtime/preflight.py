@@ -24,6 +24,7 @@ from appliance.runtime.identity import DEFAULT_BROKER_ID, Identity, choose_zooke
 from appliance.runtime.listening import ListenSockets, open_listen_sockets
 from appliance.runtime.run_options import ResolvedOptions, RunOptions, resolve_options
 from appliance.runtime.shared_memory_need import SharedMemoryNeed, held_bytes, shared_memory_need
+from appliance.runtime.unit_mode import MILLRACE_RUN, SYSTEMD
 
 SUPPORTED_MACHINE = "x86_64"
 ZONE_DIRECTORY = "/usr/share/zoneinfo"
@@ -45,35 +46,64 @@ class PreparedBox(NamedTuple):
     """The log directories as options and settings say, whatever was ordered since."""
     unanswered: dict[str, int]
     """Directories whose disk did not answer, and the pid of the child that still asks."""
+    left_out: dict[str, str]
+    """Directories that the box starts without, and why; only where systemd runs it."""
 
 
-def prepare_box(options: RunOptions, clock: Clock, zookeeper_check: ExternalCheck) -> PreparedBox:
-    """Check everything, then take what the box needs. Raises ConfigurationProblems."""
+def prepare_box(options: RunOptions, clock: Clock, zookeeper_check: ExternalCheck, unit_runtime: str = "") -> PreparedBox:
+    """Check everything, then take what the box needs. Raises ConfigurationProblems.
+
+    `unit_runtime`: systemd runs the processes and holds the sockets, and this is the runtime directory that it tells them. Then a directory that cannot be
+    used (its disk is not mounted, say) is left out, as long as there is another: a box that starts in the night has nobody to ask.
+    """
     given, problems = resolve_options(options, os.cpu_count() or 1)
     resolved, ordered = with_kept_disks(given)
     embedded = resolved.zookeeper is None
     problems += machine_problems(resolved)
     deadline_ms = int(resolved.settings["log.disk.deadline.ms"])
     looks = ask_each([(resolved.state, "--state"), *((path, "--data") for path in resolved.data)], False, deadline_ms, clock)
-    problems += _directory_problems(resolved, looks, deadline_ms)
+    left_out = _left_out(resolved, looks) if unit_runtime else {}
+    problems += _directory_problems(resolved, looks, deadline_ms, left_out)
     identity = Identity(DEFAULT_BROKER_ID)
     if resolved.state in looks.answers:
         owners = {path: look.owner for path, look in looks.answers.items() if path in resolved.data and look.owner is not None}
         identity, identity_problems = plan_identity(resolved.state, owners, resolved.broker_id, embedded)
         problems += identity_problems
-    runtime_directory, runtime_problems = plan_runtime_directory(resolved)
+    runtime_directory, runtime_problems = (unit_runtime, _unit_problems(resolved, unit_runtime)) if unit_runtime else plan_runtime_directory(resolved)
     problems += runtime_problems
     if embedded:
         problems += _ask_in_a_child(zookeeper_check)
-    listening, listen_problems = open_listen_sockets(resolved.listen, resolved.kafka_port, resolved.syslog_port, resolved.http_port)
+    listening, listen_problems = _no_sockets(resolved) if unit_runtime else _own_sockets(resolved)
     problems += listen_problems
     try:
         if problems:
             raise ConfigurationProblems(problems)
-        return _take(resolved, ordered, given.data, identity, runtime_directory, listening, clock, looks)
+        return _take(resolved, ordered, given.data, identity, runtime_directory, listening, clock, looks, left_out, SYSTEMD if unit_runtime else MILLRACE_RUN)
     except BaseException:
         listening.close()
         raise
+
+
+def _own_sockets(options: ResolvedOptions) -> tuple[ListenSockets, list[str]]:
+    return open_listen_sockets(options.listen, options.kafka_port, options.syslog_port, options.http_port)
+
+
+def _no_sockets(options: ResolvedOptions) -> tuple[ListenSockets, list[str]]:
+    """systemd holds them."""
+    return ListenSockets({}, options.kafka_port, options.syslog_port, options.http_port), []
+
+
+def _left_out(options: ResolvedOptions, looks: DirectoryLooks) -> dict[str, str]:
+    """Directories that cannot be used now, unless that is all of them."""
+    reasons = {path: look.problem or look.user for path in options.data if (look := looks.answers.get(path)) is not None and (look.problem or look.user)}
+    return {path: reason or "" for path, reason in reasons.items()} if len(reasons) < len(set(options.data)) else {}
+
+
+def _unit_problems(options: ResolvedOptions, runtime_directory: str) -> list[str]:
+    """Whether the units were written for a box with this state directory."""
+    if os.path.basename(runtime_directory) == box_name(options.state):
+        return []
+    return [f"the units were written for another state directory than {options.state}: say `millrace units apply`, then start again"]
 
 
 def machine_problems(options: ResolvedOptions) -> list[str]:
@@ -117,15 +147,15 @@ def _mib(size_bytes: int) -> int:
     return -(-size_bytes >> 20)
 
 
-def _directory_problems(options: ResolvedOptions, looks: DirectoryLooks, deadline_ms: int) -> list[str]:
+def _directory_problems(options: ResolvedOptions, looks: DirectoryLooks, deadline_ms: int, left_out: dict[str, str]) -> list[str]:
     problems = shape_problems(options.data, options.state, looks.real_path)
-    away = {path for path in options.data if path in looks.unanswered or looks.answers[path].is_troubled}
+    away = {path for path in options.data if path in left_out or path in looks.unanswered or looks.answers[path].is_troubled}
     if len(away) == len(set(options.data)):
         away.clear()  # a box without any disk serves nobody: say what is wrong instead
     for option, path in [("--state", options.state), *(("--data", path) for path in dict.fromkeys(options.data))]:
         look = looks.answers.get(path)
         if look is not None:
-            problem = (None if path in away else look.problem) or look.user
+            problem = (None if path in away else look.problem) or (None if path in left_out else look.user)
         elif path in away:
             problem = None
         else:
@@ -193,10 +223,12 @@ def _take(
     listening: ListenSockets,
     clock: Clock,
     looks: DirectoryLooks,
+    left_out: dict[str, str],
+    managed_by: str,
 ) -> PreparedBox:
     """Directories, lock, identity, box.json: the steps that change something, when nothing speaks against them."""
     deadline_ms = int(options.settings["log.disk.deadline.ms"])
-    made = ask_each([(path, "--data") for path in options.data if path in looks.answers], True, deadline_ms, clock)
+    made = ask_each([(path, "--data") for path in options.data if path in looks.answers and path not in left_out], True, deadline_ms, clock)
     wanted = [("--state", options.state), ("runtime directory", runtime_directory)]
     problems = [look.problem for look in made.answers.values() if look.problem is not None]
     problems += [problem for option, path in wanted if (problem := make_directory(path, option)) is not None]
@@ -224,10 +256,11 @@ def _take(
         cluster_id=identity.cluster_id,
         pid=os.getpid(),
         started_wall_ms=clock.wall_ms(),
+        managed_by=managed_by,
         settings=options.settings,
     )
     write_box(layout, box)
-    return PreparedBox(box, layout, listening, state_lock, given, {**looks.unanswered, **made.unanswered})
+    return PreparedBox(box, layout, listening, state_lock, given, {**looks.unanswered, **made.unanswered}, left_out)
 
 
 def write_box(layout: BoxLayout, box: Box) -> None:

@@ -7,8 +7,10 @@ collection is counted with its time. Weak spot: an agent that is never idle neve
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 
 from appliance.runtime.agent import Agent, ServiceContext
+from appliance.runtime.unit_heart import UnitHeart
 
 STOP_MS = 10_000
 """A stop that takes longer is cut off: what is not finished by then is waiting for somebody who is gone."""
@@ -19,12 +21,22 @@ IDLE_NS_BEFORE_COLLECTING = 2_000_000_000
 class Runner:
     """The loop of one process."""
 
-    def __init__(self, agent: Agent, context: ServiceContext, collects_when_idle: bool = False) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        context: ServiceContext,
+        collects_when_idle: bool = False,
+        heart: UnitHeart | None = None,
+        may_stop: Callable[[], bool] | None = None,
+    ) -> None:
+        """`heart` and `may_stop` (whether those that need this process are gone) are for a process that systemd runs."""
         self._agent = agent
         self._context = context
         self._clock = context.clock
         self._poller = context.poller
         self._counters = context.counters
+        self._heart = heart
+        self._may_stop = may_stop
         self._stop_requested = False
         self._collects_when_idle = collects_when_idle
         self._busy_since_collection = False
@@ -41,6 +53,10 @@ class Runner:
         try:
             while not self._stop_requested:
                 self.turn()
+            if self._heart is not None:
+                self._heart.stopping()
+            while self._may_stop is not None and not self._may_stop():
+                self.turn()
             self._stop()
         finally:
             self._agent.close()
@@ -50,12 +66,15 @@ class Runner:
         agent = self._agent
         now_ns = self._clock.monotonic_ns()
         self._counters.beat(now_ns)
+        if self._heart is not None:
+            self._heart.beat(now_ns, agent.status_line)
         work = agent.do_work()
         if work or not agent.may_park():
             self._poller.poll(0)
             self._busy_since_collection = True
             self._last_busy_ns = now_ns
         else:
+            self._context.log.sweep(now_ns)
             if self._collects_when_idle and self._busy_since_collection and now_ns - self._last_busy_ns > IDLE_NS_BEFORE_COLLECTING:
                 self._collect(now_ns)
             self._poller.poll(agent.park_ms())

@@ -20,14 +20,18 @@ from appliance.base.clock import SystemClock
 from appliance.base.errors import StepsDown
 from appliance.base.invariants import InvariantViolation
 from appliance.base.layout import RUNTIME_VARIABLE, BoxLayout
-from appliance.base.logging import Logger, logger_from_environment
+from appliance.base.logging import DROPPED_COUNTER, Logger, logger_from_environment
 from appliance.base.settings import load_box
 from appliance.runtime.agent import Agent, AgentFactory, ServiceContext
+from appliance.runtime.disk_priority import take_disk_priority
 from appliance.runtime.parent_death import PARENT_VARIABLE, bind_to_parent
 from appliance.runtime.poller import Poller
 from appliance.runtime.runner import Runner
 from appliance.runtime.short_slices import take_short_slices
 from appliance.runtime.systemd import SystemdNotifier, take_listen_sockets
+from appliance.runtime.unit_heart import heart_of
+from appliance.runtime.unit_mode import stop_turn_of
+from appliance.runtime.unit_start import BoxNotPrepared, await_turn_to_start, require_box
 from appliance.shm.counters import Counters
 from appliance.shm.mapping import LayoutMismatch
 
@@ -41,6 +45,9 @@ EXIT_OTHER_RELEASE = 78
 
 FELT_BY_USERS = frozenset({"acceptor", "log-writer"})
 """Process kinds whose pauses users feel: they collect garbage when idle (DESIGN §2) and run as soon as they are woken."""
+
+OF_A_DISK = frozenset({"log-writer", "log-reader"})
+"""Process kinds whose instance is a disk: every line of theirs is about it."""
 
 
 class StopRequest:
@@ -63,7 +70,7 @@ def service_main(process_kind: str, agent_factory: AgentFactory) -> int:
     """Run one agent by the common runner; returns the exit code."""
 
     def body(context: ServiceContext, stop: StopRequest) -> None:
-        runner = Runner(agent_factory(context), context, collects_when_idle=process_kind in FELT_BY_USERS)
+        runner = Runner(agent_factory(context), context, process_kind in FELT_BY_USERS, heart_of(context), stop_turn_of(context))
         stop.on_request = runner.request_stop
         if stop.requested:
             runner.request_stop()
@@ -80,6 +87,8 @@ def run_service(process_kind: str, body: ServiceBody) -> int:
     instance = sys.argv[1] if len(sys.argv) > 1 else ""
     process_name = f"{process_kind}@{instance}" if instance else process_kind
     log = logger_from_environment(process_name)
+    if process_kind in OF_A_DISK:
+        log.common_fields["disk"] = instance
     if not bind_to_parent():
         return EXIT_FAILED
     if not os.environ.get(RUNTIME_VARIABLE):
@@ -89,13 +98,26 @@ def run_service(process_kind: str, body: ServiceBody) -> int:
     _raise_descriptor_limit()
     stop = StopRequest()
     _install_signals(stop)
+    tell_stray_exceptions(log)
+    if "logging" in sys.modules:  # one of the few processes whose libraries bring it
+        from appliance.runtime.library_logging import forward_library_logging
+
+        forward_library_logging(log)
     try:
-        body(_make_context(process_name, instance, log), stop)
+        require_box()
+        context = _make_context(process_name, instance, log)
+        await_turn_to_start(context, lambda: stop.requested)
+        if process_kind in OF_A_DISK:
+            take_disk_priority(context.box, process_kind, instance)
+        body(context, stop)
+    except BoxNotPrepared as error:
+        log.warning(str(error))
+        return EXIT_FAILED
     except LayoutMismatch as error:
-        log.error(f"met shared memory of another release: {error}")
+        log.critical(f"met shared memory of another release, and ends: {error}")
         return EXIT_OTHER_RELEASE
     except InvariantViolation as error:
-        log.error(f"found its own state inconsistent and dies: {error}\n{traceback.format_exc()}")
+        log.critical(f"found its own state inconsistent, and dies: {error}\n{traceback.format_exc()}")
         return EXIT_INCONSISTENT
     except StepsDown as reason:
         log.warning(f"ends, to be started again: {reason}")
@@ -103,7 +125,20 @@ def run_service(process_kind: str, body: ServiceBody) -> int:
     except Exception as error:
         log.error(f"died of {type(error).__name__}: {error}\n{traceback.format_exc()}")
         return EXIT_FAILED
+    finally:
+        log.close()
     return 0
+
+
+def tell_stray_exceptions(log: Logger) -> None:
+    """What would be printed line by line becomes one event: an exception that ends a thread, and one that nobody can catch (in `__del__`)."""
+
+    def tell(where: str, error: BaseException | None) -> None:
+        log.error(f"{where} died of {type(error).__name__}: {error}\n{''.join(traceback.format_exception(error))}")
+
+    sys.unraisablehook = lambda stray: tell(f"{stray.object!r}", stray.exc_value)
+    if (threading := sys.modules.get("threading")) is not None:  # who has no threads need not have the module
+        threading.excepthook = lambda stray: tell(f"thread {stray.thread.name if stray.thread else ''}", stray.exc_value)  # type: ignore[attr-defined]
 
 
 def _make_context(process_name: str, instance: str, log: Logger) -> ServiceContext:
@@ -116,6 +151,8 @@ def _make_context(process_name: str, instance: str, log: Logger) -> ServiceConte
     incarnation = clock.monotonic_ns()  # no two lives of a process in one boot share it; shared memory does not outlive the boot
     counters = Counters.create_or_adopt(layout, process_name, incarnation, clock.wall_ms())
     counters.beat(incarnation)
+    counters.counter("runtime.starts").add()
+    log.dropped_counter = counters.counter(DROPPED_COUNTER)
     return ServiceContext(
         layout=layout,
         box=box,

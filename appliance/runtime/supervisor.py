@@ -13,27 +13,26 @@ import sys
 from typing import Any
 
 from appliance.base.clock import Clock, SystemClock
-from appliance.base.errors import ConfigurationProblems, ErrorCode, RequestRefused
-from appliance.base.layout import RUNTIME_VARIABLE, Disk
-from appliance.base.logging import logger_from_environment
+from appliance.base.errors import ConfigurationProblems, RequestRefused
+from appliance.base.layout import RUNTIME_VARIABLE
+from appliance.base.logging import DROPPED_COUNTER, logger_from_environment
 from appliance.runtime.children import LISTEN_NAMES, Child, ChildState, plan_stop
-from appliance.runtime.disk_orders import ADD, REMOVE, REPLACE, changed_disks, disk_processes, keep_disks
-from appliance.runtime.known_disks import give_up, write_known_disk
+from appliance.runtime.disk_changes import DiskChanges, LogWriterLook
+from appliance.runtime.disk_orders import REMOVE, disk_processes
 from appliance.runtime.leftovers import await_previous_life, clear_box, clear_dead_life, clear_vanished_boxes
 from appliance.runtime.notify_socket import NotifySocket
 from appliance.runtime.poller import READABLE, Poller
-from appliance.runtime.preflight import ExternalCheck, PreparedBox, prepare_box, write_box
+from appliance.runtime.preflight import ExternalCheck, PreparedBox, prepare_box
 from appliance.runtime.ready_message import ready_message
 from appliance.runtime.run_options import RunOptions, python_arguments, resolve_options
 from appliance.runtime.service_main import EXIT_OTHER_RELEASE, EXIT_USAGE, name_process
-from appliance.runtime.set_aside import SetAsideProcesses, is_in_kernel
+from appliance.runtime.set_aside import SetAsideProcesses
 from appliance.runtime.spawning import spawn
 from appliance.runtime.status_server import StatusServer
 from appliance.runtime.systemd import notify
 from appliance.runtime.zookeeper_watch import ASK_MS_WHILE_STARTING, ZooKeeperWatch
 from appliance.runtime.zookeeper_watch import NAME as ZOOKEEPER
 from appliance.shm.counters import Counters, read_counters
-from appliance.shm.disk_words import give_up_lives, is_held_by_disk
 
 NAME = "supervisor"
 TURN_MS_MAX = 1_000
@@ -59,11 +58,13 @@ class Supervisor:
         self.log = logger_from_environment(NAME)
         self._poller = Poller()
         self._counters = Counters.create_or_adopt(self.layout, NAME, clock.monotonic_ns(), clock.wall_ms())
+        self.log.dropped_counter = self._counters.counter(DROPPED_COUNTER)
         self._notify = NotifySocket(f"{self.layout.runtime_directory}/notify.sock")
         self._poller.register(self._notify.fileno(), READABLE, self._on_notification)
         self._status = StatusServer(self.layout.supervisor_socket, self._poller, self.describe, self._on_disk_order)
         self.children = {name: Child(name) for name in self.box.process_names()}
         self._zookeeper = ZooKeeperWatch(self.layout, self.box.zookeeper, self._poller, clock) if self.box.embedded_zookeeper else None
+        self._disk_changes = DiskChanges(self.layout, clock, prepared.given, self._look_at_log_writer)
         self._watchdog_ms = self.box.integer("watchdog.timeout.ms")
         self._signal_pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poller.register(self._signal_pipe[0], READABLE, self._on_signal_byte)
@@ -72,7 +73,8 @@ class Supervisor:
         """Pids that the watchdog, or the stop, has killed and that are not gone yet."""
         self._set_aside = SetAsideProcesses()
         for path, pid in prepared.unanswered.items():
-            self.log.warning(f"{path} does not answer; the box starts without it, and it is served when it does")
+            disk = next((disk.name for disk in self.box.disks if disk.path == path), "")
+            self.log.warning(f"disk {disk} ({path}) does not answer; the box starts without it, and it is served when it does", disk=disk)
             self._set_aside.add(f"preflight of {path}", pid, clock.wall_ms(), clock.monotonic_ms())
         self._started_ms = clock.monotonic_ms()
         self._ready_said = False
@@ -86,7 +88,7 @@ class Supervisor:
     def run(self) -> int:
         """Run until a signal asks for the end; returns the exit code."""
         self._install_signals()
-        self._say(f"box {self.box.box}: starting {len(self.children)} processes")
+        self.log.info(f"box {self.box.box} starts {len(self.children)} processes")
         try:
             while not self._stop_signals and not self.exit_code:
                 self._turn()
@@ -98,6 +100,7 @@ class Supervisor:
     def _turn(self) -> None:
         now_ms = self._clock.monotonic_ms()
         self._counters.beat(self._clock.monotonic_ns())
+        self.log.sweep(self._clock.monotonic_ns())
         for child in self.children.values():
             if child.is_due(now_ms):
                 self._start(child, now_ms)
@@ -134,7 +137,7 @@ class Supervisor:
         try:
             pid = spawn(arguments, environment, [sock.fileno() for sock in sockets])
         except OSError as error:
-            self.log.error(f"could not start {child.name}: {error.strerror}; it is tried again")
+            self.log.error(f"{child.name} could not be started: {error.strerror}; it is tried again", peer=child.name)
             child.since_ms = now_ms
             child.on_exit(1, now_ms)
             return
@@ -152,7 +155,7 @@ class Supervisor:
                 kill_group(child.pid)  # what it may have started; before it is reaped, so the number is still its own
                 self._on_exit(child, os.waitpid(child.pid, 0)[1])
         for ended in self._set_aside.turn(self._clock.monotonic_ms()):
-            self._say(f"{ended.name} (pid {ended.pid}), which was set aside, is gone")
+            self.log.info(f"{ended.name} (pid {ended.pid}), which was set aside, is gone", peer=ended.name)
 
     def _on_exit(self, child: Child, status: int) -> None:
         code = os.waitstatus_to_exitcode(status)
@@ -164,18 +167,20 @@ class Supervisor:
             child.pid = 0
             child.state = ChildState.STOPPED
             if code not in (0, JVM_STOPPED):
-                self.log.warning(f"{child.name} ended {how} while stopping")
+                self.log.warning(f"{child.name} ended {how} while the box stops", peer=child.name)
             return
         lived_ms = now_ms - child.since_ms
         child.on_exit(code, now_ms)
         if child.state is ChildState.FAILED:
-            self.log.error(f"{child.name} is of another release than what is running here; it is not started again. Stop the box and install again")
+            self.log.critical(
+                f"{child.name} is of another release than what is running here; it is not started again. Stop the box and install again", peer=child.name
+            )
             self.exit_code = 0 if self._ready_said else EXIT_OTHER_RELEASE
             return
         self._counters.counter(f'supervisor.restarts{{process="{child.name}"}}').add()
         delay_ms = max(0, child.start_at_ms - now_ms)
         when = f"in {delay_ms / 1000:.1f} s" if delay_ms else "now"
-        self.log.warning(f"{child.name} ended {how} after {lived_ms / 1000:.1f} s; it is started again {when}")
+        self.log.warning(f"{child.name} ended {how} after {lived_ms / 1000:.1f} s; it is started again {when}", peer=child.name)
 
     def _mark_dead(self, child: Child) -> None:
         if self._zookeeper is not None and child.name == ZOOKEEPER:
@@ -200,7 +205,7 @@ class Supervisor:
         child.on_ready(now_ms)
         serving = sum(other.state is ChildState.SERVING for other in self.children.values())
         took_ms = now_ms - child.since_ms
-        self._say(f"{child.name} serves after {took_ms / 1000:.1f} s ({serving} of {len(self.children)})")
+        self.log.info(f"{child.name} serves after {took_ms / 1000:.1f} s ({serving} of {len(self.children)})", peer=child.name)
 
     def _ask_zookeeper(self, now_ms: int) -> None:
         """The JVM notifies nobody: it is asked."""
@@ -224,7 +229,7 @@ class Supervisor:
         silent_ms = now_ms - max(child.since_ms, self._heard_ms(child))
         if silent_ms <= self._watchdog_ms * (1 if child.state is ChildState.SERVING else START_FACTOR) or child.pid in self._killed:
             return
-        self.log.error(f"{child.name} (pid {child.pid}) has not turned for {silent_ms / 1000:.0f} s; it is killed. Where it was:")
+        self.log.warning(f"{child.name} (pid {child.pid}) has not turned for {silent_ms / 1000:.0f} s; it is killed. Where it was:", peer=child.name)
         self._counters.counter(f'supervisor.watchdog_kills{{process="{child.name}"}}').add()
         if child.name != ZOOKEEPER:
             send_signal(child.pid, signal.SIGUSR1)  # prints its stack, if it can still do that
@@ -240,9 +245,6 @@ class Supervisor:
 
     # --- what it tells ---
 
-    def _say(self, text: str) -> None:
-        self.log.info(text)
-
     def _maybe_say_ready(self, now_ms: int) -> None:
         if self._ready_said:
             return
@@ -250,7 +252,7 @@ class Supervisor:
         if not waiting:
             self._ready_said = True
             self._counters.set_state("serving")
-            self._say(f"all {len(self.children)} processes serve after {(now_ms - self._started_ms) / 1000:.1f} s")
+            self.log.info(f"all {len(self.children)} processes serve after {(now_ms - self._started_ms) / 1000:.1f} s")
             os.write(1, ready_message(self.box).encode())
             notify("READY=1")
         elif now_ms >= self._next_notice_ms:
@@ -280,69 +282,31 @@ class Supervisor:
     # --- disks that come and go ---
 
     def _on_disk_order(self, order: dict[str, str]) -> dict[str, str]:
-        """`millrace disk add | remove | replace`. The old processes are out of reach before box.json tells of the change: nobody may meet them at the
-        place of the new ones, which read it when they start."""
-        verb, name = order.get("verb", ""), order.get("name", "")
-        box = self.box
+        """`millrace disk add | remove | replace`."""
         try:
-            disks, disk = changed_disks(box.disks, verb, name, order.get("path", ""))
-            if verb == REPLACE:
-                self._give_up_disk(box.disk(name), disk)
-            keep_disks(box.state_directory, self._prepared.given, disks)
-            self.box = box._replace(disks=disks)
-            if verb != ADD:
-                self._set_disk_aside(disk.name, is_given_up=verb == REPLACE)
-            write_box(self.layout, self.box)
+            self.box, disk = self._disk_changes.carry_out(self.box, order, self._set_disk_aside)
         except RequestRefused as refusal:
             return {"error": refusal.message}
         except OSError as error:
-            return {"error": f"could not write {error.filename or box.state_directory}: {error.strerror}"}
-        self._say(f"disk {disk.name}: {verb} {disk.path}")
-        if verb != REMOVE:
+            return {"error": f"could not write {error.filename or self.box.state_directory}: {error.strerror}"}
+        self.log.info(f"disk {disk.name} ({disk.path}): {order['verb']}, as ordered", disk=disk.name)
+        if order["verb"] != REMOVE:
             self.children.update((process, Child(process)) for process in disk_processes(disk.name))
         return {"disk": disk.name, "path": disk.path}
 
-    def _set_disk_aside(self, disk: str, is_given_up: bool) -> None:
+    def _set_disk_aside(self, disk: str, is_lost: bool) -> None:
         """Its processes serve it no more. One that its disk holds, or whose directory is given up, is killed, which a disk that hangs lets happen when it
         answers; others end by themselves and leave their directory clean."""
         now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
-        is_held = self._is_held_by_disk(disk)
-        if is_given_up or is_held:
-            give_up_lives(self._tables_prefix(disk))
         for process in disk_processes(disk):
             child = self.children.pop(process, None)
             if child is not None and child.pid:
                 self._killed.discard(child.pid)
-                self._set_aside.add(process, child.pid, wall_ms, now_ms, 0 if is_given_up or is_held else GROUP_STOP_MS)
-        for socket in (self.layout.log_writer_socket(disk), self.layout.log_reader_socket(disk)):
-            if is_given_up and os.path.lexists(socket):
-                os.unlink(socket)
+                self._set_aside.add(process, child.pid, wall_ms, now_ms, 0 if is_lost else GROUP_STOP_MS)
 
-    def _give_up_disk(self, old: Disk, new: Disk) -> None:
-        """What the old directory held is lost: from now on any directory at the new path stands for it. Raises RequestRefused."""
-        snapshot = read_counters(self.layout, f"log-writer@{old.name}")
-        if snapshot is not None and snapshot.state != "offline" and not self._is_held_by_disk(old.name):
-            raise RequestRefused(
-                ErrorCode.INVALID_REQUEST,
-                f"disk {old.name} is {snapshot.state or 'starting'}; only a disk that is offline or hangs is replaced (see: millrace disk list)",
-            )
-        known = give_up(self.box.state_directory, old.path)
-        if new.path != old.path:
-            write_known_disk(self.box.state_directory, known._replace(path=new.path))
-
-    def _is_held_by_disk(self, disk: str) -> bool:
-        """Whether its log-writer waits for it: as its table says, or because it does not turn and is in the kernel."""
+    def _look_at_log_writer(self, disk: str) -> LogWriterLook:
         child = self.children.get(f"log-writer@{disk}")
-        if child is None or not child.pid:
-            return False
-        deadline_ms = self.box.integer("log.disk.deadline.ms")
-        if is_held_by_disk(self._tables_prefix(disk), child.pid, self._clock.monotonic_ns(), deadline_ms * 1_000_000):
-            return True
-        silent_ms = self._clock.monotonic_ms() - max(child.since_ms, self._heard_ms(child))
-        return silent_ms > deadline_ms and is_in_kernel(child.pid)
-
-    def _tables_prefix(self, disk: str) -> str:
-        return self.layout.shared_memory_name("table", disk) + "."
+        return LogWriterLook(0, 0) if child is None else LogWriterLook(child.pid, max(child.since_ms, self._heard_ms(child)))
 
     # --- the end ---
 
@@ -366,7 +330,7 @@ class Supervisor:
         self._stop_signals = max(1, self._stop_signals)
         self._counters.set_state("stopping")
         notify("STOPPING=1")
-        self._say("stopping")
+        self.log.info("the box is stopping")
         self._prepared.listening.close()
         for group in plan_stop(list(self.children)):
             members = [self.children[name] for name in group]
@@ -377,7 +341,7 @@ class Supervisor:
         while self._set_aside.may_end_by_itself(self._clock.monotonic_ms()) and self._stop_signals == 1:
             self._poller.poll(TURN_MS_MAX)
             self._reap()
-        self._say("stopped")
+        self.log.info("the box has stopped")
 
     def _await_end(self, members: list[Child], deadline_ms: int) -> None:
         while any(child.pid for child in members):
@@ -386,12 +350,15 @@ class Supervisor:
             if now_ms >= deadline_ms or self._stop_signals > 1:
                 for child in members:
                     if child.pid in self._killed and now_ms >= deadline_ms:
-                        self.log.error(f"{child.name} (pid {child.pid}) cannot be killed: its disk hangs. It is left behind, and ends when the disk answers")
+                        self.log.error(
+                            f"{child.name} (pid {child.pid}) cannot be killed: its disk hangs. It is left behind, and ends when the disk answers",
+                            peer=child.name,
+                        )
                         self._killed.discard(child.pid)
                         child.pid = 0
                         child.state = ChildState.STOPPED
                     elif child.pid and child.pid not in self._killed:
-                        self.log.warning(f"{child.name} did not stop in time; it is killed")
+                        self.log.warning(f"{child.name} did not stop in time; it is killed", peer=child.name)
                         self._killed.add(child.pid)
                         kill_group(child.pid)
                 if now_ms >= deadline_ms or deadline_ms > now_ms + KILLED_MS:
@@ -414,6 +381,7 @@ class Supervisor:
         self._counters.close()
         self._poller.close()
         clear_box(self.layout)
+        self.log.close()
         os.close(self._prepared.state_lock)
 
 

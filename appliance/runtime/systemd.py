@@ -12,6 +12,8 @@ import socket
 from appliance.shm.counters import Counters
 
 FIRST_LISTEN_DESCRIPTOR = 3
+FAILED_STARTS = "runtime.failed_starts"
+"""Lives in a row that ended before they served."""
 
 
 def notify(message: str) -> bool:
@@ -34,8 +36,11 @@ class SystemdNotifier:
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
+        self.is_ready = False
 
     def ready(self) -> None:
+        self.is_ready = True
+        self._counters.counter(FAILED_STARTS).set(0)
         self._counters.set_state("serving")
         notify("READY=1")
 

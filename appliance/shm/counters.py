@@ -28,14 +28,14 @@ USED_WORD = STARTED_WORD + 2
 HISTOGRAMS_USED_WORD = STARTED_WORD + 3
 STATE_BYTES = 24
 _STATE_POSITION = HEADER_BYTES + 5 * WORD_BYTES
-_VALUES_POSITION = HEADER_BYTES + 128
-_LABELS_POSITION = _VALUES_POSITION + SLOTS * WORD_BYTES
-_HISTOGRAMS_POSITION = _LABELS_POSITION + SLOTS * LABEL_BYTES
+VALUES_POSITION = HEADER_BYTES + 128
+LABELS_POSITION = VALUES_POSITION + SLOTS * WORD_BYTES
+_HISTOGRAMS_POSITION = LABELS_POSITION + SLOTS * LABEL_BYTES
 _HISTOGRAM_BYTES = BUCKETS * WORD_BYTES
-_HISTOGRAM_LABELS_POSITION = _HISTOGRAMS_POSITION + HISTOGRAMS * _HISTOGRAM_BYTES
-SIZE_BYTES = _HISTOGRAM_LABELS_POSITION + HISTOGRAMS * LABEL_BYTES
+HISTOGRAM_LABELS_POSITION = _HISTOGRAMS_POSITION + HISTOGRAMS * _HISTOGRAM_BYTES
+SIZE_BYTES = HISTOGRAM_LABELS_POSITION + HISTOGRAMS * LABEL_BYTES
 assert _HISTOGRAMS_POSITION % WORD_BYTES == 0
-assert _STATE_POSITION + STATE_BYTES <= _VALUES_POSITION and _VALUES_POSITION % WORD_BYTES == 0
+assert _STATE_POSITION + STATE_BYTES <= VALUES_POSITION and VALUES_POSITION % WORD_BYTES == 0
 
 _OVERFLOW_LABEL = "counters.overflow"
 
@@ -68,10 +68,10 @@ class Counters:
         self._words = shared.words
         self._slots: dict[str, Counter] = {}
         for index in range(self._words[USED_WORD]):
-            self._slots[_read_label(shared.memory, _LABELS_POSITION, index)] = Counter(self._words, _VALUES_POSITION // WORD_BYTES + index)
+            self._slots[read_label(shared.memory, LABELS_POSITION, index)] = Counter(self._words, VALUES_POSITION // WORD_BYTES + index)
         self._histograms: dict[str, Histogram] = {}
         for index in range(self._words[HISTOGRAMS_USED_WORD]):
-            self._histograms[_read_label(shared.memory, _HISTOGRAM_LABELS_POSITION, index)] = Histogram(_histogram_words(self._words, index))
+            self._histograms[read_label(shared.memory, HISTOGRAM_LABELS_POSITION, index)] = Histogram(histogram_words(self._words, index))
 
     @classmethod
     def create_or_adopt(cls, layout: BoxLayout, process_name: str, incarnation: int, wall_ms: int = 0) -> Counters:
@@ -107,9 +107,9 @@ class Counters:
             return self.counter(kept)  # as the next life will read it, or it would get another slot there
         if used >= SLOTS - 1 and label != _OVERFLOW_LABEL:
             return self.counter(_OVERFLOW_LABEL)
-        position = _LABELS_POSITION + used * LABEL_BYTES
+        position = LABELS_POSITION + used * LABEL_BYTES
         self._shared.memory[position : position + LABEL_BYTES] = text.ljust(LABEL_BYTES, b"\0")
-        counter = Counter(words, _VALUES_POSITION // WORD_BYTES + used)
+        counter = Counter(words, VALUES_POSITION // WORD_BYTES + used)
         counter.set(0)
         words[USED_WORD] = used + 1
         self._slots[label] = counter
@@ -125,9 +125,9 @@ class Counters:
         used = self._words[HISTOGRAMS_USED_WORD]
         if used >= HISTOGRAMS - 1 and label != _OVERFLOW_LABEL:
             return self.histogram(_OVERFLOW_LABEL)
-        position = _HISTOGRAM_LABELS_POSITION + used * LABEL_BYTES
+        position = HISTOGRAM_LABELS_POSITION + used * LABEL_BYTES
         self._shared.memory[position : position + LABEL_BYTES] = _label_bytes(label).ljust(LABEL_BYTES, b"\0")
-        made = self._histograms[label] = Histogram(_histogram_words(self._words, used))
+        made = self._histograms[label] = Histogram(histogram_words(self._words, used))
         self._words[HISTOGRAMS_USED_WORD] = used + 1
         return made
 
@@ -166,16 +166,26 @@ def read_counters(layout: BoxLayout, process_name: str) -> CounterSnapshot | Non
         return None  # another release's counters say nothing that we could read
     words, memory = shared.words, shared.memory
     used = min(words[USED_WORD], SLOTS)
-    first = _VALUES_POSITION // WORD_BYTES
-    values = {_read_label(memory, _LABELS_POSITION, index): int(words[first + index]) for index in range(used)}
+    first = VALUES_POSITION // WORD_BYTES
+    values = {read_label(memory, LABELS_POSITION, index): int(words[first + index]) for index in range(used)}
     histograms = {}
     for index in range(min(words[HISTOGRAMS_USED_WORD], HISTOGRAMS)):
-        with _histogram_words(words, index) as buckets:
-            histograms[_read_label(memory, _HISTOGRAM_LABELS_POSITION, index)] = HistogramReading(tuple(buckets))
-    state = bytes(memory[_STATE_POSITION : _STATE_POSITION + STATE_BYTES]).rstrip(b"\0").decode("ascii", "replace")
-    snapshot = CounterSnapshot(process_name, words[PID_WORD], words[STARTED_WORD], words[HEARTBEAT_WORD], state, values, histograms)
+        with histogram_words(words, index) as buckets:
+            histograms[read_label(memory, HISTOGRAM_LABELS_POSITION, index)] = HistogramReading(tuple(buckets))
+    snapshot = CounterSnapshot(process_name, words[PID_WORD], words[STARTED_WORD], words[HEARTBEAT_WORD], read_state(memory), values, histograms)
     shared.close()
     return snapshot
+
+
+def pid_in_counters(layout: BoxLayout, process_name: str) -> int:
+    """Who keeps these counters, or kept them last; 0 if nobody ever did."""
+    try:
+        shared = SharedObject.attach(layout.shared_memory_name("counters", process_name), PURPOSE, writable=False)
+    except (SharedObjectAbsent, LayoutMismatch):
+        return 0
+    pid = shared.pid
+    shared.close()
+    return pid
 
 
 def list_counters(layout: BoxLayout) -> list[str]:
@@ -195,11 +205,16 @@ def _label_bytes(label: str) -> bytes:
     return label.encode()[:LABEL_BYTES].decode(errors="ignore").encode()
 
 
-def _histogram_words(words: memoryview, index: int) -> memoryview:
+def histogram_words(words: memoryview, index: int) -> memoryview:
     first = _HISTOGRAMS_POSITION // WORD_BYTES + index * BUCKETS
     return words[first : first + BUCKETS]
 
 
-def _read_label(memory: memoryview, labels_position: int, index: int) -> str:
+def read_state(memory: memoryview) -> str:
+    """What the process says of itself, in a word."""
+    return bytes(memory[_STATE_POSITION : _STATE_POSITION + STATE_BYTES]).rstrip(b"\0").decode("ascii", "replace")
+
+
+def read_label(memory: memoryview, labels_position: int, index: int) -> str:
     position = labels_position + index * LABEL_BYTES
     return bytes(memory[position : position + LABEL_BYTES]).rstrip(b"\0").decode()

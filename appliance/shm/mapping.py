@@ -155,6 +155,14 @@ def unlink(name: str) -> None:
         pass
 
 
+def inode_of(name: str) -> int:
+    """Tells an object from another one that was made under the same name later; 0: there is none."""
+    try:
+        return os.stat(_SHARED_MEMORY_DIRECTORY + name).st_ino
+    except OSError:
+        return 0
+
+
 def list_names(prefix: str) -> list[str]:
     """Names (with their leading slash) that start with `prefix`."""
     bare = prefix.lstrip("/")

@@ -50,7 +50,7 @@ def test_a_healthy_disk_is_two_good_lines() -> None:
         ({"type": "nfs4"}, WARNING, "network file system"),
         ({"free_bytes": 4 << 30}, WARNING, "only 4.0 GiB free, 4 %"),
         ({"free_bytes": 100 << 20}, PROBLEM, "only 100.0 MiB free"),
-        ({"read_ahead_kb": 0}, WARNING, "read_ahead_kb is 0"),
+        ({"read_ahead_kb": 32}, WARNING, "read_ahead_kb is 32"),
         ({"read_ahead_kb": 32_768}, WARNING, "/sys/class/bdi/8:1/read_ahead_kb"),
         ({"error": "Permission denied"}, PROBLEM, "cannot be written: permission denied"),
         ({"residency": dict.fromkeys(RIGHT, "absent")}, WARNING, "cold reads cannot be told from warm ones"),
@@ -60,6 +60,10 @@ def test_what_is_wrong_with_a_disk_is_said_with_what_to_do(change: dict[str, Any
     ill = [finding for finding in judge_disk(DISK, HEALTHY | change) if finding.level != OK]
     assert [finding.level for finding in ill] == [level]
     assert words in f"{ill[0].words}; {ill[0].advice}" and ill[0].advice
+
+
+def test_a_disk_that_the_kernel_does_not_read_ahead_on_is_as_install_sh_makes_it() -> None:
+    assert levels(judge_disk(DISK, HEALTHY | {"read_ahead_kb": 0})) == [OK, OK]
 
 
 def test_a_disk_that_does_not_answer_is_a_problem() -> None:

@@ -14,8 +14,9 @@ import pytest
 from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicId
-from appliance.command.box_status import BoxNotRunning, Reading, attach_table, gather, rates_between, read_shared_memory
+from appliance.command.box_status import BoxNotRunning, Reading, gather, rates_between, read_shared_memory
 from appliance.command.finding import FoundBox
+from appliance.command.process_memory import Memory, box_memory, memory_of
 from appliance.command.status import print_status
 from appliance.command.topic_status import describe_topics, partition_problem
 from appliance.ipc.frames import listen_unix
@@ -23,6 +24,7 @@ from appliance.ipc.move_report import COPYING, MoveProgress, moves_file, write_m
 from appliance.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage, write_image
 from appliance.runtime.status_server import STATUS
 from appliance.shm.counters import Counters, unlink_all
+from appliance.shm.living_table import attach_table
 from appliance.shm.partition_table import DISK_ONLINE, ROLE_FOLLOWER, ROLE_LEADER, ROLE_OFFLINE, PartitionTableWriter, Row
 
 TOPIC_ID = TopicId(bytes(range(16)))
@@ -95,7 +97,7 @@ def test_a_status_says_what_shared_memory_image_and_supervisor_know(box: StatusB
     process = {"name": "log-writer@d0", "pid": 7, "state": "serving", "since": 123, "restarts": 2}
     answer_as_supervisor(box.layout, {"processes": [process]})
     document = gather(box.layout, box.box, before, box.read()).document()
-    assert document["processes"] == [process | {"words": ""}]
+    assert document["processes"] == [process | {"words": "", "memory": document["processes"][0]["memory"]}]
     assert document["disks"] == [{"name": "d0", "path": "/srv/d0", "state": "online", "free_bytes": 5_000, "total_bytes": 9_000, "draining": False}]
     assert document["moves"] == []
     assert document["topics"] == [{"name": "syslog", "partitions": 1, "records": 30, "bytes": 7_000, "bytes_are_whole": True, "problems": {}}]
@@ -147,12 +149,21 @@ def test_a_person_gets_four_short_tables(box: StatusBox, capsys: pytest.CaptureF
     box.table.add_row(ROW._replace(role=ROLE_OFFLINE))
     box.clock.advance_ms(61_000)
     reading = box.read()
-    print_status(FoundBox(box.layout, box.box), gather(box.layout, box.box, reading, reading), box.clock.wall_ms())
+    gathered = gather(box.layout, box.box, reading, reading)
+    memory = Memory(own=3 << 20, arenas=1 << 30, other_shared=1 << 20)
+    gathered = gathered._replace(
+        processes=[gathered.processes[0]._replace(memory=memory)],
+        memory=box_memory(["log-writer@d0", "zookeeper", "log-writer@d1"], {"log-writer@d0": memory, "zookeeper": Memory(7 << 20, 0, 0)}),
+    )
+    print_status(FoundBox(box.layout, box.box), gathered, box.clock.wall_ms())
     assert capsys.readouterr().out.splitlines() == [
         "box status-box  kafka 127.0.0.1:9092  broker 1  up 1m 1s",
         "",
-        f"PROCESS        {'PID'.rjust(len(str(os.getpid())))}  STATE    SINCE  RESTARTS",
-        f"log-writer@d0  {os.getpid()}  serving  1m 1s         -",
+        f"PROCESS        {'PID'.rjust(len(str(os.getpid())))}  STATE    SINCE  RESTARTS   MEMORY   ARENAS",
+        f"log-writer@d0  {os.getpid()}  serving  1m 1s         -  4.0 MiB  1.0 GiB",
+        "memory (PSS) of all Python processes: 4.0 MiB without arenas (3.0 MiB their own, 1.0 MiB tables, rings and counters), 1.0 GiB with them;"
+        " of the JVM: 7.0 MiB",
+        "without log-writer@d1, who could not be asked: only the box's user and root may, and a process that its disk holds does not answer",
         "",
         "DISK  STATE   FREE  TOTAL  PATH",
         "d0    online     -      -  /srv/d0",
@@ -162,6 +173,19 @@ def test_a_person_gets_four_short_tables(box: StatusBox, capsys: pytest.CaptureF
         "",
         "records in 0/s  in 0 B/s  out 0 B/s  syslog lines 0/s",
     ]
+
+
+def test_memory_is_told_of_who_can_be_asked_and_in_time(box: StatusBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    found = memory_of({"me": os.getpid(), "dead": dead.pid})
+    assert list(found) == ["me"] and found["me"].own > 4 << 20 and found["me"].other_shared > 0, "its counters are shared memory"
+    held = threading.Event()
+    monkeypatch.setattr("appliance.command.process_memory.process_memory", lambda pid: held.wait() and Memory(0, 0, 0) if pid == 1 else Memory(pid, 0, 0))
+    asked = {"held": 1, "other": 2}
+    in_time = memory_of(asked, wait_seconds=0.05)
+    held.set()
+    assert in_time == {"other": Memory(2, 0, 0)} and box_memory(asked, in_time).missing == ("held",)
 
 
 def test_moves_and_a_disk_that_is_being_emptied_are_shown(box: StatusBox, capsys: pytest.CaptureFixture[str]) -> None:

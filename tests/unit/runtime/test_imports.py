@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent.parent
-HEAVY = ("numpy", "kio", "asyncio", "rich", "typer", "subprocess", "argparse", "logging", "msgspec", "kazoo")
-LEAN = ("appliance.agents.acceptor", "appliance.agents.log_writer", "appliance.agents.log_reader", "appliance.agents.ingest", "appliance.runtime.supervisor")
+HEAVY = ("numpy", "kio", "asyncio", "rich", "typer", "subprocess", "argparse", "logging", "msgspec", "kazoo", "psutil")
+LEAN = (
+    *(f"appliance.agents.{name}" for name in ("acceptor", "log_writer", "log_reader", "ingest", "zookeeper_keeper")),
+    *("appliance.runtime.supervisor", "appliance.runtime.box_keeper"),
+)
 
 
 @pytest.mark.slow

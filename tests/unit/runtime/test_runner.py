@@ -149,3 +149,13 @@ def test_garbage_is_collected_once_when_idle_after_work_and_counted(layout: BoxL
         runner.turn()
     snapshot = read_counters(layout, "x")
     assert snapshot is not None and snapshot.values["runtime.gc_collections"] == 1
+
+
+def test_a_process_goes_on_after_it_was_told_to_stop_until_it_may(layout: BoxLayout) -> None:
+    agent = ScriptedAgent([])
+    runner, poller, _, _ = make_runner(layout, agent)
+    answers = [False, False, True]
+    runner._may_stop = lambda: answers.pop(0)
+    runner.request_stop()
+    runner.run()
+    assert agent.calls == ["may_park", "unpark"] * 2 + ["begin_stop", "close"] and poller.waits == [100, 100]

@@ -1,0 +1,126 @@
+"""Writes what a box's settings mean for its systemd units, and speaks with systemd. For commands only: a process that serves never does.
+
+What is written is decided in `appliance/runtime/unit_files.py`. Weak spot: a disk that is not mounted while this looks is known by /etc/fstab, or by what was
+written for it before; one that is in neither is taken for a directory of the root file system.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from appliance.base.errors import ConfigurationProblems, MillraceError
+from appliance.base.layout import Disk, box_name, name_disks
+from appliance.base.settings import Box, read_settings_file
+from appliance.runtime.directories import shape_problems
+from appliance.runtime.disk_orders import with_kept_disks
+from appliance.runtime.run_options import RunOptions, resolve_options
+from appliance.runtime.unit_files import COMMON_DROP_IN, DROP_IN, UnitPlan, plan_units, planned_box, unit_problems
+
+UNIT_DIRECTORY = "etc/systemd/system"
+_MOUNT_ASSERTION = "AssertPathIsMountPoint="
+
+
+def plan_of_settings(settings_file: str, root: str = "/") -> tuple[Box, UnitPlan]:
+    """The box that a settings file describes, as far as its units go. Raises ConfigurationProblems."""
+    given, problems = resolve_options(RunOptions(config=settings_file), os.cpu_count() or 1)
+    options, ordered = with_kept_disks(given)
+    disks = ordered if ordered is not None else name_disks(list(dict.fromkeys(options.data)))
+    named = {} if (read := read_settings_file(settings_file)).problems else read.box
+    problems += unit_problems(options, named, disks) + shape_problems(options.data, options.state)
+    if problems:
+        raise ConfigurationProblems(list(dict.fromkeys(problems)))
+    box = planned_box(options, box_name(options.state), disks)
+    return box, plan_of_box(box, root)
+
+
+def plan_of_box(box: Box, root: str = "/") -> UnitPlan:
+    return plan_units(box, {path: mount_point_of(path, _known_mount_points(box.disks, root)) for path in [disk.path for disk in box.disks]})
+
+
+def _known_mount_points(disks: list[Disk], root: str) -> set[str]:
+    """What is mounted, what shall be, and what the units that are there are bound to."""
+    points = {"/"}
+    for line in _lines("/proc/self/mountinfo"):
+        points.add(_unescaped(line.split()[4]))
+    for line in _lines(os.path.join(root, "etc/fstab")):
+        fields = line.split()
+        if len(fields) >= 3 and not line.startswith("#") and fields[1].startswith("/"):
+            points.add(_unescaped(fields[1]).rstrip("/") or "/")
+    for disk in disks:
+        for line in _lines(os.path.join(root, UNIT_DIRECTORY, f"millrace-log-writer@{disk.name}.service.d", DROP_IN)):
+            if line.startswith(_MOUNT_ASSERTION):
+                points.add(line[len(_MOUNT_ASSERTION) :].strip())
+    return points
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return []
+
+
+def _unescaped(path: str) -> str:
+    """The kernel and fstab write a blank as \\040."""
+    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\134", "\\")):
+        path = path.replace(code, character)
+    return path
+
+
+def mount_point_of(path: str, points: Iterable[str]) -> str:
+    """The deepest of these that the path is at or below."""
+    return max((point for point in points if point == "/" or path == point or path.startswith(point + "/")), key=len)
+
+
+def install_units(plan: UnitPlan, root: str = "/") -> list[str]:
+    """Make the drop-ins as planned, and remove those of before; what was done, a line each. Raises MillraceError."""
+    directory = Path(root) / UNIT_DIRECTORY
+    done = []
+    try:
+        for name, text in plan.drop_ins.items():
+            path = directory / name
+            if not path.is_file() or path.read_text(errors="replace") != text:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                new = path.with_name(f".{path.name}.new")
+                new.write_text(text)
+                new.chmod(0o644)
+                new.rename(path)
+                done.append(f"wrote {path}")
+        return done + _remove([path for path in _written(directory) if str(path.relative_to(directory)) not in plan.drop_ins])
+    except OSError as error:
+        raise MillraceError(f"could not write {error.filename}: {error.strerror}; `millrace units` needs root") from error
+
+
+def remove_units(root: str = "/") -> list[str]:
+    """Remove every drop-in that was written; what was done."""
+    return _remove(_written(Path(root) / UNIT_DIRECTORY))
+
+
+def _written(directory: Path) -> list[Path]:
+    mounts = [path for path in directory.glob(f"*.mount.d/{DROP_IN}") if "Wants=millrace-log-writer@" in path.read_text(errors="replace")]
+    return sorted([*directory.glob(f"millrace*.d/{DROP_IN}"), *directory.glob(COMMON_DROP_IN), *mounts])
+
+
+def _remove(paths: list[Path]) -> list[str]:
+    for path in paths:
+        path.unlink()
+        try:
+            path.parent.rmdir()
+        except OSError:
+            pass  # somebody has files of his own there
+    return [f"removed {path}" for path in paths]
+
+
+def systemctl(*arguments: str, timeout_s: float | None = None) -> str:
+    """What systemctl says. Raises MillraceError with what went wrong."""
+    command = ["systemctl", *arguments]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout_s)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise MillraceError(f"could not run {' '.join(command)}: {error}") from error
+    if answer.returncode:
+        raise MillraceError(f"{' '.join(command)}: {answer.stderr.strip() or f'exit code {answer.returncode}'}")
+    return answer.stdout

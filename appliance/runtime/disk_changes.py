@@ -1,0 +1,88 @@
+"""Carries out what `millrace disk add | remove | replace` ordered, as far as it is not starting and stopping: the box's disks, in box.json and for the
+next start, and what the processes of a disk that goes left in everybody's reach.
+
+The old processes are out of reach before box.json tells of the change: nobody may meet them at the place of the new ones, which read it when they
+start. Used by the supervisor, under `millrace run` and under systemd. Weak spot: whether a disk holds its log-writer is what its table and
+its heart say now; a disk may let go in the next moment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+from appliance.base.clock import Clock
+from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.base.layout import BoxLayout, Disk
+from appliance.base.settings import Box
+from appliance.runtime.disk_orders import ADD, REPLACE, changed_disks, keep_disks
+from appliance.runtime.known_disks import give_up, write_known_disk
+from appliance.runtime.preflight import write_box
+from appliance.runtime.set_aside import is_in_kernel
+from appliance.shm.counters import read_counters
+from appliance.shm.disk_words import give_up_lives, is_held_by_disk
+
+
+class LogWriterLook(NamedTuple):
+    """What is known of a log-writer: pid (0: there is none), when its heart was last heard (monotonic), and whether it is meant to be down, as one whose
+    disk is not mounted."""
+
+    pid: int
+    heard_ms: int
+    is_stopped: bool = False
+
+
+class DiskChanges:
+    """One life of a box. `given`: the log directories as its options say."""
+
+    def __init__(self, layout: BoxLayout, clock: Clock, given: list[str], look: Callable[[str], LogWriterLook]) -> None:
+        self._layout = layout
+        self._clock = clock
+        self._given = given
+        self._look = look
+
+    def carry_out(self, box: Box, order: dict[str, str], let_go: Callable[[str, bool], None]) -> tuple[Box, Disk]:
+        """The box after the order, written down, and the disk it is about. `let_go(disk, is lost to it)` is called for one that is no longer served by the
+        processes that it has. Raises RequestRefused or OSError."""
+        verb, name = order.get("verb", ""), order.get("name", "")
+        disks, disk = changed_disks(box.disks, verb, name, order.get("path", ""))
+        if verb == REPLACE:
+            self._give_up(box, box.disk(name), disk)
+        keep_disks(box.state_directory, self._given, disks)
+        changed = box._replace(disks=disks)
+        if verb != ADD:
+            is_lost = verb == REPLACE or self.is_held(box, disk.name)
+            if is_lost:
+                give_up_lives(self._tables_prefix(disk.name))
+            let_go(disk.name, is_lost)
+            for socket in (self._layout.log_writer_socket(disk.name), self._layout.log_reader_socket(disk.name)):
+                if verb == REPLACE and os.path.lexists(socket):
+                    os.unlink(socket)
+        write_box(self._layout, changed)
+        return changed, disk
+
+    def _give_up(self, box: Box, old: Disk, new: Disk) -> None:
+        """What the old directory held is lost: from now on any directory at the new path stands for it."""
+        snapshot = read_counters(self._layout, f"log-writer@{old.name}")
+        if snapshot is not None and snapshot.state != "offline" and not self._look(old.name).is_stopped and not self.is_held(box, old.name):
+            raise RequestRefused(
+                ErrorCode.INVALID_REQUEST,
+                f"disk {old.name} is {snapshot.state or 'starting'}; only a disk that is offline or hangs is replaced (see: millrace disk list)",
+            )
+        known = give_up(box.state_directory, old.path)
+        if new.path != old.path:
+            write_known_disk(box.state_directory, known._replace(path=new.path))
+
+    def is_held(self, box: Box, disk: str) -> bool:
+        """Whether its log-writer waits for it: as its table says, or because it does not turn and is in the kernel."""
+        writer = self._look(disk)
+        if not writer.pid:
+            return False
+        deadline_ms = box.integer("log.disk.deadline.ms")
+        if is_held_by_disk(self._tables_prefix(disk), writer.pid, self._clock.monotonic_ns(), deadline_ms * 1_000_000):
+            return True
+        return self._clock.monotonic_ms() - writer.heard_ms > deadline_ms and is_in_kernel(writer.pid)
+
+    def _tables_prefix(self, disk: str) -> str:
+        return self._layout.shared_memory_name("table", disk) + "."

@@ -1,0 +1,28 @@
+"""A settings file as lines for shell scripts: `python -m appliance.runtime.option_lines FILE`, before anything is installed.
+
+A line is NAME, a tab, a value: the options of `[box]` with their defaults filled in, `data` once a directory, and `problem` once for everything that is
+wrong with the file. It needs the standard library alone, so that install.sh can ask the machine's own Python. Nothing of the machine is looked at but
+the names of directories. Weak spot: a value with a line feed would be two lines; names of directories with one are refused by install.sh.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from appliance.runtime.directories import shape_problems
+from appliance.runtime.run_options import RunOptions, resolve_options
+
+
+def option_lines(path: str, cores: int) -> list[str]:
+    """Everything that `millrace run --config PATH` would take from the file, and everything that it would say against it."""
+    options, problems = resolve_options(RunOptions(config=path), cores)
+    problems += shape_problems(options.data, options.state)
+    lines = [f"data\t{directory}" for directory in options.data]
+    lines += [f"{name}\t{getattr(options, name)}" for name in ("state", "listen", "advertise", "kafka_port", "syslog_port", "http_port")]
+    lines.append(f"zookeeper\t{options.zookeeper or 'embedded'}")
+    return lines + [f"problem\t{problem}" for problem in problems]
+
+
+if __name__ == "__main__":
+    print("\n".join(option_lines(sys.argv[1], os.cpu_count() or 1)))

@@ -1,0 +1,172 @@
+"""Which systemd units a box needs, and what of each follows from its settings: drop-ins `UNIT.d/20-settings.conf`, decided purely.
+
+The units themselves (`systemd/` in the tree) are the same on every box; systemd has no arithmetic and does not read our settings, so `millrace units apply`
+writes what these say: addresses, disks with their mounts, how many processes of a kind. Rejected: a generator, which systemd runs before /var
+and /opt are mounted. Weak spot: after an edit of the settings `millrace units apply` has to be said; the supervisor warns where it was not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import zlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from appliance.base.layout import Disk
+from appliance.base.settings import Box
+from appliance.runtime.disk_orders import disk_processes
+from appliance.runtime.run_options import ResolvedOptions
+
+DROP_IN = "20-settings.conf"
+COMMON_DROP_IN = "millrace-.service.d/10-box.conf"
+"""Holds for every service whose name begins so. A name of its own: of drop-ins with one name, systemd takes only that of the longest prefix."""
+TARGET = "millrace.target"
+RUNTIME_ROOT = "/run/millrace"
+SETTINGS_MARK_VARIABLE = "MILLRACE_UNITS_FOR"
+"""What the units were written for, as `settings_mark` says it."""
+SOCKET_UNITS = ("millrace-kafka.socket", "millrace-http.socket", "millrace-syslog-tcp.socket", "millrace-syslog-udp.socket")
+JVM_OVERHEAD_MIB = 256
+"""What a Java machine takes beside its heap, at most, with the Python process that watches it."""
+_FITS_UNIT_NAME = re.compile(r"[A-Za-z0-9_.:][A-Za-z0-9_.:\-]*\Z")
+UNIT_NAME_BYTES_MAX = 255
+
+
+class UnitPlan(NamedTuple):
+    """`drop_ins`: content by path below /etc/systemd/system; `units`: every service of this box."""
+
+    drop_ins: dict[str, str]
+    units: list[str]
+
+
+def unit_name(process_name: str) -> str:
+    """`log-writer@d0` → `millrace-log-writer@d0.service`"""
+    return f"millrace-{process_name}.service"
+
+
+def plan_units(box: Box, mount_points: Mapping[str, str]) -> UnitPlan:
+    """Everything that follows from a box's settings; `mount_points`: where each disk's path, and the state directory's, is mounted ("/": nowhere of its
+    own). `box.listen` is an address."""
+    units = [unit_name(name) for name in box.process_names()]
+    wanted = [f"Wants={unit}" for unit in units]
+    disks = [f"-{disk.path}" for disk in box.disks]
+    state = box.state_directory
+    drop_ins = {
+        TARGET: _section("Unit", [*(f"Wants={unit}" for unit in SOCKET_UNITS), *wanted]),
+        "millrace-kafka.socket": _listens("ListenStream", box.listen, box.kafka_port),
+        "millrace-http.socket": _listens("ListenStream", box.listen, box.http_port),
+        "millrace-syslog-tcp.socket": _listens("ListenStream", box.listen, box.syslog_port),
+        "millrace-syslog-udp.socket": _listens("ListenDatagram", box.listen, box.syslog_port),
+        "millrace-supervisor.service": _section("Unit", [f"RequiresMountsFor={state}", "ConditionPathExists=", *wanted])
+        + _section("Service", [f"Environment={SETTINGS_MARK_VARIABLE}={settings_mark(box)}", f"ReadWritePaths={' '.join([state, *disks])}"]),
+        "millrace-controller.service": _section("Service", [f"ReadWritePaths={state}"]),
+    }
+    if box.embedded_zookeeper:
+        memory = f"MemoryMax={box.integer('zookeeper.heap.mb') + JVM_OVERHEAD_MIB}M"
+        drop_ins["millrace-zookeeper.service"] = _section("Service", [memory, f"ReadWritePaths={state}"])
+    for disk in box.disks:
+        bound = _section("Unit", _mount_lines(disk.path, mount_points[disk.path]))
+        drop_ins[unit_name(f"log-writer@{disk.name}")] = bound + _section("Service", [f"ReadWritePaths={disk.path} {state}"])
+        drop_ins[unit_name(f"log-reader@{disk.name}")] = bound
+    for mount_point in sorted({mount_points[disk.path] for disk in box.disks} - {"/"}):
+        processes = [process for disk in box.disks if mount_points[disk.path] == mount_point for process in disk_processes(disk.name)]
+        drop_ins[f"{escaped_path(mount_point)}.mount"] = _section("Unit", [f"Wants={unit_name(process)}" for process in processes])
+    files = {f"{unit}.d/{DROP_IN}": _HEAD + text for unit, text in drop_ins.items()}
+    runtime = f"{RUNTIME_ROOT}/{box.box}"
+    files[COMMON_DROP_IN] = (
+        _HEAD + _section("Unit", [f"ConditionPathExists={runtime}/box.json"]) + _section("Service", [f"Environment=MILLRACE_RUNTIME={runtime}"])
+    )
+    return UnitPlan(files, [unit_name("supervisor"), *units])
+
+
+_HEAD = "# Written by `millrace units apply` from the settings; put changes of your own into another file beside this one.\n"
+
+
+def _section(name: str, lines: list[str]) -> str:
+    return f"[{name}]\n" + "".join(f"{line}\n" for line in lines)
+
+
+def _listens(kind: str, host: str, port: int) -> str:
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return _section("Socket", [f"{kind}=", f"{kind}={address}", "FreeBind=yes"])
+
+
+def _mount_lines(path: str, mount_point: str) -> list[str]:
+    """A disk that is not mounted has no processes, and nothing is written into the directory below its mount point."""
+    if mount_point == "/":
+        return [f"RequiresMountsFor={path}"]
+    mount = f"{escaped_path(mount_point)}.mount"
+    return [f"RequiresMountsFor={path}", f"BindsTo={mount}", f"After={mount}", f"AssertPathIsMountPoint={mount_point}"]
+
+
+def escaped_path(path: str) -> str:
+    """As `systemd-escape --path`: /srv/log-1 → srv-log\\x2d1."""
+    escaped = ""
+    for index, character in enumerate(path.strip("/")):
+        if character == "/":
+            escaped += "-"
+        elif (character.isascii() and (character.isalnum() or character in ":_")) or (character == "." and index):
+            escaped += character
+        else:
+            escaped += "".join(f"\\x{byte:02x}" for byte in character.encode())
+    return escaped or "-"
+
+
+def settings_mark(box: Box) -> str:
+    """What of the settings is written into the units, in a word that changes with it."""
+    told = [box.listen, box.kafka_port, box.syslog_port, box.http_port, box.acceptors, box.ingests, box.embedded_zookeeper, box.state_directory]
+    disks = sorted((disk.name, disk.path) for disk in box.disks)
+    return f"{zlib.crc32(json.dumps([told, disks, box.integer('zookeeper.heap.mb')]).encode()):08x}"
+
+
+def planned_box(options: ResolvedOptions, box_id: str, disks: list[Disk]) -> Box:
+    """The box of these options as far as its units go. Its address is a number."""
+    return Box(
+        box=box_id,
+        broker_id=0,
+        disks=disks,
+        state_directory=options.state,
+        listen=numeric_address(options.listen),
+        advertise=options.advertise,
+        kafka_port=options.kafka_port,
+        syslog_port=options.syslog_port,
+        http_port=options.http_port,
+        acceptors=options.acceptors,
+        ingests=options.ingests,
+        embedded_zookeeper=options.zookeeper is None,
+        settings=options.settings,
+    )
+
+
+def numeric_address(host: str) -> str:
+    """What systemd wants in a socket unit: no name. One that is not known stays as it is; `unit_problems` says so."""
+    try:
+        return str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][4][0])
+    except OSError:
+        return host
+
+
+def unit_problems(options: ResolvedOptions, named: Mapping[str, object], disks: list[Disk]) -> list[str]:
+    """What units need to be told, though `millrace run` has a default for it; `named` is the table [box] of the settings file."""
+    problems = [f"[box] {key} is not set; a box that systemd runs must say where its {what} is" for key, what in _NEEDED.items() if key not in named]
+    for key in ("kafka_port", "syslog_port", "http_port"):
+        if not getattr(options, key):
+            problems.append(f"[box] {key.replace('_', '-')} is 0 (any free one); a box that systemd runs has fixed ports")
+    address = numeric_address(options.listen)
+    if not re.fullmatch(r"[0-9a-fA-F:.%\w]*[0-9a-fA-F:]", address) or not (":" in address or address.replace(".", "").isdigit()):
+        problems.append(f"[box] listen is {options.listen!r}, which is no address of this machine, nor a name of one")
+    return problems + [problem for disk in disks for problem in disk_problems(disk.path, disk.name)]
+
+
+def disk_problems(path: str, name: str) -> list[str]:
+    """Why no unit can be called after this disk, or name its directory."""
+    problems = []
+    if not _FITS_UNIT_NAME.match(name) or len(name) > UNIT_NAME_BYTES_MAX - len(unit_name("log-writer@")):
+        problems.append(f"{path}: a unit cannot be called after {name!r}; use letters, digits, '.', '_' and '-' in the directory's last name")
+    if re.search(r"[\s%\"'\\]", path):
+        problems.append(f"{path}: a unit file cannot name a directory with blanks, quotes, \\ or %")
+    return problems
+
+
+_NEEDED = {"data": "data", "state": "state directory"}

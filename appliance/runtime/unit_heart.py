@@ -1,0 +1,99 @@
+"""What a process tells systemd from its duty cycle: that it turns, and a line for people (`systemctl status`).
+
+Turning feeds the watchdog; while the process starts, it asks for more time instead, so that a long recovery is no failure and a start that hangs is one. Owned
+by the process's runner. How long a heart may stand still is the setting watchdog.timeout.ms, as under `millrace run`. Weak spot: rates are of the last
+few seconds, and stand still while nobody turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from appliance.runtime.agent import ServiceContext
+from appliance.runtime.systemd import SystemdNotifier, notify
+from appliance.runtime.unit_mode import is_unit
+from appliance.shm.counters import Counters
+
+TELL_NS_MAX = 5_000_000_000
+START_FACTOR = 10
+"""A process that is still starting (a recovery, perhaps) may be silent for this many watchdog periods."""
+
+RATES: dict[str, tuple[tuple[str, str], ...]] = {
+    "acceptor": (("fetch.sendfile_bytes", "B/s out"),),
+    "log-writer": (("log_writer.records", "records/s"), ("log_writer.bytes", "B/s in")),
+    "ingest": (("ingest.received", "lines/s"),),
+}
+"""Kind of process → the counters whose rise a person wants to see, and their unit."""
+
+
+class UnitHeart:
+    """`beat` once a turn."""
+
+    def __init__(self, process_kind: str, watchdog_ms: int, notifier: SystemdNotifier, counters: Counters, send: Callable[[str], object]) -> None:
+        self._rates = RATES.get(process_kind, ())
+        self._watchdog_ms = watchdog_ms
+        self._notifier = notifier
+        self._counters = counters
+        self._send = send
+        self._tell_ns = min(TELL_NS_MAX, watchdog_ms * 1_000_000 // 4)
+        self._next_ns = 0
+        self._was_starting = True
+        self._seen: dict[str, int] = {}
+        self._seen_ns = 0
+
+    def beat(self, now_ns: int, status_line: Callable[[], str]) -> None:
+        if now_ns >= self._next_ns or (self._was_starting and self._notifier.is_ready):
+            self._was_starting = not self._notifier.is_ready
+            self._next_ns = now_ns + self._tell_ns
+            self._tell(now_ns, status_line)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the process has said that it serves."""
+        return self._notifier.is_ready
+
+    def stopping(self) -> None:
+        self._send("STOPPING=1\nWATCHDOG=1\nSTATUS=stopping")
+
+    def _tell(self, now_ns: int, status_line: Callable[[], str]) -> None:
+        lines = ["WATCHDOG=1"]
+        if not self._seen_ns:
+            lines.append(f"WATCHDOG_USEC={self._watchdog_ms * 1000}")
+        rates = self._measure(now_ns)
+        if self._notifier.is_ready:
+            lines.append("STATUS=" + "; ".join(filter(None, (status_line(), rates))).replace("\n", " "))
+        else:
+            lines.append(f"EXTEND_TIMEOUT_USEC={self._watchdog_ms * START_FACTOR * 1000}")
+        self._send("\n".join(lines))
+
+    def _measure(self, now_ns: int) -> str:
+        """As in "1,203 records/s, 4.2 MB/s in"; "" before there is anything to compare with."""
+        seconds = (now_ns - self._seen_ns) / 1e9
+        words = []
+        for counter, unit in self._rates:
+            value = sum(self._counters.counter(label).value for label in self._counters.labels() if label == counter or label.startswith(counter + "{"))
+            before = self._seen.get(counter)
+            self._seen[counter] = value
+            if before is not None and seconds:
+                words.append(rate_text(max(0, value - before) / seconds, unit))
+        self._seen_ns = now_ns
+        return ", ".join(words)
+
+
+def rate_text(rate: float, unit: str) -> str:
+    if not unit.startswith("B/s"):
+        return f"{rate:,.0f} {unit}"
+    for prefix in ("", "k", "M"):
+        if rate < 1000:
+            return f"{rate:.3g} {prefix}{unit}"
+        rate /= 1000
+    return f"{rate:.3g} G{unit}"
+
+
+def heart_of(context: ServiceContext) -> UnitHeart | None:
+    """The heart of a process that systemd runs; None for one that `millrace run` does."""
+    notifier = context.notifier
+    if not is_unit() or not isinstance(notifier, SystemdNotifier):
+        return None
+    kind = context.process_name.partition("@")[0]
+    return UnitHeart(kind, context.box.integer("watchdog.timeout.ms"), notifier, context.counters, notify)

@@ -1,0 +1,166 @@
+"""What the settings mean for systemd's units, and the units themselves as far as they can be looked at without a systemd that runs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from appliance.base.layout import Disk
+from appliance.base.settings import Box, default_settings
+from appliance.runtime.children import LISTEN_NAMES, STOP_ORDER
+from appliance.runtime.run_options import RunOptions, resolve_options
+from appliance.runtime.unit_files import SOCKET_UNITS, disk_problems, escaped_path, plan_units, settings_mark, unit_problems
+from tests.unit.base.test_settings import make_box
+
+SYSTEMD = Path(__file__).parent.parent.parent.parent / "systemd"
+KINDS = {kind for group in STOP_ORDER for kind in group}
+EXPOSURE_MAX = 30
+"""3.0, as systemd-analyze wants it said."""
+
+
+def plan(box: Box, **mounts: str) -> dict[str, str]:
+    return plan_units(box, {disk.path: mounts.get(disk.name, "/") for disk in box.disks}).drop_ins
+
+
+def sections(path: Path) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in path.read_text().splitlines():
+        if line.startswith("["):
+            current = found.setdefault(line, [])
+        elif line and not line.startswith("#"):
+            current.append(line)
+    return found
+
+
+def test_the_target_wants_every_process_and_every_socket_and_nothing_else() -> None:
+    text = plan(make_box(acceptors=2, ingests=1, embedded_zookeeper=False))["millrace.target.d/20-settings.conf"]
+    wanted = {line.partition("=")[2] for line in text.splitlines() if line.startswith("Wants=")}
+    instances = {"millrace-acceptor@0.service", "millrace-acceptor@1.service", "millrace-ingest@0.service"}
+    disks = {f"millrace-log-{kind}@{disk}.service" for kind in ("writer", "reader") for disk in ("d0", "d1")}
+    single = {f"millrace-{kind}.service" for kind in ("controller", "coordinator", "console")}
+    assert wanted == instances | disks | single | set(SOCKET_UNITS)
+
+
+def test_a_disk_that_is_mounted_is_bound_to_its_mount_and_is_the_only_one_that_its_log_writer_may_write_to() -> None:
+    drop_ins = plan(make_box(disks=[Disk("d0", "/srv/log-1/d0"), Disk("d1", "/var/d1")]), d0="/srv/log-1")
+    writer = drop_ins["millrace-log-writer@d0.service.d/20-settings.conf"]
+    assert "BindsTo=srv-log\\x2d1.mount\n" in writer and "AssertPathIsMountPoint=/srv/log-1\n" in writer
+    assert "ReadWritePaths=/srv/log-1/d0 /srv/state\n" in writer
+    reader = drop_ins["millrace-log-reader@d0.service.d/20-settings.conf"]
+    assert "BindsTo=srv-log\\x2d1.mount\n" in reader and "ReadWritePaths" not in reader
+    assert "BindsTo" not in drop_ins["millrace-log-writer@d1.service.d/20-settings.conf"]
+
+
+def test_a_disk_brings_its_processes_back_when_it_is_mounted_and_they_start_only_where_there_is_a_box() -> None:
+    drop_ins = plan(make_box(), d0="/srv", d1="/srv")
+    wanted = {f"Wants=millrace-log-{kind}@{disk}.service" for kind in ("writer", "reader") for disk in ("d0", "d1")}
+    assert wanted < set(drop_ins["srv.mount.d/20-settings.conf"].splitlines())
+    assert "ConditionPathExists=/run/millrace/b/box.json\n" in drop_ins["millrace-.service.d/10-box.conf"]
+    assert "ConditionPathExists=\n" in drop_ins["millrace-supervisor.service.d/20-settings.conf"], "who makes the file does not wait for it"
+
+
+def test_an_address_of_version_six_stands_in_brackets() -> None:
+    assert "ListenStream=[::1]:9092\n" in plan(make_box(listen="::1"))["millrace-kafka.socket.d/20-settings.conf"]
+    assert "ListenDatagram=0.0.0.0:514\n" in plan(make_box(listen="0.0.0.0", syslog_port=514))["millrace-syslog-udp.socket.d/20-settings.conf"]
+
+
+@pytest.mark.parametrize("path", ["/", "/srv/d0", "/srv/log-1", "/srv/.hidden/x y", "/srv/ä", "/a.b_c:d"])
+def test_paths_are_escaped_as_systemd_does_it(path: str) -> None:
+    if shutil.which("systemd-escape") is None:
+        pytest.skip("systemd-escape is not there")
+    assert escaped_path(path) == subprocess.run(["systemd-escape", "--path", path], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_the_mark_changes_with_what_is_written_and_with_nothing_else() -> None:
+    mark = settings_mark(make_box())
+    assert mark == settings_mark(make_box(pid=7, started_wall_ms=8, managed_by="systemd", settings=default_settings()))
+    changes: list[dict[str, object]] = [{"listen": "::"}, {"kafka_port": 1}, {"syslog_port": 1}, {"http_port": 1}, {"acceptors": 5}, {"ingests": 5}]
+    changes += [{"disks": [Disk("d0", "/srv/d0")]}, {"embedded_zookeeper": False}, {"state_directory": "/x"}, {"settings": {"zookeeper.heap.mb": 99}}]
+    assert len({mark, *(settings_mark(make_box(**change)) for change in changes)}) == 1 + len(changes)
+
+
+def test_what_units_must_be_told_is_missed_all_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "m.toml"
+    file.write_text('[box]\nlisten = "no such host"\nhttp-port = 0\n')
+    options, _ = resolve_options(RunOptions(config=str(file)), 1)
+    problems = "\n".join(unit_problems(options, {"listen": "no such host", "http-port": 0}, [Disk("a b", "/srv/a b")]))
+    assert all(words in problems for words in ("data is not set", "state is not set", "http-port is 0", "listen is 'no such host'", "'a b'"))
+    assert problems.count("\n") == 5 and "kafka-port" not in problems
+
+
+def test_a_disk_is_called_so_that_a_unit_can_be_called_after_it() -> None:
+    assert disk_problems("/srv/d0", "d0") == disk_problems("/srv/log-2", "log-2") == []
+    assert disk_problems("/srv/d@0", "d@0") and disk_problems("/srv/-x", "-x") and disk_problems("/srv/x%y/d0", "d0")
+
+
+# -- the files in systemd/
+
+
+def test_every_kind_of_process_has_a_unit_and_no_unit_is_without_one() -> None:
+    found = {path.name.removeprefix("millrace-").split("@")[0].removesuffix(".service") for path in SYSTEMD.glob("millrace-*.service")}
+    assert found == KINDS | {"supervisor", "stop-order"}
+
+
+def test_every_unit_stops_with_the_target_and_in_order_and_is_held_to_the_same() -> None:
+    units = {path.name: sections(path) for path in SYSTEMD.glob("millrace-*.service")}
+    stop_order = units.pop("millrace-stop-order.service")
+    common: set[str] | None = None
+    for name, unit in units.items():
+        assert "PartOf=millrace.target" in unit["[Unit]"] and "Before=millrace-stop-order.service" in unit["[Unit]"], name
+        assert "StartLimitIntervalSec=0" in unit["[Unit]"], f"{name} would be given up"
+        if name != "millrace-supervisor.service":
+            assert "After=millrace-supervisor.service" in unit["[Unit]"], name
+        block = unit["[Service]"][unit["[Service]"].index("Type=notify") :]
+        common = set(block) if common is None else common
+        assert set(block) == common, name
+    assert common is not None and {"Restart=always", "RestartPreventExitStatus=78", "SystemCallFilter=@system-service", "CapabilityBoundingSet="} <= common
+    assert "PartOf=millrace.target" in stop_order["[Unit]"] and "Type=oneshot" in stop_order["[Service]"]
+
+
+def test_whoever_listens_is_given_the_sockets_that_millrace_run_gives_it_and_they_stay_non_blocking() -> None:
+    for kind, names in LISTEN_NAMES.items():
+        (path,) = SYSTEMD.glob(f"millrace-{kind}*.service")
+        service = sections(path)["[Service]"]
+        assert f"Sockets={' '.join(f'millrace-{name}.socket' for name in names)}" in service
+        assert "NonBlocking=yes" in service, "a descriptor that one process makes blocking is blocking for all"
+        for name in names:
+            socket = sections(SYSTEMD / f"millrace-{name}.socket")
+            assert f"FileDescriptorName={name}" in socket["[Socket]"] and "StopPropagatedFrom=millrace.target" in socket["[Unit]"]
+    assert {path.name for path in SYSTEMD.glob("*.socket")} == set(SOCKET_UNITS)
+
+
+def filled(tmp_path: Path) -> Path:
+    """The units as on a box, with what the settings say."""
+    values = {"@PYTHON@": sys.executable, "@CURRENT@": str(SYSTEMD.parent), "@SETTINGS@": "/etc/millrace/millrace.toml", "@JAVA_HOME@": ""}
+    for path in (path for pattern in ("*.service", "*.socket", "*.target", "*.slice") for path in SYSTEMD.glob(pattern)):
+        text = path.read_text()
+        for name, value in values.items():
+            text = text.replace(name, value)
+        assert "@" not in text.replace("@.service", "").replace("@system-service", "").replace("@privileged", "").replace("@0.service", ""), path.name
+        (tmp_path / path.name).write_text(text)
+    for name, text in plan_units(make_box(), {"/srv/d0": "/", "/srv/d1": "/"}).drop_ins.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_systemd_understands_every_line_and_finds_little_exposed(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not there")
+    directory = filled(tmp_path)
+    units = sorted(directory.glob("millrace-*.service"))
+    started = [str(path).replace("@.", "@d0." if "log-" in path.name else "@0.") for path in units]
+    verified = ask("verify", "--man=no", *started, str(directory / "millrace.target"))
+    assert [line for line in verified.stderr.splitlines() if "millrace" in line] == []  # an unknown key is only told, it is no failure
+    for path in units:
+        looked = ask("security", "--offline=true", f"--threshold={EXPOSURE_MAX}", "--no-pager", str(path))
+        assert looked.returncode == 0, looked.stdout[-300:] + looked.stderr
+
+
+def ask(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["systemd-analyze", *arguments], capture_output=True, text=True, check=False)
