@@ -1,0 +1,76 @@
+"""An alarm as a row: what must hold of which metric for how long, how bad that is, and what to say. The list is `alarms`.
+
+One row gives both: a rule for Prometheus (`expression`) and what the console itself looks at (`alarm_watch`). Owned by nobody. Weak spot: only four forms of
+condition (a value, a ratio, a rise over some time, a percentile over some time), because both sides must mean the same.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import NamedTuple
+
+CRITICAL, WARNING = "critical", "warning"
+
+MINUTE = 60
+HOUR = 60 * MINUTE
+
+COMPARISONS: dict[str, Callable[[float, float], bool]] = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "==": operator.eq}
+
+
+class Condition(NamedTuple):
+    """`metric` is a row's exposed name; `match` picks series by labels. `divided_by` makes it a ratio, `over_seconds` a rise, that and `quantile` a
+    percentile by the label `by`."""
+
+    metric: str
+    comparison: str
+    threshold: float
+    match: tuple[tuple[str, str], ...] = ()
+    divided_by: str = ""
+    over_seconds: int = 0
+    quantile: float = 0.0
+    by: str = ""
+
+    @property
+    def expression(self) -> str:
+        """In Prometheus's language."""
+        picked = ",".join(f'{label}="{value}"' for label, value in self.match)
+        braces = f"{{{picked}}}" if picked else ""
+        window = f"[{_duration(self.over_seconds)}]"
+        if self.quantile:
+            what = f"histogram_quantile({self.quantile:g}, sum by (instance, {self.by}, le) (rate({self.metric}_bucket{braces}{window})))"
+        elif self.over_seconds:
+            what = f"increase({self.metric}{braces}{window})"
+        elif self.divided_by:
+            what = f"{self.metric}{braces} / {self.divided_by}{braces}"
+        else:
+            what = self.metric + braces
+        return f"{what} {self.comparison} {self.threshold:g}"
+
+
+class Alarm(NamedTuple):
+    """`words` may name labels of the metric in braces. `condition` None: only Prometheus can see it, by `only_expression`."""
+
+    name: str
+    severity: str
+    condition: Condition | None
+    hold_seconds: int
+    words: str
+    meaning: str
+    """What it means for users, in a sentence."""
+    only_expression: str = ""
+
+    @property
+    def expression(self) -> str:
+        return self.condition.expression if self.condition is not None else self.only_expression
+
+    @property
+    def runbook(self) -> str:
+        """Check and act: its place in the runbook."""
+        return f"systemd/README.md#{self.name.lower()}"
+
+
+def _duration(seconds: int) -> str:
+    if seconds and not seconds % HOUR:
+        return f"{seconds // HOUR}h"
+    return f"{seconds // MINUTE}m" if seconds and not seconds % MINUTE else f"{seconds}s"

@@ -1,0 +1,212 @@
+// The first page: asks /api/overview every two seconds and shows what it says. Everything from the box is put in as text, never as HTML.
+"use strict";
+const EVERY_MS = 2000;
+const ANSWER_MS_MAX = 5000;
+const THEMES = ["system", "light", "dark"];
+const $ = (id) => document.getElementById(id);
+
+// ---- small pieces
+
+function make(tag, className, text) {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  if (text != null) element.textContent = text;
+  return element;
+}
+
+function badge(text, kind) { return make("span", `badge ${kind}`, text); }
+
+function meter(share, kind) {
+  const outer = make("span", "meter"), inner = make("i", kind);
+  inner.style.width = `${Math.min(Math.max(share, 0), 1) * 100}%`;
+  outer.append(inner);
+  return outer;
+}
+
+// Cells are texts, elements or arrays of them. A row that says what it said before is left alone, so that a person can select in it.
+function fill(table, columns, rows, nothing) {
+  if (!table.tHead) {
+    const row = table.createTHead().insertRow();
+    for (const [title, className] of columns) row.append(make("th", className, title));
+    table.createTBody();
+  }
+  table.tHead.hidden = !rows.length;
+  const body = table.tBodies[0];
+  const wanted = rows.length ? rows : [[nothing]];
+  while (body.rows.length > wanted.length) body.deleteRow(-1);
+  wanted.forEach((cells, index) => {
+    const made = make("tr");
+    cells.forEach((cell, column) => {
+      const td = make("td", rows.length ? columns[column][1] : "empty");
+      if (!rows.length) td.colSpan = columns.length;
+      td.append(...[cell].flat());
+      made.append(td);
+    });
+    const old = body.rows[index];
+    if (!old) body.append(made);
+    else if (old.innerHTML !== made.innerHTML) old.replaceWith(made);
+  });
+}
+
+function metered(share, kind, text) { return [meter(share, kind), make("span", "figure", text)]; }
+
+function tile(what, [value, unit], more) {
+  const made = make("div", "tile"), shown = make("div", "value", value);
+  shown.dataset.figure = what;
+  if (unit) shown.append(make("small", "", unit));
+  made.append(make("div", "what", what), shown, make("div", "more", more || "\u00a0"));
+  return made;
+}
+
+const perSecond = ([value, unit]) => [value, unit + "/s"];
+
+// ---- parts of the page
+
+function showHead(box) {
+  const missing = Object.keys(box.missing);
+  const ready = $("ready");
+  ready.textContent = missing.length ? `${missing.length === 1 ? missing[0] : `${missing.length} processes`} not serving` : "ready";
+  ready.className = `badge ${missing.length ? "bad" : "good"}`;
+  const pairs = [["box", box.box], ["Kafka", box.kafka], ["broker", box.broker_id], ["release", box.version], ["up", durationText(box.now_ms - box.started_ms)]];
+  $("who").replaceChildren(...pairs.map(([name, value]) => { const pair = make("div"); pair.append(make("dt", "", name), make("dd", "", value)); return pair; }));
+  document.title = `${missing.length ? "⚠ " : ""}Millrace ${box.box}`;
+}
+
+function showTiles(box) {
+  const { rates, latency } = box;
+  $("tiles").replaceChildren(
+    tile("Received", perSecond(bytesParts(rates.received_bytes)), `${countText(rates.produce_requests)} produces/s`),
+    tile("Sent", perSecond(bytesParts(rates.sent_bytes)), `${countText(rates.fetch_requests)} fetches/s`),
+    tile("Records in", perSecond(countParts(rates.records)), plural(box.partitions_count, "partition")),
+    tile("Syslog", perSecond(countParts(rates.syslog_lines)), `${plural(box.senders, "TCP sender")}`),
+    tile("Produce p99", microsParts(latency.produce.p99_us), `p50 ${microsText(latency.produce.p50_us)}`),
+    tile("Fetch p99", microsParts(latency.fetch.p99_us), `p50 ${microsText(latency.fetch.p50_us)}`),
+    tile("Kafka clients", countParts(box.connections), "connections"),
+    tile("Processor", [percentText(box.cpu_percent).replace(" %", ""), "%"], "of one core"),
+    tile("Memory", bytesParts(box.memory_bytes || null), "PSS with arenas"),
+  );
+}
+
+const DISK_KINDS = { online: "good", starting: "warn", full: "bad", offline: "bad", hung: "bad", down: "bad" };
+
+function showDisks(box) {
+  const columns = [["disk", "name"], ["state", ""], ["space", ""], ["free", "number"], ["written", "number"], ["append p50", "number"], ["p99", "number"],
+    ["sync p99", "number"], ["cold read p99", "number"], ["partitions", "number"], ["fenced", ""], ["path", "soft"]];
+  fill($("disks"), columns, box.disks.map((disk) => {
+    const used = disk.size_bytes ? 1 - disk.free_bytes / disk.size_bytes : null;
+    const state = [badge(disk.state, DISK_KINDS[disk.state] || "warn")];
+    if (disk.is_draining) state.push(" ", badge("draining", "warn"));
+    if (disk.state === "starting" && disk.recovery_bytes) state.push(` ${percentText(100 * disk.recovery_done_bytes / disk.recovery_bytes)} checked`);
+    const fenced = disk.is_fenced ? badge("now", "bad") : disk.recent_fences ? badge(`${disk.recent_fences} × of late`, "warn") : "no";
+    return [disk.name, state, used == null ? NOTHING : metered(used, used > 0.97 ? "bad" : used > 0.9 ? "warn" : "", percentText(100 * used)),
+      disk.size_bytes ? `${bytesText(disk.free_bytes)} of ${bytesText(disk.size_bytes)}` : NOTHING, rateText(disk.written_bytes_per_s), microsText(disk.append_p50_us),
+      microsText(disk.append_p99_us), microsText(disk.probe_p99_us), microsText(disk.read_p99_us), wholeText(disk.partitions), fenced, disk.path];
+  }), "no disks");
+  const trouble = box.disks.filter((disk) => disk.state !== "online").length;
+  $("disks-note").textContent = trouble ? `${trouble} of ${box.disks.length} not online` : `${box.disks.length} online`;
+}
+
+function showProcesses(box) {
+  const largest = Math.max(...box.processes.map((process) => process.pss_bytes || process.resident_bytes || 0), 1);
+  const columns = [["process", "name"], ["state", ""], ["up", "number"], ["restarts", "number"], ["CPU", "number"], ["memory", "number"], ["pid", "number soft"]];
+  fill($("processes"), columns, box.processes.map((process) => {
+    const memory = process.pss_bytes ?? process.resident_bytes;
+    const kind = process.state === "serving" ? "good" : ["starting", "recovering", "stopping"].includes(process.state) ? "warn" : "bad";
+    const age = process.pid ? box.now_ms - process.started_ms : null;
+    const restarts = process.restarts && age != null && age < 900000 ? badge(process.restarts, "warn") : wholeText(process.restarts);
+    return [process.name, badge(process.state, kind), durationText(age), restarts, percentText(process.cpu_percent),
+      memory == null ? NOTHING : metered(memory / largest, "", bytesText(memory) + (process.pss_bytes == null ? " RSS" : "")), process.pid || NOTHING];
+  }), "no processes");
+  $("processes-note").textContent = `CPU of one core over ${box.seconds.toFixed(0)} s; memory is PSS`;
+}
+
+function showAlarms(box) {
+  const firing = box.alarms.filter((alarm) => alarm.ended_ms == null);
+  const kinds = { critical: "bad", warning: "warn" };
+  fill($("alarms"), [["", ""], ["what", "words"], ["began", "number soft"], ["lasted", "number soft"]], box.alarms.slice(0, 8).map((alarm) => [
+    badge(alarm.ended_ms == null ? alarm.severity : "over", alarm.ended_ms == null ? kinds[alarm.severity] : ""),
+    [alarm.words, make("span", "under", `${alarm.name}: ${alarm.meaning}`)],
+    new Date(alarm.began_ms).toLocaleTimeString("en-GB"),
+    alarm.ended_ms == null ? "goes on" : durationText(alarm.ended_ms - alarm.began_ms),
+  ]), "Nothing was the matter since the console started.");
+  $("alarms-note").textContent = firing.length ? `${firing.length} now` : "none now";
+  const trouble = $("trouble");
+  trouble.hidden = !firing.length;
+  trouble.textContent = firing.map((alarm) => alarm.words).join(" · ");
+}
+
+function showGroups(box) {
+  const most = Math.max(...box.groups.map((group) => group.records), 1);
+  fill($("groups"), [["group", "name"], ["state", ""], ["reads", "words"], ["partitions", "number"], ["records behind", "number"]], box.groups.map((group) => [
+    group.group, badge(group.state.toLowerCase() || NOTHING, group.state === "Stable" ? "good" : group.state === "Empty" ? "" : "warn"),
+    group.topics.join(", ") + (group.topics_count > group.topics.length ? ` and ${group.topics_count - group.topics.length} more` : ""),
+    wholeText(group.partitions), metered(group.records / most, group.records > 1e6 ? "warn" : "", wholeText(group.records)),
+  ]), "No group has committed offsets.");
+  const left = box.groups_count - box.groups.length;
+  $("groups-note").textContent = box.groups_count ? plural(box.groups_count, "group") + (left > 0 ? `, the ${box.groups.length} furthest behind` : "") : "";
+}
+
+function showTopics(box) {
+  const columns = [["topic", "name"], ["partitions", "number"], ["", ""], ["records in/s", "number"], ["in", "number"], ["out", "number"], ["records", "number"], ["size", "number"]];
+  fill($("topics"), columns, box.topics.map((topic) => [
+    topic.name, wholeText(topic.partitions), topic.not_served ? badge(`${topic.not_served} not served`, "bad") : "", countText(topic.records_per_s),
+    rateText(topic.received_bytes_per_s), rateText(topic.sent_bytes_per_s), wholeText(topic.records), bytesText(topic.size_bytes),
+  ]), "No topics yet.");
+  const left = box.topics_count - box.topics.length;
+  $("topics-note").textContent = `${plural(box.topics_count, "topic")}, ${plural(box.partitions_count, "partition")}` + (left > 0 ? `; the ${box.topics.length} busiest` : "")
+    + (box.not_served_count ? `; ${plural(box.not_served_count, "partition")} not served` : "");
+}
+
+function showSyslog(box) {
+  const { received, stored, lost, in_flight, kernel_drops } = box.syslog;
+  $("syslog").textContent = `${wholeText(received)} received = ${wholeText(stored)} stored + ${wholeText(lost)} lost and counted + ${wholeText(in_flight)} in flight`;
+  $("syslog-note").textContent = kernel_drops ? `${wholeText(kernel_drops)} more dropped by the kernel` : "none dropped by the kernel";
+}
+
+// ---- charts
+
+const charted = (all, names) => names.map(([title, name]) => [title, all.series[name] || []]);
+const milliseconds = (value) => microsText(value * 1000);
+const past = new ChartHistory();
+const charts = [
+  new Chart($("chart-bytes"), "box", rateText, BINARY_STEPS, (all) => charted(all, [["received", "received_bytes_per_s"], ["sent", "sent_bytes_per_s"]])),
+  new Chart($("chart-records"), "box", (value) => countText(value) + "/s", null, (all) => charted(all, [["records in", "records_per_s"], ["syslog lines", "syslog_lines_per_s"]])),
+  new Chart($("chart-latency"), "box", milliseconds, null, (all) => charted(all, [["produce", "produce_p99_ms"], ["fetch", "fetch_p99_ms"], ["syslog batch", "syslog_p99_ms"]])),
+  new Chart($("chart-disks"), "box", rateText, BINARY_STEPS, (all) => Object.entries(all.disks)),
+];
+
+// ---- the loop
+
+let answeredAt = null;
+
+async function look() {
+  try {
+    const answer = await fetch(`/api/overview?since=${past.last_ms}`, { cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS_MAX) });
+    if (!answer.ok) throw new Error(`status ${answer.status}`);
+    const box = await answer.json();
+    answeredAt = new Date();
+    document.body.classList.remove("stale");
+    past.add(box.history);
+    for (const show of [showHead, showTiles, showDisks, showProcesses, showAlarms, showGroups, showTopics, showSyslog]) show(box);
+    for (const chart of charts) chart.draw(past);
+    $("footer").textContent = `as of ${answeredAt.toLocaleTimeString("en-GB")}; rates over ${box.seconds.toFixed(0)} s.`;
+  } catch (error) {
+    document.body.classList.add("stale");
+    $("ready").textContent = answeredAt ? `no answer since ${answeredAt.toLocaleTimeString("en-GB")}` : "no answer";
+    $("ready").className = "badge bad";
+  }
+  setTimeout(look, EVERY_MS);
+}
+
+function setTheme(theme) {
+  if (theme === "system") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+  $("theme").textContent = `Theme: ${theme}`;
+  localStorage.setItem("theme", theme);
+  for (const chart of charts) { chart.forget(); if (past.times.length) chart.draw(past); }
+}
+
+$("theme").addEventListener("click", () => setTheme(THEMES[(THEMES.indexOf(localStorage.getItem("theme") || "system") + 1) % THEMES.length]));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme(localStorage.getItem("theme") || "system"));
+setTheme(THEMES.includes(localStorage.getItem("theme")) ? localStorage.getItem("theme") : "system");
+look();

@@ -1,0 +1,49 @@
+// Figures as people read them. Nothing here knows the page.
+"use strict";
+const NOTHING = "–";
+const BYTE_UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+
+function bytesParts(value) {
+  if (value == null) return [NOTHING, ""];
+  let size = value, unit = 0;
+  while (size >= 1024 && unit < BYTE_UNITS.length - 1) { size /= 1024; unit++; }
+  return [unit === 0 || size >= 100 ? size.toFixed(0) : size.toFixed(1), BYTE_UNITS[unit]];
+}
+const bytesText = (value) => bytesParts(value).join(" ").trim();
+const rateText = (value) => (value == null ? NOTHING : bytesText(value) + "/s");
+
+// 1234567 → 1.23 M; whole numbers below ten thousand.
+function countParts(value) {
+  if (value == null) return [NOTHING, ""];
+  if (value < 10 && value % 1) return [value.toFixed(1), ""];
+  if (value < 10000) return [Math.round(value).toLocaleString("en"), ""];
+  for (const [unit, size] of [["k", 1e3], ["M", 1e6], ["G", 1e9], ["T", 1e12]]) {
+    const shown = value / size;
+    if (shown < 999.5 || unit === "T") return [String(parseFloat(shown.toFixed(shown < 10 ? 2 : shown < 100 ? 1 : 0))), unit];
+  }
+}
+const countText = (value) => countParts(value).join(" ").trim();
+const wholeText = (value) => (value == null ? NOTHING : Math.round(value).toLocaleString("en"));
+
+function microsParts(value) {
+  if (value == null) return [NOTHING, ""];
+  if (value < 1000) return [value.toFixed(0), "µs"];
+  if (value < 1e6) return [(value / 1e3).toFixed(value < 1e4 ? 1 : 0), "ms"];
+  return [(value / 1e6).toFixed(1), "s"];
+}
+const microsText = (value) => microsParts(value).join(" ").trim();
+
+// The two largest units.
+function durationText(milliseconds) {
+  if (milliseconds == null) return NOTHING;
+  let left = Math.max(Math.floor(milliseconds / 1000), 0);
+  const parts = [];
+  for (const [unit, length] of [["d", 86400], ["h", 3600], ["m", 60], ["s", 1]]) {
+    const count = Math.floor(left / length);
+    left %= length;
+    if (count || parts.length || unit === "s") parts.push(count + unit);
+  }
+  return parts.slice(0, 2).filter((part, index) => index === 0 || !part.startsWith("0")).join(" ");
+}
+const percentText = (value) => (value == null ? NOTHING : (value < 10 ? value.toFixed(1) : value.toFixed(0)) + " %");
+const plural = (count, noun) => `${wholeText(count)} ${noun}${count === 1 ? "" : "s"}`;
