@@ -1,9 +1,10 @@
 #!/bin/bash
-# Makes .venv and runs Millrace, or its tests, out of this directory. Nothing outside of it is changed, except that a missing Java or
-# python3-venv is installed with apt-get where that is allowed. Weak spot: the first run downloads much (see SIZE below).
+# `run`, `test`: makes .venv and runs Millrace, or its tests, out of this directory. Nothing outside of it is changed, except that a missing Java or
+# python3-venv is installed with apt-get where that is allowed. Without a verb: installs on this machine, under systemd; see install/bare_metal.sh.
+# Weak spot: the first run downloads much (see SIZE below).
 set -euo pipefail
 
-ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 VENV=$ROOT/.venv
 PEERS=$VENV/peers
 PYTHON_MINOR_MIN=11
@@ -15,8 +16,9 @@ JAVA_MIN=11
 # with mirrors, proxies and caches of pip.
 SIZE="about 550 MB to download (456 MB of it PySpark, which has ZooKeeper in it), 600 MB on disk, half a minute on a fast line"
 
-PEER_PACKAGES="kcat rsyslog syslog-ng-core"
-PEER_COMMANDS="usr/bin/kcat usr/sbin/rsyslogd usr/bin/loggen usr/sbin/syslog-ng"
+# chromium for the console's page; of prometheus only promtool is used, which needs no other package.
+PEER_PACKAGES="kcat rsyslog syslog-ng-core chromium chromium-driver prometheus"
+PEER_COMMANDS="usr/bin/kcat usr/sbin/rsyslogd usr/bin/loggen usr/sbin/syslog-ng usr/lib/chromium/chromium usr/bin/chromedriver usr/bin/promtool"
 
 usage() {
     cat <<USAGE
@@ -24,8 +26,11 @@ usage() {
                                OPTIONS are those of \`millrace run\`: --data DIR (one per disk), --state DIR, --listen HOST, --advertise HOST,
                                --kafka-port N, --syslog-port N, --http-port N, --acceptors N, --zookeeper HOST:PORT,…, --config FILE
 ./install.sh test [--deep]     install what tests need, run all of them; --deep: the long campaigns too
+sudo ./install.sh              install on this machine: systemd units, user, settings in /etc/millrace (--check looks only; see below)
 ./install.sh --help            this
+
 USAGE
+    bare_metal_usage
 }
 
 say() { printf '%s\n' "$*" >&2; }
@@ -116,7 +121,7 @@ ensure_venv() {
     else
         say "bringing .venv up to date …"
     fi
-    [ "$kind" = test ] && target="$ROOT[test]"
+    [ "$kind" = test ] && target="${ROOT}[test]"
     # "compat" puts this directory on the path by a plain .pth line; the default would import a finder in each of our processes (1 MB and 10 ms).
     pip_install --config-settings editable_mode=compat -e "$target" || die "pip could not install what pyproject.toml lists; its message is above"
     rm -f "$VENV"/.stamp-*
@@ -148,12 +153,13 @@ ensure_peers() {
     local stamp wanted package
     stamp=$(stamp_of "$PEER_PACKAGES $PEER_COMMANDS")
     [ "$(cat "$PEERS/.stamp" 2>/dev/null)" = "$stamp" ] && return
-    if ! has apt-get || ! has dpkg; then SKIPPED+=("kcat, rsyslog and loggen: this is no Debian or Ubuntu"); return; fi
+    if ! has apt-get || ! has dpkg; then SKIPPED+=("kcat, rsyslog, loggen, chromium and promtool: this is no Debian or Ubuntu"); return; fi
     say "unpacking $PEER_PACKAGES under .venv/peers …"
     apt_update || say "could not refresh the package lists; trying with those that are there"
     rm -rf "$PEERS" && mkdir -p "$PEERS/deb" "$PEERS/bin"
     for package in $PEER_PACKAGES; do
-        wanted=$(apt-get install -s --no-install-recommends "$package" 2>/dev/null | sed -nE 's/^Inst ([^ ]+).*/\1/p')
+        wanted=
+        [ "$package" = prometheus ] || wanted=$(apt-get install -s --no-install-recommends "$package" 2>/dev/null | sed -nE 's/^Inst ([^ ]+).*/\1/p')
         # shellcheck disable=SC2086
         if ! (cd "$PEERS/deb" && apt-get download -qq -o APT::Sandbox::User=root "$package" $wanted >&2); then SKIPPED+=("$package: apt-get could not download it"); fi
     done
@@ -184,6 +190,7 @@ wrap_peers() {
 
 FAILED=()
 RESULTS=()
+LOGS=()
 
 # step NAME COMMAND…: runs it, keeps its output under .venv/log, and goes on when it fails: one run shows everything.
 step() {
@@ -192,10 +199,23 @@ step() {
     log=$VENV/log/${name// /-}.log
     say "== $name"
     if "$@" 2>&1 | tee "$log" >&2; then RESULTS+=("$name $((SECONDS - started)) s"); else FAILED+=("$name"); fi
-    while read -r line; do SKIPPED+=("$line"); done < <(sed -nE 's/^SKIPPED (\[[0-9]+\]) [^ ]+: (.*)/\1 \2/p' "$log" | sort -u)
+    LOGS+=("$log")
+}
+
+# skips LOG…: what pytest skipped, a line for each reason; last the long campaigns, each file with how many of its tests.
+skips() {
+    sed -nE 's/^SKIPPED \[([0-9]+)\] ([^ :]+)(:[0-9]+)?: (.*)/\1\t\2\t\4/p' "$@" | sort -t "$(printf '\t')" -k 2 | awk -F '\t' '
+        $3 !~ /^a long campaign/ { if (!($3 in others)) reasons[++count] = $3; others[$3] += $1; next }
+        { sub(".*/test_", "", $2); sub("[.]py$", "", $2); if (!($2 in campaigns)) files[++of] = $2; campaigns[$2] += $1 }
+        END {
+            for (each = 1; each <= count; each++) print others[reasons[each]] " × " reasons[each]
+            for (each = 1; each <= of; each++) words = words (each > 1 ? ", " : "") files[each] " (" campaigns[files[each]] ")"
+            if (of) print "long campaigns, run by --deep: " words
+        }'
 }
 
 # pytest with 5 ("nothing selected") not a failure.
+# shellcheck disable=SC2329  # called through `step`
 tests() { "$VENV/bin/python" -m pytest -q -rs "$@" || [ $? = 5 ]; }
 
 run_tests() {
@@ -208,13 +228,16 @@ run_tests() {
     done
     say "The tests need: Python 3.$PYTHON_MINOR_MIN with venv and a Java runtime (installed with apt-get as root or by sudo if missing), the packages of"
     say "pyproject.toml with its extra 'test' (into .venv), the Debian packages $PEER_PACKAGES (unpacked under .venv/peers, no root needed), and"
-    say "JavaScript and Java clients from npm and Maven Central (220 MB under .venv/clients)."
+    say "JavaScript and Java clients from npm and Maven Central (220 MB under .venv/clients). As root also systemd, for tests that boot one (apt-get)."
     lock
     ensure_venv test
     ensure_java test
     ensure_peers
     cd "$ROOT"
     [ -z "$deep" ] || has mkfs.xfs || PATH=$PATH:/usr/sbin:/sbin has mkfs.xfs || apt_install xfsprogs || SKIPPED+=("faults of XFS: there is no mkfs.xfs")
+    # Tests under systemd boot their own, in namespaces; it installs a release with the system's Python. Both need root. What is still missing, tests say.
+    ! is_root || [ -x /lib/systemd/systemd ] || apt_install systemd || true
+    ! is_root || [ ! -x /usr/bin/python3 ] || python_makes_venvs /usr/bin/python3 || apt_install python3-venv || true
     "$VENV/bin/python" -m tests.support.client_packages >&2 || SKIPPED+=("JavaScript and Java clients, Kafka: they could not be fetched")
     # Other projects' test suites; what is there already is not fetched again. librdkafka's takes minutes to build, so --deep only.
     "$VENV/bin/python" -m tests.judges install kafka-python >&2 || SKIPPED+=("kafka-python's integration tests: they could not be fetched")
@@ -229,13 +252,19 @@ run_tests() {
     step ruff ruff check .
     step mypy mypy
     step layers lint-imports --no-logo
-    step "fast tests" tests -m "not slow and not system"
-    step "slow tests" tests -m "slow and not system"
-    step "system tests" tests -m system
-    local results skipped=
+    # Files of tests side by side, one for each processor, four at most (they are real processes, and some measure); what is marked `alone` comes after that.
+    local workers
+    workers=$(nproc)
+    local several=(-n "$((workers < 4 ? workers : 4))" --dist loadfile --no-loadscope-reorder)
+    step "fast tests" tests "${several[@]}" -m "not slow and not system"
+    step "slow tests" tests "${several[@]}" -m "slow and not system and not alone"
+    step "system tests" tests "${several[@]}" -m "system and not alone"
+    step "tests alone" tests -m alone
+    local results line skipped=
+    while read -r line; do SKIPPED+=("$line"); done < <(skips "${LOGS[@]}")
     results=$(printf '%s, ' "${RESULTS[@]:-nothing}")
     if [ ${#SKIPPED[@]} -gt 0 ]; then skipped="; skipped: $(printf '%s; ' "${SKIPPED[@]}")"; else skipped="; nothing skipped"; fi
-    [ -n "$deep" ] || skipped="${skipped%; }; the long campaigns are run by --deep"
+    skipped=${skipped%; }
     if [ ${#FAILED[@]} -gt 0 ]; then
         say "FAILED: $(printf '%s, ' "${FAILED[@]}")passed: ${results%, }$skipped"
         exit 1
@@ -243,9 +272,18 @@ run_tests() {
     say "PASSED: ${results%, }$skipped"
 }
 
-case ${1:-} in
-    run) shift; run "$@" ;;
-    test) shift; run_tests "$@" ;;
-    -h | --help | help) usage ;;
-    *) usage >&2; exit 2 ;;
-esac
+# shellcheck source=install/bare_metal.sh
+. "$ROOT/install/bare_metal.sh"
+
+# All of it is read before any of it runs: an uninstallation removes this file.
+main() {
+    case ${1:-} in
+        run) shift; run "$@" ;;
+        test) shift; run_tests "$@" ;;
+        -h | --help | help) usage ;;
+        *) bare_metal "$@" ;;
+    esac
+    exit
+}
+
+[ "${BASH_SOURCE[0]}" != "$0" ] || main "$@" # a test may read the functions alone

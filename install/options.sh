@@ -1,0 +1,77 @@
+# shellcheck shell=bash
+# What was asked of `sudo ./install.sh`, and the names of everything that it puts on the machine. Sourced by install.sh; changes nothing.
+
+SETTINGS_FILE=/etc/millrace/millrace.toml
+STATE_DIRECTORY=/var/lib/millrace
+RUNTIME_DIRECTORY=/run/millrace
+COMMAND_LINK=/usr/local/bin/millrace
+SYSTEM_USER=millrace
+PREFIX_DEFAULT=/opt/millrace
+ONLY_DISK=/srv/millrace/d0 # where no disk is found that is surely meant; not inside the state directory
+
+MODE=install
+YES=
+DISKS=()
+PREFIX=
+WHEELHOUSE=
+LISTEN=
+ADVERTISE=
+WAIT_SECONDS=120
+
+bare_metal_usage() {
+    cat <<USAGE
+sudo ./install.sh [OPTIONS]    install on this machine under systemd, or upgrade what is installed; what is there already is left as it is
+    --check                    only look whether it can be installed; nothing is changed
+    --yes                      ask nothing (without a terminal nothing is asked anyway)
+    --disks DIR,DIR,…          log directories, one for each disk [default: the settings', else the empty or known file systems mounted for it]
+    --listen ADDRESS           address to listen on [default: 0.0.0.0, which is all]
+    --advertise NAME           name or address that Kafka clients are told [default: this machine's address]
+    --prefix DIR               where releases go [default: $PREFIX_DEFAULT]
+    --offline WHEELHOUSE       take Python packages out of this directory only
+    --wait SECONDS             how long a new release may take until it serves [default: $WAIT_SECONDS]
+sudo ./install.sh --rollback   back to the release before this one
+sudo ./install.sh --uninstall  stop and remove the program; data, state and settings stay
+./install.sh --make-wheelhouse DIR    fetch the Python packages for --offline, with their hashes
+USAGE
+}
+
+usage_error() {
+    say "install.sh: $1"
+    bare_metal_usage >&2
+    exit 2
+}
+
+# parse_options ARGUMENT…: sets the variables above. An option's value may follow it or stand behind "=".
+parse_options() {
+    local option value
+    while [ $# -gt 0 ]; do
+        option=$1
+        shift
+        case $option in
+            --check) MODE=check; continue ;;
+            --rollback) MODE=rollback; continue ;;
+            --uninstall) MODE=uninstall; continue ;;
+            --yes) YES=1; continue ;;
+            --*=*) value=${option#*=} option=${option%%=*} ;;
+            --*) [ $# -gt 0 ] || usage_error "$option wants a value, or is no option"; value=$1; shift ;;
+            *) usage_error "there is no verb or option $option" ;;
+        esac
+        [ -n "$value" ] || usage_error "$option is empty"
+        case $option in
+            --disks) IFS=, read -ra DISKS <<<"$value"; DISKS=("${DISKS[@]%/}") ;;
+            --prefix) PREFIX=${value%/} ;;
+            --offline) WHEELHOUSE=$value ;;
+            --make-wheelhouse) MODE=wheelhouse WHEELHOUSE=$value ;;
+            --listen) LISTEN=$value ;;
+            --advertise) ADVERTISE=$value ;;
+            --wait) WAIT_SECONDS=$value ;;
+            *) usage_error "there is no option $option" ;;
+        esac
+    done
+    [[ $WAIT_SECONDS =~ ^[1-9][0-9]{0,4}$ ]] || usage_error "--wait is '$WAIT_SECONDS'; it must be a number of seconds"
+    [ "$LISTEN" != "*" ] || LISTEN=0.0.0.0
+    [ -z "$WHEELHOUSE" ] || WHEELHOUSE=$(realpath -m "$WHEELHOUSE")
+}
+
+# is_plain_path PATH: absolute, and of characters that mean nothing to shell, TOML, systemd or udev.
+is_plain_path() { [[ $1 =~ ^(/[A-Za-z0-9._+-]+)+$ ]] && [[ $1 != */../* && $1 != */.. ]]; }

@@ -1,0 +1,68 @@
+# shellcheck shell=bash
+# The settings file as this installation would write it, and the one that counts: the one in place, once somebody has edited it. Sourced by install.sh.
+
+OPTION_LINES=
+
+# read_options TREE FILE: what the box would take from FILE; false where no Python can be asked yet.
+read_options() {
+    local python
+    OPTION_LINES=
+    python=$(system_python) || return 1
+    OPTION_LINES=$(PYTHONPATH=$1 "$python" -B -P -m appliance.runtime.option_lines "$2")
+}
+
+# option_values NAME: its values in what was read last, one a line.
+option_values() { awk -F '\t' -v name="$1" '$1 == name { print $2 }' <<<"$OPTION_LINES"; }
+
+# choose_settings: DISKS, LISTEN, ADVERTISE: as asked for, else as the last installation wrote them, else as they are in a file that is there, else as found.
+# Says in *_FROM where they are from.
+choose_settings() {
+    local known
+    DISKS_FROM="given" LISTEN_FROM="given" ADVERTISE_FROM="given"
+    for known in "$PREFIX/current/.settings" "$SETTINGS_FILE" ''; do [ -f "$known" ] && break; done
+    if [ -n "$known" ] && read_options "$ROOT" "$known"; then
+        if [ ${#DISKS[@]} = 0 ]; then mapfile -t DISKS < <(option_values data); DISKS_FROM="as before"; fi
+        if [ -z "$ADVERTISE" ] && [ -z "$LISTEN" ]; then ADVERTISE=$(option_values advertise); ADVERTISE_FROM="as before"; fi
+        if [ -z "$LISTEN" ]; then LISTEN=$(option_values listen); LISTEN_FROM="as before"; fi
+    fi
+    if [ ${#DISKS[@]} = 0 ]; then mapfile -t DISKS < <(find_log_disks); DISKS_FROM="mounted, and empty or a log directory"; fi
+    if [ ${#DISKS[@]} = 0 ]; then DISKS=("$ONLY_DISK"); DISKS_FROM="no disk was found that is surely meant; name them with --disks"; fi
+    if [ -z "$LISTEN" ]; then LISTEN=0.0.0.0; LISTEN_FROM="every address; --listen narrows it"; fi
+    if [ -z "$ADVERTISE" ]; then
+        if [ "$LISTEN" != 0.0.0.0 ] && [ "$LISTEN" != :: ]; then ADVERTISE=$LISTEN; ADVERTISE_FROM="as --listen"
+        else ADVERTISE=$(machine_address || echo 127.0.0.1); ADVERTISE_FROM="this machine's address; --advertise gives clients another"; fi
+    fi
+}
+
+# write_settings: the file, on standard output. The same choices make the same bytes, or a second run would find something to do.
+write_settings() {
+    cat <<SETTINGS
+# Settings of this box, written by install.sh. Edit it freely: once it was edited it is never overwritten; what a later release would
+# write is then put beside it, as millrace.toml.new.
+# After a change: millrace config check $SETTINGS_FILE && sudo millrace units apply && sudo systemctl restart millrace.target
+# Every setting with its default, bounds and meaning: $PREFIX/current/appliance/base/SETTINGS.md
+
+# Settings by Kafka's names stand here, above [box], in quotes. Some that are often changed, with their defaults:
+# "log.retention.hours" = 168 # how long records are kept; -1 is for ever
+# "log.flush.policy" = "os" # "ack": what is acknowledged survives a power cut
+# "num.partitions" = 1 # of a topic that is created without saying how many
+
+[box]
+# Log directories, one for each disk, each on a file system of its own.
+data = [$(printf '"%s", ' "${DISKS[@]}" | sed 's/, $//')]
+
+# ZooKeeper's data and the box's identity. Never on a log disk: a hung disk must not take the metadata with it.
+state = "$STATE_DIRECTORY"
+
+# Where it listens; 0.0.0.0 is every address of this machine. There are no users and no ACLs yet: whoever reaches these ports may read and write.
+listen = "$LISTEN"
+kafka-port = 9092
+syslog-port = 514 # UDP and TCP
+http-port = 8080
+
+# What Kafka clients are told to connect to: this machine as they see it. \`millrace doctor\` checks it.
+advertise = "$ADVERTISE"
+
+# acceptors = 1 # processes that serve Kafka clients; one for four cores if it is left out
+SETTINGS
+}

@@ -1,0 +1,161 @@
+# shellcheck shell=bash
+# From one release to another, and back by itself if the new one does not serve. Sourced by install.sh. Until `current` is turned nothing that runs has
+# changed; after it everything is as one release says or as the other. A kill in between is mended by the next run.
+
+STARTED_AT=0
+MISSING_BEFORE= # processes that did not serve when the preflight looked
+TARGET=
+CURRENT_BEFORE=
+PREVIOUS_BEFORE=
+
+# switch_to VERSION: files, settings, `current`, restart, health; the old release again if any of them fails.
+switch_to() {
+    CURRENT_BEFORE=$(release_at current || true)
+    PREVIOUS_BEFORE=$(release_at previous || true)
+    if [ -n "$CURRENT_BEFORE" ]; then cp -p "$SETTINGS_FILE" "$SCRATCH/settings.before" 2>/dev/null || true; fi
+    TARGET=$1
+    trap 'trap "" INT TERM HUP; go_back "it was interrupted" || true; exit 1' INT TERM HUP
+    if activate "$1" && is_healthy "$1"; then
+        trap - INT TERM HUP
+        touch "$PREFIX/releases/$1/.served"
+        return
+    fi
+    trap - INT TERM HUP
+    go_back "it did not serve"
+    return 1
+}
+
+# activate VERSION: make it what runs. Restarts only what it must.
+activate() {
+    local release=$PREFIX/releases/$1 settings_before
+    STARTED_AT=$SECONDS
+    read_record
+    settings_before=$(cat "$SETTINGS_FILE" 2>/dev/null)
+    place "$release/.settings" "$SETTINGS_FILE" || return 1
+    place_system_files "$release" || return 1
+    if [ "$(release_at current)" != "$1" ]; then
+        [ -z "$CURRENT_BEFORE" ] || point previous "$CURRENT_BEFORE" || return 1
+        point current "$1" || return 1
+        CHANGED_FILES+=("$PREFIX/current")
+        did "$PREFIX/current is release $1"
+    fi
+    [ -z "$BUILT" ] || CHANGED_FILES+=("$release")
+    write_record || return 1
+    apply_system_files || return 1
+    make_directories || return 1
+    link_command || return 1
+    apply_units || return 1
+    if [ "$settings_before" != "$(cat "$SETTINGS_FILE")" ]; then CHANGED_FILES+=("$SETTINGS_FILE"); fi
+    start_or_restart "$1"
+}
+
+# apply_units: what follows from the settings.
+apply_units() {
+    local line
+    "$PREFIX/current/.venv/bin/millrace" units apply --config "$SETTINGS_FILE" >"$SCRATCH/units" || return 1
+    while read -r line; do
+        CHANGED_FILES+=("${line#* }")
+        did "$line"
+    done <"$SCRATCH/units"
+    if has_changed '/etc/systemd/*'; then systemctl daemon-reload || return 1; fi
+}
+
+# start_or_restart VERSION: sockets stay open over a restart, unless they are what has changed.
+start_or_restart() {
+    if ! systemctl -q is-enabled millrace.target 2>/dev/null; then
+        systemctl -q enable millrace.target || return 1
+        did "enabled millrace.target: it starts with the machine"
+    fi
+    if ! box_is_active; then
+        if [ ${#CHANGED_FILES[@]} = 0 ] && [ -f "$PREFIX/releases/$1/.served" ]; then remark "the box is stopped; sudo systemctl start millrace.target starts it"; return; fi
+        say "starting …"
+        order start || return 1
+        did "started millrace.target"
+    elif has_changed '*.socket*'; then
+        say "restarting, with new sockets …"
+        systemctl stop millrace.target 'millrace-*' && order start || return 1
+        did "stopped and started millrace.target"
+    elif has_changed '*'; then
+        say "restarting …"
+        order restart || return 1
+        did "restarted millrace.target"
+    fi
+}
+
+# order start|restart: the whole box. Units that try again and again are not waited for longer than is_healthy would.
+order() {
+    local answer=0
+    timeout --foreground "$WAIT_SECONDS" systemctl "$1" millrace.target || answer=$?
+    [ $answer = 0 ] || [ $answer = 124 ]
+}
+
+# is_healthy VERSION: every process serves, but for those that did not before (a disk that is away must not keep the box at its release). A box that somebody stopped is left alone.
+is_healthy() {
+    local deadline=$((STARTED_AT + WAIT_SECONDS)) url answer
+    if ! box_is_active && [ -f "$PREFIX/releases/$1/.served" ] && [ ${#CHANGED_FILES[@]} = 0 ]; then return; fi
+    read_options "$PREFIX/releases/$1" "$SETTINGS_FILE" || return 1
+    url=$(readiness_url)
+    # shellcheck disable=SC2086  # words are meant
+    until answer=$(ask_readiness "$url" $MISSING_BEFORE); do
+        if [ $SECONDS -ge $deadline ]; then
+            say "release $1 does not serve within $WAIT_SECONDS s: $answer"
+            systemctl --no-pager --plain --no-legend list-units 'millrace*' | grep -v ' active ' >&2 || true
+            return 1
+        fi
+        sleep 0.5
+    done
+}
+
+# readiness_url: of the console, as the options that were read last say.
+readiness_url() {
+    local host
+    host=$(option_values listen)
+    case $host in 0.0.0.0 | '') host=127.0.0.1 ;; ::) host='[::1]' ;; *:*) host="[$host]" ;; esac
+    echo "http://$host:$(port_of http 8080)/readyz"
+}
+
+# ask_readiness URL [NAME…]: true when every process serves, but for those named; prints what is amiss otherwise.
+ask_readiness() {
+    "$PREFIX/current/.venv/bin/python" -P -c '
+import json, sys, urllib.error, urllib.request
+try:
+    urllib.request.build_opener(urllib.request.ProxyHandler({})).open(sys.argv[1], timeout=5)
+except urllib.error.HTTPError as error:
+    answer = error.read().decode(errors="replace")
+    try:
+        missing = json.loads(answer)["missing"]
+    except (ValueError, KeyError):
+        sys.exit(print(answer) or 1)
+    if not set(missing) <= set(sys.argv[2:]):
+        sys.exit(print(", ".join(f"{name} {state}" for name, state in missing.items())) or 1)
+except OSError as error:
+    sys.exit(print(error) or 1)
+' "$@"
+}
+
+# go_back REASON: to the release and the settings before. A first installation has none, and is left for its owner to look at.
+go_back() {
+    local wanted=$CURRENT_BEFORE
+    if [ -z "$wanted" ] || { [ "$wanted" = "$TARGET" ] && cmp -s "$SCRATCH/settings.before" "$SETTINGS_FILE"; }; then
+        say "$1. Look: journalctl -u 'millrace*' -e; systemctl status 'millrace*'. To undo: sudo ./install.sh --uninstall"
+        return 1
+    fi
+    say "$1: going back to release $wanted as it was …"
+    cmp -s "$SCRATCH/settings.before" "$SETTINGS_FILE" || replace_file "$SCRATCH/settings.before" "$SETTINGS_FILE"
+    [ ! -f "$SCRATCH/release-settings.before" ] || replace_file "$SCRATCH/release-settings.before" "$PREFIX/releases/$TARGET/.settings"
+    if [ -n "$PREVIOUS_BEFORE" ]; then point previous "$PREVIOUS_BEFORE"; else rm -f "$PREFIX/previous"; fi
+    point current "$wanted"
+    CURRENT_BEFORE= # the links are right already
+    if activate_again "$wanted" && is_healthy "$wanted"; then
+        say "release $wanted runs again$([ "$wanted" = "$TARGET" ] || echo "; release $TARGET is kept in $PREFIX/releases for a look"). journalctl -u 'millrace*' tells why it failed"
+        return
+    fi
+    say "release $wanted does not serve either: journalctl -u 'millrace*' -e"
+    return 1
+}
+
+# activate_again VERSION: whatever was changed is changed back, so everything is started anew.
+activate_again() {
+    BUILT=1
+    activate "$1" && { box_is_active || order start; }
+}

@@ -1,0 +1,102 @@
+# shellcheck shell=bash
+# What a release puts outside of PREFIX: units, user, directories, kernel settings, disk rules, the command. Sourced by install.sh. Units' drop-ins that
+# follow from the settings (ports, disks, instances) are made by `millrace units apply`, which keeps them in step while the box runs.
+
+# target_of NAME: where a file of the folder systemd goes; nothing for what stays in the release.
+target_of() {
+    case $1 in
+        *.service | *.socket | *.target | *.slice | *.path | *.timer | *.d/*.conf) echo "/etc/systemd/system/$1" ;;
+        tmpfiles.conf) echo /etc/tmpfiles.d/millrace.conf ;;
+        sysusers.conf) echo /etc/sysusers.d/millrace.conf ;;
+        sysctl.conf) echo /etc/sysctl.d/60-millrace.conf ;;
+    esac
+}
+
+# fill_in FILE: its text with the names of this installation.
+fill_in() {
+    sed -e "s|@PREFIX@|$PREFIX|g" -e "s|@CURRENT@|$PREFIX/current|g" -e "s|@PYTHON@|$PREFIX/current/.venv/bin/python|g" \
+        -e "s|@SETTINGS@|$SETTINGS_FILE|g" -e "s|@STATE@|$STATE_DIRECTORY|g" -e "s|@RUNTIME@|$RUNTIME_DIRECTORY|g" \
+        -e "s|@USER@|$SYSTEM_USER|g" -e "s|@JAVA_HOME@|$(system_java || true)|g" "$1"
+}
+
+# place_system_files RELEASE: its units and their like, with the rule for the log disks; and nothing of an earlier release that it does not have.
+place_system_files() {
+    local source name target
+    while read -r source; do
+        name=${source#"$1/systemd/"}
+        target=$(target_of "$name")
+        [ -n "$target" ] || continue
+        fill_in "$source" >"$SCRATCH/file"
+        place "$SCRATCH/file" "$target" "for changes of your own: systemctl edit ${name%%/*}" || return 1
+    done < <(find "$1/systemd" -maxdepth 2 -type f | sort)
+    disk_rules "${DISKS[@]}" >"$SCRATCH/file"
+    place "$SCRATCH/file" /etc/udev/rules.d/60-millrace.rules || return 1
+    remove_gone_files
+}
+
+# disk_of DEVICE: the name of the whole disk that a block device is a part of.
+disk_of() { lsblk -nrdo PKNAME "$1" 2>/dev/null | grep . || lsblk -nrdo KNAME "$1" 2>/dev/null; }
+
+# disk_rules DIR…: udev's rules for the disks of these directories: by the file system's id, because names of devices change. Never for the disk that
+# the root file system is on: that is read by others, too, who want it read ahead.
+disk_rules() {
+    local directory source uuid root_disk
+    echo "# Log disks of Millrace, written by install.sh: a scheduler that knows I/O classes (none ignores them), no reading ahead by the kernel"
+    echo "# (log-readers do that themselves, and a page that is still on its way would stop who serves clients)."
+    root_disk=$(disk_of "$(findmnt -nro SOURCE -T /)" || true)
+    for directory in "$@"; do
+        read -r source uuid < <(findmnt -nro SOURCE,UUID -T "$(existing_part "$directory")") || true
+        [ -n "${uuid:-}" ] || uuid=$(blkid -o value -s UUID "$source" 2>/dev/null) || true
+        if [ -z "${uuid:-}" ] || [ "$(disk_of "$source" || true)" = "$root_disk" ]; then continue; fi
+        echo "ACTION==\"add|change\", SUBSYSTEM==\"block\", ENV{DEVTYPE}==\"disk\", ENV{ID_FS_UUID}==\"$uuid\", ATTR{queue/read_ahead_kb}=\"0\", ATTR{queue/scheduler}=\"mq-deadline\""
+        echo "ACTION==\"add|change\", SUBSYSTEM==\"block\", ENV{DEVTYPE}==\"partition\", ENV{ID_FS_UUID}==\"$uuid\", ATTR{../queue/read_ahead_kb}=\"0\", ATTR{../queue/scheduler}=\"mq-deadline\""
+    done
+}
+
+# has_changed PATTERN: whether a file whose path matches it was written or removed.
+has_changed() {
+    local path
+    for path in "${CHANGED_FILES[@]}"; do
+        # shellcheck disable=SC2053  # a pattern is meant
+        if [[ $path == $1 ]]; then return; fi
+    done
+    return 1
+}
+
+# apply_system_files: tell the kernel, udev and systemd of them. What a container does not let us set is a remark.
+apply_system_files() {
+    if has_changed '*/sysusers.d/*' || ! getent passwd "$SYSTEM_USER" >/dev/null; then
+        systemd-sysusers /etc/sysusers.d/millrace.conf || return 1
+        did "made user and group $SYSTEM_USER"
+    fi
+    systemd-tmpfiles --create /etc/tmpfiles.d/millrace.conf || return 1
+    if has_changed '*/sysctl.d/*' && [ -e /etc/sysctl.d/60-millrace.conf ]; then
+        sysctl -q -p /etc/sysctl.d/60-millrace.conf 2>"$SCRATCH/sysctl" || remark "not every kernel setting of /etc/sysctl.d/60-millrace.conf could be set: $(tail -n 1 "$SCRATCH/sysctl")"
+    fi
+    if has_changed '*/udev/*' && has udevadm; then
+        udevadm control --reload && udevadm trigger --action=change --subsystem-match=block || remark "udev did not take the rules of the log disks; they count after a reboot"
+    fi
+}
+
+# make_directories: those of the log disks, for the service's user. What is in them is not touched.
+make_directories() {
+    local directory
+    for directory in "${DISKS[@]}"; do
+        if is_unmounted "$directory"; then continue; fi # the place where it will be mounted must stay closed to the service
+        if [ ! -d "$directory" ]; then
+            mkdir -p "$directory" || return 1
+            did "made $directory"
+        fi
+        if [ "$(stat -c %U:%G "$directory")" != "$SYSTEM_USER:$SYSTEM_USER" ]; then
+            chown "$SYSTEM_USER:$SYSTEM_USER" "$directory" && chmod 0750 "$directory" || return 1
+            did "gave $directory to $SYSTEM_USER"
+        fi
+    done
+}
+
+link_command() {
+    [ "$(readlink "$COMMAND_LINK")" = "$PREFIX/current/.venv/bin/millrace" ] && return
+    mkdir -p "${COMMAND_LINK%/*}"
+    ln -sfn "$PREFIX/current/.venv/bin/millrace" "$COMMAND_LINK.part" && mv -Tf "$COMMAND_LINK.part" "$COMMAND_LINK" || return 1
+    did "linked $COMMAND_LINK"
+}

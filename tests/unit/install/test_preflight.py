@@ -1,0 +1,111 @@
+"""What install.sh finds against a machine before it changes anything."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.support.install_functions import Answer, run_functions
+
+pytestmark = pytest.mark.slow
+
+
+def findings(directory: Path, code: str) -> Answer:
+    return run_functions(directory, f'DISKS_FROM=given; box_is_active() {{ false; }}; {code}; print_findings; echo "count $PROBLEM_COUNT"')
+
+
+def test_everything_that_is_wrong_with_a_machine_is_said(tmp_path: Path) -> None:
+    code = "check_system ubuntu 24.04 Ubuntu; check_system debian 11 'Debian 11'; check_processor aarch64 8; check_memory 512 64; check_limits 1024"
+    answer = findings(tmp_path, code)
+    assert answer.lines[-1] == "count 5"
+    assert [line.split()[:2] for line in answer.lines[:-1]] == [
+        ["warning", "system"], ["problem", "system"], ["problem", "processor"], ["problem", "memory"], ["problem", "/dev/shm"], ["problem", "limits"],
+    ]  # fmt: skip
+
+
+def test_a_good_machine_has_no_problem(tmp_path: Path) -> None:
+    answer = findings(tmp_path, "check_system debian 13 'Debian 13'; check_processor x86_64 8; check_memory 16000 8000; check_limits 1048576")
+    assert answer.lines[-1] == "count 0"
+    assert all(line.startswith("ok") for line in answer.lines[:-1])
+
+
+def test_a_disk_listed_twice_is_refused_also_under_another_name(tmp_path: Path) -> None:
+    (tmp_path / "d0").mkdir()
+    (tmp_path / "link").symlink_to("d0")
+    answer = findings(tmp_path, f"check_disks {tmp_path}/d0 {tmp_path}/d0 {tmp_path}/link")
+    assert answer.lines[-1] == "count 2"
+    assert f"{tmp_path}/d0 is given twice; give each disk's directory once" in answer.output
+    assert f"{tmp_path}/link is given twice ({tmp_path}/d0 is the same directory)" in answer.output
+
+
+def test_two_disks_on_one_file_system_are_a_warning(tmp_path: Path) -> None:
+    answer = findings(tmp_path, f"check_disks {tmp_path}/d0 {tmp_path}/d1")
+    assert answer.lines[-1] == "count 0"
+    assert f"{tmp_path}/d1 and {tmp_path}/d0 are one file system" in answer.output
+
+
+def test_a_directory_with_other_things_in_it_is_no_log_disk(tmp_path: Path) -> None:
+    (tmp_path / "d0/holiday").mkdir(parents=True)
+    (tmp_path / "d1/lost+found").mkdir(parents=True)
+    answer = findings(tmp_path, f"check_disks {tmp_path}/d0 {tmp_path}/d1 relative '{tmp_path}/a b'")
+    assert answer.lines[-1] == "count 3"
+    assert f"{tmp_path}/d0 is not empty and no log directory" in answer.output
+
+
+def test_of_what_is_mounted_only_what_is_surely_meant_becomes_a_log_disk(tmp_path: Path) -> None:
+    for name in ("empty", "known", "full", "again", "read-only"):
+        (tmp_path / name / "lost+found").mkdir(parents=True)
+    (tmp_path / "known/meta.properties").touch()
+    (tmp_path / "full/file").touch()
+    mounts = f"""/ /dev/sda1 rw
+{tmp_path}/empty /dev/sdb rw,relatime
+{tmp_path}/known /dev/sdc rw
+{tmp_path}/full /dev/sdd rw
+{tmp_path}/again /dev/sdb rw
+{tmp_path}/read-only /dev/sde ro,relatime
+/boot/efi /dev/sda2 rw"""
+    code = f"SYSTEM_PLACES='/ /boot'; log_disks_among <<'END'\n{mounts}\nEND\n"
+    assert run_functions(tmp_path, code).lines == [f"{tmp_path}/empty", f"{tmp_path}/known"]
+
+
+def test_a_taken_port_is_found_where_it_would_be_in_the_way(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+        datagrams.bind(("127.0.0.1", 0))
+        tcp, udp = listening.getsockname()[1], datagrams.getsockname()[1]
+        ask = "if port_is_taken {} {} {}; then echo taken; else echo free; fi; "
+        asked = [("tcp", tcp, "0.0.0.0"), ("tcp", tcp, "127.0.0.1"), ("tcp", tcp, "127.0.0.2"), ("udp", udp, "0.0.0.0"), ("udp", udp, "127.0.0.2")]
+        answer = run_functions(tmp_path, "".join(ask.format(*port) for port in asked))
+    assert answer.lines == ["taken", "taken", "free", "taken", "free"]
+
+
+def test_an_option_that_does_not_exist_is_refused_with_the_list_of_those_that_do(tmp_path: Path) -> None:
+    for wrong in ("--disk /srv/d0", "start", "--wait soon", "--disks", "--listen="):
+        answer = run_functions(tmp_path, f"parse_options {wrong}")
+        assert answer.code == 2, wrong
+        assert "--make-wheelhouse DIR" in answer.output
+
+
+def test_values_follow_their_options_or_stand_behind_an_equals_sign(tmp_path: Path) -> None:
+    code = 'parse_options --disks /srv/a,/srv/b --listen=* --yes --wait=9 --prefix /opt/x/; echo "${DISKS[*]} $LISTEN $YES $WAIT_SECONDS $PREFIX $MODE"'
+    assert run_functions(tmp_path, code).lines == ["/srv/a /srv/b 0.0.0.0 1 9 /opt/x install"]
+
+
+def test_an_upgrade_may_leave_out_only_the_disks_that_were_away_before_it(tmp_path: Path) -> None:
+    answers = ["log-writer@d1 dead, log-reader@d1 dead", "log-writer@d1 not started, acceptor@0 starting", "<urlopen error [Errno 111] Connection refused>"]
+    code = "".join(f"echo \"[$(disks_in '{answer}')]\"; " for answer in answers)
+    assert run_functions(tmp_path, code).lines == ["[log-writer@d1 log-reader@d1]", "[log-writer@d1]", "[]"]
+
+
+def test_the_rule_for_log_disks_leaves_the_disk_of_the_root_file_system_alone(tmp_path: Path) -> None:
+    code = """
+findmnt() { case "$*" in *SOURCE,UUID*/logs*) echo "/dev/sdb1 uuid-logs" ;; *SOURCE,UUID*) echo "/dev/sda3 uuid-rest" ;; *) echo /dev/sda2 ;; esac; }
+lsblk() { case "$*" in *PKNAME*/dev/sd?[0-9]) echo "$3" | sed -E "s|/dev/(sd.).*|\\1|" ;; esac; }
+existing_part() { echo "$1"; }
+disk_rules /logs /other"""
+    lines = [line for line in run_functions(tmp_path, code).lines if not line.startswith("#")]
+    assert len(lines) == 2
+    for line, queue in zip(lines, ("queue", "../queue"), strict=True):
+        assert 'ENV{ID_FS_UUID}=="uuid-logs"' in line
+        assert f'ATTR{{{queue}/read_ahead_kb}}="0", ATTR{{{queue}/scheduler}}="mq-deadline"' in line

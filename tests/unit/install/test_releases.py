@@ -1,0 +1,109 @@
+"""Versions of a tree, and the wheels that a release is made of."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.install_functions import TREE, run_functions
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A small tree of the same shape, outside of any checkout."""
+    made = tmp_path / "tree"
+    shutil.copytree(TREE / "install", made / "install")
+    for name in ("install.sh", "pyproject.toml"):
+        shutil.copy(TREE / name, made / name)
+    for name in ("appliance", "services"):
+        (made / name).mkdir()
+        (made / name / "code.py").write_text("")
+    return made
+
+
+def version(tmp_path: Path, tree: Path) -> str:
+    return run_functions(tmp_path, "tree_version", tree).output.strip()
+
+
+def test_other_files_are_another_version_and_the_same_files_the_same(tmp_path: Path, tree: Path) -> None:
+    first = version(tmp_path, tree)
+    assert first.startswith("0.1.0+")
+    (tree / "appliance/__pycache__").mkdir()
+    (tree / "appliance/__pycache__/code.pyc").write_text("made while running")
+    assert version(tmp_path, tree) == first
+    (tree / "appliance/code.py").write_text("# another\n")
+    assert version(tmp_path, tree) != first
+
+
+def test_a_clean_checkout_is_called_by_its_commit_and_a_changed_one_is_not(tmp_path: Path, tree: Path) -> None:
+    git = ["git", "-C", str(tree), "-c", "user.name=t", "-c", "user.email=t@example"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *command], check=True)
+    commit = subprocess.run([*git, "rev-parse", "--short=7", "HEAD"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    assert version(tmp_path, tree) == f"0.1.0+g{commit}"
+    (tree / "notes.txt").write_text("of no release")
+    assert version(tmp_path, tree) == f"0.1.0+g{commit}"
+    (tree / "appliance/more.py").write_text("")
+    assert version(tmp_path, tree).startswith(f"0.1.0+g{commit}.")
+
+
+def test_a_release_keeps_the_version_it_was_built_as(tmp_path: Path, tree: Path) -> None:
+    (tree / "VERSION").write_text("0.1.0+g1234567\n")
+    assert version(tmp_path, tree) == "0.1.0+g1234567"
+
+
+def wheelhouse(directory: Path, missing: str = "") -> Path:
+    """One that has everything pyproject.toml pins, as far as its list goes; but for the package `missing`."""
+    directory.mkdir()
+    pins = run_functions(directory.parent, f'pins_by_hand "{TREE}"').lines
+    assert len(pins) > 5
+    lines = [f"# millrace wheelhouse: python {sys.version_info[0]}.{sys.version_info[1]}, {platform.machine()}"]
+    for name, _, number in (pin.partition("==") for pin in pins):
+        wheel = directory / f"{name}-{number}-py3-none-any.whl"
+        wheel.write_text(name)
+        if name != missing:
+            lines.append(f"{name}=={number} --hash=sha256:{hashlib.sha256(name.encode()).hexdigest()}  # {wheel.name}")
+    (directory / "requirements.txt").write_text("\n".join(lines) + "\n")
+    return directory
+
+
+def problems_of(tmp_path: Path, directory: Path) -> list[str]:
+    return run_functions(tmp_path, f'system_python() {{ echo "{sys.executable}"; }}; wheelhouse_problems "{directory}"').lines
+
+
+def test_a_whole_wheelhouse_has_no_problem(tmp_path: Path) -> None:
+    assert problems_of(tmp_path, wheelhouse(tmp_path / "wheels")) == []
+
+
+def test_a_wheel_with_a_wrong_hash_is_refused_and_so_is_one_that_is_missing(tmp_path: Path) -> None:
+    directory = wheelhouse(tmp_path / "wheels")
+    damaged, lost = sorted(directory.glob("*.whl"))[:2]
+    damaged.write_text("something else")
+    lost.unlink()
+    found = sorted(problems_of(tmp_path, directory), key=len)
+    assert len(found) == 2
+    assert f"{damaged} has SHA-256 {hashlib.sha256(b'something else').hexdigest()[:12]}…, requirements.txt says" in found[1]
+    assert found[0].startswith(f"{lost} is missing")
+
+
+def test_a_wheelhouse_of_another_release_or_another_python_is_refused(tmp_path: Path) -> None:
+    directory = wheelhouse(tmp_path / "wheels", missing="kazoo")
+    listed = directory / "requirements.txt"
+    listed.write_text("# millrace wheelhouse: python 2.7, x86_64\n" + listed.read_text().partition("\n")[2])
+    found = problems_of(tmp_path, directory)
+    assert [line.split(" has no ")[-1].split("==")[0] for line in found[:1]] == ["kazoo"]
+    assert "was made for python 2.7, x86_64" in found[1]
+    assert len(found) == 2
+
+
+def test_a_directory_without_a_list_is_no_wheelhouse(tmp_path: Path) -> None:
+    (found,) = problems_of(tmp_path, tmp_path)
+    assert found.startswith(f"{tmp_path}/requirements.txt is not there; make a wheelhouse")

@@ -1,0 +1,59 @@
+"""The settings that install.sh writes: what the box itself reads in them, and what is said of a file that somebody edited."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from appliance.runtime.option_lines import option_lines
+from appliance.runtime.run_options import RunOptions, resolve_options
+from tests.support.install_functions import run_functions
+
+pytestmark = pytest.mark.slow
+
+CHOOSE = "choose_settings; write_settings"
+
+
+def test_what_it_writes_is_what_the_box_reads(tmp_path: Path) -> None:
+    code = "DISKS=(/srv/d0 /srv/d1) LISTEN=10.0.0.5; " + CHOOSE
+    (tmp_path / "written.toml").write_text(run_functions(tmp_path, code).output)
+    options, problems = resolve_options(RunOptions(config=str(tmp_path / "written.toml")), 2)
+    assert problems == []
+    assert (options.data, options.state) == (["/srv/d0", "/srv/d1"], "/var/lib/millrace")
+    assert (options.listen, options.advertise) == ("10.0.0.5", "10.0.0.5")
+    assert (options.kafka_port, options.syslog_port, options.http_port) == (9092, 514, 8080)
+
+
+def test_a_second_run_without_options_writes_the_same_and_an_option_changes_its_line_alone(tmp_path: Path) -> None:
+    (tmp_path / "prefix/current").mkdir(parents=True)
+    first = run_functions(tmp_path, "DISKS=(/srv/a /srv/b) LISTEN=10.0.0.5 ADVERTISE=logs.example; " + CHOOSE).output
+    (tmp_path / "prefix/current/.settings").write_text(first)
+    assert run_functions(tmp_path, CHOOSE).output == first
+    other = run_functions(tmp_path, "ADVERTISE=other.example; " + CHOOSE).output
+    assert set(other.splitlines()) ^ set(first.splitlines()) == {'advertise = "logs.example"', 'advertise = "other.example"'}
+
+
+def test_listening_elsewhere_is_told_to_clients_too(tmp_path: Path) -> None:
+    (tmp_path / "prefix/current").mkdir(parents=True)
+    (tmp_path / "prefix/current/.settings").write_text(run_functions(tmp_path, "DISKS=(/srv/a) LISTEN=10.0.0.5; " + CHOOSE).output)
+    assert 'advertise = "10.0.0.6"' in run_functions(tmp_path, "LISTEN=10.0.0.6; " + CHOOSE).lines
+
+
+def test_five_mistakes_in_edited_settings_are_all_named_before_anything_changes(tmp_path: Path) -> None:
+    settings = tmp_path / "millrace.toml"
+    settings.write_text(
+        '"log.segment.bytes" = "much"\n"num.partitons" = 4\n[box]\ndata = ["/srv/d0", "/srv/d0"]\nstate = "/srv/state"\nkafka-port = 99999\nlisten = "a b"\n'
+    )
+    answer = run_functions(tmp_path, f'EFFECTIVE_SETTINGS={settings}; check_settings; print_findings; echo "count $PROBLEM_COUNT"')
+    assert answer.lines[-1] == "count 5"
+    for mistake in ("log.segment.bytes", "num.partitons", "--disks /srv/d0 is given twice", "--kafka-port is 99999", "--listen is 'a b'"):
+        assert sum(mistake in line for line in answer.lines) == 1, answer.output
+
+
+def test_the_lines_for_shells_fill_in_defaults_and_name_every_disk(tmp_path: Path) -> None:
+    (tmp_path / "some.toml").write_text('[box]\ndata = ["/srv/d0", "/srv/d1"]\nstate = "/srv/state"\n')
+    assert option_lines(str(tmp_path / "some.toml"), 2) == [
+        "data\t/srv/d0", "data\t/srv/d1", "state\t/srv/state", "listen\t127.0.0.1", "advertise\t127.0.0.1", "kafka_port\t9092", "syslog_port\t5514",
+        "http_port\t8080", "zookeeper\tembedded",
+    ]  # fmt: skip

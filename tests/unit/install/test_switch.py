@@ -1,0 +1,133 @@
+"""From one release to another: whatever fails on the way, the one before it runs again, with its files and its settings."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.install_functions import Answer, run_functions
+
+pytestmark = pytest.mark.slow
+
+STEPS = ["none", "place_system_files", "point", "write_record", "apply_system_files", "make_directories", "link_command", "apply_units", "start_or_restart"]
+SYSTEM = """
+place_system_files() { place "$1/unit" "$PREFIX/../unit"; }
+apply_system_files() { :; }; make_directories() { :; }; apply_units() { :; }; box_is_active() { true; }; order() { :; }
+start_or_restart() { echo "started $1"; }
+is_healthy() { [ "$1" != "$BAD" ]; }
+fail_once() {
+    eval "real_$(declare -f "$1")"
+    eval "$1() { if [ -e $SCRATCH/failed ]; then real_$1 \\"\\$@\\"; else touch $SCRATCH/failed; echo $1; return 1; fi; }"
+}
+"""
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """Releases 1, 2 and 3; 2 is current, 1 the one before, and 2's files are in place."""
+    prefix = tmp_path / "prefix"
+    for name in ("1", "2", "3"):
+        release = prefix / "releases" / name
+        release.mkdir(parents=True)
+        (release / ".settings").write_text(f"# of {name}\n")
+        (release / "unit").write_text(f"unit of {name}\n")
+    for link, name in (("current", "2"), ("previous", "1")):
+        (prefix / link).symlink_to(f"releases/{name}")
+    placed = {tmp_path / "millrace.toml": "# of 2\n", prefix / "../unit": "unit of 2\n"}
+    for path, text in placed.items():
+        path.write_text(text)
+    (prefix / "installed").write_text("".join(f"{hashlib.sha256(text.encode()).hexdigest()}  {path}\n" for path, text in placed.items()))
+    return tmp_path
+
+
+def switch(directory: Path, version: str, bad: str = "", fails: str = "none") -> Answer:
+    code = f"BAD={bad!r}; {SYSTEM}\n[ {fails} = none ] || fail_once {fails}; switch_to {version}"
+    answer = run_functions(directory, code)
+    (directory / "scratch/failed").unlink(missing_ok=True)
+    return answer
+
+
+def state(directory: Path) -> tuple[str, str, str, str]:
+    prefix = directory / "prefix"
+    links = [(prefix / link).readlink().name for link in ("current", "previous")]
+    return links[0], links[1], (directory / "millrace.toml").read_text(), (directory / "unit").read_text()
+
+
+@pytest.mark.parametrize("fails", STEPS)
+def test_when_any_step_of_an_upgrade_fails_all_is_as_it_was(machine: Path, fails: str) -> None:
+    answer = switch(machine, "3", bad="3", fails=fails)
+    assert answer.code == 1
+    assert (fails in answer.lines) == (fails != "none")
+    assert answer.lines[-1].startswith("release 2 runs again; release 3 is kept"), answer.output
+    assert "started 2" in answer.lines
+    assert state(machine) == ("2", "1", "# of 2\n", "unit of 2\n")
+
+
+def test_a_kill_after_files_were_written_is_mended_by_the_next_run_of_either_release(machine: Path) -> None:
+    code = f"BAD=; {SYSTEM}\nreal_point() {{ :; }}; point() {{ kill -9 $$; }}; switch_to 3"
+    assert run_functions(machine, code).code == -9
+    assert state(machine) == ("2", "1", "# of 3\n", "unit of 3\n")
+    assert "edited" not in switch(machine, "2").output
+    assert state(machine) == ("2", "1", "# of 2\n", "unit of 2\n")
+    assert switch(machine, "3").code == 0
+    assert state(machine) == ("3", "2", "# of 3\n", "unit of 3\n")
+
+
+def test_edited_settings_stay_through_an_upgrade_and_its_return(machine: Path) -> None:
+    (machine / "millrace.toml").write_text("# mine\n")
+    assert switch(machine, "3", bad="3").code == 1
+    assert state(machine) == ("2", "1", "# mine\n", "unit of 2\n")
+    assert switch(machine, "3").code == 0
+    assert state(machine) == ("3", "2", "# mine\n", "unit of 3\n")
+
+
+def test_settings_that_the_same_release_cannot_serve_with_are_taken_back(machine: Path) -> None:
+    code = (
+        f'BAD=; {SYSTEM}\nis_healthy() {{ grep -q "of 2" "$SETTINGS_FILE"; }}; echo "# narrower" >"$SCRATCH/millrace.toml"; keep_settings_with 2; switch_to 2'
+    )
+    answer = run_functions(machine, code)
+    assert answer.code == 1
+    assert "release 2 runs again." in answer.output
+    assert state(machine) == ("2", "1", "# of 2\n", "unit of 2\n")
+    assert (machine / "prefix/releases/2/.settings").read_text() == "# of 2\n"
+
+
+@contextmanager
+def console(status: int, body: bytes) -> Iterator[str]:
+    """What answers so to everything; its address."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/readyz"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_box_is_ready_when_all_serve_but_those_that_were_away_before(tmp_path: Path) -> None:
+    (tmp_path / "prefix/current/.venv/bin").mkdir(parents=True)
+    (tmp_path / "prefix/current/.venv/bin/python").symlink_to(sys.executable)
+    missing = json.dumps({"status": "not ready", "missing": {"log-writer@d1": "dead", "acceptor@0": "starting"}}).encode()
+    with console(200, b"{}") as ready, console(503, missing) as unready:
+        ask = 'ask() { if ask_readiness "$@"; then echo yes; else echo no; fi; }'
+        code = f"{ask}; ask {ready}; ask {unready} log-writer@d1; ask {unready} log-writer@d1 acceptor@0"
+        answer = run_functions(tmp_path, code)
+    assert answer.lines == ["yes", "log-writer@d1 dead, acceptor@0 starting", "no", "yes"]
+    assert run_functions(tmp_path, f"ask_readiness {unready}").code == 1
