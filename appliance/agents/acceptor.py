@@ -309,14 +309,14 @@ class AcceptorAgent:
 
     def _on_gone(self, disk: str) -> None:
         self._fetch.files.forget_disk(disk)
-        self._context.log.warning(f"the log-writer of disk {disk} is gone; its clients get retriable errors until it is back")
+        self._context.log.info(f"log-writer@{disk} is gone; its clients get retriable errors until it is back", disk=disk, peer=f"log-writer@{disk}")
 
     def _on_hung(self, disk: str, operation: str) -> None:
         """Everybody who waits for it is answered now; what the log-writer was given stays its own until it is done or dead."""
         for part in self._proxies.by_disk[disk].under_way():
             self._on_set_aside(part)
         self._readers[disk].give_up()
-        self._context.log.error(f"disk {disk} hangs ({operation}): its clients get KAFKA_STORAGE_ERROR until it answers")
+        self._context.log.warning(f"disk {disk} hangs ({operation}): its clients get KAFKA_STORAGE_ERROR until it answers", disk=disk)
 
     def _on_set_aside(self, part: object) -> None:
         """Answer for a log-writer that still has the batch."""
@@ -343,7 +343,7 @@ class AcceptorAgent:
             self._readers[disk.name].hang_up()
 
     def _on_well(self, disk: str) -> None:
-        self._context.log.notice(f"disk {disk} answers again")
+        self._context.log.notice(f"disk {disk} answers again, its clients are served", disk=disk)
 
     # -- connections
 

@@ -201,7 +201,8 @@ class CleaningRounds:
             process = CleaningProcess(job, self._disk)
         except OSError as error:
             self._failures.add()
-            self._log.error(f"a cleaning run for {hosted.topic_partition} could not be started: {(error.strerror or str(error)).lower()}")
+            words = f"a cleaning run for {hosted.topic_partition} could not be started: {(error.strerror or str(error)).lower()}; it is tried again"
+            self._log.error(words, **hosted.topic_partition._asdict(), disk=self._disk)
             return
         self._runs.add()
         self._running.set(1)
@@ -251,7 +252,7 @@ class CleaningRounds:
         if self._kills[key] >= RETRIES_MAX:
             self._give_up(run.hosted, why)
         else:
-            self._log.warning(f"{why}; it is tried again")
+            self._log.warning(f"{why}; it is tried again", **run.hosted.topic_partition._asdict(), disk=self._disk)
         self._end(run)
 
     def _finish(self, run: _Run, report: RunReport) -> None:
@@ -260,7 +261,7 @@ class CleaningRounds:
         if report.kind == FAILED:
             self._failures.add()
             if report.is_full:
-                self._log.warning(f"{report.reason}; it is tried again")
+                self._log.warning(f"{report.reason}; it is tried again", **run.hosted.topic_partition._asdict(), disk=self._disk)
             else:
                 self._give_up(run.hosted, report.reason)
         else:
@@ -274,7 +275,8 @@ class CleaningRounds:
     def _give_up(self, hosted: HostedPartition, reason: str) -> None:
         self._uncleanable[_key(hosted)] = reason
         self._uncleanable_logs.set(len(self._uncleanable))
-        self._log.error(f"log {hosted.topic_partition} is not compacted any more until this process starts again: {reason}")
+        words = f"log {hosted.topic_partition} is not compacted any more until this process starts again: {reason}"
+        self._log.error(words, **hosted.topic_partition._asdict(), disk=self._disk)
 
     def _end(self, run: _Run) -> None:
         """The process is gone; what was swapped in becomes durable, what was not is removed, and the old files go when their delay is over."""
@@ -286,7 +288,7 @@ class CleaningRounds:
             return
         replaced, self._replaced = self._replaced, []
         directory = run.hosted.log.directory
-        offsets = self._offsets()
+        offsets = self._directory.to_be_saved(self._offsets())
 
         def settle() -> None:
             for name in file_io.listdir(directory):

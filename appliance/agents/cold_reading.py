@@ -180,7 +180,8 @@ class ColdReading:
             self._send(asker, Answer(READ, question.token, ErrorCode.NOT_LEADER_OR_FOLLOWER))
             return
         self._failures.add()
-        self._context.log.error(f"disk {self._disk}: could not open {path} for a cold read: {error.strerror}")
+        words = f"disk {self._disk}: could not open {path} for a cold read: {(error.strerror or str(error)).lower()}"
+        self._context.log.error(words, topic=question.topic, partition=question.partition, disk=self._disk)
         self._send(asker, Answer(READ, question.token, ErrorCode.KAFKA_STORAGE_ERROR))
 
     def on_release(self, asker: Asker, question: Question) -> None:
@@ -257,7 +258,7 @@ class ColdReading:
             return None
         if not self.memory.allocate(piece.slot):
             self.pieces.on_failed(piece)
-            self._context.log.warning("/dev/shm is full: there is no memory for a cold read")
+            self._context.log.error("/dev/shm is full: there is no memory for a cold read; make it larger, or give what fills it another place")
             return None
         pages = (piece.end - position + PAGE_BYTES - 1) // PAGE_BYTES
         file.reads += 1
@@ -396,7 +397,7 @@ class ColdReading:
                 continue
             self._failures.add()
             reason = error.strerror if error is not None else f"the segment ends at {start + count}, before its high watermark"
-            self._context.log.error(f"disk {self._disk}: could not read a segment from position {start} on: {reason}")
+            self._context.log.error(f"disk {self._disk}: could not read a segment from position {start} on: {reason}", disk=self._disk)
             self.pieces.on_failed(piece)
             for request in waiting:
                 if not request.is_done:

@@ -71,6 +71,7 @@ class ConfigAdministration:
         if result.code is ErrorCode.NONE and not alteration.validate_only:
             self._altered.add()
             topic = self._cluster.topics.get(name)
-            self._log.info(f"topic {name} has these configs set: {topic.config if topic is not None else {}}")
+            configs = ", ".join(f"{key}={value}" for key, value in sorted(topic.config.items())) if topic is not None else ""
+            self._log.info(f"topic {name} has new configs: {configs or 'none of its own'}", topic=name)
         alteration.on_result(result)
         self._go_on(name)

@@ -288,7 +288,7 @@ class ControllerAgent:
         self._connected_gauge.set(int(state is SessionState.CONNECTED))
         if state is SessionState.CONNECTED:
             SavedSession(self.session.session_id, self.session.password).save(self._session_path, self._box.zookeeper)
-            self._log.info("connected to ZooKeeper", session=f"{self.session.session_id:#x}")
+            self._log.info(f"connected to ZooKeeper, session {self.session.session_id:#x}")
             self._arrive_at_ms = self._clock.monotonic_ms()
             return
         if state is SessionState.EXPIRED:
@@ -316,7 +316,7 @@ class ControllerAgent:
         trouble = f"{type(failure).__name__}: {failure}"
         if trouble != self._last_trouble:
             self._last_trouble = trouble
-            self._log.error(trouble)
+            self._log.warning(f"looks at ZooKeeper and all disks anew, because of {trouble}")
         self._leave()
         self._arrive_at_ms = self._clock.monotonic_ms() + (0 if isinstance(failure, ControllerMoved) else ARRIVE_AGAIN_MS)
 
@@ -376,7 +376,7 @@ class ControllerAgent:
             cluster.topics.update(found)
         gone = {name for name in cluster.topics.keys() - names - cluster.deleting if not self._runner.is_running(f"topic:{name}")}
         for name in gone:
-            self._log.warning(f"topic {name} was taken out of ZooKeeper by somebody else; its directories stay")
+            self._log.warning(f"topic {name} was taken out of ZooKeeper by somebody else; its directories stay", topic=name)
             del cluster.topics[name]
         if strange or gone:
             yield Publish()
@@ -409,7 +409,8 @@ class ControllerAgent:
     def _on_disk_connected(self, disk: str) -> None:
         report = DiskReport.from_writer_info(disk, self._disks.writer_info(disk))
         self.cluster.add_report(report)
-        self._log.info(f"log-writer@{disk} is there", partitions=len(report.partitions), needs_epoch_bump=report.needs_epoch_bump)
+        bump = ", leader epochs must be raised first" if report.needs_epoch_bump else ""
+        self._log.info(f"log-writer@{disk} is there with {len(report.partitions)} partitions{bump}", disk=disk, peer=f"log-writer@{disk}")
         self._moves.on_disk_connected(report)
         self._disks_to_bring_up.add(disk)
         self._reconsider_replacements()
@@ -437,7 +438,7 @@ class ControllerAgent:
         self.cluster.reports.pop(disk, None)
         self._disks_to_bring_up.discard(disk)
         self._missing_gauges[disk].set(0)
-        self._log.warning(f"log-writer@{disk} is gone")
+        self._log.info(f"log-writer@{disk} is gone; its partitions have no leader until it is back", disk=disk, peer=f"log-writer@{disk}")
 
     def _bring_up_disks(self) -> None:
         if self.cluster.fence is None:
@@ -462,13 +463,15 @@ class ControllerAgent:
         if report.missing:
             names = missing_partitions(self.cluster, report)
             shown = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
-            self._log.error(
+            self._log.critical(
                 f"{report.missing} partitions that ZooKeeper places on disk {report.disk} are not there; clients get KAFKA_STORAGE_ERROR for them: {shown}."
-                " Put their directories back, or delete the topics"
+                " Put their directories back, or delete the topics",
+                disk=report.disk,
             )
         if outcome.value and self.cluster.reports.get(report.disk) is report:
             if outcome.value != report.refused:
-                self._log.warning(f"log-writer@{report.disk} refused to lead {outcome.value} partitions; it is asked again")
+                words = f"log-writer@{report.disk} refused to lead {outcome.value} partitions; it is asked again"
+                self._log.warning(words, disk=report.disk, peer=f"log-writer@{report.disk}")
             self._disks_to_bring_up.add(report.disk)
         report.refused = outcome.value
 

@@ -47,7 +47,7 @@ class CoordinatedGroups:
         self._legacy = legacy
         self._now_ms = now_ms
         self._partition_count = box.integer("offsets.topic.num.partitions")
-        self._known_topics: frozenset[str] = frozenset()
+        self._known_topics: dict[str, TopicId] = {}
         self.coordinator = self._make()
 
     def _make(self) -> GroupCoordinator:
@@ -88,8 +88,8 @@ class CoordinatedGroups:
         """Image or tables have changed."""
         image = self._view.image
         if image.generation:
-            gone = self._known_topics - image.topics.keys()
-            self._known_topics = frozenset(image.topics)
+            former, self._known_topics = self._known_topics, {name: topic.topic_id for name, topic in image.topics.items()}
+            gone = {name for name, topic_id in former.items() if self._known_topics.get(name) != topic_id}  # or made anew between two looks
             if gone:
                 self.coordinator.on_topics_deleted(gone, self._now_ms())
         count = self._topic.count_partitions()

@@ -198,9 +198,9 @@ class CoordinatorAgent:
         self._image.is_stale = True
 
     def _on_gone(self, disk: str) -> None:
-        self._context.log.warning(f"the log-writer of disk {disk} is gone; groups and transactions on it wait until it is back")
+        self._context.log.info(f"log-writer@{disk} is gone; groups and transactions on it wait until it is back", disk=disk, peer=f"log-writer@{disk}")
 
     def _on_hung(self, disk: str, operation: str) -> None:
         """Who waits for it is answered by his deadline; what the log-writer was given stays its own."""
         self._readers[disk].give_up()
-        self._context.log.error(f"disk {disk} hangs ({operation}): groups and transactions on it wait until it answers")
+        self._context.log.warning(f"disk {disk} hangs ({operation}): groups and transactions on it wait until it answers", disk=disk)

@@ -57,7 +57,7 @@ class DiskCommands:
 
     def _on_hung(self, disk: str, operation: str) -> None:
         """It publishes nothing more; what it was told ends when its process does, and what it is told from now on is refused at once."""
-        self._log.error(f"disk {disk} hangs ({operation}): log-writer@{disk} is fenced and starts anew when the disk answers")
+        self._log.error(f"disk {disk} hangs ({operation}): log-writer@{disk} is fenced and starts anew when the disk answers", disk=disk)
         fence_life(self._proxies.writer_info(disk)["table"])
 
     def add_disk(self, disk: str) -> None:

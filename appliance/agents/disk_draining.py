@@ -69,6 +69,6 @@ class DiskDraining:
         change = self._wanted.popleft()
         disks = sorted({disk for directory_id in change.directory_ids if (disk := self._cluster.disk_of(directory_id)) is not None})
         for disk in disks:
-            self._log.info(f"disk {disk} {'takes no new partitions' if change.is_draining else 'takes new partitions again'}")
+            self._log.info(f"disk {disk} {'takes no new partitions' if change.is_draining else 'takes new partitions again'}", disk=disk)
         change.on_result(Result(ErrorCode.NONE))
         self.reconsider()

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import threading
 
+from appliance.base.clock import Clock
 from appliance.base.errors import DiskFull, OutOfDescriptors
+from appliance.shm.histogram import Histogram
 from appliance.shm.partition_table import PROBE_SINCE_WORD, PROBED_WORD
 from appliance.storage import file_io
 from appliance.storage.directory_identity import PROBE_FILE
@@ -34,8 +36,11 @@ def probe_once(path: str) -> None:
 class DiskProbe:
     """Probes of one log directory; at most one is under way."""
 
-    def __init__(self, path: str, words: memoryview, interval_ms: int) -> None:
+    def __init__(self, path: str, words: memoryview, interval_ms: int, clock: Clock, took: Histogram) -> None:
+        """`took`: how long the disk needs for a probe; the thread of one alone writes to it."""
         self._path = path
+        self._clock = clock
+        self._took = took
         self._words = words
         self._interval_ns = interval_ms * 1_000_000
         self._thread: threading.Thread | None = None
@@ -66,8 +71,10 @@ class DiskProbe:
         self._thread.start()
 
     def _probe(self) -> None:
+        since_ns = self._clock.monotonic_ns()
         try:
             probe_once(self._path)
+            self._took.record(self._clock.monotonic_ns() - since_ns)
         except OSError as error:
             self._failure = error
         self._words[PROBE_SINCE_WORD] = 0  # the disk has answered, even if nobody looks at it for a while

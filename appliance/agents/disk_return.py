@@ -51,6 +51,7 @@ class DiskReturn:
     def __init__(self, context: ServiceContext, disk: Disk, now_ns: int, first_look_ns: int | None = None) -> None:
         """`first_look_ns`: after so long it is looked at for the first time, instead of the back-off of its attempts."""
         self._state = context.box.state_directory
+        self._disk = disk.name
         self._path = disk.path
         self._clock = context.clock
         self._log = context.log
@@ -74,7 +75,7 @@ class DiskReturn:
                 raise StepsDown(f"{self._path} answers again")
             if self._problem != self.reason:
                 self.reason = self._problem
-                self._log.warning(f"{self._path} is still offline: {self._problem}")
+                self._log.warning(f"disk {self._disk} ({self._path}) is still offline: {self._problem}", disk=self._disk)
         if now_ns >= self._next_ns:
             self._wait_ns = min(BACKOFF_NS_MAX, self._wait_ns * 2)
             self._next_ns = now_ns + self._wait_ns

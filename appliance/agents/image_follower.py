@@ -31,7 +31,7 @@ class ImageFollower:
         try:
             image = read_image(self._path)
         except ImageUnreadable as error:
-            self._log.error(f"could not read the metadata image: {error}; going on with the last one")
+            self._log.error(f"the metadata image could not be read: {error}; the last one is used on")
             return None
         if image is None or image.generation == self._view.image.generation:
             return None

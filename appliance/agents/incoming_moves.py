@@ -161,7 +161,7 @@ class IncomingMoves:
             try:
                 future = self._futures.make(topic_id, record)
             except DiskFull as failure:
-                self._log.warning(f"{topic_partition} cannot begin to move to disk {self._disk}: {failure}")
+                self._log.warning(f"{topic_partition} cannot begin to move to disk {self._disk}: {failure}", **topic_partition._asdict(), disk=self._disk)
                 return ErrorCode.KAFKA_STORAGE_ERROR
             self._queue.append(Incoming(future, command["source_path"], bytes_per_second, command.get("config", {})))
             self._begun.add()
@@ -219,12 +219,15 @@ class IncomingMoves:
         hosted = self._partitions.open(name, future.topic_id, config, CLEAN, complete.log_start_offset, complete.high_watermark)
         if hosted.log.log_end_offset != complete.log_end_offset:
             hosted.needs_epoch_bump = True
-            self._log.error(f"the copy of {name} ends at offset {hosted.log.log_end_offset}, it was complete at {complete.log_end_offset}")
+            words = f"the copy of {name} ends at offset {hosted.log.log_end_offset}, it was complete at {complete.log_end_offset}"
+            self._log.critical(words, **name._asdict(), disk=self._disk)
         hosted.log.producers.remember_earlier(future.record.recent_batches)
         self._unsettled.append(hosted)
         self._settle_ns = 0
         self._promoted.add()
-        self._log.info(f"{name} has come from disk {future.record.source_disk}, it ends at offset {hosted.log.log_end_offset}")
+        self._log.info(
+            f"{name} has come from disk {future.record.source_disk}, it ends at offset {hosted.log.log_end_offset}", **name._asdict(), disk=self._disk
+        )
 
     def cancel(self, topic_partition: TopicPartition, topic_id: TopicId) -> None:
         """Stop the mover, give up the copy; its files go in slices. Raises StorageFailed."""
@@ -233,7 +236,7 @@ class IncomingMoves:
         future = self._futures.find(*key)
         if future is not None:
             self._futures.remove(future)
-            self._log.info(f"the copy of {topic_partition} is given up")
+            self._log.info(f"the copy of {topic_partition} on disk {self._disk} is given up", **topic_partition._asdict(), disk=self._disk)
 
     def describe(self) -> list[list[Any]]:
         """What WELCOME says: copies, and where those end that are complete."""
@@ -299,7 +302,8 @@ class IncomingMoves:
     def _on_failed(self, incoming: Incoming, reason: str) -> None:
         self._stop_run()
         self._failures.add()
-        self._log.warning(f"{incoming.future.topic_partition} could not be copied to disk {self._disk}: {reason}; it is tried again")
+        name = incoming.future.topic_partition
+        self._log.warning(f"{name} could not be copied to disk {self._disk}: {reason}; it is tried again", **name._asdict(), disk=self._disk)
         incoming.future = self._futures.look_again(incoming.future)
         incoming.state, incoming.reason = move_report.FAILED, reason
         incoming.not_before_ns = self._clock.monotonic_ns() + min(RETRY_NS_MAX, RETRY_NS_FIRST << min(incoming.failures, 16))
@@ -340,7 +344,8 @@ class IncomingMoves:
             incoming.not_before_ns = now_ns + RETRY_NS_MAX
             incoming.state, incoming.reason = move_report.FAILED, f"its mover could not be started: {(error.strerror or str(error)).lower()}"
             self._failures.add()
-            self._log.error(f"{future.topic_partition}: {incoming.reason}")
+            name = future.topic_partition
+            self._log.error(f"{name} could not be copied to disk {self._disk}: {incoming.reason}; it is tried again", **name._asdict(), disk=self._disk)
         else:
             self._run = incoming, process
             self._copying.set(1)
@@ -389,7 +394,7 @@ class IncomingMoves:
         try:
             write_moves(self._report_path, (incoming.progress(self._disk) for incoming in self._queue))
         except OSError as error:  # tmpfs is full, or gone: nobody's log is hurt by that
-            self._log.warning(f"could not write {self._report_path}: {(error.strerror or str(error)).lower()}")
+            self._log.warning(f"could not write {self._report_path}: {(error.strerror or str(error)).lower()}", disk=self._disk)
 
     # -- after a promotion
 
@@ -410,11 +415,11 @@ class IncomingMoves:
             return
         self._settled, self._unsettled = [hosted for hosted in self._unsettled if self._partitions.by_row.get(hosted.row) is hosted], []
         everyone = list(self._partitions.by_row.values())
-        recovery_points = {hosted.topic_partition: hosted.log.recovery_point for hosted in everyone}
-        watermarks = {hosted.topic_partition: hosted.high_watermark for hosted in everyone}
-        starts = {hosted.topic_partition: hosted.log.log_start_offset for hosted in everyone if hosted.log.log_start_offset}
-        paths = [hosted.log.directory for hosted in self._settled]
         directory = self._directory
+        recovery_points = directory.to_be_saved({hosted.topic_partition: hosted.log.recovery_point for hosted in everyone})
+        watermarks = directory.to_be_saved({hosted.topic_partition: hosted.high_watermark for hosted in everyone})
+        starts = directory.to_be_saved({hosted.topic_partition: hosted.log.log_start_offset for hosted in everyone if hosted.log.log_start_offset})
+        paths = [hosted.log.directory for hosted in self._settled]
 
         def body() -> None:
             try:

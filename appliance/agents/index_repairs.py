@@ -101,14 +101,14 @@ class IndexRepairs:
             if problem is None and log is not None and log.replacements == self._replacements:  # not compacted meanwhile
                 put_in_place(log.directory, base_offset)
                 self._rebuilt.add()
-                self._log.notice(f"indexes of segment {base_offset} of {topic_partition} were made anew")
+                self._log.notice(f"indexes of segment {base_offset} of {topic_partition} were made anew", **topic_partition._asdict())
                 return
             if log is not None:
                 discard(log.directory, base_offset)
         except OSError as error:
             problem = str(file_io.storage_failure("put them in place", error))
         if problem is not None:
-            self._log.warning(f"indexes of segment {base_offset} of {topic_partition} could not be made anew: {problem}")
+            self._log.warning(f"indexes of segment {base_offset} of {topic_partition} could not be made anew: {problem}", **topic_partition._asdict())
 
     def close(self) -> None:
         """Wait for a rebuild that is under way; what it wrote is swept at the next start."""

@@ -169,7 +169,7 @@ class IngestAgent:
         self._intake.batcher.close_all()
         self._outlet.put(self._intake.batcher.take_ready())
         if lost := self._outlet.give_up():
-            self._context.log.error(f"stopped with {lost} lines that no log-writer took; counted as shutdown")
+            self._context.log.error(f"{lost} lines are lost that no log-writer took before the stop; counted as shutdown", reason="shutdown")
         self._previous_life.close()
         self._controller.close()
         self._proxies.close()
@@ -248,7 +248,8 @@ class IngestAgent:
         self._image.is_stale = True
         code = orjson.loads(answer)["errors"].get(self._topic, 0) if answer else 0
         if code not in (0, 36):
-            self._context.log.warning(f"the controller did not create topic {self._topic}: Kafka error {code}; asking again")
+            words = f"topic {self._topic} was not created by the controller (Kafka error {code}); it is asked again"
+            self._context.log.warning(words, topic=self._topic, peer="controller")
 
     # -- log-writers
 
@@ -262,7 +263,7 @@ class IngestAgent:
         self._image.is_stale = True
 
     def _on_gone(self, disk: str) -> None:
-        self._context.log.warning(f"the log-writer of disk {disk} is gone; its lines wait until it is back")
+        self._context.log.info(f"log-writer@{disk} is gone; its lines wait until it is back", disk=disk, peer=f"log-writer@{disk}")
 
     def _writer_incarnation(self, disk: str) -> int | None:
         proxy = self._proxies.by_disk.get(disk)

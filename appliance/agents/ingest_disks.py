@@ -56,6 +56,6 @@ class IngestDisks:
 
     def _tell(self, died: set[str], came_back: frozenset[str]) -> None:
         for disk in sorted(died):
-            self._log.warning(f"disk {disk} takes no lines; the next partitions take those of its partitions until it is back")
+            self._log.warning(f"disk {disk} takes no lines; the next partitions take those of its partitions until it is back", disk=disk)
         for disk in sorted(came_back):
-            self._log.notice(f"disk {disk} takes lines again")
+            self._log.notice(f"disk {disk} takes lines again", disk=disk)

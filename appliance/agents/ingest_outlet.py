@@ -258,7 +258,8 @@ class IngestOutlet:
             if code not in self._refusals_logged:
                 self._refusals_logged.add(code)
                 name = ErrorCode(code).name if code in ErrorCode.__members__.values() else str(code)
-                self._log.error(f"a batch of {batch.record_count} lines for {self._topic}-{batch.partition} was refused for good: {name}; counted as refused")
+                words = f"{self._topic}-{batch.partition} refused a batch of {batch.record_count} lines for good: {name}; they are lost, and counted as refused"
+                self._log.error(words, topic=self._topic, partition=batch.partition, disk=batch.disk, reason="refused")
 
     def on_lost(self, batch: OutgoingBatch) -> None:
         """Its log-writer died first; whether it is in the log is not known, so it goes again."""

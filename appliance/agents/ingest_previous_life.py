@@ -83,7 +83,8 @@ class IngestPreviousLife:
         self._counters.counter(STORED_COUNTER).add(booking.stored)
         self._counters.counter(COUNTED_COUNTER.format(reason=LossReason.CRASH)).add(booking.crash)
         if booking.stored or booking.crash:
-            self._log.warning(f"the previous life ended with {booking.stored} lines stored unseen and {booking.crash} lines lost; booked")
+            words = f"the previous life ended with {booking.stored} lines stored unseen and {booking.crash} lines lost; they are counted so"
+            self._log.warning(words, reason="crash")
 
     @staticmethod
     def _forget(rings: RingPair) -> None:

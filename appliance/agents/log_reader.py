@@ -243,7 +243,8 @@ class LogReaderAgent:
             return Answer(question.kind, question.token, moved.code), -1
         except CorruptBatch as corrupt:
             self._errors.add()
-            self._context.log.error(f"{question.topic}-{question.partition} on disk {self._disk.name} holds a batch that cannot be opened: {corrupt}")
+            words = f"{question.topic}-{question.partition} on disk {self._disk.name} holds a batch that cannot be opened: {corrupt}"
+            self._context.log.critical(words, topic=question.topic, partition=question.partition, disk=self._disk.name)
             return Answer(question.kind, question.token, ErrorCode.CORRUPT_MESSAGE), -1
         except StorageFailed as failure:
             self._errors.add()
@@ -251,7 +252,8 @@ class LogReaderAgent:
             if isinstance(failure.__cause__, FileNotFoundError):
                 # Retention or deletion came between the row and us: the asker looks at the row again.
                 return Answer(question.kind, question.token, ErrorCode.NOT_LEADER_OR_FOLLOWER), -1
-            self._context.log.error(f"disk {self._disk.name}: {failure}")
+            words = f"disk {self._disk.name}: {failure}"
+            self._context.log.error(words, topic=question.topic, partition=question.partition, disk=self._disk.name)
             return Answer(question.kind, question.token, ErrorCode.KAFKA_STORAGE_ERROR), -1
 
     def _look(self, question: Question, reading: LogReading) -> tuple[Answer, int]:

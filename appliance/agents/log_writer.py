@@ -133,7 +133,9 @@ class LogWriterAgent:
         self._offline = ""
         self._return: DiskReturn | None = None
         """While the directory is offline: who looks for its disk."""
-        self._probe = DiskProbe(self._disk.path, self._words, box.integer("log.disk.probe.interval.ms"))
+        self._probe = DiskProbe(
+            self._disk.path, self._words, box.integer("log.disk.probe.interval.ms"), context.clock, context.counters.histogram("disk.probe_us")
+        )
         self._reopen_attempts = counters.counter(ATTEMPTS_LABEL)
         self._well_from_ns = self._clock.monotonic_ns() + WELL_NS
         self._fences = DiskFences(counters, self._clock.monotonic_ns())
@@ -224,7 +226,7 @@ class LogWriterAgent:
         else:
             self._table.set_disk_state(DISK_ONLINE)
             self._context.notifier.status(self._fences.words())
-            self._context.log.info(startup.summary())
+            self._context.log.info(startup.summary(), disk=self._disk.name)
             if startup.waits_for_space:
                 self._late = startup
                 self._storage_failed(DiskFull(startup.waits_for_space))
@@ -269,13 +271,14 @@ class LogWriterAgent:
         if self._startup is not None:
             return
         if self._late is not None:
-            self._context.log.warning(f"log directory {self._disk.path} is full: logs that were never opened wait for the next start")
+            self._context.log.warning(f"disk {self._disk.name} is full: logs that were never opened wait for the next start", disk=self._disk.name)
         try:
             for hosted in self._partitions.by_row.values():
                 hosted.log.close()
             self._flush_rounds.close_directory()
         except StorageFailed as failure:
-            self._context.log.error(f"log directory {self._disk.path} could not be closed cleanly; the next start recovers it: {failure}")
+            words = f"disk {self._disk.name} ({self._disk.path}) could not be closed cleanly, the next start recovers it: {failure}"
+            self._context.log.error(words, disk=self._disk.name)
             return
         self._table.close()
 
@@ -564,7 +567,7 @@ class LogWriterAgent:
         self._held.drop_source(channel)
         self._retention.forget(lambda context: context[0] is channel)
         self._moves.incoming.forget(lambda context: context[0] is channel)
-        self._context.log.info(f"{channel.source} is gone ({reason})")
+        self._context.log.info(f"{channel.source} is gone ({reason})", disk=self._disk.name, peer=channel.source)
 
     # -- the disk
 
@@ -574,13 +577,13 @@ class LogWriterAgent:
             now_ns = self._clock.monotonic_ns()
             if now_ns - self._descriptors_told_ns > DESCRIPTORS_TOLD_NS:
                 self._descriptors_told_ns = now_ns
-                self._context.log.error(f"{failure}; the disk is served on, raise the limit of open files")
+                self._context.log.error(f"{failure}; disk {self._disk.name} is served on, raise the limit of open files", disk=self._disk.name)
             return
         if isinstance(failure, DiskFull):
             if not self._is_full:
                 self._is_full = True
                 self._flush_rounds.disk_is_full()
-                self._context.log.error(f"{failure}; writes are refused until there is space")
+                self._context.log.error(f"disk {self._disk.name} is full, writes are refused until there is space: {failure}", disk=self._disk.name)
                 self._table.set_disk_state(DISK_FULL)
             return
         self._go_offline(failure)
@@ -588,7 +591,7 @@ class LogWriterAgent:
     def _go_offline(self, failure: StorageFailed) -> None:
         """The disk failed: every partition on it stops being served, every file is let go. What it holds is read again by the next life."""
         self._offline = str(failure)
-        self._context.log.error(f"log directory {self._disk.path} goes offline: {failure}")
+        self._context.log.error(f"disk {self._disk.name} ({self._disk.path}) goes offline: {failure}", disk=self._disk.name)
         for hosted in self._partitions.by_row.values():
             hosted.withdraw(ROLE_OFFLINE)
             hosted.log.abandon()  # an open file would keep the file system from being unmounted
@@ -631,7 +634,7 @@ class LogWriterAgent:
         """A full disk has room again: take writes, and open what waited for it."""
         self._is_full = False
         self._table.set_disk_state(DISK_ONLINE)
-        self._context.log.info(f"disk {self._disk.name} has space again")
+        self._context.log.notice(f"disk {self._disk.name} has space again, it takes writes", disk=self._disk.name)
         if self._owes_commands and self._late is None:
             self._invite_controller()
 
@@ -649,6 +652,6 @@ class LogWriterAgent:
             self._storage_failed(failure)
             return 1
         self._late = None
-        self._context.log.info(late.summary())
+        self._context.log.info(late.summary(), disk=self._disk.name)
         self._invite_controller()
         return 1

@@ -40,7 +40,7 @@ class LogWriterCommands:
         try:
             return action(orjson.loads(document))
         except RequestRefused as refusal:
-            self._log.warning(f"refused {DescriptorKind(kind).name}: {refusal.message}")
+            self._log.warning(f"refused the order {DescriptorKind(kind).name}: {refusal.message}", peer="controller")
             return refusal.code
 
     def _create(self, command: dict[str, Any]) -> int:

@@ -75,7 +75,8 @@ class LogWriterStartup:
         self._left: list[TopicPartition] = []
         logs_max = DescriptorRoom().logs_max
         if logs_max < ROWS:
-            context.log.info(f"{disk.path} can serve about {logs_max} partitions (of {ROWS}): the limit of open files is {DescriptorRoom().limit}")
+            words = f"disk {disk.name} can serve about {logs_max} partitions (of {ROWS}): the limit of open files is {DescriptorRoom().limit}"
+            context.log.notice(words, disk=disk.name)
 
     def _remember(self, state_directory: str) -> tuple[str, ...]:
         """Which directory this is, for the case that it is not there one day; returns the ids of those that it stands for."""
@@ -85,7 +86,8 @@ class LogWriterStartup:
             try:
                 write_known_disk(state_directory, KnownDisk(self._disk.path, directory_id, known.replaces))
             except OSError as error:
-                self._context.log.warning(f"could not write down that {self._disk.path} is directory {directory_id}: {error.strerror}")
+                words = f"could not write down that {self._disk.path} is directory {directory_id}: {(error.strerror or str(error)).lower()}"
+                self._context.log.warning(words, disk=self._disk.name)
         return known.replaces
 
     def _read_image(self) -> MetadataImage:
@@ -101,9 +103,9 @@ class LogWriterStartup:
             if found.topic_id is not None:
                 known.append((name, found.topic_id))
         for problem in self.directory.problems:
-            self._context.log.error(f"{problem}; left as it is")
+            self._context.log.error(f"{problem}; left as it is", disk=self._disk.name)
         for unknown in self.directory.unknown_names:
-            self._context.log.warning(f"{self._disk.path}/{unknown} is not ours; left as it is")
+            self._context.log.notice(f"{self._disk.path}/{unknown} is not ours; left as it is", disk=self._disk.name)
         return known
 
     def _shares(self) -> dict[TopicPartition, int]:
@@ -152,7 +154,7 @@ class LogWriterStartup:
     def _leave(self, names: list[TopicPartition], why: str) -> None:
         self._left += names
         shown = ", ".join(map(str, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        self._context.log.error(f"{len(names)} logs of {self._disk.path} are left as they are and not served ({shown}): {why}")
+        self._context.log.error(f"{len(names)} logs of {self._disk.path} are left as they are and not served ({shown}): {why}", disk=self._disk.name)
         for name in names:
             self._progress.skip(name)  # it will not be better known later
 
@@ -205,7 +207,7 @@ class LogWriterStartup:
         try:
             record = read_move(path)
         except ValueError as problem:
-            self._context.log.error(f"{path}: {problem}; left as it is")
+            self._context.log.error(f"{path}: {problem}; left as it is", **name._asdict(), disk=self._disk.name)
             return False
         except OSError as error:
             raise file_io.storage_failure(f"read {path}", error) from error

@@ -173,7 +173,7 @@ class MoveAdministration:
                     continue
                 del report.futures[(name, number)]
                 payload = {"topic": name, "partition": number, "topic_id": future.topic_id}
-                self._log.info(f"the copy of {name}-{number} on disk {report.disk} is not wanted any more")
+                self._log.info(f"the copy of {name}-{number} on disk {report.disk} is not wanted any more", topic=name, partition=number, disk=report.disk)
                 self._own_runner.start(f"orphan:{report.disk}:{name}-{number}", _tell_disk(report.disk, DescriptorKind.MOVE_CANCEL, payload), self._on_told)
 
     def _on_told(self, outcome: Outcome) -> None:
@@ -237,7 +237,7 @@ class MoveAdministration:
         if step is Step.LOST:
             self._tell_lost(move, source, target)
         elif step is Step.DROP:
-            self._log.warning(f"{move.key} stays where it is: the disk that it was to move to is no disk of this box any more")
+            self._log.warning(f"{move.key} stays where it is: the disk that it was to move to is no disk of this box any more", **move.key._asdict())
             self.orders.cancel(topic.name, number, lambda _result: None)
         elif step is Step.BEGIN:
             assert source is not None and target is not None
@@ -293,14 +293,15 @@ class MoveAdministration:
         if outcome.value != ErrorCode.NONE:
             move.begun = None
             move.put_off(self._now_ns())
-            self._log.warning(f"{move.key} could not begin to move ({ErrorCode(outcome.value).name}); it is tried again")
+            self._log.warning(f"{move.key} could not begin to move ({ErrorCode(outcome.value).name}); it is tried again", **move.key._asdict())
 
     def _tell_lost(self, move: Move, source: str | None, target: str | None) -> None:
         if not move.was_told_lost:
             move.was_told_lost = True
             self._log.error(
                 f"{move.key} was to move from disk {source} to disk {target}, and not exactly one of them has it whole;"
-                " nothing is done with it. Look for its directories, or delete the topic"
+                " nothing is done with it. Look for its directories, or delete the topic",
+                **move.key._asdict(),
             )
 
     # --- handing over -------------------------------------------------------------------------------------------------------
@@ -334,7 +335,8 @@ class MoveAdministration:
             if under_way.from_disk is not None:
                 self._pauses.record(now_ns - under_way.started_ns)
             self._done.add()
-            self._log.info(f"{move.key} lies on disk {under_way.to_disk} now", milliseconds=(now_ns - under_way.started_ns) // 1_000_000)
+            pause_ms = (now_ns - under_way.started_ns) // 1_000_000
+            self._log.info(f"{move.key} lies on disk {under_way.to_disk} now; it had no leader for {pause_ms} ms", **move.key._asdict(), disk=under_way.to_disk)
             fenced = self._to_write.setdefault(move.key.topic, set())
             if outcome.value is not HandedOver.DONE:
                 fenced.add(move.key.partition)
@@ -351,7 +353,7 @@ class MoveAdministration:
         self._taken_back.add()
         move.begun = None  # the target is told anew: it may have thought that it was complete
         move.put_off(self._now_ns())
-        self._log.warning(f"{move.key} leads where it was: {why}; it is tried again")
+        self._log.warning(f"{move.key} leads where it was: {why}; it is tried again", **move.key._asdict())
 
     def _end_overdue(self, now_ns: int) -> None:
         """A hand-over that has not come to its commit in time is taken back."""

@@ -132,7 +132,7 @@ class MoveOrders:
         for partition, order in sorted(changed.items()):
             (self._ordered if order is not None else self._cancelled).add()
             words = f"is to move to disk {self._cluster.disk_of(order.directory_id)}" if order is not None else "stays where it is"
-            self._log.info(f"{name}-{partition} {words}")
+            self._log.info(f"{name}-{partition} {words}", topic=name, partition=partition)
         self._tell_ordered()
         _tell([on_result for _, listeners in wanted.values() for on_result in listeners], Result(ErrorCode.NONE))
 

@@ -62,7 +62,7 @@ class OfflineLogWriter:
             self._table.set_suspect()
             PreviousLives(context.layout, self._disk.name, table_name).forget()
         self._table.set_disk_state(DISK_OFFLINE)
-        context.log.error(f"log directory {self._disk.path} stays offline: {failure}")
+        context.log.error(f"disk {self._disk.name} ({self._disk.path}) stays offline: {failure}", disk=self._disk.name)
         self._return = DiskReturn(context, self._disk, self._clock.monotonic_ns(), first_look_ns)
         self._fences = DiskFences(context.counters, self._clock.monotonic_ns())
         self._door = LogWriterDoor(context.incarnation, self._doorbell.fileno(), context.poller, context.counters, self._describe, self._on_gone)
@@ -138,7 +138,7 @@ class OfflineLogWriter:
         }
 
     def _on_gone(self, channel: SinkChannel, reason: str) -> None:
-        self._context.log.info(f"{channel.source} is gone ({reason})")
+        self._context.log.info(f"{channel.source} is gone ({reason})", disk=self._disk.name, peer=channel.source)
 
 
 def _refusal(entry: tuple[Any, ...]) -> tuple[int, ...]:

@@ -75,7 +75,7 @@ class OutgoingMoves:
         self._partitions.give_away(hosted)
         self._frozen.pop(hosted, None)
         self._given_away.add()
-        self._log.info(f"{topic_partition} was given to another disk, it ends at offset {log_end_offset}")
+        self._log.info(f"{topic_partition} was given to another disk, it ends at offset {log_end_offset}", **topic_partition._asdict())
         return MoveAnswer()
 
     def cancel(self, topic_partition: TopicPartition, topic_id: TopicId) -> None:
@@ -92,7 +92,7 @@ class OutgoingMoves:
                 del self._frozen[hosted]
             elif now_ns >= until_ns:
                 del self._frozen[hosted]
-                self._log.warning(f"{hosted.topic_partition} was frozen, and nobody came for it: it leads again")
+                self._log.warning(f"{hosted.topic_partition} was frozen, and nobody came for it: it leads again", **hosted.topic_partition._asdict())
                 hosted.thaw()
 
     def describe(self) -> list[list[Any]]:

@@ -123,11 +123,11 @@ class PartitionAdministration:
         elif outcome.value == ErrorCode.NONE:
             added = len(self._growing[name][0].added)
             self._created.add(added)
-            self._log.info(f"topic {name} has {added} more partitions")
+            self._log.info(f"topic {name} has {added} more partitions", topic=name)
             self._finish(name, Result(ErrorCode.NONE))
         elif self._all_disks_are_there(name):
             message = "no disk of this broker took the new partitions; they are tried again"
-            self._log.warning(f"topic {name}: {message}")
+            self._log.warning(f"topic {name}: {message}", topic=name)
             self._finish(name, Result(ErrorCode.KAFKA_STORAGE_ERROR, message))
             return  # not at once: the disks have just refused
         else:

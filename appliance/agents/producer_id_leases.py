@@ -63,7 +63,7 @@ class ProducerIdLeases:
         self._ask_at_ns = self._clock.monotonic_ns() + ASK_AGAIN_NS
         answer: dict[str, Any] = orjson.loads(payload) if payload else {"error": -1}
         if answer["error"]:
-            self._log.warning(f"the controller gave no producer ids (Kafka error {answer['error']}); asking again")
+            self._log.warning(f"the controller gave no producer ids (Kafka error {answer['error']}); it is asked again", peer="controller")
             return
         leased = range(answer["first"], answer["last"] + 1)
         self._block_size = len(leased)

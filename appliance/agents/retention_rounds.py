@@ -271,11 +271,13 @@ class RetentionRounds:
             size_bytes = sum(plan.reasons[0][2] for plan in plans.values())
             self._log.warning(
                 f"{path} has {missing_bytes >> 20} MiB less free than its reserve (log.disk.reserve.bytes, log.disk.reserve.percent): "
-                f"{segments} of the oldest segments of {len(plans)} partitions, {size_bytes >> 20} MiB, are deleted before their time"
+                f"{segments} of the oldest segments of {len(plans)} partitions, {size_bytes >> 20} MiB, are deleted before their time",
+                reason=self._reserve.name,
             )
         elif now_ns - self._reserve_told_ns >= TOLD_NS:
             self._reserve_told_ns = now_ns
-            self._log.error(f"{path} has {missing_bytes >> 20} MiB less free than its reserve, and no closed segment is left that may be deleted")
+            words = f"{path} has {missing_bytes >> 20} MiB less free than its reserve, and no closed segment is left that may be deleted"
+            self._log.error(words, reason=self._reserve.name)
 
     # -- carrying out
 
@@ -306,14 +308,17 @@ class RetentionRounds:
             self._removals.append(_Removal(hosted, removed, delay_ms))
             self._log.info(
                 f"{hosted.topic_partition} begins at offset {offset} (was {before}): {len(removed.base_offsets)} segments, {removed.size_bytes} bytes, "
-                f"go by {', '.join(reasons)}"
+                f"go by {', '.join(reasons)}",
+                **hosted.topic_partition._asdict(),
+                reason=reasons[0],
             )
 
     def _write_down(self) -> None:
         """Checkpoint, then renames, in the thread; afterwards answers, leader epochs, and the wait for the files' end."""
         removals, self._removals = self._removals, []
         waiting, self._waiting = self._waiting, []
-        starts = {hosted.topic_partition: hosted.log.log_start_offset for hosted in self._partitions.by_row.values() if hosted.log.log_start_offset}
+        shortened = [hosted for hosted in self._partitions.by_row.values() if hosted.log.log_start_offset]
+        starts = self._directory.to_be_saved({hosted.topic_partition: hosted.log.log_start_offset for hosted in shortened})
         begun = list(removals)
         is_written = False
         no_space: list[DiskFull] = []

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from appliance.base.clock import Clock
 from appliance.base.layout import Disk
-from appliance.base.logging import Logger
+from appliance.base.logging import Logger, Severity
 from appliance.base.model import TopicPartition
 from appliance.ipc.scrub_report import FoundDamage, ScrubReport, read_report, write_report
 from appliance.shm.counters import Counters
@@ -149,7 +149,9 @@ class Scrubber:
         is_rebuildable = damage.kind in REBUILDABLE
         found = FoundDamage(**topic_partition._asdict(), **damage._asdict(), found_ms=now_ms, is_rebuildable=is_rebuildable)
         path = f"{self._disk.path}/{topic_partition}/{damage.file}"
-        self._log.error(f"disk {self._disk.name}: damage in {topic_partition} at offset {damage.offset}, {path} at byte {damage.position}: {damage.words}")
+        words = f"disk {self._disk.name}: damage in {topic_partition} at offset {damage.offset}, {path} at byte {damage.position}: {damage.words}"
+        severity = Severity.WARNING if is_rebuildable else Severity.CRITICAL  # an index is made anew from its log
+        self._log.log(severity, words, **topic_partition._asdict(), disk=self._disk.name, reason=damage.kind)
         self._report = self._report._replace(damages=(*self._report.damages, found))
         self._publish(now_ms)
 
@@ -185,7 +187,7 @@ class Scrubber:
         try:
             write_report(self._report_path, self._report)
         except OSError as error:
-            self._log.warning(f"could not write {self._report_path}: {os.strerror(error.errno or 0).lower()}")
+            self._log.warning(f"could not write {self._report_path}: {os.strerror(error.errno or 0).lower()}", disk=self._disk.name)
 
     @property
     def report(self) -> ScrubReport:

@@ -173,4 +173,6 @@ class StateLoad:
                     if record.key is not None
                 )
             except CorruptBatch as problem:
-                self._log.error(f"{self._placement.topic}-{self._placement.partition}: the batch at offset {header.base_offset} is left out: {problem}")
+                placement = self._placement
+                words = f"{placement.topic}-{placement.partition}: the batch at offset {header.base_offset} is left out: {problem}"
+                self._log.critical(words, topic=placement.topic, partition=placement.partition, disk=placement.disk)

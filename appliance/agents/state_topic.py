@@ -337,7 +337,7 @@ class StateTopic:
             partition.load = None
             if problem:
                 self._load_failures.add()
-                self._log.warning(f"could not load {self.name}-{number}: {problem}; trying again")
+                self._log.warning(f"{self.name}-{number} could not be loaded: {problem}; it is tried again", topic=self.name, partition=number)
                 partition.load_at_ns = self._clock.monotonic_ns() + LOAD_AGAIN_NS
                 coordinator.unload(number, self._now_ms())
                 coordinator.begin_load(number)

@@ -69,7 +69,8 @@ class SyslogDatagrams:
         except OSError:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
             size_bytes = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
-            log.notice(f"the UDP receive buffer has {size_bytes >> 10} KiB; raise net.core.rmem_max to {RECEIVE_BUFFER_BYTES} to survive longer bursts")
+            words = f"the syslog UDP socket has a receive buffer of {size_bytes >> 10} KiB"
+            log.notice(f"{words}; raise net.core.rmem_max to {RECEIVE_BUFFER_BYTES} to survive longer bursts")
 
     def _meet_socket(self) -> None:
         """A socket that the previous life did not have starts its count at zero."""

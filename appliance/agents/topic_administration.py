@@ -184,11 +184,11 @@ class TopicAdministration:
             self._on_failure(outcome.failure)
         elif outcome.value == ErrorCode.NONE:
             self._created.add()
-            self._log.info(f"topic {name} is complete")
+            self._log.info(f"topic {name} is complete", topic=name)
             if creation is not None:
                 self._finish_creation(name, Result(ErrorCode.NONE, None, creation.plan, creation.topic_id))
         elif creation is not None and self._was_refused(name):
-            self._log.warning(f"topic {name} could not be created: no disk took it; what there is of it is deleted")
+            self._log.warning(f"topic {name} could not be created: no disk took it; what there is of it is deleted", topic=name)
             self._finish_creation(name, Result(ErrorCode.KAFKA_STORAGE_ERROR, "no disk of this broker took the partitions"))
             self.delete(name, lambda _result: None)
 
@@ -222,6 +222,6 @@ class TopicAdministration:
             self._on_failure(outcome.failure if isinstance(outcome.failure, ZooKeeperFailed) else ZooKeeperFailed(str(outcome.failure)))
         elif outcome.value == ErrorCode.NONE:
             self._deleted.add()
-            self._log.info(f"topic {name} is deleted")
+            self._log.info(f"topic {name} is deleted", topic=name)
             for on_result in self.deletions.pop(name, []):
                 on_result(Result(ErrorCode.NONE))

@@ -17,11 +17,13 @@ from appliance.agents.disk_fences import FORGOTTEN_NS, DiskFences
 from appliance.agents.disk_return import DiskReturn, DiskSwapped
 from appliance.agents.log_writer_startup import SAME_BOOT, UNCLEAN_BOOT
 from appliance.agents.offline_log_writer import OfflineLogWriter, open_log_writer
+from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode, StepsDown
 from appliance.base.layout import BoxLayout
 from appliance.records.builder import BatchBuilder
 from appliance.runtime.known_disks import KnownDisk, give_up, read_known_disk, write_known_disk
 from appliance.shm.counters import Counters
+from appliance.shm.histogram import BUCKETS, Histogram
 from appliance.shm.partition_table import APPEND_SINCE_WORD, DISK_OFFLINE, FENCE_WORD, PROBE_SINCE_WORD, PROBED_WORD, SUSPECT_WORD
 from appliance.storage import file_io
 from tests.support import real_log_writer
@@ -306,7 +308,8 @@ def test_what_is_remembered_of_a_directory_is_read_as_it_was_written(tmp_path: P
 def test_an_idle_disk_is_probed_ten_times_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     probes = []
     monkeypatch.setattr(disk_probe, "probe_once", lambda path: probes.append(path))
-    probe = disk_probe.DiskProbe(str(tmp_path), memoryview(bytearray(1024)).cast("Q"), 1000)
+    took = Histogram(memoryview(bytearray(8 * BUCKETS)).cast("Q"))
+    probe = disk_probe.DiskProbe(str(tmp_path), memoryview(bytearray(1024)).cast("Q"), 1000, ManualClock(), took)
     for second in range(100):
         probe.turn(second * 1_000_000_000 + 1, appended=7)
         probe.close()
@@ -315,6 +318,7 @@ def test_an_idle_disk_is_probed_ten_times_less_often(tmp_path: Path, monkeypatch
         probe.turn(second * 1_000_000_000 + 1, appended=second)
         probe.close()
     assert len(probes) >= 109
+    assert took.read().samples == len(probes)
 
 
 def test_attempts_to_come_back_are_rarer_each_time_over_the_lives_of_a_log_writer(layout: BoxLayout, tmp_path: Path) -> None:
