@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Hooks of pytest's, which finds them here.
+from tests.support.failed_tests import pytest_runtest_logreport, pytest_runtest_protocol  # noqa: F401
 from tests.support.running_box import RunningBox, start_box
 
 ROOT = Path(__file__).parent.parent
@@ -27,8 +29,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["PATH"] = f"{ROOT}/.venv/peers/bin:{os.environ.get('PATH', '')}"
 
 
+LONGEST = (
+    *("test_disk_faults.py", "test_controller.py", "test_kafka_python_suite.py", "test_command.py", "test_supervisor.py", "test_hostile_clients.py"),
+    *("test_partition_moves.py", "test_group_commands.py", "test_kafka_tools.py", "test_fuzz.py", "test_storage_torture.py"),
+)
+"""Files that come first, so that those who work side by side (`-n`, a file at a time) end at about the same time."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long campaigns run on demand."""
+    """The longest files first; long campaigns run on demand."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
     if DEEP:
         return
     for item in items:

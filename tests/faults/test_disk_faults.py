@@ -28,6 +28,7 @@ P99_NOISE_SECONDS = 0.02
 """Two cores serve clients, box, kernel and whoever else tests here: less than this is nobody's fault. Who waits for a hung disk waits for seconds."""
 
 
+@pytest.mark.alone
 def test_a_hung_disk_is_answered_for_in_time_and_nobody_else_waits(hurt_box: Callable[..., HurtBox]) -> None:
     hurt = hurt_box()
     pids = hurt.box.pids()

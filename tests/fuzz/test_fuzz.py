@@ -1,4 +1,4 @@
-"""Every target for a few seconds, a minute together; `MILLRACE_FUZZ_INPUTS=10000000` gives each so many inputs instead."""
+"""Every target for two seconds, a minute with `--deep`; `MILLRACE_FUZZ_INPUTS=10000000` gives each so many inputs instead."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import DEEP
 from tests.fuzz.targets import TARGETS, golden_frames
 
 ROOT = Path(__file__).parent.parent.parent
 INPUTS = os.environ.get("MILLRACE_FUZZ_INPUTS", "")
-SECONDS = 60 // len(TARGETS)
+SECONDS = 60 if DEEP else 2
+"""On top of its seeds, which are all run first."""
 INPUTS_MIN = 1_000
 """Fewer in that time, and something hangs in every input."""
 

@@ -15,6 +15,8 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 EXPECTATIONS = read_expectations("kafka-python")
 SECONDS = 110
+WAITS = ("test_ssl_integration",)
+"""Its tests wait ten seconds for a TLS that is not there: for long runs."""
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +29,7 @@ def judged_box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]
     assert box.leftovers() == []
 
 
-@pytest.mark.parametrize("module", EXPECTATIONS)
+@pytest.mark.parametrize("module", [pytest.param(module, marks=[pytest.mark.deep] if module in WAITS else []) for module in EXPECTATIONS])
 def test_every_test_of_the_module_does_what_is_expected_of_it(judged_box: RunningBox, tmp_path: Path, module: str) -> None:
     results = kafka_python.run_module(judged_box.bootstrap, module, tmp_path, SECONDS)
     log = (tmp_path / f"{module}.log").read_text(errors="replace")

@@ -25,6 +25,7 @@ JARS = TARGET / "jars"
 CLASSES = TARGET / "classes"
 CLASSES_4 = TARGET / "classes4"
 KAFKA = TARGET / "kafka"
+KAFKA4 = TARGET / "kafka4"
 SECONDS = 300
 
 
@@ -112,6 +113,11 @@ def kafka_jars() -> list[Path]:
     return [JARS / f"{Path(name).name}.jar" for name, _ in (*_jars(), *_jars("kafka")) if "/slf4j-nop/" not in name]
 
 
+def kafka4_jars() -> list[Path]:
+    """Those of a Kafka 4, which nothing but `loadtest/beside_kafka` wants: `install_kafka4` fetches them when it is asked to."""
+    return [KAFKA4 / f"{Path(name).name}.jar" for name, _ in _jars("kafka4")]
+
+
 def _jars(of: str = "java") -> list[tuple[str, str]]:
     lines = [line.split() for line in (SOURCES / of / "jars.txt").read_text().splitlines() if line and not line.startswith("#")]
     return [(name, digest) for name, digest in lines]
@@ -164,10 +170,15 @@ def install_kafka() -> None:
     (KAFKA / ".stamp").write_text(_kafka_stamp())
 
 
-def _fetch_jars(jars: list[tuple[str, str]]) -> None:
-    JARS.mkdir(parents=True, exist_ok=True)
+def install_kafka4() -> None:
+    """In a directory of its own: some of its jars are those of 3.9 in other versions. Raises OSError or RuntimeError."""
+    _fetch_jars(_jars("kafka4"), KAFKA4)
+
+
+def _fetch_jars(jars: list[tuple[str, str]], target: Path = JARS) -> None:
+    target.mkdir(parents=True, exist_ok=True)
     for name, digest in jars:
-        jar = JARS / f"{Path(name).name}.jar"
+        jar = target / f"{Path(name).name}.jar"
         if jar.exists() and hashlib.sha256(jar.read_bytes()).hexdigest() == digest:
             continue
         with urllib.request.urlopen(f"{MAVEN_CENTRAL}/{name}.jar", timeout=60) as answer:

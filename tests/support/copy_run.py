@@ -28,8 +28,8 @@ from tests.support.running_box import ROOT, RunningBox, environment, eventually
 
 PARTITIONS = 4
 SOURCE, TARGET, GROUP = "copied-from", "copied-to", "copiers"
-SETTINGS = {"group.min.session.timeout.ms": 1_000}
-"""Of the box: members that are killed are soon missed."""
+SETTINGS = {"group.min.session.timeout.ms": 1_000, "group.initial.rebalance.delay.ms": 0}
+"""Of the box: members that are killed are soon missed, and those that come are not kept waiting."""
 COPIERS = ("copier-0", "copier-1")
 BOX_VICTIMS = ("acceptor@0", "coordinator", "log-writer@d0", "log-writer@d1")
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -171,18 +171,14 @@ class LoopDisk:
 @contextmanager
 def loop_disks(directory: Path) -> Iterator[Callable[..., LoopDisk]]:
     """Makes disks, and takes them away at the end."""
-    made: list[LoopDisk] = []
+    with ExitStack() as made:  # one that cannot be taken away keeps none of the others
 
-    def make(name: str = "loop", **options: object) -> LoopDisk:
-        disk = LoopDisk(directory / name, **options)  # type: ignore[arg-type]
-        made.append(disk)
-        return disk
+        def make(name: str = "loop", **options: object) -> LoopDisk:
+            disk = LoopDisk(directory / name, **options)  # type: ignore[arg-type]
+            made.callback(disk.take_away)
+            return disk
 
-    try:
         yield make
-    finally:
-        for disk in made:
-            disk.take_away()
 
 
 def _wait(condition: Callable[[], bool], what: str, seconds: float = 10.0) -> None:

@@ -51,7 +51,7 @@ def skip_without_kafka() -> None:
         pytest.skip(reason)
 
 
-def _class_path() -> str:
+def class_path() -> str:
     spec = importlib.util.find_spec("pyspark")
     assert spec is not None and spec.origin is not None
     directory = f"{os.path.dirname(spec.origin)}/jars"
@@ -97,7 +97,7 @@ class RealKafka:
         """Until it takes requests."""
         with open(self._messages, "ab") as file:
             self.process = subprocess.Popen(
-                [_java(), *JVM, "-cp", _class_path(), "kafka.Kafka", str(self._properties)],
+                [_java(), *JVM, "-cp", class_path(), "kafka.Kafka", str(self._properties)],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
@@ -132,7 +132,7 @@ class RealKafka:
 
 def dump_log_segments(files: Iterable[Path], *options: str) -> str:
     """What Kafka's DumpLogSegments says of files, standard error included; one JVM for all of them."""
-    command = [_java(), *JVM, "-cp", _class_path(), "kafka.tools.DumpLogSegments", "--files", ",".join(map(str, files)), *options]
+    command = [_java(), *JVM, "-cp", class_path(), "kafka.tools.DumpLogSegments", "--files", ",".join(map(str, files)), *options]
     ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False)
     assert ended.returncode == 0, ended.stdout[-4000:]
     return ended.stdout

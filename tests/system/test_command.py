@@ -21,6 +21,12 @@ Millrace = Callable[..., "subprocess.CompletedProcess[bytes]"]
 
 
 @pytest.fixture
+def box(shared_box: RunningBox) -> RunningBox:
+    """One for all tests here: who kills waits until everything serves again, and each has topics of its own."""
+    return shared_box
+
+
+@pytest.fixture
 def millrace(box: RunningBox) -> Millrace:
     """Runs a command that finds the box by its second data directory."""
 
@@ -98,42 +104,47 @@ def test_a_topic_is_created_by_sending_to_it_and_batches_keep_their_codec(box: R
 
 
 def test_the_status_tells_processes_disks_and_topics(box: RunningBox, millrace: Millrace) -> None:
-    millrace("send", "numbers", stdin=b"1\n2\n3\n")
+    millrace("send", "three", stdin=b"1\n2\n3\n")
     status = json.loads(millrace("status", "--json").stdout)
     assert {process["name"]: process["pid"] for process in status["processes"]} == box.pids()
     assert {process["state"] for process in status["processes"]} == {"serving"}
     assert [(disk["name"], disk["path"], disk["state"]) for disk in status["disks"]] == [(path.name, str(path), "online") for path in box.disks]
     assert all(0 < disk["free_bytes"] < disk["total_bytes"] for disk in status["disks"])
-    (numbers,) = [topic for topic in status["topics"] if topic["name"] == "numbers"]
-    assert (numbers["partitions"], numbers["records"], numbers["problems"]) == (1, 3, {})
-    assert numbers["bytes"] > 0
+    (three,) = [topic for topic in status["topics"] if topic["name"] == "three"]
+    assert (three["partitions"], three["records"], three["problems"]) == (1, 3, {})
+    assert three["bytes"] > 0
+    assert all(process["memory"]["own"] > 1 << 20 for process in status["processes"])
+    python = status["memory"]["python"]
+    parts = [process["memory"] for process in status["processes"] if process["name"] != "zookeeper"]
+    assert python["without_arenas"] == sum(part["without_arenas"] for part in parts) < python["total"] and status["memory"]["missing"] == []
     plain = millrace("status")
+    assert b"memory (PSS) of all Python processes: " in plain.stdout
     assert plain.returncode == 0 and b"log-writer@" in plain.stdout and b"\x1b" not in plain.stdout
 
 
 def test_a_tail_goes_on_through_the_death_of_any_process_on_its_way(box: RunningBox, millrace: Millrace, begin: Begin) -> None:
-    assert millrace("topic", "create", "numbers").returncode == 0
-    tail = begin("topic", "tail", "numbers", "--from-beginning")
+    assert millrace("topic", "create", "followed").returncode == 0
+    tail = begin("topic", "tail", "followed", "--from-beginning")
     expected = 0
     writers = [name for name in box.pids() if name.startswith(("log-writer@", "log-reader@", "acceptor@"))]
     for name in [*writers, "controller"]:
         old_pid = box.kill(name)
-        assert millrace("send", "numbers", stdin=b"%d\n" % expected).returncode == 0
+        assert millrace("send", "followed", stdin=b"%d\n" % expected).returncode == 0
         assert next_line(tail.stdout) == b"%d\n" % expected
         expected += 1
         box.await_restart(name, old_pid)
 
 
 def test_sending_goes_on_through_the_death_of_a_log_writer(box: RunningBox, millrace: Millrace, begin: Begin) -> None:
-    assert millrace("topic", "create", "numbers", "--partitions", "2").returncode == 0
-    send = begin("send", "numbers")
+    assert millrace("topic", "create", "sent", "--partitions", "2").returncode == 0
+    send = begin("send", "sent")
     write_lines(send.stdin, range(1_000))
-    eventually(lambda: records_of(millrace, "numbers") == 1_000, "the first lines are stored without more input")
+    eventually(lambda: records_of(millrace, "sent") == 1_000, "the first lines are stored without more input")
     old_pids = {disk.name: box.kill(f"log-writer@{disk.name}") for disk in box.disks}
     write_lines(send.stdin, range(1_000, 2_000))
     _, said = send.communicate(timeout=30)
     assert send.returncode == 0 and b"sent 2,000 records" in said, said
-    tailed = millrace("topic", "tail", "numbers", "-b", "--max", "2000").stdout
+    tailed = millrace("topic", "tail", "sent", "-b", "--max", "2000").stdout
     assert sorted(int(line) for line in set(tailed.split())) == list(range(2_000))
     for name, old_pid in old_pids.items():
         box.await_restart(f"log-writer@{name}", old_pid)

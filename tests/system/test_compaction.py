@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -94,7 +95,11 @@ def read_all(box: RunningBox, topic: str) -> list[Message]:
 
 
 def log_bytes(box: RunningBox, topic: str) -> int:
-    return sum(os.path.getsize(path) for path in (box.disks[0] / f"{topic}-0").glob("*.log"))
+    size_bytes = 0
+    for path in (box.disks[0] / f"{topic}-0").glob("*.log"):
+        with suppress(FileNotFoundError):  # it was replaced meanwhile
+            size_bytes += os.path.getsize(path)
+    return size_bytes
 
 
 def settled(box: RunningBox) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -243,15 +244,37 @@ def die_at(box: SteppedBox, step: int, sent: bool, act: Callable[[], object]) ->
     return False
 
 
-@pytest.fixture(params=[400, 2], ids=["large-transactions", "small-transactions"])
+LARGE, SMALL = 400, 2
+"""Writes of a transaction at most; small ones show what happens to topics that need several."""
+BEFORE, AFTER = False, True
+KEPT, FORGOTTEN = True, False
+
+
+@pytest.fixture
 def writes_max(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Small ones show what happens to topics that need several."""
     monkeypatch.setattr(topic_registry, "WRITES_MAX", request.param)
     return int(request.param)
 
 
-@pytest.mark.parametrize("sent", [False, True], ids=["before-the-step", "after-the-step"])
-@pytest.mark.parametrize("session_kept", [True, False], ids=["session-kept", "session-forgotten"])
+def deaths(*everyday: tuple[int | bool, ...]) -> list[Any]:
+    """Every combination of size of transactions, side of the step and (where it is among them) the session; those that are not named are for long runs."""
+    words = {LARGE: "large-transactions", SMALL: "small-transactions"}, ("before-the-step", "after-the-step"), ("session-forgotten", "session-kept")
+    all_of_them = itertools.product((LARGE, SMALL), *([(False, True)] * (len(everyday[0]) - 1)))
+    return [
+        pytest.param(
+            *combination,
+            id="-".join(names[value] for names, value in zip(words, combination)),  # type: ignore[index]
+            marks=[] if combination in everyday else [pytest.mark.deep],
+        )
+        for combination in all_of_them
+    ]
+
+
+@pytest.mark.parametrize(
+    ("writes_max", "sent", "session_kept"),
+    deaths((LARGE, BEFORE, KEPT), (LARGE, AFTER, FORGOTTEN), (SMALL, BEFORE, FORGOTTEN), (SMALL, AFTER, KEPT)),
+    indirect=["writes_max"],
+)
 @pytest.mark.usefixtures("writes_max")
 def test_a_controller_that_dies_at_any_step_of_a_creation_leaves_the_topic_whole_or_absent(
     box: SteppedBox, tree: KazooClient, sent: bool, session_kept: bool
@@ -271,7 +294,7 @@ def test_a_controller_that_dies_at_any_step_of_a_creation_leaves_the_topic_whole
     assert tree.get("/controller_epoch")[0] == (b"1" if session_kept else str(step + 2).encode())
 
 
-@pytest.mark.parametrize("sent", [False, True], ids=["before-the-step", "after-the-step"])
+@pytest.mark.parametrize(("writes_max", "sent"), deaths((LARGE, AFTER), (SMALL, BEFORE)), indirect=["writes_max"])
 @pytest.mark.usefixtures("writes_max")
 def test_a_controller_that_dies_at_any_step_of_a_deletion_leaves_the_topic_whole_or_absent(box: SteppedBox, tree: KazooClient, sent: bool) -> None:
     outcomes = set()

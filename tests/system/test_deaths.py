@@ -73,13 +73,14 @@ class _Load:
 
 @pytest.mark.system
 @pytest.mark.slow
+@pytest.mark.alone
 def test_no_acknowledged_record_is_lost_when_any_process_is_killed(box: RunningBox) -> None:
     seed = int(os.environ.get("MILLRACE_SEED", "0")) or random.SystemRandom().randrange(1 << 30)
     chance = random.Random(seed)
     print(f"seed {seed}")
     load = _Load(box, "deaths")
     names = [name for name in box.pids() if name != "supervisor"]
-    victims = names * (20 if DEEP else 2)
+    victims = names * (20 if DEEP else 1)
     chance.shuffle(victims)
     for victim in victims:
         time.sleep(chance.uniform(0.0, 0.8))

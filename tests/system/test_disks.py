@@ -74,46 +74,30 @@ def _disk_of(box: RunningBox, topic: str, partition: int) -> str:
     return next(disk.name for disk in box.box.disks if (box.directory / disk.name / f"{topic}-{partition}").exists())
 
 
-def test_a_hung_log_writer_is_answered_for_and_what_stands_behind_it_goes_on(box: RunningBox) -> None:
-    client = RawClient(box.kafka)
-    client.create_topic("two", 2)
-    hung, sound = _disk_of(box, "two", 0), _disk_of(box, "two", 1)
-    assert hung != sound
-    assert client.produce("two", 0, _batch("before")).base_offset == 0
-    box.kill(f"log-writer@{hung}", signal.SIGSTOP)
-    client.send_produce("two", 0, _batch("hangs"), timeout_seconds=1)
-    client.send_produce("two", 1, _batch("goes on"), timeout_seconds=20)
+def test_a_hung_log_writer_is_answered_for_and_what_stands_behind_it_goes_on(shared_box: RunningBox) -> None:
+    client = RawClient(shared_box.kafka)
+    client.create_topic("both", 4)
+    hung = _disk_of(shared_box, "both", 0)
+    sound = next(partition for partition in range(1, 4) if _disk_of(shared_box, "both", partition) != hung)
+    assert client.produce("both", 0, _batch("before")).base_offset == 0
+    shared_box.kill(f"log-writer@{hung}", signal.SIGSTOP)
+    client.send_produce("both", 0, _batch("hangs"), timeout_seconds=1)
+    client.send_produce("both", sound, _batch("goes on"), timeout_seconds=20)
     assert client.receive_produce().error_code == 7
     assert client.receive_produce().error_code == 0
-    box.kill(f"log-writer@{hung}", signal.SIGCONT)
-    assert client.produce("two", 0, _batch("after")).base_offset == 2
+    shared_box.kill(f"log-writer@{hung}", signal.SIGCONT)
+    assert client.produce("both", 0, _batch("after")).base_offset == 2
     client.close()
 
 
-def test_a_fetch_of_a_thousand_partitions_gets_them_all(box: RunningBox) -> None:
-    client = RawClient(box.kafka)
-    client.create_topic("wide", 1000)
-    client.close()
-    producer = AckedProducer(box.bootstrap, "wide", 1000, records_a_second=20_000)
-    producer.start()
-    eventually(lambda: len(producer.acknowledged) == 1000, "every partition has a record", 30)
-    producer.stop()
-    reader = StreamReader(box.bootstrap, "wide", 1000)
-    reader.start()
-    eventually(lambda: all(numbers <= reader.numbers[partition] for partition, numbers in producer.acknowledged.items()), "everything is read", 20)
-    reader.stop()
-    reader.check_every_offset_once()
-    assert sum(count for label, count in box.counters("acceptor@0").values.items() if label.startswith("log_reader.unanswered")) == 0
-
-
-def test_the_space_of_a_deleted_topic_is_not_kept_by_an_open_segment(box: RunningBox) -> None:
-    client = RawClient(box.kafka)
+def test_the_space_of_a_deleted_topic_is_not_kept_by_an_open_segment(shared_box: RunningBox) -> None:
+    client = RawClient(shared_box.kafka)
     client.create_topic("short-lived", 1)
     assert client.produce("short-lived", 0, _batch("x" * 100_000)).error_code == 0
     assert client.fetch("short-lived", 0, 0).records
-    pid = box.pid("acceptor@0")
+    pid = shared_box.pid("acceptor@0")
     assert _open_segments(pid, "short-lived") == 1
-    admin = AdminClient({"bootstrap.servers": box.bootstrap})
+    admin = AdminClient({"bootstrap.servers": shared_box.bootstrap})
     admin.delete_topics(["short-lived"])["short-lived"].result(20)
     eventually(lambda: _open_segments(pid, "short-lived") == 0, "the acceptor lets go of it")
     client.close()
@@ -127,3 +111,19 @@ def _open_segments(pid: int, topic: str) -> int:
         except FileNotFoundError:
             continue
     return count
+
+
+def test_a_fetch_of_a_thousand_partitions_gets_them_all(shared_box: RunningBox) -> None:
+    client = RawClient(shared_box.kafka)
+    client.create_topic("wide", 1000)
+    client.close()
+    producer = AckedProducer(shared_box.bootstrap, "wide", 1000, records_a_second=20_000)
+    producer.start()
+    eventually(lambda: len(producer.acknowledged) == 1000, "every partition has a record", 30)
+    producer.stop()
+    reader = StreamReader(shared_box.bootstrap, "wide", 1000)
+    reader.start()
+    eventually(lambda: all(numbers <= reader.numbers[partition] for partition, numbers in producer.acknowledged.items()), "everything is read", 20)
+    reader.stop()
+    reader.check_every_offset_once()
+    assert sum(count for label, count in shared_box.counters("acceptor@0").values.items() if label.startswith("log_reader.unanswered")) == 0

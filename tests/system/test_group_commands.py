@@ -44,7 +44,9 @@ def keeper(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Answers first batches of transactions without asking a coordinator, so that one can be left that no coordinator knows."""
     from tests.support.running_box import start_box
 
-    box = start_box(tmp_path_factory.mktemp("keeper") / "box", settings={"transaction.partition.verification.enable": False})
+    box = start_box(
+        tmp_path_factory.mktemp("keeper") / "box", settings={"transaction.partition.verification.enable": False, "group.initial.rebalance.delay.ms": 0}
+    )
     producer = Producer({"bootstrap.servers": box.bootstrap})
     with closing(RawCoordination(box.kafka)) as client:
         client.create_topic(TOPIC, 1)

@@ -9,7 +9,7 @@ import struct
 import subprocess
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from appliance.records.builder import BatchBuilder
 from tests.support.raw_client import RawClient
-from tests.support.running_box import RunningBox, eventually
+from tests.support.running_box import RunningBox, eventually, start_box
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of Python's own, raised while kafka-python reads its schemas
@@ -33,9 +33,12 @@ OFFSET_OUT_OF_RANGE = 1
 EARLIEST, LATEST = -2, -1
 
 
-@pytest.fixture
-def keeper(start: Callable[..., RunningBox]) -> RunningBox:
-    return start(disks=1, settings=SETTINGS)
+@pytest.fixture(scope="module")
+def keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
+    box = start_box(tmp_path_factory.mktemp("keeper") / "box", disks=1, settings=SETTINGS)
+    yield box
+    box.stop()
+    assert box.leftovers() == []
 
 
 def _batch(size_bytes: int = 16_000) -> bytes:

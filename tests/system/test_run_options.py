@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,11 +12,20 @@ from confluent_kafka.admin import AdminClient
 from appliance.records.builder import BatchBuilder
 from tests.support.raw_client import RawClient
 from tests.support.real_zookeeper import RealZooKeeper
-from tests.support.running_box import RunningBox, eventually
+from tests.support.running_box import RunningBox, eventually, start_box
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 Start = Callable[..., RunningBox]
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
+    """One acceptor, and topics are not made by the way."""
+    box = start_box(tmp_path_factory.mktemp("strict") / "box", settings={"auto.create.topics.enable": False})
+    yield box
+    box.stop()
+    assert box.leftovers() == []
 
 
 def _batch() -> bytes:
@@ -71,18 +80,16 @@ def test_a_box_lives_on_a_zookeeper_of_somebody_else_under_a_chroot(start: Start
         zookeeper.stop()
 
 
-def test_topics_are_not_made_by_the_way_where_that_is_switched_off(start: Start) -> None:
-    box = start(settings={"auto.create.topics.enable": False})
-    metadata = AdminClient({"bootstrap.servers": box.bootstrap, "allow.auto.create.topics": True}).list_topics("nobody-made-this", timeout=10)
+def test_topics_are_not_made_by_the_way_where_that_is_switched_off(strict: RunningBox) -> None:
+    metadata = AdminClient({"bootstrap.servers": strict.bootstrap, "allow.auto.create.topics": True}).list_topics("nobody-made-this", timeout=10)
     assert metadata.topics["nobody-made-this"].error.name() == "UNKNOWN_TOPIC_OR_PART"
-    assert "nobody-made-this" not in AdminClient({"bootstrap.servers": box.bootstrap}).list_topics(timeout=10).topics
+    assert "nobody-made-this" not in AdminClient({"bootstrap.servers": strict.bootstrap}).list_topics(timeout=10).topics
 
 
-def test_no_connection_is_refused_while_an_acceptor_restarts(start: Start) -> None:
-    box = start()
-    old_pid = box.kill("acceptor@0")
-    waiting = [socket.create_connection(box.kafka, timeout=10) for _ in range(50)]
-    box.await_restart("acceptor@0", old_pid)
-    eventually(lambda: _connections(box, "acceptor@0") == 50, "those who waited are served")
+def test_no_connection_is_refused_while_an_acceptor_restarts(strict: RunningBox) -> None:
+    old_pid = strict.kill("acceptor@0")
+    waiting = [socket.create_connection(strict.kafka, timeout=10) for _ in range(50)]
+    strict.await_restart("acceptor@0", old_pid)
+    eventually(lambda: _connections(strict, "acceptor@0") == 50, "those who waited are served")
     for sock in waiting:
         sock.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import subprocess
+from collections.abc import Callable
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -17,8 +18,9 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 SECONDS = 30
 
 
-def test_offsets_join_a_transaction_on_a_box_that_has_seen_no_group(box: RunningBox) -> None:
+def test_offsets_join_a_transaction_on_a_box_that_has_seen_no_group(start: Callable[..., RunningBox]) -> None:
     """AddOffsetsToTxn is the first that the box hears of any group: `__consumer_offsets` is made for it."""
+    box = start(settings={"group.initial.rebalance.delay.ms": 0})  # each group here has one member
     admin = AdminClient({"bootstrap.servers": box.bootstrap})
     admin.create_topics([NewTopic("copied", 1)])["copied"].result(SECONDS)
 

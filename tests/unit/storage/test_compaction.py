@@ -278,6 +278,7 @@ class Killed(BaseException):
     """The process dies here."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recovery", ["clean", "same boot", "unclean"])
 def test_a_death_at_any_step_of_a_swap_leaves_one_whole_truth(tmp_path: Path, recovery: str, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "source"
@@ -345,6 +346,7 @@ def _die_after(patch: pytest.MonkeyPatch, steps: int) -> None:
         patch.setattr(file_io, name, call)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
 def test_any_failed_call_of_a_swap_leaves_a_log_that_opens_with_everything(tmp_path: Path, error: int) -> None:
     for fail_at in range(1, 500):

@@ -4,6 +4,7 @@ everything acknowledged."""
 from __future__ import annotations
 
 import errno
+import itertools
 from pathlib import Path
 
 import pytest
@@ -96,10 +97,15 @@ def rebuilt_indexes_agree(directory: Path) -> bool:
     return before == {name: content for name, content in stored_bytes(directory).items() if name.endswith(".index")}
 
 
+EVERYDAY = ((errno.EIO, False, "same boot"), (errno.EIO, True, "unclean"), (errno.ENOSPC, False, "unclean"), (errno.ENOSPC, True, "same boot"))
+"""Each pair of values is among them; the other combinations are for long runs."""
+COMBINATIONS = itertools.product((errno.EIO, errno.ENOSPC), (False, True), ("same boot", "unclean"))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("recovery_of", ["same boot", "unclean"])
-@pytest.mark.parametrize("forever", [False, True])
-@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize(
+    ("error", "forever", "recovery_of"), [pytest.param(*each, marks=[] if each in EVERYDAY else [pytest.mark.deep]) for each in COMBINATIONS]
+)
 def test_after_any_failed_file_call_the_recovered_log_holds_what_was_acknowledged(tmp_path: Path, forever: bool, error: int, recovery_of: str) -> None:
     assert sweep(tmp_path, forever, error, recovery_of) > 60
 

@@ -1,0 +1,57 @@
+"""A real browser without a window: Debian's chromium by its chromedriver, for pages of a box. `./install.sh test` unpacks both.
+
+Its profile is a directory of its own, it asks no other site, and it ends with the block. Weak spot: run by root it has no sandbox, so it is for our pages only.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.remote.webdriver import WebDriver
+
+COMMANDS = ("chromium", "chromedriver")
+_OPTIONS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+    "--no-proxy-server",
+    "--hide-scrollbars",
+)
+
+
+def missing_browser() -> str | None:
+    """Why there is no browser here; None if there is."""
+    missing = [command for command in COMMANDS if shutil.which(command) is None]
+    return f"{' and '.join(missing)} not there (./install.sh test unpacks Debian's)" if missing else None
+
+
+@contextmanager
+def browser(profile: Path, width: int = 1440, height: int = 1500, theme: str = "light") -> Iterator[WebDriver]:
+    """`theme`: what the system is said to wish."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(shutil.which("chromium"))
+    for argument in (*_OPTIONS, f"--user-data-dir={profile}"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(str(shutil.which("chromedriver"))))
+    try:
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": theme}]})
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False})
+        yield driver
+    finally:
+        driver.quit()
+
+
+def complaints(driver: WebDriver) -> list[dict[str, Any]]:
+    """What the page has written to the browser's console since the last look, warnings included."""
+    return list(driver.get_log("browser"))
