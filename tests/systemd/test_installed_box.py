@@ -1,0 +1,181 @@
+"""A box that install.sh has installed, under systemd: what it looks like, and what happens as its processes, disks and machine come and go under load."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from tests.faults.hurt_box import KAFKA_STORAGE_ERROR, batch
+from tests.support.installed_box import DISKS, KAFKA, SYSLOG, InstalledBox, why_not_installed
+from tests.support.raw_client import RawClient
+from tests.support.running_box import eventually
+from tests.support.systemd_box import why_not
+from tests.systemd.load_on_box import load_on
+
+REASON = why_not() or why_not_installed()
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(REASON), reason=REASON),
+    # kafka-python reads its schemas in a way that Python 3.11 and 3.12 call deprecated.
+    pytest.mark.filterwarnings("ignore:(read_text|open_text) is deprecated:DeprecationWarning"),
+]
+
+EXPOSURE_MAX = 3.0
+TOLD_SECONDS = 5.0
+DEEP_ROUNDS = 5
+WAITED_SECONDS = 1.0
+"""Who waits for a frozen disk waits until the others are told, which is seconds."""
+
+
+def test_every_unit_serves_says_how_it_is_and_runs_with_few_rights(installed: InstalledBox) -> None:
+    installed.await_all_active()
+    assert installed.box.output("systemctl list-units --failed --no-legend --plain 'millrace*'") == ""
+    assert installed.box.unit("millrace.target")["ActiveState"] == "active"
+    for unit in installed.services():
+        properties = installed.box.unit(unit, "User", "StatusText", "NRestarts", "Type", "WatchdogUSec")
+        assert properties["StatusText"], unit
+        assert (properties["User"], properties["NRestarts"], properties["Type"]) == ("millrace", "0", "notify"), unit
+        assert properties["WatchdogUSec"] not in ("0", "infinity"), unit
+        exposure = installed.box.output(f"systemd-analyze security --no-pager {unit} | sed -n 's/.*exposure level.*: \\([0-9.]*\\) .*/\\1/p'")
+        assert float(exposure) <= EXPOSURE_MAX, unit
+    states = {process["name"]: process["state"] for process in installed.status()["processes"]}
+    assert len(states) == len(installed.services()) and set(states.values()) == {"serving"}
+
+
+def test_a_line_that_comes_by_syslog_is_read_by_a_kafka_client(installed: InstalledBox) -> None:
+    with installed.box.inside():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams, socket.create_connection(SYSLOG) as stream:
+            datagrams.sendto(b"<13>1 2026-01-01T00:00:00Z host app - - - by datagram", SYSLOG)
+            stream.sendall(b"<13>1 2026-01-01T00:00:00Z host app - - - by stream\n")
+        consumer = Consumer({"bootstrap.servers": str(KAFKA), "group.id": "reader", "enable.auto.commit": False})
+        consumer.assign([TopicPartition("syslog", partition, 0) for partition in range(4)])
+    texts: set[str] = set()
+
+    def read() -> bool:
+        for message in consumer.consume(1000, 0.2):
+            value = message.value()
+            assert message.error() is None and value is not None
+            texts.add(json.loads(value)["message"])
+        return {"by datagram", "by stream"} <= texts
+
+    try:
+        eventually(read, "both lines are read", 20)
+    finally:
+        consumer.close()
+
+
+def test_no_acknowledged_record_is_lost_when_each_unit_and_the_whole_box_is_restarted_under_load(installed: InstalledBox) -> None:
+    with load_on(installed.box, "restarts") as load:
+        for unit in [*installed.services(), "millrace.target"] * (DEEP_ROUNDS if os.environ.get("MILLRACE_DEEP") else 1):
+            started = time.monotonic()
+            installed.box.run(["systemctl", "restart", unit])
+            load.await_news(f"after the restart of {unit}")
+            pause = load.producer.longest_silence(started, time.monotonic())
+            print(f"{unit}: restarted; longest time without an acknowledgement on a partition {pause:.2f} s")
+        installed.await_all_active()
+    assert load.lost() == 0
+
+
+def test_no_acknowledged_record_is_lost_when_every_process_is_killed_and_systemd_starts_all_of_them_again(installed: InstalledBox) -> None:
+    pids = installed.pids()
+    with load_on(installed.box, "deaths") as load:
+        installed.box.run(["systemctl", "kill", "--kill-whom=main", "--signal=KILL", *pids])
+        for unit, pid in pids.items():
+            installed.await_active(unit, unlike=pid)
+            assert int(installed.box.unit(unit)["NRestarts"]) >= 1
+        load.await_news("after the death of everything")
+        installed.await_all_active()
+    assert load.lost() == 0
+
+
+def test_a_frozen_disk_is_answered_for_in_time_and_nobody_else_notices(installed: InstalledBox) -> None:
+    with installed.box.inside():
+        client, steady = RawClient(KAFKA), RawClient(KAFKA)
+    client.create_topic("frozen", 2)
+    eventually(lambda: client.is_served("frozen", 2), "the new topic is served")
+    hurt = 0 if installed.box.path(f"{DISKS[0]}/frozen-0").is_dir() else 1
+    pids = installed.pids()
+
+    seconds: list[float] = []
+    over = threading.Event()
+
+    def produce_steadily() -> None:
+        while not over.wait(0.005):
+            started = time.monotonic()
+            assert steady.produce("frozen", 1 - hurt, batch("steady")).error_code == 0
+            seconds.append(time.monotonic() - started)
+
+    others = threading.Thread(target=produce_steadily)
+    installed.box.run(["fsfreeze", "--freeze", DISKS[0]])
+    frozen_at = time.monotonic()
+    others.start()
+    try:
+        client.send_produce("frozen", hurt, batch("in flight"), timeout_seconds=30)
+        assert client.receive_produce().error_code == KAFKA_STORAGE_ERROR
+        assert time.monotonic() - frozen_at < TOLD_SECONDS
+        assert client.produce("frozen", hurt, batch("refused")).error_code == KAFKA_STORAGE_ERROR
+        assert installed.get("/healthz") == 200
+    finally:
+        installed.box.run(["fsfreeze", "--unfreeze", DISKS[0]])
+        over.set()
+        others.join()
+    assert seconds and max(seconds) < WAITED_SECONDS
+    eventually(lambda: client.produce("frozen", hurt, batch("back")).error_code == 0, "the disk is served again", 20)
+    client.close()
+    steady.close()
+    installed.await_all_active()
+    assert {unit for unit, pid in installed.pids().items() if pid != pids[unit]} <= {"millrace-log-writer@d0.service", "millrace-log-reader@d0.service"}
+
+
+def test_edited_settings_hold_after_a_stop_and_a_start_and_a_process_that_stands_still_is_killed_in_time_and_started_again(installed: InstalledBox) -> None:
+    unit = "millrace-log-reader@d0.service"
+    kept = installed.edit_settings(lambda text: f'"watchdog.timeout.ms" = 2000\n{text}')
+    installed.box.run("systemctl stop millrace.target 'millrace-*'")
+    assert installed.processes() == []
+    assert installed.box.output("ls /dev/shm") == ""
+    assert installed.get("/healthz") == 0
+    installed.box.run("systemctl start millrace.target")
+    installed.await_all_active()
+    pid = installed.pid(unit)
+    installed.box.run(["systemctl", "kill", "--kill-whom=main", "--signal=STOP", unit])
+    installed.await_active(unit, unlike=pid)
+    assert "Watchdog timeout (limit 2s)" in installed.box.journal("-u", unit)
+    installed.edit_settings(lambda _: kept)  # the next start of the box is another test's
+
+
+def test_a_disk_that_is_not_mounted_when_the_machine_starts_has_no_writer_and_the_others_serve(installed: InstalledBox) -> None:
+    with installed.box.inside():
+        client = RawClient(KAFKA)
+    client.create_topic("absent", 2)
+    eventually(lambda: client.is_served("absent", 2), "the new topic is served")
+    assert {client.produce("absent", partition, batch("before")).error_code for partition in range(2)} == {0}
+    client.close()
+    lost = 0 if installed.box.path(f"{DISKS[1]}/absent-0").is_dir() else 1
+    installed.box.run("sed -i 's|^[^#].* /srv/d1 .*|# &|' /etc/fstab")
+    installed.box.reboot()
+    installed.await_active("millrace-log-writer@d0.service")
+    with installed.box.inside():
+        client = eventually(lambda: _connected(), "the box serves")
+    eventually(lambda: client.produce("absent", 1 - lost, batch("served")).error_code == 0, "the other disk is served", 20)
+    assert client.produce("absent", lost, batch("refused")).error_code != 0
+    assert not installed.is_active("millrace-log-writer@d1.service") and not installed.is_active("millrace-log-reader@d1.service")
+    assert list(installed.box.path(DISKS[1]).iterdir()) == []
+    installed.box.run("sed -i 's|^# ||' /etc/fstab && systemctl daemon-reload && systemctl start srv-d1.mount")
+    eventually(lambda: client.produce("absent", lost, batch("back")).error_code == 0, "the disk is served again", 30)
+    assert b"before" in client.fetch("absent", lost, 0).records
+    client.close()
+    installed.await_all_active()
+
+
+def _connected() -> RawClient | None:
+    try:
+        return RawClient(KAFKA)
+    except OSError:
+        return None

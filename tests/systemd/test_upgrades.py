@@ -1,0 +1,88 @@
+"""Other releases over an installed one: upgraded under load, one that does not serve, back again, and taken away. Data, state and edited settings stay."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from tests.faults.hurt_box import batch
+from tests.support.installed_box import DISKS, HTTP, KAFKA, SYSLOG, InstalledBox, copy_sources, why_not_installed
+from tests.support.raw_client import RawClient
+from tests.support.running_box import eventually
+from tests.support.systemd_box import why_not
+from tests.systemd.load_on_box import load_on
+
+REASON = why_not() or why_not_installed()
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(REASON), reason=REASON),
+    # kafka-python reads its schemas in a way that Python 3.11 and 3.12 call deprecated.
+    pytest.mark.filterwarnings("ignore:(read_text|open_text) is deprecated:DeprecationWarning"),
+]
+
+REMARK = "\n# edited by the owner\n"
+
+
+def other_release(installed: InstalledBox, name: str, change: Callable[[str], str]) -> str:
+    """A source tree that differs in its acceptor; what install.sh --yes wants to hear of it."""
+    tree = installed.sources.with_name(name)
+    copy_sources(tree)
+    service = tree / "services" / "acceptor.py"
+    service.write_text(change(service.read_text()))
+    return name
+
+
+def release(installed: InstalledBox, link: str = "current") -> str:
+    return os.path.basename(installed.box.output(f"readlink /opt/millrace/{link} || true"))
+
+
+def test_a_second_installation_changes_nothing_and_a_newer_release_takes_over_under_load_and_keeps_edited_settings(installed: InstalledBox) -> None:
+    first, pids = release(installed), installed.pids()
+    assert "nothing had to be changed" in installed.install("--offline", "/wheelhouse").stderr
+    assert installed.pids() == pids
+    kept = installed.edit_settings(lambda text: text + REMARK) + REMARK
+    with load_on(installed.box, "upgrade") as load:
+        installed.install("--offline", "/wheelhouse", tree=other_release(installed, "second", lambda text: f"{text}\n# of the second release\n"))
+        load.await_news("after the upgrade")
+    assert load.lost() == 0
+    assert release(installed) != first and release(installed, "previous") == first
+    assert "of the second release" in installed.box.path("/opt/millrace/current/services/acceptor.py").read_text()
+    assert installed.box.path("/etc/millrace/millrace.toml").read_text() == kept
+
+
+def test_a_release_that_does_not_serve_leaves_the_one_before_it_in_place_and_the_owner_may_go_back_further(installed: InstalledBox) -> None:
+    if not release(installed, "previous"):  # this test runs alone
+        installed.install("--offline", "/wheelhouse", tree=other_release(installed, "second", lambda text: f"{text}\n# of the second release\n"))
+    previous, before = release(installed, "previous"), release(installed)
+    bad = other_release(installed, "bad", lambda text: text.replace('if __name__ == "__main__":', 'if __name__ == "__main__":\n    raise SystemExit(1)'))
+    refused = installed.install("--offline", "/wheelhouse", "--wait", "8", tree=bad, check=False)
+    assert refused.returncode == 1, refused.stdout + refused.stderr
+    assert release(installed) == before
+    installed.await_all_active()
+    installed.box.run("bash /opt/millrace/current/install.sh --rollback")
+    assert release(installed) == previous
+    installed.await_all_active()
+
+
+def test_what_is_uninstalled_is_gone_and_data_state_and_settings_stay(installed: InstalledBox) -> None:
+    with installed.box.inside():
+        client = RawClient(KAFKA)
+    client.create_topic("kept", 1)
+    eventually(lambda: client.is_served("kept", 1), "the new topic is served")
+    assert client.produce("kept", 0, batch("kept")).error_code == 0
+    client.close()
+    installed.box.run("bash /opt/millrace/current/install.sh --uninstall --yes")
+    assert installed.box.output("systemctl list-units --all --no-legend --plain 'millrace*'") == ""
+    for gone in ("/opt/millrace", "/usr/local/bin/millrace", "/run/millrace", "/etc/systemd/system/millrace.target.d"):
+        assert installed.box.run(["test", "!", "-e", gone], check=False).returncode == 0, gone
+    assert installed.box.output("ls /etc/systemd/system /dev/shm | grep -i millrace; true") == "" and installed.processes() == []
+    with installed.box.inside():
+        for address in (KAFKA, SYSLOG, HTTP):
+            with socket.socket() as probe:
+                assert probe.connect_ex(address) != 0, address
+    assert any(b"kept" in file.read_bytes() for disk in DISKS for file in installed.box.path(disk).glob("kept-0/*.log"))
+    assert installed.box.run("test -d /var/lib/millrace/zookeeper && test -f /etc/millrace/millrace.toml", check=False).returncode == 0
