@@ -92,6 +92,8 @@ class ConsumerMembership:
     def commit_problem(self, member_id: str, group_instance_id: str | None, generation_id: int, is_transactional: bool, version: int) -> ErrorCode:
         if generation_id < 0 and not self.group.members:
             return ErrorCode.NONE  # an admin client, or a consumer that assigns itself
+        if is_transactional and generation_id == -1 and not member_id and group_instance_id is None:
+            return ErrorCode.NONE  # producers may name the group alone
         member = self.group.members.get(member_id)
         if member is None:
             return ErrorCode.UNKNOWN_MEMBER_ID

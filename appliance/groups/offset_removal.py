@@ -118,7 +118,7 @@ class OffsetRemoval:
             if error is not ErrorCode.NONE or hosted is None:
                 on_decided(group_id, error)
             else:
-                self._remove(hosted, hosted.offsets.partitions(), now_ms, partial(on_decided, group_id), with_group=True)
+                self._remove(hosted, hosted.offsets.known_partitions(), now_ms, partial(on_decided, group_id), with_group=True)
             yield
 
     # ---- by events

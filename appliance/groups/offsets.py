@@ -140,9 +140,15 @@ class GroupOffsets:
         self._put(partition, _Entry(position, value))
 
     def remove(self, partitions: Iterable[TopicPartition], position: int) -> int:
-        """A tombstone at `position` is in the log; returns how many offsets it took away."""
+        """A tombstone at `position` is in the log; returns how many offsets it took away. What a transaction said before it does not come back with the
+        transaction's end: compaction keeps the tombstone alone."""
         removed = 0
         for partition in partitions:
+            for pending in self._transactions.values():
+                undecided = pending.get(partition)
+                if undecided is not None and undecided.position < position:
+                    del pending[partition]
+                    self._release(partition)
             entry = self._committed.get(partition)
             if entry is not None and entry.position < position:
                 del self._committed[partition]

@@ -92,10 +92,10 @@ def is_exhausted(producer_epoch: int) -> bool:
 
 def knows_itself(transaction: Transaction, producer_id: int, producer_epoch: int) -> bool:
     """Whether a producer that says who it is may go on under this transactional id: it was never given an epoch, it is the one, or it is the former
-    one that asks again for the successor of its exhausted id."""
+    one that asks again for the successor of its exhausted id, and nobody else was given that one meanwhile."""
     if transaction.producer_epoch == NO_PRODUCER_EPOCH or producer_id == transaction.producer_id:
         return True
-    return producer_id == transaction.previous_producer_id and is_exhausted(producer_epoch)
+    return producer_id == transaction.previous_producer_id and is_exhausted(producer_epoch) and producer_epoch == transaction.last_producer_epoch
 
 
 def next_epoch(transaction: Transaction, timeout_ms: int, expected_epoch: int | None, client_version: int, now_ms: int) -> Transaction:

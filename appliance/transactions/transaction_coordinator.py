@@ -345,6 +345,8 @@ class TransactionCoordinator:
         repeats = is_second and transactional.pending is None and self._is_repeated(current, request)
         if not repeats and (request.producer_epoch != current.producer_epoch or request.producer_id != current.producer_id):
             raise RequestRefused(ErrorCode.PRODUCER_FENCED, f"epoch {request.producer_epoch} of {transactional.name} is not {current.producer_epoch}")
+        if is_second and not repeats and current.producer_epoch == LARGEST_EPOCH:
+            raise RequestRefused(ErrorCode.PRODUCER_FENCED, f"the last epoch of {transactional.name} was given to nobody")
         if transactional.pending is not None:
             raise RequestRefused(ErrorCode.CONCURRENT_TRANSACTIONS, f"a step of {transactional.name} is on its way")
         if current.state is TransactionState.ONGOING:

@@ -141,6 +141,19 @@ def test_offsets_are_committed_in_the_members_epoch_only() -> None:
     assert world.offsets() == {A0: 1}
 
 
+def test_a_producer_that_names_the_group_alone_commits_although_the_group_has_members() -> None:
+    world, a, _ = stable()
+    told = [
+        world.txn_commit(7, {A0: 6}),
+        world.txn_commit(7, {A0: 7}, member_id="nobody"),
+        world.txn_commit(7, {A0: 8}, generation_id=a.epoch),
+    ]
+    world.settle()
+    assert [codes(each.only)[A0] for each in told] == [ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.UNKNOWN_MEMBER_ID]
+    world.end_transaction(7, is_commit=True)
+    assert world.offsets() == {A0: 6}
+
+
 def test_offsets_are_read_in_the_members_epoch_only() -> None:
     world, a, _ = stable()
     asked = [("a", a.epoch), ("a", a.epoch - 1), ("nobody", 1), (None, -1)]

@@ -67,6 +67,32 @@ def test_a_transaction_that_ends_late_does_not_put_back_an_older_offset() -> Non
     assert world.offsets() == {A0: 50}
 
 
+def test_an_undecided_offset_goes_with_its_topic_and_does_not_come_back_with_the_commit() -> None:
+    world = World()
+    world.txn_commit(9, {A0: 5, ("audit", 0): 6})
+    world.settle()
+    world.coordinator.on_topics_deleted({"syslog"}, world.now_ms)
+    world.settle()
+    assert world.fetch([A0], require_stable=True)[A0].error_code == 0
+    world.end_transaction(9, is_commit=True)
+    assert world.offsets() == {("audit", 0): 6}
+    world.restart()
+    assert world.offsets() == {("audit", 0): 6}
+
+
+def test_a_group_that_is_deleted_does_not_come_back_with_a_commit() -> None:
+    world = World()
+    world.txn_commit(9, {A0: 5})
+    world.settle()
+    told = world.delete_groups("readers")
+    world.settle()
+    assert [each.error_code for each in told.only.groups] == [ErrorCode.NONE]
+    world.end_transaction(9, is_commit=True)
+    assert world.offsets() == {}
+    world.restart()
+    assert world.offsets() == {}
+
+
 def test_the_last_of_two_commits_in_one_transaction_counts() -> None:
     world = World()
     for offset in (5, 6):

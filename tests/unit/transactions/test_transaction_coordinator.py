@@ -93,6 +93,27 @@ def test_a_producer_whose_epochs_are_used_up_gets_another_id(producers: Coordina
     assert producers.init("x", (1, LARGEST_EPOCH - 1)) == (0, 2, 0)  # the answer was lost
 
 
+def test_the_former_owner_of_a_used_up_id_does_not_get_the_successor_that_somebody_else_has(producers: CoordinatedProducers) -> None:
+    producers.begin("x")
+    found = producers.coordinator.ids.find("x")
+    assert found is not None
+    found.current = found.current._replace(producer_epoch=LARGEST_EPOCH - 1)
+    assert producers.init("x") == (0, 2, 0)  # another life, which does not say who it was
+    assert producers.init("x", (1, LARGEST_EPOCH - 1))[0] == ErrorCode.PRODUCER_FENCED
+    assert producers.init("x", (2, 0)) == (0, 2, 1)
+
+
+def test_nobody_ends_a_transaction_under_the_epoch_that_only_fences(producers: CoordinatedProducers) -> None:
+    producers.begin("x")
+    found = producers.coordinator.ids.find("x")
+    assert found is not None
+    found.current = found.current._replace(producer_epoch=LARGEST_EPOCH - 1)
+    producers.add("x", (1, LARGEST_EPOCH - 1), 0)
+    assert producers.init("x")[0] == ErrorCode.CONCURRENT_TRANSACTIONS  # and the abort goes out under the last epoch
+    assert producers.end("x", (1, LARGEST_EPOCH), commit=False, version=5)[0] == ErrorCode.PRODUCER_FENCED
+    assert producers.init("x") == (0, 2, 0)
+
+
 def test_who_opens_a_transaction_and_comes_again_finds_it_aborted(producers: CoordinatedProducers) -> None:
     producer = producers.begin("x")
     assert producers.add("x", producer, 0, 1) == [0, 0]
