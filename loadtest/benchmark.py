@@ -60,6 +60,8 @@ class Benchmark(ABC):
     figures: ClassVar[tuple[Figure, ...]]
     short: ClassVar[dict[str, Any]]
     """Parameters of `--short`: enough to see that it works, too little to believe."""
+    box_options: ClassVar[Mapping[str, Any]] = {}
+    """What is not as usual with the box: arguments of `start_box`."""
     runs_to_record: ClassVar[int] = 3
     """So many runs at least are recorded; one, where a run repeats what it measures itself."""
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from loadtest.benchmark import BenchmarkFailed
 from loadtest.generators.compiler import compile_generator, find_librdkafka
 from loadtest.load_generator import LoadGenerator
-from tests.support.running_box import RunningBox
+from loadtest.topics import Broker
 
 PATIENCE_SECONDS = 120.0
 PRODUCER_PROPERTIES = {
@@ -38,18 +38,18 @@ class LibrdkafkaClient:
             raise BenchmarkFailed("there is no librdkafka")
         self.command = [str(compile_generator("librdkafka_client", directory)), str(library)]
 
-    def producer(self, box: RunningBox, topic: str, partitions: int, records: int, value_bytes: int, properties: dict[str, object]) -> list[str]:
+    def producer(self, box: Broker, topic: str, partitions: int, records: int, value_bytes: int, properties: dict[str, object]) -> list[str]:
         return self._command("produce", box, topic, partitions, records, value_bytes, {**PRODUCER_PROPERTIES, **properties})
 
-    def consumer(self, box: RunningBox, topic: str, partitions: int, records: int, value_bytes: int, properties: dict[str, object]) -> list[str]:
+    def consumer(self, box: Broker, topic: str, partitions: int, records: int, value_bytes: int, properties: dict[str, object]) -> list[str]:
         return self._command("consume", box, topic, partitions, records, value_bytes, properties)
 
-    def _command(self, verb: str, box: RunningBox, topic: str, partitions: int, records: int, value_bytes: int, properties: dict[str, object]) -> list[str]:
+    def _command(self, verb: str, box: Broker, topic: str, partitions: int, records: int, value_bytes: int, properties: dict[str, object]) -> list[str]:
         numbers = map(str, (partitions, records, value_bytes))
         return [*self.command, verb, box.bootstrap, topic, *numbers, *(f"{name}={value}" for name, value in properties.items())]
 
 
-def fill_topic(client: LibrdkafkaClient, box: RunningBox, topic: str, partitions: int, records: int, value_bytes: int) -> None:
+def fill_topic(client: LibrdkafkaClient, box: Broker, topic: str, partitions: int, records: int, value_bytes: int) -> None:
     """Write what is to be read afterwards: one producer, each value beginning with its offset."""
     command = client.producer(box, topic, partitions, records, value_bytes, {"acks": 1, "linger.ms": 5, "batch.size": 1_000_000})
     with LoadGenerator("filling producer", command) as generator:

@@ -29,7 +29,8 @@ _HEAD = """\
 # Results
 
 Made by `python -m loadtest`; do not edit. What each figure means, and the traps, are in [README.md](README.md). Medians of the runs; all
-runs are in `results.jsonl`. CPU seconds are user and system time of whole processes, load generators apart.
+runs are in `results.jsonl`. CPU seconds are user and system time of whole processes, load generators apart. [BESIDE_KAFKA.md](BESIDE_KAFKA.md) has the
+appliance beside Apache Kafka 3.9 and 4.3, in one table with ratios.
 """
 
 

@@ -12,6 +12,7 @@ from loadtest.benchmarks.fairness import Fairness
 from loadtest.benchmarks.fetch_large import FetchLarge
 from loadtest.benchmarks.flush_ack import FlushAck
 from loadtest.benchmarks.footprint import Footprint
+from loadtest.benchmarks.footprint_six_disks import FootprintSixDisks
 from loadtest.benchmarks.growth_partitions import GrowthPartitions
 from loadtest.benchmarks.growth_stored import GrowthStored
 from loadtest.benchmarks.hostile import Hostile
@@ -23,12 +24,13 @@ from loadtest.benchmarks.replay_small import ReplaySmall
 from loadtest.benchmarks.syslog_tcp import SyslogTcp
 from loadtest.benchmarks.syslog_udp import SyslogUdp
 from loadtest.benchmarks.tail_stays import TailStays
+from loadtest.benchmarks.unit_restarts import UnitRestarts
 
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark
     for benchmark in (
         ProduceLibrdkafka(), ProduceSmallRecords(), ReplaySmall(), Connections(), Latency(), Consume(), FetchLarge(), ColdBackfill(),
-        TailStays(), SyslogTcp(), SyslogUdp(), Fairness(), Hostile(), Footprint(), FlushAck(), RecoveryTime(), DiskFaults(),
-        GrowthStored(), GrowthPartitions(), Coordination(),
+        TailStays(), SyslogTcp(), SyslogUdp(), Fairness(), Hostile(), Footprint(), FootprintSixDisks(), FlushAck(), RecoveryTime(), DiskFaults(),
+        GrowthStored(), GrowthPartitions(), Coordination(), UnitRestarts(),
     )
 }  # fmt: skip

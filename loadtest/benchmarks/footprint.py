@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from loadtest.benchmark import Benchmark, Figure, Run, Say
-from loadtest.memory import MB, Memory, is_python, process_memory
+from loadtest.memory import MB, is_python, process_memory, sum_of
 from loadtest.observation import Observer
 from tests.support.running_box import RunningBox
 
@@ -57,10 +56,3 @@ class Footprint(Benchmark):
         busiest = sorted(python, key=lambda name: -observation.box[name])[:5]
         cpu = ", ".join(f"{name} {100 * observation.box[name] / observation.seconds:.2f}" for name in busiest)
         return Run(figures, observation, [f"PSS without arenas by process (MB): {sizes}", f"idle CPU (% of a core): {cpu}"])
-
-
-def sum_of(memories: Iterable[Memory]) -> Memory:
-    total = Memory(0, 0, 0)
-    for memory in memories:
-        total = total.plus(memory)
-    return total

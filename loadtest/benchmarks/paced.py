@@ -11,7 +11,7 @@ from typing import NamedTuple
 from loadtest.benchmark import BenchmarkFailed
 from loadtest.generators.produce_frame import build_produce_frame, reply_layout
 from loadtest.load_generator import LoadGenerator
-from tests.support.running_box import RunningBox
+from loadtest.topics import Broker
 
 PROGRAM = Path(__file__).parent.parent / "generators" / "paced_producer.py"
 FRAME_BYTES = 300
@@ -24,11 +24,12 @@ class Paced(NamedTuple):
     requests: int
     p50_us: int
     p99_us: int
+    p999_us: int
     max_us: int
     cpu_seconds: float
 
 
-def produce_at_a_pace(box: RunningBox, topic: str, connections: int, rate: float, seconds: float) -> Paced:
+def produce_at_a_pace(box: Broker, topic: str, connections: int, rate: float, seconds: float) -> Paced:
     """Raises BenchmarkFailed if a request was answered with an error or not at all."""
     frame_file, layout = box.directory / "paced-frame", reply_layout(topic)
     frame_file.write_bytes(build_produce_frame(topic, 0, FRAME_BYTES))
@@ -41,4 +42,4 @@ def produce_at_a_pace(box: RunningBox, topic: str, connections: int, rate: float
     document = json.loads(finished.output.splitlines()[-1])
     if document["requests"] < rate * seconds * 0.99:
         raise BenchmarkFailed(f"{document['requests']} requests of {rate * seconds:g} were answered")
-    return Paced(document["requests"], document["p50_us"], document["p99_us"], document["max_us"], finished.cpu_seconds)
+    return Paced(document["requests"], document["p50_us"], document["p99_us"], document["p999_us"], document["max_us"], finished.cpu_seconds)

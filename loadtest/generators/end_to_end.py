@@ -32,7 +32,13 @@ def main(words: list[str]) -> int:
     sys.stdin.readline()
     count = int(rate * seconds)
     latencies = sorted(run(producer, consumer, topic, count, rate))
-    figures = {"records": len(latencies), "p50_us": latencies[count // 2], "p99_us": latencies[int(count * 0.99)], "max_us": latencies[-1]}
+    figures = {
+        "records": len(latencies),
+        "p50_us": latencies[count // 2],
+        "p99_us": latencies[int(count * 0.99)],
+        "p999_us": latencies[int(count * 0.999)],
+        "max_us": latencies[-1],
+    }
     print(json.dumps(figures), flush=True)
     consumer.close()
     return 0

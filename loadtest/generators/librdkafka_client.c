@@ -4,7 +4,7 @@
  *   librdkafka_client LIBRARY produce|consume BOOTSTRAP TOPIC PARTITIONS RECORDS VALUE_BYTES PROPERTY=VALUE...
  *
  * produce: RECORDS values of VALUE_BYTES without a key, in runs of 500 to a partition, each value beginning with its place in its partition; ends
- * when all are acknowledged. consume: assigns all partitions from offset 0 and ends after RECORDS records; each must have the size, the next offset
+ * when all are acknowledged. The rest of a value is zeros, or (PROPERTY text=1) one of some thousand different log lines, so that compressing means something. consume: assigns all partitions from offset 0 and ends after RECORDS records; each must have the size, the next offset
  * of its partition, and, where the topic was written by one producer of ours, the place that says the same (PROPERTY places=1).
  * Prints "ready" once it knows the topic, begins at the next line on stdin, prints one line of JSON; times are of the monotonic clock.
  *
@@ -18,7 +18,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { PRODUCER = 0, CONSUMER = 1, COPY = 2, BLOCK = 4, RUN_LENGTH = 500, BATCH = 2000, PARTITIONS_MAX = 1024, SILENCE_MS = 20000, FLUSH_MS = 60000 };
+enum { POOL_BYTES = 16 << 20, PRODUCER = 0, CONSUMER = 1, COPY = 2, BLOCK = 4, RUN_LENGTH = 500, BATCH = 2000, PARTITIONS_MAX = 1024, SILENCE_MS = 20000, FLUSH_MS = 60000 };
 
 typedef struct message {
     int error;
@@ -114,13 +114,33 @@ static void report(int64_t records, int64_t started) {
     _Exit(errors ? 1 : 0);
 }
 
-static void produce(void *client, void *topic, int partitions, int64_t records, size_t value_bytes) {
-    char *value = calloc(1, value_bytes < 8 ? 8 : value_bytes);
+/* Lines as a web server writes them; more bytes of different ones than lz4 and zstd look back at. */
+static void fill_with_lines(char *pool, size_t size) {
+    uint64_t chance = 88172645463325252u;
+    size_t used = 0;
+    while (used < size) {
+        char line[256];
+        chance ^= chance << 13, chance ^= chance >> 7, chance ^= chance << 17;
+        int length = snprintf(line, sizeof line, "host-%u app[%u]: request served status=%u bytes=%u took=%ums path=/v1/items/%llx user=%u ", (unsigned)(chance % 50),
+                              (unsigned)(chance >> 8 & 0x7fff), chance % 11 ? 200u : 404u, (unsigned)(chance >> 16 & 0x3fff), (unsigned)(chance >> 24 & 0xff),
+                              (unsigned long long)(chance >> 32), (unsigned)(chance >> 20 & 0xffff));
+        size_t part = (size_t)length < size - used ? (size_t)length : size - used;
+        memcpy(pool + used, line, part);
+        used += part;
+    }
+}
+
+static void produce(void *client, void *topic, int partitions, int64_t records, size_t value_bytes, int is_text) {
+    int64_t values = is_text && value_bytes < POOL_BYTES ? POOL_BYTES / value_bytes : 1;
+    char *pool = calloc(values, value_bytes), *value;
+    if (!pool) die("no memory", NULL);
+    if (is_text) fill_with_lines(pool, values * value_bytes);
     int64_t places[PARTITIONS_MAX] = {0}, sent = 0;
     await_go();
     int64_t started = now_ns();
     for (int partition = 0; sent < records; partition = (partition + 1) % partitions) {
         for (int run = 0; run < RUN_LENGTH && sent < records; run++, sent++) {
+            value = pool + sent % values * value_bytes;
             memcpy(value, &places[partition], 8);
             if (produce_one(topic, partition, COPY | BLOCK, value, value_bytes, NULL, 0, NULL)) die("a record was refused:", error_text(last_error()));
             places[partition]++;
@@ -164,7 +184,7 @@ static void consume(void *client, const char *topic_name, int partitions, int64_
 
 int main(int count, char **words) {
     char text[512];
-    int has_places = 0;
+    int has_places = 0, is_text = 0;
     if (count < 8) die("usage: librdkafka_client LIBRARY produce|consume BOOTSTRAP TOPIC PARTITIONS RECORDS VALUE_BYTES PROPERTY=VALUE...", NULL);
     int is_producer = !strcmp(words[2], "produce"), partitions = atoi(words[5]);
     int64_t records = atoll(words[6]);
@@ -178,6 +198,7 @@ int main(int count, char **words) {
         if (!equals) die("not PROPERTY=VALUE:", words[i]);
         *equals = 0;
         if (!strcmp(words[i], "places")) has_places = atoi(equals + 1);
+        else if (!strcmp(words[i], "text")) is_text = atoi(equals + 1);
         else if (conf_set(conf, words[i], equals + 1, text, sizeof text)) die("a property is refused:", text);
     }
     if (is_producer) conf_set_dr_msg_cb(conf, on_delivery);
@@ -187,6 +208,6 @@ int main(int count, char **words) {
     const void *known;
     int failed = metadata(client, 0, topic, &known, 30000);
     if (failed) die("the topic is not known:", error_text(failed));
-    if (is_producer) produce(client, topic, partitions, records, value_bytes);
+    if (is_producer) produce(client, topic, partitions, records, value_bytes, is_text);
     consume(client, words[4], partitions, records, value_bytes, has_places);
 }

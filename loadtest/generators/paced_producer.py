@@ -40,6 +40,7 @@ def main(words: list[str]) -> int:
                 "in_time": in_time,
                 "p50_us": latencies[len(latencies) // 2] // 1000,
                 "p99_us": latencies[int(len(latencies) * 0.99)] // 1000,
+                "p999_us": latencies[int(len(latencies) * 0.999)] // 1000,
                 "max_us": latencies[-1] // 1000,
             }
         )

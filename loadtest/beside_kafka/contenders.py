@@ -1,0 +1,127 @@
+"""Who is measured: something that starts, stops, is killed, and says which processes are its own. Here the appliance; Kafka is in kafka_contender.py.
+
+Each has two log directories below a directory of its own, all on one file system. Owned by the command, which ends all of them whatever happens. Weak
+spot: those that run together share two cores, and whoever is not loaded still uses a little of them; it shows as `others` in a row's figures.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from loadtest.benchmark import BenchmarkFailed
+from loadtest.memory import process_memory
+from tests.support.real_zookeeper import free_port
+from tests.support.running_box import Address, RunningBox, eventually, processes_of, start_box
+
+DISKS = 2
+DELETE_DELAY_MS = 100
+"""Files of a topic that one turn has used are gone before the next."""
+KAFKA_GONE_SECONDS = 30.0
+OURS = "Millrace"
+
+
+class Contender(ABC):
+    """One system under test, alive or not. `start`, `stop` and `kill` as often as wanted; the directories stay until `remove`."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self.name = name
+        self.directory = directory
+        self.disks = [directory / f"d{index}" for index in range(DISKS)]
+        self.kafka = Address("127.0.0.1", free_port())
+        for disk in self.disks:
+            disk.mkdir(parents=True)
+
+    @property
+    def bootstrap(self) -> str:
+        return str(self.kafka)
+
+    @property
+    @abstractmethod
+    def settings(self) -> str:
+        """In words, what it is and how it is set."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Returns when it says, or shows, that it serves. Raises AssertionError with what it said."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """In order. Raises AssertionError if it does not."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """All its processes, with -9; returns when they are gone."""
+
+    @abstractmethod
+    def pids(self) -> dict[str, int]:
+        """Of all its processes: broker, controller, ZooKeeper, everything."""
+
+    @property
+    @abstractmethod
+    def is_alive(self) -> bool: ...
+
+    @abstractmethod
+    def last_messages(self, lines: int = 15) -> str: ...
+
+    def pss_bytes(self) -> int:
+        """Memory of all its processes, shared pages in parts; arenas and heaps are in it as far as they were touched."""
+        return sum(process_memory(pid).total for pid in self.pids().values())
+
+    def remove(self) -> None:
+        """Ends what lives, and takes away what is stored."""
+        if self.is_alive:
+            self.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def await_no_files_of(self, topic: str, seconds: float = KAFKA_GONE_SECONDS) -> None:
+        """Until the directories of a removed topic are gone."""
+        deadline = time.monotonic() + seconds
+        while left := [entry.name for disk in self.disks for entry in disk.iterdir() if entry.name.startswith(f"{topic}-")]:
+            if time.monotonic() > deadline:
+                raise BenchmarkFailed(f"{self.name} still has {left[0]} {seconds:g} s after its topic was removed")
+            time.sleep(0.02)
+
+
+class Appliance(Contender):
+    """`millrace run` as it comes, in its default settings but for the port and the delay of deletions."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(OURS, directory)
+        self._box: RunningBox | None = None
+
+    @property
+    def settings(self) -> str:
+        return "its defaults; its own ZooKeeper"
+
+    @property
+    def is_alive(self) -> bool:
+        return self._box is not None
+
+    def start(self) -> None:
+        settings = {"log.segment.delete.delay.ms": DELETE_DELAY_MS}
+        self._box = start_box(self.directory / "box", seconds=120, data=self.disks, settings=settings, kafka_port=self.kafka.port)
+
+    def stop(self) -> None:
+        box, self._box = self._living(), None
+        code = box.stop()
+        assert code == 0, f"it ended with {code}\n{box.messages}"
+
+    def kill(self) -> None:
+        """Its processes die with their parent, by SIGKILL, too."""
+        box, self._box = self._living(), None
+        if box.process.poll() is None:
+            box.kill_supervisor()
+        eventually(lambda: not processes_of(box.layout), "all processes of the box are gone")
+
+    def pids(self) -> dict[str, int]:
+        return self._living().pids()
+
+    def last_messages(self, lines: int = 15) -> str:
+        return "" if self._box is None else "\n".join(self._box.messages.splitlines()[-lines:])
+
+    def _living(self) -> RunningBox:
+        assert self._box is not None, f"{self.name} does not run"
+        return self._box
