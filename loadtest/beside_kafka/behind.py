@@ -28,6 +28,11 @@ REASONS: tuple[Reason, ...] = (
         "that decoding and the life of a request in C. A second acceptor (`--acceptors 2`) helps where a core is free.",
     ),
     Reason(
+        "partitions",
+        "small produces to all in turn",
+        "as with small produces over 50 connections: the acceptor's thread is full (above).",
+    ),
+    Reason(
         "start",
         "idle CPU",
         "a box is eleven processes where Kafka 3.9 is one and ZooKeeper. Each wakes some times a second to look at its clock and its counters. The Python "
