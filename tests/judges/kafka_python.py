@@ -39,7 +39,7 @@ def missing() -> str | None:
     """Why the suite cannot be run here; None if it can."""
     if STAMP.exists():
         return None
-    return "kafka-python's integration tests are not there (PyPI; python -m tests.judges kafka-python --install)"
+    return "kafka-python's integration tests are not there (PyPI; python -m tests.judges install kafka-python)"
 
 
 def install() -> None:
