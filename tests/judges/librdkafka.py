@@ -40,7 +40,7 @@ def missing() -> str | None:
     """Why the suite cannot be run here; None if it can."""
     if RUNNER.exists():
         return None
-    return "librdkafka's test suite is not built (python -m tests.judges librdkafka --install)"
+    return "librdkafka's test suite is not built (python -m tests.judges install librdkafka)"
 
 
 def install() -> None:
