@@ -204,7 +204,7 @@ class CommittedReader:
     def read_to_end(self) -> None:
         """Until the last stable offset is the end of the log, and that is read: no transaction may stay open."""
         probe = Consumer({"bootstrap.servers": self._bootstrap, "group.id": "judges", "isolation.level": "read_uncommitted", **QUICK_RECONNECT})
-        ends = {number: probe.get_watermark_offsets(TopicPartition(TARGET, number), timeout=10)[1] for number in range(PARTITIONS)}
+        ends = {number: eventually(partial(_bounds, probe, number), f"the end of partition {number} is told", 30)[1] for number in range(PARTITIONS)}
         probe.close()
 
         def is_at_end() -> bool:
@@ -213,3 +213,13 @@ class CommittedReader:
 
         eventually(is_at_end, f"the target is read to its end: {self._ends} of {ends}", 30)
         self._consumer.close()
+
+
+def _bounds(probe: Consumer, partition: int) -> tuple[int, int] | None:
+    """First and end offset; None while the partition's log-writer is on its way back from the last death; librdkafka leaves it to its user to ask again."""
+    try:
+        return probe.get_watermark_offsets(TopicPartition(TARGET, partition), timeout=10)
+    except KafkaException as failure:
+        if failure.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION:
+            raise
+        return None
