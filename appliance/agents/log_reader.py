@@ -260,12 +260,12 @@ class LogReaderAgent:
         kind, token = question.kind, question.token
         if kind == OPEN:
             descriptor = reading.open_segment(question.value_a)
-            figures = os.fstat(descriptor)
-            return Answer(kind, token, 0, figures.st_size, figures.st_ino), descriptor
+            status = os.fstat(descriptor)
+            return Answer(kind, token, 0, status.st_size, status.st_ino), descriptor
         if kind == LOOKUP:
-            located = reading.locate(question.value_a, question.value_b)
-            answer = Answer(kind, token, 0, located.segment_base_offset, located.position, located.batch_size_bytes, located.segment_file, located.base_offset)
-            return answer, -1
+            located = reading.locate(question.value_a, question.value_b, question.ahead_bytes)
+            figures = (located.segment_base_offset, located.position, located.batch_size_bytes, located.segment_file, located.base_offset)
+            return Answer(kind, token, 0, *figures, tuple(number for read in located.ahead for number in read)), -1
         if kind == SEGMENTS:
             return Answer(kind, token, 0, offsets=tuple(reading.segments_modified_by(question.value_a, OFFSETS_MAX))), -1
         if kind == EPOCH_END:

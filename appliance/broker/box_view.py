@@ -8,25 +8,24 @@ Weak spot: a rebuild looks at every row of every table (2 ms per 1,000).
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId
+from appliance.broker.committed_bounds import Bound, KnownAborted
 from appliance.ipc.proxies import LogWriterProxies, LogWriterProxy
 from appliance.metadata.metadata_image import MetadataImage, TopicImage
 from appliance.shm.partition_table import DISK_OFFLINE, DISK_ONLINE, PartitionTableReader, Row, TornRow, row_of
 
-if TYPE_CHECKING:
-    from appliance.broker.committed_reads import Bound, KnownAborted
-
 CURSORS_MAX = 64
+Cursor = tuple[int, int, int, int]
+"""(segment base offset, position, size of the batch there or 0, inode number of the file or 0): the last two as in `Found`."""
 
 
 class Placement:
     """Where a partition is on this box."""
 
     __slots__ = (
-        "cursors", "disk", "is_compacted", "known_aborted", "max_message_bytes", "partition", "proxy", "row", "row_generation", "seen",
+        "cursors", "disk", "is_compacted", "known_aborted", "max_message_bytes", "partition", "proxy", "reads_resident", "row", "row_generation", "seen",
         "segment_list_generation", "stable_bound", "table", "topic", "topic_id",
     )  # fmt: skip
 
@@ -56,8 +55,10 @@ class Placement:
         """of the row when `cursors` were remembered: positions mean nothing in a segment that was compacted since"""
         self.seen: tuple[int, ...] = ()
         """the row as it was last read whole"""
-        self.cursors: OrderedDict[int, tuple[int, int]] = OrderedDict()
-        """fetch offset → (segment base offset, position): where batches are known to begin."""
+        self.cursors: OrderedDict[int, Cursor] = OrderedDict()
+        """fetch offset → where batches are known to begin"""
+        self.reads_resident = False
+        """The last read that did not reach the end came out of the page cache: so will the next, and a look-up for it may look ahead."""
         self.stable_bound: Bound | None = None
         self.known_aborted: KnownAborted | None = None
 
@@ -76,9 +77,9 @@ class Placement:
         """As `read_words`, with names."""
         return row_of(self.read_words())
 
-    def remember(self, offset: int, segment_base_offset: int, position: int) -> None:
+    def remember(self, offset: int, segment_base_offset: int, position: int, first_batch_bytes: int = 0, inode: int = 0) -> None:
         cursors = self.cursors
-        cursors[offset] = (segment_base_offset, position)
+        cursors[offset] = (segment_base_offset, position, first_batch_bytes, inode)
         if len(cursors) > CURSORS_MAX:
             cursors.popitem(last=False)
 

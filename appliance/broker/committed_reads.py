@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from appliance.base.errors import ErrorCode
 from appliance.broker.arena_range import ArenaRange
 from appliance.broker.box_view import Placement
+from appliance.broker.committed_bounds import Bound, KnownAborted
 from appliance.broker.pending_fetch import AbortedFound, PendingFetch, Target
 from appliance.broker.segment_files import FileRange
 from appliance.ipc.aborted_answer import read_aborted
@@ -22,26 +23,6 @@ from appliance.ipc.log_reader_messages import ABORTED, LOOKUP, Answer, Span
 from appliance.ipc.log_reader_proxy import OnAnswer
 from appliance.protocol.fetch import AbortedTransaction
 from appliance.shm.partition_table import Row
-
-
-class Bound(NamedTuple):
-    """Batches at and behind this are not for a read_committed consumer."""
-
-    offset: int
-    segment_base_offset: int
-    position: int
-    segment_list_generation: int
-
-
-class KnownAborted(NamedTuple):
-    """All aborted transactions with records in [first_offset, end_offset), as long as these two are what the table says."""
-
-    segment_list_generation: int
-    aborted_end_offset: int
-    first_offset: int
-    end_offset: int
-    transactions: Sequence[tuple[int, int, int]]
-    """(producer id, first offset, offset of the marker)"""
 
 
 class Ask(Protocol):

@@ -16,7 +16,8 @@ from appliance.base.errors import ErrorCode
 from appliance.broker.arena_range import ArenaRange
 from appliance.broker.box_view import BoxView, Placement
 from appliance.broker.cold_reads import GATHERED_BYTES_MAX, ColdRead, ColdReads, GatheredBatch
-from appliance.broker.committed_reads import Bound, CommittedReads, cut
+from appliance.broker.committed_bounds import Bound
+from appliance.broker.committed_reads import CommittedReads, cut
 from appliance.broker.leadership import leadership_problem
 from appliance.broker.message_sets import DownConversion
 from appliance.broker.pending_fetch import Found, PendingFetch, Target
@@ -179,8 +180,8 @@ class PartitionAnswers:
         if found is None or found.offset != fetch_offset:
             cursor = placement.cursors.get(fetch_offset)
             if cursor is None:
-                return self._ask_lookup(pending, index, topic, fetch_offset, placement, row)
-            found = Found(fetch_offset, *cursor, 0)
+                return self._ask_lookup(pending, index, topic, fetch_offset, placement, row, most)
+            found = Found(fetch_offset, *cursor)
         base_offset, position = found.segment_base_offset, found.position
         file = self._files.get((placement.disk, placement.row, placement.row_generation, base_offset))
         if file is None:
@@ -188,7 +189,8 @@ class PartitionAnswers:
         if found.inode and found.inode != file.inode:
             # It was compacted between the two questions.
             self._files.forget((placement.disk, placement.row, placement.row_generation, base_offset))
-            return self._ask_lookup(pending, index, topic, fetch_offset, placement, row)
+            placement.cursors.pop(fetch_offset, None)
+            return self._ask_lookup(pending, index, topic, fetch_offset, placement, row, most)
         end = row.watermark_position if base_offset == row.watermark_base_offset else file.sealed_size_bytes()
         if bound is not None and base_offset >= bound.segment_base_offset:
             end = min(end, bound.position)
@@ -197,15 +199,17 @@ class PartitionAnswers:
         if position >= end:
             # The cursor stands at the end of a segment that was rolled since: the batch is in the next one.
             placement.cursors.pop(fetch_offset, None)
-            return self._ask_lookup(pending, index, topic, fetch_offset, placement, row)
+            return self._ask_lookup(pending, index, topic, fetch_offset, placement, row, most)
         size_bytes = min(end - position, most)
         cold = pending.cold
         if (cold is not None and cold.target == index) or not self._residency.is_resident(file, position, min(max(size_bytes, 1), CHECK_BYTES)):
             is_active = base_offset == row.watermark_base_offset
+            placement.reads_resident = False
             return self._cold_range(pending, index, file, position, size_bytes, end, is_first, is_active, placement)
-        if size_bytes < end - position and not found.first_batch_bytes:
+        placement.reads_resident = size_bytes < end - position
+        if placement.reads_resident and not found.first_batch_bytes:
             # The first batch must go whole, and it may be longer than what was asked for; than today's max.message.bytes, too.
-            return self._ask_lookup(pending, index, topic, fetch_offset, placement, row)
+            return self._ask_lookup(pending, index, topic, fetch_offset, placement, row, most)
         if size_bytes < found.first_batch_bytes:
             if not is_first:
                 return None
@@ -265,7 +269,8 @@ class PartitionAnswers:
 
     # -- questions to the log-reader
 
-    def _ask_lookup(self, pending: PendingFetch, index: Target, topic: str, offset: int, placement: Placement, row: Row) -> ErrorCode | None:
+    def _ask_lookup(self, pending: PendingFetch, index: Target, topic: str, offset: int, placement: Placement, row: Row, most: int) -> ErrorCode | None:
+        """Where the batch with this offset begins; and, for a consumer that reads on through the page cache `most` bytes at a time, where it will ask next."""
         if pending.rounds >= ROUNDS_MAX:
             pending.is_partial = True
             return None
@@ -280,9 +285,14 @@ class PartitionAnswers:
             else:
                 # The batch that holds the offset may begin before it: the client skips what it did not ask for.
                 pending.found[index] = Found(offset, answer.a, answer.b, answer.c, answer.d)
+                if placement.segment_list_generation == row.segment_list_generation:
+                    for at in range(0, len(answer.offsets), 3):
+                        next_offset, position, first_batch_bytes = answer.offsets[at : at + 3]
+                        placement.remember(next_offset, answer.a, position, first_batch_bytes, answer.d)
             self._answered(pending)
 
-        return self._ask(pending, placement, LOOKUP, topic, row, offset, row.high_watermark, on_answer)
+        ahead_bytes = most if placement.reads_resident and pending.version >= MAGIC_2_SINCE else 0
+        return self._ask(pending, placement, LOOKUP, topic, row, offset, row.high_watermark, on_answer, ahead_bytes=ahead_bytes)
 
     def _ask_open(self, pending: PendingFetch, index: Target, topic: str, base_offset: int, placement: Placement, row: Row) -> ErrorCode | None:
         if pending.rounds >= ROUNDS_MAX:
@@ -312,6 +322,7 @@ class PartitionAnswers:
         value_b: int,
         on_answer: Callable[[Answer | None, int], None],
         span: Span | None = None,
+        ahead_bytes: int = 0,
     ) -> ErrorCode | None:
         if pending.rounds >= ROUNDS_MAX:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -320,7 +331,7 @@ class PartitionAnswers:
             pending.is_held_back = True
             return None
         reader = self._readers[placement.disk]
-        if not reader.ask(kind, topic, placement.partition, row.segment_list_generation, value_a, value_b, on_answer, span=span):
+        if not reader.ask(kind, topic, placement.partition, row.segment_list_generation, value_a, value_b, on_answer, span=span, ahead_bytes=ahead_bytes):
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         pending.questions += 1
         pending.unknown += 1

@@ -13,7 +13,7 @@ from typing import NamedTuple
 OPEN = 1
 """Open the segment whose base offset is `value_a`; the answer carries its descriptor and, in `a`, its size in bytes."""
 LOOKUP = 2
-"""Find the batch that holds offset `value_a`, below offset `value_b`."""
+"""Find the batch that holds offset `value_a`, below offset `value_b`; and, if `ahead_bytes` is given, where the next reads of so many bytes will begin."""
 TIME = 3
 """Find the first record whose timestamp is at least `value_a` and whose offset is below `value_b`."""
 MAX_TIMESTAMP = 4
@@ -103,11 +103,14 @@ class Question(NamedTuple):
     """RELEASE alone"""
     span: Span | None = None
     """ABORTED alone"""
+    ahead_bytes: int = 0
+    """LOOKUP alone"""
 
 
 class Answer(NamedTuple):
     """LOOKUP: a = segment base offset, b = position, c = size of that batch, d = the file that it is in (inode number: compaction puts another one under
-    the same name), e = base offset of that batch.
+    the same name), e = base offset of that batch; offsets = three numbers for each read ahead: the offset that it will ask for, position and size of its
+    first batch.
     TIME, MAX_TIMESTAMP: a = offset (-1: none), b = timestamp, c = leader epoch of the record. OPEN: a = size of the segment, b = which file.
     SEGMENTS: offsets. EPOCH_END: a = largest known epoch that is not above it, b = where that ends (-1, -1: cannot be said). EPOCH_AT: a = the epoch or -1.
     ABORTED: a = the offset up to which it holds, b = how many there are (`aborted_answer.py`)."""
@@ -125,7 +128,9 @@ class Answer(NamedTuple):
 
 def pack_question(question: Question) -> bytes:
     head = _QUESTION.pack(*question[:6])
-    if question.extent is not None:
+    if question.kind == LOOKUP:
+        head += _OFFSET.pack(question.ahead_bytes)
+    elif question.extent is not None:
         head += _EXTENT.pack(*question.extent)
     elif question.span is not None:
         head += _SPAN.pack(*question.span)
@@ -136,13 +141,15 @@ def pack_question(question: Question) -> bytes:
 
 def unpack_question(message: bytes) -> Question:
     head, rest = _QUESTION.unpack_from(message), message[_QUESTION.size :]
+    if head[0] == LOOKUP:
+        return Question._make((*head, rest[_OFFSET.size :].decode(), None, (), None, *_OFFSET.unpack_from(rest)))
     if head[0] == READ:
-        return Question._make((*head, rest[_EXTENT.size :].decode(), Extent._make(_EXTENT.unpack_from(rest)), (), None))
+        return Question._make((*head, rest[_EXTENT.size :].decode(), Extent._make(_EXTENT.unpack_from(rest)), (), None, 0))
     if head[0] == ABORTED:
-        return Question._make((*head, rest[_SPAN.size :].decode(), None, (), Span._make(_SPAN.unpack_from(rest))))
+        return Question._make((*head, rest[_SPAN.size :].decode(), None, (), Span._make(_SPAN.unpack_from(rest)), 0))
     if head[0] == RELEASE:
-        return Question._make((*head, "", None, tuple(slot for (slot,) in _OFFSET.iter_unpack(rest)), None))
-    return Question._make((*head, rest.decode(), None, (), None))
+        return Question._make((*head, "", None, tuple(slot for (slot,) in _OFFSET.iter_unpack(rest)), None, 0))
+    return Question._make((*head, rest.decode(), None, (), None, 0))
 
 
 def pack_answer(answer: Answer) -> bytes:

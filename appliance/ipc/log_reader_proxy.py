@@ -85,6 +85,7 @@ class LogReaderProxy:
         on_answer: OnAnswer,
         extent: Extent | None = None,
         span: Span | None = None,
+        ahead_bytes: int = 0,
     ) -> bool:
         """Send a question, or queue it. False: nobody listens now, or too many wait already; nothing was kept."""
         now_ns = self._clock.monotonic_ns()
@@ -92,7 +93,7 @@ class LogReaderProxy:
         if sock is None:
             return False
         token = self._next_token
-        question = Question(kind, token, partition, segment_list_generation, value_a, value_b, topic, extent, (), span)
+        question = Question(kind, token, partition, segment_list_generation, value_a, value_b, topic, extent, (), span, ahead_bytes)
         if len(self._unsent) >= UNSENT_MAX:
             self._failures.add()
             return False

@@ -36,6 +36,9 @@ from appliance.storage.transaction_index import TRANSACTION_ENTRY, AbortedTransa
 ATTEMPTS = 20
 """Times a look-up begins anew because segments were replaced meanwhile; a swap takes well under a millisecond."""
 
+READS_AHEAD = 8
+"""How many later reads a look-up finds the beginnings of. Each costs a search in the index and some header reads, a third of a look-up of its own."""
+
 _Answer = TypeVar("_Answer")
 
 
@@ -57,6 +60,15 @@ class _Replaced(Exception):
     """A file of the segment list is not there (any more), or belongs to a newer life of its segment."""
 
 
+class ReadAhead(NamedTuple):
+    """Where a later read begins, if each takes as many bytes as the one before it."""
+
+    offset: int
+    """It will be asked for: it follows the last batch that the read before it had whole."""
+    position: int
+    batch_size_bytes: int
+
+
 class Located(NamedTuple):
     """Where to read. `batch_size_bytes` 0: nothing readable there yet, `position` is where it will come."""
 
@@ -68,6 +80,8 @@ class Located(NamedTuple):
     base_offset: int
     segment_file: int = 0
     """Which file `position` is in (its inode number): compaction puts another one under the same name."""
+    ahead: tuple[ReadAhead, ...] = ()
+    """in the same segment"""
 
 
 class RecordFound(NamedTuple):
@@ -136,27 +150,29 @@ class LogReading:
                 raise OffsetOutOfRange(f"segment {base_offset} of {self._directory} is gone") from None
             raise SegmentMoved(f"segment {base_offset} of {self._directory} was replaced") from None
 
-    def locate(self, offset: int, limit_offset: int) -> Located:
-        """The batch that holds `offset` (or the first one behind it, where compaction left a gap), below `limit_offset`.
+    def locate(self, offset: int, limit_offset: int, ahead_bytes: int = 0) -> Located:
+        """The batch that holds `offset` (or the first one behind it, where compaction left a gap), below `limit_offset`. With `ahead_bytes` also where
+        the next reads begin, if this one and they take so many each.
 
         Raises `OffsetOutOfRange` for an offset below the first segment or above the limit.
         """
-        return self._settled("look up an offset in", lambda: self._locate(offset, limit_offset))
+        return self._settled("look up an offset in", lambda: self._locate(offset, limit_offset, ahead_bytes))
 
-    def _locate(self, offset: int, limit_offset: int) -> Located:
+    def _locate(self, offset: int, limit_offset: int, ahead_bytes: int) -> Located:
         if offset > limit_offset or offset < self.earliest:
             raise OffsetOutOfRange(f"offset {offset} is not in [{self.earliest}, {limit_offset}] of {self._directory}")
         number = bisect_right(self._bases, offset) - 1
         while True:
-            found = self._locate_in(number, offset, limit_offset)
+            found = self._locate_in(number, offset, limit_offset, ahead_bytes)
             if found.batch_size_bytes or found.base_offset >= limit_offset or number + 1 == len(self._bases) or self._bases[number + 1] > limit_offset:
                 return found
             number += 1  # the offset was compacted away at this segment's end
 
-    def _locate_in(self, number: int, offset: int, limit_offset: int) -> Located:
+    def _locate_in(self, number: int, offset: int, limit_offset: int, ahead_bytes: int) -> Located:
         base = self._bases[number]
-        with self._descriptors(base, *((LOG_SUFFIX, INDEX_SUFFIX) if offset > base else (LOG_SUFFIX,))) as (log_fd, *index):
-            start = OffsetIndex(index[0], base).lookup(offset).position if index else 0
+        with self._descriptors(base, *((LOG_SUFFIX, INDEX_SUFFIX) if offset > base or ahead_bytes else (LOG_SUFFIX,))) as (log_fd, *indexes):
+            index = OffsetIndex(indexes[0], base) if indexes else None
+            start = index.lookup(offset).position if index is not None else 0
             figures = file_io.fstat(log_fd)
             size_bytes, file = figures.st_size, figures.st_ino
             scan = SegmentScan(log_fd, start, size_bytes, verify=False)
@@ -164,7 +180,9 @@ class LogReading:
                 if header.base_offset >= limit_offset:
                     return Located(base, position, 0, size_bytes, header.base_offset, file)
                 if header.last_offset >= offset:
-                    return Located(base, position, header.size_bytes, size_bytes, header.base_offset, file)
+                    first = ReadAhead(offset, position, header.size_bytes)
+                    ahead = tuple(_reads_ahead(log_fd, index, first, ahead_bytes, limit_offset)) if index is not None and ahead_bytes else ()
+                    return Located(base, position, header.size_bytes, size_bytes, header.base_offset, file, ahead)
             return Located(base, scan.valid_end, 0, size_bytes, offset, file)
 
     def segments_modified_by(self, wall_ms: int, most: int) -> list[int]:
@@ -352,6 +370,27 @@ def _youngest_batch(log_fd: int, start: int, limit_offset: int) -> tuple[tuple[i
         if not header.is_control and header.records_count and (found is None or header.max_timestamp > found[1].max_timestamp):
             found = (position, header)
     return found, largest
+
+
+def _reads_ahead(log_fd: int, index: OffsetIndex, first: ReadAhead, size_bytes: int, limit_offset: int) -> Iterator[ReadAhead]:
+    """The beginnings of the reads after `first`, in its segment and below `limit_offset`."""
+    file_bytes = file_io.size_of(log_fd)
+    read = first
+    for _ in range(READS_AHEAD):
+        end = read.position + max(size_bytes, read.batch_size_bytes)
+        known = index.count_at_or_before(end)
+        start = max(read.position, index.entry(known - 1).position) if known else read.position
+        follows = -1
+        for position, header in SegmentScan(log_fd, start, file_bytes, verify=False):
+            if header.base_offset >= limit_offset:
+                return
+            if position + header.size_bytes > end:
+                read = ReadAhead(follows if follows >= 0 else header.base_offset, position, header.size_bytes)
+                break
+            follows = header.last_offset + 1
+        else:
+            return
+        yield read
 
 
 def _first_record_at(log_fd: int, position: int, header: BatchHeader, timestamp: int) -> RecordFound | None:

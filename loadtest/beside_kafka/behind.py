@@ -28,6 +28,20 @@ REASONS: tuple[Reason, ...] = (
         "that decoding and the life of a request in C. A second acceptor (`--acceptors 2`) helps where a core is free.",
     ),
     Reason(
+        "consume",
+        "consume",
+        "the acceptor reads what is resident with RWF_NOWAIT and sends the copy, so that no hung disk can ever hold it (`broker/residency.py` says why); "
+        "Kafka's sendfile copies nothing, and may wait for a disk. Of the acceptor's samples 47 % are `send`, 15 % `epoll_wait`, 11 % `preadv2`, 16 % Python "
+        "([flame graph](flames/consume-acceptor.svg)). In turns, two runs each, mincore and sendfile needed 0.1 to 0.15 cpu-s/GB less of 0.75. "
+        "What would change it: sendfile while the disk is known to answer, at the price of that promise.",
+    ),
+    Reason(
+        "latency",
+        "produces of 300 B a second",
+        "a produce passes through two processes, and on a quiet box each has to be woken: the acceptor, the log-writer, the acceptor again. At higher rates "
+        "they stay awake. No profile was drawn. What would change it: a few microseconds of spinning before they sleep, which idle boxes would pay for.",
+    ),
+    Reason(
         "partitions",
         "small produces to all in turn",
         "as with small produces over 50 connections: the acceptor's thread is full (above).",

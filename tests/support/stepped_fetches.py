@@ -228,7 +228,12 @@ class SteppedFetches:
             )
         elif kind == LOOKUP:
             base_offset = question.value_a // 10 * 10
-            self.peer.send(pack_answer(Answer(kind, token, 0, 0, base_offset // 10 * self.batch_bytes, self.batch_bytes, 0, base_offset)))
+            ahead: list[int] = []
+            if question.ahead_bytes:
+                step = 10 * max(1, question.ahead_bytes // self.batch_bytes)
+                for offset in range(base_offset + step, question.value_b, step):
+                    ahead += (offset, offset // 10 * self.batch_bytes, self.batch_bytes)
+            self.peer.send(pack_answer(Answer(kind, token, 0, 0, base_offset // 10 * self.batch_bytes, self.batch_bytes, 0, base_offset, tuple(ahead))))
         elif kind == ABORTED:
             found = [each for each in self.aborted if each[2] >= question.value_a and each[1] < question.value_b]
             answer, descriptor = aborted_answer(token, question.value_b, found)

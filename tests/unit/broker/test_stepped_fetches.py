@@ -60,6 +60,38 @@ def test_a_later_partition_whose_first_batch_does_not_fit_is_empty(make: Make) -
     assert [part.size_bytes for part in side.fetched(client)[1]] == [side.batch_bytes, 0]
 
 
+# -- one look-up for several reads
+
+
+def _read_on(side: SteppedFetches, max_bytes: int) -> list[int]:
+    """Bytes of each fetch of a consumer that asks for one batch and a bit, from the beginning to the end."""
+    sizes = []
+    for offset in range(0, side.offset, 10):
+        client = side.fetch(side.connect(), [Asked(0, offset, max_bytes=max_bytes)])
+        side.serve()
+        sizes += [part.size_bytes for part in side.fetched(client)[1]]
+    return sizes
+
+
+def test_a_consumer_that_reads_on_through_the_page_cache_asks_once_for_several_reads(make: Make) -> None:
+    side = make(1, value_bytes=500)
+    max_bytes = side.batch_bytes * 3 // 2
+    assert _read_on(side, max_bytes) == [max_bytes] * (BATCHES - 1) + [side.batch_bytes]
+    lookups = [(question.value_a, question.ahead_bytes) for question in side.questions_seen if question.kind == LOOKUP]
+    assert lookups == [(0, 0), (10, max_bytes)], "the first may be the only one that comes; the second one's answer is good for the others"
+
+
+def test_what_was_looked_up_ahead_is_forgotten_when_segments_come_or_go(make: Make) -> None:
+    side = make(1, value_bytes=500)
+    max_bytes = side.batch_bytes * 3 // 2
+    _read_on(side, max_bytes)
+    side.writer.store(0, side.placements["t", 0].read_row()._replace(segment_list_generation=2))
+    client = side.fetch(side.connect(), [Asked(0, 20, max_bytes=max_bytes)])
+    side.serve()
+    assert [part.size_bytes for part in side.fetched(client)[1]] == [max_bytes]
+    assert [question.value_a for question in side.questions_seen if question.kind == LOOKUP] == [0, 10, 20]
+
+
 # -- a log-reader dies in the middle of a question
 
 

@@ -16,7 +16,7 @@ from appliance.records.control_batch import EndTransactionMarker, build_end_tran
 from appliance.records.corrupt_batch import CorruptBatch
 from appliance.storage.dump import dump_file
 from appliance.storage.log_config import LogConfig
-from appliance.storage.reading import LogReading, OffsetOutOfRange
+from appliance.storage.reading import READS_AHEAD, LogReading, OffsetOutOfRange, ReadAhead
 from tests.unit.storage.storage_support import NOW_MS, batch, failing_file_calls, open_log
 
 
@@ -68,6 +68,30 @@ def test_a_gap_that_compaction_left_leads_to_the_next_batch(tmp_path: Path) -> N
     log.abandon()
     reading = LogReading(str(tmp_path))
     assert [reading.locate(offset, 21).base_offset for offset in (0, 3, 5, 7, 9, 15, 20)] == [0, 5, 5, 9, 9, 20, 20]
+
+
+@pytest.mark.parametrize("step_bytes", [1, 100, 150, 300, 440, 1_000])
+def test_a_look_up_tells_where_the_next_reads_of_so_many_bytes_begin(reading: LogReading, step_bytes: int) -> None:
+    """As a consumer goes on: it takes whole batches of what it got (the first one in any case), and asks for the offset behind them."""
+    for limit in (40, 33, 8):
+        for first in range(0, limit, 3):
+            found = read = reading.locate(first, limit, step_bytes)
+            ahead = []
+            while True:
+                end, offset = read.position + max(step_bytes, read.batch_size_bytes), first
+                at = read
+                while at.batch_size_bytes and at.segment_base_offset == found.segment_base_offset and at.position + at.batch_size_bytes <= end:
+                    offset = at.base_offset + 2
+                    at = reading.locate(offset, limit) if offset < limit else at._replace(batch_size_bytes=0)
+                if not at.batch_size_bytes or at.segment_base_offset != found.segment_base_offset or len(ahead) == READS_AHEAD:
+                    break
+                ahead.append(ReadAhead(offset, at.position, at.batch_size_bytes))
+                read = at
+            assert list(found.ahead) == ahead, (first, limit)
+
+
+def test_nothing_is_looked_for_ahead_unless_it_is_asked_for(reading: LogReading) -> None:
+    assert reading.locate(0, 40).ahead == () and reading.locate(0, 40, 100).ahead
 
 
 def test_new_segments_appear_after_a_refresh(tmp_path: Path) -> None:
