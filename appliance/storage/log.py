@@ -542,17 +542,29 @@ class Log:
 
     def close(self) -> None:
         """Final time index entry, producer snapshot, everything durable; `recovery_point` is the log end afterwards."""
+        try:
+            self.write_last_entries()
+            self.flush()
+        finally:
+            self.abandon()
+
+    def write_last_entries(self) -> None:
+        """What `close` writes: final time index entry, producer snapshot. Doing it again writes nothing."""
         self._require_sound()
         try:
             if seal(self._active, self._tail):
                 self._directory_is_synced = False  # have it synced even if nothing else is due
             if self._snapshots.latest not in (None, self.log_end_offset):
                 self._snapshots.write(self.log_end_offset, self.producers, self.segment_base_offsets)
-            self.flush()
         except OSError as error:
             raise file_io.storage_failure(f"close log {self.topic_partition}", error) from error
-        finally:
-            self.abandon()
+
+    def on_file_system_synced(self) -> None:
+        """The whole file system was synced after the last write of this log: no flush round has anything left to do."""
+        self._snapshots.take_unsynced()
+        self._transactions.take_unsynced()
+        self.leader_epochs.is_synced = self._directory_is_synced = True
+        self.advance_recovery_point(self.log_end_offset)
 
     def abandon(self) -> None:
         """Close the descriptors, write nothing: what a log that failed, or whose directory goes offline, can still do."""

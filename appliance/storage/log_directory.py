@@ -367,13 +367,10 @@ class LogDirectory:
         self.saved_recovery_points = {other: offset for other, offset in self.saved_recovery_points.items() if other != topic_partition}
 
     def sync_file_system(self) -> None:
-        """Make everything durable that was written to the file system of this directory so far."""
+        """Make everything durable that was written to the file system of this directory so far. By the descriptor of the lock, which is open since
+        before the first write: it is told of every write that failed, whoever else was told."""
         try:
-            fd = file_io.open_directory(self.path)
-            try:
-                file_io.sync_file_system(fd)
-            finally:
-                file_io.close(fd)
+            file_io.sync_file_system(self._lock_fd)
         except OSError as error:
             raise file_io.storage_failure(f"flush {self.path}", error) from error
 

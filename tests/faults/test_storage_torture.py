@@ -103,6 +103,7 @@ ACTIONS = [
     Action("truncation of everything", _both(lambda log: log.start_over(100), lambda log: log.append([30])), _write_unsynced),
     Action("index rebuild", lambda log: log.rebuild_index(), _damage_index),
     Action("clean stop", lambda log: log.close(), _write_unsynced),
+    Action("clean stop with one sync for all", lambda log: log.close(together_min=1), _write_unsynced),
     Action("open after a clean stop", _reopen("clean"), _both(_write_unsynced, lambda log: log.close())),
     Action("open after a kill", _reopen("killed"), _leave_torn),
     Action("open after a power cut", _OPEN_AFTER_POWER_CUT, _leave_torn),

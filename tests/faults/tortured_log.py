@@ -24,6 +24,7 @@ from appliance.storage.append_plan import RefusedBatch
 from appliance.storage.log import Log
 from appliance.storage.log_config import LogConfig
 from appliance.storage.log_directory import LogDirectory
+from appliance.storage.orderly_close import TOGETHER_MIN, close_logs
 from appliance.storage.producer_state import ProducerState
 from appliance.storage.recovery import CLEAN, Recovery, SameBoot, Unclean
 from appliance.storage.removed_segments import DepartingFiles
@@ -405,10 +406,10 @@ class TorturedLog:
 
     # -- ends of a life
 
-    def close(self) -> None:
+    def close(self, together_min: int = TOGETHER_MIN) -> None:
         """Cleanly, with everything that says so."""
         log, directory = self._log, self._directory
-        log.close()
+        close_logs(directory, [log], together_min)
         self.memory.durable_end = max(self.memory.durable_end, log.recovery_point)
         starts = {NAME: log.log_start_offset} if log.log_start_offset else {}
         directory.close_clean({NAME: log.recovery_point}, {NAME: log.log_end_offset}, starts)
