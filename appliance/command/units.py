@@ -12,6 +12,7 @@ import typer
 
 from appliance.command.finding import SYSTEM_SETTINGS_FILE
 from appliance.command.options import option
+from appliance.command.run_app import run_app
 
 SettingsOption = Annotated[str, option("--config", "--settings", metavar="FILE", help=f"Settings file. [default: {SYSTEM_SETTINGS_FILE}]")]
 RootOption = Annotated[str, option("--root", metavar="DIR", help="Write below this directory, and leave systemd alone. [default: /]")]
@@ -56,8 +57,6 @@ def remove(root: RootOption = "/") -> None:
 
 
 def main() -> None:
-    from appliance.command.main import run_app
-
     run_app(build_app(None))
 
 

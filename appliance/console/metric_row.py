@@ -14,6 +14,10 @@ COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 MICROSECONDS = 1e-6
 MILLISECONDS = 1e-3
 
+Labels = tuple[str, ...]
+Renamed = tuple[tuple[str, str], ...]
+"""(label of the counter, what it is called here)"""
+
 
 class MetricRow(NamedTuple):
     """`source` is a counter's label without its braces, "" for what the console finds by other means. `scale` turns its unit into the metric's."""
@@ -22,10 +26,9 @@ class MetricRow(NamedTuple):
     kind: str
     meaning: str
     source: str = ""
-    labels: tuple[str, ...] = ("process",)
+    labels: Labels = ("process",)
     scale: float = 1.0
-    renamed: tuple[tuple[str, str], ...] = ()
-    """(label of the counter, what it is called here)"""
+    renamed: Renamed = ()
 
     @property
     def exposed_name(self) -> str:
@@ -33,14 +36,14 @@ class MetricRow(NamedTuple):
         return f"{self.name}_total" if self.kind == COUNTER else self.name
 
 
-def counter(name: str, source: str, meaning: str, labels: tuple[str, ...] = ("process",), **more: object) -> MetricRow:
-    return MetricRow(f"millrace_{name}", COUNTER, meaning, source, labels, **more)  # type: ignore[arg-type]
+def counter(name: str, source: str, meaning: str, labels: Labels = ("process",), scale: float = 1.0, renamed: Renamed = ()) -> MetricRow:
+    return MetricRow(f"millrace_{name}", COUNTER, meaning, source, labels, scale, renamed)
 
 
-def gauge(name: str, source: str, meaning: str, labels: tuple[str, ...] = ("process",), **more: object) -> MetricRow:
-    return MetricRow(f"millrace_{name}", GAUGE, meaning, source, labels, **more)  # type: ignore[arg-type]
+def gauge(name: str, source: str, meaning: str, labels: Labels = ("process",), scale: float = 1.0, renamed: Renamed = ()) -> MetricRow:
+    return MetricRow(f"millrace_{name}", GAUGE, meaning, source, labels, scale, renamed)
 
 
-def timing(name: str, source: str, meaning: str, labels: tuple[str, ...] = ("process",)) -> MetricRow:
+def timing(name: str, source: str, meaning: str, labels: Labels = ("process",)) -> MetricRow:
     """A histogram of microseconds, exposed in seconds."""
     return MetricRow(f"millrace_{name}_seconds", HISTOGRAM, meaning, source, labels)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from appliance.console.process_memory import MemoryWatch, read_cost, read_pss_bytes
+from appliance.console.process_cost import MemoryWatch, read_cost, read_pss_bytes
 from appliance.console.release import release_version
 
 
