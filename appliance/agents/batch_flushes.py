@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from appliance.agents.hosted_partition import FLUSH_BEFORE_ACKNOWLEDGEMENT, HostedPartition
 from appliance.agents.hosted_partitions import HostedPartitions
 from appliance.base.clock import Clock
+from appliance.base.errors import StorageFailed
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
 from appliance.storage import file_io
@@ -165,6 +166,8 @@ class BatchFlushes:
                 work()
             except OSError as error:
                 self._failure = file_io.storage_failure(f"flush {self._path}", error)
+                if isinstance(error, file_io.SyncFailed):  # said at once: nobody is told of it again, and we may die before the loop looks
+                    self._partitions.table.set_suspect()
             except Exception as failure:  # handed to the loop, which knows what it means
                 self._failure = failure
             self._is_done = True
@@ -183,15 +186,28 @@ class BatchFlushes:
         if self._under_way is None or self._is_done:
             self.close()
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the thread syncs."""
+        return self._under_way is not None and not self._is_done
+
     def close(self) -> None:
-        """Wait for a round that is under way."""
-        if self._thread is not None:
+        """Wait for a round that is under way. Raises StorageFailed, unless all was given up, if it failed or does not end: nobody who syncs after it would
+        be told."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
             self._work.put(None)
-            self._thread.join(timeout=10)
-            if not self._thread.is_alive():
+            thread.join(timeout=10)
+            if not thread.is_alive():
                 self._poller.unregister(self._bell)
                 os.close(self._bell)
-            self._thread = None
         if self._directory_fd >= 0:
             file_io.close_all((self._directory_fd,))
             self._directory_fd = -1
+        failure, self._failure = self._failure, None
+        if self._is_given_up:
+            return
+        if failure is not None:
+            raise failure
+        if thread is not None and thread.is_alive():
+            raise StorageFailed(f"a flush of {self._path} does not end")

@@ -19,7 +19,7 @@ from appliance.agents.cleaning_process import CleaningProcess
 from appliance.agents.hosted_partition import HostedPartition
 from appliance.agents.hosted_partitions import HostedPartitions
 from appliance.base.clock import Clock
-from appliance.base.errors import StorageFailed
+from appliance.base.errors import DiskFull, OutOfDescriptors, StorageFailed
 from appliance.base.logging import Logger
 from appliance.base.model import TopicId, TopicPartition
 from appliance.base.settings import Box
@@ -46,6 +46,13 @@ class _Run(NamedTuple):
     hosted: HostedPartition
     process: CleaningProcess
     groups: deque[CleanedGroup]
+    first_base: int
+    """Base offset of the oldest segment that it was given."""
+
+    @property
+    def was_overtaken(self) -> bool:
+        """Whether retention has taken some of the segments that it was given."""
+        return self.first_base < self.hosted.log.segment_base_offsets[0]
 
 
 class CleaningRounds:
@@ -68,6 +75,8 @@ class CleaningRounds:
         self._chosen: tuple[HostedPartition, CleaningPlan] | None = None
         self._run: _Run | None = None
         self._ending: RunReport | None = None
+        self._leaves_some = False
+        """Whether the run has segments behind it that are as they were: what is clean ends before them, or a key that was deleted could come back there."""
         self._replaced: list[str] = []
         self._departing = DepartingFiles()
         self._thread: threading.Thread | None = None
@@ -206,7 +215,8 @@ class CleaningRounds:
             return
         self._runs.add()
         self._running.set(1)
-        self._run = _Run(hosted, process, deque())
+        self._leaves_some = False
+        self._run = _Run(hosted, process, deque(), bases[0])
 
     def _go_on(self, run: _Run, now_ns: int) -> None:
         if not self._is_here(run.hosted) or run.hosted.is_moving or run.hosted.log.failed is not None:
@@ -231,6 +241,7 @@ class CleaningRounds:
         log = run.hosted.log
         started_ns = self._clock.monotonic_ns()
         if not log.can_replace(group.bases):  # retention was faster
+            self._leaves_some = self._leaves_some or any(base in group.bases for base in log.segment_base_offsets)
             directory, base = log.directory, group.bases[0]
             self._beside(lambda: remove_cleaned(directory, base), None)
             return
@@ -258,7 +269,9 @@ class CleaningRounds:
     def _finish(self, run: _Run, report: RunReport) -> None:
         key = _key(run.hosted)
         self._kills.pop(key, None)
-        if report.kind == FAILED:
+        if report.kind == FAILED and not report.is_full and run.was_overtaken:
+            self._log.info(f"retention was faster than the cleaning run of {run.hosted.topic_partition}; it is tried again", disk=self._disk)
+        elif report.kind == FAILED:
             self._failures.add()
             if report.is_full:
                 self._log.warning(f"{report.reason}; it is tried again", **run.hosted.topic_partition._asdict(), disk=self._disk)
@@ -266,7 +279,8 @@ class CleaningRounds:
                 self._give_up(run.hosted, report.reason)
         else:
             figures = report.figures
-            self._first_dirty[key] = report.end_offset
+            if not self._leaves_some:
+                self._first_dirty[key] = report.end_offset
             self._read_bytes.add(figures.read_bytes)
             self._written_bytes.add(figures.written_bytes)
             self._dropped.add(figures.records_read - figures.records_kept)
@@ -332,12 +346,16 @@ class CleaningRounds:
         self._thread.start()
 
     def close(self) -> None:
-        """End a run that is under way, wait for the thread. What was swapped in stays; the rest is swept at the next start."""
+        """End a run that is under way, wait for the thread. What was swapped in stays; the rest is swept at the next start. Raises StorageFailed."""
         if self._run is not None:
             self._run.process.close()
             self._run = None
-        if self._thread is not None:
-            self._thread.join(timeout=10)
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(timeout=10)
+        failure, self._failure = self._failure, None
+        if failure is not None and not isinstance(failure, DiskFull | OutOfDescriptors):
+            raise failure
 
 
 def _key(hosted: HostedPartition) -> LogKey:

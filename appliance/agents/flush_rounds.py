@@ -16,7 +16,7 @@ from collections.abc import Callable
 from appliance.agents.hosted_partition import HostedPartition
 from appliance.agents.hosted_partitions import HostedPartitions
 from appliance.base.clock import Clock
-from appliance.base.errors import DiskFull, StorageFailed
+from appliance.base.errors import DiskFull, OutOfDescriptors, StorageFailed
 from appliance.base.model import TopicPartition
 from appliance.base.settings import Box
 from appliance.shm.counters import Counters
@@ -223,6 +223,8 @@ class FlushRounds:
                 work()
             except OSError as error:
                 self._failure = file_io.storage_failure(f"flush {self._directory.path}", error)
+                if isinstance(error, file_io.SyncFailed):  # said at once: nobody is told of it again, and we may die before the loop looks
+                    self._partitions.table.set_suspect()
             except Exception as failure:  # handed to the loop, which knows what it means
                 self._failure = failure
             words[FLUSH_SINCE_WORD] = 0
@@ -242,6 +244,17 @@ class FlushRounds:
         self._directory.close_clean(self._recovery_points(), self._high_watermarks(), starts)
 
     def close(self) -> None:
-        """Wait for a round that is under way."""
-        if self._thread is not None:
-            self._thread.join(timeout=10)
+        """Wait for a round that is under way. Raises StorageFailed if it failed or does not end: what it was to sync may not be durable, and nobody who
+        syncs after it would be told."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        thread.join(timeout=10)
+        if thread.is_alive():
+            raise StorageFailed(f"a flush of {self._directory.path} does not end")
+        under_way, self._under_way = self._under_way, []
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            self._give_up(under_way)
+            if not isinstance(failure, DiskFull | OutOfDescriptors):
+                raise failure

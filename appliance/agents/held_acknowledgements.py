@@ -13,6 +13,7 @@ from typing import Any
 from appliance.agents.hosted_partition import HostedPartition
 from appliance.base.errors import ErrorCode
 from appliance.ipc.channel import SinkChannel
+from appliance.ipc.descriptors import COMMITTED_FLAG
 from appliance.shm.partition_table import ROLE_LEADER
 
 Completions = dict[SinkChannel, list[tuple[Any, ...]]]
@@ -43,7 +44,8 @@ class HeldAcknowledgements:
                 if (hosted.role != ROLE_LEADER and not hosted.is_frozen) or completion[_LEADER_EPOCH] != hosted.leader_epoch:
                     released.setdefault(channel, []).append(_refusal(completion, ErrorCode.NOT_LEADER_OR_FOLLOWER))
                 elif completion[_END_OFFSET] <= durable_offset:
-                    released.setdefault(channel, []).append(completion)
+                    flags = COMMITTED_FLAG if len(hosted.isr) == 1 else 0
+                    released.setdefault(channel, []).append((completion[0], flags, *completion[2:]))
                 else:
                     kept.append(completion)
             if kept:

@@ -198,17 +198,21 @@ class IncomingMoves:
         if self._partitions.find(topic_id, topic_partition.partition) is not None:
             return ErrorCode.NONE
         future = self._futures.find(topic_id, topic_partition.partition)
-        if future is None:
+        # One that has its name already, and could not be opened then: there was no descriptor for it.
+        renamed = self._futures.find_promoted(topic_partition, topic_id) if future is None else None
+        found = future or renamed
+        if found is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        if future.complete is None:
+        if found.complete is None:
             return ErrorCode.INVALID_REQUEST
-        if self._directory.holds(topic_partition):
+        if future is not None and self._directory.holds(topic_partition):
             return ErrorCode.INCONSISTENT_TOPIC_ID
         if not self._partitions.table.free_rows:
             return ErrorCode.POLICY_VIOLATION
         self._drop((topic_id, topic_partition.partition))
-        self._futures.promote(future)
-        self._host(future, future.complete, config)
+        if future is not None:
+            self._futures.promote(future)
+        self._host(found, found.complete, config)
         return ErrorCode.NONE
 
     def _host(self, future: Future, complete: Complete, config: dict[str, str]) -> None:

@@ -34,7 +34,7 @@ from appliance.base.errors import DiskFull, ErrorCode, OutOfDescriptors, StepsDo
 from appliance.base.invariants import InvariantViolation
 from appliance.base.layout import boot_id
 from appliance.ipc.channel import SinkChannel
-from appliance.ipc.descriptors import ACKS_ALL_FLAG, ADDS_PARTITION_FLAG, COORDINATOR_FLAG, NEEDS_VERIFICATION, DescriptorKind
+from appliance.ipc.descriptors import ACKS_ALL_FLAG, ADDS_PARTITION_FLAG, COMMITTED_FLAG, COORDINATOR_FLAG, NEEDS_VERIFICATION, DescriptorKind
 from appliance.ipc.log_writer_door import LogWriterDoor
 from appliance.ipc.producer_entries import pack_producers
 from appliance.ipc.scrub_report import report_file
@@ -54,6 +54,7 @@ from appliance.shm.partition_table import (
     PartitionTableWriter,
 )
 from appliance.storage.append_plan import RefusedBatch
+from appliance.storage.orderly_close import close_logs
 from appliance.storage.verification import NeedsVerification, Offer
 
 DESCRIPTOR_BURST = 256
@@ -123,7 +124,7 @@ class LogWriterAgent:
             context.log,
             lambda work, code: self._complete(work[0], work[1], code),
         )
-        outgoing = OutgoingMoves(self._partitions, self._clock, counters, box.integer("log.disk.deadline.ms"), context.log)
+        outgoing = OutgoingMoves(self._partitions, self._clock, counters, box.integer("log.disk.deadline.ms"), context.log, self._on_given_away)
         self._moves = PartitionMoves(incoming, outgoing)
         self._index_repairs = IndexRepairs(report_file(context.layout, self._disk.name), self._partitions, self._clock, counters, context.log)
         self._producer_upkeep = ProducerUpkeep(self._partitions, self._clock)
@@ -198,7 +199,7 @@ class LogWriterAgent:
     def _end_fenced(self) -> int:
         """The disk held us for too long, and others were told so: what we did meanwhile is for the next life to find. While a thread of ours is still
         held by the disk this process cannot end; until then it refuses, so that nobody takes the disk for one that is just being started."""
-        if not (self._words[PROBE_SINCE_WORD] or self._words[FLUSH_SINCE_WORD]):
+        if not (self._words[PROBE_SINCE_WORD] or self._words[FLUSH_SINCE_WORD] or self._batch_flushes.is_under_way):
             self._fences.add()
             raise StepsDown(f"disk {self._disk.name} kept it waiting for too long, and it was fenced")
         work = 0
@@ -261,24 +262,25 @@ class LogWriterAgent:
         self._door.close()
         if self._offline or self._words[FENCE_WORD]:
             return  # nothing of the disk is touched again, nor waited for
-        self._flush_rounds.close()
-        self._batch_flushes.close()
         self._retention.close()
-        self._cleaning.close()
         self._moves.incoming.close()
         self._index_repairs.close()
         self._probe.close()
-        if self._startup is not None:
-            return
-        if self._late is not None:
-            self._context.log.warning(f"disk {self._disk.name} is full: logs that were never opened wait for the next start", disk=self._disk.name)
         try:
-            for hosted in self._partitions.by_row.values():
-                hosted.log.close()
+            self._cleaning.close()
+            self._flush_rounds.close()
+            self._batch_flushes.close()
+            if self._startup is not None:
+                return
+            if self._late is not None:
+                self._context.log.warning(f"disk {self._disk.name} is full: logs that were never opened wait for the next start", disk=self._disk.name)
+            close_logs(self._directory, [hosted.log for hosted in self._partitions.by_row.values()])
             self._flush_rounds.close_directory()
         except StorageFailed as failure:
             words = f"disk {self._disk.name} ({self._disk.path}) could not be closed cleanly, the next start recovers it: {failure}"
             self._context.log.error(words, disk=self._disk.name)
+            if not isinstance(failure, DiskFull | OutOfDescriptors):
+                self._table.set_suspect()
             return
         self._table.close()
 
@@ -377,6 +379,7 @@ class LogWriterAgent:
         self._appends.add()
         log_start_offset = hosted.log.log_start_offset
         completions = self._completions if hosted.flush_policy != FLUSH_BEFORE_ACKNOWLEDGEMENT else self._held.of(hosted)
+        flags = COMMITTED_FLAG if hosted.high_watermark == hosted.log.log_end_offset else 0
         for (channel, entry), result in zip(admitted, results, strict=True):
             if isinstance(result, RefusedBatch):
                 self._complete(channel, entry, result.error_code, result.base_offset)
@@ -387,7 +390,7 @@ class LogWriterAgent:
             base_offset, last_offset, append_time_ms = result
             records = entry[10] if entry[0] == _PRODUCE else 1
             completion = (
-                entry[0], 0, 0, entry[3], entry[9], base_offset, append_time_ms, log_start_offset, last_offset + 1, hosted.leader_epoch, records, 0,
+                entry[0], flags, 0, entry[3], entry[9], base_offset, append_time_ms, log_start_offset, last_offset + 1, hosted.leader_epoch, records, 0,
             )  # fmt: skip
             completions.setdefault(channel, []).append(completion)
             self._records.add(records)
@@ -483,6 +486,10 @@ class LogWriterAgent:
         self._rows_moved = True
         self._held.release(hosted, durable_offset, self._completions)
 
+    def _on_given_away(self, hosted: HostedPartition) -> None:
+        """The log lies on another disk now, where all of it is durable."""
+        self._held.release(hosted, hosted.log.log_end_offset, self._completions)
+
     def _command(self, channel: SinkChannel, entry: tuple[Any, ...]) -> None:
         if self._offline:
             self._complete(channel, entry, ErrorCode.KAFKA_STORAGE_ERROR)
@@ -572,7 +579,6 @@ class LogWriterAgent:
     # -- the disk
 
     def _storage_failed(self, failure: StorageFailed) -> None:
-        self._storage_failures.add()
         if isinstance(failure, OutOfDescriptors):
             now_ns = self._clock.monotonic_ns()
             if now_ns - self._descriptors_told_ns > DESCRIPTORS_TOLD_NS:
@@ -586,6 +592,7 @@ class LogWriterAgent:
                 self._context.log.error(f"disk {self._disk.name} is full, writes are refused until there is space: {failure}", disk=self._disk.name)
                 self._table.set_disk_state(DISK_FULL)
             return
+        self._storage_failures.add()  # a full disk is no failure: it has an alarm of its own, with another thing to do
         self._go_offline(failure)
 
     def _go_offline(self, failure: StorageFailed) -> None:

@@ -189,6 +189,8 @@ class LogWriterStartup:
     def _open(self, name: TopicPartition, topic_id: TopicId) -> HostedPartition:
         if self._lives.is_suspect:
             self.directory.forget_pages(name)
+        elif self.boot == UNCLEAN_BOOT:  # perhaps of this boot all the same, and a disk failed that nobody remembers: a box that ends takes the tables away
+            self.directory.forget_pages(name, self._recovery_points.get(name, 0))
         row = self._lives.rows.get((topic_id, name.partition)) if self.boot == SAME_BOOT else None
         moved = self._take_move_record(name)
         topic = self._image.topics_by_id.get(topic_id)

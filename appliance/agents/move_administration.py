@@ -140,7 +140,7 @@ class MoveAdministration:
             if report.disk in (source, self._cluster.disk_of(move.order.directory_id)):
                 move.begun = None
         for name, number in report.frozen:
-            payload = {"topic": name, "partition": number, "topic_id": report.frozen[(name, number)]}
+            payload = {"topic": name, "partition": number, "topic_id": report.frozen[(name, number)], "keeps_mark": True}
             self._own_runner.start(f"thaw:{name}-{number}", _tell_disk(report.disk, DescriptorKind.MOVE_CANCEL, payload), self._on_told)
         report.frozen.clear()
         self._next_full_look_ns = self._next_thorough_look_ns = 0

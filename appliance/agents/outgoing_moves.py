@@ -7,6 +7,7 @@ point of a move.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from appliance.agents.hosted_partition import HostedPartition
@@ -32,13 +33,22 @@ class MoveAnswer(NamedTuple):
 
 
 class OutgoingMoves:
-    """`deadline_ms`: for so long a hand-over may keep its partition frozen."""
+    """`deadline_ms`: for so long a hand-over may keep its partition frozen. `on_given_away`: what waited for this disk need not wait any more."""
 
-    def __init__(self, partitions: HostedPartitions, clock: Clock, counters: Counters, deadline_ms: int, log: Logger) -> None:
+    def __init__(
+        self,
+        partitions: HostedPartitions,
+        clock: Clock,
+        counters: Counters,
+        deadline_ms: int,
+        log: Logger,
+        on_given_away: Callable[[HostedPartition], None] = lambda _: None,
+    ) -> None:
         self._partitions = partitions
         self._clock = clock
         self._freeze_ns = FREEZES * deadline_ms * 1_000_000
         self._log = log
+        self._on_given_away = on_given_away
         self._frozen: dict[HostedPartition, int] = {}
         self._given_away = counters.counter("moves.given_away")
 
@@ -73,15 +83,17 @@ class OutgoingMoves:
         if not hosted.is_frozen or hosted.log.log_end_offset != log_end_offset:
             return MoveAnswer(ErrorCode.FENCED_LEADER_EPOCH)
         self._partitions.give_away(hosted)
+        self._on_given_away(hosted)
         self._frozen.pop(hosted, None)
         self._given_away.add()
         self._log.info(f"{topic_partition} was given to another disk, it ends at offset {log_end_offset}", **topic_partition._asdict())
         return MoveAnswer()
 
-    def cancel(self, topic_partition: TopicPartition, topic_id: TopicId) -> None:
+    def cancel(self, topic_partition: TopicPartition, topic_id: TopicId, keeps_mark: bool) -> None:
+        """Lead again. `keeps_mark`: only the hand-over is over; a copy may hold some of the log, and goes on."""
         hosted = self._partitions.find(topic_id, topic_partition.partition)
         if hosted is not None:
-            hosted.is_moving = False
+            hosted.is_moving = hosted.is_moving and keeps_mark
             self._frozen.pop(hosted, None)
             hosted.thaw()
 

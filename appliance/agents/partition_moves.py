@@ -54,7 +54,7 @@ class PartitionMoves:
             wanted = Complete(int(command["log_end_offset"]), int(command["high_watermark"]), int(command["log_start_offset"]))
             code = self.incoming.finish(*identity, wanted, command.get("deadline_ms"), context)
             return None if code is None else MoveAnswer(code)
-        self.outgoing.cancel(*identity)
+        self.outgoing.cancel(*identity, bool(command.get("keeps_mark")))
         self.incoming.cancel(*identity)
         return MoveAnswer()
 

@@ -58,6 +58,8 @@ ADDS_PARTITION_FLAG = 4
 """PRODUCE: the transaction's partitions are added by its batches (Produce 12, KIP-890), so its coordinator is asked even where verification is off."""
 COMMIT_FLAG = 8
 """TRANSACTION_MARKER: the transaction is committed; else it is aborted."""
+COMMITTED_FLAG = 1
+"""In a completion of a PRODUCE: the high watermark has passed it. That stays true, whoever leads by the time it is read."""
 
 
 class Descriptor(NamedTuple):

@@ -208,9 +208,9 @@ def _forget_if_absent(cluster: Cluster, disk: str, key: tuple[str, int], code: i
 
 
 def take_back(topic: TopicState, partition: int, source_disk: str, target_disk: str) -> Operation[None]:
-    """The source leads again, and is still being copied."""
+    """The source leads again, and is still being copied: not for a moment may it be compacted, the copy would lack what was in the segments that go."""
     named = identity(topic, partition)
-    yield DiskCommand(source_disk, DescriptorKind.MOVE_CANCEL, named)
+    yield DiskCommand(source_disk, DescriptorKind.MOVE_CANCEL, {**named, "keeps_mark": True})
     yield DiskCommand(source_disk, DescriptorKind.MOVE_MARK, {**named, "target_disk": target_disk})
 
 

@@ -107,6 +107,18 @@ class FutureDirectories:
         except OSError as error:
             raise file_io.storage_failure(f"promote the copy of log {future.topic_partition} in {self._directory.path}", error) from error
 
+    def find_promoted(self, topic_partition: TopicPartition, topic_id: TopicId) -> Future | None:
+        """A copy that was promoted, and whose record still lies in it."""
+        path = f"{self._directory.path}/{topic_partition}"
+        try:
+            record = read_move(path) if file_io.exists(path) and read_topic_id(path) == topic_id else None
+        except ValueError as problem:
+            self._directory.problems.append(f"{path}: {problem}")
+            return None
+        except OSError as error:
+            raise file_io.storage_failure(f"read {path}", error) from error
+        return None if record is None else Future(topic_partition, topic_id, path, record)
+
     def remove(self, future: Future) -> None:
         """Rename it out of the way; `LogDirectory.delete_some` removes it."""
         self.futures.pop((future.topic_id, future.topic_partition.partition), None)

@@ -8,6 +8,7 @@ a directory on a network file system can be opened twice.
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 
 from appliance.base.clock import Clock
@@ -25,7 +26,7 @@ from appliance.storage.partition_directory import (
     leaving_name,
     parse_partition_name,
 )
-from appliance.storage.segment_files import LOG_SUFFIX, PARTITION_METADATA
+from appliance.storage.segment_files import LOG_SUFFIX, PARTITION_METADATA, offset_of_name, segment_path
 
 TO_BE_SAVED_MAX = 16
 """More than threads that save; what was never saved leaves by that."""
@@ -150,13 +151,14 @@ class LogDirectory:
             raise file_io.storage_failure(f"list log directory {self.path}", error) from error
         return found
 
-    def forget_pages(self, topic_partition: TopicPartition) -> None:
-        """After a failed sync the page cache may show what never reached the disk: drop it, so that recovery reads what is there."""
+    def forget_pages(self, topic_partition: TopicPartition, above: int = 0) -> None:
+        """After a failed sync the page cache may show what never reached the disk: drop it, so that recovery reads what is there. Of segments that end at
+        or below offset `above` it stays."""
         path = self._path_of(topic_partition)
         try:
-            for name in file_io.listdir(path):
-                if name.endswith(LOG_SUFFIX):
-                    file_io.forget_pages(f"{path}/{name}")
+            bases = sorted(base for name in file_io.listdir(path) if (base := offset_of_name(name, LOG_SUFFIX)) is not None)
+            for base in bases[max(0, bisect_right(bases, above) - 1) :]:
+                file_io.forget_pages(segment_path(path, base, LOG_SUFFIX))
         except OSError as error:
             raise file_io.storage_failure(f"read {path} again", error) from error
 

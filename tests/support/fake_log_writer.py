@@ -177,9 +177,10 @@ class FakeLogWriter:
         self.directory.log_ends[key] = complete_at
         return ErrorCode.NONE
 
-    def _cancel(self, key: tuple[str, int], _payload: dict[str, Any]) -> int:
+    def _cancel(self, key: tuple[str, int], payload: dict[str, Any]) -> int:
         self.frozen.discard(key)
-        self.marked.discard(key)
+        if not payload.get("keeps_mark"):
+            self.marked.discard(key)
         self.directory.futures.pop(key, None)
         return ErrorCode.NONE
 

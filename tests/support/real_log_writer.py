@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from appliance.agents.log_writer import LogWriterAgent
 from appliance.base.clock import ManualClock, SystemClock
+from appliance.base.errors import StorageFailed
 from appliance.base.layout import BoxLayout, Disk
 from appliance.base.logging import Logger
 from appliance.base.model import TopicId
@@ -159,8 +160,9 @@ class RealLogWriter:
         self._let_go()
 
     def _let_go(self) -> None:
-        self.agent._flush_rounds.close()
-        self.agent._batch_flushes.close()
+        for rounds in (self.agent._flush_rounds, self.agent._batch_flushes):
+            with suppress(StorageFailed):
+                rounds.close()
         self.agent._moves.incoming.close()  # a mover dies with its log-writer
         self.agent._door.close()
         for proxies in self.sources.values():

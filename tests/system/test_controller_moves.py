@@ -197,6 +197,7 @@ def test_a_target_that_does_not_finish_in_time_gives_the_partition_back_and_is_a
     box.until(lambda: box.writers[source].frozen, "frozen")
     assert append(box) == 0
     box.until(lambda: not box.writers[source].frozen, "it leads again")
+    assert all(payload["keeps_mark"] for kind, payload in box.writers[source].commands if kind is DescriptorKind.MOVE_CANCEL)
     assert append(box) == 1
     box.until_quiet()
     assert_lies_whole_on(box, tree, other(source), 1)

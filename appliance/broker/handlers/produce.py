@@ -1,6 +1,7 @@
 """Produce: check each batch, put it into the arena, hand it to its disk's log-writer, answer when the log has it.
 
-acks=1 is answered at append; acks=all when the high watermark has passed the batch under the same leader epoch; acks=0 completes too, so
+acks=1 is answered at append; acks=all when the high watermark has passed the batch under the same leader epoch: the log-writer says so, or the row does,
+later. A row that says nothing of it any more (its partition was given to another disk) takes nothing back. acks=0 completes too, so
 that its error can close the connection. A partition that cannot be served gets its own error at once and harms no other.
 The first batch of a transaction in a partition waits until its coordinator was asked (`broker/transaction_gate.py`).
 Message sets of magic 0 and 1, which come before Produce 3 only, are converted first (`broker/message_sets.py`). Owned by one acceptor.
@@ -21,7 +22,7 @@ from appliance.broker.connection import Connection, Reply
 from appliance.broker.delayed import Delayed
 from appliance.broker.message_sets import UpConversion
 from appliance.broker.transaction_gate import ADDS_PARTITIONS_SINCE, Producer, TransactionGate, TransactionVerifier
-from appliance.ipc.descriptors import ACKS_ALL_FLAG, ADDS_PARTITION_FLAG, NEEDS_VERIFICATION, DescriptorKind
+from appliance.ipc.descriptors import ACKS_ALL_FLAG, ADDS_PARTITION_FLAG, COMMITTED_FLAG, NEEDS_VERIFICATION, DescriptorKind
 from appliance.protocol.produce import MAGIC_2_SINCE, ProducePartition, ProduceRequest, ProduceResult, RecordError, decode_produce, encode_produce_response
 from appliance.protocol.request_header import RequestHeader
 from appliance.records.batch import ATTRIBUTES_AT, BASE_SEQUENCE_AT, PRODUCER_ID_AT, RECORDS_AT, RECORDS_COUNT_AT, TRANSACTIONAL_FLAG, batch_problem
@@ -344,7 +345,7 @@ class ProduceHandler:
             pending.results[part.index] = ProduceResult(placement.topic, placement.partition, code, entry[5])
         else:
             pending.results[part.index] = ProduceResult(placement.topic, placement.partition, 0, entry[5], entry[6], entry[7])
-            if pending.acks == -1:
+            if pending.acks == -1 and not entry[1] & COMMITTED_FLAG:
                 pending.unreplicated.append((part.index, placement, entry[9], entry[8]))
         pending.remaining -= 1
         if not pending.remaining:

@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
+from appliance.agents import cleaning_rounds
 from appliance.agents.hosted_partition import HostedPartition
 from appliance.agents.log_writer import SLICE_PARK_MS
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicPartition
 from appliance.shm.partition_table import DISK_ONLINE
 from appliance.storage import checkpoints, file_io
+from appliance.storage.cleaner import run_cleaning
+from appliance.storage.cleaning_job import CleaningJob, RunReport
 from tests.support.real_log_writer import TOPIC_ID, RealLogWriter
 from tests.support.running_box import eventually
 from tests.support.scratch_layout import scratch_layout
@@ -168,6 +171,69 @@ def test_a_stop_ends_the_run_that_is_under_way(layout: BoxLayout, tmp_path: Path
     assert not Path(f"/proc/{pid}").exists()
     life = Life(layout, tmp_path, 2)
     assert {value[:2] for _, _, value in stored_pairs(life.path) if value} >= {b"37", b"38", b"39"}
+    life.writer.stop()
+
+
+class PausedRun:
+    """In the place of a run's process: it works when the test says so, and is heard at the next look."""
+
+    def __init__(self, job: CleaningJob, _disk: str) -> None:
+        self.job = job
+        self.status: int | None = None
+        self._said: list[RunReport] = []
+
+    def work(self) -> None:
+        run_cleaning(self.job, self._said.append)
+        self.status = 0
+
+    def poll(self) -> list[RunReport]:
+        said, self._said = self._said, []
+        return said
+
+    def close(self) -> None:
+        pass
+
+
+def _delete_first_segment(life: Life) -> None:
+    """As retention does, to the end."""
+    bases = life.hosted.log.segment_base_offsets
+    life.writer.agent._retention._advance(life.hosted, bases[1], ("time",), 0)
+    life.until(lambda: not (life.path / f"{bases[0]:020d}.log").exists(), "its files are gone")
+
+
+def _values(life: Life) -> dict[bytes, list[bytes]]:
+    """What closed segments hold of each key, oldest first."""
+    found: dict[bytes, list[bytes]] = {}
+    for offset, key, value in stored_pairs(life.path):
+        if offset < life.hosted.log.active_base_offset and key is not None and value is not None:
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def test_a_run_whose_segments_retention_takes_away_is_tried_again(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(cleaning_rounds, "CleaningProcess", PausedRun)
+        life = Life(layout, tmp_path).fill(cleanup_policy="compact,delete")
+        run: PausedRun = life.until(lambda: life.writer.agent._cleaning._run, "a run is under way").process
+        _delete_first_segment(life)
+        run.work()
+        life.until(lambda: "retention was faster" in life.writer.said, "its failure is heard")
+    assert life.count("uncleanable_logs") == life.count("failures") == 0
+    life.until(lambda: life.count("swapped_segments") and life.count("running") == 0, "the log is compacted")
+    life.writer.stop()
+
+
+def test_what_a_run_could_not_put_in_place_is_compacted_by_the_next(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it counted as clean, the values in it would never meet the newer ones again, and a deletion that goes would bring them back."""
+    with monkeypatch.context() as patch:
+        patch.setattr(cleaning_rounds, "CleaningProcess", PausedRun)
+        life = Life(layout, tmp_path).fill(cleanup_policy="compact,delete", segment_bytes="1000")
+        life.configure(cleanup_policy="compact,delete", segment_bytes="4000")
+        run: PausedRun = life.until(lambda: life.writer.agent._cleaning._run, "a run is under way").process
+        run.work()
+        _delete_first_segment(life)
+        life.until(lambda: life.count("running") == 0 or life.writer.agent._cleaning._run.process is not run, "the run is over")
+    life.until(lambda: all(len(values) == 1 for values in _values(life).values()), "no key is there twice")
     life.writer.stop()
 
 

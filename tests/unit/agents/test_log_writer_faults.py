@@ -22,12 +22,14 @@ from appliance.base.errors import ErrorCode, StepsDown
 from appliance.base.layout import BoxLayout
 from appliance.records.builder import BatchBuilder
 from appliance.runtime.known_disks import KnownDisk, give_up, read_known_disk, write_known_disk
-from appliance.shm.counters import Counters
+from appliance.shm.counters import Counters, unlink_all
 from appliance.shm.histogram import BUCKETS, Histogram
 from appliance.shm.partition_table import APPEND_SINCE_WORD, DISK_OFFLINE, FENCE_WORD, PROBE_SINCE_WORD, PROBED_WORD, SUSPECT_WORD
 from appliance.storage import file_io
+from appliance.storage.directory_identity import CLEAN_SHUTDOWN_MARKER
 from tests.support import real_log_writer
 from tests.support.real_log_writer import RealLogWriter
+from tests.support.running_box import eventually
 from tests.support.scratch_layout import scratch_layout
 
 
@@ -55,12 +57,13 @@ def _life(layout: BoxLayout, path: Path, incarnation: int) -> RealLogWriter:
     return writer
 
 
-def _leading(layout: BoxLayout, path: Path) -> RealLogWriter:
+def _leading(layout: BoxLayout, path: Path, partitions: int = 1) -> RealLogWriter:
     writer = _life(layout, path, 1)
     controller = writer.source("controller")
-    writer.create(controller, 0)
-    writer.lead(controller, 0)
-    while len(writer.answers) < 2:
+    for partition in range(partitions):
+        writer.create(controller, partition)
+        writer.lead(controller, partition)
+    while len(writer.answers) < 2 * partitions:
         writer.turn()
     return writer
 
@@ -330,3 +333,117 @@ def test_attempts_to_come_back_are_rarer_each_time_over_the_lives_of_a_log_write
         context.counters.counter("disk.reopen_attempts").add()
     assert waits == [1, 2, 4, 8, 16, 30, 30, 30]
     writer.stop()
+
+
+def _refusing_in(*threads: str) -> Any:
+    """A sync that fails in these threads alone, and is told to nobody else: so it is with the descriptors that they share with the loop."""
+
+    def sync(fd: int) -> None:
+        if threading.current_thread().name in threads:
+            raise OSError(errno.EIO, "Input/output error")
+
+    return sync
+
+
+def _stop_in_vain(writer: RealLogWriter) -> None:
+    """The end of a process that could not close its directory."""
+    writer.agent.begin_stop()
+    writer.agent.close()
+    assert "could not be closed cleanly" in writer.said
+    writer.die()
+
+
+def _next_life_doubts_the_page_cache(layout: BoxLayout, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("fdatasync", "syncfs"):
+        monkeypatch.setattr(file_io, name, os.fstat)
+    assert not (path / "d0" / CLEAN_SHUTDOWN_MARKER).exists()
+    following = _life(layout, path, 2)
+    assert following.agent._boot == UNCLEAN_BOOT
+    assert all(hosted.needs_epoch_bump for hosted in following.agent._partitions.by_row.values())
+    following.stop()
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize("thread", ["flush-round", "batch-flush"])
+def test_a_sync_that_failed_is_known_to_the_next_life_even_if_this_one_ended_before_it_looked(
+    layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thread: str, is_killed: bool
+) -> None:
+    writer = _leading(layout, tmp_path)
+    (hosted,) = writer.agent._partitions.by_row.values()
+    writer.agent._partitions.configure(hosted, {"flush.ms": "1"})
+    hosted.take_config(0)
+    for name in ("fdatasync", "syncfs"):
+        monkeypatch.setattr(file_io, name, _refusing_in(thread))
+    writer.produce(writer.sources["controller"], 0, _batch())
+    writer.turn()
+    writer.clock.advance_ms(120_000)
+    writer.turn()
+    rounds, flushes = writer.agent._flush_rounds, writer.agent._batch_flushes
+    assert flushes._under_way is not None if thread == "batch-flush" else rounds._thread is not None
+    eventually(lambda: rounds._failure if thread == "flush-round" else flushes._failure, "the disk has refused")
+    if is_killed:
+        writer.die()
+    else:
+        _stop_in_vain(writer)
+    _next_life_doubts_the_page_cache(layout, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("partitions", [1, 9])
+def test_a_sync_of_the_clean_stop_itself_that_fails_is_not_believed_by_the_next_life(
+    layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partitions: int
+) -> None:
+    writer = _leading(layout, tmp_path, partitions)
+    writer.produce(writer.sources["controller"], 0, _batch())
+    writer.turn()
+    for name in ("fdatasync", "syncfs"):
+        monkeypatch.setattr(file_io, name, _refusing_in(threading.current_thread().name))
+    _stop_in_vain(writer)
+    _next_life_doubts_the_page_cache(layout, tmp_path, monkeypatch)
+
+
+def test_a_disk_that_was_fenced_and_then_answers_with_an_error_is_doubted(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = _leading(layout, tmp_path)
+    writer.produce(writer.sources["controller"], 0, _batch())
+    writer.turn()
+    answers = threading.Event()
+
+    def hangs(_fd: int) -> None:
+        if threading.current_thread().name == "flush-round":
+            assert answers.wait(20)
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(file_io, "fdatasync", hangs)
+    writer.clock.advance_ms(120_000)
+    writer.turn()
+    _words(writer)[FENCE_WORD] = 1
+    writer.turn()
+    round_thread = writer.agent._flush_rounds._thread
+    assert round_thread is not None
+    answers.set()
+    round_thread.join()
+    with pytest.raises(StepsDown, match="fenced"):
+        for _ in range(100):
+            writer.turn()
+    writer.die()
+    _next_life_doubts_the_page_cache(layout, tmp_path, monkeypatch)
+
+
+def test_after_the_end_of_a_box_whose_disk_had_failed_what_was_not_synced_is_read_from_the_disk(
+    layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A box that ends leaves no table that could tell; the machine may still be up."""
+    writer = _leading(layout, tmp_path)
+    (hosted,) = writer.agent._partitions.by_row.values()
+    for _ in range(3):
+        writer.produce(writer.sources["controller"], 0, _batch())
+        writer.turn()
+        hosted.log.roll()
+    writer.agent._flush_rounds._save_recovery_points({hosted.topic_partition: 2})
+    writer.die()
+    unlink_all(layout)
+    forgotten: list[str] = []
+    monkeypatch.setattr(file_io, "forget_pages", forgotten.append)
+    following = _life(layout, tmp_path, 2)
+    assert following.agent._boot == UNCLEAN_BOOT
+    assert [os.path.basename(path) for path in forgotten] == [f"{base:020d}.log" for base in (2, 3)]
+    following.stop()

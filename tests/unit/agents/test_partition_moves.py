@@ -6,11 +6,13 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from appliance.agents.cleaning_rounds import CleaningRounds
+from appliance.agents.descriptor_room import DescriptorRoom
 from appliance.agents.hosted_partition import HostedPartition
 from appliance.base.errors import ErrorCode
 from appliance.base.layout import BoxLayout
@@ -238,6 +240,17 @@ def test_a_commit_needs_a_frozen_life_and_the_same_log_end(pair: Pair) -> None:
     assert pair.hosted(pair.target).log.log_end_offset == 7
 
 
+def test_a_hand_over_that_is_taken_back_leaves_the_mark_that_keeps_compaction_away(pair: Pair) -> None:
+    """The copy holds some of the log, and would lack what was in segments that compaction put together."""
+    pair.start(5)
+    assert pair.hosted(pair.source).is_moving
+    pair.freeze()
+    assert pair.source_says(DescriptorKind.MOVE_CANCEL, keeps_mark=True).error_code == 0
+    assert pair.hosted(pair.source).role == ROLE_LEADER and pair.hosted(pair.source).is_moving
+    assert pair.source_says(DescriptorKind.MOVE_CANCEL).error_code == 0
+    assert not pair.hosted(pair.source).is_moving
+
+
 def test_a_complete_copy_goes_on_when_the_source_leads_again(pair: Pair) -> None:
     pair.start(5)
     assert pair.finish(pair.freeze()).error_code == 0
@@ -250,6 +263,19 @@ def test_a_complete_copy_goes_on_when_the_source_leads_again(pair: Pair) -> None
     assert pair.promote() == ErrorCode.INVALID_REQUEST
     frozen = pair.freeze()
     assert pair.finish(frozen).error_code == 0 and pair.commit(frozen) == 0 and pair.promote() == 0
+
+
+def test_a_promotion_that_found_no_descriptor_is_carried_out_when_there_is_one(pair: Pair) -> None:
+    pair.start(5)
+    frozen = pair.freeze()
+    assert pair.finish(frozen).error_code == 0 and pair.commit(frozen) == 0
+    partitions = pair.target.agent._partitions
+    room, partitions.room = partitions.room, cast(DescriptorRoom, SimpleNamespace(limit=0, for_logs=0, for_flush_round=64))
+    assert pair.promote() == ErrorCode.KAFKA_STORAGE_ERROR
+    assert pair.promote() == ErrorCode.KAFKA_STORAGE_ERROR
+    partitions.room = room
+    assert pair.promote() == 0 and pair.lead("d1") == 0
+    assert pair.hosted(pair.target).log.log_end_offset == 5
 
 
 def test_a_complete_copy_is_left_alone_after_the_commit_whatever_is_begun(pair: Pair) -> None:
