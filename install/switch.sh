@@ -75,11 +75,20 @@ start_or_restart() {
         say "restarting, with new sockets …"
         systemctl stop millrace.target 'millrace-*' && order start || return 1
         did "stopped and started millrace.target"
-    elif has_changed '*'; then
+    elif concerns_processes; then
         say "restarting …"
         order restart || return 1
         did "restarted millrace.target"
     fi
+}
+
+# concerns_processes: whether something has changed that a process sees only when it starts. Rules of udev and the kernel's settings count at once.
+concerns_processes() {
+    local path
+    for path in "${CHANGED_FILES[@]}"; do
+        case $path in /etc/udev/* | /etc/sysctl.d/* | /etc/tmpfiles.d/* | /etc/sysusers.d/*) ;; *) return ;; esac
+    done
+    return 1
 }
 
 # order start|restart: the whole box. Units that try again and again are not waited for longer than is_healthy would.

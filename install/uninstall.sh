@@ -5,7 +5,7 @@ uninstall() {
     local path
     installed_prefix >/dev/null || [ -e "$PREFIX/current" ] || [ -d "$PREFIX/releases" ] || die "nothing is installed in $PREFIX"
     read_record
-    mapfile -t DISKS < <(read_options "$ROOT" "$SETTINGS_FILE" && option_values data)
+    mapfile -t DISKS < <(read_options "$ROOT" "$SETTINGS_FILE" && option_values disk)
     say "this stops Millrace and removes its program; data, state, settings and the user $SYSTEM_USER stay"
     consent "go on?"
     if systemd_runs; then

@@ -196,7 +196,7 @@ def gather(layout: BoxLayout, box: dict[str, Any], before: Reading, after: Readi
     return BoxStatus(
         [process._replace(memory=memories.get(process.name)) for process in processes],
         describe_disks(box["disks"], after),
-        describe_topics(image, after.rows, int(box["broker_id"])),
+        describe_topics(image, after.rows, int(box["broker_id"]), after.disk_states),
         rates_between(before, after),
         {disk["name"]: damages for disk in box["disks"] if (damages := read_report(report_file(layout, disk["name"])).damages)},
         standing_moves(layout, image, [str(disk["name"]) for disk in box["disks"]]),

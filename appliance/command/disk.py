@@ -47,10 +47,11 @@ def list_disks(
     from appliance.command.box_status import ask_supervisor, describe_disks, image_of, read_shared_memory
     from appliance.command.moves import standing_moves
     from appliance.command.status import print_moves
+    from appliance.command.unit_states import with_unit_states
 
     names = [str(disk["name"]) for disk in found.box["disks"]]
     disks = describe_disks(found.box["disks"], read_shared_memory(found.layout, names, SystemClock()))
-    processes = {process["name"]: process.get("status", "") for process in ask_supervisor(found.layout) or []}
+    processes = {process["name"]: process.get("status", "") for process in with_unit_states(found.box, ask_supervisor(found.layout)) or []}
     moves = standing_moves(found.layout, image_of(found.layout), names)
     if as_json:
         print(json.dumps([disk._asdict() | {"moves": [move._asdict() for move in moves if disk.name == move.source_disk]} for disk in disks], indent=2))
@@ -140,6 +141,8 @@ def _usable(box: dict[str, Any], path: str, but: str = "") -> str:
     from appliance.runtime.directories import in_use_problem, make_directory, shape_problems, writable_problem
 
     absolute = os.path.abspath(path)
+    if own := next((str(disk["name"]) for disk in box["disks"] if disk["name"] != but and str(disk["path"]) == absolute), None):
+        raise UsageProblem(f"{absolute} is disk {own} of this box already")
     others = [str(disk["path"]) for disk in box["disks"] if disk["name"] != but]
     problems = shape_problems([*others, absolute], str(box["state_directory"]))
     is_same = any(str(disk["path"]) == absolute for disk in box["disks"] if disk["name"] == but)

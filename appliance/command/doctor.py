@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -23,6 +24,7 @@ from appliance.command.output import plural
 
 if TYPE_CHECKING:
     from appliance.base.settings import Box
+    from appliance.command.finding import FoundBox
 
 
 class Patient(NamedTuple):
@@ -31,6 +33,8 @@ class Patient(NamedTuple):
     box: Box
     is_running: bool
     problems: list[str]
+    disk_states: Mapping[str, str] = MappingProxyType({})
+    """Of a running box: what it says of its disks, by name."""
 
 
 def doctor(
@@ -76,7 +80,7 @@ def find_patient(options: object) -> Patient:
     try:
         found = find_running_box(options.data[0] if options.data else None, options.config)
         if is_supervisor(int(found.box["pid"]), found.layout):
-            return Patient(Box.from_document({**found.box}), True, [])
+            return Patient(Box.from_document({**found.box}), True, [], _disk_states(found))
     except (UsageProblem, TypeError, OSError, ValueError):
         pass  # no box of this release; what is wrong with the settings file is said below
     resolved, problems = resolve_options(options, os.cpu_count() or 1)
@@ -91,9 +95,20 @@ def find_patient(options: object) -> Patient:
     return Patient(box, False, problems + ([state_problem] if state_problem else []))
 
 
+def _disk_states(found: FoundBox) -> dict[str, str]:
+    from appliance.command.box_status import describe_disks, read_shared_memory
+
+    disks = found.box["disks"]
+    try:
+        reading = read_shared_memory(found.layout, [disk["name"] for disk in disks], SystemClock())
+    except (MillraceError, OSError):
+        return {}  # only root and the box's user may ask it
+    return {disk.name: disk.state for disk in describe_disks(disks, reading)}
+
+
 def examine(patient: Patient) -> list[Finding]:
     """Everything, however much is wrong."""
-    from appliance.command.doctor_disks import look_at_disks
+    from appliance.command.doctor_disks import judge_states, look_at_disks
     from appliance.command.doctor_machine import look_at_machine
     from appliance.command.doctor_network import look_at_network
 
@@ -101,6 +116,7 @@ def examine(patient: Patient) -> list[Finding]:
     findings = [from_sentence("options", sentence) for sentence in patient.problems]
     findings += look_at_machine(patient.box, patient.is_running, clock)
     findings += look_at_disks(patient.box.disks, patient.is_running, clock)
+    findings += judge_states(patient.disk_states)
     try:
         findings += look_at_network(patient.box, patient.is_running)
     except (MillraceError, ValueError) as error:

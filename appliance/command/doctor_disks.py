@@ -27,6 +27,7 @@ READ_AHEAD_KB = (64, 16_384)
 """Or 0, as install.sh sets it for log disks: log-readers ask for what they want, and a page on its way would stop who serves clients."""
 LOCAL_TYPES = frozenset({"ext4", "xfs", "btrfs", "ext3", "f2fs", "zfs", "bcachefs"})
 GONE_AT_REBOOT = frozenset({"tmpfs", "ramfs"})
+TROUBLED_STATES = frozenset({"offline", "hung", "full", "log-writer down"})
 LAYER_TYPES = frozenset({"overlay", "aufs"})
 
 Answer = Mapping[str, Any]
@@ -67,6 +68,12 @@ def _give_up(process: subprocess.Popen[bytes]) -> None:
         process.wait(GIVE_UP_SECONDS)
     except subprocess.TimeoutExpired:
         pass  # in the kernel, waiting for the disk; it ends when that does
+
+
+def judge_states(states: Mapping[str, str]) -> list[Finding]:
+    """What a running box says of its disks by name: the doctor may be root, and be let where the box is not."""
+    advice = "millrace disk list says why, journalctl MILLRACE_DISK={} since when"
+    return [problem(f"disk {name}", f"its box says: {state}", advice.format(name)) for name, state in states.items() if state in TROUBLED_STATES]
 
 
 def judge_disk(disk: Disk, answer: Answer | None) -> list[Finding]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
-from appliance.base.layout import DATA_VARIABLE, BoxLayout, find_box, runtime_roots
+from appliance.base.layout import DATA_VARIABLE, BoxLayout, box_name, find_box, runtime_roots
 from appliance.client.address import Address, parse_addresses
 from appliance.command.failures import UsageProblem
 
 SYSTEM_SETTINGS_FILE = "/etc/millrace/millrace.toml"
+INSTALLED_TARGET = "/etc/systemd/system/millrace.target"
 DEFAULT_DATA_DIRECTORY = "./var"
 
 
@@ -33,10 +34,10 @@ class FoundBox(NamedTuple):
 
 def find_running_box(data: str | None, config: str | None) -> FoundBox:
     """The box; UsageProblem says where was looked and what to do."""
-    directory, said_by = _data_directory(data, config)
-    layout = find_box(directory)
+    named = _named(data, config)
+    layout = _box_of_state(named.state) or next(filter(None, map(find_box, named.directories)), None)
     if layout is None:
-        raise UsageProblem(f"no running box has the data directory {os.path.abspath(directory)} ({said_by}){_what_to_do()}")
+        raise UsageProblem(f"no running box has the data directory {os.path.abspath(named.directories[0])} ({named.by}){_what_to_do()}")
     return FoundBox(layout, layout.read_box())
 
 
@@ -50,32 +51,48 @@ def bootstrap_addresses(bootstrap: str | None, data: str | None, config: str | N
         raise UsageProblem(f"--bootstrap: {error}") from error
 
 
-def _data_directory(data: str | None, config: str | None) -> tuple[str, str]:
-    """The directory to look for, and who named it."""
+class _Named(NamedTuple):
+    """What a box is looked for by, and who said so. The state directory is for ever; of the directories any may be gone by an order about its disk."""
+
+    directories: list[str]
+    by: str
+    state: str = ""
+
+
+def _named(data: str | None, config: str | None) -> _Named:
     if data:
-        return data, "--data"
+        return _Named([data], "--data")
     if from_environment := os.environ.get(DATA_VARIABLE):
-        return from_environment, f"from {DATA_VARIABLE}"
+        return _Named([from_environment], f"from {DATA_VARIABLE}")
     settings_file = config or (SYSTEM_SETTINGS_FILE if os.path.exists(SYSTEM_SETTINGS_FILE) else None)
-    if settings_file and (named := _first_directory_in(settings_file)):
-        return named, f"from {settings_file}"
-    return DEFAULT_DATA_DIRECTORY, "the default"
+    return (_named_in(settings_file) if settings_file else None) or _Named([DEFAULT_DATA_DIRECTORY], "the default")
 
 
-def _first_directory_in(settings_file: str) -> str | None:
+def _named_in(settings_file: str) -> _Named | None:
+    """What a settings file says of its box; None if it names no data directory."""
     from appliance.base.settings import read_settings_file
 
     read = read_settings_file(settings_file)
     if read.problems:
         raise UsageProblem("\n".join(read.problems))
     directories = read.box.get("data")
-    if isinstance(directories, list) and directories:
-        return str(directories[0])
-    return directories if isinstance(directories, str) else None
+    paths = [str(path) for path in directories] if isinstance(directories, list) else [directories] if isinstance(directories, str) else []
+    return _Named(paths, f"from {settings_file}", str(read.box.get("state") or "")) if paths else None
+
+
+def _box_of_state(state: str) -> BoxLayout | None:
+    """The box that was started with this state directory."""
+    for root in runtime_roots() if state else []:
+        layout = BoxLayout(f"{root}/{box_name(state)}")
+        if os.path.exists(layout.box_file):
+            return layout
+    return None
 
 
 def _what_to_do() -> str:
     running = running_boxes()
+    if not running and os.path.exists(INSTALLED_TARGET):
+        return "; no box runs on this machine: systemctl start millrace.target. Where that does not help, journalctl -u millrace-supervisor -n 30 says why"
     if not running:
         return "; no box runs on this machine: start one with `millrace run` (or ./install.sh run)"
     return "; name one of these with --data DIR: " + ", ".join(running)

@@ -24,6 +24,8 @@ MEASURE_MS = 1_000
 DAMAGES_SHOWN = 5
 MOVES_SHOWN = 10
 MISSING_SHOWN = 3
+WORDS_SHOWN = 60
+"""Of what a process says of itself; `disk list` and the journal tell all."""
 
 
 def status(
@@ -119,7 +121,9 @@ def _rate(name: str, rate: float) -> str:
 
 def _state(process: ProcessStatus) -> str:
     """What it says of itself matters while it does not serve: how far recovery is, what it waits for."""
-    return f"{process.state} ({process.words})" if process.words and process.state != "serving" else process.state
+    if not process.words or process.state == "serving":
+        return process.state
+    return f"{process.state} ({process.words if len(process.words) <= WORDS_SHOWN else process.words[: WORDS_SHOWN - 1] + '…'})"
 
 
 def _memory(memory: Memory | None) -> list[str]:

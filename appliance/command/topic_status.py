@@ -5,7 +5,8 @@ Weak spot: counts only what lies on this box's disks, and of a log with several 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from appliance.metadata.metadata_image import MetadataImage, PartitionImage
@@ -23,7 +24,13 @@ class TopicStatus(NamedTuple):
     problems: dict[str, str]
 
 
-def describe_topics(image: MetadataImage, rows: Iterable[tuple[str, Row]], broker_id: int) -> list[TopicStatus]:
+DISK_TROUBLES = {"hung": "hangs", "full": "is full: read only"}
+"""States of a disk in which its table looks well: a hung one's is of the moment before."""
+
+
+def describe_topics(
+    image: MetadataImage, rows: Iterable[tuple[str, Row]], broker_id: int, disk_states: Mapping[str, str] = MappingProxyType({})
+) -> list[TopicStatus]:
     """Every topic of the image, by name."""
     by_partition = {(row.topic_id, row.partition): row for _, row in rows}
     described = []
@@ -34,6 +41,8 @@ def describe_topics(image: MetadataImage, rows: Iterable[tuple[str, Row]], broke
         for partition, (wanted, row) in enumerate(zip(topic.partitions, here, strict=True)):
             if problem := partition_problem(wanted, row, broker_id):
                 problems[str(partition)] = problem
+            elif broker_id in wanted.replicas and (trouble := DISK_TROUBLES.get(disk_states.get(wanted.disk or "", ""))):
+                problems[str(partition)] = f"disk {wanted.disk} {trouble}"
         described.append(
             TopicStatus(
                 name,

@@ -7,6 +7,7 @@ The supervisor has changed box.json by then; it may not start units, and need no
 from __future__ import annotations
 
 import os
+import pwd
 from pathlib import Path
 
 from appliance.base.errors import MillraceError
@@ -22,6 +23,8 @@ RUNTIME_UNITS = "/run/systemd/system"
 GIVEN_UP_DROP_IN = "90-given-up.conf"
 _ACTIONS = {ADD: "start", REMOVE: "stop", REPLACE: "restart"}
 _IMPATIENT = "[Service]\nTimeoutStopSec=1s\n"
+_OF_MKFS = frozenset({"lost+found"})
+"""What a new file system has in it."""
 
 
 def check_disk_for_units(path: str, name: str) -> None:
@@ -31,10 +34,16 @@ def check_disk_for_units(path: str, name: str) -> None:
 
 
 def hand_over_directory(layout: BoxLayout, path: str) -> None:
-    """An empty directory that root has made for a box whose processes are not root's."""
+    """An empty directory, or a new file system, that root has made for a box whose processes are not root's. Raises UsageProblem for one that holds
+    somebody's files: which of them are to be given away is not ours to say."""
     owner = os.stat(layout.runtime_directory)
-    if os.geteuid() == 0 and os.stat(path).st_uid != owner.st_uid and not os.listdir(path):
-        os.chown(path, owner.st_uid, owner.st_gid)
+    if os.geteuid() or os.stat(path).st_uid == owner.st_uid:
+        return
+    if found := set(os.listdir(path)) - _OF_MKFS:
+        user = pwd.getpwuid(owner.st_uid).pw_name
+        raise UsageProblem(f"{path} is not empty ({min(found)}) and is not {user}'s; empty it, or give it away: chown -R {user}:{user} {path}")
+    os.chown(path, owner.st_uid, owner.st_gid)
+    os.chmod(path, 0o750)
 
 
 def carry_out(layout: BoxLayout, verb: str, disk: str) -> None:

@@ -35,6 +35,7 @@ from appliance.runtime.supervisor import NAME
 from appliance.runtime.systemd import notify
 from appliance.runtime.unit_files import SETTINGS_MARK_VARIABLE, planned_box, settings_mark
 from appliance.runtime.unit_mode import SYSTEMD
+from appliance.runtime.watchdog_kills import WatchdogKills
 from appliance.shm.counter_reader import CounterReader
 from appliance.shm.counters import Counters, CounterSnapshot
 from appliance.shm.mapping import LayoutMismatch
@@ -61,6 +62,7 @@ class BoxKeeper:
         self._started_wall_ms = clock.wall_ms()
         self._status = StatusServer(self.layout.supervisor_socket, self._poller, self.describe, self._on_disk_order)
         self._readers: dict[str, CounterReader] = {}
+        self._watchdog_kills = WatchdogKills(self.box.integer("watchdog.timeout.ms"))
         self._disk_changes = DiskChanges(self.layout, clock, prepared.given, self._look_at_log_writer)
         self._signal_pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poller.register(self._signal_pipe[0], READABLE, self._on_signal_byte)
@@ -90,9 +92,10 @@ class BoxKeeper:
         waiting = []
         names = self.box.process_names()
         for name in names:
-            snapshot = self._read(name)
-            if snapshot is None or snapshot.state not in SERVING_STATES or not living_pid(self.layout, name):
+            snapshot, pid = self._read(name), living_pid(self.layout, name)
+            if snapshot is None or snapshot.state not in SERVING_STATES or not pid:
                 waiting.append(f"{name} {self._state_of(name, snapshot)}")
+            self._count_watchdog_kill(name, pid, 0 if snapshot is None else snapshot.heartbeat_ns)
             if snapshot is not None:
                 self._counters.counter(f'supervisor.restarts{{process="{name}"}}').set(_restarts(snapshot))
         for gone in self._readers.keys() - set(names):
@@ -111,6 +114,13 @@ class BoxKeeper:
         elif waiting and self._all_served:
             self.log.warning(words)
         self._all_served = not waiting
+
+    def _count_watchdog_kill(self, name: str, pid: int, beat_ns: int) -> None:
+        kills = self._counters.counter(f'supervisor.watchdog_kills{{process="{name}"}}')  # there from the first look on: whoever scrapes sees it rise
+        silent_s = self._watchdog_kills.look(name, pid, beat_ns, self._clock.monotonic_ns())
+        if silent_s:
+            kills.add()
+            self.log.warning(f"{name} had not turned for {silent_s:.0f} s and was killed; where it stood is in its own log", peer=name)
 
     def _read(self, name: str) -> CounterSnapshot | None:
         return self._readers.setdefault(name, CounterReader(self.layout, name)).read()

@@ -1,8 +1,9 @@
 """A settings file as lines for shell scripts: `python -m appliance.runtime.option_lines FILE`, before anything is installed.
 
-A line is NAME, a tab, a value: the options of `[box]` with their defaults filled in, `data` once a directory, and `problem` once for everything that is
-wrong with the file. It needs the standard library alone, so that install.sh can ask the machine's own Python. Nothing of the machine is looked at but
-the names of directories. Weak spot: a value with a line feed would be two lines; names of directories with one are refused by install.sh.
+A line is NAME, a tab, a value: the options of `[box]` with their defaults filled in, `data` once a directory, `disk` once a directory that the box has in
+fact (by `millrace disk add | remove | replace`; as `data` where nothing was ordered), and `problem` once for everything that is wrong with the file. It needs
+the standard library alone, so that install.sh can ask the machine's own Python. Nothing of the machine is looked at but the names of directories and
+the state's list of disks. Weak spot: a value with a line feed would be two lines; names of directories with one are refused by install.sh.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import sys
 
 from appliance.runtime.directories import shape_problems
+from appliance.runtime.disk_orders import with_kept_disks
 from appliance.runtime.run_options import RunOptions, resolve_options
 
 
@@ -19,6 +21,7 @@ def option_lines(path: str, cores: int) -> list[str]:
     options, problems = resolve_options(RunOptions(config=path), cores)
     problems += shape_problems(options.data, options.state)
     lines = [f"data\t{directory}" for directory in options.data]
+    lines += [f"disk\t{directory}" for directory in with_kept_disks(options)[0].data]
     lines += [f"{name}\t{getattr(options, name)}" for name in ("state", "listen", "advertise", "kafka_port", "syslog_port", "http_port")]
     lines.append(f"zookeeper\t{options.zookeeper or 'embedded'}")
     return lines + [f"problem\t{problem}" for problem in problems]

@@ -59,6 +59,8 @@ class Runner:
                 self.turn()
             self._stop()
         finally:
+            if self._heart is not None:
+                self._heart.closing()
             self._agent.close()
 
     def turn(self) -> int:

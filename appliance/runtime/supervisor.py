@@ -69,6 +69,8 @@ class Supervisor:
         self._signal_pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poller.register(self._signal_pipe[0], READABLE, self._on_signal_byte)
         self._stop_signals = 0
+        for name in self.children:
+            self._counters.counter(f'supervisor.watchdog_kills{{process="{name}"}}')  # whoever scrapes shall see it rise, not appear
         self._killed: set[int] = set()
         """Pids that the watchdog, or the stop, has killed and that are not gone yet."""
         self._set_aside = SetAsideProcesses()

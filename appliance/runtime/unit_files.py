@@ -150,6 +150,10 @@ def numeric_address(host: str) -> str:
 def unit_problems(options: ResolvedOptions, named: Mapping[str, object], disks: list[Disk]) -> list[str]:
     """What units need to be told, though `millrace run` has a default for it; `named` is the table [box] of the settings file."""
     problems = [f"[box] {key} is not set; a box that systemd runs must say where its {what} is" for key, what in _NEEDED.items() if key not in named]
+    directories = named.get("data")
+    for path in [*(directories if isinstance(directories, list) else [directories]), named.get("state")]:
+        if isinstance(path, str) and not path.startswith("/"):
+            problems.append(f"[box] {path}: a box that systemd runs has no working directory; give the whole path, from / on")
     for key in ("kafka_port", "syslog_port", "http_port"):
         if not getattr(options, key):
             problems.append(f"[box] {key.replace('_', '-')} is 0 (any free one); a box that systemd runs has fixed ports")

@@ -15,6 +15,10 @@ from appliance.runtime.unit_mode import is_unit
 from appliance.shm.counters import Counters
 
 TELL_NS_MAX = 5_000_000_000
+STOP_EXTENSION_US = 15_000_000
+CLOSE_EXTENSION_US = 45_000_000
+"""Time that a process asks for while it stops and turns, and for its last step, in which everything goes to the disk. One that does not ask hangs: systemd
+waits for it as long as the unit says, and everybody who stops with it waits for that."""
 START_FACTOR = 10
 """A process that is still starting (a recovery, perhaps) may be silent for this many watchdog periods."""
 
@@ -38,6 +42,7 @@ class UnitHeart:
         self._tell_ns = min(TELL_NS_MAX, watchdog_ms * 1_000_000 // 4)
         self._next_ns = 0
         self._was_starting = True
+        self._is_stopping = False
         self._seen: dict[str, int] = {}
         self._seen_ns = 0
 
@@ -53,14 +58,21 @@ class UnitHeart:
         return self._notifier.is_ready
 
     def stopping(self) -> None:
-        self._send("STOPPING=1\nWATCHDOG=1\nSTATUS=stopping")
+        self._is_stopping = True
+        self._send(f"STOPPING=1\nWATCHDOG=1\nEXTEND_TIMEOUT_USEC={STOP_EXTENSION_US}\nSTATUS=stopping")
+
+    def closing(self) -> None:
+        """The agent lets go of everything; no turn follows."""
+        self._send(f"WATCHDOG=1\nEXTEND_TIMEOUT_USEC={CLOSE_EXTENSION_US}")
 
     def _tell(self, now_ns: int, status_line: Callable[[], str]) -> None:
         lines = ["WATCHDOG=1"]
         if not self._seen_ns:
             lines.append(f"WATCHDOG_USEC={self._watchdog_ms * 1000}")
         rates = self._measure(now_ns)
-        if self._notifier.is_ready:
+        if self._is_stopping:
+            lines.append(f"EXTEND_TIMEOUT_USEC={STOP_EXTENSION_US}")
+        elif self._notifier.is_ready:
             lines.append("STATUS=" + "; ".join(filter(None, (status_line(), rates))).replace("\n", " "))
         else:
             lines.append(f"EXTEND_TIMEOUT_USEC={self._watchdog_ms * START_FACTOR * 1000}")

@@ -2,8 +2,8 @@
 
 systemd orders starts and stops by the same edges, reversed. Ours are not: all processes start at once, so that a disk that is slow to come keeps nobody
 waiting, and stop one kind after the other. So when the whole box stops, systemd tells everybody at once, and each process goes on until those that still
-need it are gone. `millrace-stop-order.service` leaves the mark that tells a stop of the whole box from that of one process. Weak spot: a process that
-cannot be killed (its disk hangs) is waited for `GROUP_STOP_MS`.
+need it are gone. `millrace-stop-order.service` leaves the mark that tells a stop of the whole box from that of one process. One that its disk
+holds is waited for `HELD_NS`, not longer: it needs nobody any more. Weak spot: one that hangs for another reason is waited for `GROUP_STOP_MS`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from appliance.base.layout import BoxLayout
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.children import plan_stop
 from appliance.runtime.leftovers import living_pid
+from appliance.runtime.set_aside import is_in_kernel
+from appliance.shm.counters import read_counters
 
 MANAGER_VARIABLE = "MILLRACE_MANAGER"
 SYSTEMD = "systemd"
@@ -23,6 +25,8 @@ MILLRACE_RUN = "millrace run"
 GROUP_STOP_MS = 14_000
 """A little more than a unit of the group before has (TimeoutStopSec)."""
 LOOK_NS = 20_000_000
+HELD_NS = 5_000_000_000
+"""Who is in the kernel, and has not turned for so long, waits for a disk."""
 
 
 def is_unit() -> bool:
@@ -41,6 +45,7 @@ class StopTurn:
         self._patience_ns = place * GROUP_STOP_MS * 1_000_000
         self._until_ns = 0
         self._next_look_ns = 0
+        self._next_held_look_ns = 0
 
     def has_come(self) -> bool:
         """Cheap to ask each turn."""
@@ -52,7 +57,15 @@ class StopTurn:
         if now_ns >= self._until_ns or not os.path.exists(self._layout.stopping_file):
             return True
         self._before = [name for name in self._before if living_pid(self._layout, name)]
+        self._next_held_look_ns = self._next_held_look_ns or now_ns + HELD_NS
+        if now_ns >= self._next_held_look_ns:
+            self._next_held_look_ns = now_ns + HELD_NS // 5
+            self._before = [name for name in self._before if not self._is_held(name, now_ns)]
         return not self._before
+
+    def _is_held(self, name: str, now_ns: int) -> bool:
+        snapshot = read_counters(self._layout, name)
+        return snapshot is not None and now_ns - snapshot.heartbeat_ns > HELD_NS and is_in_kernel(snapshot.pid)
 
 
 def stop_turn_of(context: ServiceContext) -> Callable[[], bool] | None:

@@ -16,7 +16,7 @@ from appliance.base.settings import Box
 from appliance.command import doctor_disks, doctor_machine
 from appliance.command.disk_probe import nameless_file, probe, residency_answers, verdict
 from appliance.command.doctor import doctor
-from appliance.command.doctor_disks import ask_all, judge_disk, judge_residency, judge_sharing, look_at_disks
+from appliance.command.doctor_disks import ask_all, judge_disk, judge_residency, judge_sharing, judge_states, look_at_disks
 from appliance.command.doctor_machine import judge_clock_source, judge_clocks, judge_descriptors, judge_receive_buffer, judge_shared_memory
 from appliance.command.doctor_network import advertised, is_local, judge_loopback, judge_zookeeper, ports
 from appliance.command.findings import OK, PROBLEM, WARNING, Finding
@@ -212,3 +212,11 @@ def test_without_problems_a_line_for_each_finding_and_a_sum(tmp_path: Path, caps
     assert lines[0] == f"box of {tmp_path}/a: not running; looked at as `millrace run` would start it"
     assert {line.split()[0] for line in lines[2:-2]} <= {OK, WARNING}
     assert lines[-1].endswith(", 0 problems") and "\x1b" not in "".join(lines)
+
+
+def test_a_disk_that_its_box_cannot_use_is_a_problem_though_root_may_write_there() -> None:
+    found = judge_states({"d0": "online", "d1": "offline", "d2": "starting", "d3": "full"})
+    assert [(finding.level, finding.subject, finding.words) for finding in found] == [
+        (PROBLEM, "disk d1", "its box says: offline"),
+        (PROBLEM, "disk d3", "its box says: full"),
+    ]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.base.layout import box_name
 from appliance.command.failures import UsageProblem
 from appliance.command.finding import bootstrap_addresses, find_running_box
 
@@ -15,6 +16,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("appliance.base.layout.runtime_roots", lambda: [str(tmp_path / "run")])
     monkeypatch.setattr("appliance.command.finding.runtime_roots", lambda: [str(tmp_path / "run")])
     monkeypatch.setattr("appliance.command.finding.SYSTEM_SETTINGS_FILE", str(tmp_path / "no.toml"))
+    monkeypatch.setattr("appliance.command.finding.INSTALLED_TARGET", str(tmp_path / "no.target"))
     monkeypatch.delenv("MILLRACE_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
     make_box(tmp_path, "one", ["/srv/d0", "/srv/d1"], "0.0.0.0")
@@ -41,6 +43,14 @@ def test_the_option_goes_before_the_environment_and_that_before_the_settings_fil
     assert find_running_box("/other/d0", str(here / "box.toml")).layout.box == "two"
 
 
+def test_a_settings_file_finds_its_box_by_the_state_directory_or_any_disk_when_the_first_was_removed_or_replaced(here: Path) -> None:
+    (here / "box.toml").write_text('[box]\ndata = ["/srv/removed", "/srv/d1"]\nstate = "/var/lib/elsewhere"\n')
+    assert find_running_box(None, str(here / "box.toml")).layout.box == "one"
+    make_box(here, box_name("/var/lib/millrace"), ["/srv/new0", "/srv/new1"], "0.0.0.0")
+    (here / "box.toml").write_text('[box]\ndata = ["/srv/old0", "/srv/old1"]\nstate = "/var/lib/millrace"\n')
+    assert find_running_box(None, str(here / "box.toml")).layout.box == box_name("/var/lib/millrace")
+
+
 def test_without_anything_said_it_is_var_in_the_working_directory(here: Path) -> None:
     make_box(here, "three", [str(here / "var" / "d0")], "127.0.0.1")
     assert find_running_box(None, None).layout.box == "three"
@@ -56,6 +66,9 @@ def test_where_nothing_runs_it_is_said_how_to_start(here: Path, monkeypatch: pyt
     monkeypatch.setattr("appliance.base.layout.runtime_roots", list)
     monkeypatch.setattr("appliance.command.finding.runtime_roots", list)
     with pytest.raises(UsageProblem, match="start one with `millrace run`"):
+        find_running_box(None, None)
+    monkeypatch.setattr("appliance.command.finding.INSTALLED_TARGET", str(here))
+    with pytest.raises(UsageProblem, match=r"systemctl start millrace\.target"):
         find_running_box(None, None)
 
 

@@ -14,10 +14,10 @@ import pytest
 from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicId
-from appliance.command.box_status import BoxNotRunning, Reading, gather, rates_between, read_shared_memory
+from appliance.command.box_status import BoxNotRunning, ProcessStatus, Reading, gather, rates_between, read_shared_memory
 from appliance.command.finding import FoundBox
 from appliance.command.process_memory import Memory, box_memory, memory_of
-from appliance.command.status import print_status
+from appliance.command.status import _state, print_status
 from appliance.command.topic_status import describe_topics, partition_problem
 from appliance.ipc.frames import listen_unix
 from appliance.ipc.move_report import COPYING, MoveProgress, moves_file, write_moves
@@ -228,3 +228,16 @@ def test_records_are_summed_over_partitions_and_a_log_of_several_segments_is_lar
     (topic,) = describe_topics(image_of(WANTED, WANTED, WANTED), rows, BROKER_ID)
     assert (topic.partitions, topic.records, topic.bytes, topic.bytes_are_whole) == (3, 60, 14_000, False)
     assert topic.problems == {"2": "not open on disk d0"}
+
+
+def test_partitions_of_a_disk_that_hangs_or_is_full_are_not_called_ok() -> None:
+    rows = [("d0", ROW), ("d1", ROW._replace(partition=1))]
+    for state, problems in (("hung", {"1": "disk d1 hangs"}), ("full", {"1": "disk d1 is full: read only"}), ("online", {})):
+        (topic,) = describe_topics(image_of(WANTED, WANTED._replace(disk="d1")), rows, BROKER_ID, {"d0": "online", "d1": state})
+        assert topic.problems == problems
+
+
+def test_a_long_story_of_a_process_does_not_push_the_table_off_the_screen() -> None:
+    words = "offline: disk was swapped, or is not mounted: /srv/d0 is empty, the log directory with"
+    told = _state(ProcessStatus("log-writer@d0", 7, "offline", None, 0, words))
+    assert told.startswith("offline (offline: disk was swapped") and told.endswith("…)") and len(told) < 90

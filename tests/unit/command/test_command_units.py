@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from appliance.base.errors import ConfigurationProblems
 from appliance.base.layout import BoxLayout
+from appliance.command.failures import UsageProblem
 from appliance.command.unit_installation import install_units, mount_point_of, plan_of_settings, remove_units
 from appliance.command.unit_orders import hand_over_directory
 from appliance.command.unit_states import merged, with_unit_states
@@ -62,11 +64,11 @@ def test_a_disk_that_is_not_mounted_now_stays_bound_to_its_mount(tmp_path: Path)
 
 def test_mistakes_are_told_all_at_once_and_nothing_is_written(tmp_path: Path) -> None:
     file = tmp_path / "m.toml"
-    file.write_text(f'"num.partitions" = 0\n[box]\nstate = "{tmp_path}/state"\nhttp-port = 0\nnonsense = 1\ndata = ["{tmp_path}/a b", "{tmp_path}/a b"]\n')
+    file.write_text(f'"num.partitions" = 0\n[box]\nstate = "{tmp_path}/state"\nhttp-port = 0\nnonsense = 1\ndata = ["{tmp_path}/a b", "{tmp_path}/a b", "c"]\n')
     with pytest.raises(ConfigurationProblems) as problems:
         plan_of_settings(str(file), str(tmp_path / "root"))
     text = str(problems.value)
-    assert all(words in text for words in ("num.partitions", "nonsense", "http-port is 0", "given twice", "a unit cannot be called after"))
+    assert all(words in text for words in ("num.partitions", "nonsense", "http-port is 0", "given twice", "a unit cannot be called after", "[box] c: "))
 
 
 def test_the_deepest_mount_counts() -> None:
@@ -107,10 +109,19 @@ def test_systemd_is_not_asked_about_a_box_of_millrace_run() -> None:
     assert with_unit_states({"managed_by": "systemd"}, processes) is processes, "a box file of another release: the counters alone speak"
 
 
-def test_a_directory_with_something_in_it_is_not_given_to_somebody_else(tmp_path: Path) -> None:
-    (tmp_path / "box").mkdir()
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "disk" / "file").write_text("")
-    before = (tmp_path / "disk").stat()
-    hand_over_directory(BoxLayout(str(tmp_path / "box")), str(tmp_path / "disk"))
-    assert (tmp_path / "disk").stat().st_uid == before.st_uid
+NOBODY = 65534
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving away needs root")
+def test_a_new_file_system_is_given_to_the_box_and_a_directory_with_files_in_it_to_nobody(tmp_path: Path) -> None:
+    box, disk = tmp_path / "box", tmp_path / "disk"
+    box.mkdir()
+    os.chown(box, NOBODY, NOBODY)
+    (disk / "lost+found").mkdir(parents=True)
+    hand_over_directory(BoxLayout(str(box)), str(disk))
+    assert (disk.stat().st_uid, disk.stat().st_gid) == (NOBODY, NOBODY)
+    os.chown(disk, 0, 0)
+    (disk / "file").write_text("")
+    with pytest.raises(UsageProblem, match=r"is not empty \(file\)"):
+        hand_over_directory(BoxLayout(str(box)), str(disk))
+    assert disk.stat().st_uid == 0

@@ -132,6 +132,26 @@ def test_it_knows_its_processes_by_their_counters(box: UnitBox) -> None:
     assert not os.path.exists(box.layout.runtime_directory), "nobody lives: nothing is left"
 
 
+def test_a_process_that_died_because_it_did_not_turn_is_counted_for_the_alarm(box: UnitBox) -> None:
+    clock = ManualClock()
+    keeper = BoxKeeper(box.prepare(), clock, box.log)
+    living = Living(box.layout, "acceptor@0")
+
+    def counted() -> float:
+        keeper.turn()
+        supervisor = read_counters(box.layout, "supervisor")
+        assert supervisor is not None
+        return supervisor.values['supervisor.watchdog_kills{process="acceptor@0"}']
+
+    living.beat(clock.monotonic_ns())
+    for _ in range(30):
+        assert counted() == 0, "it is exported before it rises"
+        clock.advance_ms(1_000)
+    living.end()
+    assert (counted(), counted()) == (1, 1)
+    keeper._close()
+
+
 def test_who_goes_on_finds_everything_when_the_supervisor_ends(box: UnitBox) -> None:
     keeper, living = box.keeper(), Living(box.layout, "acceptor@0")
     keeper._close()

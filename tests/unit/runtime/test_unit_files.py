@@ -102,12 +102,13 @@ def test_a_disk_is_called_so_that_a_unit_can_be_called_after_it() -> None:
 
 def test_every_kind_of_process_has_a_unit_and_no_unit_is_without_one() -> None:
     found = {path.name.removeprefix("millrace-").split("@")[0].removesuffix(".service") for path in SYSTEMD.glob("millrace-*.service")}
-    assert found == KINDS | {"supervisor", "stop-order"}
+    assert found == KINDS | {"supervisor", "stop-order", "load"}
 
 
 def test_every_unit_stops_with_the_target_and_in_order_and_is_held_to_the_same() -> None:
     units = {path.name: sections(path) for path in SYSTEMD.glob("millrace-*.service")}
     stop_order = units.pop("millrace-stop-order.service")
+    units.pop("millrace-load.service")  # it comes and goes, and is no part of the box
     common: set[str] | None = None
     for name, unit in units.items():
         assert "PartOf=millrace.target" in unit["[Unit]"] and "Before=millrace-stop-order.service" in unit["[Unit]"], name
@@ -136,7 +137,7 @@ def test_whoever_listens_is_given_the_sockets_that_millrace_run_gives_it_and_the
 def filled(tmp_path: Path) -> Path:
     """The units as on a box, with what the settings say."""
     values = {"@PYTHON@": sys.executable, "@CURRENT@": str(SYSTEMD.parent), "@SETTINGS@": "/etc/millrace/millrace.toml", "@JAVA_HOME@": ""}
-    for path in (path for pattern in ("*.service", "*.socket", "*.target", "*.slice") for path in SYSTEMD.glob(pattern)):
+    for path in (path for pattern in ("*.service", "*.socket", "*.target", "*.slice", "*.timer") for path in SYSTEMD.glob(pattern)):
         text = path.read_text()
         for name, value in values.items():
             text = text.replace(name, value)

@@ -18,10 +18,10 @@ from appliance.base.logging import Logger
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.poller import Poller
 from appliance.runtime.systemd import FAILED_STARTS, SystemdNotifier
-from appliance.runtime.unit_heart import START_FACTOR, UnitHeart, heart_of, rate_text
-from appliance.runtime.unit_mode import GROUP_STOP_MS, MANAGER_VARIABLE, SYSTEMD, StopTurn, stop_turn_of
+from appliance.runtime.unit_heart import CLOSE_EXTENSION_US, START_FACTOR, STOP_EXTENSION_US, UnitHeart, heart_of, rate_text
+from appliance.runtime.unit_mode import GROUP_STOP_MS, HELD_NS, MANAGER_VARIABLE, SYSTEMD, StopTurn, stop_turn_of
 from appliance.runtime.unit_start import BoxNotPrepared, await_turn_to_start, require_box
-from appliance.shm.counters import Counters, unlink_all
+from appliance.shm.counters import HEARTBEAT_WORD, Counters, unlink_all
 from appliance.shm.mapping import PID_WORD, LayoutMismatch, SharedObject
 from tests.unit.base.test_settings import make_box
 
@@ -90,6 +90,20 @@ def test_a_process_that_serves_feeds_the_watchdog_several_times_in_its_period_an
     assert all(later - earlier <= WATCHDOG_MS / 1000 / 4 for earlier, later in pairwise(told)) and len(told) == 11
 
 
+def test_a_process_that_stops_asks_for_time_as_long_as_it_turns_and_for_its_last_step(layout: BoxLayout) -> None:
+    heart = Heart(layout)
+    heart.notifier.ready()
+    heart.beat(100)
+    heart.sent.clear()
+    heart.heart.stopping()
+    assert f"EXTEND_TIMEOUT_USEC={STOP_EXTENSION_US}" in heart.sent[0].splitlines()
+    told = [second for second in range(101, 131) if f"EXTEND_TIMEOUT_USEC={STOP_EXTENSION_US}" in heart.beat(second)]
+    assert len(told) >= 30 * 1_000_000 // STOP_EXTENSION_US * 2 and all((later - earlier) * 1_000_000 < STOP_EXTENSION_US for earlier, later in pairwise(told))
+    heart.sent.clear()
+    heart.heart.closing()
+    assert f"EXTEND_TIMEOUT_USEC={CLOSE_EXTENSION_US}" in heart.sent[0].splitlines()
+
+
 def test_rates_are_the_rise_of_all_labels_of_a_counter(layout: BoxLayout) -> None:
     heart = Heart(layout, "ingest")
     heart.notifier.ready()
@@ -147,6 +161,13 @@ class Living:
         shared.words[PID_WORD] = self.process.pid
         shared.close()
 
+        self._counters_name = layout.shared_memory_name("counters", name)
+
+    def beat(self, now_ns: int) -> None:
+        shared = SharedObject.attach(self._counters_name, b"MLRcount", writable=True)
+        shared.words[HEARTBEAT_WORD] = now_ns
+        shared.close()
+
     def end(self) -> None:
         self.process.communicate()
 
@@ -187,6 +208,25 @@ def test_one_that_cannot_end_is_not_waited_for_for_ever(layout: BoxLayout) -> No
     assert not has_come(turn, clock)
     clock.advance_ms(GROUP_STOP_MS)
     assert has_come(turn, clock)
+    living.end()
+
+
+def test_one_that_its_disk_holds_is_waited_for_a_moment_only(layout: BoxLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(layout.stopping_file).touch()
+    clock, living = ManualClock(), Living(layout, "log-writer@d0")
+    held: list[int] = []
+    monkeypatch.setattr("appliance.runtime.unit_mode.is_in_kernel", held.__contains__)
+    living.beat(clock.monotonic_ns())
+    turn = StopTurn(layout, "controller", NAMES, clock)
+    assert not has_come(turn, clock)
+    clock.advance_ms(HELD_NS // 1_000_000 + 100)
+    assert not turn.has_come(), "it stands still and may end yet"
+    held.append(living.process.pid)
+    living.beat(clock.monotonic_ns())
+    clock.advance_ms(1_100)
+    assert not turn.has_come(), "it is in the kernel and turns"
+    clock.advance_ms(HELD_NS // 1_000_000)
+    assert turn.has_come()
     living.end()
 
 
