@@ -13,12 +13,12 @@ JAVA_MIN=11
 # PySpark comes whole. Measured (200 MB/s line): pip needs 23 s for it and 490 MB stay; fetching its source archive only to take the
 # jars out of it that ZooKeeper needs takes 11 s and would leave 15 MB. The download, which is what hurts on a slow line, is the same 456 MB,
 # because the jars lie in the middle of one compressed stream; and Spark itself is wanted later. So the plain way it is, which also works
-# with mirrors, proxies and caches of pip.
-SIZE="about 550 MB to download (456 MB of it PySpark, which has ZooKeeper in it), 600 MB on disk, half a minute on a fast line"
+# with mirrors, proxies and caches of pip. For the same reason Spark jobs' other packages come with it: 70 MB more.
+SIZE="about 620 MB to download (456 MB of it PySpark, which has ZooKeeper in it), 900 MB on disk, a minute on a fast line"
 
-# chromium for the console's page; of prometheus only promtool is used, which needs no other package.
-PEER_PACKAGES="kcat rsyslog syslog-ng-core chromium chromium-driver prometheus"
-PEER_COMMANDS="usr/bin/kcat usr/sbin/rsyslogd usr/bin/loggen usr/sbin/syslog-ng usr/lib/chromium/chromium usr/bin/chromedriver usr/bin/promtool"
+# chromium for the console's page; of prometheus only promtool is used, which needs no other package; postgresql for `millrace load`.
+PEER_PACKAGES="kcat rsyslog syslog-ng-core chromium chromium-driver prometheus postgresql-15"
+PEER_COMMANDS="usr/bin/kcat usr/sbin/rsyslogd usr/bin/loggen usr/sbin/syslog-ng usr/lib/chromium/chromium usr/bin/chromedriver usr/bin/promtool usr/lib/postgresql/15/bin/initdb usr/lib/postgresql/15/bin/postgres"
 
 usage() {
     cat <<USAGE
@@ -121,7 +121,7 @@ ensure_venv() {
     else
         say "bringing .venv up to date …"
     fi
-    [ "$kind" = test ] && target="${ROOT}[test]"
+    if [ "$kind" = test ]; then target="${ROOT}[test]"; else target="${ROOT}[pipeline]"; fi
     # "compat" puts this directory on the path by a plain .pth line; the default would import a finder in each of our processes (1 MB and 10 ms).
     pip_install --config-settings editable_mode=compat -e "$target" || die "pip could not install what pyproject.toml lists; its message is above"
     rm -f "$VENV"/.stamp-*
@@ -226,12 +226,13 @@ run_tests() {
             *) usage >&2; exit 2 ;;
         esac
     done
-    say "The tests need: Python 3.$PYTHON_MINOR_MIN with venv and a Java runtime (installed with apt-get as root or by sudo if missing), the packages of"
+    say "The tests need: Python 3.$PYTHON_MINOR_MIN with venv and Java 17 (installed with apt-get as root or by sudo if missing), the packages of"
     say "pyproject.toml with its extra 'test' (into .venv), the Debian packages $PEER_PACKAGES (unpacked under .venv/peers, no root needed), and"
     say "JavaScript and Java clients from npm and Maven Central (220 MB under .venv/clients). As root also systemd, for tests that boot one (apt-get)."
     lock
     ensure_venv test
     ensure_java test
+    "$VENV/bin/python" -c 'from appliance.pipeline.spark_java import spark_java_home; spark_java_home()' 2>/dev/null || apt_install openjdk-17-jre-headless || true # a Java for ZooKeeper may be too old for Spark
     ensure_peers
     cd "$ROOT"
     [ -z "$deep" ] || has mkfs.xfs || PATH=$PATH:/usr/sbin:/sbin has mkfs.xfs || apt_install xfsprogs || SKIPPED+=("faults of XFS: there is no mkfs.xfs")
@@ -256,9 +257,11 @@ run_tests() {
     local workers
     workers=$(nproc)
     local several=(-n "$((workers < 4 ? workers : 4))" --dist loadfile --no-loadscope-reorder)
-    step "fast tests" tests "${several[@]}" -m "not slow and not system"
-    step "slow tests" tests "${several[@]}" -m "slow and not system and not alone"
-    step "system tests" tests "${several[@]}" -m "system and not alone"
+    step "fast tests" tests "${several[@]}" -m "not slow and not system and not spark"
+    step "slow tests" tests "${several[@]}" -m "slow and not system and not alone and not spark"
+    step "system tests" tests "${several[@]}" -m "system and not alone and not spark"
+    # One process, one JVM: a session costs ten seconds and uses every processor by itself.
+    step "tests of Spark" tests -m spark
     step "tests alone" tests -m alone
     local results line skipped=
     while read -r line; do SKIPPED+=("$line"); done < <(skips "${LOGS[@]}")

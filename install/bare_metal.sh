@@ -33,6 +33,7 @@ bare_metal() {
     trap 'rm -rf "$SCRATCH"' EXIT
     [ "$MODE" != wheelhouse ] || { make_wheelhouse; return; }
     PREFIX=${PREFIX:-$(installed_prefix || echo "$PREFIX_DEFAULT")}
+    ! wants_pipeline || JAVA_MIN=17 # Spark's
     [ "$MODE" = check ] || is_root || die "this changes the system: sudo ./install.sh (or ./install.sh run, which does not)"
     [ "$MODE" = check ] || one_at_a_time
     case $MODE in
@@ -60,6 +61,7 @@ install_here() {
     choose_settings
     write_settings >"$SCRATCH/millrace.toml"
     choose_effective_settings
+    choose_ordered_disks
     preflight
     print_findings
     if [ "$PROBLEM_COUNT" -gt 0 ]; then
@@ -94,6 +96,16 @@ choose_effective_settings() {
     mapfile -t DISKS < <(option_values data)
     LISTEN=$(option_values listen) ADVERTISE=$(option_values advertise)
     DISKS_FROM="as $SETTINGS_FILE says" LISTEN_FROM="as $SETTINGS_FILE says" ADVERTISE_FROM="as $SETTINGS_FILE says"
+}
+
+# choose_ordered_disks: those that the box has in fact, where `millrace disk` has changed them since the settings were written.
+choose_ordered_disks() {
+    local ordered
+    read_options "$ROOT" "$EFFECTIVE_SETTINGS" || return 0
+    mapfile -t ordered < <(option_values disk)
+    if [ "${ordered[*]}" = "${DISKS[*]}" ] || [ "${#ordered[@]}" = 0 ]; then return 0; fi
+    [ "$(option_values data | paste -sd ' ')" = "${DISKS[*]}" ] || return 0 # what was given has mistakes, which are told
+    DISKS=("${ordered[@]}") DISKS_FROM="as millrace disk ordered"
 }
 
 plan_words() {
@@ -144,7 +156,7 @@ roll_back() {
     consent "go on?"
     choose_settings_of_rollback "$version"
     check_with_release "$version"
-    read_options "$PREFIX/releases/$version" "$EFFECTIVE_SETTINGS" && mapfile -t DISKS < <(option_values data)
+    read_options "$ROOT" "$EFFECTIVE_SETTINGS" && mapfile -t DISKS < <(option_values disk)
     switch_to "$version" || exit 1
     say "release $version serves; sudo $PREFIX/current/install.sh --rollback goes forward to $current again"
 }

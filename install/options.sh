@@ -17,6 +17,7 @@ WHEELHOUSE=
 LISTEN=
 ADVERTISE=
 WAIT_SECONDS=120
+PIPELINE= # yes, no, or nothing: as it is
 
 bare_metal_usage() {
     cat <<USAGE
@@ -27,11 +28,12 @@ sudo ./install.sh [OPTIONS]    install on this machine under systemd, or upgrade
     --listen ADDRESS           address to listen on [default: 0.0.0.0, which is all]
     --advertise NAME           name or address that Kafka clients are told [default: this machine's address]
     --prefix DIR               where releases go [default: $PREFIX_DEFAULT]
+    --pipeline                 with Spark jobs, too (millrace load, millrace stream): 1 GB on disk instead of 70 MB. Kept by later runs; --no-pipeline ends it
     --offline WHEELHOUSE       take Python packages out of this directory only
     --wait SECONDS             how long a new release may take until it serves [default: $WAIT_SECONDS]
 sudo ./install.sh --rollback   back to the release before this one
 sudo ./install.sh --uninstall  stop and remove the program; data, state and settings stay
-./install.sh --make-wheelhouse DIR    fetch the Python packages for --offline, with their hashes
+./install.sh --make-wheelhouse DIR    fetch the Python packages for --offline, with their hashes (with --pipeline those of Spark jobs, too)
 USAGE
 }
 
@@ -52,6 +54,8 @@ parse_options() {
             --rollback) MODE=rollback; continue ;;
             --uninstall) MODE=uninstall; continue ;;
             --yes) YES=1; continue ;;
+            --pipeline) PIPELINE=yes; continue ;;
+            --no-pipeline) PIPELINE=no; continue ;;
             --*=*) value=${option#*=} option=${option%%=*} ;;
             --*) [ $# -gt 0 ] || usage_error "$option wants a value, or is no option"; value=$1; shift ;;
             *) usage_error "there is no verb or option $option" ;;

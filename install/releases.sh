@@ -3,7 +3,7 @@
 # `previous` point at two of them. Sourced by install.sh. What third-party packages two releases share is one file on the disk (hard links).
 
 BUILT= # whether this run has built the release
-RELEASE_PARTS="appliance services systemd install install.sh pyproject.toml README.md CHANGELOG.md LICENSE"
+RELEASE_PARTS="appliance services pyspark_millrace systemd install install.sh pyproject.toml README.md CHANGELOG.md LICENSE"
 
 tree_parts() { (cd "$ROOT" && ls -d $RELEASE_PARTS 2>/dev/null); } # shellcheck disable=SC2086  # words are meant
 
@@ -13,8 +13,17 @@ tree_hash() {
     (cd "$ROOT" && find $(tree_parts) -type f ! -path '*/__pycache__/*' ! -name '*.pyc' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -c 1-8)
 }
 
-# tree_version: 0.1.0+g1340c1f for a clean checkout, 0.1.0+g1340c1f.HASH for one with changes, 0.1.0+HASH without git: other files, another version.
+# tree_version: other files or other packages, another version. With the pipeline its name ends with that.
 tree_version() {
+    local version
+    version=$(files_version)
+    version=${version%.pipeline}
+    if wants_pipeline; then version=$version.pipeline; fi
+    echo "$version"
+}
+
+# files_version: 0.1.0+g1340c1f for a clean checkout, 0.1.0+g1340c1f.HASH for one with changes, 0.1.0+HASH without git.
+files_version() {
     local base commit
     if [ -f "$ROOT/VERSION" ]; then cat "$ROOT/VERSION"; return; fi # this is a release itself
     base=$(sed -nE 's/^version = "([^"]+)"/\1/p' "$ROOT/pyproject.toml" | head -n 1)
@@ -42,6 +51,7 @@ build_release() {
     # shellcheck disable=SC2046
     (cd "$ROOT" && tar --exclude=__pycache__ --exclude='*.pyc' -cf - $(tree_parts)) | tar -C "$release" --no-same-owner -xf - || return 1
     echo "$1" >"$release/VERSION"
+    if wants_pipeline; then touch "$release/.pipeline"; fi
     { wanted_packages; python_words "$python"; } | sha256sum | cut -d ' ' -f 1 >"$release/.packages"
     donor=$(grep -lxF "$(cat "$release/.packages")" "$PREFIX"/releases/*/.packages 2>/dev/null | grep -vF "$release/" | while read -r file; do
         [ -f "${file%.packages}.complete" ] && echo "${file%/.packages}" && break
@@ -76,11 +86,12 @@ share_packages() {
 }
 
 # strip_packages RELEASE: without pip, without commands of packages, and of PySpark only the jars that ZooKeeper is made of: 475 of its 490 MB
-# are Spark, which nothing uses yet. Whoever starts Spark jobs from a release takes that step out.
+# are Spark. With the pipeline it stays whole: its modules and jars name each other, and a user's own job may want any of them.
 strip_packages() {
     local python=$1/.venv/bin/python jar
     "$python" -m pip --disable-pip-version-check -q uninstall -y pip setuptools >&2 || return 1
     find "$1/.venv/bin" -mindepth 1 ! -name 'python*' -delete
+    if wants_pipeline; then return; fi
     PYTHONPATH=$1 "$python" -B -P -c 'from appliance.agents.zookeeper import find_jars; print(*find_jars(), sep="\n")' >"$SCRATCH/jars" || return 1
     mkdir "$SCRATCH/kept"
     while read -r jar; do mv "$jar" "$SCRATCH/kept/"; done <"$SCRATCH/jars"

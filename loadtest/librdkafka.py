@@ -49,9 +49,10 @@ class LibrdkafkaClient:
         return [*self.command, verb, box.bootstrap, topic, *numbers, *(f"{name}={value}" for name, value in properties.items())]
 
 
-def fill_topic(client: LibrdkafkaClient, box: Broker, topic: str, partitions: int, records: int, value_bytes: int) -> None:
+def fill_topic(client: LibrdkafkaClient, box: Broker, topic: str, partitions: int, records: int, value_bytes: int, codec: str = "none") -> None:
     """Write what is to be read afterwards: one producer, each value beginning with its offset."""
-    command = client.producer(box, topic, partitions, records, value_bytes, {"acks": 1, "linger.ms": 5, "batch.size": 1_000_000})
+    properties = {"acks": 1, "linger.ms": 5, "batch.size": 1_000_000, "compression.type": codec}
+    command = client.producer(box, topic, partitions, records, value_bytes, properties)
     with LoadGenerator("filling producer", command) as generator:
         generator.await_ready()
         generator.go()

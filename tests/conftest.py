@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,6 +15,9 @@ from hypothesis import HealthCheck, settings
 # Hooks of pytest's, which finds them here.
 from tests.support.failed_tests import pytest_runtest_logreport, pytest_runtest_protocol  # noqa: F401
 from tests.support.running_box import RunningBox, start_box
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parent.parent
 DEEP = bool(os.environ.get("MILLRACE_DEEP"))
@@ -31,13 +35,17 @@ os.environ["PATH"] = f"{ROOT}/.venv/peers/bin:{os.environ.get('PATH', '')}"
 
 LONGEST = (
     *("test_disk_faults.py", "test_controller.py", "test_kafka_python_suite.py", "test_command.py", "test_supervisor.py", "test_hostile_clients.py"),
-    *("test_partition_moves.py", "test_group_commands.py", "test_kafka_tools.py", "test_fuzz.py", "test_storage_torture.py"),
+    *("test_load.py", "test_partition_moves.py", "test_group_commands.py", "test_kafka_tools.py", "test_fuzz.py", "test_storage_torture.py"),
 )
 """Files that come first, so that those who work side by side (`-n`, a file at a time) end at about the same time."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first; long campaigns run on demand."""
+    """The longest files first; long campaigns run on demand; what uses the one Spark session is marked so."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.spark)
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
     if DEEP:
@@ -52,6 +60,17 @@ def _campaigns_take_their_time() -> None:
     """A test that hangs is ended after two minutes (pyproject.toml); a campaign takes longer than that."""
     if DEEP:
         faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The one Spark session of this process (tests/support/spark_session.py)."""
+    from tests.support.spark_session import end_spark, the_spark, why_no_spark
+
+    if why := why_no_spark():
+        pytest.skip(why)
+    yield the_spark().session
+    end_spark()
 
 
 @pytest.fixture

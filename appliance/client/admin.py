@@ -130,13 +130,14 @@ def _ask_controller(cluster: ClusterClient, api: Api, values: dict[str, Any], re
             backoff.pause_or_raise(error)
 
 
-def list_offsets(cluster: ClusterClient, partitions: Iterable[TopicPartition], timestamp: int) -> dict[TopicPartition, FoundOffset]:
-    """For each partition the offset of the first record at or after `timestamp` (or EARLIEST_, LATEST_TIMESTAMP)."""
+def list_offsets(cluster: ClusterClient, partitions: Iterable[TopicPartition], timestamp: int, isolation_level: int = 0) -> dict[TopicPartition, FoundOffset]:
+    """For each partition the offset of the first record at or after `timestamp` (or EARLIEST_, LATEST_TIMESTAMP). With isolation level 1
+    (read_committed) the latest is the last stable offset."""
     wanted = set(partitions)
     found: dict[TopicPartition, FoundOffset] = {}
     backoff = cluster.backoff()
     while wanted:
-        answers, error = try_list_offsets(cluster, wanted, timestamp)
+        answers, error = try_list_offsets(cluster, wanted, timestamp, isolation_level)
         found.update(answers)
         wanted -= answers.keys()
         if wanted and error is not None:
@@ -146,14 +147,14 @@ def list_offsets(cluster: ClusterClient, partitions: Iterable[TopicPartition], t
 
 
 def try_list_offsets(
-    cluster: ClusterClient, partitions: Iterable[TopicPartition], timestamp: int
+    cluster: ClusterClient, partitions: Iterable[TopicPartition], timestamp: int, isolation_level: int = 0
 ) -> tuple[dict[TopicPartition, FoundOffset], Exception | None]:
     """One round: the offsets of those partitions whose leader tells them, and an error of the others. Raises what will not heal."""
     found: dict[TopicPartition, FoundOffset] = {}
     trouble: Exception | None = None
     for leader, led in _by_leader(cluster, partitions).items():
         try:
-            answers = _ask_leader(cluster, leader, led, timestamp)
+            answers = _ask_leader(cluster, leader, led, timestamp, isolation_level)
         except (ClientFailed, RequestRefused) as error:
             answers = dict.fromkeys(led, error)
         for partition, answer in answers.items():
@@ -182,12 +183,14 @@ def _by_leader(cluster: ClusterClient, partitions: Iterable[TopicPartition]) -> 
     return by_leader
 
 
-def _ask_leader(cluster: ClusterClient, leader: BrokerId, partitions: list[TopicPartition], timestamp: int) -> dict[TopicPartition, FoundOffset | Exception]:
+def _ask_leader(
+    cluster: ClusterClient, leader: BrokerId, partitions: list[TopicPartition], timestamp: int, isolation_level: int
+) -> dict[TopicPartition, FoundOffset | Exception]:
     by_topic: dict[str, list[dict[str, int]]] = {}
     for partition in partitions:
         by_topic.setdefault(partition.topic, []).append({"partition_index": partition.partition, "timestamp": timestamp})
     topics = [{"name": name, "partitions": asked} for name, asked in by_topic.items()]
-    body = cluster.ask_broker(leader, LIST_OFFSETS, {"replica_id": -1, "isolation_level": 0, "topics": topics})
+    body = cluster.ask_broker(leader, LIST_OFFSETS, {"replica_id": -1, "isolation_level": isolation_level, "topics": topics})
     found: dict[TopicPartition, FoundOffset | Exception] = {}
     for topic in body.topics:
         for answer in topic.partitions:

@@ -8,28 +8,57 @@ from typing import Any
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import BrokerId
 from appliance.client.cluster import ClusterClient
-from appliance.client.errors import COORDINATOR_IS_ELSEWHERE, refused
+from appliance.client.errors import COORDINATOR_IS_ELSEWHERE, METADATA_IS_STALE, ClientFailed, is_retriable, refused
 from appliance.client.messages import FIND_COORDINATOR, Api
 
 GROUP, TRANSACTION = 0, 1
+HEALS_BY_ITSELF = frozenset({ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.UNSTABLE_OFFSET_COMMIT})
+"""Codes of a coordinator that is still ending a transaction."""
+
+
+class Coordinator:
+    """Whoever coordinates a group or transactional id: asked again where it was found, until it says that it is elsewhere."""
+
+    def __init__(self, cluster: ClusterClient, key_type: int, key: str, *, retry_ms: int | None = None, asks_again: bool = False) -> None:
+        """`asks_again`: also after a lost connection, for questions that may come twice."""
+        self._cluster = cluster
+        self._key_type = key_type
+        self._key = key
+        self._retry_ms = retry_ms
+        self._asks_again = asks_again
+        self._broker: BrokerId | None = None
+
+    def ask(self, api: Api, values: dict[str, Any], doing: str, error_of: Callable[[Any], tuple[int, str | None]]) -> Any:
+        """Its answer; tried again while it moves, reads its state, or ends this id's last transaction. `error_of` gives an answer's error code and words."""
+        backoff = self._cluster.backoff(self._retry_ms)
+        while True:
+            try:
+                if self._broker is None:
+                    self._broker = _find(self._cluster, self._key_type, self._key, doing)
+                body = self._cluster.ask_broker(self._broker, api, values)
+                code, words = error_of(body)
+                if code == ErrorCode.NONE:
+                    return body
+                raise refused(code, doing, words)
+            except RequestRefused as error:
+                if error.code in COORDINATOR_IS_ELSEWHERE:
+                    self._broker = None
+                elif error.code not in HEALS_BY_ITSELF and not (self._asks_again and error.code in METADATA_IS_STALE):
+                    raise
+                backoff.pause_or_raise(error)
+            except ClientFailed as error:
+                if not self._asks_again or not is_retriable(error):
+                    raise
+                self._broker = None
+                backoff.pause_or_raise(error)
 
 
 def ask_coordinator(
-    cluster: ClusterClient, key_type: int, key: str, api: Api, values: dict[str, Any], doing: str, error_of: Callable[[Any], tuple[int, str | None]]
-) -> Any:
-    """The answer of the coordinator of `key`; tried again while it moves or reads its state. `error_of` gives an answer's error code and words."""
-    backoff = cluster.backoff()
-    while True:
-        try:
-            body = cluster.ask_broker(_find(cluster, key_type, key, doing), api, values)
-            code, words = error_of(body)
-            if code == ErrorCode.NONE:
-                return body
-            raise refused(code, doing, words)
-        except RequestRefused as error:
-            if error.code not in COORDINATOR_IS_ELSEWHERE and error.code is not ErrorCode.CONCURRENT_TRANSACTIONS:
-                raise
-            backoff.pause_or_raise(error)
+    cluster: ClusterClient, key_type: int, key: str, api: Api, values: dict[str, Any], doing: str, error_of: Callable[[Any], tuple[int, str | None]],
+    *, asks_again: bool = False,
+) -> Any:  # fmt: skip
+    """One question to the coordinator of `key`."""
+    return Coordinator(cluster, key_type, key, asks_again=asks_again).ask(api, values, doing, error_of)
 
 
 def _find(cluster: ClusterClient, key_type: int, key: str, doing: str) -> BrokerId:

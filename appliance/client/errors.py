@@ -126,6 +126,9 @@ PLAIN_WORDS = {
     ErrorCode.TRANSACTIONAL_ID_NOT_FOUND: "there is no such transactional id",
     ErrorCode.CONCURRENT_TRANSACTIONS: "its last transaction is still being ended",
     ErrorCode.INVALID_PRODUCER_EPOCH: "the producer has a newer epoch there",
+    ErrorCode.INVALID_TRANSACTION_TIMEOUT: "the transaction time-out is longer than the broker's transaction.max.timeout.ms",
+    ErrorCode.PRODUCER_FENCED: "another producer has taken over its transactional id",
+    ErrorCode.UNSTABLE_OFFSET_COMMIT: "a transaction that commits its offsets is still being ended",
     ErrorCode.TRANSACTION_COORDINATOR_FENCED: "a newer coordinator has decided about it",
 }
 """What a code means to the person at the terminal, for brokers that send no text of their own."""

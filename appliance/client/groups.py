@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import Offset, TopicPartition
@@ -119,11 +119,18 @@ def _describe_new(cluster: ClusterClient, group_id: str, doing: str) -> Describe
     return DescribedGroup(group_id, group.group_state, NEW_PROTOCOL, group.assignor_name, members)
 
 
-def committed_offsets(cluster: ClusterClient, group_id: str) -> dict[TopicPartition, CommittedOffset]:
-    """Of every partition that the group has one for."""
+def committed_offsets(cluster: ClusterClient, group_id: str, *, require_stable: bool = False) -> dict[TopicPartition, CommittedOffset]:
+    """Of every partition that the group has one for. With `require_stable` after the end of transactions that commit for the group (KIP-447), and whatever
+    restarts meanwhile."""
     doing = f"read the offsets of group {group_id!r}"
-    values = {"groups": [{"group_id": group_id, "topics": None}], "require_stable": False}
-    body = ask_coordinator(cluster, GROUP, group_id, OFFSET_FETCH, values, doing, lambda body: (int(body.groups[0].error_code), None))
+    values = {"groups": [{"group_id": group_id, "topics": None}], "require_stable": require_stable}
+
+    def error_of(body: Any) -> tuple[int, str | None]:
+        codes = [int(body.groups[0].error_code)]
+        codes += [int(partition.error_code) for topic in body.groups[0].topics for partition in topic.partitions]
+        return next((code for code in codes if code == ErrorCode.UNSTABLE_OFFSET_COMMIT), codes[0]), None
+
+    body = ask_coordinator(cluster, GROUP, group_id, OFFSET_FETCH, values, doing, error_of, asks_again=require_stable)
     return {
         TopicPartition(str(topic.name), int(partition.partition_index)): CommittedOffset(Offset(int(partition.committed_offset)), partition.metadata or "")
         for topic in body.groups[0].topics

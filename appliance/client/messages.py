@@ -49,7 +49,13 @@ DELETE_TOPICS = Api(20, "delete_topics", 1, 5, 4)
 """From 6 on the request has another shape, for deletion by id."""
 DELETE_RECORDS = Api(21, "delete_records", 0, 2, 2)
 INIT_PRODUCER_ID = Api(22, "init_producer_id", 2, 4, 2)
+ADD_PARTITIONS_TO_TXN = Api(24, "add_partitions_to_txn", 0, 3, 3)
+"""From 4 on for brokers among themselves."""
+ADD_OFFSETS_TO_TXN = Api(25, "add_offsets_to_txn", 0, 3, 3)
+END_TXN = Api(26, "end_txn", 0, 3, 3)
+"""From 5 on every end raises the producer's epoch (KIP-890)."""
 WRITE_TXN_MARKERS = Api(27, "write_txn_markers", 1, 1, 1)
+TXN_OFFSET_COMMIT = Api(28, "txn_offset_commit", 0, 3, 3)
 DESCRIBE_CONFIGS = Api(32, "describe_configs", 1, 4, 4)
 """From 1 on an answer says where a value comes from."""
 CREATE_PARTITIONS = Api(37, "create_partitions", 0, 3, 2)

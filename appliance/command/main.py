@@ -10,11 +10,9 @@ from typing import Literal
 
 import typer
 
-from appliance.base.errors import MillraceError, RequestRefused
-from appliance.base.invariants import InvariantViolation
-from appliance.command import config, disk, doctor, group, log_dump, run, send, status, top, topic, transaction, units
-from appliance.command.failures import EXIT_CODES_HELP, exit_code
-from appliance.command.output import say
+from appliance.command import config, disk, doctor, group, load, log_dump, run, send, status, stream, top, topic, transaction, units
+from appliance.command.failures import EXIT_CODES_HELP
+from appliance.command.run_app import run_app
 
 FINDING_HELP = (
     "A command finds its box by --data DIR (any one of its data directories), else the environment variable MILLRACE_DATA, else the settings file, else ./var."
@@ -33,6 +31,8 @@ def build_app() -> typer.Typer:
     app.command("top")(top.top)
     app.command("doctor")(doctor.doctor)
     app.command("send")(send.send)
+    app.command("load")(load.load)
+    app.command("stream")(stream.stream)
     app.add_typer(topic.build_app(markup), name="topic")
     app.add_typer(group.build_app(markup), name="group")
     app.add_typer(transaction.build_app(markup), name="transaction")
@@ -46,18 +46,6 @@ def build_app() -> typer.Typer:
 def main() -> None:
     """Entry point of the console script."""
     run_app(build_app())
-
-
-def run_app(app: typer.Typer) -> None:
-    """Run a command tree; what it raises becomes lines on stderr and an exit code."""
-    try:
-        app()
-    except InvariantViolation:
-        raise
-    except MillraceError as error:
-        for line in (error.message if isinstance(error, RequestRefused) else str(error)).splitlines():
-            say(f"millrace: {line}")
-        sys.exit(exit_code(error))
 
 
 if __name__ == "__main__":

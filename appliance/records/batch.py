@@ -55,6 +55,7 @@ _OFFSET_LENGTH_EPOCH = Struct(">qii")
 _ATTRIBUTES = Struct(">h")
 _TIMESTAMP = Struct(">q")
 _LENGTH = Struct(">i")
+_PRODUCER = Struct(">qhi")
 
 
 class BatchHeader(NamedTuple):
@@ -207,3 +208,11 @@ def stamp_log_append_time(buffer: bytearray | memoryview, position: int, size_by
     _ATTRIBUTES.pack_into(buffer, position + ATTRIBUTES_AT, attributes | LOG_APPEND_TIME_FLAG)
     _TIMESTAMP.pack_into(buffer, position + MAX_TIMESTAMP_AT, timestamp_ms)
     _CRC.pack_into(buffer, position + CRC_AT, batch_crc(buffer, position, size_bytes))
+
+
+def stamp_producer(buffer: bytearray | memoryview, producer_id: int, producer_epoch: int, base_sequence: int, is_transactional: bool) -> None:
+    """Say in place who sends the one batch in `buffer`, under which sequence; the CRC is set anew."""
+    (attributes,) = _ATTRIBUTES.unpack_from(buffer, ATTRIBUTES_AT)
+    _ATTRIBUTES.pack_into(buffer, ATTRIBUTES_AT, attributes | TRANSACTIONAL_FLAG if is_transactional else attributes & ~TRANSACTIONAL_FLAG)
+    _PRODUCER.pack_into(buffer, PRODUCER_ID_AT, producer_id, producer_epoch, base_sequence)
+    _CRC.pack_into(buffer, CRC_AT, batch_crc(buffer, 0, len(buffer)))

@@ -73,11 +73,12 @@ def compress(codec: Codec, data: Buffer) -> bytes:
     return _COMPRESSORS[codec](data)
 
 
-def decompress(codec: Codec, data: Buffer, limit_bytes: int) -> Buffer:
-    """The content of a stream. Raises `CorruptBatch` for a broken stream or one that holds more than `limit_bytes`."""
+def decompress(codec: Codec, data: Buffer, limit_bytes: int, guess_bytes: int = 0) -> Buffer:
+    """The content of a stream. Raises `CorruptBatch` for a broken stream or one that holds more than `limit_bytes`. Who knows about how much it holds
+    says so by `guess_bytes`, which saves tries."""
     if codec is Codec.NONE:
         return data
-    return _DECOMPRESSORS[codec](data, limit_bytes)
+    return _DECOMPRESSORS[codec](data, limit_bytes, guess_bytes)
 
 
 def _cramjam() -> ModuleType:
@@ -96,7 +97,7 @@ def _compress_gzip(data: Buffer) -> bytes:
     return compressor.compress(data) + compressor.flush()
 
 
-def _decompress_gzip(data: Buffer, limit_bytes: int) -> Buffer:
+def _decompress_gzip(data: Buffer, limit_bytes: int, _guess_bytes: int) -> Buffer:
     view = memoryview(data)
     if not view:
         raise CorruptBatch("a gzip stream is empty")
@@ -136,7 +137,7 @@ def _compress_snappy(data: Buffer) -> bytes:
     return b"".join(pieces)
 
 
-def _decompress_snappy(data: Buffer, limit_bytes: int) -> Buffer:
+def _decompress_snappy(data: Buffer, limit_bytes: int, _guess_bytes: int) -> Buffer:
     view = memoryview(data)
     if view[:8] != XERIAL_MAGIC:
         return _decompress_snappy_block(view, limit_bytes, limit_bytes)
@@ -192,22 +193,22 @@ def _compress_lz4(data: Buffer) -> bytes:
     return b"".join(pieces)
 
 
-def _decompress_lz4(data: Buffer, limit_bytes: int) -> Buffer:
-    return _decompress_growing("lz4", _cramjam().lz4.decompress_into, data, limit_bytes)
+def _decompress_lz4(data: Buffer, limit_bytes: int, guess_bytes: int) -> Buffer:
+    return _decompress_growing("lz4", _cramjam().lz4.decompress_into, data, limit_bytes, guess_bytes)
 
 
 def _compress_zstd(data: Buffer) -> bytes:
     return bytes(_cramjam().zstd.compress(data, level=3))
 
 
-def _decompress_zstd(data: Buffer, limit_bytes: int) -> Buffer:
-    return _decompress_growing("zstd", _cramjam().zstd.decompress_into, data, limit_bytes)
+def _decompress_zstd(data: Buffer, limit_bytes: int, guess_bytes: int) -> Buffer:
+    return _decompress_growing("zstd", _cramjam().zstd.decompress_into, data, limit_bytes, guess_bytes)
 
 
-def _decompress_growing(name: str, decompress_into: Callable[[Buffer, bytearray], int], data: Buffer, limit_bytes: int) -> Buffer:
+def _decompress_growing(name: str, decompress_into: Callable[[Buffer, bytearray], int], data: Buffer, limit_bytes: int, guess_bytes: int) -> Buffer:
     """Decompress into a buffer of guessed size, four times as large at each further try, never larger than the limit."""
     error = _cramjam().DecompressionError
-    size_bytes = min(limit_bytes, max(_SMALLEST_GUESS_BYTES, 4 * len(data)))
+    size_bytes = min(limit_bytes, guess_bytes or max(_SMALLEST_GUESS_BYTES, 4 * len(data)))
     while True:
         out = bytearray(size_bytes)
         try:
@@ -229,7 +230,7 @@ _COMPRESSORS: dict[Codec, Callable[[Buffer], bytes]] = {
     Codec.LZ4: _compress_lz4,
     Codec.ZSTD: _compress_zstd,
 }
-_DECOMPRESSORS: dict[Codec, Callable[[Buffer, int], Buffer]] = {
+_DECOMPRESSORS: dict[Codec, Callable[[Buffer, int, int], Buffer]] = {
     Codec.GZIP: _decompress_gzip,
     Codec.SNAPPY: _decompress_snappy,
     Codec.LZ4: _decompress_lz4,

@@ -37,7 +37,11 @@ def iterate_records(batch: Buffer, limit_bytes: int) -> Iterator[Record]:
         raise CorruptBatch(f"{len(batch) - header.size_bytes} bytes follow the batch")
     if header.attributes & 0x07 > Codec.ZSTD:
         raise CorruptBatch(f"compression codec {header.attributes & 0x07} is unknown")
-    body = bytes(decompress(header.codec, memoryview(batch)[RECORDS_AT:], limit_bytes))
+    yield from read_records(header, bytes(decompress(header.codec, memoryview(batch)[RECORDS_AT:], limit_bytes)))
+
+
+def read_records(header: BatchHeader, body: bytes) -> Iterator[Record]:
+    """The records of a batch that is opened: `body` is all that follows its header. Raises `CorruptBatch`."""
     position = 0
     for _ in range(header.records_count):
         record, position = _read_record(body, position, header)
@@ -69,6 +73,14 @@ def _read_bytes(body: bytes, position: int, end: int) -> tuple[bytes | None, int
     if position + length > end:
         raise CorruptBatch(f"a field claims {length} bytes, {end - position} are left in its record")
     return body[position : position + length], position + length
+
+
+def read_record_headers(section: bytes) -> Headers:
+    """The headers of one record: `section` is what follows its value. Raises `CorruptBatch`."""
+    headers, position = _read_headers(section, 0, len(section))
+    if position != len(section):
+        raise CorruptBatch(f"{len(section) - position} bytes follow a record's headers")
+    return headers
 
 
 def _read_headers(body: bytes, position: int, end: int) -> tuple[Headers, int]:

@@ -21,6 +21,11 @@ from loadtest.benchmarks.produce_librdkafka import ProduceLibrdkafka
 from loadtest.benchmarks.produce_small_records import ProduceSmallRecords
 from loadtest.benchmarks.recovery import RecoveryTime
 from loadtest.benchmarks.replay_small import ReplaySmall
+from loadtest.benchmarks.spark_load import SparkLoad
+from loadtest.benchmarks.spark_micro_batches import SparkMicroBatches
+from loadtest.benchmarks.spark_query import SparkQuery
+from loadtest.benchmarks.spark_read import SparkReadFetch, SparkReadSegments
+from loadtest.benchmarks.spark_write import SparkWrite
 from loadtest.benchmarks.syslog_tcp import SyslogTcp
 from loadtest.benchmarks.syslog_udp import SyslogUdp
 from loadtest.benchmarks.tail_stays import TailStays
@@ -31,6 +36,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     for benchmark in (
         ProduceLibrdkafka(), ProduceSmallRecords(), ReplaySmall(), Connections(), Latency(), Consume(), FetchLarge(), ColdBackfill(),
         TailStays(), SyslogTcp(), SyslogUdp(), Fairness(), Hostile(), Footprint(), FootprintSixDisks(), FlushAck(), RecoveryTime(), DiskFaults(),
-        GrowthStored(), GrowthPartitions(), Coordination(), UnitRestarts(),
+        GrowthStored(), GrowthPartitions(), Coordination(), UnitRestarts(), SparkReadSegments(), SparkReadFetch(), SparkLoad(), SparkWrite(),
+        SparkQuery(), SparkMicroBatches(),
     )
 }  # fmt: skip

@@ -21,7 +21,7 @@ from tests.support.packed_wheels import pack_all
 from tests.support.running_box import ROOT, Address, eventually
 from tests.support.systemd_box import SystemdBox
 
-SOURCES = ["appliance", "services", "systemd", "install", "install.sh", "pyproject.toml", "README.md", "LICENSE"]
+SOURCES = ["appliance", "services", "pyspark_millrace", "systemd", "install", "install.sh", "pyproject.toml", "README.md", "LICENSE"]
 SYSTEM_PYTHON = "/usr/bin/python3"
 KAFKA, SYSLOG, HTTP = Address("127.0.0.1", 9092), Address("127.0.0.1", 514), Address("127.0.0.1", 8080)
 DISKS = ["/srv/d0", "/srv/d1"]
@@ -49,10 +49,10 @@ def copy_sources(place: Path) -> None:
             shutil.copy2(source, place / name)
 
 
-def make_wheelhouse(place: Path) -> None:
-    """As `install.sh --make-wheelhouse` makes one, out of .venv instead of the network."""
+def make_wheelhouse(place: Path, with_spark: bool = False) -> None:
+    """As `install.sh --make-wheelhouse` makes one (with_spark: and `--pipeline`), out of .venv instead of the network."""
     lines = [f"# millrace wheelhouse: python {sys.version_info[0]}.{sys.version_info[1]}, {platform.machine()}"]
-    for wheel in pack_all(place):
+    for wheel in pack_all(place, with_spark):
         name, version = wheel.name.split("-")[:2]
         lines.append(f"{name}=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}  # {wheel.name}")
     (place / "requirements.txt").write_text("\n".join(lines) + "\n")

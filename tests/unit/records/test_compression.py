@@ -37,6 +37,12 @@ def test_a_broken_or_cut_stream_is_refused(codec: Codec) -> None:
             decompress(codec, broken, len(PLAIN))
 
 
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_guess_of_the_size_changes_nothing_but_the_time(codec: Codec) -> None:
+    for guess_bytes in (1, 100, len(PLAIN) - 1, len(PLAIN), len(PLAIN) + 1, 10**9):
+        assert bytes(decompress(codec, compress(codec, PLAIN), len(PLAIN), guess_bytes)) == PLAIN
+
+
 def test_several_gzip_members_are_one_stream() -> None:
     assert decompress(Codec.GZIP, gzip.compress(b"one ") + gzip.compress(b"two"), 7) == b"one two"
 

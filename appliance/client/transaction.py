@@ -1,0 +1,150 @@
+"""One producer's transactions: records of several partitions and a group's offsets, all of them or none. Source: KIP-98, KIP-447.
+
+Owned by one thread. `begin` fences whoever used the transactional id before, and ends what he left open; every step may be repeated, so a broker or
+coordinator that restarts in the middle is waited for. After an exception only `abort`, or another `begin`, makes sense.
+Weak spot: a process that dies leaves its transaction open until the next `begin` of the same id, or until the coordinator's time-out; readers of committed
+records wait for that long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.base.invariants import check
+from appliance.base.model import TopicPartition
+from appliance.client.cluster import ClusterClient
+from appliance.client.coordinator import GROUP, TRANSACTION, Coordinator
+from appliance.client.errors import ClientFailed
+from appliance.client.groups import CommittedOffset
+from appliance.client.messages import ADD_OFFSETS_TO_TXN, ADD_PARTITIONS_TO_TXN, END_TXN, INIT_PRODUCER_ID, TXN_OFFSET_COMMIT
+from appliance.client.sequenced_sender import DELIVERY_TIMEOUT_MS, WAITING_BYTES_MAX, ProducerIdentity, SequencedSender
+
+TRANSACTION_TIMEOUT_MS = 300_000
+
+
+class Transaction:
+    """`begin`, `append` …, `flush`, `commit_offsets`, `commit`; or `abort`. Use it in a `with` block: leaving it without a commit aborts."""
+
+    def __init__(self, cluster: ClusterClient, transactional_id: str, *, timeout_ms: int = TRANSACTION_TIMEOUT_MS,
+                 delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS, waiting_bytes_max: int = WAITING_BYTES_MAX) -> None:  # fmt: skip
+        self.transactional_id = transactional_id
+        self._cluster = cluster
+        self._timeout_ms = timeout_ms
+        self._delivery_timeout_ms = delivery_timeout_ms
+        self._waiting_bytes_max = waiting_bytes_max
+        self._coordinator = Coordinator(cluster, TRANSACTION, transactional_id, retry_ms=delivery_timeout_ms, asks_again=True)
+        self._sender: SequencedSender | None = None
+        self._joined: set[TopicPartition] = set()
+        self._is_open = False
+
+    def __enter__(self) -> Transaction:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        try:
+            if self._is_open:
+                self.abort()
+        except (ClientFailed, RequestRefused):
+            if error is None:
+                raise
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Drop the connections, and leave the transaction as it is."""
+        if self._sender is not None:
+            self._sender.close()
+
+    def begin(self) -> None:
+        """Be the one producer of this transactional id."""
+        self.close()
+        values = {"transactional_id": self.transactional_id, "transaction_timeout": self._timeout_ms}
+        body = self._ask(INIT_PRODUCER_ID, values, "begin a transaction")
+        identity = ProducerIdentity(int(body.producer_id), int(body.producer_epoch), self.transactional_id)
+        self._sender = SequencedSender(self._cluster, identity, delivery_timeout_ms=self._delivery_timeout_ms, waiting_bytes_max=self._waiting_bytes_max)
+        self._joined.clear()
+        self._is_open = False
+
+    @property
+    def sender(self) -> SequencedSender:
+        check(self._sender is not None, f"transaction {self.transactional_id!r} is used before it is begun")
+        assert self._sender is not None
+        return self._sender
+
+    def join(self, partitions: Iterable[TopicPartition]) -> None:
+        """Let the transaction go over `partitions`, before anything is appended to them."""
+        new = sorted(set(partitions) - self._joined)
+        if not new:
+            return
+        by_topic: dict[str, list[int]] = {}
+        for topic, partition in new:
+            by_topic.setdefault(topic, []).append(partition)
+        topics = [{"name": topic, "partitions": numbers} for topic, numbers in by_topic.items()]
+        values = {f"v3_and_below_{name}": value for name, value in {**self._identity(), "topics": topics}.items()}
+        self._is_open = True
+        self._ask(ADD_PARTITIONS_TO_TXN, values, "add partitions to the transaction", _error_of_partitions)
+        self._joined.update(new)
+
+    def append(self, partition: TopicPartition, batch: bytes) -> None:
+        """Send one batch, made without a producer; `join` its partition first."""
+        check(partition in self._joined, f"{partition} is not part of transaction {self.transactional_id!r}")
+        self.sender.append(partition, batch)
+
+    def flush(self) -> None:
+        """Return when all that was appended is in the logs."""
+        self.sender.flush()
+
+    def commit_offsets(self, group_id: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        """Offsets of a group that count if the transaction does."""
+        self.add_group(group_id)
+        by_topic: dict[str, list[dict[str, Any]]] = {}
+        for (topic, partition), (offset, metadata) in sorted(offsets.items()):
+            by_topic.setdefault(topic, []).append({"partition_index": partition, "committed_offset": offset, "committed_metadata": metadata})
+        topics = [{"name": topic, "partitions": each} for topic, each in by_topic.items()]
+        doing = f"commit the offsets of group {group_id!r} in transaction {self.transactional_id!r}"
+        group = Coordinator(self._cluster, GROUP, group_id, retry_ms=self._delivery_timeout_ms, asks_again=True)
+        group.ask(TXN_OFFSET_COMMIT, {**self._identity(), "group_id": group_id, "topics": topics}, doing, _error_of_offsets)
+
+    def add_group(self, group_id: str) -> None:
+        """Let the transaction go over the group's offsets."""
+        self._is_open = True
+        self._ask(ADD_OFFSETS_TO_TXN, {**self._identity(), "group_id": group_id}, f"add group {group_id!r} to the transaction")
+
+    def commit(self) -> None:
+        """All of it counts when this returns. Nothing is sent for a transaction that is over nothing."""
+        self.flush()
+        self._end(True)
+
+    def abort(self) -> None:
+        """None of it counts."""
+        self._end(False)
+
+    def _end(self, is_commit: bool) -> None:
+        if self._is_open:
+            self._ask(END_TXN, {**self._identity(), "committed": is_commit}, "commit the transaction" if is_commit else "abort the transaction")
+        self._is_open = False
+        self._joined.clear()
+
+    def _identity(self) -> dict[str, Any]:
+        identity = self.sender.identity
+        return {"transactional_id": self.transactional_id, "producer_id": identity.producer_id, "producer_epoch": identity.producer_epoch}
+
+    def _ask(self, api: Any, values: dict[str, Any], doing: str, error_of: Any = None) -> Any:
+        return self._coordinator.ask(api, values, f"{doing} (transactional id {self.transactional_id!r})", error_of or _error_of_body)
+
+
+def _error_of_body(body: Any) -> tuple[int, str | None]:
+    return int(body.error_code), None
+
+
+def _error_of_partitions(body: Any) -> tuple[int, str | None]:
+    """The error behind a refusal: the others were only not attempted."""
+    codes = [int(each.partition_error_code) for topic in body.results_by_topic_v3_and_below for each in topic.results_by_partition]
+    return next((code for code in codes if code not in (ErrorCode.NONE, ErrorCode.OPERATION_NOT_ATTEMPTED)), max(codes, default=0)), None
+
+
+def _error_of_offsets(body: Any) -> tuple[int, str | None]:
+    codes = [int(partition.error_code) for topic in body.topics for partition in topic.partitions]
+    return next((code for code in codes if code), 0), None

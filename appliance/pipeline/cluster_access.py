@@ -1,0 +1,110 @@
+"""How a Spark job reaches a cluster: addresses, isolation, which path to take. Made on the driver from options, pickled into every task.
+
+Without `kafka.bootstrap.servers` it is the box of this machine: of the directory `millrace.data` or MILLRACE_DATA, else the only one that runs.
+Weak spot: a task on another machine needs addresses that mean the same there; those of a box that listens on loopback do not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import NamedTuple
+
+from appliance.base.layout import DATA_VARIABLE, find_box
+from appliance.base.settings import load_box
+from appliance.client.address import Address, parse_addresses
+from appliance.client.cluster import ClusterClient
+from appliance.pipeline.option_values import OptionValues
+from appliance.pipeline.source_problem import SourceProblem
+
+BOOTSTRAP_SERVERS = "kafka.bootstrap.servers"
+DATA_OPTION = "millrace.data"
+READ_PATH_OPTION = "millrace.read.path"
+_ANYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}
+
+
+class ReadPath(StrEnum):
+    """Where a task gets batches. AUTO: segments where this machine holds them, else by fetching."""
+
+    AUTO = "auto"
+    SEGMENTS = "segments"
+    FETCH = "fetch"
+
+
+class ClusterAccess(NamedTuple):
+    """Everything a task must know of the cluster; `cluster_id` and `topic_ids` are filled in by `TopicOffsets.access_for`."""
+
+    bootstrap: tuple[Address, ...]
+    read_committed: bool = False
+    path: ReadPath = ReadPath.AUTO
+    data_directory: str | None = None
+    client_id: str = "millrace-spark"
+    fetch_bytes: int = 4 * 1024 * 1024
+    """of one partition in one response: Kafka's max.partition.fetch.bytes"""
+    fetch_wait_ms: int = 500
+    request_timeout_ms: int = 30_000
+    patience_ms: int = 120_000
+    """how long a reader waits for a cluster that gives nothing"""
+    cluster_id: str = ""
+    topic_ids: tuple[tuple[str, bytes], ...] = ()
+
+    def open(self, retry_ms: int = 10_000) -> ClusterClient:
+        """For use in a `with` block."""
+        return ClusterClient(self.bootstrap, client_id=self.client_id, request_timeout_ms=self.request_timeout_ms, retry_ms=retry_ms)
+
+    def topic_id(self, topic: str) -> bytes | None:
+        return dict(self.topic_ids).get(topic)
+
+    @property
+    def servers(self) -> str:
+        """The addresses as people write them."""
+        return ",".join(map(str, self.bootstrap))
+
+
+def access_from(options: Mapping[str, str]) -> ClusterAccess:
+    """From the options of a reader or a writer. Raises `SourceProblem`."""
+    values = options if isinstance(options, OptionValues) else OptionValues(options)
+    _refuse_security(values)
+    usual = ClusterAccess(())
+    data_directory = values.get(DATA_OPTION) or os.environ.get(DATA_VARIABLE)
+    return ClusterAccess(
+        bootstrap=_bootstrap(values, data_directory),
+        read_committed=values.choice("kafka.isolation.level", "read_uncommitted", ("read_uncommitted", "read_committed")) == "read_committed",
+        path=ReadPath(values.choice(READ_PATH_OPTION, ReadPath.AUTO, tuple(ReadPath))),
+        data_directory=data_directory,
+        client_id=values.get("kafka.client.id", usual.client_id),
+        fetch_bytes=values.number("kafka.max.partition.fetch.bytes", usual.fetch_bytes, 1),
+        fetch_wait_ms=values.number("kafka.fetch.max.wait.ms", usual.fetch_wait_ms),
+        request_timeout_ms=values.number("kafka.request.timeout.ms", usual.request_timeout_ms, 1),
+        patience_ms=values.number("kafkaConsumer.pollTimeoutMs", usual.patience_ms, 1),
+    )
+
+
+def _bootstrap(values: OptionValues, data_directory: str | None) -> tuple[Address, ...]:
+    if BOOTSTRAP_SERVERS not in values:
+        return local_bootstrap(data_directory)
+    try:
+        return tuple(parse_addresses(values[BOOTSTRAP_SERVERS]))
+    except ValueError as error:
+        raise SourceProblem(f"option '{BOOTSTRAP_SERVERS}': {error}") from None
+
+
+def local_bootstrap(data_directory: str | None) -> tuple[Address, ...]:
+    """Where the box of this machine listens. Raises `SourceProblem` when there is none, or several and nobody says which."""
+    layout = find_box(data_directory)
+    if layout is None:
+        where = f"no running box of this machine has the data directory {data_directory}" if data_directory else "not exactly one box runs on this machine"
+        raise SourceProblem(f"option '{BOOTSTRAP_SERVERS}' must be specified, as {where}; give HOST:PORT, or '{DATA_OPTION}' with a box's data directory")
+    box = load_box(layout)
+    return (Address(_ANYWHERE.get(box.listen, box.listen), box.kafka_port),)
+
+
+def _refuse_security(values: OptionValues) -> None:
+    """Silence here would send in the clear what the user meant to be protected."""
+    protocol = values.get("kafka.security.protocol", "PLAINTEXT").strip().upper()
+    if protocol != "PLAINTEXT":
+        raise SourceProblem(f"option 'kafka.security.protocol' is '{protocol}'; TLS and SASL are not supported yet, only PLAINTEXT is")
+    for name in values:
+        if name.lower().startswith(("kafka.sasl.", "kafka.ssl.")):
+            raise SourceProblem(f"option '{name}' is set, but TLS and SASL are not supported yet")

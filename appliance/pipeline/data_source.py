@@ -1,0 +1,68 @@
+"""`format("millrace")`: what Spark calls by that name. Options are checked here, before Spark plans anything; reading and writing are in modules of their own.
+
+Lives on the driver, in planning processes of Spark. Weak spot: Spark says only later whether it is a batch or a stream, so what is allowed in one of
+them only is refused at the first action.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
+from pyspark.sql.types import StructType
+
+from appliance.pipeline.source_problem import SourceProblem
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+
+class MillraceDataSource(DataSource):
+    """Records of topics, in the columns and under the options of Spark's Kafka connector."""
+
+    options: MutableMapping[str, str]
+
+    @classmethod
+    def name(cls) -> str:
+        return "millrace"
+
+    def schema(self) -> str:
+        from appliance.pipeline.record_schema import ALL_COLUMNS, COLUMNS, spark_schema
+        from appliance.pipeline.source_options import read_options
+
+        options = read_options(self.options, is_stream=None)
+        return spark_schema(ALL_COLUMNS if options.include_headers else COLUMNS)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from appliance.pipeline.batch_reader import MillraceBatchReader
+        from appliance.pipeline.source_options import read_options
+
+        return MillraceBatchReader(read_options(self.options, is_stream=False), checked_columns(schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from appliance.pipeline.source_options import read_options
+        from appliance.pipeline.stream_reader import MillraceStreamReader
+
+        return MillraceStreamReader(read_options(self.options, is_stream=True), checked_columns(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from appliance.pipeline.record_sink import batch_writer
+
+        return batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from appliance.pipeline.record_sink import stream_writer
+
+        return stream_writer(self.options, schema, overwrite)
+
+
+def checked_columns(schema: StructType) -> tuple[str, ...]:
+    """The columns that a user's schema asks for: any of ours, in any order, by our types. Raises `SourceProblem`."""
+    from appliance.pipeline.record_schema import ALL_COLUMNS, SPARK_TYPES
+
+    for field in schema.fields:
+        if field.name not in SPARK_TYPES:
+            raise SourceProblem(f"there is no column '{field.name}'; the records of a topic have {', '.join(ALL_COLUMNS)}")
+        if (given := field.dataType.simpleString()) != SPARK_TYPES[field.name]:
+            raise SourceProblem(f"column '{field.name}' is {SPARK_TYPES[field.name]}, not {given}; cast it after reading")
+    return tuple(schema.fieldNames())

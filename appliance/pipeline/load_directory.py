@@ -1,0 +1,253 @@
+"""The directory that a load fills: who may fill it, how a commit becomes part of it, what is put right after a death. The only module that writes its books.
+
+    DIR/topic=NAME/date=2026-11-22/hour=05/part-*.parquet     rows; a plain listing of these is right at any moment
+    DIR/_bad_records/topic=NAME/…                             records that could not be decoded
+    DIR/_millrace/table.json, topics/NAME.json                what this directory is; written once
+    DIR/_millrace/lock                                        held while a loader lives
+    DIR/_millrace/plans/N.json, manifests/N.json              what commit N shall hold, what it holds
+    DIR/_millrace/staging/N-LIFE/                             what the tasks of one life have written
+
+Files come into sight only after their manifest is published, one by one, by rename; each has rows that no other has. The order of steps and what a death
+between them leaves stands in README.md. Weak spot: between a manifest and its last rename a death leaves rows out of sight until the next run.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
+
+from appliance.pipeline.book_files import link_once, make_directories, numbers_of, publish_once
+from appliance.pipeline.load_manifest import Manifest, Plan, StagedFile, decode_manifest, decode_plan
+from appliance.pipeline.load_problem import ConcurrentLoader, DamagedTable, LoadProblem
+from appliance.pipeline.table_kind import TableKind, TopicFormat, decode_table_kind, decode_topic_format, foreign_owner
+from appliance.storage import file_io
+
+BOOKS = "_millrace"
+BAD_RECORDS = "_bad_records"
+NEW = "new-"
+"""How a file of the books is called until it has its name for good."""
+SWEPT = ".swept"
+"""What a later life appends to the name of a staging directory. Its owner, if it lives after all, cannot publish from there any more."""
+
+
+class LoadDirectory:
+    """One destination, owned by `life`. `open` takes the lock; `close` lets go of it."""
+
+    def __init__(self, path: str, life: str) -> None:
+        self.path = os.path.abspath(path)
+        self.life = life
+        self._books = f"{self.path}/{BOOKS}"
+        self._manifests, self._plans, self._staging, self._topics = (f"{self._books}/{name}" for name in ("manifests", "plans", "staging", "topics"))
+        self._lock_fd: int | None = None
+
+    # --- whose it is
+
+    def look(self) -> TableKind | None:
+        """What table is there; None where there is none yet. Raises LoadProblem where something else is. Changes nothing."""
+        if owner := foreign_owner(self.path, BOOKS):
+            raise LoadProblem(owner)
+        file = f"{self._books}/table.json"
+        return decode_table_kind(file_io.read_file(file), file) if file_io.exists(file) else None
+
+    def open(self, kind: TableKind) -> None:
+        """Take the directory, which is made where it is missing. Raises LoadProblem when it holds something else than `kind`, ConcurrentLoader."""
+        self.look()
+        for directory in (self._manifests, self._plans, self._staging, self._topics):
+            make_directories(directory)
+        self._take_lock()
+        self._publish_once(f"{self._books}/table.json", kind.encode())
+        self.check_kind(kind)
+
+    def check_kind(self, wanted: TableKind) -> None:
+        """Raises LoadProblem where another kind of table is."""
+        found = self.look()
+        if found is not None and (problem := found.difference(wanted)):
+            raise LoadProblem(f"{self.path} {problem}")
+
+    def _take_lock(self) -> None:
+        fd = file_io.open_path(f"{self._books}/lock", file_io.READ_WRITE_CREATE)
+        if not file_io.lock_exclusively(fd):
+            holder = file_io.pread_all(fd, 0, file_io.size_of(fd)).decode(errors="replace").strip()
+            file_io.close(fd)
+            raise ConcurrentLoader(f"another loader is at work in {self.path} ({holder or 'it has not said which'}); wait for it, or end it")
+        self._lock_fd = fd
+        file_io.ftruncate(fd, 0)
+        content = f"process {file_io.process_id()} on {socket.gethostname()}\n".encode()
+        file_io.write_all(fd, (content,), 0, len(content))
+
+    def close(self) -> None:
+        if self._lock_fd is not None:
+            file_io.close_all([self._lock_fd])
+            self._lock_fd = None
+
+    def topic_format(self, topic: str) -> TopicFormat | None:
+        file = f"{self._topics}/{topic}.json"
+        return decode_topic_format(file_io.read_file(file), file) if file_io.exists(file) else None
+
+    def topic_formats(self) -> dict[str, TopicFormat]:
+        """Of every topic that was loaded."""
+        found = {name: self.topic_format(name) for name in sorted(name.removesuffix(".json") for name in file_io.listdir(self._topics))}
+        return {name: chosen for name, chosen in found.items() if chosen is not None}
+
+    def keep_topic_format(self, topic: str, chosen: TopicFormat) -> TopicFormat:
+        """Written once, at a topic's first load; what stands there counts."""
+        self._publish_once(f"{self._topics}/{topic}.json", chosen.encode())
+        kept = self.topic_format(topic)
+        assert kept is not None
+        return kept
+
+    # --- how far it is
+
+    def last_manifest(self) -> Manifest | None:
+        if not file_io.exists(self._manifests):
+            return None
+        numbers = numbers_of(file_io.listdir(self._manifests))
+        if not numbers:
+            return None
+        path = self._manifest_path(max(numbers))
+        return decode_manifest(file_io.read_file(path), path)
+
+    def manifest(self, number: int) -> Manifest:
+        path = self._manifest_path(number)
+        try:
+            return decode_manifest(file_io.read_file(path), path)
+        except FileNotFoundError:
+            raise DamagedTable(f"manifest {number} of {self.path} is not there, though later ones are") from None
+
+    def plan(self, number: int) -> Plan | None:
+        """The plan that a run before made for commit `number`."""
+        path = f"{self._plans}/{number:08d}.json"
+        return decode_plan(file_io.read_file(path), path) if file_io.exists(path) else None
+
+    def keep_plan(self, plan: Plan) -> None:
+        if not self._publish_once(f"{self._plans}/{plan.number:08d}.json", plan.encode()):
+            raise ConcurrentLoader(f"another loader has planned commit {plan.number} in {self.path} meanwhile")
+
+    def drop_plan(self, number: int) -> None:
+        file_io.unlink_if_there(f"{self._plans}/{number:08d}.json")
+
+    # --- a commit
+
+    def staging(self, number: int) -> str:
+        """Where the tasks of commit `number` write."""
+        return f"{self._staging}/{number:08d}-{self.life}"
+
+    def begin(self, number: int) -> str:
+        path = self.staging(number)
+        file_io.mkdir(path)
+        file_io.fsync_directory(self._staging)
+        return path
+
+    def abandon(self, number: int) -> None:
+        """Give the room back that a commit took which failed before it was published; what is not removed now, the next run sweeps."""
+        staging = self.staging(number)
+        with suppress(OSError):
+            file_io.rename(staging, staging + SWEPT)
+            self._remove(staging + SWEPT)
+
+    def publish(self, manifest: Manifest) -> None:
+        """Make `manifest` the truth, in one step. Its files must be synced; raises ConcurrentLoader when somebody else was first, or has taken over."""
+        staging = self.staging(manifest.number)
+        self._check_files(staging, (*manifest.files, *manifest.bad_files))
+        try:
+            file_io.replace_file(f"{staging}/manifest", manifest.encode())  # the link is made out of the staging directory: whoever sweeps that stops us
+            published = link_once(f"{staging}/manifest", self._manifest_path(manifest.number))
+        except FileNotFoundError as error:
+            raise ConcurrentLoader(f"another loader has taken over {self.path}; commit {manifest.number} of this run is not part of it") from error
+        if not published:
+            raise ConcurrentLoader(f"another loader has published commit {manifest.number} in {self.path} meanwhile; that of this run is not part of it")
+        file_io.fsync_directory(self._manifests)
+
+    @staticmethod
+    def _check_files(staging: str, files: Iterable[StagedFile]) -> None:
+        for file in files:
+            path = f"{staging}/{file.staged}"
+            try:
+                size_bytes = file_io.stat(path).st_size
+            except FileNotFoundError:
+                raise LoadProblem(f"{path}, which a task has written, is not there: the directory must be shared by all machines that load into it") from None
+            if size_bytes != file.size_bytes:
+                raise LoadProblem(f"{path} has {size_bytes} bytes, its task wrote {file.size_bytes}")
+
+    def place(self, manifest: Manifest) -> None:
+        """Bring the files of a published manifest into sight; what is there already stays. The end of a commit."""
+        staging = self.staging_of(manifest)
+        touched = set()
+        for file in (*manifest.files, *manifest.bad_files):
+            target = f"{self.path}/{file.path}"
+            directory = os.path.dirname(target)
+            make_directories(directory)
+            touched.add(directory)
+            for source in (f"{staging}/{file.staged}", f"{staging}{SWEPT}/{file.staged}"):
+                try:
+                    file_io.rename(source, target)
+                    break
+                except FileNotFoundError:
+                    continue
+            else:
+                if not file_io.exists(target):
+                    raise DamagedTable(f"{target}, which manifest {manifest.number} of {self.path} names, is not there, nor what it should be made of")
+        for directory in sorted(touched):
+            file_io.fsync_directory(directory)
+        self._remove(staging)
+        self._remove(staging + SWEPT)
+        self.drop_plan(manifest.number)
+
+    def staging_of(self, manifest: Manifest) -> str:
+        return f"{self._staging}/{manifest.number:08d}-{manifest.life}"
+
+    # --- after a death
+
+    def recover(self) -> Manifest | None:
+        """Finish the last commit, sweep what was never published. Returns the last manifest."""
+        last = self.last_manifest()
+        kept = None if last is None else os.path.basename(self.staging_of(last))
+        leftovers = file_io.listdir(self._staging)
+        if last is not None and {kept, f"{kept}{SWEPT}"} & set(leftovers):
+            self.place(last)
+        swept = []
+        for name in leftovers:
+            if name.removesuffix(SWEPT) == kept:
+                continue
+            path = f"{self._staging}/{name}"
+            if not name.endswith(SWEPT):
+                with suppress(FileNotFoundError):
+                    file_io.rename(path, path + SWEPT)
+                path += SWEPT
+            swept.append(path)
+        now = self.last_manifest()
+        if (now and now.number) != (last and last.number):
+            raise ConcurrentLoader(f"another loader has published a commit in {self.path} meanwhile")
+        for path in swept:
+            self._remove(path)
+        self._sweep_files(last.number if last else 0)
+        return last
+
+    def _sweep_files(self, last_number: int) -> None:
+        for name in file_io.listdir(self._books):
+            if name.startswith(NEW):
+                file_io.unlink_if_there(f"{self._books}/{name}")
+        for number in numbers_of(file_io.listdir(self._plans)):
+            if number <= last_number:
+                self.drop_plan(number)
+
+    def _remove(self, staging: str) -> None:
+        """A staging directory, which is flat."""
+        with suppress(FileNotFoundError):
+            for name in file_io.listdir(staging):
+                file_io.unlink_if_there(f"{staging}/{name}")
+            file_io.rmdir(staging)
+
+    # --- files of the books
+
+    def _manifest_path(self, number: int) -> str:
+        return f"{self._manifests}/{number:08d}.json"
+
+    def _publish_once(self, path: str, content: bytes) -> bool:
+        """Give `path` this content for good; False if it has one already."""
+        try:
+            return publish_once(f"{self._books}/{NEW}{self.life}", path, content)
+        except FileNotFoundError as error:
+            raise ConcurrentLoader(f"another loader has taken over {self.path}") from error

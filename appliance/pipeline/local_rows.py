@@ -1,0 +1,129 @@
+"""Which box of this machine holds a partition of a cluster: its row in a partition table, and its directory. Reads runtime directories and shared memory only.
+
+Weak spot: a box whose ZooKeeper is elsewhere does not know its cluster's id before it asks; then the file meta.properties on its first disk tells.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from appliance.base.layout import BoxLayout, runtime_roots
+from appliance.base.model import TopicId
+from appliance.base.settings import Box, load_box
+from appliance.shm.atomic import WORD_BYTES
+from appliance.shm.living_table import attach_table, is_alive
+from appliance.shm.mapping import LayoutMismatch
+from appliance.shm.partition_table import (
+    DISK_FULL,
+    DISK_ONLINE,
+    PARTITION_AND_GENERATION,
+    ROLE_FOLLOWER,
+    ROLE_LEADER,
+    ROW_WORDS,
+    ROWS_POSITION,
+    ROWS_USED_WORD,
+    TOPIC_ID_HIGH,
+    TOPIC_ID_LOW,
+    PartitionTableReader,
+    Row,
+    TornRow,
+    topic_id_words,
+)
+from appliance.storage import file_io
+from appliance.storage.meta_properties import META_PROPERTIES, MetaProperties
+
+
+class LocalRow(NamedTuple):
+    """A row as it was found, the table to read it again from, and where the partition's files are."""
+
+    topic_id: TopicId
+    directory: str
+    table: PartitionTableReader
+    row_index: int
+    row: Row
+
+    def read(self) -> Row:
+        """The row now. Raises `TornRow`, also when the row is not this partition's any more."""
+        row = self.table.read(self.row_index)
+        if row.row_generation != self.row.row_generation or row.role not in (ROLE_LEADER, ROLE_FOLLOWER):
+            raise TornRow(f"{self.directory} is not served here any more")
+        return row
+
+    @property
+    def aborted_end(self) -> int:
+        return self.table.aborted_end(self.row_index)
+
+
+def find_local_row(cluster_id: str, data_directory: str | None, topic: str, topic_id: TopicId, partition: int) -> LocalRow | str:
+    """The partition on the first box that serves it, or in words why there is none. Close its table."""
+    reason = f"no running box of this machine has the directory {data_directory}" if data_directory else "this user sees no running box on this machine"
+    found_box = False
+    for layout, box in _boxes(data_directory):
+        if _cluster_id(box) != cluster_id:
+            reason = reason if found_box else f"the box {layout.runtime_directory} belongs to another cluster"
+            continue
+        found_box = True
+        for disk in box.disks:
+            try:
+                table = attach_table(layout, disk.name)
+            except (LayoutMismatch, OSError) as error:
+                reason = str(error)
+                continue
+            found = None if table is None else _row(table, topic_id, partition)
+            if table is not None and found is not None:
+                return LocalRow(topic_id, f"{disk.path}/{topic}-{partition}", table, *found)
+            if table is not None:
+                table.close()
+        reason = f"the box {layout.runtime_directory} does not serve it at the moment"
+    return reason
+
+
+def _boxes(data_directory: str | None) -> Iterator[tuple[BoxLayout, Box]]:
+    """Running boxes, those of `data_directory` only if it is given; paths are compared as text."""
+    wanted = os.path.abspath(data_directory) if data_directory else None
+    for root in runtime_roots():
+        try:
+            names = sorted(os.listdir(root))
+        except OSError:
+            continue
+        for name in names:
+            layout = BoxLayout(f"{root}/{name}")
+            try:
+                box = load_box(layout)
+            except (OSError, ValueError, TypeError, KeyError):
+                continue
+            paths = [disk.path for disk in box.disks]
+            if wanted is None or wanted in paths or wanted in map(os.path.dirname, paths):
+                yield layout, box
+
+
+def _cluster_id(box: Box) -> str | None:
+    if box.cluster_id or not box.disks:
+        return box.cluster_id
+    try:
+        return MetaProperties.decode(file_io.read_file(f"{box.disks[0].path}/{META_PROPERTIES}")).cluster_id
+    except (OSError, ValueError):
+        return None
+
+
+def _row(table: PartitionTableReader, topic_id: TopicId, partition: int) -> tuple[int, Row] | None:
+    """Index and row of a partition that is served; all rows are compared at once."""
+    if not is_alive(table.shared.pid) or table.disk_state not in (DISK_ONLINE, DISK_FULL) or table.is_suspect:
+        return None
+    high, low = topic_id_words(topic_id)
+    used = table.words[ROWS_USED_WORD]
+    first = ROWS_POSITION // WORD_BYTES
+    rows = np.array(table.words[first : first + used * ROW_WORDS], np.uint64).reshape(used, ROW_WORDS)
+    is_here = (rows[:, TOPIC_ID_HIGH] == high) & (rows[:, TOPIC_ID_LOW] == low) & (rows[:, PARTITION_AND_GENERATION] >> np.uint64(32) == partition)
+    for index in np.flatnonzero(is_here):
+        try:
+            row = table.read(int(index))
+        except TornRow:
+            continue
+        if row.row_generation and row.topic_id == topic_id and row.partition == partition and row.role in (ROLE_LEADER, ROLE_FOLLOWER):
+            return int(index), row
+    return None

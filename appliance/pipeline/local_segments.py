@@ -1,0 +1,132 @@
+"""A range read in place: segment files of a box on this machine, window by window out of the page cache. No broker is asked.
+
+What is readable ends where the partition table says: at the high watermark, with read_committed at the last stable offset. Owned by one reader, read-only.
+Weak spots: a hung disk holds up the task until the disk lets go; a process of another user sees neither table nor files, and fetches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import closing
+
+from appliance.base.errors import RequestRefused, StorageFailed
+from appliance.base.model import TopicId
+from appliance.pipeline.batch_scan import AbortedRecords, RawBatches, ReadProgress
+from appliance.pipeline.cluster_access import ClusterAccess
+from appliance.pipeline.local_rows import LocalRow, find_local_row
+from appliance.pipeline.offset_range import OffsetRange
+from appliance.pipeline.segment_window import SegmentFile
+from appliance.pipeline.source_problem import DataLoss, OnDataLoss
+from appliance.shm.partition_table import Row, TornRow
+from appliance.storage.meta_properties import read_topic_id
+from appliance.storage.reading import Located, LogReading, OffsetOutOfRange
+from appliance.storage.segment_files import LOG_SUFFIX, segment_path
+
+WINDOW_BYTES = 16 * 1024 * 1024
+_END_OF_SEGMENT = 2**62
+
+
+class NotReadHere(Exception):
+    """This machine cannot give the range, or the rest of it; the text says why. Another path may."""
+
+
+class LocalSegments:
+    """One partition of a local box, for one range, to be read once."""
+
+    def __init__(self, found: LocalRow, wanted: OffsetRange, read_committed: bool, window_bytes: int = WINDOW_BYTES) -> None:
+        self._found = found
+        self._wanted = wanted
+        self._read_committed = read_committed
+        self._window_bytes = window_bytes
+
+    def raw_batches(self, progress: ReadProgress, on_data_loss: OnDataLoss) -> Generator[RawBatches, None, None]:
+        """Windows of segments, each to be scanned before the next is asked for. Raises `NotReadHere`."""
+        try:
+            yield from self._windows(progress, on_data_loss)
+        except (RequestRefused, StorageFailed, TornRow, OSError, ValueError) as error:
+            raise NotReadHere(str(error)) from error
+        finally:
+            self._found.table.close()
+
+    def _windows(self, progress: ReadProgress, on_data_loss: OnDataLoss) -> Iterator[RawBatches]:
+        reading = LogReading(self._found.directory)
+        self._require_topic()
+        aborted = self._aborted(reading, progress)
+        while progress.next_offset < self._wanted.end:
+            row = self._found.read()
+            self._report_loss(row, progress, on_data_loss)
+            try:
+                located = reading.locate(progress.next_offset, row.high_watermark)
+            except OffsetOutOfRange:
+                if self._found.read().log_start_offset > progress.next_offset:
+                    continue  # retention was faster
+                raise
+            holder = max((base for base in reading.segments() if base <= progress.next_offset), default=located.segment_base_offset)
+            if not located.batch_size_bytes or located.segment_base_offset != holder:
+                # A gap that compaction left, or a damaged header on the way: the scan of the whole segment tells which.
+                located = Located(holder, 0, 0, 0, holder)
+            yield from self._segment(reading, row, located, aborted, progress, on_data_loss)
+
+    def _report_loss(self, row: Row, progress: ReadProgress, on_data_loss: OnDataLoss) -> None:
+        self._lose(progress, row.log_start_offset, f"the log begins at offset {row.log_start_offset} now", on_data_loss)
+
+    def _lose(self, progress: ReadProgress, end: int, reason: str, on_data_loss: OnDataLoss) -> None:
+        end = min(end, self._wanted.end)
+        if end > progress.next_offset:
+            on_data_loss(DataLoss(self._wanted.topic, self._wanted.partition, progress.next_offset, end, reason))
+            progress.lose(end)
+
+    def _aborted(self, reading: LogReading, progress: ReadProgress) -> AbortedRecords | None:
+        """Of the whole range at once: the same object follows it through all segments."""
+        if not self._read_committed:
+            return None
+        if self._found.aborted_end <= progress.next_offset or not reading.segments():
+            return AbortedRecords(())
+        _, found = reading.aborted_in(max(progress.next_offset, reading.earliest), reading.segments()[-1], _END_OF_SEGMENT, self._wanted.end)
+        return AbortedRecords((each.producer_id, each.first_offset) for each in found)
+
+    def _segment(self, reading: LogReading, row: Row, located: Located, aborted: AbortedRecords | None, progress: ReadProgress,
+                 on_data_loss: OnDataLoss) -> Iterator[RawBatches]:  # fmt: skip
+        """From a place on to the end of its segment."""
+        base = located.segment_base_offset
+        is_active = base == row.watermark_base_offset
+        path = segment_path(self._found.directory, base, LOG_SUFFIX)
+        with closing(SegmentFile(reading.open_segment(base), path, is_active)) as segment:
+            if located.segment_file not in (0, segment.inode):
+                return  # compaction has just replaced it: look again
+            self._require_topic()
+            end = min(segment.size_bytes, row.watermark_position) if is_active else segment.size_bytes
+            following = min((other for other in reading.segments() if other > base), default=self._wanted.end)
+            position, window_bytes = located.position, self._window_bytes
+            while position < end and progress.next_offset < self._wanted.end:
+                window_end = min(end, position + window_bytes)
+                with segment.window(position, window_end) as window:
+                    yield RawBatches(window.memory, position - window.start, window_end - window.start, aborted, window_end == end, following)
+                reached = window.start + progress.position
+                if reached == position and window_end == end:
+                    self._lose(progress, following, f"segment {path} ends inside a batch", on_data_loss)
+                    return
+                window_bytes = 2 * window_bytes if reached == position else self._window_bytes
+                position = reached
+            if position >= end:
+                progress.reach(min(following, self._wanted.end))
+
+    def _require_topic(self) -> None:
+        """The directory is the topic's, not that of another one that was given its name."""
+        if read_topic_id(self._found.directory) != self._found.topic_id:
+            raise NotReadHere(f"{self._found.directory} belongs to another topic now")
+
+
+def find_local_segments(access: ClusterAccess, wanted: OffsetRange) -> LocalSegments | str:
+    """The box of this machine that holds the range up to its end, or why there is none."""
+    topic_id = access.topic_id(wanted.topic)
+    if topic_id is None or not access.cluster_id:
+        return "the cluster does not tell the ids of topics"
+    found = find_local_row(access.cluster_id, access.data_directory, wanted.topic, TopicId(topic_id), wanted.partition)
+    if isinstance(found, str):
+        return found
+    limit = found.row.last_stable_offset if access.read_committed else found.row.high_watermark
+    if limit < wanted.end:
+        found.table.close()
+        return f"it can be read up to offset {limit} here, and offset {wanted.end - 1} is wanted"
+    return LocalSegments(found, wanted, access.read_committed)

@@ -1,0 +1,104 @@
+"""What a log did, per minute and host: how many records of which severity, which programs, which messages. The transformation that `millrace stream` runs
+unless it is given another; DataFrame in, DataFrame out, for batch and stream alike.
+
+A record counts in the minute of its own time, unless that is more than `late` away from when it arrived: then the sender's clock is off, it counts in the
+minute of its arrival, and in `clock_off`. So one wrong clock neither hides its own records nor makes everybody else's late. What is not JSON as syslog
+records are counts under the host `-`, whole, as a message.
+
+Programs and messages are the ones that came most often: the counts are exact while a minute of a host has fewer than SKETCH_ENTRIES different ones, and
+estimates beyond, because a sketch of fixed size keeps them (Apache DataSketches' frequent items). A message's template is its text with every word that has
+a digit in it replaced by `*`.
+
+Weak spot: templates of messages that carry names (users, paths without digits) stay apart.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+SEVERITIES = ("emerg", "alert", "crit", "err", "warning", "notice", "info", "debug")
+ERROR_SEVERITY_MAX = 3
+"""err and worse"""
+SLACK = "1 minute"
+"""How much later than `late` a partition may be read than the others."""
+TOP_APPS = 20
+TOP_MESSAGES = 10
+SKETCH_ENTRIES = 3000
+TEMPLATE_CHARACTERS = 160
+UNKNOWN_HOST = "-"
+SOURCE_SCHEMA = "value binary, timestamp timestamp, headers array<struct<key: string, value: binary>>"
+"""The columns that are needed, as Spark writes a schema."""
+_FIELDS = "host string, app string, severity int, message string"
+_WORD_WITH_DIGIT = r"[^\s=:,;\"'()\[\]{}<>|]*[0-9][^\s=:,;\"'()\[\]{}<>|]*"
+
+
+def log_minutes(records: DataFrame, late: str = "2 minutes") -> DataFrame:
+    """One row for each minute and host, when the minute is over. `records` as the source gives them, with headers."""
+    from pyspark.sql import functions as f
+
+    counted = _events(records, late).withWatermark("event_time", _sum_of(late, SLACK)).groupBy(f.window("event_time", "1 minute").alias("window"), "host").agg(
+        f.count("*").alias("records"),
+        f.count_if(f.col("severity") <= ERROR_SEVERITY_MAX).alias("errors"),
+        *(f.count_if(f.col("severity") == number).alias(name) for number, name in enumerate(SEVERITIES)),
+        f.count_if(f.col("severity").isNull()).alias("no_severity"),
+        f.count_if("is_clock_off").alias("clock_off"),
+        f.expr(f"approx_top_k(app, {TOP_APPS}, {SKETCH_ENTRIES})").alias("apps"),
+        f.expr(f"approx_top_k(template, {TOP_MESSAGES}, {SKETCH_ENTRIES})").alias("messages"),
+    )  # fmt: skip
+    minute = f.col("window.start")
+    names = ("records", "errors", *SEVERITIES, "no_severity", "clock_off")
+    return counted.select(
+        f.to_date(minute).alias("date"),
+        minute.alias("minute"),
+        "host",
+        *names[:2],
+        (f.col("errors") / f.col("records")).alias("error_rate"),
+        *names[2:],
+        _renamed("apps", "app"),
+        _renamed("messages", "template"),
+    )
+
+
+def template_of(message: Column) -> Column:
+    """`disk d3 has 12 bad blocks` → `disk * has * bad blocks`"""
+    from pyspark.sql import functions as f
+
+    return f.substring(f.regexp_replace(message, _WORD_WITH_DIGIT, "*"), 1, TEMPLATE_CHARACTERS)
+
+
+def _events(records: DataFrame, late: str) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    text = f.col("value").cast("string")
+    arrival = f.expr("timestamp_millis(cast(cast(filter(headers, header -> header.key = 'arrival_ms')[0].value as string) as bigint))")
+    return (
+        records.select("timestamp", f.coalesce(arrival, f.col("timestamp")).alias("arrival"), text.alias("text"), f.from_json(text, _FIELDS).alias("syslog"))
+        .withColumn("is_clock_off", f.expr(f"timestamp < arrival - interval {late} or timestamp > arrival + interval {late}"))
+        .select(
+            f.when(f.col("is_clock_off"), f.col("arrival")).otherwise(f.col("timestamp")).alias("event_time"),
+            "is_clock_off",
+            f.coalesce("syslog.host", f.lit(UNKNOWN_HOST)).alias("host"),
+            f.coalesce("syslog.app", f.lit("-")).alias("app"),
+            f.col("syslog.severity").alias("severity"),
+            template_of(f.coalesce("syslog.message", "text", f.lit(""))).alias("template"),
+        )
+    )
+
+
+def _renamed(column: str, item: str) -> Column:
+    from pyspark.sql import functions as f
+
+    return f.expr(f"cast({column} as array<struct<{item}: string, count: bigint>>)").alias(column)
+
+
+def _sum_of(*intervals: str) -> str:
+    return " ".join(intervals)
+
+
+def is_interval(text: str) -> bool:
+    """`90 seconds`, `2 minutes`, `1 hour`"""
+    return re.fullmatch(r"[1-9][0-9]{0,5} (second|minute|hour)s?", text) is not None

@@ -1,0 +1,98 @@
+"""One range of one partition as Arrow record batches: from segments of this machine where it holds them, else over Kafka's protocol; one decoder for both.
+
+Runs in a task of Spark, or anywhere: it needs no Spark. Leaves out control batches, and with `read_committed` the records of aborted transactions. What is lost
+or damaged is an error with its offsets, unless the caller wants to be told and go on. Owned by one thread. Weak spot: a reader that goes from segments to
+fetching in the middle of a range (a disk died, a log moved away) says so to nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from typing import Protocol
+
+import pyarrow as pa
+
+from appliance.pipeline.batch_scan import BatchScan, RawBatches, ReadProgress, grouped
+from appliance.pipeline.cluster_access import ClusterAccess, ReadPath
+from appliance.pipeline.fetched_batches import FetchedBatches
+from appliance.pipeline.local_segments import LocalSegments, NotReadHere, find_local_segments
+from appliance.pipeline.offset_range import OffsetRange
+from appliance.pipeline.opened_batches import BatchOpener, CorruptRecords, StoredBatch
+from appliance.pipeline.record_columns import decode_columns
+from appliance.pipeline.record_schema import COLUMNS, RecordBatches, record_schema
+from appliance.pipeline.source_problem import CorruptBatchFound, CorruptRange, DataLoss, OffsetsLost, OnCorrupt, OnDataLoss, SourceProblem
+
+__all__ = ["COLUMNS", "OnCorrupt", "OnDataLoss", "read_range", "record_schema"]
+
+
+class BatchPath(Protocol):
+    """A way to stored batches. It looks at `progress` whenever it is asked for more, and reports what is lost."""
+
+    def raw_batches(self, progress: ReadProgress, on_data_loss: OnDataLoss) -> Generator[RawBatches, None, None]: ...
+
+
+def read_range(access: ClusterAccess, wanted: OffsetRange, columns: Sequence[str] = COLUMNS, *,
+               on_data_loss: OnDataLoss | None = None, on_corrupt: OnCorrupt | None = None) -> Iterator[pa.RecordBatch]:  # fmt: skip
+    """Batches of about 10,000 rows in the order of their offsets. Raises `OffsetsLost` and `CorruptBatchFound` where nobody is to be told of them,
+    `SourceProblem` for what no waiting heals, and what the client raises when no broker answers for long."""
+    reader = _RangeReader(wanted, columns, on_corrupt)
+    for path in _paths(access, wanted):
+        try:
+            yield from reader.read(path, on_data_loss or _raise_loss)
+            return
+        except NotReadHere as reason:
+            if access.path is ReadPath.SEGMENTS:
+                raise SourceProblem(f"{wanted.topic}-{wanted.partition} cannot be read from segments of this machine any more: {reason}") from reason
+
+
+def _paths(access: ClusterAccess, wanted: OffsetRange) -> Iterator[BatchPath]:
+    if access.path is not ReadPath.FETCH and wanted.size > 0:
+        found = find_local_segments(access, wanted)
+        if isinstance(found, LocalSegments):
+            yield found
+        elif access.path is ReadPath.SEGMENTS:
+            raise SourceProblem(f"{wanted.topic}-{wanted.partition} cannot be read from segments of this machine: {found}")
+    yield FetchedBatches(access, wanted)
+
+
+def _raise_loss(loss: DataLoss) -> None:
+    raise OffsetsLost(loss)
+
+
+class _RangeReader:
+    """Keeps how far a range was read, whichever path the batches come by."""
+
+    def __init__(self, wanted: OffsetRange, columns: Sequence[str], on_corrupt: OnCorrupt | None) -> None:
+        self._wanted = wanted
+        self._progress = ReadProgress(wanted.start)
+        self._scan = BatchScan(wanted, self._progress, on_corrupt)
+        self._batches = RecordBatches(wanted.topic, wanted.partition, columns)
+        self._opener = BatchOpener()
+        self._on_corrupt = on_corrupt
+
+    def read(self, path: BatchPath, on_data_loss: OnDataLoss) -> Iterator[pa.RecordBatch]:
+        with closing(path.raw_batches(self._progress, on_data_loss)) as pieces:
+            for raw in pieces:
+                for group in grouped(self._scan.batches(raw)):
+                    yield from self._decode(raw.memory, group)
+
+    def _decode(self, memory: memoryview, group: list[StoredBatch]) -> Iterator[pa.RecordBatch]:
+        while group:
+            try:
+                found = decode_columns(memory, group, self._progress.first_offset, self._wanted.end, self._batches.wanted, self._opener)
+            except CorruptRecords as damage:
+                group = self._without(group, damage)
+                continue
+            yield from (self._batches.make(records) for records in found if len(records.offsets))
+            return
+
+    def _without(self, group: list[StoredBatch], damage: CorruptRecords) -> list[StoredBatch]:
+        """The other batches of a group."""
+        header = next(batch.header for batch in group if batch.header.base_offset == damage.base_offset)
+        offset = max(header.base_offset, self._wanted.start)
+        corrupt = CorruptRange(self._wanted.topic, self._wanted.partition, offset, header.last_offset + 1, damage.reason)
+        if self._on_corrupt is None:
+            raise CorruptBatchFound(corrupt) from damage
+        self._on_corrupt(corrupt)
+        return [batch for batch in group if batch.header.base_offset != damage.base_offset]

@@ -1,0 +1,131 @@
+"""What is too much for a task's commit message: sealed batches wait in a topic of their own until the driver has committed them. Nobody's data lies here.
+
+A task appends, and its message names where; the driver reads the very same bytes back. Leftovers of failed tasks and of committed batches go by retention.
+Owned by one task, or by one commit on the driver. Weak spot: such batches are written and read once more than those of small micro-batches, and a driver that
+comes an hour too late finds nothing, says so, and Spark replays the micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.base.invariants import check
+from appliance.base.model import Offset, TopicPartition
+from appliance.client.admin import create_topic
+from appliance.client.cluster import ClusterClient
+from appliance.client.metadata import TopicMetadata
+from appliance.client.sequenced_sender import SequencedSender, new_identity
+from appliance.pipeline.batch_scan import BatchScan, ReadProgress
+from appliance.pipeline.cluster_access import ClusterAccess
+from appliance.pipeline.fetched_batches import FetchedBatches
+from appliance.pipeline.offset_range import OffsetRange
+from appliance.pipeline.outgoing_batches import OutgoingBatch
+from appliance.pipeline.source_problem import DataLoss, SourceProblem
+from appliance.records.batch import read_batch_header, stamp_batch
+
+SPOOL_TOPIC = "millrace-spark-spool"
+SPOOL_PARTITIONS = 4
+KEPT_MS = 3_600_000
+SPOOL_SETTINGS = {
+    "cleanup.policy": "delete",
+    "retention.ms": str(KEPT_MS),
+    "segment.ms": str(KEPT_MS // 4),
+    "compression.type": "producer",
+    "message.timestamp.type": "CreateTime",
+    "max.message.bytes": str(64 * 1024 * 1024),
+}
+
+
+class SpooledBatch(NamedTuple):
+    """Where a batch goes, and where it lies; the checksum tells it from any other that lay there."""
+
+    topic: str
+    partition: int
+    records_count: int
+    spool_partition: int
+    offset: Offset
+    crc: int
+
+
+class SpoolWriter:
+    """`put` batches, then `finish` says where they are."""
+
+    def __init__(self, cluster: ClusterClient, task: int, delivery_timeout_ms: int) -> None:
+        partitions = _spool_topic(cluster).partitions
+        self._partition = TopicPartition(SPOOL_TOPIC, partitions[task % len(partitions)].partition)
+        self._sender = SequencedSender(cluster, new_identity(cluster), delivery_timeout_ms=delivery_timeout_ms, on_stored=self._on_stored)
+        self._put: list[OutgoingBatch] = []
+        self._stored: list[SpooledBatch] = []
+
+    def put(self, batch: OutgoingBatch) -> None:
+        self._put.append(batch._replace(encoded=b""))
+        self._sender.append(self._partition, batch.encoded)
+
+    def finish(self) -> list[SpooledBatch]:
+        self._sender.flush()
+        check(len(self._stored) == len(self._put), f"{len(self._put)} batches were spooled and {len(self._stored)} acknowledged")
+        return self._stored
+
+    def close(self) -> None:
+        self._sender.close()
+
+    def _on_stored(self, partition: TopicPartition, base_offset: Offset, stamped: bytearray) -> None:
+        """Batches of one partition are acknowledged in their order."""
+        if base_offset < 0:
+            raise SourceProblem(f"the answer of {partition} was lost for so long that nobody knows where the batch is; the task has to be tried again")
+        batch = self._put[len(self._stored)]
+        self._stored.append(SpooledBatch(batch.topic, batch.partition, batch.records_count, partition.partition, base_offset, read_batch_header(stamped).crc))
+
+
+def read_spooled(access: ClusterAccess, spooled: Iterable[SpooledBatch]) -> Iterator[OutgoingBatch]:
+    """The batches, each partition's in its order. Raises `SourceProblem` for one that is not there any more."""
+    by_partition: dict[int, dict[int, SpooledBatch]] = {}
+    for each in spooled:
+        by_partition.setdefault(each.spool_partition, {})[each.offset] = each
+    for partition, wanted in sorted(by_partition.items()):
+        yield from _read_partition(access._replace(read_committed=False, topic_ids=()), partition, wanted)
+
+
+def _read_partition(access: ClusterAccess, partition: int, wanted: dict[int, SpooledBatch]) -> Iterator[OutgoingBatch]:
+    offsets = OffsetRange(SPOOL_TOPIC, partition, min(wanted), max(wanted) + 1)
+    progress = ReadProgress(offsets.start)
+    scan = BatchScan(offsets, progress)
+    missing = set(wanted)
+    for raw in FetchedBatches(access, offsets).raw_batches(progress, _gone):
+        for header, position in scan.batches(raw):
+            found = wanted.get(header.base_offset)
+            if found is None:
+                continue
+            if header.crc != found.crc:
+                break
+            missing.discard(header.base_offset)
+            encoded = bytearray(raw.memory[position : position + header.size_bytes])
+            stamp_batch(encoded, 0, 0, -1)
+            yield OutgoingBatch(found.topic, found.partition, found.records_count, bytes(encoded))
+    if missing:
+        raise SourceProblem(f"{len(missing)} batches of this micro-batch are not in {SPOOL_TOPIC}-{partition} any more, the first at offset {min(missing)}")
+
+
+def _gone(loss: DataLoss) -> None:
+    raise SourceProblem(f"{loss}; the micro-batch has to be written again")
+
+
+def _spool_topic(cluster: ClusterClient) -> TopicMetadata:
+    """The topic, made by whoever needs it first."""
+    found = cluster.metadata([SPOOL_TOPIC]).topics.get(SPOOL_TOPIC)
+    if found is None or found.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        try:
+            create_topic(cluster, SPOOL_TOPIC, partitions=SPOOL_PARTITIONS, configs=SPOOL_SETTINGS)
+        except RequestRefused as error:
+            if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:  # another task was faster
+                raise
+    backoff = cluster.backoff()
+    while True:
+        try:
+            return cluster.topic(SPOOL_TOPIC)
+        except RequestRefused as error:
+            if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:  # not every broker knows it at once
+                raise
+            backoff.pause_or_raise(error)

@@ -1,0 +1,224 @@
+"""The directory that a streaming job fills: whose it is, what each micro-batch added, what is put right after a death. The only module that writes its books.
+
+    DIR/TABLE/[date=2026-11-22/]part-*.parquet    rows; a plain listing of these is right at any moment
+    DIR/_millrace/table.json                      what this directory is; written once
+    DIR/_millrace/lock                            held while a driver or its JVM lives
+    DIR/_millrace/checkpoint/                     Spark's: offsets, state
+    DIR/_millrace/commits/N.json                  what micro-batch N added, and the job's own state after it
+    DIR/_millrace/staging/N-LIFE/                 what the tasks of one life have written for it
+
+Spark runs a micro-batch again whose end it did not note. So a batch is in when its commit is there, published in one step by link(2); its files come into
+sight after that, by rename, under names that contain the batch's number; and a batch that is in is never added again, whatever a replay brings.
+
+    tasks write staging/N-LIFE/* (synced) ▸ link commits/N.json ▸ rename every file ▸ remove staging
+    killed before the link: the replay writes its own files, the old ones are swept; after it: the next life renames the rest, the replay adds nothing
+
+Weak spots: between the link and the last rename a death leaves rows out of sight until the next life. Spark does not sync its checkpoint: after a power cut
+a job may have to be started over in another directory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import orjson
+
+from appliance.pipeline.stream_problem import ConcurrentStream, StreamProblem
+from appliance.storage import file_io
+
+BOOKS = "_millrace"
+FORMAT = "millrace stream"
+VERSION = 1
+COMMITS_KEPT = 100
+
+
+class StagedPart(NamedTuple):
+    """One Parquet file: its name in the staging directory, its path below DIR, rows, bytes."""
+
+    staged: str
+    path: str
+    rows: int
+    size_bytes: int
+
+
+class BatchCommit(NamedTuple):
+    """What one micro-batch added."""
+
+    number: int
+    life: str
+    parts: tuple[StagedPart, ...] = ()
+    state: Mapping[str, Any] = {}
+
+    def encode(self) -> bytes:
+        return orjson.dumps({**self._asdict(), "parts": [list(part) for part in self.parts]})
+
+
+def decode_commit(content: bytes, path: str) -> BatchCommit:
+    try:
+        document = orjson.loads(content)
+        parts = tuple(StagedPart(*part) for part in document["parts"])
+        return BatchCommit(int(document["number"]), str(document["life"]), parts, document["state"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise StreamProblem(f"{path} is damaged ({error}); start the job in another directory") from error
+
+
+class StreamDirectory:
+    """One destination, filled by `life`. `open` takes the lock; `close` lets go of it."""
+
+    def __init__(self, path: str, life: str) -> None:
+        self.path = os.path.abspath(path)
+        self.life = life
+        self.id = ""
+        """of the table that is made here; by it a topic knows which batches it has"""
+        self.last: BatchCommit | None = None
+        self._books = f"{self.path}/{BOOKS}"
+        self._commits, self._staging = f"{self._books}/commits", f"{self._books}/staging"
+        self.lock_fd: int | None = None
+        """Handed to the JVM too, so that the lock is free only when both are dead."""
+
+    @property
+    def checkpoint(self) -> str:
+        return f"{self._books}/checkpoint"
+
+    # --- whose it is
+
+    def open(self, identity: Mapping[str, Any]) -> None:
+        """Take the directory (made where it is missing) and put right what a death left. Raises StreamProblem when it is another job's, ConcurrentStream."""
+        self._refuse_others()
+        for directory in (self._commits, self._staging):
+            file_io.make_directories(directory)
+        self._take_lock()
+        self._keep_identity(identity)
+        self._recover()
+
+    def _refuse_others(self) -> None:
+        if file_io.exists(self._books) or not file_io.exists(self.path):
+            return
+        if not file_io.is_directory(self.path):
+            raise StreamProblem(f"--to {self.path} is a file; name a directory")
+        if names := sorted(file_io.listdir(self.path))[:3]:
+            raise StreamProblem(f"--to {self.path} is not empty ({', '.join(names)} …) and no job of millrace stream has written it; name another directory")
+
+    def _take_lock(self) -> None:
+        fd = file_io.open_path(f"{self._books}/lock", file_io.READ_WRITE_CREATE)
+        if not file_io.lock_exclusively(fd):
+            holder = file_io.pread_all(fd, 0, file_io.size_of(fd)).decode(errors="replace").strip()
+            file_io.close(fd)
+            lives = not holder.isdecimal() or file_io.exists(f"/proc/{holder}")
+            raise ConcurrentStream(f"another job is at work in {self.path} ({'process' if lives else 'the JVM of process'} {holder or 'unknown'})", lives)
+        self.lock_fd = fd
+        file_io.ftruncate(fd, 0)
+        content = f"{file_io.process_id()}\n".encode()
+        file_io.write_all(fd, (content,), 0, len(content))
+
+    def _keep_identity(self, identity: Mapping[str, Any]) -> None:
+        path = f"{self._books}/table.json"
+        wanted = {"format": FORMAT, "version": VERSION, **identity}
+        if not file_io.exists(path):
+            file_io.replace_file(path, orjson.dumps({**wanted, "id": self.life}, option=orjson.OPT_INDENT_2))
+        found = orjson.loads(file_io.read_file(path))
+        if found.get("format") != FORMAT:
+            raise StreamProblem(f"--to {self.path} belongs to {found.get('format', 'something else')}; name another directory")
+        if other := [name for name in wanted if found.get(name) != wanted[name]]:
+            said = "; ".join(f"{name} was {found.get(name)}, and is {wanted[name]} now" for name in other)
+            raise StreamProblem(f"--to {self.path} was begun by another job ({said}): its offsets and state would not fit; name another directory")
+        self.id = str(found.get("id"))
+
+    def reopen(self) -> None:
+        """Put right what a JVM's death left; the lock stays."""
+        self._recover()
+
+    def close(self) -> None:
+        if self.lock_fd is not None:
+            file_io.close_all([self.lock_fd])
+            self.lock_fd = None
+
+    # --- a micro-batch
+
+    def is_in(self, number: int) -> bool:
+        return self.last is not None and number <= self.last.number
+
+    def commit_of(self, number: int) -> BatchCommit | None:
+        """What a batch that is in has added; None if it added nothing, or too long ago to be told."""
+        path = self._commit_path(number)
+        return decode_commit(file_io.read_file(path), path) if file_io.exists(path) else None
+
+    def begin(self, number: int) -> str:
+        """A directory for the files of batch `number`, empty."""
+        path = f"{self._staging}/{number:08d}-{self.life}"
+        self._remove(path)
+        file_io.mkdir(path)
+        file_io.fsync_directory(self._staging)
+        return path
+
+    def publish(self, number: int, parts: Iterable[StagedPart], state: Mapping[str, Any]) -> BatchCommit:
+        """Batch `number` is in when this returns. Its files must be synced."""
+        commit = BatchCommit(number, self.life, tuple(parts), state)
+        staging = self._staging_of(commit)
+        for part in commit.parts:
+            if not file_io.exists(f"{staging}/{part.staged}"):
+                raise StreamProblem(f"{staging}/{part.staged}, which a task has written, is not there: the directory must be shared by all machines of the job")
+        file_io.fsync_directory(staging)
+        file_io.replace_file(f"{staging}/commit", commit.encode())
+        try:
+            file_io.link(f"{staging}/commit", self._commit_path(number))
+        except FileExistsError:
+            raise ConcurrentStream(f"another job has published batch {number} in {self.path} meanwhile") from None
+        file_io.fsync_directory(self._commits)
+        self.last = commit
+        self._place(commit)
+        if number >= COMMITS_KEPT:
+            file_io.unlink_if_there(self._commit_path(number - COMMITS_KEPT))
+        return commit
+
+    def drop(self, number: int) -> None:
+        """Batch `number` has nothing to add."""
+        self._remove(f"{self._staging}/{number:08d}-{self.life}")
+
+    def _place(self, commit: BatchCommit) -> None:
+        staging = self._staging_of(commit)
+        touched = set()
+        for part in commit.parts:
+            target = f"{self.path}/{part.path}"
+            file_io.make_directories(os.path.dirname(target))
+            touched.add(os.path.dirname(target))
+            try:
+                file_io.rename(f"{staging}/{part.staged}", target)
+            except FileNotFoundError:
+                if not file_io.exists(target):
+                    raise StreamProblem(f"{target}, which batch {commit.number} has added, is not there, nor what it should be made of") from None
+        for directory in sorted(touched):
+            file_io.fsync_directory(directory)
+        self._remove(staging)
+
+    # --- after a death
+
+    def _recover(self) -> None:
+        numbers = sorted(int(name[:-5]) for name in file_io.listdir(self._commits) if name.endswith(".json"))
+        self.last = self.commit_of(numbers[-1]) if numbers else None
+        if self.last is not None and not file_io.exists(f"{self.checkpoint}/offsets/{self.last.number}"):
+            # Spark would begin at batch 0 again, and all of it would be taken for replays.
+            raise StreamProblem(f"{self.checkpoint} knows nothing of batch {self.last.number}, which is in {self.path}: begin anew in another directory")
+        if self.last is not None and file_io.exists(self._staging_of(self.last)):
+            self._place(self.last)
+        for name in file_io.listdir(self._staging):
+            self._remove(f"{self._staging}/{name}")
+        for number in numbers[:-COMMITS_KEPT]:
+            file_io.unlink_if_there(self._commit_path(number))
+
+    def _commit_path(self, number: int) -> str:
+        return f"{self._commits}/{number:08d}.json"
+
+    def _staging_of(self, commit: BatchCommit) -> str:
+        return f"{self._staging}/{commit.number:08d}-{commit.life}"
+
+    @staticmethod
+    def _remove(staging: str) -> None:
+        """A staging directory, which is flat."""
+        with suppress(FileNotFoundError):
+            for name in file_io.listdir(staging):
+                file_io.unlink_if_there(f"{staging}/{name}")
+            file_io.rmdir(staging)

@@ -1,0 +1,210 @@
+"""Runs a streaming job until it is stopped: Spark's query, what each micro-batch adds to the directory and to a topic, and another JVM where one dies.
+
+A micro-batch is first in the directory (see stream_directory.py), then in the topic, written from the files that it added: so both have the same rows, and a
+replay after a death in between has only the topic to do, which knows what it has by the table's id and the batch's number.
+
+Weak spot: the topic is behind the files for the length of one write.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from appliance.pipeline.spark_session import SessionOptions, SparkFailed, start_spark
+from appliance.pipeline.stream_directory import BOOKS, BatchCommit, StagedPart, StreamDirectory
+from appliance.pipeline.stream_failure import failure_text
+from appliance.pipeline.stream_job import StreamJob
+from appliance.pipeline.stream_problem import JobFailed, StreamProblem
+from appliance.pipeline.table_parts import read_columns, stage_frame, write_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+POLL_SECONDS = 1
+LAST_BATCH_SECONDS = 60.0
+"""How long a stop waits for the micro-batch that is under way. What is cut off is as what is killed: the next life does it again."""
+DEATHS_MAX = 3
+"""JVMs that may die one after the other without a micro-batch in between."""
+
+
+class StreamOptions(NamedTuple):
+    """`source` are options of the reader, `sink` those of the topic's writer; `settings` are Spark's."""
+
+    topics: tuple[str, ...]
+    to_topic: str | None = None
+    every: str = "10 seconds"
+    once: bool = False
+    master: str = "local[*]"
+    memory: str = "1g"
+    source: Mapping[str, str] = {}
+    sink: Mapping[str, str] = {}
+    settings: Mapping[str, str] = {}
+
+
+class BatchReport(NamedTuple):
+    """One micro-batch that is done."""
+
+    number: int
+    records: int
+    rows: int
+    milliseconds: int
+    late_groups: int
+    """(minute, host) and the like that came after they were closed, and count nowhere"""
+
+
+class SparkDied(Exception):
+    """The JVM is gone; nothing else is wrong."""
+
+
+class StreamRun:
+    """One run in an open directory. `run` returns after `stop`, or at the end of what there was (`once`)."""
+
+    def __init__(
+        self, options: StreamOptions, job: StreamJob, directory: StreamDirectory, on_report: Callable[[BatchReport], None], say: Callable[[str], None]
+    ) -> None:
+        self._options = options
+        self._job = job
+        self._directory = directory
+        self._on_report = on_report
+        self._say = say
+        self._stopping = threading.Event()
+        self._idle = threading.Event()
+        self._idle.set()
+        self.signals: Mapping[int, Callable[[int, object], None]] = {}
+        """Set once Spark is there, which takes SIGINT for itself."""
+        self._rows: dict[int, int] = {}
+        self._seen = -1
+        self.batches = 0
+
+    def stop(self) -> None:
+        """Also out of a signal handler: the micro-batch that is under way ends first."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Raises JobFailed, SparkFailed, StreamProblem."""
+        deaths, batches = 0, -1
+        while not self._stopping.is_set():
+            try:
+                return self._live()
+            except SparkDied as error:
+                deaths = deaths + 1 if self.batches == batches else 1
+                batches = self.batches
+                if deaths > DEATHS_MAX:
+                    raise SparkFailed(f"{error}; that was the {deaths}th in a row without a micro-batch done") from error
+                self._say(f"{error}; starting another")
+                self._directory.reopen()
+
+    def _live(self) -> None:
+        options = self._options
+        log = Path(self._directory.path) / BOOKS / "spark.log"
+        held = () if self._directory.lock_fd is None else (self._directory.lock_fd,)
+        session_options = SessionOptions(f"millrace-{self._job.name}", options.master, options.memory, log, held, options.settings)
+        with start_spark(session_options) as spark:
+            for number, handler in self.signals.items():
+                signal.signal(number, handler)
+            try:
+                self.run_on(spark.session)
+            except Exception as error:
+                if spark.has_ended():
+                    raise SparkDied(f"Spark's JVM has ended ({spark.exit_words()})") from error
+                if isinstance(error, StreamProblem):
+                    raise
+                raise JobFailed(f"job {self._job.name}: {failure_text(error)} (see {log})") from error
+
+    def run_on(self, session: SparkSession) -> None:
+        """The same in a session that is there; errors are Spark's."""
+        if self._job.module_file:
+            session.sparkContext.addPyFile(self._job.module_file)
+        query = self._start(session)
+        try:
+            self._follow(query)
+        finally:
+            query.stop()
+
+    def _start(self, session: SparkSession) -> StreamingQuery:
+        options = self._options
+        reader = session.readStream.format("millrace").option("subscribe", ",".join(options.topics)).options(**options.source)
+        if self._job.source_schema is not None:
+            reader = reader.schema(self._job.source_schema).option("includeHeaders", str("headers" in self._job.source_schema).lower())
+        frame = self._job.transform(reader.load())
+        if not getattr(frame, "isStreaming", False):
+            raise StreamProblem(f"job {self._job.name} returned {type(frame).__name__}, not the DataFrame of a stream made out of the one that it was given")
+        writer = frame.writeStream.queryName(self._job.name).outputMode("append").option("checkpointLocation", self._directory.checkpoint)
+        writer = writer.trigger(availableNow=True) if options.once else writer.trigger(processingTime=options.every)
+        return writer.foreachBatch(self._on_batch).start()
+
+    def _follow(self, query: StreamingQuery) -> None:
+        while not query.awaitTermination(POLL_SECONDS):
+            self._report(query)
+            if self._stopping.is_set():
+                self._idle.wait(LAST_BATCH_SECONDS)
+                break
+        self._report(query)
+
+    def _report(self, query: StreamingQuery) -> None:
+        for progress in query.recentProgress:
+            number = int(progress["batchId"])
+            if "addBatch" not in progress["durationMs"]:
+                continue  # nothing came; the number is that of the batch to be
+            rows = self._rows.pop(number, None)
+            if number <= self._seen or rows is None:
+                continue
+            self._seen = number
+            self.batches += 1
+            late = sum(int(operator["numRowsDroppedByWatermark"]) for operator in progress["stateOperators"])
+            self._on_report(BatchReport(number, int(progress["numInputRows"]), rows, int(progress["durationMs"]["triggerExecution"]), late))
+
+    # --- a micro-batch
+
+    def _on_batch(self, frame: DataFrame, number: int) -> None:
+        self._idle.clear()
+        try:
+            self._do_batch(frame, number)
+        finally:
+            self._idle.set()
+
+    def _do_batch(self, frame: DataFrame, number: int) -> None:
+        if self._directory.is_in(number):
+            # It must run all the same: the query fails where the plan of a micro-batch with state was never run.
+            frame.write.format("noop").mode("append").save()
+            commit = self._directory.commit_of(number)
+        else:
+            commit = self._add(frame, number)
+        if commit is not None and self._options.to_topic:
+            for table in {part.path.split("/", 1)[0]: None for part in commit.parts}:
+                self._send(frame.sparkSession, commit, table, self._options.to_topic)
+        self._rows[number] = 0 if commit is None else sum(part.rows for part in commit.parts)
+
+    def _add(self, frame: DataFrame, number: int) -> BatchCommit | None:
+        directory, job = self._directory, self._job
+        staging = directory.begin(number)
+        parts = stage_frame(frame, staging, job.table, number)
+        if not parts:
+            directory.drop(number)
+            return None
+        state: Mapping[str, Any] = {} if directory.last is None else directory.last.state
+        if job.following is not None:
+            rows = read_columns([f"{staging}/{part.staged}" for part in parts], list(job.following.columns))
+            more, state = job.following.follow(state, rows)
+            parts += write_rows(staging, job.following.table, number, more, job.following.schema)
+        return directory.publish(number, parts, state)
+
+    def _send(self, session: SparkSession, commit: BatchCommit, table: str, topic: str) -> None:
+        from pyspark.sql import functions as f
+
+        paths = [f"{self._directory.path}/{part.path}" for part in commit.parts if _table_of(part) == table]
+        rows = session.read.parquet(*paths)
+        if "value" not in rows.columns:
+            value = f.to_json(f.struct(f.lit(table).alias("table"), *rows.columns)).alias("value")
+            rows = rows.select(value) if "host" not in rows.columns else rows.select(f.col("host").alias("key"), value)
+        writer = rows.write.format("millrace").options(**self._options.sink).option("topic", topic)
+        writer.option("txnAppId", f"{self._directory.id}-{table}").option("txnVersion", str(commit.number)).mode("append").save()
+
+
+def _table_of(part: StagedPart) -> str:
+    return part.path.split("/", 1)[0]

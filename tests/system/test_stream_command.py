@@ -1,0 +1,126 @@
+"""`millrace stream` as a process: killed, it and its JVM, in the middle of micro-batches; started again, it has every row once."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from appliance.runtime.parent_death import die_with_parent
+from tests.support.committed_reads import read_committed
+from tests.support.minute_records import MinuteRecords, counted, make_topic, rows_below
+from tests.support.running_box import ROOT, RunningBox, environment, eventually
+from tests.support.spark_session import SHORT_LIFE, why_no_spark
+
+pytestmark = [pytest.mark.system, pytest.mark.skipif(bool(why_no_spark()), reason=why_no_spark())]
+
+MILLRACE = [sys.executable, "-P", "-c", "from appliance.command.main import main; main()"]
+SECONDS = 110.0
+KILLS = 2 if os.environ.get("MILLRACE_DEEP") is None else 20
+MINUTES_OPEN = 4
+"""The newest minutes wait for late records: two of --late, one of slack, and their own."""
+
+
+class StreamProcess:
+    """One life of the command."""
+
+    def __init__(self, box: RunningBox, out: Path, *options: str) -> None:
+        self.out = out
+        self._said = open(out.parent / "said", "ab")
+        command = [*MILLRACE, "stream", "log", "--to", str(out), "--every", "1 second", "--bootstrap", box.bootstrap, *options]
+        command += [part for name, value in SHORT_LIFE.items() for part in ("--spark", f"{name}={value}")]
+        self.process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=self._said, stderr=self._said,
+                                        preexec_fn=partial(die_with_parent, os.getpid()))  # fmt: skip
+
+    def said(self) -> str:
+        return (self.out.parent / "said").read_text(errors="replace")
+
+    def jvm(self) -> psutil.Process:
+        (java,) = (child for child in psutil.Process(self.process.pid).children() if child.name() == "java")
+        return java
+
+    def await_batch_under_way(self, after: int) -> None:
+        """Until Spark has begun a micro-batch beyond number `after`."""
+        offsets = self.out / "_millrace/checkpoint/offsets"
+        eventually(lambda: self._alive() and newest(offsets) > after, f"a micro-batch after {after}: {self.said()}", SECONDS)
+
+    def _alive(self) -> bool:
+        assert self.process.poll() is None, self.said()
+        return True
+
+    def end(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        code = self.process.wait(60)
+        self._said.close()
+        return code
+
+
+def newest(directory: Path) -> int:
+    return max((int(file.name) for file in directory.iterdir() if file.name.isdigit()), default=-1) if directory.exists() else -1
+
+
+@pytest.mark.alone  # Spark's start, three times, wants every processor
+def test_killed_in_the_middle_driver_and_jvm_by_turns_it_has_every_minute_once(box: RunningBox, tmp_path: Path) -> None:
+    faulthandler.cancel_dump_traceback_later()  # three lives may take longer than a test has; every wait here has its own end
+    make_topic(box, "log")
+    make_topic(box, "minutes", 1)
+    records = MinuteRecords(box, "log")
+    out = tmp_path / "work/out"
+    out.parent.mkdir()
+    records.send(0, 6)
+    stream = StreamProcess(box, out, "--to-topic", "minutes")
+    minute = 6
+    for kill in range(KILLS):
+        begun = newest(out / "_millrace/checkpoint/offsets")
+        if kill:  # what the life before left is done again first
+            eventually(lambda: rows_below(out / "minutes"), f"rows: {stream.said()}", SECONDS)
+        records.send(minute, minute + 3)
+        minute += 3
+        stream.await_batch_under_way(begun)
+        if kill % 2:
+            stream.jvm().kill()
+        else:
+            assert stream.end(signal.SIGKILL) == -signal.SIGKILL
+            stream = StreamProcess(box, out, "--to-topic", "minutes")
+    records.send(minute, minute + 3)
+    minute += 3
+    expected = records.of_closed(minute - MINUTES_OPEN)
+    eventually(lambda: counted(rows_below(out / "minutes")) == expected, f"all minutes: {stream.said()}", SECONDS)
+    assert stream.end(signal.SIGTERM) == 0
+    rows = rows_below(out / "minutes")
+    assert counted(rows) == expected
+    written = [json.loads(value or b"") for _, value in read_committed(box.bootstrap, "minutes")[0]]
+    assert len(written) == len(rows) + len(rows_below(out / "hosts"))
+    assert sorted((row["minute"], row["host"], row["records"]) for row in written if row["table"] == "minutes") == sorted(
+        (row["minute"].strftime("%Y-%m-%dT%H:%M:%S.000Z"), row["host"], row["records"]) for row in rows  # type: ignore[attr-defined]
+    )  # fmt: skip
+    said = stream.said()
+    assert said.count("Spark's JVM has ended (signal 9); starting another") == KILLS // 2
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["log", "--to", "OUT", "--late", "soon"], "--late soon: write '30 seconds', '2 minutes' or '1 hour'"),
+        (["log", "--to", "OUT", "--job", "nowhere:f"], "--job nowhere:f: No module named 'nowhere'"),
+        (["log", "--to", "OUT", "--spark", "x"], "--spark x: write NAME=VALUE"),
+        (["log", "--to", __file__], "is a file; name a directory"),
+    ],
+)
+def test_what_cannot_be_meant_is_said_before_spark_starts(tmp_path: Path, arguments: list[str], problem: str) -> None:
+    words = [str(tmp_path / "out") if word == "OUT" else word for word in arguments]
+    answer = subprocess.run(
+        [*MILLRACE, "stream", *words, "--bootstrap", "127.0.0.1:1"], env=environment(), capture_output=True, text=True, timeout=30, check=False
+    )
+    assert problem in answer.stderr
+    assert answer.returncode in (1, 2)
+    assert "Traceback" not in answer.stderr

