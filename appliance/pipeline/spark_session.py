@@ -137,9 +137,19 @@ def start_spark(options: SessionOptions = SessionOptions()) -> RunningSpark:
             output.close()
     context.setLogLevel("ERROR")
     # Both would print a traceback when the JVM dies, which whoever waits for a job hears of anyway.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    _quieten_py4j()
     context._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
     return RunningSpark(SparkSession(context), gateway, scratch, options.log)
+
+
+def _quieten_py4j() -> None:
+    """It logs by the root logger, which prints; what jobs log is printed still. Where somebody has set up logging it is theirs."""
+    root = logging.getLogger()
+    if not root.handlers:
+        handler = logging.StreamHandler()
+        handler.setLevel(logging.WARNING)
+        handler.addFilter(lambda record: "/py4j/" not in record.pathname)
+        root.addHandler(handler)
 
 
 def _settings(options: SessionOptions, scratch: Path) -> dict[str, str]:
