@@ -121,27 +121,3 @@ class BoxLayout:
 def boot_id() -> bytes:
     """The kernel's id of this boot, 16 bytes: shared memory and page cache of another boot are gone."""
     return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))
-
-
-def find_box(data_directory: str | None) -> BoxLayout | None:
-    """The running box one of whose directories is `data_directory` (any box if None and there is only one).
-
-    Reads runtime directories only: paths are compared as text, no log disk is touched.
-    """
-    wanted = os.path.abspath(data_directory) if data_directory else None
-    found = []
-    for root in runtime_roots():
-        try:
-            names = sorted(os.listdir(root))
-        except OSError:
-            continue
-        for name in names:
-            layout = BoxLayout(f"{root}/{name}")
-            try:
-                box = layout.read_box()
-            except (OSError, ValueError):
-                continue
-            paths = [disk["path"] for disk in box.get("disks", [])]
-            if wanted is None or wanted in paths or any(os.path.dirname(path) == wanted for path in paths):
-                found.append(layout)
-    return found[0] if len(found) == 1 or (found and wanted) else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
-from appliance.base.layout import DATA_VARIABLE, BoxLayout, box_name, find_box, runtime_roots
+from appliance.base.layout import DATA_VARIABLE, BoxLayout, box_name, runtime_roots
 from appliance.client.address import Address, parse_addresses
 from appliance.command.failures import UsageProblem
 
@@ -34,6 +34,8 @@ class FoundBox(NamedTuple):
 
 def find_running_box(data: str | None, config: str | None) -> FoundBox:
     """The box; UsageProblem says where was looked and what to do."""
+    from appliance.runtime.running_boxes import find_box  # shared memory, which `--help` need not wait for
+
     named = _named(data, config)
     layout = _box_of_state(named.state) or next(filter(None, map(find_box, named.directories)), None)
     if layout is None:
@@ -90,25 +92,11 @@ def _box_of_state(state: str) -> BoxLayout | None:
 
 
 def _what_to_do() -> str:
-    running = running_boxes()
+    from appliance.runtime.running_boxes import boxes_with
+
+    running = [directory for box in boxes_with(None) for directory in box.data_directories[:1]]
     if not running and os.path.exists(INSTALLED_TARGET):
         return "; no box runs on this machine: systemctl start millrace.target. Where that does not help, journalctl -u millrace-supervisor -n 30 says why"
     if not running:
         return "; no box runs on this machine: start one with `millrace run` (or ./install.sh run)"
     return "; name one of these with --data DIR: " + ", ".join(running)
-
-
-def running_boxes() -> list[str]:
-    """The first data directory of each box that this user can see."""
-    directories = []
-    for root in runtime_roots():
-        try:
-            names = sorted(os.listdir(root))
-        except OSError:
-            continue
-        for name in names:
-            try:
-                directories += [str(disk["path"]) for disk in BoxLayout(f"{root}/{name}").read_box()["disks"][:1]]
-            except (OSError, ValueError, KeyError):
-                continue
-    return directories

@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from appliance.base.layout import DATA_VARIABLE, find_box
+from appliance.base.layout import DATA_VARIABLE
 from appliance.base.settings import load_box
 from appliance.client.address import Address, parse_addresses
 from appliance.client.cluster import ClusterClient
 from appliance.pipeline.option_values import OptionValues
 from appliance.pipeline.source_problem import SourceProblem
+from appliance.runtime.running_boxes import find_box
 
 BOOTSTRAP_SERVERS = "kafka.bootstrap.servers"
 DATA_OPTION = "millrace.data"

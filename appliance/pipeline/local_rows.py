@@ -5,15 +5,13 @@ Weak spot: a box whose ZooKeeper is elsewhere does not know its cluster's id bef
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from appliance.base.layout import BoxLayout, runtime_roots
 from appliance.base.model import TopicId
-from appliance.base.settings import Box, load_box
+from appliance.base.settings import Box
+from appliance.runtime.running_boxes import boxes_with
 from appliance.shm.atomic import WORD_BYTES
 from appliance.shm.living_table import attach_table, is_alive
 from appliance.shm.mapping import LayoutMismatch
@@ -62,7 +60,8 @@ def find_local_row(cluster_id: str, data_directory: str | None, topic: str, topi
     """The partition on the first box that serves it, or in words why there is none. Close its table."""
     reason = f"no running box of this machine has the directory {data_directory}" if data_directory else "this user sees no running box on this machine"
     found_box = False
-    for layout, box in _boxes(data_directory):
+    for known in boxes_with(data_directory):
+        layout, box = known.layout, Box.from_document(known.box)
         if _cluster_id(box) != cluster_id:
             reason = reason if found_box else f"the box {layout.runtime_directory} belongs to another cluster"
             continue
@@ -80,25 +79,6 @@ def find_local_row(cluster_id: str, data_directory: str | None, topic: str, topi
                 table.close()
         reason = f"the box {layout.runtime_directory} does not serve it at the moment"
     return reason
-
-
-def _boxes(data_directory: str | None) -> Iterator[tuple[BoxLayout, Box]]:
-    """Running boxes, those of `data_directory` only if it is given; paths are compared as text."""
-    wanted = os.path.abspath(data_directory) if data_directory else None
-    for root in runtime_roots():
-        try:
-            names = sorted(os.listdir(root))
-        except OSError:
-            continue
-        for name in names:
-            layout = BoxLayout(f"{root}/{name}")
-            try:
-                box = load_box(layout)
-            except (OSError, ValueError, TypeError, KeyError):
-                continue
-            paths = [disk.path for disk in box.disks]
-            if wanted is None or wanted in paths or wanted in map(os.path.dirname, paths):
-                yield layout, box
 
 
 def _cluster_id(box: Box) -> str | None:
