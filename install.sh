@@ -121,7 +121,7 @@ ensure_venv() {
     else
         say "bringing .venv up to date …"
     fi
-    if [ "$kind" = test ]; then target="${ROOT}[test]"; else target="${ROOT}[pipeline]"; fi
+    if [ "$kind" = test ]; then target="${ROOT}[test]"; else target="${ROOT}[${PIPELINE_EXTRAS// /,}]"; fi
     # "compat" puts this directory on the path by a plain .pth line; the default would import a finder in each of our processes (1 MB and 10 ms).
     pip_install --config-settings editable_mode=compat -e "$target" || die "pip could not install what pyproject.toml lists; its message is above"
     rm -f "$VENV"/.stamp-*

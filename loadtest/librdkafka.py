@@ -49,9 +49,10 @@ class LibrdkafkaClient:
         return [*self.command, verb, box.bootstrap, topic, *numbers, *(f"{name}={value}" for name, value in properties.items())]
 
 
-def fill_topic(client: LibrdkafkaClient, box: Broker, topic: str, partitions: int, records: int, value_bytes: int, codec: str = "none") -> None:
-    """Write what is to be read afterwards: one producer, each value beginning with its offset."""
-    properties = {"acks": 1, "linger.ms": 5, "batch.size": 1_000_000, "compression.type": codec}
+def fill_topic(client: LibrdkafkaClient, box: Broker, topic: str, partitions: int, records: int, value_bytes: int, codec: str = "none",
+               text: bool = False) -> None:  # fmt: skip
+    """Write what is to be read afterwards: one producer, each value beginning with its offset. The rest is log lines if `text`, else zeros."""
+    properties = {"acks": 1, "linger.ms": 5, "batch.size": 1_000_000, "compression.type": codec, "text": int(text)}
     command = client.producer(box, topic, partitions, records, value_bytes, properties)
     with LoadGenerator("filling producer", command) as generator:
         generator.await_ready()

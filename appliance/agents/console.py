@@ -22,7 +22,7 @@ from appliance.base.errors import MillraceError
 from appliance.console.alarm_watch import AlarmEvent
 from appliance.console.application import make_application
 from appliance.console.box_sample import BoxReader
-from appliance.console.process_cost import MemoryWatch
+from appliance.console.memory_watch import MemoryWatch
 from appliance.console.release import release_version
 from appliance.console.watch import BoxWatch
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from appliance.base.errors import ConfigurationProblems
 from appliance.command.failures import UsageProblem
 
-_PACKAGES = ("pyarrow", "numpy", "pyspark", "pandas", "py4j")
+_EXTRAS = {"deltalake": "delta", "psycopg": "postgresql"} | dict.fromkeys(("pyarrow", "numpy", "pyspark", "pandas", "py4j"), "pipeline")
+"""Which extra of pyproject.toml brings what."""
 
 
 @contextmanager
@@ -17,9 +18,10 @@ def pipeline_extra() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        if error.name is None or error.name.split(".")[0] not in _PACKAGES:
+        extra = _EXTRAS.get((error.name or "").split(".")[0])
+        if extra is None:
             raise
-        raise ConfigurationProblems([f"{error.name} is not installed here: pip install 'millrace[pipeline]', or sudo ./install.sh --pipeline"]) from error
+        raise ConfigurationProblems([f"{error.name} is not installed here: pip install 'millrace[{extra}]', or sudo ./install.sh --pipeline"]) from error
 
 
 def named_values(option: str, texts: Sequence[str]) -> dict[str, str]:
@@ -31,3 +33,11 @@ def named_values(option: str, texts: Sequence[str]) -> dict[str, str]:
             raise UsageProblem(f"{option} {text}: write NAME=VALUE")
         values[name] = value
     return values
+
+
+def spark_settings(texts: Sequence[str]) -> dict[str, str]:
+    """Of `--spark`; Spark's own names all begin with `spark.`. Raises UsageProblem."""
+    for text in texts:
+        if not text.startswith("spark.") or "=" not in text:
+            raise UsageProblem(f"--spark {text}: write --spark spark.NAME=VALUE")
+    return named_values("--spark", texts)

@@ -17,7 +17,7 @@ from appliance.command.finding import bootstrap_addresses
 from appliance.command.kafka import require_topic_name
 from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option
 from appliance.command.output import count_text, plural, say
-from appliance.command.pipeline_extra import named_values, pipeline_extra
+from appliance.command.pipeline_extra import named_values, pipeline_extra, spark_settings
 
 if TYPE_CHECKING:
     from appliance.pipeline.stream_directory import StreamDirectory
@@ -70,7 +70,7 @@ def stream(
             memory=memory,
             source={**servers, **start, **named_values("--source", source or [])},
             sink=servers,
-            settings=named_values("--spark", settings or []),
+            settings=spark_settings(settings or []),
         )
         directory = StreamDirectory(to, uuid.uuid4().hex[:12])
         identity = {"job": chosen.name, "topics": sorted(options.topics), "to_topic": to_topic}

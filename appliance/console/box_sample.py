@@ -13,9 +13,9 @@ from appliance.base.clock import Clock
 from appliance.base.layout import BoxLayout
 from appliance.base.settings import Box, load_box
 from appliance.console.disk_look import DiskLook, DiskWatch
-from appliance.console.process_cost import ProcessCost, read_cost
 from appliance.console.readiness import Readiness, is_alive, judge_process
 from appliance.metadata.metadata_image import ImageUnreadable, MetadataImage, read_image
+from appliance.runtime.process_cost import ProcessCost, read_cost
 from appliance.shm.counter_reader import CounterReader
 from appliance.shm.counters import CounterSnapshot, list_counters
 

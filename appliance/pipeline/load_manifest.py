@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-import orjson
-
 from appliance.base.model import TopicPartition
 from appliance.pipeline.load_problem import DamagedTable
 from appliance.pipeline.offset_range import OffsetRange
-
-VERSION = 1
+from appliance.pipeline.table_document import decode_document, encode_document
 
 Positions = Mapping[TopicPartition, int]
 """The first offset of each partition that is not loaded yet."""
@@ -50,7 +47,7 @@ class Plan(NamedTuple):
     ranges: tuple[OffsetRange, ...]
 
     def encode(self) -> bytes:
-        return orjson.dumps({"version": VERSION, "number": self.number, "ranges": [list(each) for each in self.ranges]}, option=orjson.OPT_INDENT_2)
+        return encode_document({"number": self.number, "ranges": [list(each) for each in self.ranges]})
 
 
 class Manifest(NamedTuple):
@@ -78,7 +75,6 @@ class Manifest(NamedTuple):
         for (topic, partition), offset in sorted(self.positions.items()):
             positions.setdefault(topic, {})[str(partition)] = offset
         document = {
-            "version": VERSION,
             "number": self.number,
             "life": self.life,
             "published_ms": self.published_ms,
@@ -90,7 +86,7 @@ class Manifest(NamedTuple):
             "bad_files": [file._asdict() for file in self.bad_files],
             "skipped": [each._asdict() for each in self.skipped],
         }
-        return orjson.dumps(document, option=orjson.OPT_INDENT_2)
+        return encode_document(document)
 
 
 class CommitDone(NamedTuple):
@@ -105,7 +101,7 @@ class CommitDone(NamedTuple):
 
 
 def decode_plan(content: bytes, path: str) -> Plan:
-    document = _document(content, path)
+    document = decode_document(content, path)
     try:
         return Plan(document["number"], _ranges(document["ranges"]))
     except (KeyError, TypeError, ValueError) as error:
@@ -113,7 +109,7 @@ def decode_plan(content: bytes, path: str) -> Plan:
 
 
 def decode_manifest(content: bytes, path: str) -> Manifest:
-    document = _document(content, path)
+    document = decode_document(content, path)
     try:
         return Manifest(
             document["number"],
@@ -127,16 +123,6 @@ def decode_manifest(content: bytes, path: str) -> Manifest:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedTable(f"{path} is no manifest of a load: {error!r}") from error
-
-
-def _document(content: bytes, path: str) -> dict[str, Any]:
-    try:
-        document = orjson.loads(content)
-    except orjson.JSONDecodeError as error:
-        raise DamagedTable(f"{path} is not JSON: {error}") from error
-    if not isinstance(document, dict) or document.get("version") != VERSION:
-        raise DamagedTable(f"{path} is of another release: it is not version {VERSION}")
-    return document
 
 
 def _ranges(documents: Iterable[list[Any]]) -> tuple[OffsetRange, ...]:

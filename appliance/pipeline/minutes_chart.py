@@ -21,7 +21,15 @@ REST: Final = "others"
 _MINUTE: Final = timedelta(minutes=1)
 
 
-def draw_errors(rows: Iterable[Mapping[str, Any]], title: str = "errors per minute") -> str:
+class Picture(str):
+    """The text of an SVG file; a notebook draws it."""
+
+    def _repr_svg_(self) -> str:
+        """As IPython asks objects how they look."""
+        return str(self)
+
+
+def draw_errors(rows: Iterable[Mapping[str, Any]], title: str = "errors per minute") -> Picture:
     """`rows` have `minute` (a datetime), `host` and `errors`, as the table `minutes` of `millrace stream` has."""
     errors: dict[datetime, dict[str, int]] = defaultdict(dict)
     totals: dict[str, int] = defaultdict(int)
@@ -74,7 +82,7 @@ def _legend(names: list[str]) -> list[str]:
     return lines
 
 
-def _page(lines: list[str]) -> str:
+def _page(lines: list[str]) -> Picture:
     size = f'width="{WIDTH}" height="{TOP + HEIGHT + BOTTOM}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {WIDTH} {TOP + HEIGHT + BOTTOM}" font-family="sans-serif" font-size="11">'
-    return "\n".join([head, f'<rect {size} fill="#ffffff"/>', *lines, "</svg>", ""])
+    return Picture("\n".join([head, f'<rect {size} fill="#ffffff"/>', *lines, "</svg>", ""]))

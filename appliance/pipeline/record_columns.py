@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from appliance.pipeline.opened_batches import BatchOpener, CorruptRecords, OpenedBatches, StoredBatch
-from appliance.pipeline.record_starts import record_starts
+from appliance.pipeline.record_starts import StartFinder
 from appliance.pipeline.varint_columns import Bytes, Longs, Varints
 from appliance.records.corrupt_batch import CorruptBatch
 from appliance.records.record import Headers, read_record_headers, read_records
@@ -48,17 +48,25 @@ class RecordColumns(NamedTuple):
     headers: list[Headers] | None
 
 
-def decode_columns(memory: memoryview, batches: Sequence[StoredBatch], start_offset: int, end_offset: int, wanted: Wanted = EVERYTHING,
-                   opener: BatchOpener | None = None) -> list[RecordColumns]:  # fmt: skip
-    """The records of `batches` (of data, CRC checked, in the order of their offsets) with start_offset <= offset < end_offset. Raises `CorruptRecords`."""
-    return [_decode(opened, start_offset, end_offset, wanted) for opened in (opener or BatchOpener()).open(memory, batches)]
+class ColumnDecoder:
+    """Decodes one group of batches of a partition after the other; from what it has seen it guesses what is best for the next. Owned by one reader."""
 
+    def __init__(self, wanted: Wanted = EVERYTHING) -> None:
+        self._wanted = wanted
+        self._opener = BatchOpener()
+        self._starts = StartFinder()
 
-def _decode(opened: OpenedBatches, start_offset: int, end_offset: int, wanted: Wanted) -> RecordColumns:
-    try:
-        return _compute(opened, start_offset, end_offset, wanted)
-    except (CorruptBatch, IndexError) as found:
-        raise _corrupt(opened, found) from found
+    def decode(self, memory: memoryview, batches: Sequence[StoredBatch], start_offset: int, end_offset: int) -> list[RecordColumns]:
+        """The records of `batches` (of data, CRC checked, in the order of their offsets) with start_offset <= offset < end_offset. Raises `CorruptRecords`."""
+        return [self._decode(opened, start_offset, end_offset) for opened in self._opener.open(memory, batches)]
+
+    def _decode(self, opened: OpenedBatches, start_offset: int, end_offset: int) -> RecordColumns:
+        try:
+            first = opened.positions[0]
+            data: Bytes = np.frombuffer(opened.memory, np.uint8, opened.ends[-1] - first, first)
+            return _compute(opened, data, self._starts.find(opened, data), start_offset, end_offset, self._wanted)
+        except (CorruptBatch, IndexError) as found:
+            raise _corrupt(opened, found) from found
 
 
 def _corrupt(opened: OpenedBatches, found: Exception) -> CorruptRecords:
@@ -72,10 +80,7 @@ def _corrupt(opened: OpenedBatches, found: Exception) -> CorruptRecords:
     return CorruptRecords(opened.headers[0].base_offset, str(found))
 
 
-def _compute(opened: OpenedBatches, start_offset: int, end_offset: int, wanted: Wanted) -> RecordColumns:
-    first = opened.positions[0]
-    data: Bytes = np.frombuffer(opened.memory, np.uint8, opened.ends[-1] - first, first)
-    starts = record_starts(opened, data)
+def _compute(opened: OpenedBatches, data: Bytes, starts: Longs, start_offset: int, end_offset: int, wanted: Wanted) -> RecordColumns:
     varints = Varints(data)
     lengths, contents = varints.at(starts)
     ends = contents + lengths

@@ -18,8 +18,8 @@ from appliance.pipeline.cluster_access import ClusterAccess, ReadPath
 from appliance.pipeline.fetched_batches import FetchedBatches
 from appliance.pipeline.local_segments import LocalSegments, NotReadHere, find_local_segments
 from appliance.pipeline.offset_range import OffsetRange
-from appliance.pipeline.opened_batches import BatchOpener, CorruptRecords, StoredBatch
-from appliance.pipeline.record_columns import decode_columns
+from appliance.pipeline.opened_batches import CorruptRecords, StoredBatch
+from appliance.pipeline.record_columns import ColumnDecoder
 from appliance.pipeline.record_schema import COLUMNS, RecordBatches, record_schema
 from appliance.pipeline.source_problem import CorruptBatchFound, CorruptRange, DataLoss, OffsetsLost, OnCorrupt, OnDataLoss, SourceProblem
 
@@ -68,7 +68,7 @@ class _RangeReader:
         self._progress = ReadProgress(wanted.start)
         self._scan = BatchScan(wanted, self._progress, on_corrupt)
         self._batches = RecordBatches(wanted.topic, wanted.partition, columns)
-        self._opener = BatchOpener()
+        self._decoder = ColumnDecoder(self._batches.wanted)
         self._on_corrupt = on_corrupt
 
     def read(self, path: BatchPath, on_data_loss: OnDataLoss) -> Iterator[pa.RecordBatch]:
@@ -80,7 +80,7 @@ class _RangeReader:
     def _decode(self, memory: memoryview, group: list[StoredBatch]) -> Iterator[pa.RecordBatch]:
         while group:
             try:
-                found = decode_columns(memory, group, self._progress.first_offset, self._wanted.end, self._batches.wanted, self._opener)
+                found = self._decoder.decode(memory, group, self._progress.first_offset, self._wanted.end)
             except CorruptRecords as damage:
                 group = self._without(group, damage)
                 continue

@@ -6,13 +6,11 @@ Weak spot: `foreign_owner` knows tables and log directories by the names of thei
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple
-
-import orjson
+from typing import NamedTuple
 
 from appliance.pipeline.load_problem import DamagedTable
+from appliance.pipeline.table_document import decode_document, encode_document
 
-VERSION = 1
 _FORMAT = "millrace load"
 
 
@@ -26,7 +24,7 @@ class TableKind(NamedTuple):
     """`parquet` or `delta`"""
 
     def encode(self) -> bytes:
-        return orjson.dumps({"format": _FORMAT, "version": VERSION, **self._asdict()}, option=orjson.OPT_INDENT_2)
+        return encode_document({"format": _FORMAT, **self._asdict()})
 
     def difference(self, wanted: TableKind) -> str | None:
         """Why the table that is there (self) cannot take what is `wanted`."""
@@ -58,34 +56,23 @@ class TopicFormat(NamedTuple):
     """whether rows have the column `headers`"""
 
     def encode(self) -> bytes:
-        document = {**self._asdict(), "version": VERSION, "fields": [list(field) for field in self.fields]}
-        return orjson.dumps(document, option=orjson.OPT_INDENT_2)
+        return encode_document({**self._asdict(), "fields": [list(field) for field in self.fields]})
 
 
 def decode_table_kind(content: bytes, path: str) -> TableKind:
-    document = _document(content, path)
+    document = decode_document(content, path)
     if document.get("format") != _FORMAT:
         raise DamagedTable(f"{path} does not describe a table of millrace load")
     return TableKind(*(str(document.get(name)) for name in TableKind._fields))
 
 
 def decode_topic_format(content: bytes, path: str) -> TopicFormat:
-    document = _document(content, path)
+    document = decode_document(content, path)
     try:
         fields = tuple(Field(*each) for each in document["fields"])
         return TopicFormat(document["topic_id"], document["decode"], fields, document["headers"])
     except (KeyError, TypeError) as error:
         raise DamagedTable(f"{path} does not describe a topic of a load: {error!r}") from error
-
-
-def _document(content: bytes, path: str) -> dict[str, Any]:
-    try:
-        document = orjson.loads(content)
-    except orjson.JSONDecodeError as error:
-        raise DamagedTable(f"{path} is not JSON: {error}") from error
-    if not isinstance(document, dict) or document.get("version") != VERSION:
-        raise DamagedTable(f"{path} is of another release: it is not version {VERSION}")
-    return document
 
 
 _OWNERS = {

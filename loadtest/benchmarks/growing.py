@@ -2,11 +2,13 @@
 
 At each step, over ten connections with one request in flight on each: small produces, one partition after the other through all that there are; large
 produces to ten of them; fetches of what these have just written. The median of several short loads counts. CPU time is that of acceptor and
-log-writers (append) and of acceptor and log-readers (fetch), which noise of other processes hardly touches.
+log-writers (append) and of acceptor and log-readers (fetch), which noise of other processes hardly touches. Before each load everything is synced: else
+the later steps would wait for the disk to take what the earlier ones wrote, and show its speed.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -89,6 +91,7 @@ class Prober:
         return {measure.name: statistics.median(values[measure.name] for values, _ in found) for measure in MEASURES}, found[-1][1]
 
     def _probe_once(self, partitions: Sequence[TopicPartition]) -> tuple[dict[str, float], Observation]:
+        os.sync()
         layout, pids = reply_layout(partitions[0].topic), self._box.pids()
         some = partitions[:: max(1, len(partitions) // CONNECTIONS)][:CONNECTIONS]
         small = [build_produce_frame(part.topic, part.partition, SMALL_BYTES) for part in partitions]

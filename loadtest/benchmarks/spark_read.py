@@ -1,5 +1,6 @@
 """Spark reads topics: rows a second from segments in place, and over Kafka's protocol; beside them a text file with the same lines in the same session.
 
+Values are log lines; those of one figure are binary, nothing but zeros, which is the worst for the decoder (`pipeline/record_starts.py`).
 Every query counts rows; Spark asks Python's sources for all their columns even then, and a text file for none. Spark runs in this process with
 `local[CORES]`; its start and the first query of each kind, which import and compile, are not measured. The median of `repeats` queries counts.
 """
@@ -25,7 +26,7 @@ from tests.support.running_box import RunningBox
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-PLAIN, COMPRESSED, WARM_UP = "plain", "compressed", "warm-up"
+PLAIN, COMPRESSED, BINARY, WARM_UP = "plain", "compressed", "binary", "warm-up"
 WARM_UP_RECORDS = 20_000
 LINES_A_WRITE = 10_000
 
@@ -44,7 +45,7 @@ class SparkRead(Benchmark):
 
     @property
     def written_bytes(self) -> int:
-        return 3 * self.records * self.value_bytes
+        return 4 * self.records * self.value_bytes
 
     def missing(self) -> str | None:
         from tests.support.spark_session import why_no_spark
@@ -56,9 +57,10 @@ class SparkRead(Benchmark):
         from appliance.pipeline.spark_session import SessionOptions, start_spark
 
         client = LibrdkafkaClient(box.directory)
-        for topic, records, codec in ((WARM_UP, WARM_UP_RECORDS, self.codec), (PLAIN, self.records, "none"), (COMPRESSED, self.records, self.codec)):
+        topics = {WARM_UP: (WARM_UP_RECORDS, self.codec), PLAIN: (self.records, "none"), COMPRESSED: (self.records, self.codec), BINARY: (self.records, "none")}
+        for topic, (records, codec) in topics.items():
             make_topic(box, topic, self.partitions)
-            fill_topic(client, box, topic, self.partitions, records, self.value_bytes, codec)
+            fill_topic(client, box, topic, self.partitions, records, self.value_bytes, codec, text=topic != BINARY)
             if (stored := count_records(box, topic)) != records:
                 raise BenchmarkFailed(f"{records:,} records were acknowledged, the logs of {topic} hold {stored:,}")
         scratch = Path(tempfile.mkdtemp(prefix="read-", dir=box.directory))
@@ -73,16 +75,18 @@ class SparkRead(Benchmark):
                 plain = self._rate(lambda: self._topic(spark.session, box, PLAIN), self.records, self.repeats)
                 observation = observer.finish({})
                 compressed = self._rate(lambda: self._topic(spark.session, box, COMPRESSED), self.records, self.repeats)
+                binary = self._rate(lambda: self._topic(spark.session, box, BINARY), self.records, self.repeats)
                 values = self._rate(lambda: self._topic(spark.session, box, PLAIN, "value binary"), self.records, self.repeats)
                 text = self._rate(lambda: spark.session.read.text(str(file)), self.records, self.repeats)
         finally:
             shutil.rmtree(scratch)
-        return Run(self._figures(plain, compressed, values, text, observation), observation, ["acceptor CPU is that of the uncompressed reads"])
+        return Run(self._figures(plain, compressed, binary, values, text, observation), observation, ["acceptor CPU is that of the uncompressed reads"])
 
-    def _figures(self, plain: float, compressed: float, values: float, text: float, observation: Observation) -> dict[str, float]:
+    def _figures(self, plain: float, compressed: float, binary: float, values: float, text: float, observation: Observation) -> dict[str, float]:
         return {
             "rows": plain,
             "rows, lz4": compressed,
+            "rows, binary values": binary,
             "rows, values only": values,
             "rows of the text file": text,
             "acceptor CPU": 100 * observation.role("acceptor") / observation.seconds,
@@ -119,6 +123,7 @@ def _read_figures(least: float, acceptor: float | None) -> tuple[Figure, ...]:
     return (
         Figure("rows", "/s", at_least=least),
         Figure("rows, lz4", "/s", at_least=least),
+        Figure("rows, binary values", "/s"),
         Figure("rows, values only", "/s"),
         Figure("rows of the text file", "/s"),
         Figure("acceptor CPU", "% of a core", at_most=acceptor),

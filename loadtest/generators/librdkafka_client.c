@@ -3,8 +3,8 @@
  *
  *   librdkafka_client LIBRARY produce|consume BOOTSTRAP TOPIC PARTITIONS RECORDS VALUE_BYTES PROPERTY=VALUE...
  *
- * produce: RECORDS values of VALUE_BYTES without a key, in runs of 500 to a partition, each value beginning with its place in its partition; ends
- * when all are acknowledged. The rest of a value is zeros, or (PROPERTY text=1) one of some thousand different log lines, so that compressing means something. consume: assigns all partitions from offset 0 and ends after RECORDS records; each must have the size, the next offset
+ * produce: RECORDS values of VALUE_BYTES without a key, in runs of 500 to a partition, each value beginning with its place in its partition
+ * (eight digits); ends when all are acknowledged. The rest of a value is zeros, or (PROPERTY text=1) one of some thousand different log lines, so that compressing means something. consume: assigns all partitions from offset 0 and ends after RECORDS records; each must have the size, the next offset
  * of its partition, and, where the topic was written by one producer of ours, the place that says the same (PROPERTY places=1).
  * Prints "ready" once it knows the topic, begins at the next line on stdin, prints one line of JSON; times are of the monotonic clock.
  *
@@ -18,7 +18,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { POOL_BYTES = 16 << 20, PRODUCER = 0, CONSUMER = 1, COPY = 2, BLOCK = 4, RUN_LENGTH = 500, BATCH = 2000, PARTITIONS_MAX = 1024, SILENCE_MS = 20000, FLUSH_MS = 60000 };
+enum { PLACE_BYTES = 8, POOL_BYTES = 16 << 20, PRODUCER = 0, CONSUMER = 1, COPY = 2, BLOCK = 4, RUN_LENGTH = 500, BATCH = 2000, PARTITIONS_MAX = 1024, SILENCE_MS = 20000, FLUSH_MS = 60000 };
 
 typedef struct message {
     int error;
@@ -130,6 +130,17 @@ static void fill_with_lines(char *pool, size_t size) {
     }
 }
 
+/* A place is eight decimal digits, so that a value of text is text from its first byte on. */
+static void write_place(char *value, int64_t place) {
+    for (int digit = PLACE_BYTES - 1; digit >= 0; digit--, place /= 10) value[digit] = '0' + place % 10;
+}
+
+static int64_t read_place(const char *value) {
+    int64_t place = 0;
+    for (int digit = 0; digit < PLACE_BYTES; digit++) place = place * 10 + value[digit] - '0';
+    return place;
+}
+
 static void produce(void *client, void *topic, int partitions, int64_t records, size_t value_bytes, int is_text) {
     int64_t values = is_text && value_bytes < POOL_BYTES ? POOL_BYTES / value_bytes : 1;
     char *pool = calloc(values, value_bytes), *value;
@@ -141,7 +152,7 @@ static void produce(void *client, void *topic, int partitions, int64_t records, 
     for (int partition = 0; sent < records; partition = (partition + 1) % partitions) {
         for (int run = 0; run < RUN_LENGTH && sent < records; run++, sent++) {
             value = pool + sent % values * value_bytes;
-            memcpy(value, &places[partition], 8);
+            write_place(value, places[partition]);
             if (produce_one(topic, partition, COPY | BLOCK, value, value_bytes, NULL, 0, NULL)) die("a record was refused:", error_text(last_error()));
             places[partition]++;
         }
@@ -154,7 +165,7 @@ static void produce(void *client, void *topic, int partitions, int64_t records, 
 
 static void consume(void *client, const char *topic_name, int partitions, int64_t records, size_t value_bytes, int has_places) {
     static message *batch[BATCH];
-    int64_t next[PARTITIONS_MAX] = {0}, received = 0, place;
+    int64_t next[PARTITIONS_MAX] = {0}, received = 0;
     void *list = list_new(partitions);
     for (int partition = 0; partition < partitions; partition++) {
         list_add(list, topic_name, partition);
@@ -173,8 +184,7 @@ static void consume(void *client, const char *topic_name, int partitions, int64_
             if (m->error) die("an error instead of a record:", error_text(m->error));
             if (m->size != value_bytes) die("a value has another size", NULL);
             if (m->offset != next[m->partition]++) die("an offset is missing or comes twice", NULL);
-            memcpy(&place, m->payload, 8);
-            if (has_places && place != m->offset) die("a value is another one than was written there", NULL);
+            if (has_places && read_place(m->payload) != m->offset) die("a value is another one than was written there", NULL);
             message_destroy(batch[i]);
         }
         received += count;
@@ -189,7 +199,7 @@ int main(int count, char **words) {
     int is_producer = !strcmp(words[2], "produce"), partitions = atoi(words[5]);
     int64_t records = atoll(words[6]);
     size_t value_bytes = (size_t)atoll(words[7]);
-    if (partitions < 1 || partitions > PARTITIONS_MAX || value_bytes < 8) die("wrong numbers", NULL);
+    if (partitions < 1 || partitions > PARTITIONS_MAX || value_bytes < PLACE_BYTES) die("wrong numbers", NULL);
     open_library(words[1]);
     void *conf = conf_new();
     conf_set(conf, "bootstrap.servers", words[3], text, sizeof text);

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.pipeline.record_columns import LOG_APPEND_TIME, decode_columns
+from appliance.pipeline.record_columns import LOG_APPEND_TIME, ColumnDecoder
 from appliance.records.batch import RECORDS_AT
 from appliance.records.builder import BatchBuilder
 from appliance.records.compression import Codec
@@ -49,7 +49,7 @@ def test_any_part_of_any_log_is_read_as_the_slow_reader_reads_it(log: bytes, ski
 
 @given(logs())
 def test_the_timestamp_type_is_that_of_its_batch(log: bytes) -> None:
-    kinds = [kind for columns in decode_columns(memoryview(log), stored(log), 0, 2**62) for kind in columns.timestamp_types.tolist()]
+    kinds = [kind for columns in ColumnDecoder().decode(memoryview(log), stored(log), 0, 2**62) for kind in columns.timestamp_types.tolist()]
     expected = [batch.header.uses_log_append_time for batch in stored(log) for _ in range(batch.header.records_count)]
     assert kinds == [LOG_APPEND_TIME * is_stamped for is_stamped in expected]
 

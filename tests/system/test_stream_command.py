@@ -112,7 +112,7 @@ def test_killed_in_the_middle_driver_and_jvm_by_turns_it_has_every_minute_once(b
     [
         (["log", "--to", "OUT", "--late", "soon"], "--late soon: write '30 seconds', '2 minutes' or '1 hour'"),
         (["log", "--to", "OUT", "--job", "nowhere:f"], "--job nowhere:f: No module named 'nowhere'"),
-        (["log", "--to", "OUT", "--spark", "x"], "--spark x: write NAME=VALUE"),
+        (["log", "--to", "OUT", "--spark", "x"], "--spark x: write --spark spark.NAME=VALUE"),
         (["log", "--to", __file__], "is a file; name a directory"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import socket
 import textwrap
@@ -21,9 +22,11 @@ from appliance.pipeline.stream_runner import BatchReport, StreamOptions, StreamR
 from tests.support.committed_reads import read_committed
 from tests.support.first_query import first_query
 from tests.support.minute_records import HOSTS, MinuteRecords, counted, make_topic, rows_below
-from tests.support.running_box import RunningBox, eventually
+from tests.support.running_box import ROOT, RunningBox, eventually
 
 pytestmark = pytest.mark.system
+
+NOTEBOOK = ROOT / "appliance/pipeline/notebook.ipynb"
 
 
 class Stopped(Exception):
@@ -115,6 +118,24 @@ def test_minutes_of_a_log_are_in_files_and_in_a_topic_once_although_every_step_f
         (row["minute"].strftime("%Y-%m-%dT%H:%M:%S.000Z"), row["host"], row["records"]) for row in rows  # type: ignore[attr-defined]
     )  # fmt: skip
     assert sorted((row["host"], row["event"]) for row in written if row["table"] == "hosts") == sorted(events)
+    picture, worst, hosts = run_notebook(tmp_path / "out")
+    assert picture._repr_svg_().startswith("<svg") and all(f">{host}</text>" in picture for host in HOSTS)
+    assert len(worst) == 10 and set(worst.errors) == {2} and set(worst.message) == {"request * took * ms"}
+    assert sorted(zip(hosts.host, hosts.event, strict=True)) == sorted(events)
+
+
+def run_notebook(table: Path) -> tuple[Any, ...]:
+    """What its cells show, of this table; the first one shows nothing."""
+    cells = [cell["source"] for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    names: dict[str, Any] = {}
+    shown = []
+    for lines in cells:
+        *before, last = ast.parse("".join(lines).replace('"minutes-of-syslog"', repr(str(table)))).body
+        if not isinstance(last, ast.Expr):
+            before, last = [*before, last], ast.Expr(ast.Constant(None))
+        exec(compile(ast.Module(before, []), NOTEBOOK, "exec"), names)
+        shown.append(eval(compile(ast.Expression(last.value), NOTEBOOK, "eval"), names))
+    return tuple(shown[1:])
 
 
 def test_a_job_of_the_users_own_runs_in_the_same_harness(spark: SparkSession, shared_box: RunningBox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

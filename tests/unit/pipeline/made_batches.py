@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from appliance.pipeline.opened_batches import StoredBatch
-from appliance.pipeline.record_columns import RecordColumns, Wanted, decode_columns
+from appliance.pipeline.record_columns import ColumnDecoder, RecordColumns, Wanted
 from appliance.records.batch import ATTRIBUTES_AT, CRC_AT, LOG_APPEND_TIME_FLAG, batch_crc, read_batch_header, stamp_batch
 from appliance.records.builder import BatchBuilder
 from appliance.records.compression import Codec
@@ -73,7 +73,7 @@ def slow_records(memory: bytes, start: int = 0, end: int = 2**62) -> list[Record
 
 def fast_records(memory: bytes, start: int = 0, end: int = 2**62) -> list[Record]:
     """The same by columns."""
-    return [record for columns in decode_columns(memoryview(memory), stored(memory), start, end, ALL) for record in rows(columns)]
+    return [record for columns in ColumnDecoder(ALL).decode(memoryview(memory), stored(memory), start, end) for record in rows(columns)]
 
 
 def rows(columns: RecordColumns) -> list[Record]:

@@ -1,11 +1,11 @@
-"""What processes cost, by /proc; and which release this is."""
+"""Memory of a box's processes, as the console watches it; and which release this is."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from appliance.console.process_cost import MemoryWatch, read_cost, read_pss_bytes
+from appliance.console.memory_watch import MemoryWatch
 from appliance.console.release import release_version
 
 
@@ -14,13 +14,6 @@ def nobody() -> int:
     pid = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(pid, 0)
     return pid
-
-
-def test_a_living_process_has_time_and_memory_and_a_dead_one_has_none() -> None:
-    cost, pss_bytes = read_cost(os.getpid()), read_pss_bytes(os.getpid())
-    assert cost is not None and pss_bytes is not None
-    assert cost.cpu_seconds > 0 and 1 << 20 < pss_bytes <= cost.resident_bytes * 1.5
-    assert read_cost(nobody()) is None and read_pss_bytes(nobody()) is None
 
 
 def test_memory_is_looked_at_for_those_that_are_there() -> None:

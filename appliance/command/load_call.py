@@ -1,0 +1,130 @@
+"""One call of `millrace load`: what it is to do is understood; this does it, shows how far it is, and says what came of it.
+
+Spark talks into a file, which is kept, and told of, when the load fails.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from appliance.base.clock import SystemClock
+from appliance.command.load_display import LoadDisplay, print_lags, print_plan
+from appliance.command.output import bytes_text, duration_text, plural, say
+
+if TYPE_CHECKING:
+    from appliance.pipeline.load_manifest import CommitDone
+    from appliance.pipeline.load_run import LoadOrder, LoadView
+    from appliance.pipeline.load_task import TaskRunner
+
+DATABASE = "postgresql"
+HERE = "local[*,3]"
+"""This machine; a task may fail twice."""
+_PASSWORD = re.compile(r"(//[^/@:]*):[^@/]*@")
+
+
+class LoadCall:
+    """One call of the command."""
+
+    def __init__(self, order: LoadOrder, master: str | None, settings: dict[str, str], as_json: bool) -> None:
+        self._order = order
+        self._master = master
+        self._settings = settings
+        self._as_json = as_json
+        self._clock = SystemClock()
+
+    def report(self, *, plan: bool) -> None:
+        """How things stand; nothing is changed."""
+        view = self._look()
+        due = view.survey.due(view.positions)
+        if self._as_json:
+            print(json.dumps(self._document(view), indent=2))
+            return
+        print_lags(view.survey.lags(view.positions))
+        if plan:
+            print_plan(due.ranges, due.lost, self._order.rules.commit_records)
+
+    def load(self) -> None:
+        from appliance.pipeline.spark_session import SessionOptions
+
+        started_ms = self._clock.monotonic_ms()
+        view = self._look()
+        commits: list[CommitDone] = []
+        with _spark_log() as log, LoadDisplay(view.survey.due(view.positions).size, self._clock) as display:
+
+            def on_commit(done: CommitDone) -> None:
+                commits.append(done)
+                display.on_commit(done.number, done.rows, done.record_bytes, done.offsets)
+
+            session = SessionOptions("millrace load", self._master or HERE, log=log, settings=self._settings)
+            if self._order.file_format == DATABASE:
+                from appliance.pipeline.load_table import load_table
+
+                positions = load_table(self._order, session, on_commit)
+            else:
+                from appliance.pipeline.load_run import load_directory, spark_runner
+
+                def open_runner() -> AbstractContextManager[TaskRunner]:
+                    return spark_runner(session, lambda progress: display.on_progress(*progress))
+
+                positions = load_directory(self._order, uuid.uuid4().hex[:12], self._clock, open_runner, on_commit)
+        self._say_sum(view._replace(positions=positions), commits, max(self._clock.monotonic_ms() - started_ms, 1) / 1000)
+
+    def _look(self) -> LoadView:
+        if self._order.file_format == DATABASE:
+            from appliance.pipeline.load_table import look_at_table
+
+            return look_at_table(self._order)
+        from appliance.pipeline.load_run import look
+
+        return look(self._order)
+
+    def _say_sum(self, view: LoadView, commits: list[CommitDone], seconds: float) -> None:
+        rows, bad_rows = sum(done.rows for done in commits), sum(done.bad_rows for done in commits)
+        size_bytes = sum(done.record_bytes for done in commits)
+        for skip in (skip for done in commits for skip in done.skipped):
+            say(f"millrace: passed over {skip}")
+        if self._as_json:
+            figures = {"rows": rows, "bad_rows": bad_rows, "record_bytes": size_bytes, "commits": len(commits), "seconds": seconds}
+            print(json.dumps({**figures, **self._document(view)}, indent=2))
+            return
+        print_lags(view.survey.lags(view.positions))
+        where = _PASSWORD.sub(r"\1@", self._order.path)
+        side_table = "millrace_bad_records" if self._order.file_format == DATABASE else f"{where}/_bad_records"
+        beside = f"; {plural(bad_rows, 'bad record')} beside it in {side_table}" if bad_rows else ""
+        took = f"{seconds:.1f}s" if seconds < 60 else duration_text(seconds)
+        say(f"loaded {plural(rows, 'record')} ({bytes_text(size_bytes)}) into {where} in {plural(len(commits), 'commit')}, {took}{beside}")
+
+    @staticmethod
+    def _document(view: LoadView) -> dict[str, Any]:
+        lags = view.survey.lags(view.positions)
+        return {
+            "last_commit": view.last.number if view.last else 0,
+            "lag": sum(each.lag for each in lags),
+            "lost": sum(each.lost for each in lags),
+            "partitions": [{**each._asdict(), "lag": each.lag, "lost": each.lost} for each in lags],
+        }
+
+
+@contextmanager
+def _spark_log() -> Iterator[Path]:
+    """Where Spark talks to; kept, and told of, when the load fails."""
+    number, name = tempfile.mkstemp(prefix="millrace-load-", suffix=".log")
+    os.close(number)
+    log = Path(name)
+    try:
+        yield log
+    except BaseException:
+        if log.exists() and log.stat().st_size:
+            say(f"millrace: what Spark said is in {log}")
+        else:
+            log.unlink(missing_ok=True)
+        raise
+    log.unlink(missing_ok=True)
