@@ -125,17 +125,18 @@ def test_minutes_of_a_log_are_in_files_and_in_a_topic_once_although_every_step_f
 
 
 def run_notebook(table: Path) -> tuple[Any, ...]:
-    """What its cells show, of this table; the first one shows nothing."""
+    """What its cells show, of this table."""
     cells = [cell["source"] for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
     names: dict[str, Any] = {}
     shown = []
     for lines in cells:
         *before, last = ast.parse("".join(lines).replace('"minutes-of-syslog"', repr(str(table)))).body
-        if not isinstance(last, ast.Expr):
-            before, last = [*before, last], ast.Expr(ast.Constant(None))
-        exec(compile(ast.Module(before, []), NOTEBOOK, "exec"), names)
-        shown.append(eval(compile(ast.Expression(last.value), NOTEBOOK, "eval"), names))
-    return tuple(shown[1:])
+        if isinstance(last, ast.Expr):
+            exec(compile(ast.Module(before, []), NOTEBOOK, "exec"), names)
+            shown.append(eval(compile(ast.Expression(last.value), NOTEBOOK, "eval"), names))
+        else:
+            exec(compile(ast.Module([*before, last], []), NOTEBOOK, "exec"), names)
+    return tuple(shown)
 
 
 def test_a_job_of_the_users_own_runs_in_the_same_harness(spark: SparkSession, shared_box: RunningBox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
