@@ -39,8 +39,8 @@ REASONS: tuple[Reason, ...] = (
         "latency",
         "produces of 300 B a second",
         "a produce passes through two processes, and on a quiet box each has to be woken: the acceptor, the log-writer, the acceptor again. At higher rates "
-        "they stay awake. Half of the acceptor's samples and two thirds of the log-writer's are in `epoll_wait`, waking up; 15 % of the acceptor's are `send`, 11 % `write` "
-        "(the doorbell), 20 % Python ([acceptor](flames/latency-acceptor.svg), [log-writer](flames/latency-log_writer.svg)). What would change it: a few "
+        "they stay awake. Half of the acceptor's samples and two thirds of the log-writer's are in `epoll_wait`, waking up; of the acceptor's 15 % are `send`, "
+        "11 % `write` (the doorbell), 20 % Python ([acceptor](flames/latency-acceptor.svg), [log-writer](flames/latency-log_writer.svg)). What would change it: a few "
         "microseconds of spinning before they sleep, which idle boxes would pay for.",
     ),
     Reason(
@@ -57,8 +57,8 @@ REASONS: tuple[Reason, ...] = (
         "start",
         "idle CPU",
         "a box is eleven processes where Kafka 3.9 is one and ZooKeeper. Each Python process wakes ten times a second (log-writers and console fifteen, the "
-        "supervisor once) to look at its clock, its counters and its disk, and needs 0.13 to 0.4 ms for that with cold caches (voluntary switches and time on a core "
-        "of each in 20 s): 0.15 to 0.55 % of a core each. What would change it: fewer looks of who has nothing to do.",
+        "supervisor once) to look at its clock, its counters and its disk, and needs 0.13 to 0.4 ms for that with cold caches (switches and time on a "
+        "core in 20 s): 0.15 to 0.55 % of a core each. What would change it: fewer looks of who has nothing to do.",
     ),
 )
 """The first that fits counts."""
