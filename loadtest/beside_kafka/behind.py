@@ -40,8 +40,8 @@ REASONS: tuple[Reason, ...] = (
         "produces of 300 B a second",
         "a produce passes through two processes, and on a quiet box each has to be woken: the acceptor, the log-writer, the acceptor again. At higher rates "
         "they stay awake. Half of the acceptor's samples and two thirds of the log-writer's are in `epoll_wait`, waking up; of the acceptor's 15 % are `send`, "
-        "11 % `write` (the doorbell), 20 % Python ([acceptor](flames/latency-acceptor.svg), [log-writer](flames/latency-log_writer.svg)). What would change it: a few "
-        "microseconds of spinning before they sleep, which idle boxes would pay for.",
+        "11 % `write` (the doorbell), 20 % Python ([acceptor](flames/latency-acceptor.svg), [log-writer](flames/latency-log_writer.svg)). What "
+        "would change it: a few microseconds of spinning before they sleep, which idle boxes would pay for.",
     ),
     Reason(
         "latency",
