@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import pyarrow
 
+from appliance.base.errors import RequestRefused
+from appliance.client.admin import topic_settings
 from appliance.client.cluster import ClusterClient
 from appliance.pipeline.sink_options import SinkOptions
 from appliance.pipeline.source_problem import SourceProblem
@@ -37,8 +39,9 @@ class OutgoingBatch(NamedTuple):
 class _TopicLanes:
     """A topic's builders; the one for rows without key and partition moves on."""
 
-    def __init__(self, topic: str, builders: list[BatchBuilder], sticky: int) -> None:
+    def __init__(self, topic: str, batch_bytes: int, builders: list[BatchBuilder], sticky: int) -> None:
         self.topic = topic
+        self.batch_bytes = batch_bytes
         self.builders = builders
         self.sticky = sticky % len(builders)
 
@@ -57,14 +60,14 @@ class OutgoingBatches:
 
     def encode(self, rows: pyarrow.RecordBatch) -> Iterator[OutgoingBatch]:
         """Take all rows; the batches that became full."""
-        wall_ms, batch_bytes = self._wall_ms(), self._options.batch_bytes
+        wall_ms = self._wall_ms()
         for key, value, headers, topic, partition in zip(*self._columns(rows)):
             lanes = self._lanes.get(topic) or self._open(topic)
             number = self._partition(lanes, key, partition)
             builder = lanes.builders[number]
             section = NO_HEADERS if not headers else _encode_headers(headers)
             size_bytes = builder.size_bytes + len(key or b"") + len(value or b"") + len(section) + _BATCH_OVERHEAD
-            if size_bytes > batch_bytes and builder.count:
+            if size_bytes > lanes.batch_bytes and builder.count:
                 yield self._seal(lanes, number)
             builder.append(wall_ms, key, value, section)
 
@@ -96,8 +99,16 @@ class OutgoingBatches:
             raise SourceProblem("null topic present in the data. Use the topic option for setting a topic.")
         found = self._cluster.topic(topic, allow_auto_topic_creation=True)
         builders = [BatchBuilder(self._options.codec) for _ in found.partitions]
-        lanes = self._lanes[topic] = _TopicLanes(topic, builders, self._task)
+        lanes = self._lanes[topic] = _TopicLanes(topic, self._batch_bytes(topic), builders, self._task)
         return lanes
+
+    def _batch_bytes(self, topic: str) -> int:
+        """As many as the options say, but no more than the topic takes; who may not ask finds out by a refusal."""
+        try:
+            limit = topic_settings(self._cluster, topic).own.get("max.message.bytes", "")
+        except RequestRefused:
+            limit = ""
+        return min(self._options.batch_bytes, int(limit)) if limit.isdigit() else self._options.batch_bytes
 
     def _seal(self, lanes: _TopicLanes, number: int) -> OutgoingBatch:
         builder = lanes.builders[number]

@@ -32,6 +32,8 @@ CLOSE_SECONDS = 20.0
 DEATH_SECONDS = 0.3
 LOG_TAIL_BYTES = 2000
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+CLUSTER_SHUFFLE_PARTITIONS = 16
 CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
@@ -168,6 +170,8 @@ def _settings(options: SessionOptions, scratch: Path) -> dict[str, str]:
         "spark.sql.streaming.stopTimeout": "30s",
         # Spark's usual one runs `readlink` and `chmod` as processes for each file of a checkpoint: 90 of a micro-batch's 260 ms. This one renames likewise.
         "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_FILES,
+        # Of Spark's 200 each costs 5 ms of every shuffle, a file of every hour, and a state store of every streaming job.
+        SHUFFLE_PARTITIONS: str(CLUSTER_SHUFFLE_PARTITIONS),
     }
     if options.master.startswith("local"):
         cores = os.cpu_count() or 1
@@ -175,8 +179,7 @@ def _settings(options: SessionOptions, scratch: Path) -> dict[str, str]:
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.pyspark.python": sys.executable,  # workers import what this process does
-            # Spark's 200 are meant for a cluster; here each costs 5 ms of every shuffle and a state store of every streaming job.
-            "spark.sql.shuffle.partitions": str(cores),
+            SHUFFLE_PARTITIONS: str(cores),
         }
     merged = settings | dict(options.settings)
     if more := options.settings.get(JAVA_OPTIONS):

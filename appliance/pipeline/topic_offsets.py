@@ -18,11 +18,13 @@ from appliance.client.cluster import ClusterClient
 from appliance.client.errors import ClientFailed, is_retriable
 from appliance.client.metadata import TopicMetadata
 from appliance.pipeline.cluster_access import ClusterAccess
+from appliance.pipeline.sink_spool import SPOOL_TOPIC
 from appliance.pipeline.source_problem import SourceProblem
 
 NUM_RETRIES = 3
 RETRY_INTERVAL_MS = 10
-PATIENCE_MS = 60_000
+PATIENCE_MS = 180_000
+"""A box that is being upgraded may be away for two minutes."""
 READ_COMMITTED, READ_UNCOMMITTED = 1, 0
 
 Answer = TypeVar("Answer")
@@ -56,9 +58,9 @@ class TopicOffsets:
         return [TopicPartition(name, partition.partition) for name in names for partition in self._checked(name, known.get(name)).partitions]
 
     def topics_like(self, pattern: str) -> list[str]:
-        """Topics whose whole name matches, without the cluster's internal ones."""
+        """Topics whose whole name matches, without the cluster's internal ones and the sink's own, which holds what other topics get, too."""
         topics = self._ask(lambda cluster: cluster.metadata(None)).topics
-        return sorted(name for name, topic in topics.items() if not topic.is_internal and re.fullmatch(pattern, name))
+        return sorted(name for name, topic in topics.items() if not topic.is_internal and name != SPOOL_TOPIC and re.fullmatch(pattern, name))
 
     def require(self, partitions: Iterable[TopicPartition], must_exist: bool = True) -> list[TopicPartition]:
         """These partitions, in order. Raises `SourceProblem` for one that there is not, unless that may be."""

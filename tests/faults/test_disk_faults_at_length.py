@@ -163,8 +163,10 @@ def test_a_disk_that_is_fenced_again_and_again_waits_longer_each_time_and_says_s
     hurt = hurt_box(settings=QUICK)
     pids = hurt.box.pids()
     assert hurt.produce("before") == 0
-    fenced = f"log-writer@{hurt.box.disks[0].name} is fenced"
+    writer = f"log-writer@{hurt.box.disks[0].name}"
+    fenced, known = f"{writer} is fenced", f"controller: {writer} is there"
     for times in (1, 2, 3):
+        eventually(lambda times=times: hurt.box.messages.count(known) == times, "the controller, who fences, knows this life")  # type: ignore[misc]
         hurt.disk.freeze()
         assert hurt.seconds_until_refused(time.monotonic()) < TOLD_SECONDS
         eventually(lambda times=times: hurt.box.messages.count(fenced) == times, f"the controller fences it\n{hurt.box.messages}")  # type: ignore[misc]

@@ -52,11 +52,13 @@ class FakeKafkaBroker:
         self.leaders = dict.fromkeys(range(partitions), 1)
         self.appended: dict[int, list[bytes]] = {partition: [] for partition in self.leaders}
         self.requests: list[tuple[str, Any]] = []
+        self.settings: dict[str, str] = {}
         self.answers: dict[messages.Api, Answer] = {
             messages.API_VERSIONS: self.versions,
             messages.METADATA: self.metadata,
             messages.PRODUCE: self.produce,
             messages.LIST_OFFSETS: self.list_offsets,
+            messages.DESCRIBE_CONFIGS: self.describe_configs,
         }
         self.max_versions = {api: api.max_version for api in APIS.values()}
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -129,6 +131,24 @@ class FakeKafkaBroker:
         ]
         brokers = [{"node_id": broker, "host": self.address.host, "port": self.address.port, "rack": None} for broker in (1, 2)]
         return {"throttle_time": 0, "brokers": brokers, "cluster_id": "fake", "controller_id": 1, "topics": topics}
+
+    def describe_configs(self, request: Any) -> dict[str, Any]:
+        """`settings` are those of the topic itself."""
+        configs = [
+            {
+                "name": name,
+                "value": value,
+                "read_only": False,
+                "config_source": 1,
+                "is_sensitive": False,
+                "synonyms": [],
+                "config_type": 0,
+                "documentation": None,
+            }
+            for name, value in self.settings.items()
+        ]
+        results = [{"error_code": 0, "error_message": None, "resource_type": 2, "resource_name": TOPIC, "configs": configs}]
+        return {"throttle_time": 0, "results": results}
 
     def produce(self, request: Any) -> dict[str, Any] | None:
         answers = []

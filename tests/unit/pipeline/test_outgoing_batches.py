@@ -94,3 +94,9 @@ def test_a_topic_that_is_not_there_may_be_created(broker: FakeKafkaBroker) -> No
     encode(broker, {"value": [b"v"]})
     asked = [request for name, request in broker.requests if name == messages.METADATA.name and request.topics]
     assert asked and all(request.allow_auto_topic_creation for request in asked)
+
+
+def test_no_batch_is_larger_than_its_topic_takes(broker: FakeKafkaBroker) -> None:
+    broker.settings["max.message.bytes"] = "1500"
+    batches = encode(broker, {"value": [bytes(400)] * 9, "partition": [0] * 9})
+    assert max(len(batch.encoded) for batch in batches) <= 1500 and len(batches) == 3
