@@ -13,6 +13,8 @@ from confluent_kafka import Consumer, TopicPartition
 from appliance.client.address import Address
 from appliance.client.admin import create_topic
 from appliance.client.cluster import ClusterClient
+from appliance.pipeline.cluster_access import ClusterAccess
+from appliance.pipeline.topic_offsets import TopicOffsets
 from appliance.records.key_hash import partition_of_key
 from tests.support.committed_reads import read_committed
 from tests.support.running_box import RunningBox
@@ -160,6 +162,9 @@ def test_a_micro_batch_too_large_for_messages_goes_by_way_of_the_spool(spark: Sp
     assert [int(value.split()[0]) for value in _values(shared_box, target)] == sorted(range(20_000), key=lambda number: f"{number} x")
     spooled = read_committed(shared_box.bootstrap, "millrace-spark-spool")
     assert sum(map(len, spooled.values())) > 10_000
+    with TopicOffsets(ClusterAccess((Address(*shared_box.kafka),))) as topics:
+        found = topics.topics_like(".*")
+    assert target in found and "millrace-spark-spool" not in found, "who reads everything would read it twice"
 
 
 def test_a_numbered_batch_write_counts_once(spark: SparkSession, shared_box: RunningBox) -> None:
