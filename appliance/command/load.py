@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from appliance.command.failures import UsageProblem
 from appliance.command.finding import bootstrap_addresses
@@ -15,6 +15,9 @@ from appliance.command.kafka import require_topic_name
 from appliance.command.load_call import DATABASE, LoadCall
 from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option
 from appliance.command.pipeline_extra import pipeline_extra, spark_settings
+
+if TYPE_CHECKING:
+    from appliance.pipeline.table_kind import TableKind
 
 
 class Decoding(StrEnum):
@@ -44,8 +47,10 @@ def load(
     schema: Annotated[
         str | None, option("--schema", metavar="FIELDS", help="Fields of JSON records: 'host string, latency double'; @FILE reads it. [default: from a sample]")
     ] = None,
-    file_format: Annotated[FileFormat, option("--format", help="Plain Parquet files, or a Delta table (one topic a directory).")] = FileFormat.PARQUET,
-    by: Annotated[PartedBy, option("--by", help="Date and hour of the record, or of its arrival.")] = PartedBy.RECORD,
+    file_format: Annotated[
+        FileFormat | None, option("--format", help="Plain Parquet files, or a Delta table (one topic a directory). [default: parquet, or as before]")
+    ] = None,
+    by: Annotated[PartedBy | None, option("--by", help="Date and hour of the record, or of its arrival. [default: record, or as before]")] = None,
     headers: Annotated[bool | None, option("--headers/--no-headers", help="Keep records' headers in a column.")] = None,
     master: Annotated[str | None, option("--master", metavar="URL", help="A Spark cluster. [default: this machine]")] = None,
     settings: Annotated[list[str] | None, option("--spark", metavar="NAME=VALUE", help="A setting of Spark; may be given several times.")] = None,
@@ -72,15 +77,30 @@ def load(
         destination, database, fields = _understood(to, schema)
         if database and file_format is FileFormat.DELTA:
             raise UsageProblem("--format is for directories")
-        rules = LoadRules(accept_loss, skip_corrupt, by_arrival=by is PartedBy.ARRIVAL)
+        there = None if by and (database or file_format) else _kind_there(destination, database, topics[0])
+        parted_by = by or (there.partitioned_by if there else PartedBy.RECORD)
+        form = DATABASE if database else file_format or (there.file_format if there else FileFormat.PARQUET)
+        rules = LoadRules(accept_loss, skip_corrupt, by_arrival=parted_by == PartedBy.ARRIVAL)
         rules = rules._replace(commit_records=commit_records or rules.commit_records, task_records=task_records or rules.task_records)
         access = ClusterAccess(tuple(bootstrap_addresses(bootstrap, data, config)), read_committed=True, client_id="millrace-load")
-        order = LoadOrder(list(dict.fromkeys(topics)), destination, access, Wish(decode, fields, headers), rules, DATABASE if database else file_format)
+        order = LoadOrder(list(dict.fromkeys(topics)), destination, access, Wish(decode, fields, headers), rules, form)
         run = LoadCall(order, master, spark_settings(settings or []), as_json)
         if dry_run or lag:
             run.report(plan=dry_run)
         else:
             run.load()
+
+
+def _kind_there(destination: str, database: bool, topic: str) -> TableKind | None:
+    """What was loaded before; None where nothing was."""
+    if database:
+        from appliance.pipeline.postgres_table import PostgresTable, table_address
+
+        with PostgresTable(table_address(destination, topic)) as table:
+            return table.kind()
+    from appliance.pipeline.load_directory import LoadDirectory
+
+    return LoadDirectory(destination, "look").look()
 
 
 def _understood(to: str, schema: str | None) -> tuple[str, bool, Any]:

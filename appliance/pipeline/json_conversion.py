@@ -13,9 +13,12 @@ from typing import Any
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
 MISFITS = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, ValueError, TypeError)
 INSTANT = pa.timestamp("us", "UTC")
+YEAR_1_US, YEAR_10000_US = -62_135_596_800_000_000, 253_402_300_800_000_000
+"""Years that calendars have, in microseconds since 1970."""
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 NUMBERS = frozenset((int, float, type(None)))
 Convert = Callable[[list[Any]], pa.Array]
@@ -72,9 +75,18 @@ def _lists(content: list[Any], inner: Convert) -> pa.Array:
 def instants(content: list[Any]) -> pa.Array:
     """RFC 3339 texts (without a zone: UTC), or seconds since 1970."""
     try:
-        return pa.array(content, pa.string()).cast(INSTANT)
+        return instants_of(pa.array(content, pa.string()))
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         return pa.array([None if each is None else instant(each) for each in content], INSTANT)
+
+
+def instants_of(texts: pa.Array) -> pa.Array:
+    """By Arrow, all at once. Raises ArrowInvalid where one of them needs Python, or has a year that calendars do not have."""
+    found = texts.cast(INSTANT)
+    ticks = found.cast(pa.int64())
+    if pc.any(pc.or_(pc.less(ticks, YEAR_1_US), pc.greater_equal(ticks, YEAR_10000_US))).as_py():
+        raise pa.ArrowInvalid("a time that no calendar has")
+    return found
 
 
 def instant(content: Any) -> datetime.datetime:
@@ -87,4 +99,4 @@ def instant(content: Any) -> datetime.datetime:
         found = datetime.datetime.fromisoformat(content)
     except ValueError:
         found = pa.scalar(content).cast(INSTANT).as_py()
-    return found.replace(tzinfo=datetime.UTC) if found.tzinfo is None else found
+    return found.replace(tzinfo=datetime.UTC) if found.tzinfo is None else found.astimezone(datetime.UTC)

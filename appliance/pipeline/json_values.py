@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from appliance.pipeline.json_conversion import INSTANT, MISFITS, Convert, convert_to
+from appliance.pipeline.json_conversion import INSTANT, MISFITS, Convert, convert_to, instants_of
 from appliance.pipeline.json_fields import arrow_type, column_names
 from appliance.pipeline.plain_objects import read_plain_objects, read_schema
 from appliance.pipeline.record_decoder import ValueColumns
@@ -28,7 +28,7 @@ class JsonValues:
     def __init__(self, fields: Sequence[Field], taken: Sequence[str] = (), required: tuple[str, ...] = ()) -> None:
         self._names = [field.name for field in fields]
         kinds = [arrow_type(field.type) for field in fields]
-        self._converts = [convert_to(kind) for kind in kinds]
+        self._converts = [convert_to(kind) for kind in (*kinds, pa.string())]
         self._plain = read_schema(self._names, kinds)
         self._required = required
         columns = column_names([*self._names, OTHER_FIELDS], taken)
@@ -46,15 +46,15 @@ class JsonValues:
         if plain is None:
             return None
         try:
-            columns = [column.cast(INSTANT) if field.type == INSTANT else column for column, field in zip(plain, self.fields)]
+            columns = [instants_of(column) if field.type == INSTANT else column for column, field in zip(plain, self.fields)]
         except pa.ArrowInvalid:
             return None  # a time that only Python understands
         return ValueColumns([*columns, pa.nulls(len(values), pa.string())], {})
 
     def decode_one_by_one(self, values: pa.Array) -> ValueColumns:
         documents, rows, problems = self._open(values.to_pylist())
-        contents = [[document.pop(name, None) for document in documents] for name in self._names]
-        others = [orjson.dumps(document).decode() if document else None for document in documents]
+        contents: list[list[Any]] = [[document.pop(name, None) for document in documents] for name in self._names]
+        contents.append([document or None for document in documents])
         try:
             columns = [convert(content) for convert, content in zip(self._converts, contents)]
         except MISFITS:
@@ -62,8 +62,7 @@ class JsonValues:
             problems |= {rows[number]: problem for number, problem in misfits.items()}
             fitting = [number for number in range(len(rows)) if number not in misfits]
             columns = [convert([content[number] for number in fitting]) for convert, content in zip(self._converts, contents)]
-            others = [others[number] for number in fitting]
-        return ValueColumns([*columns, pa.array(others, pa.string())], problems)
+        return ValueColumns(columns, problems)
 
     def _open(self, values: list[bytes | None]) -> tuple[list[dict[str, Any]], list[int], dict[int, str]]:
         """(objects, the row of each, what is wrong with the rest)"""
@@ -88,11 +87,17 @@ class JsonValues:
 
     def _misfits(self, contents: list[list[Any]]) -> dict[int, str]:
         found: dict[int, str] = {}
-        for name, convert, field, content in zip(self._names, self._converts, self.fields, contents):
+        for name, convert, field, content in zip([*self._names, OTHER_FIELDS], self._converts, self.fields, contents):
             for number in _find_misfits(convert, content, 0):
-                text = orjson.dumps(content[number]).decode()
-                found.setdefault(number, f"field {name} is {text[:200]}, which is no {field.type}")
+                found.setdefault(number, f"field {name} is {_shown(content[number], field.type)}")
         return found
+
+
+def _shown(content: Any, kind: pa.DataType) -> str:
+    try:
+        return f"{orjson.dumps(content).decode()[:200]}, which is no {kind}"
+    except orjson.JSONEncodeError:
+        return "nested too deeply"  # orjson reads deeper than it writes
 
 
 def _find_misfits(convert: Convert, content: list[Any], start: int) -> list[int]:

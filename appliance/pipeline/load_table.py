@@ -69,8 +69,7 @@ def load_table(order: LoadOrder, session: SessionOptions, on_round: Callable[[Co
 
 
 def _on_spark(context: Any, job: CopyJob, ranges: Iterable[OffsetRange]) -> list[CopyResult]:
-    tasks = list(ranges)
-    return collected(context.parallelize(tasks, len(tasks)).map(partial(copy_range, job)))
+    return collected(context, partial(copy_range, job), ranges)
 
 
 class TableLoad:

@@ -1,7 +1,8 @@
 """JSON objects into columns by Arrow's own reader, in C++: for those that are as plain as most are. Whatever it is not sure of is left to `json_values`.
 
 It takes a run of values only when the result must be the same as reading one by one: each value begins an object, none has a line end in it, and there are
-as many rows as values; every field has a column, every value its column's type, every text is UTF-8. Owned by one task; no state.
+as many rows as values; every field has a column, every value its column's type, every text is UTF-8, every number finite.
+Owned by one task; no state.
 Weak spot: one odd record sends its whole run (some 10,000) the slow way.
 """
 
@@ -39,6 +40,8 @@ def read_plain_objects(values: pa.Array, schema: pa.Schema, required: tuple[str,
             column.validate(full=True)
     except pa.ArrowInvalid:
         return None
+    if any(pa.types.is_floating(column.type) and pc.any(pc.invert(pc.is_finite(column))).as_py() for column in columns):
+        return None  # NaN and Infinity: Arrow reads them, JSON has neither
     if any(column.null_count for name, column in zip(schema.names, columns) if name in required):
         return None
     return columns

@@ -10,7 +10,7 @@ Weak spot: the advisory lock goes with the connection; a loader that lost it is 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -25,6 +25,9 @@ from appliance.pipeline.load_problem import ConcurrentLoader, LoadProblem
 from appliance.pipeline.table_kind import TableKind, TopicFormat, decode_topic_format
 
 NAME_BYTES_MAX = 63
+POSTGRESQL = "postgresql"
+"""The format of these tables."""
+_SYSTEM_COLUMNS = frozenset(("tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"))
 TABLES, POSITIONS, BAD_RECORDS = "millrace_load_tables", "millrace_load_positions", "millrace_bad_records"
 _BOOKS = f"""
 create table if not exists {TABLES} (
@@ -71,6 +74,21 @@ def column_type(kind: pa.DataType) -> str:
     return _TYPES[str(kind)]
 
 
+def check_columns(names: Sequence[str]) -> None:
+    """Raises LoadProblem for names that no table of PostgreSQL's can have; it cuts them after NAME_BYTES_MAX bytes."""
+    cut: dict[str, str] = {}
+    for name in names:
+        short = name.encode()[:NAME_BYTES_MAX].decode(errors="ignore")
+        if not name or "\0" in name or name in _SYSTEM_COLUMNS:
+            problem = f"no column of PostgreSQL's can be called {name!r}"
+        elif short in cut:
+            problem = f"fields {cut[short]} and {name} are the same column in PostgreSQL, whose names have up to {NAME_BYTES_MAX} bytes"
+        else:
+            cut[short] = name
+            continue
+        raise LoadProblem(f"{problem}; name the fields that are to be columns with --schema, and the others are kept in other_fields")
+
+
 class PostgresTable:
     """Use it in a `with` block. `open` takes the table; `look` changes nothing."""
 
@@ -86,6 +104,14 @@ class PostgresTable:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._connection.close()
+
+    def kind(self) -> TableKind | None:
+        """What table is there; None where there is none of ours."""
+        if self._one("select to_regclass(%s)", TABLES) is None:
+            return None
+        query = f"select cluster_id, partitioned_by from {TABLES} where table_name = %s"
+        found = self._connection.execute(query, (self.address.table,)).fetchone()
+        return None if found is None else TableKind(found[0], found[1], POSTGRESQL)
 
     def look(self, topic: str, kind: TableKind) -> TopicFormat | None:
         """How the table was loaded so far; None where there is none. Raises LoadProblem for somebody else's."""
@@ -105,6 +131,7 @@ class PostgresTable:
 
     def open(self, topic: str, kind: TableKind, chosen: TopicFormat, schema: pa.Schema) -> None:
         """Take the table, which is made where it is missing."""
+        check_columns(schema.names)
         table = self.address.table
         if not self._one("select pg_try_advisory_lock(hashtextextended(%s, 0))", f"millrace load {table}"):
             raise ConcurrentLoader(f"another loader is at work in {self.address}; wait for it, or end it")

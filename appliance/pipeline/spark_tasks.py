@@ -37,12 +37,12 @@ class SparkTasks:
         if not tasks:
             return []
         offsets, record_bytes = self._context.accumulator(0), self._context.accumulator(0)
-        work = self._context.parallelize(tasks, len(tasks)).map(partial(_run_on_worker, job, offsets, record_bytes))
+        run = partial(_run_on_worker, job, offsets, record_bytes)
         ended = threading.Event()
         if self._on_progress is not None:
             threading.Thread(target=self._tell, args=(ended, offsets, record_bytes, self._on_progress), daemon=True).start()
         try:
-            return collected(work)
+            return collected(self._context, run, tasks)
         finally:
             ended.set()
 
@@ -52,15 +52,18 @@ class SparkTasks:
             on_progress(Progress(offsets.value, record_bytes.value))
 
 
-def collected(work: Any) -> list[Any]:
-    """What the tasks returned. Raises LoadProblem with what the first that was given up said last."""
-    from py4j.protocol import Py4JError
+def collected(context: Any, run: Callable[[OffsetRange], Any], ranges: Iterable[OffsetRange]) -> list[Any]:
+    """What `run` returned for each range. Raises LoadProblem with what the first that was given up said last."""
+    from py4j.protocol import Py4JError, Py4JNetworkError
     from pyspark.errors import PySparkException
 
+    tasks = list(ranges)
     try:
-        results: list[Any] = work.collect()
+        results: list[Any] = context.parallelize(tasks, len(tasks)).map(run).collect()
         return results
-    except (Py4JError, PySparkException) as error:
+    except (ConnectionError, EOFError, Py4JNetworkError) as error:
+        raise LoadProblem(f"Spark's Java process ended or does not answer ({last_words(str(error))}); run again, and the load goes on where it was") from error
+    except (OSError, Py4JError, PySparkException) as error:
         raise LoadProblem(f"Spark gave up a task: {last_words(str(error))}") from error
 
 

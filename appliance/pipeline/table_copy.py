@@ -6,31 +6,23 @@ outlived its driver either did its work for the next one, or none. Weak spot: a 
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-import orjson
 import psycopg
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv as pacsv
 from psycopg import sql
 
 from appliance.base.errors import MillraceError
 from appliance.pipeline.cluster_access import ClusterAccess
+from appliance.pipeline.copy_rows import csv_of, without_unfit
 from appliance.pipeline.load_manifest import SkippedRange
 from appliance.pipeline.load_task import Skips
 from appliance.pipeline.offset_range import OffsetRange
 from appliance.pipeline.postgres_table import BAD_RECORDS, POSITIONS, TableAddress
-from appliance.pipeline.record_decoder import BAD_SCHEMA, Decoded, make_decoder
+from appliance.pipeline.record_decoder import BAD_SCHEMA, make_decoder
 from appliance.pipeline.record_reader import read_range
 from appliance.pipeline.table_kind import TopicFormat
-
-_MAX_US = 253_402_300_800_000_000
-"""The year 10000"""
-NUL_PROBLEM = "a text has a NUL character, which PostgreSQL's do not"
 
 
 class CopyJob(NamedTuple):
@@ -87,7 +79,7 @@ def _copy(job: CopyJob, wanted: OffsetRange, cursor: psycopg.Cursor[Any], read: 
     rows = bad_rows = record_bytes = 0
     for batch in read(job.access, wanted, decoder.source_columns, on_data_loss=skips.lost, on_corrupt=skips.corrupt):
         record_bytes += batch.column("key").nbytes + batch.column("value").nbytes
-        decoded = without_nul(decoder.decode(batch), batch)
+        decoded = without_unfit(decoder.decode(batch), batch)
         _send(cursor, into_table, decoded.rows)
         rows += decoded.rows.num_rows
         if decoded.bad is not None:
@@ -111,65 +103,3 @@ def _send(cursor: psycopg.Cursor[Any], statement: sql.Composed, rows: pa.RecordB
         return
     with cursor.copy(statement) as copy:
         copy.write(csv_of(rows))
-
-
-def csv_of(rows: pa.RecordBatch) -> bytes:
-    """As COPY reads it: texts in quotation marks, so that an empty one is none that is absent."""
-    columns = [_plain(column) for column in rows.columns]
-    target = io.BytesIO()
-    plain = pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
-    pacsv.write_csv(plain, target, pacsv.WriteOptions(include_header=False))
-    return target.getvalue()
-
-
-def _plain(column: pa.Array) -> pa.Array:
-    """What CSV can hold: bytes as PostgreSQL's hexadecimal, times as far as calendars go, lists as JSON or as PostgreSQL's arrays."""
-    kind = column.type
-    if pa.types.is_binary(kind):
-        return pa.array([None if value is None else "\\x" + value.hex() for value in column.to_pylist()], pa.string())
-    if pa.types.is_timestamp(kind):
-        ticks = column.cast(pa.int64())
-        fits = pc.and_(pc.greater_equal(ticks, 0), pc.less(ticks, _MAX_US))
-        return pc.if_else(fits, column, pa.scalar(None, kind))
-    if pa.types.is_list(kind) and pa.types.is_struct(kind.value_type):
-        return pa.array([None if value is None else _headers_json(value) for value in column.to_pylist()], pa.string())
-    if pa.types.is_list(kind):
-        return pa.array([None if value is None else _array_text(value) for value in column.to_pylist()], pa.string())
-    return column
-
-
-def _headers_json(headers: list[dict[str, Any]]) -> str:
-    """[[key, value], …]; bytes that are no text, and NUL, as \\xNN."""
-    return orjson.dumps([[_text(each["key"].encode()), None if each["value"] is None else _text(each["value"])] for each in headers]).decode()
-
-
-def _text(content: bytes) -> str:
-    return content.decode("utf-8", "backslashreplace").replace("\0", "\\x00")
-
-
-def _array_text(values: list[Any]) -> str:
-    """`{"a","b",NULL}`"""
-    return "{" + ",".join("NULL" if value is None else '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"' for value in values) + "}"
-
-
-def without_nul(decoded: Decoded, batch: pa.RecordBatch) -> Decoded:
-    """Rows with a text that PostgreSQL cannot hold become bad ones."""
-    found = np.zeros(decoded.rows.num_rows, bool)
-    for column in decoded.rows.columns:
-        texts = column
-        if pa.types.is_list(texts.type) and pa.types.is_string(texts.type.value_type):
-            joined = pc.binary_join(texts, " ")
-            found |= pc.fill_null(pc.match_substring(joined, "\0"), False).to_numpy(zero_copy_only=False)
-        elif pa.types.is_string(texts.type):
-            found |= pc.fill_null(pc.match_substring(texts, "\0"), False).to_numpy(zero_copy_only=False)
-    if not found.any():
-        return decoded
-    good, spoilt = np.flatnonzero(~found), np.flatnonzero(found)
-    offsets = decoded.rows.column("offset").take(pa.array(spoilt))
-    origin = batch.take(pc.index_in(offsets, batch.column("offset")))
-    bad = pa.RecordBatch.from_arrays(
-        [*(origin.column(name) for name in BAD_SCHEMA.names[:-1]), pa.array([NUL_PROBLEM] * len(spoilt), pa.string())], schema=BAD_SCHEMA
-    )
-    batches = [bad] if decoded.bad is None else [decoded.bad, bad]
-    whole = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
-    return Decoded(decoded.rows.take(pa.array(good)), decoded.hours[good], whole)

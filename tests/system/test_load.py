@@ -193,10 +193,12 @@ def test_by_either_path_the_table_holds_what_a_client_reads(shared_box: RunningB
     assert spark.read.parquet(str(tmp_path)).where("date = '2025-11-22' and hour = 6").count() == sum(row[4].endswith(" 6") for row in rows_of(tmp_path))
 
 
-def test_a_delta_table_holds_what_a_client_reads(shared_box: RunningBox, spark: Any, tmp_path: Path) -> None:
+def test_a_delta_table_holds_what_a_client_reads(
+    shared_box: RunningBox, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     deltalake = pytest.importorskip("deltalake", reason="deltalake is not installed")
     make_topic(shared_box, "delta", 2)
-    order = order_of(shared_box, tmp_path, "delta", file_format="delta", commit_records=700)
+    order = order_of(shared_box, tmp_path, "delta", file_format="delta", commit_records=700, by_arrival=True)
     for start in (0, 1000):
         produce(shared_box, "delta", start, 1000, 2)
         assert len(load_here(order, spark)) == 2
@@ -204,6 +206,8 @@ def test_a_delta_table_holds_what_a_client_reads(shared_box: RunningBox, spark: 
     expect_exactly_once(tmp_path, expected)
     rows = deltalake.DeltaTable(str(tmp_path)).to_pyarrow_table().to_pylist()
     assert sorted((row["topic"], row["partition"], row["offset"], row["value"], f"{row['date']} {row['hour']}") for row in rows) == expected
+    again, _, said = InThisProcess(shared_box, monkeypatch, capsys).load("delta", "--to", tmp_path)
+    assert again == 0, f"how the table is, need not be said again: {said}"
 
 
 def test_syslog_lines_of_a_real_sender_become_columns(shared_box: RunningBox, spark: Any, tmp_path: Path) -> None:
@@ -279,7 +283,7 @@ def test_a_load_into_postgresql_that_is_killed_goes_on_and_every_record_is_there
     produce(shared_box, "killed.table", 0, 20_000, 2)
     with running_postgres() as postgres:
         arguments = ("killed.table", "--to", postgres.url)
-        process = start_load(shared_box, *arguments, "--task-records", 300)
+        process = start_load(shared_box, *arguments, "--task-records", 300, "--by", "arrival")  # which the second run finds there
 
         def has_begun() -> bool:
             return process.poll() is not None or (

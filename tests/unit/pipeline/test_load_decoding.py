@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, date, datetime
 from pathlib import Path
 
@@ -131,6 +132,42 @@ def test_what_becomes_of_a_value_does_not_depend_on_those_beside_it() -> None:
     found = decoded([*values], json_format("n bigint, t timestamp"))
     assert found.rows.column("n").to_pylist() == [1, 2**53 + 1]
     assert found.bad is not None and found.bad.column("offset").to_pylist() == [2]
+
+
+@pytest.mark.parametrize("fields", ["a bigint", "a bigint, z string", "a bigint, z array<string>", "a bigint, z double", "a bigint, z timestamp"])
+@pytest.mark.parametrize("depth", [300, 1023, 100_000])
+def test_a_record_that_is_nested_too_deeply_is_a_bad_one_and_the_only_one(depth: int, fields: str) -> None:
+    deep = b'{"a":1,"z":%s%s}' % (b"[" * depth, b"]" * depth)
+    found = decoded([b'{"a":1}', deep, b'{"a":2,"w":{"y":1}}', b'{"a":"x"}'], json_format(fields))
+    assert found.rows.column("offset").to_pylist() == [0, 2]
+    assert found.rows.column("other_fields").to_pylist() == [None, '{"w":{"y":1}}']
+    assert found.bad is not None and found.bad.column("offset").to_pylist() == [1, 3] and found.bad.column("value")[0].as_py() == deep
+    assert re.match(r"field (z|other_fields) is nested too deeply$|not JSON: depth limit", found.bad.column("problem")[0].as_py())
+
+
+def test_a_syslog_record_that_is_nested_too_deeply_is_a_bad_one() -> None:
+    start = b'{"severity":5,"facility":1,"message":"m"'
+    deep = start + b',"structured_data":%s%s}' % (b'{"a":' * 300, b"1" + b"}" * 300)
+    found = decoded([start + b"}", deep, start + b',"structured_data":{}}'], TopicFormat(None, "syslog"))
+    assert found.rows.column("offset").to_pylist() == [0, 2]
+    assert found.bad is not None and found.bad.column("problem").to_pylist() == ["field structured_data is nested too deeply"]
+
+
+@pytest.mark.parametrize("token", [b"NaN", b"Infinity", b"-Infinity", b"Inf", b"-NaN"])
+@pytest.mark.parametrize("beside", [b'{"a":1.5}', b'{"a":1.5,"unknown":1}'])
+def test_json_has_no_number_that_is_none(token: bytes, beside: bytes) -> None:
+    found = decoded([b'{"a":%s}' % token, beside], json_format("a double"))
+    assert found.rows.column("a").to_pylist() == [1.5]
+    assert found.bad is not None and found.bad.column("offset").to_pylist() == [0]
+    assert found.bad.column("problem")[0].as_py().startswith("not JSON: ")
+
+
+@pytest.mark.parametrize("time", ["0000-06-01T00:00:00Z", "0001-01-01T00:00:00+05:00", "9999-12-31T23:00:00-05:00"])
+@pytest.mark.parametrize("beside", ['{"f":"1815-12-10T00:00:00Z"}', '{"f":"1815-12-10"}', '{"f":"1815-12-10","unknown":1}'])
+def test_a_time_that_no_calendar_has_is_a_bad_record_whatever_stands_beside_it(time: str, beside: str) -> None:
+    found = decoded([beside.encode(), b'{"f":"%s"}' % time.encode()], json_format("f timestamp"))
+    assert found.rows.column("f").to_pylist() == [datetime(1815, 12, 10, tzinfo=UTC)]
+    assert found.bad is not None and found.bad.column("offset").to_pylist() == [1]
 
 
 def test_fields_without_a_column_are_kept_together() -> None:

@@ -10,13 +10,14 @@ import pytest
 
 from appliance.base.model import TopicPartition
 from appliance.pipeline.cluster_access import ClusterAccess
+from appliance.pipeline.json_fields import parse_fields
 from appliance.pipeline.load_problem import ConcurrentLoader, LoadProblem
 from appliance.pipeline.load_task import LoadJob, Skips
 from appliance.pipeline.loader import LoadRules
 from appliance.pipeline.offset_range import OffsetRange
 from appliance.pipeline.record_decoder import make_decoder
 from appliance.pipeline.table_kind import Field, TableKind, TopicFormat
-from tests.support.load_world import LoadWorld
+from tests.support.load_world import LoadWorld, StoredRecord
 from tests.support.real_postgres import RealPostgres, find_postgres, running_postgres
 
 pytest.importorskip("psycopg")
@@ -182,7 +183,7 @@ def test_deleted_records_are_passed_over_only_when_that_was_allowed(postgres: Re
 def test_json_becomes_columns_and_what_does_not_fit_is_kept_beside(postgres: RealPostgres, world: LoadWorld) -> None:
     world.logs.clear()
     good = b'{"host":"a","size":1.5,"ok":true,"tags":["x","y \\"z\\"",null],"at":"2026-11-22T05:00:00Z","empty":"","extra":{"n":1}}'
-    world.append("numbers", 0, [good, b"no json", b'{"host":"nul \\u0000 in it"}', b'{"tags":["nul \\u0000"]}', b'{"size":"big"}', None, b"{}"])
+    world.append("numbers", 0, [good, b"no json", b'{"host":"nul \\u0000 in it"}', b'{"tags":["nul \\u0000",null]}', b'{"size":"big"}', None, b"{}"])
     names = {"host": "string", "size": "double", "ok": "boolean", "tags": "array<string>", "at": "timestamp", "empty": "string"}
     table = TableWorld(postgres, world, "documents", TopicFormat(None, "json", tuple(Field(*each) for each in names.items())))
     table.load()
@@ -194,3 +195,57 @@ def test_json_becomes_columns_and_what_does_not_fit_is_kept_beside(postgres: Rea
     problems = dict(postgres.ask("select \"offset\", problem from millrace_bad_records where table_name = 'documents'"))
     assert set(problems) == {1, 2, 3, 4, 5}
     assert "NUL" in problems[2] and "NUL" in problems[3] and problems[4].startswith('field size is "big"') and problems[5] == "the record has no value"
+
+
+def test_times_are_there_as_far_as_postgresqls_calendar_goes_and_others_are_bad_records(postgres: RealPostgres, world: LoadWorld) -> None:
+    world.logs.clear()
+    world.append("numbers", 0, [b'{"birth":"1815-12-10","day":"1815-12-10","all":["1969-12-09T00:00:00Z",null]}', b'{"birth":"1969-12-09T00:00:00Z"}'])
+    world.append("numbers", 0, [b'{"birth":"0001-01-01T00:00:00Z","day":"0001-01-01","all":["0001-01-01"]}', b'{"birth":"9999-12-31","day":"9999-12-31"}'])
+    log = world.logs[TopicPartition("numbers", 0)]
+    first_ms = -210_866_803_200_000
+    log += [StoredRecord(4 + number, time_ms, None, b"{}") for number, time_ms in enumerate((-1, first_ms, 2**53, first_ms - 1))]
+    log += [StoredRecord(8, first_ms - 1, None, b"no json")]
+    table = TableWorld(postgres, world, "births", TopicFormat(None, "json", parse_fields("birth timestamp, day date, `all` array<timestamp>")))
+    table.load()
+    assert postgres.ask('select birth::text, day::text, "all"::text from births where "offset" < 4 order by "offset"') == [
+        ("1815-12-10 00:00:00+00", "1815-12-10", '{"1969-12-09 00:00:00+00",NULL}'),
+        ("1969-12-09 00:00:00+00", None, None),
+        ("0001-01-01 00:00:00+00", "0001-01-01", '{"0001-01-01 00:00:00+00"}'),
+        ("9999-12-31 00:00:00+00", "9999-12-31", None),
+    ]
+    assert postgres.ask('select "timestamp"::text from births where "offset" >= 4 order by "offset"') == [
+        *(("1969-12-31 23:59:59.999+00",), ("4714-11-24 00:00:00+00 BC",), ("287396-10-12 08:59:00.992+00",)),
+    ]
+    bad = postgres.ask('select "offset", "timestamp", problem from millrace_bad_records where table_name = \'births\' order by 1')
+    early = "timestamp is 210866803200001000 microseconds before 1970, which PostgreSQL's calendar does not have"
+    assert [(offset, time) for offset, time, _ in bad] == [(7, None), (8, None)]
+    assert bad[0][2] == early and bad[1][2].startswith("not JSON: ") and bad[1][2].endswith(f"; {early}")
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ((63 * "a" + "b", 63 * "a" + "c"), "are the same column in PostgreSQL"),
+        (("", "a"), "no column of PostgreSQL's can be called ''"),
+        (("a\0", "b"), "no column of PostgreSQL's can be called"),
+        (("ctid", "b"), "no column of PostgreSQL's can be called 'ctid'"),
+    ],
+)
+def test_fields_that_cannot_be_columns_are_refused_before_anything_is_made(
+    postgres: RealPostgres, world: LoadWorld, names: tuple[str, ...], words: str
+) -> None:
+    table = TableWorld(postgres, world, "refused_fields", TopicFormat(None, "json", tuple(Field(name, "string") for name in names)))
+    with pytest.raises(LoadProblem, match=f"{words}.*--schema"):
+        table.load()
+    assert postgres.ask("select to_regclass('refused_fields')") == [(None,)]
+
+
+def test_how_a_table_was_loaded_can_be_asked(postgres: RealPostgres, world: LoadWorld) -> None:
+    from appliance.pipeline.postgres_table import PostgresTable
+
+    asked = TableWorld(postgres, world, "asked")
+    with PostgresTable(asked.address) as table:
+        assert table.kind() is None
+    asked.load()
+    with PostgresTable(asked.address) as table:
+        assert table.kind() == KIND
