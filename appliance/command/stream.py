@@ -53,8 +53,12 @@ def stream(
     """Count what a log does per minute and host, as it comes; run again it goes on where it was."""
     for name in [*topics, *([to_topic] if to_topic else [])]:
         require_topic_name(name)
+    if to_topic in topics:
+        raise UsageProblem(f"--to-topic {to_topic} is read by the job: its rows would come back to it; name another topic")
     with pipeline_extra():
+        from appliance.pipeline.cluster_access import access_from
         from appliance.pipeline.stream_directory import StreamDirectory
+        from appliance.pipeline.stream_identity import ask_source
         from appliance.pipeline.stream_runner import StreamOptions
 
         chosen = _job(job, late, silent)
@@ -68,12 +72,14 @@ def stream(
             once=once,
             master=master or "local[*]",
             memory=memory,
-            source={**servers, **start, **named_values("--source", source or [])},
+            source={**servers, **start, **_source_options(source or [])},
             sink=servers,
             settings=spark_settings(settings or []),
         )
         directory = StreamDirectory(to, uuid.uuid4().hex[:12])
-        identity = {"job": chosen.name, "topics": sorted(options.topics), "to_topic": to_topic}
+        directory.look()
+        ids = ask_source(access_from(options.source), options.topics)
+        identity = {"job": chosen.name, "topics": sorted(options.topics), "to_topic": to_topic, **ids}
         with _opened(directory, identity):
             _run(options, chosen, directory)
 
@@ -83,6 +89,15 @@ def _job(name: str | None, late: str, silent_minutes: int) -> StreamJob:
 
     _check_interval("--late", late)
     return built_in_job(late, silent_minutes) if name is None else load_job(name)
+
+
+def _source_options(texts: list[str]) -> dict[str, str]:
+    """Of `--source`; what is read is said by the topics alone."""
+    values = named_values("--source", texts)
+    for name in values:
+        if name.lower() in ("subscribe", "subscribepattern", "assign"):
+            raise UsageProblem(f"--source {name}: name the topics as arguments, as in 'millrace stream TOPIC… --to DIR'")
+    return values
 
 
 def _check_interval(option_name: str, text: str) -> None:

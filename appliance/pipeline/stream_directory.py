@@ -1,7 +1,7 @@
 """The directory that a streaming job fills: whose it is, what each micro-batch added, what is put right after a death. The only module that writes its books.
 
     DIR/TABLE/[date=2026-11-22/]part-*.parquet    rows; a plain listing of these is right at any moment
-    DIR/_millrace/table.json                      what this directory is; written once
+    DIR/_millrace/table.json                      what this directory is; written once, and once more where it lacks ids
     DIR/_millrace/lock                            held while a driver or its JVM lives
     DIR/_millrace/checkpoint/                     Spark's: offsets, state
     DIR/_millrace/commits/N.json                  what micro-batch N added, and the job's own state after it
@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from appliance.pipeline.stream_identity import completed, difference
 from appliance.pipeline.stream_problem import ConcurrentStream, StreamProblem
 from appliance.storage import file_io
 
@@ -87,14 +88,17 @@ class StreamDirectory:
 
     def open(self, identity: Mapping[str, Any]) -> None:
         """Take the directory (made where it is missing) and put right what a death left. Raises StreamProblem when it is another job's, ConcurrentStream."""
-        self._refuse_others()
+        self.look()
         for directory in (self._commits, self._staging):
             file_io.make_directories(directory)
         self._take_lock()
         self._keep_identity(identity)
         self._recover()
 
-    def _refuse_others(self) -> None:
+    def look(self) -> None:
+        """Raises StreamProblem where something else is than a stream's directory. Changes nothing."""
+        if file_io.exists(f"{self._books}/table.json"):
+            self._kept_identity()
         if file_io.exists(self._books) or not file_io.exists(self.path):
             return
         if not file_io.is_directory(self.path):
@@ -119,13 +123,22 @@ class StreamDirectory:
         wanted = {"format": FORMAT, "version": VERSION, **identity}
         if not file_io.exists(path):
             file_io.replace_file(path, orjson.dumps({**wanted, "id": self.life}, option=orjson.OPT_INDENT_2))
-        found = orjson.loads(file_io.read_file(path))
+        found = self._kept_identity()
+        if other := difference(found, wanted):
+            raise StreamProblem(f"--to {self.path} {other}; name another directory")
+        if (whole := completed(found, wanted)) != found:
+            file_io.replace_file(path, orjson.dumps(whole, option=orjson.OPT_INDENT_2))
+        self.id = str(found.get("id"))
+
+    def _kept_identity(self) -> dict[str, Any]:
+        path = f"{self._books}/table.json"
+        try:
+            found = dict(orjson.loads(file_io.read_file(path)))
+        except (ValueError, TypeError) as error:
+            raise StreamProblem(f"{path} is damaged ({error}); name another directory") from error
         if found.get("format") != FORMAT:
             raise StreamProblem(f"--to {self.path} belongs to {found.get('format', 'something else')}; name another directory")
-        if other := [name for name in wanted if found.get(name) != wanted[name]]:
-            said = "; ".join(f"{name} was {found.get(name)}, and is {wanted[name]} now" for name in other)
-            raise StreamProblem(f"--to {self.path} was begun by another job ({said}): its offsets and state would not fit; name another directory")
-        self.id = str(found.get("id"))
+        return found
 
     def reopen(self) -> None:
         """Put right what a JVM's death left; the lock stays."""

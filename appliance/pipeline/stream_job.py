@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from appliance.pipeline.host_roster import Roster, plan_roster
 from appliance.pipeline.log_minutes import SOURCE_SCHEMA, log_minutes
@@ -29,6 +30,8 @@ HOST_TABLE = "hosts"
 HOST_SCHEMA = pa.schema([
     ("date", pa.date32()), ("minute", pa.timestamp("us", "UTC")), ("host", pa.string()), ("event", pa.string()), ("last_minute", pa.timestamp("us", "UTC")),
 ])  # fmt: skip
+MINUTE_US = 60_000_000
+MINUTES_MAX = int(datetime(9999, 1, 1, tzinfo=UTC).timestamp()) // 60
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -67,9 +70,12 @@ def built_in_job(late: str, silent_minutes: int) -> StreamJob:
 
 
 def follow_hosts(silent_minutes: int, state: Mapping[str, Any], rows: pa.Table) -> MoreRows:
+    """Minutes beyond what a date can be are passed over."""
     minutes_of: dict[str, list[int]] = {}
-    for minute, host in zip(rows.column("minute").to_pylist(), rows.column("host").to_pylist(), strict=True):
-        minutes_of.setdefault(host, []).append(int(minute.timestamp()) // 60)
+    instants = pc.cast(pc.cast(rows.column("minute"), pa.timestamp("us", "UTC")), pa.int64())
+    for instant, host in zip(instants.to_pylist(), rows.column("host").to_pylist(), strict=True):
+        if (minute := instant // MINUTE_US) < MINUTES_MAX:
+            minutes_of.setdefault(host, []).append(minute)
     roster, events = plan_roster(Roster.from_state(state), minutes_of, silent_minutes)
     more = [
         {

@@ -24,6 +24,7 @@ from appliance.pipeline.table_parts import read_columns, stage_frame, write_rows
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import StructType
 
 POLL_SECONDS = 1
 LAST_BATCH_SECONDS = 60.0
@@ -177,7 +178,7 @@ class StreamRun:
             commit = self._add(frame, number)
         if commit is not None and self._options.to_topic:
             for table in {part.path.split("/", 1)[0]: None for part in commit.parts}:
-                self._send(frame.sparkSession, commit, table, self._options.to_topic)
+                self._send(frame.sparkSession, commit, table, self._options.to_topic, frame.schema if table == self._job.table else None)
         self._rows[number] = 0 if commit is None else sum(part.rows for part in commit.parts)
 
     def _add(self, frame: DataFrame, number: int) -> BatchCommit | None:
@@ -194,11 +195,13 @@ class StreamRun:
             parts += write_rows(staging, job.following.table, number, more, job.following.schema)
         return directory.publish(number, parts, state)
 
-    def _send(self, session: SparkSession, commit: BatchCommit, table: str, topic: str) -> None:
+    def _send(self, session: SparkSession, commit: BatchCommit, table: str, topic: str, schema: StructType | None) -> None:
+        """`schema` is that of the rows, None for those of a following table."""
         from pyspark.sql import functions as f
 
         paths = [f"{self._directory.path}/{part.path}" for part in commit.parts if _table_of(part) == table]
-        rows = session.read.parquet(*paths)
+        reader = session.read.option("basePath", f"{self._directory.path}/{table}")  # which makes `date` a column again
+        rows = (reader if schema is None else reader.schema(schema)).parquet(*paths)
         if "value" not in rows.columns:
             value = f.to_json(f.struct(f.lit(table).alias("table"), *rows.columns)).alias("value")
             rows = rows.select(value) if "host" not in rows.columns else rows.select(f.col("host").alias("key"), value)

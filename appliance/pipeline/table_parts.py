@@ -6,6 +6,7 @@ second attempt never touches the first one's. Weak spot: a task has one open fil
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -17,6 +18,9 @@ from appliance.pipeline.stream_directory import StagedPart
 from appliance.storage import file_io
 
 DATE = "date"
+NO_DATE = "__HIVE_DEFAULT_PARTITION__"
+_ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{}\[\]^]")
+"""What Hive and Spark write as %XX in such names; readers take it back."""
 PART_SCHEMA = "staged string, path string, rows bigint, size_bytes bigint"
 _PARTS = pa.schema([("staged", pa.string()), ("path", pa.string()), ("rows", pa.int64()), ("size_bytes", pa.int64())])
 
@@ -40,9 +44,9 @@ class TableParts:
             return
         table = pa.Table.from_batches([rows])
         dates = table.column(DATE)
-        for date in pc.unique(dates).to_pylist():
-            mask = pc.is_null(dates) if date is None else pc.equal(dates, pa.scalar(date, dates.type))
-            self._write(f"{DATE}={'__HIVE_DEFAULT_PARTITION__' if date is None else date}/", table.filter(mask).drop_columns([DATE]))
+        for date in pc.unique(dates):
+            mask = pc.equal(dates, date) if date.is_valid else pc.is_null(dates)
+            self._write(f"{DATE}={_date_text(date)}/", table.filter(mask).drop_columns([DATE]))
 
     def _write(self, directory: str, rows: pa.Table) -> None:
         if directory not in self._writers:
@@ -61,6 +65,15 @@ class TableParts:
             size_bytes = int(file_io.stat(path).st_size)
             parts.append(StagedPart(staged, f"{self._table}/{directory}{self._name}.parquet", self._rows[directory], size_bytes))
         return parts
+
+
+def _date_text(date: pa.Scalar) -> str:
+    """Of a date that is none, or beyond what Python and most readers can count (years 1 to 9999): as of no date."""
+    try:
+        value = date.as_py()
+    except (OverflowError, ValueError):
+        return NO_DATE
+    return NO_DATE if value is None or value == "" else _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", str(value))
 
 
 def write_rows(staging: str, table: str, batch_number: int, rows: Iterable[dict[str, Any]], schema: pa.Schema) -> list[StagedPart]:

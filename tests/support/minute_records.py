@@ -12,8 +12,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.support.running_box import RunningBox
 
-NOON_MS = 1_795_348_800_000
-"""2026-11-22 12:00 UTC"""
+NOON_MS = 1_732_276_800_000
+"""2024-11-22 12:00 UTC: behind every clock that tests run by"""
 HOSTS = ("web1", "web2", "db1")
 PARTITIONS = 2
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from appliance.runtime.parent_death import die_with_parent
 from tests.support.committed_reads import read_committed
@@ -105,6 +106,23 @@ def test_killed_in_the_middle_driver_and_jvm_by_turns_it_has_every_minute_once(b
     said = stream.said()
     assert said.count("Spark's JVM has ended (signal 9); starting another") == KILLS // 2
     assert "Traceback" not in said
+    # A topic of the same name is another one; nobody needs Spark to see that, or that there is none.
+    admin = AdminClient({"bootstrap.servers": box.bootstrap})
+    admin.delete_topics(["log"])["log"].result(20)
+    missing = refused(box, tmp_path / "none", "log-of-nobody")
+    assert "there is no topic 'log-of-nobody'" in missing
+    assert not (tmp_path / "none").exists()
+    eventually(lambda: "log" not in admin.list_topics(timeout=10).topics, "topic log is gone")
+    make_topic(box, "log")
+    assert "earlier topic log, which was deleted and made anew" in refused(box, out, "log", "--to-topic", "minutes")
+
+
+def refused(box: RunningBox, out: Path, *arguments: str) -> str:
+    """What the command says when it fails at once."""
+    command = [*MILLRACE, "stream", *arguments, "--to", str(out), "--bootstrap", box.bootstrap]
+    answer = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+    assert (answer.returncode, "Spark starts" in answer.stderr, "Traceback" in answer.stderr) == (1, False, False), answer.stderr
+    return answer.stderr
 
 
 @pytest.mark.parametrize(
@@ -113,6 +131,8 @@ def test_killed_in_the_middle_driver_and_jvm_by_turns_it_has_every_minute_once(b
         (["log", "--to", "OUT", "--late", "soon"], "--late soon: write '30 seconds', '2 minutes' or '1 hour'"),
         (["log", "--to", "OUT", "--job", "nowhere:f"], "--job nowhere:f: No module named 'nowhere'"),
         (["log", "--to", "OUT", "--spark", "x"], "--spark x: write --spark spark.NAME=VALUE"),
+        (["log", "--to", "OUT", "--source", "subscribePattern=.*"], "--source subscribePattern: name the topics as arguments"),
+        (["log", "--to", "OUT", "--to-topic", "log"], "--to-topic log is read by the job"),
         (["log", "--to", __file__], "is a file; name a directory"),
     ],
 )

@@ -118,6 +118,7 @@ def test_minutes_of_a_log_are_in_files_and_in_a_topic_once_although_every_step_f
         (row["minute"].strftime("%Y-%m-%dT%H:%M:%S.000Z"), row["host"], row["records"]) for row in rows  # type: ignore[attr-defined]
     )  # fmt: skip
     assert sorted((row["host"], row["event"]) for row in written if row["table"] == "hosts") == sorted(events)
+    assert {(row["table"], row["date"]) for row in written} == {("minutes", "2024-11-22"), ("hosts", "2024-11-22")}
     picture, worst, hosts = run_notebook(tmp_path / "out")
     assert picture._repr_svg_().startswith("<svg") and all(f">{host}</text>" in picture for host in HOSTS)
     assert len(worst) == 10 and set(worst.errors) == {2} and set(worst.message) == {"request * took * ms"}

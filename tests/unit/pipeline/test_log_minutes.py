@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 
 from appliance.pipeline.log_minutes import SOURCE_SCHEMA, log_minutes, template_of
 
 pytestmark = pytest.mark.slow
 
-NOON = datetime(2026, 11, 22, 12, 0, 0, tzinfo=UTC)
+NOON = datetime(2024, 11, 22, 12, 0, 0, tzinfo=UTC)
 
 
 def record(host: str = "web1", seconds: float = 0, arrived: float | None = None, **fields: Any) -> tuple[Any, ...]:
@@ -39,13 +40,58 @@ def test_a_minute_of_a_host_is_counted_by_severity_program_and_message(spark: Sp
     assert [tuple(message) for message in first.messages] == [("served in * ms", 6), ("disk * is full", 2)]
     assert (other.host, other.warning) == ("web2", 1)
     assert second.minute - first.minute == timedelta(minutes=1)
-    assert str(first.date) == "2026-11-22"
+    assert str(first.date) == "2024-11-22"
 
 
 def test_a_record_of_a_sender_whose_clock_is_off_counts_when_it_arrived(spark: SparkSession) -> None:
     sent = [record(seconds=0, arrived=1), record(seconds=-3600, arrived=2), record(seconds=86_000, arrived=3)]
     (only,) = minutes(spark, sent)
     assert (only.records, only.clock_off) == (3, 2)
+
+
+def test_an_arrival_that_is_none_leaves_the_records_own_time(spark: SparkSession) -> None:
+    value = record()[0]
+    arrivals = (b"abc", b"", b"-1", b"1" * 15, b"9" * 30, b"\xff", b"1e3", None)
+    sent: list[tuple[Any, ...]] = [(value, NOON, [("arrival_ms", arrival)]) for arrival in arrivals]
+    sent += [(value, NOON, []), (value, NOON, [("other", b"1")]), (value, NOON, [(None, b"1")])]
+    (only,) = minutes(spark, sent)
+    assert (only.minute.timestamp(), only.records, only.clock_off) == (NOON.timestamp(), len(sent), 0)
+
+
+def test_a_time_that_is_still_to_come_counts_at_the_time_of_the_batch(spark: SparkSession) -> None:
+    before_ms = int(datetime.now(UTC).timestamp() * 1000) // 60_000 * 60_000
+    far_ms = (253_000_000_000_000, 9_223_372_036_854_775)  # in the years 9987 and 294247
+    millis = [(record()[0], far, headers) for far in far_ms for headers in (None, [("arrival_ms", b"99999999999999")])]
+    millis += [(record()[0], -1, None)]
+    frame = spark.createDataFrame(millis, SOURCE_SCHEMA.replace("timestamp timestamp", "timestamp bigint"))
+    counted = log_minutes(frame.withColumn("timestamp", f.expr("timestamp_millis(timestamp)"))).orderBy("minute")
+    first, *now = counted.withColumn("minute_ms", f.unix_millis("minute")).drop("minute").collect()
+    assert (first.minute_ms, first.clock_off) == (0, 0)
+    assert sum(row.clock_off for row in now) == 4
+    assert all(before_ms <= row.minute_ms <= datetime.now(UTC).timestamp() * 1000 for row in now)
+
+
+def test_in_a_stream_a_time_to_come_makes_nobody_late_and_a_replay_sees_the_time_of_the_batch(spark: SparkSession, tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    far = record()[0], datetime(9999, 6, 1, tzinfo=UTC), None
+    batches = ([far], [(record("web2")[0], now, None)])
+    seen: list[tuple[str, float]] = []
+
+    def take(frame: DataFrame, number: int) -> None:
+        rows = frame.select("host", f.unix_millis("minute").alias("ms")).collect()
+        seen.extend((row.host, row.ms) for row in rows)
+
+    for batch in batches:
+        spark.createDataFrame(batch, SOURCE_SCHEMA).coalesce(1).write.mode("append").parquet(str(tmp_path / "in"))
+        records = spark.readStream.schema(SOURCE_SCHEMA).parquet(str(tmp_path / "in"))
+        writer = log_minutes(records).writeStream.outputMode("update").foreachBatch(take).trigger(availableNow=True)
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        query.awaitTermination(60)
+        assert query.exception() is None
+        assert sum(int(operator["numRowsDroppedByWatermark"]) for progress in query.recentProgress for operator in progress["stateOperators"]) == 0
+    noted = json.loads((tmp_path / "checkpoint/offsets/0").read_text().splitlines()[1])
+    assert seen[0] == ("web1", noted["batchTimestampMs"] // 60_000 * 60_000)
+    assert "web2" in [host for host, _ in seen]
 
 
 def test_what_is_no_syslog_record_counts_too(spark: SparkSession) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,30 @@ def test_a_directory_of_another_job_or_of_somebody_else_is_refused(tmp_path: Pat
         opened(tmp_path / "theirs", "one")
     with pytest.raises(StreamProblem, match="is a file"):
         opened(tmp_path / "theirs/file", "one")
+
+
+def test_topics_that_were_made_anew_and_another_cluster_are_refused_and_ids_are_added_where_there_are_none(tmp_path: Path) -> None:
+    ids = {"cluster_id": "c1", "topic_ids": {"t": "id1"}}
+    opened(tmp_path / "out", "one").close()  # as it was begun before there were ids
+    opened(tmp_path / "out", "two", {**IDENTITY, **ids}).close()
+    anew, elsewhere = {**ids, "topic_ids": {"t": "id2"}}, {**ids, "cluster_id": "c2"}
+    for other, said in ((anew, "earlier topic t, which was deleted and made anew"), (elsewhere, "of cluster c1, and this one is c2")):
+        with pytest.raises(StreamProblem, match=f"{said}.*another directory"):
+            opened(tmp_path / "out", "three", {**IDENTITY, **other})
+    directory = opened(tmp_path / "out", "four", {**IDENTITY, "cluster_id": "", "topic_ids": {}})  # of a cluster that tells none
+    assert directory.id == "one"
+    directory.close()
+    opened(tmp_path / "out", "five", {**IDENTITY, **ids}).close()
+
+
+def test_a_directory_that_a_load_owns_is_refused_before_anything_is_made_in_it(tmp_path: Path) -> None:
+    (tmp_path / "_millrace").mkdir()
+    (tmp_path / "_millrace/table.json").write_text('{"format": "millrace load"}')
+    (tmp_path / "_millrace/lock").write_text("process 7 on host")
+    with pytest.raises(StreamProblem, match="belongs to millrace load"):
+        opened(tmp_path, "one")
+    assert sorted(os.listdir(tmp_path / "_millrace")) == ["lock", "table.json"]
+    assert (tmp_path / "_millrace/lock").read_text() == "process 7 on host"
 
 
 def test_without_the_checkpoint_that_it_was_made_with_a_directory_is_refused(tmp_path: Path) -> None:
