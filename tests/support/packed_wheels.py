@@ -20,6 +20,9 @@ from packaging.utils import canonicalize_name
 from appliance.agents.zookeeper import JARS
 from tests.support.running_box import ROOT
 
+PIPELINE_EXTRAS = ("pipeline", "delta", "postgresql")
+"""As install/packages.sh has them."""
+
 
 def needed_packages(*extra_names: str) -> list[Distribution]:
     """What pyproject.toml wants installed, alone or with some of its extras, and all that those want."""
@@ -64,7 +67,7 @@ def pack(package: Distribution, directory: Path, with_spark: bool = False) -> Pa
             data = Path(str(file.locate())).read_bytes()
             digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
             record.append(f"{file},sha256={digest},{len(data)}\n")
-            archive.writestr(str(file), data)
+            archive.write(str(file.locate()), str(file))  # with its mode: PySpark starts scripts
             if ".dist-info/" in str(file):
                 place = str(file).split("/")[0]
         archive.writestr(f"{place}/RECORD", "".join([*record, f"{place}/RECORD,,\n"]))
@@ -74,4 +77,4 @@ def pack(package: Distribution, directory: Path, with_spark: bool = False) -> Pa
 def pack_all(directory: Path, with_spark: bool = False) -> list[Path]:
     """Wheels of everything that an installation needs; with Spark those of `install.sh --pipeline`."""
     directory.mkdir(parents=True, exist_ok=True)
-    return [pack(package, directory, with_spark) for package in needed_packages(*(["pipeline"] if with_spark else []))]
+    return [pack(package, directory, with_spark) for package in needed_packages(*(PIPELINE_EXTRAS if with_spark else ()))]
