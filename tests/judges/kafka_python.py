@@ -26,8 +26,8 @@ _SERVICE = '''"""Stands in for what starts and stops brokers: there is one alrea
 from kafka import KafkaConsumer
 
 # A topic that a 3.0.12 consumer subscribes to while its first metadata request is under way is forgotten until the next refresh, five minutes
-# later (ClusterMetadata.update_metadata sets _need_update after request_update did): the tests would wait in vain, now and then.
-KafkaConsumer.DEFAULT_CONFIG["metadata_max_age_ms"] = 2000
+# later (ClusterMetadata.update_metadata sets _need_update after request_update did): the tests, which wait two seconds or thirty, would fail now and then.
+KafkaConsumer.DEFAULT_CONFIG["metadata_max_age_ms"] = 100
 
 
 class ExternalService:
