@@ -28,6 +28,9 @@ from appliance.shm.ring_pair import RingPair
 HELLO = 1
 WELCOME = 2
 REFUSED = 3
+ISR_WISHES = 4
+"""log-writer → controller: JSON {"wishes": [{"topic", "partition", "topic_id", "leader_epoch", "isr": the in-sync set that the leader wants, "broker_epochs":
+{"N": epoch under which the added replica N fetches}}, …]}; each is answered by the order ISR."""
 
 
 class SourceChannel:

@@ -14,7 +14,7 @@ from appliance.shm.ring import ENTRY_BYTES
 
 
 class DescriptorKind(IntEnum):
-    """What a source asks of a log-writer. REPLICA_APPEND, PROGRESS and BECOME_FOLLOWER to TRUNCATE are doors: their rooms are built with replication."""
+    """What a source asks of a log-writer."""
 
     PRODUCE = 1
     REPLICA_APPEND = 2
@@ -62,10 +62,25 @@ COMMITTED_FLAG = 1
 """In a completion of a PRODUCE: the high watermark has passed it. That stays true, whoever leads by the time it is read."""
 
 
+class Truncation(IntEnum):
+    """What a TRUNCATE asks of a follower's log; its completion tells where the log ends then, and under which epoch, as that of a REPLICA_APPEND does."""
+
+    TELL = 0
+    """Nothing."""
+    DIVERGED = 1
+    """The leader's log of epoch value_b ends at value_c, or ours went on differently."""
+    TO_OFFSET = 2
+    START_AT = 3
+    """The leader has nothing older than value_c any more."""
+
+
 class Descriptor(NamedTuple):
     """One entry to a log-writer. PRODUCE: `length` bytes at `position` are exactly one checked batch; value_a is its record count, `guard` what
     NEEDS_VERIFICATION was answered with. TRANSACTION_MARKER: value_a is the producer id, value_b the coordinator epoch, value_c the producer epoch.
-    DESCRIBE_PRODUCERS: the answer is written to the `length` bytes at `position` (`producer_entries`)."""
+    DESCRIBE_PRODUCERS: the answer is written to the `length` bytes at `position` (`producer_entries`).
+    PROGRESS, what a follower's fetch says of one partition: value_a is the replica, value_b its fetch offset, value_c when the fetch came (monotonic ns),
+    `guard` its broker epoch, `position` its log start offset. REPLICA_APPEND: `length` bytes at `position` are whole checked batches of the leader; value_a
+    is its high watermark, value_b its log start offset. TRUNCATE: value_a is a `Truncation`, value_b an epoch, value_c an offset."""
 
     kind: int
     flags: int

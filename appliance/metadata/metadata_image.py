@@ -22,7 +22,7 @@ from appliance.base.model import INTERNAL_TOPICS, TopicId
 from appliance.records.crc32c import crc32c
 
 IMAGE_MAGIC = b"MRIM"
-IMAGE_FORMAT_VERSION = 2
+IMAGE_FORMAT_VERSION = 3
 IMAGE_HEADER = struct.Struct(">4sHHQII")
 assert IMAGE_HEADER.size == 4 + 2 + 2 + 8 + 4 + 4
 _GENERATION = struct.Struct(">Q")
@@ -33,17 +33,18 @@ class ImageUnreadable(MillraceError):
 
 
 class BrokerImage(NamedTuple):
-    """A registered broker, as clients are told of it."""
+    """A registered broker, as clients are told of it. `epoch`: which registration of it (broker epoch)."""
 
     id: int
     host: str
     port: int
     rack: str | None = None
+    epoch: int = -1
 
 
 class PartitionImage(NamedTuple):
     """Who should lead a partition; `disk` is the name of the disk that holds it on this box, None elsewhere. `moving_to`: the disk to which it is being
-    moved; as long as that is said, its log is not compacted."""
+    moved; as long as that is said, its log is not compacted. `partition_epoch`: the version of its state."""
 
     leader: int
     leader_epoch: int
@@ -51,6 +52,7 @@ class PartitionImage(NamedTuple):
     isr: tuple[int, ...]
     disk: str | None = None
     moving_to: str | None = None
+    partition_epoch: int = 0
 
 
 class TopicImage(NamedTuple):
@@ -137,7 +139,7 @@ def _decode_topic(row: list[Any]) -> TopicImage:
     return TopicImage(
         name,
         TopicId.from_text(topic_id),
-        tuple(PartitionImage(leader, epoch, tuple(replicas), tuple(isr), disk, moving_to) for leader, epoch, replicas, isr, disk, moving_to in partitions),
+        tuple(PartitionImage(leader, epoch, tuple(replicas), tuple(isr), *rest) for leader, epoch, replicas, isr, *rest in partitions),
         config,
         name in INTERNAL_TOPICS,
         config_generation,

@@ -86,7 +86,9 @@ class TopicState:
             disk = disk_of(directory) if directory is not None else None
             order = self.moves.get(partition)
             moving_to = disk_of(order.directory_id) if order is not None else None
-            images.append(PartitionImage(state.leader, state.leader_epoch, self.replicas[partition], state.isr, disk, moving_to))
+            images.append(
+                PartitionImage(state.leader, state.leader_epoch, self.replicas[partition], state.isr, disk, moving_to, self.state_versions[partition])
+            )
         return tuple(images)
 
     def set_state(self, partition: int, state: PartitionState, version: int) -> None:
