@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
@@ -24,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from appliance.base.errors import ConfigurationProblems, MillraceError
 from appliance.pipeline.spark_java import spark_java_home
+from appliance.pipeline.spark_scratch import SparkScratch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,11 +56,11 @@ class SessionOptions:
 class RunningSpark:
     """A session and its JVM. `with start_spark(options) as spark: spark.session.read…`"""
 
-    def __init__(self, session: SparkSession, gateway: Any, scratch: Path, log: Path | None) -> None:
+    def __init__(self, session: SparkSession, gateway: Any, scratch: SparkScratch, log: Path | None) -> None:
         self.session = session
         self.log = log
         self.gateway = gateway
-        self.scratch = scratch
+        self._scratch = scratch
 
     @property
     def jvm_pid(self) -> int:
@@ -105,7 +104,7 @@ class RunningSpark:
         except Exception:
             process.kill()
             process.wait()
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        self._scratch.remove()
 
 
 def start_spark(options: SessionOptions = SessionOptions()) -> RunningSpark:
@@ -120,8 +119,8 @@ def start_spark(options: SessionOptions = SessionOptions()) -> RunningSpark:
             [f"the pipeline is not installed here ({error}): pip install 'millrace[pipeline]', or sudo ./install.sh --pipeline"]
         ) from None
     os.environ["JAVA_HOME"] = spark_java_home()
-    scratch = Path(tempfile.mkdtemp(prefix="millrace-spark-"))
-    settings = _settings(options, scratch)
+    scratch = SparkScratch()
+    settings = _settings(options, scratch.path)
     conf = SparkConf(loadDefaults=False)
     for name, value in settings.items():
         conf.set(name, value)
@@ -130,10 +129,10 @@ def start_spark(options: SessionOptions = SessionOptions()) -> RunningSpark:
     output = open(options.log, "ab") if options.log else None
     try:
         said = output or sys.stderr.fileno()
-        gateway = launch_gateway(conf, {"stdout": said, "stderr": said, "pass_fds": options.held_fds})
+        gateway = launch_gateway(conf, {"stdout": said, "stderr": said, "pass_fds": (*options.held_fds, scratch.lock)})
         context = SparkContext(conf=conf, gateway=gateway)
     except (PySparkException, OSError) as error:
-        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.remove()
         raise SparkFailed(f"Spark did not start: {error}{_end_of(options.log)}") from error
     finally:
         if output:
