@@ -15,6 +15,9 @@ class Clock(Protocol):
 
     def wall_ms(self) -> int: ...
 
+    def boottime_ns(self) -> int:
+        """As `monotonic_ns`, but it runs on while the machine sleeps."""
+
 
 class SystemClock:
     """The machine's clocks."""
@@ -30,6 +33,10 @@ class SystemClock:
     @staticmethod
     def wall_ms() -> int:
         return time.time_ns() // 1_000_000
+
+    @staticmethod
+    def boottime_ns() -> int:
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 class ManualClock:
@@ -47,6 +54,9 @@ class ManualClock:
 
     def wall_ms(self) -> int:
         return self._wall_ms
+
+    def boottime_ns(self) -> int:
+        return self._monotonic_ns
 
     def advance_ms(self, milliseconds: int) -> None:
         self._monotonic_ns += milliseconds * 1_000_000

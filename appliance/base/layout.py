@@ -94,8 +94,13 @@ class BoxLayout:
 
     @property
     def stopping_file(self) -> str:
-        """There while the whole box stops, where systemd runs it."""
+        """There while the whole box stops."""
         return f"{self.runtime_directory}/stopping"
+
+    @property
+    def left_file(self) -> str:
+        """There once a box that stops leads nothing any more that another box can lead; the controller makes it."""
+        return f"{self.runtime_directory}/left"
 
     def log_writer_socket(self, disk: str) -> str:
         return f"{self.runtime_directory}/log-writer@{disk}.sock"

@@ -7,6 +7,7 @@ wherever Kafka has the setting. Weak spot: bounds are per row; relations between
 from __future__ import annotations
 
 from appliance.base.coordination_rows import GROUP_ROWS, TRANSACTION_ROWS
+from appliance.base.replica_rows import REPLICA_ROWS
 from appliance.base.setting_row import GIB, HOUR, INT32_MAX, INT64_MAX, KIB, MIB, SECOND, SettingRow
 
 _TOPIC_ROWS = (
@@ -15,6 +16,24 @@ _TOPIC_ROWS = (
     SettingRow("auto.create.topics.enable", True, "", "create a topic when a producer first names it", ""),
     SettingRow("delete.topic.enable", True, "", "allow topics to be deleted", ""),
     SettingRow("min.insync.replicas", 1, "", "replicas that must be in sync for acks=all", "fewer writes succeed when replicas are down", 1, 16),
+    SettingRow(
+        "replica.lag.time.max.ms",
+        10 * SECOND,
+        "ms",
+        "a follower that has not caught up with its leader for so long is taken out of the in-sync set; acks=all waits for it until then "
+        "(Kafka's 30 s is as long as clients wait for an answer). A box that is gone is out at once",
+        "acks=all waits longer for a replica that hangs",
+        500,
+        HOUR,
+    ),
+    SettingRow(
+        "replica.selector.class",
+        "org.apache.kafka.common.replica.LeaderSelector",
+        "",
+        "from which replica consumers read: the leader, or one in their own rack (client.rack and broker.rack), which the leader sends them to",
+        "",
+        choices=("org.apache.kafka.common.replica.LeaderSelector", "org.apache.kafka.common.replica.RackAwareReplicaSelector"),
+    ),
     SettingRow("message.max.bytes", 1_048_588, "bytes", "largest record batch", "arena space for one request", 0, 256 * MIB),
     SettingRow("log.message.downconversion.enable", True, "", "convert records for clients that read older formats only", ""),
     SettingRow("log.message.timestamp.type", "CreateTime", "", "whose clock stamps records", "", choices=("CreateTime", "LogAppendTime")),
@@ -22,8 +41,19 @@ _TOPIC_ROWS = (
         "unclean.leader.election.enable",
         False,
         "",
-        "let a replica that was not in sync lead when no other can: what it lacks is lost (without effect until a partition has several replicas)",
+        "let a replica that was not in sync lead when no other can: what it lacks is lost",
         "",
+    ),
+    SettingRow("auto.leader.rebalance.enable", True, "", "let leadership return by itself to the first replica of each partition", ""),
+    SettingRow("leader.imbalance.check.interval.seconds", 300, "s", "pause between two looks at who leads", "leadership returns later", 1, INT32_MAX),
+    SettingRow(
+        "leader.imbalance.per.broker.percentage",
+        10,
+        "%",
+        "a box gets its leaderships back when it lacks more than this share of them",
+        "boxes that came back lead less for longer",
+        0,
+        100,
     ),
 )
 
@@ -251,8 +281,20 @@ _HOUSE_ROWS = (
     ),
     SettingRow("host.figures.topic", "millrace-host", "", "the topic that they go to; the console creates it, with a week's retention", ""),
     SettingRow(
-        "zookeeper.session.timeout.ms", 18 * SECOND, "ms", "silence after which ZooKeeper gives a broker up", "later fail-over", 2 * SECOND, 600 * SECOND
+        "zookeeper.session.timeout.ms", 1500, "ms", "silence after which ZooKeeper gives a broker up", "later fail-over, fewer false alarms", 500, 600 * SECOND
     ),
+    SettingRow("broker.rack", "", "", "where the box stands: replicas of a partition are spread over racks, and consumers may read from their own", ""),
+    SettingRow("zookeeper.tick.ms", 100, "ms", "unit of time of the embedded ZooKeeper; sessions end at a tick", "slower fail-over", 50, 10 * SECOND),
+    SettingRow(
+        "zookeeper.sync.limit",
+        5,
+        "ticks",
+        "silence after which a member of an ensemble that the boxes run together gives its leader up, and the leader a member",
+        "slower fail-over of the ensemble; a smaller one gives up members whose disk is slow",
+        2,
+        1000,
+    ),
+    SettingRow("zookeeper.init.limit", 100, "ticks", "time in which a member of that ensemble must have taken over the tree", "slower second tries", 5, 10_000),
     SettingRow("zookeeper.heap.mb", 64, "MiB", "Java heap of the embedded ZooKeeper", "memory", 32, 16_384),
     SettingRow(
         "watchdog.timeout.ms",
@@ -309,6 +351,7 @@ GROUPS: dict[str, tuple[SettingRow, ...]] = {
     "Compaction": _CLEANER_ROWS,
     "Disks": _DISK_PRIORITY_ROWS,
     "Producers": _PRODUCER_ROWS,
+    "Replication": REPLICA_ROWS,
     "Network": _NETWORK_ROWS,
     "Memory": _MEMORY_ROWS,
     "Syslog": _INGEST_ROWS,

@@ -16,6 +16,7 @@ from appliance.base.layout import BoxLayout, Disk
 from appliance.base.model import topic_name_problem
 from appliance.base.setting_row import INT64_MAX, SettingRow, SettingValue
 from appliance.base.setting_rows import SETTING_ROWS
+from appliance.base.zookeeper_member import ZooKeeperMember, parse_member
 
 BOX_TABLE = "box"
 TOML_HINT = 'write names in quotes where one continues another, as in "max.connections" = 100'
@@ -37,6 +38,9 @@ class Box(NamedTuple):
     ingests: int = 1
     zookeeper: str = ""
     embedded_zookeeper: bool = True
+    """Whether this box runs a server: one of its own, or its member of the ensemble."""
+    zookeeper_members: list[str] = []  # noqa: RUF012  never changed
+    """The ensemble that the boxes run together; empty where this box's server is its own, or ZooKeeper is elsewhere."""
     cluster_id: str = ""
     """The cluster's id where it is known before ZooKeeper is asked: always with the embedded one, else ''."""
     pid: int = 0
@@ -68,13 +72,37 @@ class Box(NamedTuple):
             raise TypeError(f"setting {name} is {value!r}, not true or false")
         return value
 
+    @property
+    def rack(self) -> str | None:
+        """Where the box stands, as the setting broker.rack says; None if it does not."""
+        return self.text("broker.rack") or None
+
+    @property
+    def ensemble(self) -> list[ZooKeeperMember]:
+        return [parse_member(text) for text in self.zookeeper_members]
+
+    @property
+    def own_zookeeper(self) -> str:
+        """HOST:PORT of the server that this box runs."""
+        return self.zookeeper.partition("/")[0].partition(",")[0]
+
+    @property
+    def may_have_neighbours(self) -> bool:
+        """Whether there can be other boxes in its cluster: a ZooKeeper of its own alone is known to nobody else."""
+        return not self.embedded_zookeeper or bool(self.zookeeper_members)
+
+    @property
+    def replica_arena_bytes(self) -> int:
+        """Of the replica-fetcher. What a client could produce must fit, or its partition could never be copied."""
+        return max(self.integer("replica.fetcher.arena.bytes"), 2 * self.integer("socket.request.max.bytes"))
+
     def disk(self, name: str) -> Disk:
         return next(disk for disk in self.disks if disk.name == name)
 
     def process_names(self) -> list[str]:
         """Every process that belongs to this box, in the order in which people think of them (the supervisor apart)."""
         names = ["zookeeper"] if self.embedded_zookeeper else []
-        names += ["controller", "coordinator"]
+        names += ["controller", "coordinator", "replica-fetcher"]
         names += [f"log-writer@{disk.name}" for disk in self.disks]
         names += [f"log-reader@{disk.name}" for disk in self.disks]
         names += [f"acceptor@{index}" for index in range(self.acceptors)]
@@ -107,7 +135,7 @@ def setting_problem(row: SettingRow, value: object) -> str | None:
     if fits and isinstance(value, int) and not isinstance(value, bool):
         fits = row.low <= value <= row.high
     if fits and isinstance(value, str):
-        fits = value in row.choices if row.choices else bool(value)
+        fits = value in row.choices if row.choices else bool(value) or not default
     return None if fits else f"{row.name} is {value!r}; allowed is {row.allowed}"
 
 

@@ -29,8 +29,9 @@ HELLO = 1
 WELCOME = 2
 REFUSED = 3
 ISR_WISHES = 4
-"""log-writer → controller: JSON {"wishes": [{"topic", "partition", "topic_id", "leader_epoch", "isr": the in-sync set that the leader wants, "broker_epochs":
-{"N": epoch under which the added replica N fetches}}, …]}; each is answered by the order ISR."""
+"""log-writer → controller: JSON {"wishes": [{"topic", "partition", "topic_id", "leader_epoch", "partition_epoch": of the state that it is for, "wish": its
+number, which comes back with the answer, "isr": the in-sync set that the leader wants, "broker_epochs": {"N": epoch under which the added replica N
+fetches}}, …]}; each is answered by the order ISR."""
 
 
 class SourceChannel:

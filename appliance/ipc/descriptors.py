@@ -36,6 +36,7 @@ class DescriptorKind(IntEnum):
     MOVE_PROMOTE = 18
     MOVE_CANCEL = 19
     DESCRIBE_PRODUCERS = 20
+    BEGIN_VERIFICATION = 21
 
 
 NEEDS_VERIFICATION = 32_000
@@ -56,6 +57,8 @@ COORDINATOR_FLAG = 2
 (Kafka's AppendOrigin.COORDINATOR)."""
 ADDS_PARTITION_FLAG = 4
 """PRODUCE: the transaction's partitions are added by its batches (Produce 12, KIP-890), so its coordinator is asked even where verification is off."""
+VERIFIED_FLAG = 16
+"""PRODUCE of a coordinator: taken only while its producer's transaction is open here, or with the guard that BEGIN_VERIFICATION was answered with."""
 COMMIT_FLAG = 8
 """TRANSACTION_MARKER: the transaction is committed; else it is aborted."""
 COMMITTED_FLAG = 1
@@ -77,10 +80,10 @@ class Truncation(IntEnum):
 class Descriptor(NamedTuple):
     """One entry to a log-writer. PRODUCE: `length` bytes at `position` are exactly one checked batch; value_a is its record count, `guard` what
     NEEDS_VERIFICATION was answered with. TRANSACTION_MARKER: value_a is the producer id, value_b the coordinator epoch, value_c the producer epoch.
+    BEGIN_VERIFICATION: value_a is a producer id, value_c its epoch; the completion's `guard` is for a PRODUCE to come, 0 while his transaction is open here.
     DESCRIBE_PRODUCERS: the answer is written to the `length` bytes at `position` (`producer_entries`).
-    PROGRESS, what a follower's fetch says of one partition: value_a is the replica, value_b its fetch offset, value_c when the fetch came (monotonic ns),
-    `guard` its broker epoch, `position` its log start offset. REPLICA_APPEND: `length` bytes at `position` are whole checked batches of the leader; value_a
-    is its high watermark, value_b its log start offset. TRUNCATE: value_a is a `Truncation`, value_b an epoch, value_c an offset."""
+    PROGRESS (what a follower's fetch says of one partition), REPLICA_APPEND (`length` bytes at `position` are whole checked batches of the leader) and
+    TRUNCATE: `replication_descriptors` knows what is where."""
 
     kind: int
     flags: int

@@ -79,6 +79,22 @@ class LogWriterDoor:
             if channel is not None and channel.source == source:
                 self._forget(control, "it is told anew what is here")
 
+    def tell(self, source: str, kind: int, payload: bytes) -> bool:
+        """Send a frame to a source that is inside. False: it is not, or not any more."""
+        for control, channel in list(self._by_control.items()):
+            if channel is not None and channel.source == source:
+                try:
+                    control.send(kind, 0, payload)
+                except PeerGone as reason:
+                    self._forget(control, str(reason))
+                    return False
+                self._watch(control)
+                return True
+        return False
+
+    def is_inside(self, source: str) -> bool:
+        return any(channel.source == source for channel in self.channels)
+
     def _on_knock(self, _events: int) -> None:
         while self._listening is not None and (control := accept(self._listening)) is not None:
             self._by_control[control] = None

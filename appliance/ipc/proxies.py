@@ -19,7 +19,7 @@ import orjson
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
 from appliance.base.layout import BoxLayout
-from appliance.ipc.channel import REFUSED, WELCOME, SourceChannel
+from appliance.ipc.channel import ISR_WISHES, REFUSED, WELCOME, SourceChannel, read_document
 from appliance.ipc.dead_lives import sweep_arenas, sweep_rings
 from appliance.ipc.descriptors import Completion, DescriptorKind
 from appliance.ipc.frames import PeerGone, connect_unix
@@ -92,6 +92,8 @@ class LogWriterProxy:
         self._failed_greetings = counters.counter(f'source.failed_greetings{{disk="{disk}"}}')
         self.just_connected = False
         self.gone = False
+        self.isr_wishes: list[dict[str, Any]] = []
+        """What leaders on this disk wish their in-sync sets to be; for a controller."""
 
     @property
     def table(self) -> PartitionTableReader | None:
@@ -205,6 +207,8 @@ class LogWriterProxy:
                     channel.on_welcome(frame)
                     self.serving = True
                     self.just_connected = True
+                elif frame.kind == ISR_WISHES:
+                    self.isr_wishes += read_document(frame, "wishes")["wishes"]
                 elif frame.kind == REFUSED:
                     raise PeerGone(frame.payload.decode())
         except (PeerGone, SharedObjectAbsent):
@@ -263,6 +267,7 @@ class LogWriterProxy:
             self._registry.unregister(self.channel.control.fileno())
             self.channel.close()
             self.channel = None
+        self.isr_wishes.clear()
         self.serving = False
         self.is_hung = False
 
@@ -296,7 +301,7 @@ class SetAsideChannel:
 class LogWriterProxies:
     """All log-writers of the box. Callbacks get the caller's own object back: `on_completion(context, entry)` with the entry's fields
     in the order of `Completion`, `on_lost(context)` when the log-writer died first. `on_gone(disk)` comes alone when it died
-    before `on_connected(disk)` was called."""
+    before `on_connected(disk)` was called. `on_isr_wishes(disk, wishes)`: see `ipc/channel.py`, ISR_WISHES."""
 
     def __init__(
         self,
@@ -310,6 +315,7 @@ class LogWriterProxies:
         on_connected: Callable[[str], None],
         on_gone: Callable[[str], None],
         keep_ring_names: bool = False,
+        on_isr_wishes: Callable[[str, list[dict[str, Any]]], None] = lambda _disk, _wishes: None,
     ) -> None:
         self.source = source
         if not keep_ring_names:
@@ -323,6 +329,7 @@ class LogWriterProxies:
         self._on_lost = on_lost
         self._on_connected = on_connected
         self._on_gone = on_gone
+        self._on_isr_wishes = on_isr_wishes
         registry.register(source.doorbell.fileno(), select.EPOLLIN, source.doorbell.drain)
 
     def do_work(self, now_ns: int) -> int:
@@ -340,6 +347,10 @@ class LogWriterProxies:
                     proxy.just_connected = False
                     work += 1
                     self._on_connected(proxy.disk)
+                if proxy.isr_wishes:
+                    wishes, proxy.isr_wishes = proxy.isr_wishes, []
+                    work += 1
+                    self._on_isr_wishes(proxy.disk, wishes)
                 work += proxy.drain(self._on_completion)
                 continue
             proxy.connect_if_due(now_ns)

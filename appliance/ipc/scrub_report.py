@@ -1,4 +1,5 @@
-"""What the scrubber of a disk has found: a file in the runtime directory, written by the log-reader, read by log-writer and `millrace status`.
+"""What the scrubber of a disk has found: a file in the runtime directory, written by the log-reader, read by log-writer,
+replica-fetcher and `millrace status`.
 
 On tmpfs, so that nobody waits for a disk to read it; replaced whole. It survives the log-reader's restart, not the machine's: after a
 reboot a pass begins anew. Weak spot: at most `DAMAGES_MAX` findings are kept, the counters tell how many there were.
@@ -16,7 +17,7 @@ DAMAGES_MAX = 1_000
 
 
 class FoundDamage(NamedTuple):
-    """One finding. `file` is a name in the partition's directory; `is_rebuildable`: an index, which its log-writer makes anew."""
+    """One finding. `file` is a name in the partition's directory; `is_rebuildable`: an index, which its log-writer makes anew. `sound_*`: see `Damage`."""
 
     topic: str
     partition: int
@@ -26,6 +27,8 @@ class FoundDamage(NamedTuple):
     offset: int
     position: int
     words: str
+    sound_offset: int
+    sound_position: int
     found_ms: int
     is_rebuildable: bool
 

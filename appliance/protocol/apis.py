@@ -52,6 +52,7 @@ class ApiKey(IntEnum):
     OFFSET_DELETE = 47
     DESCRIBE_CLUSTER = 60
     DESCRIBE_PRODUCERS = 61
+    UNREGISTER_BROKER = 64
     DESCRIBE_TRANSACTIONS = 65
     LIST_TRANSACTIONS = 66
     CONSUMER_GROUP_HEARTBEAT = 68
@@ -107,18 +108,19 @@ CODED_APIS: Final[dict[int, Api]] = {
         Api(ApiKey.WRITE_TXN_MARKERS, "WriteTxnMarkers", 0, 1, 1, ""),
         Api(ApiKey.TXN_OFFSET_COMMIT, "TxnOffsetCommit", 0, 5, 3, ""),
         Api(ApiKey.DESCRIBE_CONFIGS, "DescribeConfigs", 0, 4, 4, "topics and this broker"),
-        Api(ApiKey.ALTER_CONFIGS, "AlterConfigs", 0, 2, 2, "topics only; a broker's configs are read-only"),
+        Api(ApiKey.ALTER_CONFIGS, "AlterConfigs", 0, 2, 2, "topics; of a broker the throttles of replication"),
         Api(ApiKey.ALTER_REPLICA_LOG_DIRS, "AlterReplicaLogDirs", 0, 2, 2, "answered when the order is durable"),
         Api(ApiKey.DESCRIBE_LOG_DIRS, "DescribeLogDirs", 0, 4, 2, "an offline or hung disk is KAFKA_STORAGE_ERROR"),
         Api(ApiKey.CREATE_PARTITIONS, "CreatePartitions", 0, 3, 2, ""),
         Api(ApiKey.DELETE_GROUPS, "DeleteGroups", 0, 2, 2, ""),
-        Api(ApiKey.ELECT_LEADERS, "ElectLeaders", 0, 2, 2, "one replica, so never needed or never possible"),
-        Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, "IncrementalAlterConfigs", 0, 1, 1, "topics only; a broker's configs are read-only"),
-        Api(ApiKey.ALTER_PARTITION_REASSIGNMENTS, "AlterPartitionReassignments", 0, 0, 0, "to the brokers that have them already"),
-        Api(ApiKey.LIST_PARTITION_REASSIGNMENTS, "ListPartitionReassignments", 0, 0, 0, "there are none"),
+        Api(ApiKey.ELECT_LEADERS, "ElectLeaders", 0, 2, 2, "preferred, and unclean by order"),
+        Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, "IncrementalAlterConfigs", 0, 1, 1, "topics; of a broker the throttles of replication"),
+        Api(ApiKey.ALTER_PARTITION_REASSIGNMENTS, "AlterPartitionReassignments", 0, 0, 0, "answered when the order stands"),
+        Api(ApiKey.LIST_PARTITION_REASSIGNMENTS, "ListPartitionReassignments", 0, 0, 0, ""),
         Api(ApiKey.OFFSET_DELETE, "OffsetDelete", 0, 0, NEVER_FLEXIBLE, ""),
         Api(ApiKey.DESCRIBE_CLUSTER, "DescribeCluster", 0, 1, 0, ""),
         Api(ApiKey.DESCRIBE_PRODUCERS, "DescribeProducers", 0, 0, 0, ""),
+        Api(ApiKey.UNREGISTER_BROKER, "UnregisterBroker", 0, 0, 0, "a box that is stopped and in sync nowhere; Kafka serves it without ZooKeeper only"),
         Api(ApiKey.DESCRIBE_TRANSACTIONS, "DescribeTransactions", 0, 0, 0, ""),
         Api(ApiKey.LIST_TRANSACTIONS, "ListTransactions", 0, 1, 0, ""),
         Api(ApiKey.CONSUMER_GROUP_HEARTBEAT, "ConsumerGroupHeartbeat", 0, 1, 0, ""),

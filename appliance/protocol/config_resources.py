@@ -26,6 +26,8 @@ class ConfigSource(IntEnum):
     """Where a value comes from."""
 
     TOPIC = 1
+    DYNAMIC_BROKER = 2
+    DYNAMIC_DEFAULT_BROKER = 3
     STATIC_BROKER = 4
     DEFAULT = 5
 

@@ -52,8 +52,10 @@ _STORAGE_ERROR_SINCE: Final = 6
 _SESSIONS_SINCE: Final = 7
 _LEADER_EPOCH_SINCE: Final = 9
 _RACK_SINCE: Final = 11
+FOLLOWER_FETCH_SINCE: Final = _RACK_SINCE
+"""From here on consumers say where they are, and may be sent to a follower (KIP-392)."""
 _REPLICA_STATE_SINCE: Final = 15
-_NODE_ENDPOINTS_SINCE: Final = 16
+NODE_ENDPOINTS_SINCE: Final = 16
 
 READ_UNCOMMITTED: Final = 0
 READ_COMMITTED: Final = 1
@@ -406,7 +408,7 @@ def encode_fetch_response(
             _encode_topic_plain(out, version, partitions[start:end])
         start = end
     if version >= FLEXIBLE_SINCE:
-        endpoints = [(0, write_node_endpoints(node_endpoints))] if node_endpoints and version >= _NODE_ENDPOINTS_SINCE else []
+        endpoints = [(0, write_node_endpoints(node_endpoints))] if node_endpoints and version >= NODE_ENDPOINTS_SINCE else []
         out.gathered.append(write_tagged_fields(endpoints))
     out.finish()
     head = _encode_head(version, correlation_id, throttle_time_ms, error_code, session_id, topic_count, out.size_bytes)

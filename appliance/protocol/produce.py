@@ -48,7 +48,7 @@ MAGIC_2_SINCE: Final = 3
 _TRANSACTIONAL_ID_SINCE: Final = 3
 _THROTTLE_SINCE: Final = 1
 _RECORD_ERRORS_SINCE: Final = 8
-_LEADER_HINTS_SINCE: Final = 10
+LEADER_HINTS_SINCE: Final = 10
 _STORAGE_ERROR_SINCE: Final = 4
 
 _ACKS_AND_TIMEOUT: Final = Struct(">hi")
@@ -211,7 +211,7 @@ def encode_produce_response(
     if version < FLEXIBLE_SINCE:
         encoded = b"".join(body)
         return _HEAD.pack(8 + len(encoded), correlation_id, len(topics)) + encoded
-    if node_endpoints and version >= _LEADER_HINTS_SINCE:
+    if node_endpoints and version >= LEADER_HINTS_SINCE:
         body.append(write_tagged_fields([(0, write_node_endpoints(node_endpoints))]))
     else:
         body.append(NO_TAGGED_FIELDS)
@@ -272,7 +272,7 @@ def _end_of_failed(version: int, result: ProduceResult) -> bytes:
     for batch_index, message in result.record_errors:
         parts += (INT32.pack(batch_index), write_text(message), end_of_struct)
     parts.append(write_text(result.error_message))
-    if result.current_leader and version >= _LEADER_HINTS_SINCE:
+    if result.current_leader and version >= LEADER_HINTS_SINCE:
         parts.append(write_tagged_fields([(0, write_current_leader(result.current_leader))]))
     else:
         parts.append(end_of_struct)

@@ -20,6 +20,7 @@ from appliance.base.model import TopicId, TopicPartition
 from appliance.records.batch import LEADER_EPOCH_AT, MAGIC_AT
 from appliance.storage import file_io
 from appliance.storage.append_plan import AppendPlan, AppendResult, SegmentPart, plan_append, plan_roll
+from appliance.storage.batch_boundary import BatchBoundary, find_boundary
 from appliance.storage.batch_flush import BatchFlush, DuplicatedFiles
 from appliance.storage.flush_round import FlushRound
 from appliance.storage.log_config import LogConfig
@@ -29,7 +30,7 @@ from appliance.storage.producer_state import PRODUCER_EXPIRATION_MS, ProducerSta
 from appliance.storage.recovery import Clean, Recovery, seal
 from appliance.storage.removed_segments import RemovedSegments
 from appliance.storage.segment import OpenSegment, SegmentTail
-from appliance.storage.segment_files import LOG_SUFFIX, TRANSACTION_INDEX_SUFFIX, offset_of_name, segment_path
+from appliance.storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TRANSACTION_INDEX_SUFFIX, offset_of_name, segment_path
 from appliance.storage.segment_swap import SwapBroken, apply_swap
 from appliance.storage.transaction_index import TransactionIndexes
 from appliance.storage.truncation import open_truncated
@@ -59,6 +60,8 @@ class Log:
         self.verifications = Verifications()
         self.segment_list_generation = 1
         """Goes up whenever a segment comes or goes."""
+        self.truncations = 0
+        """Goes up whenever something is cut off: what was under way of a flush then says nothing of what comes in its place."""
         self.replacements = 0
         """Goes up whenever compacted segments take the place of others: a file of the same name is another one then."""
         self.recovered_cut_bytes = loaded.cut_bytes
@@ -149,6 +152,43 @@ class Log:
         end would be sent to where there is nothing."""
         return max(self.log_start_offset, self.producers.last_stable_offset(high_watermark)) if self.producers.is_undecided else high_watermark
 
+    @property
+    def end(self) -> BatchBoundary:
+        """Where the next batch goes, if no segment begins with it."""
+        return BatchBoundary(self.log_end_offset, self._tail.base_offset, self._tail.size_bytes)
+
+    def begins_segment(self, offset: int) -> bool:
+        return offset in self._sealed or offset == self._tail.base_offset
+
+    def boundary_at(self, offset: int, known: BatchBoundary | None = None) -> BatchBoundary:
+        """Where `offset` is, which is not below the first segment; the beginning of its batch if it is inside of one. `known`: a boundary before it, if there
+        is one. Raises `StorageFailed`."""
+        if offset >= self.log_end_offset:
+            return self.end
+        if self.begins_segment(offset):
+            return BatchBoundary(offset, offset, 0)
+        base_offset = max((base for base in self.segment_base_offsets if base < offset), default=-1)
+        if base_offset < 0:
+            raise InvariantViolation(f"offset {offset} is below the first segment of {self.topic_partition}")
+        start = known.position if known is not None and known.base_offset == base_offset else 0
+        try:
+            return self._find_boundary(base_offset, offset, start)
+        except OSError as error:
+            raise file_io.storage_failure(f"look up offset {offset} in log {self.topic_partition}", error) from error
+
+    def _find_boundary(self, base_offset: int, offset: int, start: int) -> BatchBoundary:
+        for segment in (self._active, *(segment for _, segment in self._unflushed)):
+            if segment.base_offset == base_offset:
+                size_bytes = self._sealed.get(base_offset, self._tail.size_bytes)
+                return find_boundary(segment.log_fd, segment.index_fd, base_offset, size_bytes, offset, start)
+        opened: list[int] = []
+        try:
+            for suffix in (LOG_SUFFIX, INDEX_SUFFIX):
+                opened.append(file_io.open_path(segment_path(self.directory, base_offset, suffix), file_io.READ_ONLY))
+            return find_boundary(opened[0], opened[1], base_offset, self._sealed[base_offset], offset, start)
+        finally:
+            file_io.close_all(opened)
+
     def assign_leader_epoch(self, leader_epoch: int) -> None:
         """This box leads the partition under `leader_epoch` from the log end on."""
         self._assign_epochs([(leader_epoch, self.log_end_offset)])
@@ -157,6 +197,10 @@ class Log:
         """Forget producers that were silent for too long, and verifications that nobody came back from."""
         self.producers.expire(now_ms, self.producer_expiration_ms)
         self.verifications.expire(now_ms, self.producer_expiration_ms)
+
+    def begin_verification(self, producer_id: int, producer_epoch: int, now_ms: int) -> int:
+        """A guard for a batch whose coordinator asks another box first; 0 while the producer's transaction is open here: nobody needs to be asked."""
+        return 0 if self.producers.has_open_transaction(producer_id, producer_epoch) else self.verifications.begin(producer_id, producer_epoch, now_ms)
 
     def append_as_leader(self, batches: Sequence[memoryview], leader_epoch: int, now_ms: int, offers: Mapping[int, Offer] = _NO_OFFERS) -> list[AppendResult]:
         """Append checked batches, each a writable view of one whole batch. One result per batch, in order. `offers` say of transactional ones, by their
@@ -363,12 +407,14 @@ class Log:
             raise file_io.storage_failure(f"write the leader epochs of log {self.topic_partition}", error) from error
 
     def truncate_to(self, offset: int) -> int:
-        """Remove everything at and behind `offset`, with the whole batch that holds it; the new log end offset (≤ `offset`).
+        """Remove everything at and behind `offset`, with the whole batch that holds it, and epochs that begin behind; the new log end offset (≤ `offset`).
 
         A failure leaves the log refusing everything until it is opened again.
         """
         self._require_sound()
         if offset >= self.log_end_offset:
+            # Nothing to cut; but an epoch that began here and brought no batch may not be the leader's.
+            self._or_fail(f"write the leader epochs of log {self.topic_partition}", lambda: self.leader_epochs.truncate_from_end(self.log_end_offset))
             return self.log_end_offset
         if offset < self.segment_base_offsets[0]:
             self.truncate_fully_and_start_at(offset)
@@ -446,6 +492,7 @@ class Log:
 
     def _set_end(self, sealed: dict[int, int], tail: SegmentTail, log_end_offset: int) -> None:
         self._sealed, self._tail, self.log_end_offset = sealed, tail, log_end_offset
+        self.truncations += 1
         self.log_start_offset = min(self.log_start_offset, log_end_offset)  # the batch that held it went whole
         self.durable_offset, self._durable_name = min(self.durable_offset, log_end_offset), -1
         self.recovery_point = min(self.recovery_point, log_end_offset)

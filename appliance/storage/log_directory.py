@@ -368,6 +368,28 @@ class LogDirectory:
             raise file_io.storage_failure(f"forget a former log {topic_partition} in {self.path}", error) from error
         self.saved_recovery_points = {other: offset for other, offset in self.saved_recovery_points.items() if other != topic_partition}
 
+    def cap_lines(self, topic_partition: TopicPartition, log_end_offset: int) -> None:
+        """A log was cut there. Before it grows again, durably: no checkpoint says more of it, those neither that another thread has collected and not written
+        yet. As a rule none does, and nothing is written."""
+        for offsets in (self.recovery_points, self.high_watermarks, self.log_start_offsets, self.cleaned_offsets):
+            _cap(offsets, topic_partition, log_end_offset)
+        waiting = [offsets for offsets in list(self._to_be_saved.values()) if offsets.get(topic_partition, 0) > log_end_offset]
+        # In this order: what does not wait any more is being saved, or saved.
+        if not waiting and not self._saving.locked() and not any(lines.get(topic_partition, 0) > log_end_offset for lines in self._lines.values()):
+            return
+        try:
+            with self._saving:
+                for offsets in waiting:
+                    _cap(offsets, topic_partition, log_end_offset)
+                for name, lines in list(self._lines.items()):
+                    if lines.get(topic_partition, 0) > log_end_offset:
+                        capped = {**lines, topic_partition: log_end_offset}
+                        checkpoints.write_offsets(f"{self.path}/{name}", capped)
+                        self._lines[name] = capped
+        except OSError as error:
+            raise file_io.storage_failure(f"write down in {self.path} that log {topic_partition} ends at {log_end_offset}", error) from error
+        self.saved_recovery_points = {**self.saved_recovery_points, topic_partition: min(log_end_offset, self.saved_recovery_points.get(topic_partition, 0))}
+
     def sync_file_system(self) -> None:
         """Make everything durable that was written to the file system of this directory so far. By the descriptor of the lock, which is open since
         before the first write: it is told of every write that failed, whoever else was told."""
@@ -408,6 +430,11 @@ class LogDirectory:
 
     def _path_of(self, topic_partition: TopicPartition) -> str:
         return f"{self.path}/{topic_partition}"
+
+
+def _cap(offsets: dict[TopicPartition, int], topic_partition: TopicPartition, offset: int) -> None:
+    if offsets.get(topic_partition, 0) > offset:
+        offsets[topic_partition] = offset
 
 
 def _lock(path: str) -> int:

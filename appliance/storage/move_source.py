@@ -35,8 +35,8 @@ class SourceFailed(MillraceError):
 
 
 class SourceState(NamedTuple):
-    """What the source's owner says of it. `life` tells one life of the owner from another; what ends at `log_end_offset` is whole and stays. `is_led`: more
-    may be appended."""
+    """What the source's owner says of it. `life` tells one life of the owner from another, and times between which the log may have been cut; what ends at
+    `log_end_offset` is whole. `is_led`: more may be appended."""
 
     life: int
     log_start_offset: int

@@ -125,6 +125,10 @@ class ProducerState:
         """Everybody, by producer id, as they are now."""
         return list(self._entries.items())
 
+    def has_open_transaction(self, producer_id: int, producer_epoch: int) -> bool:
+        """Of this very epoch."""
+        return producer_id in self._open and self._entries[producer_id].producer_epoch == producer_epoch
+
     def stage(self, verifications: Verifications | None = None) -> ProducerStaging:
         """Without `verifications` no client's transaction can begin in it."""
         return ProducerStaging(self._entries, self._open, verifications)
@@ -277,6 +281,9 @@ class ProducerStaging:
         if offer.is_coordinator:
             if entry is not None and producer_epoch < entry.producer_epoch:
                 return ErrorCode.INVALID_PRODUCER_EPOCH
+            is_open = entry is not None and entry.transaction_first_offset >= 0 and entry.producer_epoch == producer_epoch
+            if offer.is_verified and not is_open and (self._verifications is None or not self._verifications.is_good(producer_id, producer_epoch, offer.guard)):
+                return ErrorCode.INVALID_TXN_STATE  # it ended while its coordinator was asked
             self._remember(producer_id, producer_epoch, batch, entry)
             self._begin_transaction(producer_id, base_offset)
             return None

@@ -26,7 +26,8 @@ SPARSE_BYTES = 4 << 20
 
 
 class Damage(NamedTuple):
-    """Something wrong in one file of a closed segment. `offset`: where records are concerned, else the segment's base offset."""
+    """Something wrong in one file of a closed segment. `offset`: where records are concerned, else the segment's base offset. `sound_offset` and
+    `sound_position`: where a batch before it begins that is as it was written, or the segment: a repair compares from there on."""
 
     kind: str
     file: str
@@ -34,6 +35,8 @@ class Damage(NamedTuple):
     offset: int
     position: int
     words: str
+    sound_offset: int = -1
+    sound_position: int = 0
 
 
 class SegmentScrub:
@@ -49,6 +52,8 @@ class SegmentScrub:
         self._end_offset = end_offset
         self._next_offset = base_offset
         self._largest_timestamp = -1
+        self._before = [(base_offset, 0)] * 2
+        """(offset, position) of the last two batches that were passed."""
 
     def __iter__(self) -> Iterator[int]:
         offset_entries = _OffsetEntries(self._index_bytes(INDEX_SUFFIX), self._base_offset)
@@ -59,6 +64,7 @@ class SegmentScrub:
             read_bytes = 0
             for position, header in self._batches(ColdPieces(cold), size_bytes):
                 self._check_offsets(position, header)
+                self._before = [self._before[1], (header.base_offset, position)]
                 self._largest_timestamp = max(self._largest_timestamp, header.max_timestamp)
                 offset_entries.on_batch(position, header)
                 time_entries.on_batch(header, self._largest_timestamp)
@@ -106,8 +112,9 @@ class SegmentScrub:
     def _check_offsets(self, position: int, header: BatchHeader) -> None:
         if header.base_offset < self._next_offset or header.last_offset >= self._end_offset:
             words = f"a batch holds offsets {header.base_offset} to {header.last_offset}; {self._next_offset} to {self._end_offset - 1} may come here"
-            self._report(OFFSETS, LOG_SUFFIX, header.base_offset, position, words)
-        self._next_offset = max(self._next_offset, header.last_offset + 1)
+            self._report(OFFSETS, LOG_SUFFIX, header.base_offset, position, words, self._before[0])  # the one before it may be the one that lies
+        if header.last_offset < self._end_offset:
+            self._next_offset = max(self._next_offset, header.last_offset + 1)
 
     def _index_bytes(self, suffix: str) -> bytes | None:
         try:
@@ -119,10 +126,10 @@ class SegmentScrub:
         finally:
             cold.close()
 
-    def _report(self, kind: str, suffix: str, offset: int, position: int, words: str) -> None:
+    def _report(self, kind: str, suffix: str, offset: int, position: int, words: str, sound: tuple[int, int] | None = None) -> None:
         if len(self.damages) < DAMAGES_MAX:
             name = segment_path("", self._base_offset, suffix).lstrip("/")
-            self.damages.append(Damage(kind, name, self._base_offset, offset, position, words))
+            self.damages.append(Damage(kind, name, self._base_offset, offset, position, words, *(sound or self._before[1])))
 
 
 class _OffsetEntries:

@@ -22,6 +22,8 @@ class Offer(NamedTuple):
     adds_partition: bool
     is_coordinator: bool = False
     """From a coordinator, into its own topic: it is asked nothing, and counts no sequences."""
+    is_verified: bool = False
+    """It has asked another coordinator before, and the guard it got then must still be good, unless the transaction is open."""
 
 
 FIRST_OFFER = Offer(0, False)
@@ -66,6 +68,15 @@ class Verifications:
         if base_sequence > found.lowest_sequence or (found.adds_partition and base_sequence and not is_known):
             return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER  # one that was sent before it is still on its way
         return None
+
+    def begin(self, producer_id: int, producer_epoch: int, now_ms: int) -> int:
+        """A guard for a coordinator that is about to ask another one."""
+        return self._begin(producer_id, producer_epoch, 0, False, now_ms)
+
+    def is_good(self, producer_id: int, producer_epoch: int, guard: int) -> bool:
+        """Whether nothing of the producer's has begun or ended here since the guard was given."""
+        found = self._by_producer.get(producer_id)
+        return guard != 0 and found is not None and (found.guard, found.producer_epoch) == (guard, producer_epoch)
 
     def _begin(self, producer_id: int, producer_epoch: int, base_sequence: int, adds_partition: bool, now_ms: int) -> int:
         found = self._by_producer.get(producer_id)

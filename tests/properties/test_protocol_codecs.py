@@ -54,6 +54,7 @@ from appliance.protocol import (
     offset_for_leader_epoch,
     sync_group,
     txn_offset_commit,
+    unregister_broker,
     write_txn_markers,
 )
 from appliance.protocol.apis import CODED_APIS, ApiKey
@@ -146,6 +147,8 @@ SCHEMA_MESSAGES: list[tuple[Message[Any], bool, range]] = [
     (alter_partition_reassignments.RESPONSE, False, versions_of(ApiKey.ALTER_PARTITION_REASSIGNMENTS)),
     (list_partition_reassignments.REQUEST, True, versions_of(ApiKey.LIST_PARTITION_REASSIGNMENTS)),
     (list_partition_reassignments.RESPONSE, False, versions_of(ApiKey.LIST_PARTITION_REASSIGNMENTS)),
+    (unregister_broker.REQUEST, True, versions_of(ApiKey.UNREGISTER_BROKER)),
+    (unregister_broker.RESPONSE, False, versions_of(ApiKey.UNREGISTER_BROKER)),
     (describe_topic_partitions.REQUEST, True, versions_of(ApiKey.DESCRIBE_TOPIC_PARTITIONS)),
     (describe_topic_partitions.RESPONSE, False, versions_of(ApiKey.DESCRIBE_TOPIC_PARTITIONS)),
     (offset_commit.REQUEST, True, versions_of(ApiKey.OFFSET_COMMIT, first=2)),

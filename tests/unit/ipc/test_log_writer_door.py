@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from appliance.base.layout import BoxLayout
-from appliance.ipc.channel import HELLO, REFUSED, WELCOME
+from appliance.ipc.channel import HELLO, ISR_WISHES, REFUSED, WELCOME
 from appliance.ipc.frames import FrameSocket, PeerGone, connect_unix
 from appliance.shm.mapping import VERSION_WORD
 from tests.support.scratch_layout import open_descriptors
@@ -166,4 +166,16 @@ def test_many_sources_are_served_side_by_side(layout: BoxLayout, writer: Stepped
         other.close()
     writer.turn()
     assert len(writer.door._by_control) == 1
+    source.close()
+
+
+def test_a_source_that_is_inside_is_told_and_nobody_else(layout: BoxLayout, writer: SteppedLogWriter) -> None:
+    source = SteppedSource(layout)
+    assert not writer.door.tell(source.source.name, ISR_WISHES, b"{}")
+    connect(source, writer)
+    assert writer.door.is_inside(source.source.name) and not writer.door.is_inside("somebody else")
+    assert writer.door.tell(source.source.name, ISR_WISHES, b'{"wishes":[{"topic":"t"}]}')
+    assert writer.door.tell(source.source.name, ISR_WISHES, b'{"wishes":[{"topic":"u"}]}')
+    source.turn()
+    assert source.take_told() == [("d0", [{"topic": "t"}, {"topic": "u"}])]
     source.close()

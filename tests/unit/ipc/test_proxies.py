@@ -40,6 +40,7 @@ class SteppedSource:
             lambda disk: self.told.append("connected"),
             lambda disk: self.told.append("gone"),
             keep_ring_names,
+            lambda disk, wishes: self.told.append((disk, wishes)),
         )  # fmt: skip
         self.proxy = self.proxies.by_disk["d0"]
 

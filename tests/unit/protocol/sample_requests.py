@@ -49,6 +49,7 @@ from appliance.protocol import (
     schema,
     sync_group,
     txn_offset_commit,
+    unregister_broker,
     write_txn_markers,
 )
 from appliance.protocol.api_versions import REQUEST as API_VERSIONS_REQUEST
@@ -86,6 +87,7 @@ _FILLED: tuple[schema.Message[Any], ...] = (
     elect_leaders.REQUEST,
     alter_partition_reassignments.REQUEST,
     list_partition_reassignments.REQUEST,
+    unregister_broker.REQUEST,
 )
 """Requests whose samples are made from their fields."""
 

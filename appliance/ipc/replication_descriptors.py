@@ -1,0 +1,77 @@
+"""The descriptors of replication: how their numbers, more and larger than the plain fields, are put into an entry and taken out again.
+
+PROGRESS, from an acceptor that a follower fetches from; REPLICA_APPEND and TRUNCATE, from the replica-fetcher. Owned by nobody. Weak spot: which field holds
+what is known here only, so nobody packs or reads these three by hand.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from appliance.ipc.descriptors import DescriptorKind, Truncation
+
+_HALF: Final = (1 << 32) - 1
+_PROGRESS: Final = int(DescriptorKind.PROGRESS)
+_REPLICA_APPEND: Final = int(DescriptorKind.REPLICA_APPEND)
+_TRUNCATE: Final = int(DescriptorKind.TRUNCATE)
+NO_BROKER_EPOCH: Final = 0
+"""Of a follower that does not say which of its registrations it is: no transaction of ZooKeeper has this number."""
+
+
+class Progress(NamedTuple):
+    """What a follower's fetch says of one partition: it has everything below `fetch_offset`."""
+
+    replica_id: int
+    fetch_offset: int
+    received_ns: int
+    """when the fetch came, monotonic"""
+    broker_epoch: int
+    log_start_offset: int
+    """0: not known"""
+
+
+def progress_descriptor(row: int, row_generation: int, leader_epoch: int, progress: Progress) -> tuple[int, ...]:
+    replica_id, fetch_offset, received_ns, broker_epoch, log_start_offset = progress
+    return (
+        _PROGRESS, 0, 0, row, row_generation, leader_epoch, 0, replica_id, log_start_offset if log_start_offset > 0 else 0, 0,
+        fetch_offset, received_ns >> 32, received_ns & _HALF, broker_epoch if broker_epoch > 0 else NO_BROKER_EPOCH,
+    )  # fmt: skip
+
+
+def progress_of(entry: tuple[Any, ...]) -> Progress:
+    """Of a PROGRESS as it came off the ring."""
+    return Progress(entry[7], entry[10], entry[11] << 32 | entry[12], entry[13], entry[8])
+
+
+class ReplicaAppend(NamedTuple):
+    """What a leader says of its log beside the batches."""
+
+    high_watermark: int
+    log_start_offset: int
+
+
+def replica_append_descriptor(row: int, row_generation: int, leader_epoch: int, position: int, length: int, told: ReplicaAppend) -> tuple[int, ...]:
+    """`length` bytes at `position` of the source's arena are whole batches; 0: there are none."""
+    return (_REPLICA_APPEND, 0, 0, row, row_generation, leader_epoch, 0, length, position, 0, told.high_watermark, 0, 0, max(0, told.log_start_offset))
+
+
+def replica_append_of(entry: tuple[Any, ...]) -> ReplicaAppend:
+    return ReplicaAppend(entry[10], entry[13])
+
+
+class TruncateOrder(NamedTuple):
+    """What to cut off; a number that its kind does not need is -1."""
+
+    kind: Truncation
+    leader_epoch: int
+    """which one ends at `offset` in the leader's log"""
+    offset: int
+
+
+def truncate_descriptor(row: int, row_generation: int, leader_epoch: int, order: TruncateOrder) -> tuple[int, ...]:
+    return (_TRUNCATE, 0, 0, row, row_generation, leader_epoch, 0, 0, 0, 0, order.offset, order.kind, order.leader_epoch & _HALF, 0)
+
+
+def truncate_of(entry: tuple[Any, ...]) -> TruncateOrder:
+    epoch = entry[12]
+    return TruncateOrder(Truncation(entry[11]), epoch - (1 << 32) if epoch >> 31 else epoch, entry[10])
