@@ -32,9 +32,7 @@ class BrokerConfig(NamedTuple):
 ALWAYS: Final = (
     BrokerConfig("alter.config.policy.class.name", "class", None, None, "A class that may refuse changes of configs; there is none."),
     BrokerConfig("authorizer.class.name", "string", "", "", "A class that decides who may do what; there is none: everybody may."),
-    BrokerConfig("auto.leader.rebalance.enable", "boolean", "false", "false", "Whether leaders move back to preferred brokers by themselves; they do not."),
     BrokerConfig("broker.id.generation.enable", "boolean", "false", "false", "Whether ZooKeeper gives out broker ids; it does not."),
-    BrokerConfig("broker.rack", "string", None, None, "The rack of this broker; it has none."),
     BrokerConfig("client.quota.callback.class", "class", None, None, "A class that sets quotas; there is none."),
     BrokerConfig("compression.type", "string", "producer", "producer", "The codec in which batches are stored: the one in which they were sent."),
     BrokerConfig("connections.max.reauth.ms", "long", "0", "0", "How long an authentication holds; 0, for there is none."),
@@ -49,7 +47,6 @@ ALWAYS: Final = (
     BrokerConfig("max.connections.per.ip.overrides", "string", "", "", "Other limits for some addresses; there are none."),
     BrokerConfig("metric.reporters", "list", "", "", "Classes that report metrics; counters are in shared memory instead."),
     BrokerConfig("num.recovery.threads.per.data.dir", "int", "1", "1", "Threads that recover the logs of one directory; one process does."),
-    BrokerConfig("replica.selector.class", "string", None, None, "A class that chooses the replica to read from; it is always the leader."),
     BrokerConfig("sasl.jaas.config", "password", None, None, "Credentials for SASL; there is none."),
     BrokerConfig("security.inter.broker.protocol", "string", "PLAINTEXT", "PLAINTEXT", "The protocol between brokers."),
     BrokerConfig("ssl.client.auth", "string", "none", "none", "Whether clients must show certificates; there is no TLS."),
@@ -94,7 +91,7 @@ def _from_setting(row: SettingRow, value: SettingValue) -> BrokerConfig:
         documentation += f" ({row.unit})"
     if row.larger_costs:
         documentation += f"; a larger value costs: {row.larger_costs}"
-    shown, default = (None if row.name in NULL_AT_ZERO and each == 0 else _text(each) for each in (value, row.default))
+    shown, default = (None if each == "" or (row.name in NULL_AT_ZERO and each == 0) else _text(each) for each in (value, row.default))
     return BrokerConfig(row.name, _type(row), shown, default, f"{documentation}. Allowed: {row.allowed}.")
 
 

@@ -1,4 +1,4 @@
-"""Changes of a topic's configs, decided: from what is set now and what is asked to what will be set.
+"""Changes of a topic's configs (or a broker's), decided: from what is set now and what is asked to what will be set.
 
 Pure; the controller applies them to what ZooKeeper holds at that moment, so that two that change at the same time do not undo each
 other's work. The rules are Kafka's. Weak spot: Kafka 3.9 with ZooKeeper answers INVALID_REQUEST to a bad value; here it is INVALID_CONFIG, as in Kafka
@@ -43,7 +43,9 @@ def refuse_bad_names_and_nulls(operations: Sequence[ConfigOperation]) -> None:
         raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Unknown operations type {unknown[0].operation} for {unknown[0].name}")
 
 
-def altered(broker: Mapping[str, str], operations: Sequence[ConfigOperation]) -> ConfigChange:
+def altered(
+    broker: Mapping[str, str], operations: Sequence[ConfigOperation], problem: Callable[[Mapping[str, str]], str | None] = topic_config_problem
+) -> ConfigChange:
     """Each operation on what is there; a list that is not set begins as the broker's."""
 
     def change(current: Mapping[str, str]) -> dict[str, str]:
@@ -55,14 +57,14 @@ def altered(broker: Mapping[str, str], operations: Sequence[ConfigOperation]) ->
                 config[name] = value or ""
             else:
                 config[name] = _changed_list(broker, config, name, operation, value or "")
-        return _checked(config)
+        return _checked(config, problem)
 
     return change
 
 
-def replaced(wanted: Mapping[str, str]) -> ConfigChange:
+def replaced(wanted: Mapping[str, str], problem: Callable[[Mapping[str, str]], str | None] = topic_config_problem) -> ConfigChange:
     """These configs and no others."""
-    return lambda _current: _checked(dict(wanted))
+    return lambda _current: _checked(dict(wanted), problem)
 
 
 def _changed_list(broker: Mapping[str, str], config: Mapping[str, str], name: str, operation: int, value: str) -> str:
@@ -82,8 +84,8 @@ def _elements(text: str) -> list[str]:
     return [element.strip() for element in text.split(",") if element.strip()]
 
 
-def _checked(config: dict[str, str]) -> dict[str, str]:
-    problem = topic_config_problem(config)
+def _checked(config: dict[str, str], problem_of: Callable[[Mapping[str, str]], str | None]) -> dict[str, str]:
+    problem = problem_of(config)
     if problem is not None:
         raise RequestRefused(ErrorCode.INVALID_CONFIG, problem)
     return config

@@ -21,15 +21,22 @@ def list_config_changes() -> Operation[set[str]]:
     return set(names)
 
 
-def topic_named_by(notification: str) -> Operation[str | None]:
-    """The topic that a notification is about; None for other entities, and for what cannot be read."""
+def topic_named_by(entity: str | None) -> str | None:
+    """The topic that a notification about `entity` is about; None for others."""
+    return entity.removeprefix(_TOPICS) if entity is not None and entity.startswith(_TOPICS) else None
+
+
+def entity_named_by(notification: str) -> Operation[str | None]:
+    """What a notification is about (`topics/T`, `brokers/N`); None for one that cannot be read."""
     path = f"{CONFIG_CHANGES}/{notification}"
     try:
         node = yield Get(path)
-        entity = decode_config_change(path, node.data)
-    except (NoNode, DocumentUnreadable):
+    except NoNode:
         return None
-    return entity.removeprefix(_TOPICS) if entity.startswith(_TOPICS) else None
+    try:
+        return decode_config_change(path, node.data)
+    except DocumentUnreadable:
+        return None
 
 
 def remove_old_config_changes(names: set[str], now_ms: int) -> Operation[None]:

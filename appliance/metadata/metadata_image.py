@@ -22,7 +22,7 @@ from appliance.base.model import INTERNAL_TOPICS, TopicId
 from appliance.records.crc32c import crc32c
 
 IMAGE_MAGIC = b"MRIM"
-IMAGE_FORMAT_VERSION = 3
+IMAGE_FORMAT_VERSION = 4
 IMAGE_HEADER = struct.Struct(">4sHHQII")
 assert IMAGE_HEADER.size == 4 + 2 + 2 + 8 + 4 + 4
 _GENERATION = struct.Struct(">Q")
@@ -83,14 +83,24 @@ class ImageDifference(NamedTuple):
 class MetadataImage:
     """One state of the cluster. Never changed after it was made; `with_generation` copies the outside only."""
 
-    __slots__ = ("brokers", "cluster_id", "controller_id", "generation", "topics", "topics_by_id")
+    __slots__ = ("box_config", "brokers", "cluster_id", "controller_id", "generation", "topics", "topics_by_id")
 
-    def __init__(self, generation: int, cluster_id: str, controller_id: int, brokers: dict[int, BrokerImage], topics: dict[str, TopicImage]) -> None:
+    def __init__(
+        self,
+        generation: int,
+        cluster_id: str,
+        controller_id: int,
+        brokers: dict[int, BrokerImage],
+        topics: dict[str, TopicImage],
+        box_config: dict[str, str] | None = None,
+    ) -> None:
         self.generation = generation
         self.cluster_id = cluster_id
         self.controller_id = controller_id
         self.brokers = brokers
         self.topics = topics
+        self.box_config = box_config or {}
+        """What is set on this box while it runs (`metadata/dynamic_broker_configs.py`)."""
         self.topics_by_id: dict[TopicId, TopicImage] = {topic.topic_id: topic for topic in topics.values()}
 
     @classmethod
@@ -98,7 +108,7 @@ class MetadataImage:
         return cls(0, "", -1, {}, {})
 
     def with_generation(self, generation: int) -> MetadataImage:
-        return MetadataImage(generation, self.cluster_id, self.controller_id, self.brokers, self.topics)
+        return MetadataImage(generation, self.cluster_id, self.controller_id, self.brokers, self.topics, self.box_config)
 
     def encode(self) -> bytes:
         """The image as a file holds it."""
@@ -107,6 +117,7 @@ class MetadataImage:
                 "cluster_id": self.cluster_id,
                 "controller_id": self.controller_id,
                 "brokers": [list(broker) for broker in self.brokers.values()],
+                "box_config": self.box_config,
                 "topics": [[topic.name, str(topic.topic_id), topic.config, topic.config_generation, topic.partitions] for topic in self.topics.values()],
             },
             default=list,
@@ -127,7 +138,7 @@ class MetadataImage:
         document = orjson.loads(payload)
         brokers = {row[0]: BrokerImage(*row) for row in document["brokers"]}
         topics = {row[0]: _decode_topic(row) for row in document["topics"]}
-        return cls(generation, document["cluster_id"], document["controller_id"], brokers, topics)
+        return cls(generation, document["cluster_id"], document["controller_id"], brokers, topics, document["box_config"])
 
 
 def _checksum(generation: int, payload: bytes) -> int:
@@ -152,6 +163,7 @@ def difference(old: MetadataImage, new: MetadataImage) -> ImageDifference:
     deleted = tuple(sorted(old.topics.keys() - new.topics.keys()))
     changed = tuple(sorted(name for name, topic in new.topics.items() if name in old.topics and old.topics[name] != topic))
     brokers_changed = old.brokers != new.brokers or old.controller_id != new.controller_id or old.cluster_id != new.cluster_id
+    brokers_changed = brokers_changed or old.box_config != new.box_config
     return ImageDifference(created, changed, deleted, brokers_changed)
 
 

@@ -78,6 +78,19 @@ class Fence(NamedTuple):
         return tuple(results[1:])
 
 
+class OwnWrites(NamedTuple):
+    """What a box writes for itself: its placements, its record, states of its own replicas under their versions. No epoch guards these: the session that
+    writes them is the one that holds the box's registration, or they are refused with it."""
+
+    def guard(self, writes: tuple[Write, ...]) -> Operation[tuple[Any, ...]]:
+        """Carry out `writes` as one transaction; their results."""
+        results = yield Multi(writes)
+        return tuple(results)
+
+
+Guard: TypeAlias = Fence | OwnWrites
+
+
 def all_of(steps: list[Request | DiskCommand]) -> Operation[list[Any]]:
     """Results of any number of steps without an order, some at a time; a `ZooKeeperFailed` stands in the list, it is not raised."""
     results: list[Any] = []

@@ -145,6 +145,7 @@ class ZooKeeperSession:
             timeout=session_timeout_ms / 1000,
             client_id=(saved.session_id, saved.password) if saved else None,
             connection_retry=retry,
+            randomize_hosts=False,  # the box's own member stands first: a session kept there is not lost when two boxes cannot reach each other
             handler=_AskingHandler(),
         )
         self._client.logger.disabled = True  # what it has to say reaches the operator as states
@@ -297,7 +298,8 @@ class ZooKeeperSession:
             pass  # the session then ends by its time-out; nobody is left to be told
 
     def abandon(self) -> None:
-        """Leave without a word, as a killed process does: the session and its ephemeral nodes live on until their time-out. For tests."""
+        """Leave without a word, as a killed process does: the session and its ephemeral nodes live on until their time-out, or until the next life of this
+        process goes on with them."""
         self.state = SessionState.CLOSED
         self._client._stopped.set()
         connection = self._client._connection

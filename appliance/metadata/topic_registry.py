@@ -40,7 +40,19 @@ from appliance.metadata.znodes import (
 class TopicState:
     """One topic of the tree."""
 
-    __slots__ = ("assignment", "config", "config_version", "moves", "name", "placement", "state_versions", "states", "topic_id")
+    __slots__ = (
+        "assignment",
+        "config",
+        "config_version",
+        "created_zxid",
+        "document_version",
+        "moves",
+        "name",
+        "placement",
+        "state_versions",
+        "states",
+        "topic_id",
+    )
 
     def __init__(self, name: str, topic_id: TopicId, assignment: TopicAssignment, config: dict[str, str], config_version: int = 0) -> None:
         self.name = name
@@ -48,6 +60,10 @@ class TopicState:
         self.assignment = assignment
         self.config = config
         self.config_version = config_version
+        self.document_version = 0
+        """Znode version of the topic's document, which holds `assignment`."""
+        self.created_zxid = 0
+        """Which topic of this name it is; 0 while that was not read."""
         self.states: dict[int, PartitionState] = {}
         self.state_versions: dict[int, int] = {}
         """The partition epochs: znode versions of `states`."""
@@ -92,6 +108,7 @@ class TopicState:
         return tuple(images)
 
     def set_state(self, partition: int, state: PartitionState, version: int) -> None:
+        """Only for who fills a topic: what changes a topic that is known goes through `Cluster.put_state`."""
         self.states[partition] = state
         self.state_versions[partition] = version
 
@@ -118,6 +135,7 @@ def load_some_topics(broker_id: int, names: Iterable[str], new_topic_id: Callabl
             continue
         assignment = TopicAssignment.decode(name, topic.data)
         state = TopicState(name, assignment.topic_id or new_topic_id(), assignment, {})
+        state.document_version, state.created_zxid = topic.version, topic.czxid
         if config is not None and config.data:
             state.config, state.config_version = decode_config(topic_config_path(name), config.data), config.version
         if placement is not None:
@@ -144,9 +162,28 @@ def load_deletions() -> Operation[set[str]]:
     return set(names)
 
 
-def load_placement_names(broker_id: int) -> Operation[set[str]]:
+def load_placements(broker_id: int) -> Operation[dict[str, Placement]]:
+    """What is recorded of all that lies on this broker, topics that are not there any more among them."""
     names = yield GetChildren(placements_path(broker_id))
-    return set(names)
+    nodes = yield from all_of([Get(placement_path(broker_id, name)) for name in names])
+    found = {name: _node(node) for name, node in zip(names, nodes, strict=True)}
+    return {name: Placement.decode(placement_path(broker_id, name), node.data) for name, node in found.items() if node is not None and node.data}
+
+
+def brokers_with_placement(topic: TopicState, partitions: Iterable[int], broker_ids: Iterable[int]) -> Operation[dict[int, set[int]]]:
+    """partition → those of `broker_ids` that have a place for it."""
+    asked = sorted(set(broker_ids))
+    nodes = yield from all_of([Get(placement_path(broker_id, topic.name)) for broker_id in asked])
+    found: dict[int, set[int]] = {partition: set() for partition in partitions}
+    for broker_id, answer in zip(asked, nodes, strict=True):
+        node = _node(answer)
+        if node is None or not node.data:
+            continue
+        placement = Placement.decode(placement_path(broker_id, topic.name), node.data)
+        if placement.topic_id == topic.topic_id:
+            for partition in found.keys() & placement.directories.keys():
+                found[partition].add(broker_id)
+    return found
 
 
 def _node(found: Any) -> Node | None:
@@ -176,7 +213,7 @@ def creation_writes(topic: TopicState, broker_id: int, config_exists: bool, plac
 def growth_writes(topic: TopicState, broker_id: int, assignment: TopicAssignment, placement: dict[int, str], placement_exists: bool) -> tuple[Write, ...]:
     """The one transaction that gives a topic more partitions: from then on a controller that finds them without states completes them."""
     path, data = placement_path(broker_id, topic.name), Placement(topic.topic_id, placement, topic.moves).encode()
-    return (SetData(topic_path(topic.name), assignment.encode(), -1), SetData(path, data, -1) if placement_exists else Create(path, data))
+    return (SetData(topic_path(topic.name), assignment.encode(), topic.document_version), SetData(path, data, -1) if placement_exists else Create(path, data))
 
 
 def config_writes(name: str, config: dict[str, str], version: int | None) -> tuple[Write, ...]:
@@ -206,6 +243,12 @@ def first_state_writes(topic: TopicState, states: dict[int, PartitionState], exi
             writes.append(Create(partition_path(topic.name, partition)))
         writes.append(Create(partition_state_path(topic.name, partition), state.encode()))
     return writes
+
+
+def partitions_written(name: str, writes: Iterable[Write]) -> list[int]:
+    """The partitions of a topic that these writes give their first state."""
+    prefix, suffix = f"{topic_partitions_path(name)}/", "/state"
+    return [int(write.path[len(prefix) : -len(suffix)]) for write in writes if write.path.startswith(prefix) and write.path.endswith(suffix)]
 
 
 def state_write(topic: TopicState, partition: int, state: PartitionState) -> Write:

@@ -44,6 +44,9 @@ BROKER_IDS = "/brokers/ids"
 BROKER_TOPICS = "/brokers/topics"
 DELETE_TOPICS = "/admin/delete_topics"
 CONFIG_TOPICS = "/config/topics"
+CONFIG_BROKERS = "/config/brokers"
+DEFAULT_BROKER = "<default>"
+"""In the place of a broker id: all brokers."""
 CONFIG_CHANGES = "/config/changes"
 CONFIG_CHANGE_PREFIX = "config_change_"
 
@@ -70,6 +73,11 @@ def partition_state_path(topic: str, partition: int) -> str:
 
 def topic_config_path(topic: str) -> str:
     return f"{CONFIG_TOPICS}/{topic}"
+
+
+def broker_config_path(name: str) -> str:
+    """`name`: a broker id, or `DEFAULT_BROKER`."""
+    return f"{CONFIG_BROKERS}/{name}"
 
 
 def delete_topic_path(topic: str) -> str:
@@ -295,22 +303,27 @@ def decode_config_change(path: str, data: bytes) -> str:
 
 class BoxRecord(NamedTuple):
     """`/millrace/brokers/N`: the box that owns broker id N, told by its identity file, its directories (id → disk name), and the ids of those that are
-    being emptied and take no new partition."""
+    being emptied and take no new partition. `is_fenced`: nobody elects the box or takes it into an in-sync set, because it is about to stop, or has come
+    up and not told yet what its disks have lost."""
 
     box_id: str
     directories: dict[str, str]
     draining: tuple[str, ...] = ()
+    is_fenced: bool = False
 
     def encode(self) -> bytes:
         document: dict[str, Any] = {"version": 1, "box_id": self.box_id, "directories": self.directories}
         if self.draining:
             document["draining"] = list(self.draining)
+        if self.is_fenced:
+            document["fenced"] = True
         return orjson.dumps(document)
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> BoxRecord:
         document = _load(path, data)
-        return cls(str(_field(path, document, "box_id")), dict(document.get("directories", {})), tuple(document.get("draining", ())))
+        draining, is_fenced = tuple(document.get("draining", ())), bool(document.get("fenced", False))
+        return cls(str(_field(path, document, "box_id")), dict(document.get("directories", {})), draining, is_fenced)
 
 
 class MoveOrder(NamedTuple):
@@ -321,17 +334,21 @@ class MoveOrder(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """`/millrace/brokers/N/topics/T`: partition → directory id, on that broker; and where partitions are being moved to."""
+    """`/millrace/brokers/N/topics/T`: partition → directory id, on that broker; and where partitions are being moved to. `is_deleted`: the topic was deleted
+    while the box was away, and it is to delete what it has of it."""
 
     topic_id: TopicId
     directories: dict[int, str]
     moves: Mapping[int, MoveOrder] = MappingProxyType({})
+    is_deleted: bool = False
 
     def encode(self) -> bytes:
         directories = {str(partition): directory for partition, directory in sorted(self.directories.items())}
         document: dict[str, Any] = {"version": 1, "topic_id": str(self.topic_id), "partitions": directories}
         if self.moves:
             document["moves"] = {str(partition): list(order) for partition, order in sorted(self.moves.items())}
+        if self.is_deleted:
+            document["deleted"] = True
         return orjson.dumps(document)
 
     @classmethod
@@ -341,6 +358,7 @@ class Placement(NamedTuple):
             TopicId.from_text(str(_field(path, document, "topic_id"))),
             {int(partition): str(directory) for partition, directory in _field(path, document, "partitions").items()},
             {int(partition): MoveOrder(str(order[0]), order[1]) for partition, order in document.get("moves", {}).items()},
+            bool(document.get("deleted", False)),
         )
 
 

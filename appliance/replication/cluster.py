@@ -1,73 +1,25 @@
-"""What the controller believes: brokers, topics, the disks of this box and what lies on them.
+"""What the controller process of a box believes: brokers, topics, the disks of this box and what lies on them.
 
-Owned by the controller process; filled by `appliance.replication.operations` from ZooKeeper and from the log-writers' reports, thrown away
-and loaded anew after every reconnect to ZooKeeper (reports stay: they belong to the life of a log-writer, not to a session).
-Weak spot: what a disk holds is known from its log-writer's greeting and from the commands that it confirmed since, not looked up.
+Every box has one, whether or not it is controller of the cluster. Filled by `appliance.replication.arrival` from ZooKeeper, kept up by the change
+log and by what the box itself writes, loaded anew after every reconnect to ZooKeeper (reports stay: they belong to the life of a log-writer, not to a
+session). While ZooKeeper is away it stands as it was. Weak spot: states of all partitions of the cluster are held here, 1 KB each.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from appliance.base.invariants import check
 from appliance.base.model import INTERNAL_TOPICS, TopicId
+from appliance.metadata.broker_registry import BoxesSeen
 from appliance.metadata.metadata_image import BrokerImage, MetadataImage, TopicImage
-from appliance.metadata.operation import Fence
+from appliance.metadata.operation import Fence, Guard, OwnWrites
 from appliance.metadata.topic_configs import effective_config
 from appliance.metadata.topic_registry import TopicState
-from appliance.metadata.znodes import BoxRecord, BrokerRegistration
+from appliance.metadata.znodes import DEFAULT_BROKER, BoxRecord, BrokerRegistration, PartitionState, Placement, TopicAssignment
+from appliance.replication.disk_report import DiskReport, Future, PartitionKey
 
-
-class Future(NamedTuple):
-    """A copy that will take a partition's place. `complete_at`: the log end at which it is whole and durable, None while it is copied."""
-
-    topic_id: str
-    complete_at: int | None = None
-
-
-class DiskReport:
-    """What one life of a log-writer said of its disk, kept up to date with what it confirmed since."""
-
-    __slots__ = ("directory_id", "disk", "frozen", "futures", "incarnation", "is_offline", "missing", "needs_epoch_bump", "partitions", "refused", "replaces")
-
-    def __init__(self, disk: str, directory_id: str, incarnation: int, needs_epoch_bump: bool, partitions: dict[tuple[str, int], str]) -> None:
-        self.disk = disk
-        self.directory_id = directory_id
-        self.incarnation = incarnation
-        self.needs_epoch_bump = needs_epoch_bump
-        self.partitions = partitions
-        """(topic, partition) → topic id as text."""
-        self.futures: dict[tuple[str, int], Future] = {}
-        """Copies of partitions that are being moved here."""
-        self.is_offline = False
-        """The disk could not be read when its log-writer greeted us: what is not named here may lie there all the same."""
-        self.frozen: dict[tuple[str, int], str] = {}
-        """(topic, partition) → topic id, of what this life had withdrawn for a hand-over when it greeted us."""
-        self.missing = 0
-        """Partitions that ZooKeeper places here and that are not here."""
-        self.replaces: frozenset[str] = frozenset()
-        """Ids of directories that were given up for this one: what they held begins anew here, empty."""
-        self.refused = 0
-        """Partitions that the log-writer would not lead when it was last asked."""
-
-    @classmethod
-    def from_writer_info(cls, disk: str, info: dict[str, Any]) -> DiskReport:
-        """Read a log-writer's greeting; a disk without a directory id is known by its name."""
-        partitions = {(row[0], int(row[1])): str(row[2]) for row in info.get("partitions", [])}
-        report = cls(disk, str(info.get("directory_id") or disk), int(info.get("incarnation", 0)), bool(info.get("needs_epoch_bump", False)), partitions)
-        report.is_offline = bool(info.get("offline"))
-        report.replaces = frozenset(info.get("replaces", ()))
-        report.futures = {(row[0], int(row[1])): Future(str(row[2]), row[3]) for row in info.get("futures", [])}
-        report.frozen = {(row[0], int(row[1])): str(row[2]) for row in info.get("frozen", [])}
-        return report
-
-    def holds(self, topic: TopicState, partition: int) -> bool:
-        return self.partitions.get((topic.name, partition)) == str(topic.topic_id)
-
-    def has_complete(self, topic: TopicState, partition: int) -> bool:
-        """Whether a whole copy of the partition lies here, waiting for its promotion."""
-        future = self.futures.get((topic.name, partition))
-        return future is not None and future.topic_id == str(topic.topic_id) and future.complete_at is not None
+__all__ = ["Cluster", "DiskReport", "FreeSpace", "Future", "topic_id_of"]
 
 
 class FreeSpace(NamedTuple):
@@ -78,7 +30,7 @@ class FreeSpace(NamedTuple):
 
 
 class Cluster:
-    """The controller's state. `fence` is None while another broker is controller, or nobody knows who is."""
+    """One box's knowledge of the cluster. `fence` is None while another broker is controller, or nobody knows who is."""
 
     def __init__(self, broker_id: int, broker_config: dict[str, str], disks: list[str]) -> None:
         self.broker_id = broker_id
@@ -90,32 +42,119 @@ class Cluster:
         """directory id → disk name of this box: as recorded in ZooKeeper, then as the log-writers say. The record keeps the image whole while a
         log-writer is away."""
         self.box = BoxRecord("", {})
-        self.bumped: set[tuple[str, int]] = set()
-        """(disk, incarnation of its log-writer) whose leader epochs were moved after an unclean boot."""
         self.cluster_id = ""
         self.controller_id = -1
         self.fence: Fence | None = None
+        self.has_arrived = False
+        """Whether what ZooKeeper said can be acted on."""
         self.brokers: dict[int, BrokerRegistration] = {}
+        """Those that are registered: they live."""
+        self.broker_epochs: dict[int, int] = {}
+        self.box_records: dict[int, BoxRecord] = {}
+        self.box_versions: dict[int, int] = {}
+        """Versions of `/millrace/brokers/N`: every registration, and every change of what is recorded, has one of its own."""
+        self.awaited: set[int] = set()
+        """Boxes that were not registered when we arrived: they may have lost their sessions at the same time as we did, and count as living for a moment."""
+        self.last_change = -1
+        """The number of the newest change that was applied."""
+        self.to_tell: set[PartitionKey] = set()
+        """Partitions of this broker whose state or replicas have changed: their log-writers are to hear of it."""
+        self.stale_placements: dict[str, Placement] = {}
+        """What lies on this broker of topics that are not there any more: to be deleted."""
         self.topics: dict[str, TopicState] = {}
         self.deleting: set[str] = set()
         self.handing_over: set[str] = set()
         """Topics of which a partition goes from one disk to another at this moment: they are not deleted meanwhile."""
         self.to_delete: set[str] = set()
         """Topics whose deletion waits for that."""
+        self.dynamic_configs: dict[str, dict[str, str]] = {}
+        """`<default>` and this broker's id → configs that are set while brokers run."""
         self.config_changes: set[str] = set()
         """Notifications of changed configs that were seen; what they told is in `topics`."""
 
     def forget(self) -> None:
         """The session may be over: nothing that ZooKeeper said can be acted on. The image stays as it is."""
         self.fence = None
+        self.has_arrived = False
 
     def writes_fenced_by(self) -> Fence:
         check(self.fence is not None, "only a controller writes")
         assert self.fence is not None
         return self.fence
 
+    def own_writes(self) -> Guard:
+        """The guard of what this box writes for itself."""
+        return OwnWrites()
+
     def live_brokers(self) -> list[int]:
         return sorted(self.brokers)
+
+    def not_dead(self) -> set[int]:
+        """Brokers that nobody is elected in place of."""
+        return self.brokers.keys() | self.awaited
+
+    @property
+    def has_other_boxes(self) -> bool:
+        """Whether there is, or was, another box in the cluster."""
+        return bool(self.box_records.keys() - {self.broker_id})
+
+    def is_fenced(self, broker_id: int) -> bool:
+        record = self.box_records.get(broker_id)
+        return record is not None and record.is_fenced
+
+    def eligible_brokers(self) -> list[int]:
+        """Who may be given leadership, or a place in an in-sync set: who lives, is not about to stop, and has told what its disks have lost."""
+        return [broker_id for broker_id in sorted(self.brokers) if not self.is_fenced(broker_id)]
+
+    def use_boxes(self, seen: BoxesSeen) -> None:
+        """All boxes, as they were just read."""
+        own, known_version = self.box_records.get(self.broker_id), self.box_versions.get(self.broker_id, -1)
+        self.brokers, self.broker_epochs = seen.registrations, seen.broker_epochs
+        self.box_records, self.box_versions = seen.records, seen.record_versions
+        if own is not None and seen.record_versions.get(self.broker_id, -1) < known_version:  # read before we wrote it
+            self.box_records[self.broker_id], self.box_versions[self.broker_id] = own, known_version
+        self.awaited -= self.brokers.keys()
+
+    # --- partitions
+
+    def put_state(self, topic: TopicState, partition: int, state: PartitionState, version: int) -> None:
+        """A state that ZooKeeper holds in this version."""
+        topic.set_state(partition, state, version)
+        if self.broker_id in topic.replicas.get(partition, ()) or partition in topic.placement:
+            self.to_tell.add((topic.name, partition))
+
+    def learn_state(self, topic: TopicState, partition: int, state: PartitionState, version: int) -> bool:
+        """As `put_state`, unless a newer one is known; whether it was news."""
+        if version <= topic.state_versions.get(partition, -1):
+            return False
+        self.put_state(topic, partition, state, version)
+        return True
+
+    def put_assignment(self, topic: TopicState, assignment: TopicAssignment, document_version: int) -> None:
+        """A topic's document that ZooKeeper holds in this version. This box may be among those that come or go."""
+        topic.assignment, topic.document_version = assignment, document_version
+        self.to_tell.update((topic.name, partition) for partition in {*topic.local_partitions(self.broker_id), *topic.placement})
+
+    def learn_topic(self, read: TopicState) -> bool:
+        """A topic as it was just read, by steps between which it may have changed: what is newer than what is known counts. Whether there was news."""
+        known = self.topics.get(read.name)
+        if known is None or known.topic_id != read.topic_id:
+            if known is not None and read.created_zxid < known.created_zxid:
+                return False
+            self.topics[read.name] = read
+            self.to_tell.update((read.name, partition) for partition in read.local_partitions(self.broker_id))
+            return True
+        known.created_zxid = known.created_zxid or read.created_zxid
+        is_news = read.document_version > known.document_version
+        if is_news:
+            self.put_assignment(known, read.assignment, read.document_version)
+        for partition, state in read.states.items():
+            is_news = self.learn_state(known, partition, state, read.state_versions[partition]) or is_news
+        return is_news
+
+    def racks(self) -> dict[int, str | None]:
+        """The rack of each registered box, as far as it has one."""
+        return {broker_id: registration.rack for broker_id, registration in self.brokers.items()}
 
     def disk_of(self, directory_id: str) -> str | None:
         """The disk of this box that is (or has the name of) this directory."""
@@ -138,6 +177,11 @@ class Cluster:
         self.reports[report.disk] = report
         self._learn_directory(report.directory_id, report.disk)
 
+    def use_own_record(self, box: BoxRecord, version: int) -> None:
+        """What was just written of this box."""
+        self.box = self.box_records[self.broker_id] = box
+        self.box_versions[self.broker_id] = version
+
     def use_record(self, box: BoxRecord) -> None:
         """Take what is recorded for disks whose log-writer has said nothing yet."""
         self.box = box
@@ -159,6 +203,10 @@ class Cluster:
         report = self.reports.get(disk)
         return len(report.partitions) if report is not None else 0
 
+    def box_config(self) -> dict[str, str]:
+        """What is set on this broker while it runs; its own before what is set on all."""
+        return {**self.dynamic_configs.get(DEFAULT_BROKER, {}), **self.dynamic_configs.get(str(self.broker_id), {})}
+
     def config_of(self, topic: TopicState) -> dict[str, str]:
         return effective_config(self.broker_config, topic.config)
 
@@ -168,9 +216,9 @@ class Cluster:
         for broker_id, registration in sorted(self.brokers.items()):
             endpoint = registration.client_endpoint()
             if endpoint is not None:
-                brokers[broker_id] = BrokerImage(broker_id, endpoint[0], endpoint[1], registration.rack)
+                brokers[broker_id] = BrokerImage(broker_id, endpoint[0], endpoint[1], registration.rack, self.broker_epochs.get(broker_id, -1))
         topics = {name: self._topic_image(topic) for name, topic in sorted(self.topics.items()) if topic.visible_count and name not in self.deleting}
-        return MetadataImage(generation, self.cluster_id, self.controller_id, brokers, topics)
+        return MetadataImage(generation, self.cluster_id, self.controller_id, brokers, topics, self.box_config())
 
     def _topic_image(self, topic: TopicState) -> TopicImage:
         partitions = topic.partition_images(self.disk_of)

@@ -1,8 +1,8 @@
 """The controller's decisions, pure: may this topic be created, where do its partitions go, who leads, when does a leader epoch move.
 
-Nothing here asks ZooKeeper or a disk; `appliance.replication.operations` carries out what is decided here. The rules are
-Kafka's (`facts`: CreateTopics of 3.9 in ZooKeeper mode, elections), the placement on disks is ours. Weak spot: racks are
-not looked at when replicas are spread over brokers.
+Nothing here asks ZooKeeper or a disk; `topic_operations`, `leader_operations` and `disk_operations` carry out what is decided here. The rules are
+Kafka's (`facts`: CreateTopics of 3.9 in ZooKeeper mode, elections), the placement on disks is ours. Weak spot: free space is looked at only by each
+box for its own disks.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from appliance.base.invariants import check
 from appliance.base.model import NO_LEADER, topic_name_problem, topic_names_collide
 from appliance.metadata.topic_configs import topic_config_problem
 from appliance.metadata.znodes import PartitionState
+from appliance.replication.replica_spread import NO_RACKS, spread_replicas
 
 DEFAULT = -1
 """Number of partitions or replicas: the broker's default."""
@@ -58,7 +59,12 @@ class TopicPlan(NamedTuple):
 
 
 def plan_topic_creation(
-    wanted: TopicCreation, existing: Iterable[str], live_brokers: Sequence[int], defaults: CreationDefaults, first_broker: int = 0
+    wanted: TopicCreation,
+    existing: Iterable[str],
+    live_brokers: Sequence[int],
+    defaults: CreationDefaults,
+    first_broker: int = 0,
+    racks: Mapping[int, str | None] = NO_RACKS,
 ) -> TopicPlan:
     """Decide whether and how to create a topic; `RequestRefused` carries Kafka's code. `first_broker` is where the round of leaders starts."""
     problem = topic_name_problem(wanted.name)
@@ -77,7 +83,7 @@ def plan_topic_creation(
     if wanted.assignments:
         assignment = _checked_assignment(wanted.assignments, live_brokers)
     else:
-        assignment = _chosen_assignment(wanted, live_brokers, defaults, first_broker)
+        assignment = _chosen_assignment(wanted, live_brokers, defaults, first_broker, racks)
     return TopicPlan(wanted.name, assignment, {name: str(value) for name, value in wanted.configs})
 
 
@@ -132,7 +138,9 @@ def _checked_assignment(assignments: tuple[tuple[int, tuple[int, ...]], ...], li
     return assignment
 
 
-def _chosen_assignment(wanted: TopicCreation, live_brokers: Sequence[int], defaults: CreationDefaults, first_broker: int) -> dict[int, tuple[int, ...]]:
+def _chosen_assignment(
+    wanted: TopicCreation, live_brokers: Sequence[int], defaults: CreationDefaults, first_broker: int, racks: Mapping[int, str | None]
+) -> dict[int, tuple[int, ...]]:
     partitions = wanted_partitions(wanted.num_partitions, 0, defaults)
     replicas = defaults.replication_factor if wanted.replication_factor == DEFAULT else wanted.replication_factor
     if partitions <= 0:
@@ -141,23 +149,7 @@ def _chosen_assignment(wanted: TopicCreation, live_brokers: Sequence[int], defau
         raise RequestRefused(ErrorCode.INVALID_REPLICATION_FACTOR, "Replication factor must be larger than 0.")
     if replicas > len(live_brokers):
         raise RequestRefused(ErrorCode.INVALID_REPLICATION_FACTOR, f"Replication factor: {replicas} larger than available brokers: {len(live_brokers)}.")
-    return spread_replicas(live_brokers, partitions, replicas, first_broker)
-
-
-def spread_replicas(
-    live_brokers: Sequence[int], partitions: int, replication_factor: int, first_broker: int, first_partition: int = 0
-) -> dict[int, tuple[int, ...]]:
-    """Kafka's spreading without racks: leaders go round the brokers, followers at a distance that grows with each round.
-    From `first_partition` on: what is there already is not made again."""
-    brokers = sorted(live_brokers)
-    count = len(brokers)
-    assignment = {}
-    for partition in range(first_partition, partitions):
-        leader = (first_broker + partition) % count
-        shift = first_broker + partition // count
-        followers = [(leader + 1 + (shift + follower) % (count - 1)) % count for follower in range(replication_factor - 1)]
-        assignment[partition] = tuple(brokers[index] for index in (leader, *followers))
-    return assignment
+    return spread_replicas(live_brokers, partitions, replicas, first_broker, 0, racks)
 
 
 class TopicGrowth(NamedTuple):
@@ -169,7 +161,11 @@ class TopicGrowth(NamedTuple):
 
 
 def plan_topic_growth(
-    wanted: TopicGrowth, replicas: Mapping[int, tuple[int, ...]], live_brokers: Sequence[int], defaults: CreationDefaults
+    wanted: TopicGrowth,
+    replicas: Mapping[int, tuple[int, ...]],
+    live_brokers: Sequence[int],
+    defaults: CreationDefaults,
+    racks: Mapping[int, str | None] = NO_RACKS,
 ) -> dict[int, tuple[int, ...]]:
     """The new partitions and their brokers, for a topic that has `replicas`; `RequestRefused` carries Kafka's code."""
     existing = len(replicas)
@@ -186,7 +182,7 @@ def plan_topic_growth(
         raise RequestRefused(ErrorCode.INVALID_REPLICATION_FACTOR, f"Replication factor: {factor} larger than available brokers: {len(live_brokers)}.")
     brokers = sorted(live_brokers)
     first_broker = brokers.index(replicas[0][0]) if replicas[0] and replicas[0][0] in brokers else 0
-    return spread_replicas(brokers, wanted.partition_count, factor, first_broker, existing)
+    return spread_replicas(brokers, wanted.partition_count, factor, first_broker, existing, racks)
 
 
 def _checked_growth(wanted: TopicGrowth, existing: int, factor: int, live_brokers: Sequence[int]) -> dict[int, tuple[int, ...]]:

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 from appliance.base.errors import ErrorCode
 from appliance.ipc.descriptors import Completion, DescriptorKind
-from appliance.metadata import broker_registry, topic_registry
+from appliance.metadata.broker_registry import change_record
 from appliance.metadata.operation import DiskCommand, Operation, Publish, all_of
-from appliance.metadata.requests import BadVersion, MultiFailed, SetData
 from appliance.metadata.topic_registry import TopicState
-from appliance.metadata.znodes import BoxRecord, MoveOrder, box_path, placement_path
+from appliance.metadata.znodes import BoxRecord, MoveOrder
 from appliance.replication.cluster import Cluster, Future
-from appliance.replication.operations import ATTEMPTS_MAX, leader_payload, raise_leader_epochs, send_leaders
+from appliance.replication.leader_operations import raise_leader_epochs
+from appliance.replication.placement_operations import write_placement
+from appliance.replication.role_operations import role_of, role_payload, send_roles
 
 
 class MoveKey(NamedTuple):
@@ -98,38 +99,25 @@ def cancel_copies(cluster: Cluster, topic: TopicState, former: Mapping[int, Move
     yield from all_of(commands)
 
 
-def write_placement(cluster: Cluster, topic: TopicState) -> Operation[None]:
-    existing = yield from broker_registry.read(placement_path(cluster.broker_id, topic.name))
-    yield from cluster.writes_fenced_by().guard((topic_registry.placement_write(topic, cluster.broker_id, existing is not None),))
-
-
 def write_down_moved(cluster: Cluster, topic: TopicState, fenced: Iterable[int]) -> Operation[None]:
     """Write where a topic's partitions lie now; those that the target does not lead under their old leader epoch get a larger one."""
     yield from write_placement(cluster, topic)
     raised = sorted(fenced)
     if raised:
         yield from raise_leader_epochs(cluster, topic, raised)
-        yield from send_leaders(cluster, [(topic, partition) for partition in raised])
+        yield from send_roles(cluster, [(topic, partition) for partition in raised])
     yield Publish()
 
 
 def mark_draining(cluster: Cluster, directory_ids: Iterable[str], is_draining: bool) -> Operation[None]:
     """Write down which directories are being emptied; nothing new is placed on them."""
-    path, changed = box_path(cluster.broker_id), set(directory_ids)
-    for attempt in range(ATTEMPTS_MAX):
-        node = yield from broker_registry.read(path)
-        record = BoxRecord.decode(path, node.data) if node is not None and node.data else cluster.box
+    changed = set(directory_ids)
+
+    def decide(record: BoxRecord) -> BoxRecord:
         draining = set(record.draining) | changed if is_draining else set(record.draining) - changed
-        wanted = record._replace(draining=tuple(sorted(draining)))
-        if wanted != record:
-            try:
-                yield from cluster.writes_fenced_by().guard((SetData(path, wanted.encode(), node.version if node is not None else -1),))
-            except MultiFailed as refused:
-                if isinstance(refused.cause, BadVersion) and attempt + 1 < ATTEMPTS_MAX:
-                    continue
-                raise
-        cluster.box = wanted
-        return
+        return record._replace(draining=tuple(sorted(draining)))
+
+    cluster.use_own_record(*(yield from change_record(cluster.broker_id, decide)))
 
 
 # --- copying and handing over: log-writers alone -----------------------------------------------------------------------
@@ -182,7 +170,7 @@ def hand_over(cluster: Cluster, topic: TopicState, partition: int, under_way: Ha
     }
     code = yield DiskCommand(target_disk, DescriptorKind.MOVE_FINISH, finish)
     if code != ErrorCode.NONE:
-        yield from take_back(topic, partition, source_disk, target_disk)
+        yield from take_back(cluster, topic, partition, source_disk, target_disk)
         return HandedOver.TAKEN_BACK
     target = cluster.reports.get(target_disk)
     if target is not None:
@@ -190,7 +178,7 @@ def hand_over(cluster: Cluster, topic: TopicState, partition: int, under_way: Ha
     under_way.phase = Phase.COMMIT
     code = yield DiskCommand(source_disk, DescriptorKind.MOVE_COMMIT, {**named, "log_end_offset": frozen.log_end_offset})
     if code == ErrorCode.FENCED_LEADER_EPOCH:
-        yield from take_back(topic, partition, source_disk, target_disk)
+        yield from take_back(cluster, topic, partition, source_disk, target_disk)
         return HandedOver.TAKEN_BACK
     if code != ErrorCode.NONE:
         _forget_if_absent(cluster, source_disk, key, code)
@@ -204,13 +192,17 @@ def _forget_if_absent(cluster: Cluster, disk: str, key: tuple[str, int], code: i
     """The log-writer says that its disk does not have the partition (any more)."""
     report = cluster.reports.get(disk)
     if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and report is not None:
-        report.partitions.pop(key, None)
+        report.forget(key)
 
 
-def take_back(topic: TopicState, partition: int, source_disk: str, target_disk: str) -> Operation[None]:
+def take_back(cluster: Cluster, topic: TopicState, partition: int, source_disk: str, target_disk: str) -> Operation[None]:
     """The source leads again, and is still being copied: not for a moment may it be compacted, the copy would lack what was in the segments that go."""
     named = identity(topic, partition)
     yield DiskCommand(source_disk, DescriptorKind.MOVE_CANCEL, {**named, "keeps_mark": True})
+    report = cluster.reports.get(source_disk)
+    if report is not None:  # what it was told while it was frozen is told again
+        report.forget_role((topic.name, partition))
+        cluster.to_tell.add((topic.name, partition))
     yield DiskCommand(source_disk, DescriptorKind.MOVE_MARK, {**named, "target_disk": target_disk})
 
 
@@ -223,7 +215,7 @@ def promote(cluster: Cluster, topic: TopicState, partition: int, under_way: Hand
             report = cluster.reports.get(under_way.from_disk)
             if report is not None:
                 report.partitions[(topic.name, partition)] = str(topic.topic_id)
-            yield from take_back(topic, partition, under_way.from_disk, under_way.to_disk)
+            yield from take_back(cluster, topic, partition, under_way.from_disk, under_way.to_disk)
             return HandedOver.TAKEN_BACK
         if asked.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             return HandedOver.UNKNOWN
@@ -255,7 +247,10 @@ def settle(cluster: Cluster, topic: TopicState, partition: int, under_way: HandO
     state = topic.states[partition]
     if under_way.from_disk is None:  # what the lost source had beyond the copy must not come back under the same epoch
         return HandedOver.FENCED
-    if state.leader != cluster.broker_id:
-        return HandedOver.DONE
-    code = yield DiskCommand(under_way.to_disk, DescriptorKind.BECOME_LEADER, leader_payload(cluster, topic, partition, state))
+    role, report, key = role_of(cluster, topic, partition), cluster.reports.get(under_way.to_disk), (topic.name, partition)
+    if role is None or report is None:
+        return HandedOver.DONE if role is None else HandedOver.UNKNOWN
+    report.telling[key] = role
+    code = yield DiskCommand(under_way.to_disk, role.kind, role_payload(cluster, topic, partition, state))
+    report.on_told(key, role, code == ErrorCode.NONE)
     return {ErrorCode.NONE: HandedOver.DONE, ErrorCode.FENCED_LEADER_EPOCH: HandedOver.FENCED}.get(ErrorCode(code), HandedOver.UNKNOWN)

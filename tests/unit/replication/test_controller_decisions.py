@@ -21,9 +21,9 @@ from appliance.replication.controller import (
     place_partitions,
     plan_topic_creation,
     request_problem,
-    spread_replicas,
     wanted_partitions,
 )
+from appliance.replication.replica_spread import spread_replicas
 
 DEFAULTS = CreationDefaults(3, 1)
 GB = 1 << 30

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from appliance.base.errors import ErrorCode, RequestRefused
-from appliance.replication.controller import CreationDefaults, TopicGrowth, plan_topic_growth, spread_replicas
+from appliance.replication.controller import CreationDefaults, TopicGrowth, plan_topic_growth
+from appliance.replication.replica_spread import spread_replicas
 
 DEFAULTS = CreationDefaults(3, 1, 100)
 BROKERS = (1, 2, 3)

@@ -1,0 +1,38 @@
+"""Configs of a broker that can be set while it runs (KIP-226): names, what they mean, what they may be.
+
+Kept in `/config/brokers/N`, and for all brokers in `/config/brokers/<default>`, as Kafka keeps them; one's own go before those for all. Pure.
+Weak spot: of Kafka's many only the throttles of replication; everything else is read at the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from appliance.metadata.broker_configs import BrokerConfig
+
+LEADER_RATE: Final = "leader.replication.throttled.rate"
+FOLLOWER_RATE: Final = "follower.replication.throttled.rate"
+NO_LIMIT: Final = 2**63 - 1
+
+_MEANINGS: Final = {
+    LEADER_RATE: "Bytes per second that this broker sends to followers of throttled replicas that are not in sync; set while it runs only.",
+    FOLLOWER_RATE: "Bytes per second that this broker fetches for throttled replicas that are not in sync; set while it runs only.",
+}
+DYNAMIC_BROKER_CONFIGS: Final = {name: BrokerConfig(name, "long", str(NO_LIMIT), str(NO_LIMIT), meaning) for name, meaning in _MEANINGS.items()}
+
+
+def dynamic_config_problem(config: Mapping[str, str]) -> str | None:
+    """Why a broker cannot have these, or None."""
+    for name, value in sorted(config.items()):
+        if name not in DYNAMIC_BROKER_CONFIGS:
+            return f"Cannot update these configs dynamically: {name}."
+        if not value.strip().isdigit() or int(value) > NO_LIMIT:
+            return f"Invalid value {value} for configuration {name}: must be a whole number of bytes per second, at least 0."
+    return None
+
+
+def replication_rate(config: Mapping[str, str], name: str) -> int | None:
+    """Bytes per second, or None: no limit. What other tools wrote and is no number is none."""
+    value = config.get(name, "").strip()
+    return int(value) if value.isdigit() and int(value) < NO_LIMIT else None

@@ -1,0 +1,42 @@
+"""Where a follower's log is cut when it differs from its leader's: by leader epoch, never by high watermark (KIP-101, KIP-279, KIP-595's fetch).
+
+Pure; used by the log-writer, which knows the log's leader epochs and its end. An answer may need several rounds: each cuts at least one epoch of ours
+that the leader does not have, until the last one that both have ends at the same place. Weak spot: a log whose epochs are unknown (an empty cache) says
+nothing of where it differs, so a log that holds records must hold an epoch for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+EndOffsetFor = Callable[[int, int], tuple[int, int]]
+"""(leader epoch, log end offset) → (largest known epoch ≤ it, where that ends), (-1, -1) when nothing can be said: `LeaderEpochCache.end_offset_for`."""
+
+UNDEFINED = -1
+
+
+def truncation_offset(diverging_epoch: int, diverging_end_offset: int, end_offset_for: EndOffsetFor, log_end_offset: int) -> int:
+    """The offset to cut at (≤ `log_end_offset`) after a leader has said that its epoch `diverging_epoch`, the largest one up to the one under which our
+    log ends, ends at `diverging_end_offset`. Epochs of ours that begin at or behind it go, too, even if nothing was written under them: else the same
+    question would get the same answer for ever."""
+    if diverging_epoch == UNDEFINED or diverging_end_offset == UNDEFINED:
+        return log_end_offset  # a leader that knows nothing of our epoch says so by OFFSET_OUT_OF_RANGE
+    own_epoch, own_end_offset = end_offset_for(diverging_epoch, log_end_offset)
+    if own_epoch == UNDEFINED:
+        return min(diverging_end_offset, log_end_offset)
+    if own_epoch != diverging_epoch:
+        return min(own_end_offset, log_end_offset)
+    return min(own_end_offset, diverging_end_offset, log_end_offset)
+
+
+def diverging_answer(last_fetched_epoch: int, fetch_offset: int, end_offset_for: EndOffsetFor, log_end_offset: int) -> tuple[int, int] | None:
+    """The leader's side: (epoch, end offset) with which a fetch at `fetch_offset`, whose log ends under `last_fetched_epoch`, is to be answered instead of
+    records; (-1, -1): OFFSET_OUT_OF_RANGE, because the leader knows nothing of that epoch; None: the logs agree up to there."""
+    if last_fetched_epoch == UNDEFINED:
+        return None
+    known_epoch, end_offset = end_offset_for(last_fetched_epoch, log_end_offset)
+    if known_epoch == UNDEFINED or end_offset == UNDEFINED:
+        return UNDEFINED, UNDEFINED
+    if known_epoch < last_fetched_epoch or end_offset < fetch_offset:
+        return known_epoch, end_offset
+    return None

@@ -1,0 +1,133 @@
+"""Rules broken on purpose: a simulation that does not notice these proves nothing.
+
+Each replaces one shipped function by one that is wrong in a way in which somebody could get it wrong. `found_by(name, seeds)` gives the first seed of a run
+that notices, and what it said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from appliance.ipc.descriptors import Truncation
+from appliance.ipc.replication_descriptors import TruncateOrder
+from appliance.metadata.znodes import PartitionState
+from appliance.replication import epoch_truncation, failover, isr_operations, leader_operations
+from appliance.replication.leader_progress import FollowerProgress, LeaderProgress
+from tests.simulation.invariants import Broken
+from tests.simulation.simulation import run
+from tests.simulation.writer import Writer
+
+
+class Mutation(NamedTuple):
+    """`replaced`: (where, name, the wrong one)."""
+
+    replaced: tuple[tuple[Any, str, Callable[..., Any]], ...]
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        originals = [(where, name, getattr(where, name)) for where, name, _ in self.replaced]
+        try:
+            for where, name, wrong in self.replaced:
+                setattr(where, name, wrong)
+            yield
+        finally:
+            for where, name, original in originals:
+                setattr(where, name, original)
+
+
+# --- the wrong ones ----------------------------------------------------------------------------------------------------
+
+
+def _cuts_at_high_watermark(writer: Writer, leader_epoch: int, order: TruncateOrder, truncate: Any = Writer.truncate) -> int:
+    """As Kafka did before KIP-101: whoever begins to follow cuts at its high watermark, and compares no epochs."""
+    if order.kind == Truncation.TELL and leader_epoch == writer.leader_epoch:
+        order = TruncateOrder(Truncation.TO_OFFSET, -1, writer.high_watermark)
+    code: int = truncate(writer, leader_epoch, order)
+    return code
+
+
+def _everything_is_committed(progress: LeaderProgress, _now_ns: int) -> bool:
+    before, progress.high_watermark = progress.high_watermark, progress.log_end_offset
+    return progress.high_watermark > before
+
+
+def _shrinks_at_once(progress: LeaderProgress, isr: tuple[int, ...], want: Any = LeaderProgress._want) -> None:
+    want(progress, isr)
+    if len(isr) < len(progress.isr):
+        progress.isr = isr
+        progress._count()
+
+
+def _elects_anybody(state: PartitionState, replicas: Sequence[int], live_brokers: Iterable[int], _unclean: bool, controller_epoch: int) -> PartitionState:
+    living = [replica for replica in replicas if replica in set(live_brokers)]
+    if not living:
+        return state._replace(leader=-1, leader_epoch=state.leader_epoch + 1)
+    return PartitionState(living[0], state.leader_epoch + 1, controller_epoch, (living[0],))
+
+
+def _leaves_an_unclean_box_in_sync(state: PartitionState, _replicas: Sequence[int], broker_id: int, _eligible: Iterable[int]) -> PartitionState | None:
+    return failover.bump_leader_epoch(state, state.controller_epoch) if state.leader == broker_id else None
+
+
+def _cuts_at_the_leaders_end(_epoch: int, end_offset: int, _end_offset_for: Any, log_end_offset: int) -> int:
+    return min(end_offset, log_end_offset)
+
+
+def _lets_in_whoever_has_the_high_watermark(
+    progress: LeaderProgress, follower: FollowerProgress, now_ns: int, expand: Any = LeaderProgress._maybe_expand
+) -> bool:
+    start, progress._epoch_start_offset = progress._epoch_start_offset, 0
+    is_wished: bool = expand(progress, follower, now_ns)
+    progress._epoch_start_offset = start
+    return is_wished
+
+
+def _writes_wishes_over_newer_states(cluster: Any, topic: Any, wish: Any, known_added: Any, state: PartitionState) -> PartitionState | None:
+    if state.leader != cluster.broker_id:
+        return None
+    return state._replace(isr=wish.isr)
+
+
+def _wishes_count_for_nothing(progress: LeaderProgress) -> frozenset[int]:
+    return frozenset(progress.isr)
+
+
+def _believes_the_image(progress: LeaderProgress, *arguments: Any, become: Any = LeaderProgress.on_become_leader) -> bool:
+    leader_epoch, isr, replicas, partition_epoch, *rest = arguments
+    is_moved: bool = become(progress, leader_epoch, isr, replicas, max(0, partition_epoch), *rest)
+    return is_moved
+
+
+def _follows_whoever_fetches(writer: Writer, leader_epoch: int, *rest: Any, take: Any = Writer.take_progress) -> None:
+    take(writer, writer.leader_epoch, *rest)
+
+
+MUTATIONS = {
+    "truncation by high watermark": Mutation(((Writer, "truncate", _cuts_at_high_watermark), (epoch_truncation, "diverging_answer", lambda *_: None))),
+    "no comparison of leader epochs": Mutation(((epoch_truncation, "diverging_answer", lambda *_: None),)),
+    "truncation at the leader's end of the epoch alone": Mutation(((epoch_truncation, "truncation_offset", _cuts_at_the_leaders_end),)),
+    "acks=all before the in-sync set has it": Mutation(((LeaderProgress, "_advance", _everything_is_committed),)),
+    "the in-sync set shrinks before it is written": Mutation(((LeaderProgress, "_want", _shrinks_at_once),)),
+    "who was asked for does not count": Mutation(((LeaderProgress, "maximal_isr", property(_wishes_count_for_nothing)),)),  # type: ignore[arg-type]
+    "who has the high watermark is in sync": Mutation(((LeaderProgress, "_maybe_expand", _lets_in_whoever_has_the_high_watermark),)),
+    "an election outside of the in-sync set": Mutation(((failover, "elect_leader", _elects_anybody),)),
+    "an unclean box stays in sync": Mutation(((leader_operations, "after_unclean_boot", _leaves_an_unclean_box_in_sync),)),
+    "wishes are written over newer states": Mutation(((isr_operations, "decide_wish", _writes_wishes_over_newer_states),)),
+    "a new life of a log-writer believes an old in-sync set": Mutation(((LeaderProgress, "on_become_leader", _believes_the_image),)),
+    "progress of another leader epoch counts": Mutation(((Writer, "take_progress", _follows_whoever_fetches),)),
+}
+
+
+def found_by(name: str, seeds: Iterable[int]) -> tuple[int, str] | None:
+    """The first of `seeds` whose run notices, and how; None: none did."""
+    with MUTATIONS[name].applied():
+        for seed in seeds:
+            try:
+                run(seed)
+            except Broken as broken:
+                return seed, str(broken).split("\n", 1)[0]
+            except AssertionError as endless:
+                return seed, str(endless)
+    return None
