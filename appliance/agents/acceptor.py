@@ -35,7 +35,7 @@ from appliance.broker.cold_reads import ColdReads
 from appliance.broker.connection import Connection
 from appliance.broker.delayed import Delayed
 from appliance.broker.dispatch import Dispatch, Handler
-from appliance.broker.handlers import elections, reassignments
+from appliance.broker.follower_fetches import PROGRESS_TOLD
 from appliance.broker.handlers.api_versions import ApiVersionsHandler
 from appliance.broker.handlers.coordinated import COORDINATED_KEYS, CoordinatedHandler
 from appliance.broker.handlers.delete_records import DeleteRecordsHandler, PartDeletion
@@ -46,17 +46,20 @@ from appliance.broker.handlers.describe_topic_partitions import DescribeTopicPar
 from appliance.broker.handlers.fetch import FetchHandler
 from appliance.broker.handlers.find_coordinator import FindCoordinatorHandler
 from appliance.broker.handlers.forwarded import ForwardedHandler
-from appliance.broker.handlers.image_answers import ImageAnswers
 from appliance.broker.handlers.list_offsets import ListOffsetsHandler
 from appliance.broker.handlers.metadata import MetadataHandler
 from appliance.broker.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
 from appliance.broker.handlers.produce import ProduceHandler
 from appliance.broker.handlers.write_txn_markers import PartMarker, WriteTxnMarkersHandler
 from appliance.broker.held_memory import HeldMemory
+from appliance.broker.lease_gate import LeaseGate
+from appliance.broker.read_replicas import RACK_AWARE_SELECTOR
 from appliance.broker.receiver import Receiver
 from appliance.broker.residency import choose_residency
+from appliance.broker.transaction_peers import TransactionPeers
 from appliance.broker.transaction_questions import TransactionQuestions
 from appliance.broker.transport import PlainTransport
+from appliance.client.peers import Peers
 from appliance.ipc.box_disks import BoxDisks
 from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.coordinator_link import CoordinatorLink
@@ -64,9 +67,9 @@ from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.disk_health import DiskHealth
 from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.ipc.proxies import LogWriterProxies, Source
-from appliance.protocol import alter_partition_reassignments, elect_leaders, list_partition_reassignments
 from appliance.protocol.apis import SERVED_APIS, ApiKey
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
+from appliance.shm.lease import LeaseReader
 
 READ_INTEREST = select.EPOLLIN | select.EPOLLRDHUP
 ACCEPT_BURST = 64
@@ -82,6 +85,7 @@ ACCEPT_PAUSE_NS = 100_000_000
 _PRODUCE = int(DescriptorKind.PRODUCE)
 _DELETE_RECORDS = int(DescriptorKind.DELETE_RECORDS)
 _MARKER = int(DescriptorKind.TRANSACTION_MARKER)
+_PROGRESS = int(DescriptorKind.PROGRESS)
 _NO_ROOM_TO_ACCEPT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 
@@ -115,8 +119,12 @@ class AcceptorAgent:
         self._controller = ControllerLink(context.layout, self._poller, self._clock, self._image.on_changed)
         budget_bytes = min(box.integer("disk.budget.bytes"), self._source.arena.size_bytes // len(disks))
         self._coordinator = CoordinatorLink(context.layout, self._poller, self._clock)
-        questions = TransactionQuestions(self._coordinator)
-        self._produce = ProduceHandler(self._view, self._source.arena, self._delayed, self._clock, counters, budget_bytes, self._mark_dirty, questions)
+        self._peers = Peers(f"acceptor of broker {box.broker_id}", self._poller, self._clock)
+        questions = TransactionQuestions(self._coordinator, TransactionPeers(self._view, self._peers))
+        self._lease = LeaseGate(LeaseReader(context.layout), self._clock, counters)
+        self._produce = ProduceHandler(
+            self._view, self._source.arena, self._delayed, self._clock, counters, budget_bytes, self._mark_dirty, questions, self._lease
+        )
         self._cold = ColdReads(self._readers, self._clock, counters, self._mark_dirty, self._on_disk_read_failed)
         self._fetch = FetchHandler(
             self._view,
@@ -131,6 +139,8 @@ class AcceptorAgent:
             box.integer("max.incremental.fetch.session.cache.slots"),
             _random_session_id,
             self._mark_dirty,
+            box.text("replica.selector.class") == RACK_AWARE_SELECTOR,
+            self._lease,
         )
         forwarded = ForwardedHandler(self._controller, self._mark_dirty)
         handlers: dict[int, Handler] = dict.fromkeys(SERVED_APIS, forwarded)
@@ -149,17 +159,6 @@ class AcceptorAgent:
         handlers[ApiKey.DESCRIBE_CLUSTER] = DescribeClusterHandler(self._view, self._mark_dirty)
         handlers[ApiKey.DESCRIBE_LOG_DIRS] = DescribeLogDirsHandler(self._view, self._proxies, context.layout, lambda: box.disks, self._mark_dirty)
         handlers[ApiKey.DESCRIBE_TOPIC_PARTITIONS] = DescribeTopicPartitionsHandler(self._view, self._mark_dirty)
-        handlers[ApiKey.ELECT_LEADERS] = ImageAnswers(self._view, elect_leaders.REQUEST, elect_leaders.RESPONSE, elections.elect_leaders, self._mark_dirty)
-        handlers[ApiKey.ALTER_PARTITION_REASSIGNMENTS] = ImageAnswers(
-            self._view,
-            alter_partition_reassignments.REQUEST,
-            alter_partition_reassignments.RESPONSE,
-            reassignments.reassign_partitions,
-            self._mark_dirty,
-        )
-        handlers[ApiKey.LIST_PARTITION_REASSIGNMENTS] = ImageAnswers(
-            self._view, list_partition_reassignments.REQUEST, list_partition_reassignments.RESPONSE, reassignments.list_reassignments, self._mark_dirty
-        )
         handlers[ApiKey.API_VERSIONS] = ApiVersionsHandler(self._mark_dirty)
         self._dispatch = Dispatch(self._produce, handlers)
         self._receiver = Receiver(
@@ -204,8 +203,11 @@ class AcceptorAgent:
         if self._image.is_stale:
             self._image.load()
             work += 1
+        work += self._peers.do_work(now_ns)
         if self._view.refresh():
+            self._peers.refresh(self._view.image.brokers)
             self._fetch.files.keep_only(self._view.rows())
+            self._fetch.on_view_changed()
             work += 1
         if len(self._delayed):
             work += self._delayed.wake_moved()
@@ -264,6 +266,8 @@ class AcceptorAgent:
             reader.close()
         self._controller.close()
         self._coordinator.close()
+        self._peers.close()
+        self._lease.close()
         self._proxies.close()
         self._source.close()
 
@@ -291,7 +295,7 @@ class AcceptorAgent:
             self._delete_records.on_completion(part, entry)  # type: ignore[arg-type]
         elif kind == _MARKER:
             self._write_markers.on_completion(part, entry)  # type: ignore[arg-type]
-        else:
+        elif kind != _PROGRESS:
             self._describe_producers.on_completion(part, entry)  # type: ignore[arg-type]
 
     def _on_lost(self, part: object) -> None:
@@ -301,7 +305,7 @@ class AcceptorAgent:
             self._write_markers.on_lost(part)
         elif isinstance(part, PartDescription):
             self._describe_producers.on_lost(part)
-        else:
+        elif part is not PROGRESS_TOLD:
             self._produce.on_lost(part)  # type: ignore[arg-type]
 
     def _on_connected(self, disk: str) -> None:
@@ -326,7 +330,7 @@ class AcceptorAgent:
             self._write_markers.on_lost(part)
         elif isinstance(part, PartDescription):
             self._describe_producers.on_hung(part)
-        else:
+        elif part is not PROGRESS_TOLD:
             self._produce.on_hung(part)  # type: ignore[arg-type]
 
     def _look_at_disks(self, now_ns: int) -> None:
@@ -498,6 +502,8 @@ class AcceptorAgent:
         """Once a second: end questions that a log-reader does not answer, see about disks; the connections are looked at in slices, by `_sweep_some`."""
         self._next_sweep_ns = now_ns + SWEEP_NS
         self._look_at_disks(now_ns)
+        self._lease.look_for()
+        self._fetch.sweep(now_ns)
         self._requests_parked.set(len(self._delayed))
         self._unswept = list(self._connections.values())
         for connection in self._receiver.slow_bodies(now_ns):

@@ -24,7 +24,8 @@ from appliance.storage import file_io
 from appliance.storage.batch_flush import BatchFlush, DuplicatedFiles, is_for_file_system
 
 _NEVER = 1 << 63
-Round = list[tuple[HostedPartition, BatchFlush]]
+Round = list[tuple[HostedPartition, BatchFlush, int]]
+"""With how often the log had been cut when it began: what stands where it was cut is not what was synced."""
 
 
 class BatchFlushes:
@@ -109,7 +110,7 @@ class BatchFlushes:
             if flush is None:
                 durable.append(hosted)
             else:
-                starting.append((hosted, flush))
+                starting.append((hosted, flush, hosted.log.truncations))
         if starting:
             self._start(starting)
         self.is_active = bool(starting or self._due)
@@ -126,7 +127,7 @@ class BatchFlushes:
     def _start(self, starting: Round) -> None:
         self._under_way = starting
         self._started_ns = self._clock.monotonic_ns()
-        flushes = [flush for _, flush in starting]
+        flushes = [flush for _, flush, _ in starting]
         files = sum(len(flush.files) + bool(flush.directory) for flush in flushes)
         self._known_synced = max(self._known_synced, self._synced_bytes())
         others = self._appended.value - self._known_synced - self._bytes_wanted

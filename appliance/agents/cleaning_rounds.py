@@ -5,7 +5,7 @@ finished segment a turn is swapped in (some ten renames); timestamps of segments
 of one thread beside it. For each segment: the run has written and synced `.cleaned` files → renames (`storage/segment_swap.py`) → row. After the
 last: directory synced → `cleaner-offset-checkpoint` → old files go in slices after file.delete.delay.ms. A log whose run fails is left alone until this
 process starts again, counted and told; want of space, or a run that was killed, is tried again. Weak spots: one run for a disk, however many logs are
-dirty; a log that is truncated (by replication, once there is any) and grows again keeps a first dirty offset that is too high.
+dirty.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class _Run(NamedTuple):
     groups: deque[CleanedGroup]
     first_base: int
     """Base offset of the oldest segment that it was given."""
+    end_offset: int
+    """Behind the newest."""
 
     @property
     def was_overtaken(self) -> bool:
@@ -74,6 +76,8 @@ class CleaningRounds:
         self._kills: dict[LogKey, int] = {}
         self._chosen: tuple[HostedPartition, CleaningPlan] | None = None
         self._run: _Run | None = None
+        self._is_cut = False
+        """Whether the log of the run has lost some of the segments that it was given."""
         self._ending: RunReport | None = None
         self._leaves_some = False
         """Whether the run has segments behind it that are as they were: what is clean ends before them, or a key that was deleted could come back there."""
@@ -110,6 +114,15 @@ class CleaningRounds:
     def trouble(self) -> str:
         """For the status line; empty when all is well."""
         return f"{len(self._uncleanable)} logs cannot be compacted" if self._uncleanable else ""
+
+    def on_truncated(self, hosted: HostedPartition) -> None:
+        """A log was cut: what lies behind its end will be other records, under the same names perhaps."""
+        key = _key(hosted)
+        self._first_dirty[key] = min(self._first_dirty_of(hosted), hosted.log.log_end_offset)
+        if self._chosen is not None and self._chosen[0] is hosted:
+            self._chosen = None
+        if self._run is not None and self._run.hosted is hosted and hosted.log.log_end_offset < self._run.end_offset:
+            self._is_cut = True
 
     def turn(self) -> None:
         """Once a second, and when `goes_on`. Raises StorageFailed when the disk fails, DiskFull for what is tried again."""
@@ -216,10 +229,10 @@ class CleaningRounds:
         self._runs.add()
         self._running.set(1)
         self._leaves_some = False
-        self._run = _Run(hosted, process, deque(), bases[0])
+        self._run = _Run(hosted, process, deque(), bases[0], plan.segments[-1].end_offset)
 
     def _go_on(self, run: _Run, now_ns: int) -> None:
-        if not self._is_here(run.hosted) or run.hosted.is_moving or run.hosted.log.failed is not None:
+        if not self._is_here(run.hosted) or run.hosted.is_moving or run.hosted.log.failed is not None or self._is_cut:
             self._end(run)
             return
         if run.groups:
@@ -296,6 +309,7 @@ class CleaningRounds:
         """The process is gone; what was swapped in becomes durable, what was not is removed, and the old files go when their delay is over."""
         run.process.close()
         self._run = self._ending = None
+        self._is_cut = False
         self._running.set(0)
         if not self._is_here(run.hosted):
             self._replaced.clear()

@@ -1,4 +1,4 @@
-"""Changes of topic configs that are wanted, one topic's after another, and the operations that carry them out.
+"""Changes of configs that are wanted, one topic's (or broker's) after another, and the operations that carry them out.
 
 Owned by the controller process. A change is a function of what is set (`metadata.config_changes`), applied to what ZooKeeper holds when its turn
 comes; doing one twice does no harm, so what a lost connection cut off is begun again. Weak spot: what waits is forgotten with the process; the client
@@ -16,9 +16,17 @@ from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.logging import Logger
 from appliance.metadata.config_changes import ConfigChange
 from appliance.metadata.operation import OperationRunner, Outcome
+from appliance.replication.box_config_operations import alter_box_config
 from appliance.replication.cluster import Cluster
-from appliance.replication.operations import alter_topic_config
+from appliance.replication.config_operations import alter_topic_config
 from appliance.shm.counters import Counters
+
+
+class Entity(NamedTuple):
+    """A topic, or the place where this broker's configs are (its id, or `<default>`)."""
+
+    is_broker: bool
+    name: str
 
 
 class Alteration(NamedTuple):
@@ -30,33 +38,42 @@ class Alteration(NamedTuple):
 
 
 class ConfigAdministration:
-    """Alterations by topic. `on_failure` gets what ZooKeeper refused or lost."""
+    """Alterations by topic and broker. `on_failure` gets what ZooKeeper refused or lost."""
 
     def __init__(self, cluster: Cluster, runner: OperationRunner, counters: Counters, log: Logger, on_failure: Callable[[Exception], None]) -> None:
         self._cluster = cluster
         self._runner = runner
         self._log = log
         self._on_failure = on_failure
-        self._wanted: dict[str, deque[Alteration]] = {}
+        self._wanted: dict[Entity, deque[Alteration]] = {}
         self._altered = counters.counter("controller.configs_altered")
 
     def alter(self, name: str, change: ConfigChange, validate_only: bool, on_result: OnResult) -> None:
         """`on_result` is called when the change is refused, or written and known to log-writers and image."""
-        self._wanted.setdefault(name, deque()).append(Alteration(change, validate_only, on_result))
-        self._go_on(name)
+        self._add(Entity(False, name), Alteration(change, validate_only, on_result))
+
+    def alter_box(self, name: str, change: ConfigChange, validate_only: bool, on_result: OnResult) -> None:
+        """The same for this broker, or all: whoever is controller."""
+        self._add(Entity(True, name), Alteration(change, validate_only, on_result))
+
+    def _add(self, entity: Entity, alteration: Alteration) -> None:
+        self._wanted.setdefault(entity, deque()).append(alteration)
+        self._go_on(entity)
 
     def reconsider(self) -> None:
         """Start whatever is wanted and not under way."""
-        for name in sorted(self._wanted):
-            self._go_on(name)
+        for entity in sorted(self._wanted):
+            self._go_on(entity)
 
-    def _go_on(self, name: str) -> None:
-        if self._cluster.fence is not None and name in self._wanted:
-            alteration = self._wanted[name][0]
-            operation = alter_topic_config(self._cluster, name, alteration.change, alteration.validate_only)
-            self._runner.start(f"config:{name}", operation, lambda outcome: self._on_altered(name, outcome))
+    def _go_on(self, entity: Entity) -> None:
+        if entity in self._wanted and (entity.is_broker or self._cluster.fence is not None):
+            alteration = self._wanted[entity][0]
+            alter = alter_box_config if entity.is_broker else alter_topic_config
+            operation = alter(self._cluster, entity.name, alteration.change, alteration.validate_only)
+            run = f"{'box-config' if entity.is_broker else 'config'}:{entity.name}"
+            self._runner.start(run, operation, lambda outcome: self._on_altered(entity, outcome))
 
-    def _on_altered(self, name: str, outcome: Outcome) -> None:
+    def _on_altered(self, entity: Entity, outcome: Outcome) -> None:
         if isinstance(outcome.failure, RequestRefused):
             result = Result(outcome.failure.code, outcome.failure.message)
         elif outcome.failure is not None:
@@ -64,14 +81,21 @@ class ConfigAdministration:
             return
         else:
             result = Result(ErrorCode.NONE)
-        alterations = self._wanted[name]
+        alterations = self._wanted[entity]
         alteration = alterations.popleft()
         if not alterations:
-            del self._wanted[name]
+            del self._wanted[entity]
         if result.code is ErrorCode.NONE and not alteration.validate_only:
             self._altered.add()
-            topic = self._cluster.topics.get(name)
-            configs = ", ".join(f"{key}={value}" for key, value in sorted(topic.config.items())) if topic is not None else ""
-            self._log.info(f"topic {name} has new configs: {configs or 'none of its own'}", topic=name)
+            self._tell(entity)
         alteration.on_result(result)
-        self._go_on(name)
+        self._go_on(entity)
+
+    def _tell(self, entity: Entity) -> None:
+        topic = self._cluster.topics.get(entity.name)
+        config = self._cluster.dynamic_configs.get(entity.name, {}) if entity.is_broker else topic.config if topic is not None else {}
+        configs = ", ".join(f"{key}={value}" for key, value in sorted(config.items())) or "none of its own"
+        if entity.is_broker:
+            self._log.info(f"broker {entity.name} has new configs: {configs}")
+        else:
+            self._log.info(f"topic {entity.name} has new configs: {configs}", topic=entity.name)

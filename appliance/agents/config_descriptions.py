@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from appliance.metadata.broker_configs import BrokerConfig
+from appliance.metadata.dynamic_broker_configs import DYNAMIC_BROKER_CONFIGS
 from appliance.metadata.topic_config_texts import topic_config_documentation
 from appliance.metadata.topic_configs import TOPIC_CONFIG_ROWS, TopicConfigRow
 from appliance.protocol.config_resources import CONFIG_TYPES, ConfigSource
@@ -59,8 +60,35 @@ def _topic_synonyms(row: TopicConfigRow, topic: Mapping[str, str], broker: Broke
     return tuple(synonyms)
 
 
+def describe_dynamic(
+    own: Mapping[str, str], for_all: Mapping[str, str], with_synonyms: bool, with_documentation: bool, only_set: bool = False
+) -> list[DescribedConfig]:
+    """What can be set on this broker while it runs: its own before what is set on all; with `only_set` what is set."""
+    described = []
+    for config in DYNAMIC_BROKER_CONFIGS.values():
+        synonyms = [ConfigSynonym(config.name, own[config.name], ConfigSource.DYNAMIC_BROKER)] if config.name in own else []
+        if config.name in for_all:
+            synonyms.append(ConfigSynonym(config.name, for_all[config.name], ConfigSource.DYNAMIC_DEFAULT_BROKER))
+        if only_set and not synonyms:
+            continue
+        synonyms.append(ConfigSynonym(config.name, config.default, ConfigSource.DEFAULT))
+        first = synonyms[0]
+        described.append(
+            DescribedConfig(
+                config.name,
+                first.value,
+                is_default=first.source == ConfigSource.DEFAULT,
+                config_source=first.source,
+                synonyms=tuple(synonyms) if with_synonyms else (),
+                config_type=CONFIG_TYPES[config.type],
+                documentation=config.documentation if with_documentation else None,
+            )
+        )
+    return described
+
+
 def describe_broker(configs: Mapping[str, BrokerConfig], with_synonyms: bool, with_documentation: bool) -> list[DescribedConfig]:
-    """Every config of this broker, all read-only."""
+    """Every config of this broker that is read at the start."""
     return [_broker_config(config, with_synonyms, with_documentation) for config in configs.values()]
 
 

@@ -1,6 +1,7 @@
 """DescribeConfigs, AlterConfigs and IncrementalAlterConfigs, from the body of a request to the body of its answer.
 
-Owned by the controller process. Topics can be altered; a broker's configs cannot, because a box reads its settings at the start, and it says so.
+Owned by the controller process. Topics can be altered; of a broker's configs the throttles of replication (`metadata/dynamic_broker_configs.py`). A box reads
+its settings at the start, and says so when others are to be altered.
 Weak spot: as of `waiting_request`; what is described is the controller's copy, which a change by other tools reaches by a notification.
 """
 
@@ -11,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from appliance.agents.config_administration import ConfigAdministration
-from appliance.agents.config_descriptions import BrokerSide, describe_broker, describe_topic
+from appliance.agents.config_descriptions import BrokerSide, describe_broker, describe_dynamic, describe_topic
 from appliance.agents.topic_administration import Result
 from appliance.agents.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, Waiting, told
 from appliance.base.errors import ErrorCode, RequestRefused
@@ -19,6 +20,8 @@ from appliance.base.model import topic_name_problem
 from appliance.base.setting_rows import SETTING_ROWS
 from appliance.metadata.broker_configs import BrokerConfig
 from appliance.metadata.config_changes import SET, ConfigChange, ConfigOperation, altered, refuse_bad_names_and_nulls, replaced
+from appliance.metadata.dynamic_broker_configs import DYNAMIC_BROKER_CONFIGS, dynamic_config_problem
+from appliance.metadata.znodes import DEFAULT_BROKER
 from appliance.protocol import alter_configs, describe_configs, incremental_alter_configs
 from appliance.protocol.alter_configs import ResourceToReplace
 from appliance.protocol.config_resources import AlteredResource, AlteredResources, ResourceType
@@ -98,10 +101,13 @@ class ConfigRequests:
 
     def _configs_of(self, kind: int, name: str, request: DescribeConfigsRequest, result: Result | None) -> Sequence[DescribedConfig]:
         if kind == ResourceType.BROKER:
-            if not name:
-                return ()  # only what was altered for all brokers: nothing can be
+            for_all = self._cluster.dynamic_configs.get(DEFAULT_BROKER, {})
+            if not name:  # only what was altered for all brokers
+                return describe_dynamic({}, for_all, request.include_synonyms, request.include_documentation, only_set=True)
             _refuse_other_broker(name, self._cluster.broker_id)
-            return describe_broker(self._broker_configs, request.include_synonyms, request.include_documentation)
+            own = self._cluster.dynamic_configs.get(name, {})
+            fixed = describe_broker(self._broker_configs, request.include_synonyms, request.include_documentation)
+            return [*fixed, *describe_dynamic(own, for_all, request.include_synonyms, request.include_documentation)]
         if kind != ResourceType.TOPIC:
             raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {_kind_text(kind)}")
         if result is not None and result.code is not ErrorCode.NONE:
@@ -152,6 +158,9 @@ class ConfigRequests:
         except RequestRefused as refused:
             on_result(Result(refused.code, refused.message))
             return
+        if resource.resource_type == ResourceType.BROKER:
+            self._administration.alter_box(resource.resource_name or DEFAULT_BROKER, change, validate_only, on_result)
+            return
         if self._cluster.fence is None:
             on_result(NOT_CONTROLLER)
             return
@@ -165,7 +174,11 @@ class ConfigRequests:
         if kind == ResourceType.BROKER:
             if name:
                 _refuse_other_broker(name, self._cluster.broker_id)
-            raise RequestRefused(ErrorCode.INVALID_REQUEST, _broker_refusal(sorted(operation.name for operation in operations)))
+            if fixed := sorted(operation.name for operation in operations if operation.name not in DYNAMIC_BROKER_CONFIGS):
+                raise RequestRefused(ErrorCode.INVALID_REQUEST, _broker_refusal(fixed))
+            if isinstance(resource, ResourceToReplace):
+                return replaced({operation.name: operation.value or "" for operation in operations}, dynamic_config_problem)
+            return altered({}, operations, dynamic_config_problem)
         if kind != ResourceType.TOPIC:
             raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Unknown resource type {_kind_text(kind)}; only configs of topics can be altered.")
         if not name:

@@ -62,7 +62,7 @@ class ConsoleAgent:
         self._questions = GroupQuestions(context.layout, context.poller, context.clock, self.watch.last_sample)
         self.watch.groups = lambda: self._questions.look
         self._memory = MemoryWatch(lambda: self._reader.pids)
-        self._host_figures = HostFigures(context)
+        self._host_figures = HostFigures(context, lambda: self.watch.last_sample().image)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to turn in this loop."""

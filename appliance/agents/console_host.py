@@ -1,4 +1,4 @@
-"""Puts the machine's figures into their topic, an interval at a time, through the box's own Kafka port, as any producer would.
+"""Puts the machine's figures into their topic, an interval at a time, through the Kafka port of whoever leads it, as any producer would.
 
 A task of the console's loop. It waits only in the loop, and never longer than a deadline; what it reads is /proc (`console.host_reading`). Records that
 could not be written wait, some minutes' worth, and go with the next ones; what is dropped is counted, and nothing here ever ends the console. Weak spot: an
@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
+from collections.abc import Callable
 
 from appliance.base.errors import ErrorCode, MillraceError
+from appliance.base.model import NO_LEADER
 from appliance.console import host_topic
 from appliance.console.host_figures import LogDirectory, host_records
 from appliance.console.host_reading import HostReading, devices_of, read_host
 from appliance.console.host_topic import RESPONSE_BYTES_MAX, error_name
+from appliance.metadata.metadata_image import MetadataImage
 from appliance.runtime.agent import ServiceContext
 from appliance.shm.counters import read_counters
 
@@ -34,9 +37,11 @@ class NotWritten(MillraceError):
 class HostFigures:
     """Reads, keeps and sends; an interval of 0 means: not at all."""
 
-    def __init__(self, context: ServiceContext) -> None:
+    def __init__(self, context: ServiceContext, image: Callable[[], MetadataImage] = MetadataImage.empty) -> None:
+        """`image`: the cluster as this box knows it; what it says nothing of is asked of this box."""
         box = context.box
         self._context = context
+        self._image = image
         self._clock = context.clock
         self._topic = box.text("host.figures.topic")
         self._interval_seconds = box.integer("host.figures.interval.ms") / 1000
@@ -45,6 +50,7 @@ class HostFigures:
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._before: HostReading | None = None
         self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._connected_to = self._address
         self._correlation_id = 0
         self._failures_in_a_row = 0
         self._task: asyncio.Task[None] | None = None
@@ -121,7 +127,9 @@ class HostFigures:
         records = list(self._waiting)
         code = await self._produce(records)
         if code in MISSING:
-            created = host_topic.create_topic_answer(await self._ask(host_topic.create_topic_request(self._next_id(), self._topic)), self._correlation_id)
+            request = host_topic.create_topic_request(self._next_id(), self._topic)
+            answer = await self._ask(self._address_of(self._image().controller_id), request)
+            created = host_topic.create_topic_answer(answer, self._correlation_id)
             if created not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
                 raise NotWritten(f"it could not be created ({error_name(created)})")
             code = await self._produce(records)
@@ -133,16 +141,22 @@ class HostFigures:
 
     async def _produce(self, records: list[tuple[int, bytes]]) -> int:
         request = host_topic.produce_request(self._next_id(), self._topic, self._host.encode(), records)
-        return host_topic.produce_answer(await self._ask(request), self._correlation_id, self._topic)
+        topic = self._image().topics.get(self._topic)
+        leader = topic.partitions[0].leader if topic is not None and topic.partitions else NO_LEADER
+        return host_topic.produce_answer(await self._ask(self._address_of(leader), request), self._correlation_id, self._topic)
+
+    def _address_of(self, broker_id: int) -> tuple[str, int]:
+        broker = self._image().brokers.get(broker_id)
+        return self._address if broker is None or broker_id == self._context.box.broker_id else (broker.host, broker.port)
 
     def _next_id(self) -> int:
         self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         return self._correlation_id
 
-    async def _ask(self, request: bytes) -> bytes:
-        if self._connection is None or self._connection[0].at_eof():
+    async def _ask(self, address: tuple[str, int], request: bytes) -> bytes:
+        if self._connection is None or self._connection[0].at_eof() or self._connected_to != address:
             self._hang_up()
-            self._connection = await asyncio.open_connection(*self._address)
+            self._connection, self._connected_to = await asyncio.open_connection(*address), address
         reader, writer = self._connection
         writer.write(request)
         await writer.drain()

@@ -4,46 +4,60 @@ One process per box; on one box of the cluster it is also the controller of the 
 next life resumes the session (id and password are kept in the runtime directory), loads the tree and finishes what was begun. While it or
 ZooKeeper is away, produce and fetch go on.
 
-Weak spots: kazoo's threads share this process's interpreter lock with the duty cycle. A box that is not controller of its cluster only
-keeps its registration and image here; taking orders from another box's controller comes with replication.
+No box gives another one orders: each follows the tree, tells its own log-writers what they are, and writes for its own replicas; one of them, the
+controller of the cluster, writes for boxes that are gone and about topics. Weak spot: kazoo's threads share this process's interpreter lock
+with the duty cycle.
 """
 
 from __future__ import annotations
 
 import base64
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from appliance.agents.box_requests import BoxRequests
 from appliance.agents.config_administration import ConfigAdministration
 from appliance.agents.controller_requests import ControllerRequests
 from appliance.agents.coordinator_services import KINDS as COORDINATOR_KINDS
 from appliance.agents.coordinator_services import CoordinatorServices
+from appliance.agents.creation_elsewhere import CreationElsewhere
+from appliance.agents.disk_bring_up import DiskBringUp
 from appliance.agents.disk_commands import DiskCommands
 from appliance.agents.disk_draining import DiskDraining
+from appliance.agents.election_administration import ElectionAdministration, LeadershipReturn
+from appliance.agents.failover import Failover
+from appliance.agents.hosting import Hosting
 from appliance.agents.image_publisher import ImagePublisher
+from appliance.agents.isr_keeper import IsrKeeper
+from appliance.agents.lease_keeper import LeaseKeeper
 from appliance.agents.move_administration import MoveAdministration
 from appliance.agents.move_progress import MoveProgressFiles
 from appliance.agents.move_requests import MoveRequests
 from appliance.agents.partition_administration import PartitionAdministration
+from appliance.agents.reassignment_administration import ReassignmentAdministration
 from appliance.agents.request_server import RequestClient, RequestServer
+from appliance.agents.role_keeper import RoleKeeper
 from appliance.agents.topic_administration import TopicAdministration
+from appliance.agents.tree_looks import TreeLooks
 from appliance.base.model import TopicId
+from appliance.client.peers import Peers
 from appliance.ipc.box_disks import BoxDisks
 from appliance.ipc.controller_frames import GENERATION, IMAGE_CHANGED
 from appliance.ipc.frames import Frame
-from appliance.metadata import broker_registry, config_notifications, topic_registry
 from appliance.metadata.broker_configs import broker_configs
-from appliance.metadata.broker_registry import BrokerIdTaken
+from appliance.metadata.broker_registry import BrokerIdTaken, DirectoryTaken
 from appliance.metadata.metadata_image import MetadataImage
-from appliance.metadata.operation import ControllerMoved, Operation, OperationRunner, Outcome, Publish
-from appliance.metadata.requests import ConnectionLost, GetChildren
+from appliance.metadata.operation import ControllerMoved, OperationRunner, Outcome
+from appliance.metadata.requests import ConnectionLost
 from appliance.metadata.session import SavedSession, SessionState, ZooKeeperSession
 from appliance.metadata.topic_configs import broker_config
-from appliance.metadata.znodes import BROKER_IDS, BROKER_TOPICS, CONFIG_CHANGES, CONTROLLER, DELETE_TOPICS, BoxRecord, BrokerRegistration
+from appliance.metadata.znodes import BoxRecord, BrokerRegistration
+from appliance.replication.arrival import Arrival, ForeignCluster, arrive
 from appliance.replication.cluster import Cluster, DiskReport, topic_id_of
 from appliance.replication.controller import CreationDefaults, DiskSpace
 from appliance.replication.internal_topics import internal_topic
-from appliance.replication.operations import Arrival, ForeignCluster, arrive, bring_up_disk, missing_partitions, reload_topic_config
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.runtime.poller import READABLE
 from appliance.shm.counters import read_counters
@@ -55,6 +69,7 @@ ARRIVE_AGAIN_MS = 1000
 RECONSIDER_MS = 500
 WITHOUT_DISKS_MS = 2000
 STOP_MS = 1000
+STOP_LOOK_MS = 20
 MOVES_PARK_MS = 20
 
 
@@ -83,8 +98,9 @@ def box_id(state_directory: str) -> str:
 class ControllerAgent:
     """The duty cycle."""
 
-    def __init__(self, context: ServiceContext) -> None:
+    def __init__(self, context: ServiceContext, make_session: Callable[..., ZooKeeperSession] = ZooKeeperSession) -> None:
         self._context = context
+        self._make_session = make_session
         self._box = box = context.box
         self._log = context.log
         self._clock = context.clock
@@ -94,17 +110,10 @@ class ControllerAgent:
         self._arrive_at_ms: int | None = None
         self._arrived_ms = 0
         self._reconsider_at_ms = 0
-        self._disks_to_bring_up: set[str] = set()
+        self._stop_look_at_ms = 0
         self._ready_told = False
         self._stop_deadline_ms: int | None = None
         self._last_trouble = ""
-        self._looks = {
-            BROKER_TOPICS: self._look_at_topics,
-            DELETE_TOPICS: self._look_at_deletions,
-            BROKER_IDS: self._look_at_brokers,
-            CONFIG_CHANGES: self._look_at_config_changes,
-        }
-        self._changed_again: set[str] = set()
         disks = [disk.name for disk in box.disks]
         self.cluster = Cluster(box.broker_id, broker_config(box.settings), disks)
         self._publisher = ImagePublisher(context.layout.image_file, self._make_image, self._on_published)
@@ -120,9 +129,34 @@ class ControllerAgent:
             self._on_disk_gone,
             context.log,
             box.integer("log.disk.deadline.ms"),
+            self._on_isr_wishes,
         )
         self.session = self._open_session()
         self._runner = OperationRunner(self.session.submit, self._disks.command, self._publisher.publish)
+        session_ms = box.integer("zookeeper.session.timeout.ms")
+        self._lease = LeaseKeeper(
+            context.layout, context.incarnation, box.broker_id, session_ms, self.session.submit, lambda: self.session.session_id, context.clock
+        )
+        self._own_runner = OperationRunner(self.session.submit, self._disks.command, self._publisher.publish)
+        now_ms = context.clock.monotonic_ms
+        self._isr = IsrKeeper(self.cluster, self._runner, lambda: self._arrived, context.counters, context.log, self._on_failure)
+        deadline_ms = box.integer("log.disk.deadline.ms")
+        self._bring_up = DiskBringUp(
+            self.cluster, self._runner, self._disks, self._isr.is_settled, deadline_ms, now_ms, context.counters, context.log, self._on_failure
+        )
+        self._roles = RoleKeeper(self.cluster, self._own_runner, self._bring_up.is_brought_up, now_ms)
+        self._hosting = Hosting(self.cluster, self._runner, self._spaces, self._bring_up.all_told, context.counters, context.log, self._on_failure)
+        self._failover = Failover(
+            self.cluster,
+            self._runner,
+            self._bring_up.is_dead,
+            self._bring_up.is_brought_up,
+            lambda: self._bring_up.patience_ms(session_ms),
+            now_ms,
+            context.counters,
+            context.log,
+            self._on_failure,
+        )
         self._administration = TopicAdministration(
             self.cluster,
             self._runner,
@@ -134,14 +168,35 @@ class ControllerAgent:
             context.counters,
             context.log,
             self._on_failure,
+            now_ms,
+        )
+        self._looks = TreeLooks(
+            self.cluster,
+            self._runner,
+            new_topic_id,
+            lambda: self._administration.creating,
+            lambda: self.session.session_id,
+            context.clock,
+            context.log,
+            self._on_cluster_changed,
+            self._on_failure,
         )
         self._partitions = PartitionAdministration(self.cluster, self._runner, self._spaces, self._defaults(), context.counters, context.log, self._on_failure)
         self._alterations = ConfigAdministration(self.cluster, self._runner, context.counters, context.log, self._on_failure)
+        self._reassigning = ReassignmentAdministration(self.cluster, self._runner, context.counters, context.log, self._on_failure)
+        leadership_return = LeadershipReturn(
+            box.flag("auto.leader.rebalance.enable"),
+            box.integer("leader.imbalance.check.interval.seconds") * 1000,
+            box.integer("leader.imbalance.per.broker.percentage"),
+        )
+        self._electing = ElectionAdministration(
+            self.cluster, self._runner, leadership_return, context.clock.monotonic_ms, context.counters, context.log, self._on_failure
+        )
         self._draining = DiskDraining(self.cluster, self._runner, context.counters, context.log, self._on_failure)
         self._moves = MoveAdministration(
             self.cluster,
             self._runner,
-            OperationRunner(self.session.submit, self._disks.command, self._publisher.publish),
+            self._own_runner,
             lambda disk: self._disks.connected(disk) and not self._disks.is_offline(disk),
             self._publisher.publish,
             box.disks,
@@ -153,11 +208,17 @@ class ControllerAgent:
             self._on_failure,
         )
         self._server = RequestServer(context.layout.controller_socket, context.poller, self._on_frame, self._news)
+        peers = Peers(f"controller of broker {box.broker_id}", context.poller, context.clock)
+        self._elsewhere = CreationElsewhere(peers, lambda: self._publisher.image, lambda name: internal_topic(name, box, len(self._publisher.image.brokers)))
         self._requests = ControllerRequests(
             self.cluster,
             self._administration,
             self._partitions,
             self._alterations,
+            self._reassigning,
+            self._electing,
+            lambda wait, answer: BoxRequests(self.cluster, self._runner, context.log, self._on_failure, wait, answer, context.clock.monotonic_ms),
+            self._elsewhere,
             lambda wait, answer: MoveRequests(self.cluster, self._moves.orders, self._draining, box.disks, wait, answer, context.clock.monotonic_ms),
             broker_configs(box),
             lambda: self._arrived,
@@ -183,16 +244,24 @@ class ControllerAgent:
         self._sessions_lost = counter("controller.zookeeper_sessions_lost")
         self._suspensions = counter("controller.zookeeper_suspensions")
         self._leads_gauge = counter("controller.is_controller")
+        self._terms = counter("controller.terms")
+        self._last_term = -1
         self._topics_gauge = counter("controller.topics")
         self._generation_gauge = counter("controller.image_generation")
-        self._missing_gauges = {disk.name: counter(f'controller.partitions_missing{{disk="{disk.name}"}}') for disk in self._box.disks}
+
+    def _count_term(self) -> None:
+        """A role that was kept over a look at everything is no new one."""
+        fence = self.cluster.fence
+        if fence is not None and fence.controller_epoch != self._last_term:
+            self._last_term = fence.controller_epoch
+            self._terms.add()
 
     def _defaults(self) -> CreationDefaults:
         return CreationDefaults(self._box.integer("num.partitions"), self._box.integer("default.replication.factor"))
 
     def _open_session(self) -> ZooKeeperSession:
         saved = SavedSession.load(self._session_path, self._box.zookeeper)
-        session = ZooKeeperSession(self._box.zookeeper, self._box.integer("zookeeper.session.timeout.ms"), saved, self._on_state, self._on_change)
+        session = self._make_session(self._box.zookeeper, self._box.integer("zookeeper.session.timeout.ms"), saved, self._on_state, self._on_change)
         self._context.poller.register(session.fileno(), READABLE, lambda _events: None)  # it wakes us; `do_work` drains
         return session
 
@@ -202,6 +271,7 @@ class ControllerAgent:
         now_ms = self._clock.monotonic_ms()
         now_ns = self._clock.monotonic_ns()
         self._look_at_disks(now_ns)
+        self._look_for_stop(now_ms)
         work = self.session.drain()
         work += self._disks.do_work(now_ns)
         if self._arrive_at_ms is not None and now_ms >= self._arrive_at_ms:
@@ -209,15 +279,23 @@ class ControllerAgent:
             work += 1
         if self._arrived and now_ms >= self._reconsider_at_ms:
             self._reconsider_at_ms = now_ms + RECONSIDER_MS
-            self._bring_up_disks()
+            self._bring_up.reconsider()
+            self._failover.reconsider()
+            self._hosting.reconsider()
             self._administration.reconsider()
             self._partitions.reconsider()
             self._alterations.reconsider()
+            self._reassigning.reconsider()
+            self._electing.reconsider()
             self._draining.reconsider()
+        work += self._lease.do_work(self._arrived and self.cluster.has_other_boxes and self._bring_up.roles_are_told())
+        work += self._isr.do_work()
+        work += self._roles.do_work()
         work += self._moves.do_work(now_ns, self._arrived)
         work += self._publisher.do_work(now_ns)
         work += self._requests.do_work()
         work += self._coordinator_services.do_work()
+        work += self._elsewhere.do_work(now_ns)
         self._disks.flush()
         if not self._ready_told:
             self._maybe_ready(now_ms)
@@ -230,7 +308,26 @@ class ControllerAgent:
         self._disks.unpark()
 
     def park_ms(self) -> int:
-        return 10 if self._publisher.is_pending else MOVES_PARK_MS if self._moves.is_busy() else PARK_MS_MAX
+        return self._lease.park_ms(10 if self._publisher.is_pending else MOVES_PARK_MS if self._moves.is_busy() else PARK_MS_MAX)
+
+    def _look_for_stop(self, now_ms: int) -> None:
+        """Whether the whole box is about to stop. The first step of that is ours: what it leads goes to others while everybody still serves."""
+        if now_ms < self._stop_look_at_ms:
+            return
+        self._stop_look_at_ms = now_ms + STOP_LOOK_MS
+        if os.path.exists(self._context.layout.stopping_file):
+            self._stop_look_at_ms = 1 << 62
+            self._failover.is_leaving = True
+            if self._arrived and self.cluster.has_other_boxes:
+                self._log.info("the box is about to stop: what other boxes can lead goes to them")
+                self._failover.leave(self._on_left)
+            else:
+                self._on_left(0)
+
+    def _on_left(self, moved: int) -> None:
+        if moved:
+            self._log.info(f"{moved} partitions were given to other boxes, as leaders or in sync")
+        Path(self._context.layout.left_file).touch()
 
     def begin_stop(self) -> None:
         self._stop_deadline_ms = self._clock.monotonic_ms() + STOP_MS
@@ -240,13 +337,20 @@ class ControllerAgent:
         return not len(self._runner) or self._stop_deadline_ms is None or self._clock.monotonic_ms() >= self._stop_deadline_ms
 
     def close(self) -> None:
-        """End the session: other boxes learn at once that this one is gone."""
+        """End the session: other boxes learn at once that this one is gone. If it is not, and only this process ends, the next life goes on with it."""
         self._server.close()
+        self._elsewhere.close()
         self._runner.drop_all()
+        self._own_runner.drop_all()
         self._context.poller.unregister(self.session.fileno())
-        self.session.close()
+        if self._failover.is_leaving or not self.cluster.has_other_boxes:
+            self._lease.end()
+            self.session.close()
+            Path(self._session_path).unlink(missing_ok=True)
+        else:
+            self.session.abandon()
+        self._lease.close()
         self._disks.close()
-        Path(self._session_path).unlink(missing_ok=True)
 
     def status_line(self) -> str:
         role = "controller" if self.cluster.fence is not None else "not controller"
@@ -256,9 +360,7 @@ class ControllerAgent:
         """Ready once the tree is loaded and the disks lead what is theirs, or have not come within two seconds."""
         if not self._arrived:
             return
-        brought_up = len(self.cluster.reports) == len(self._box.disks) and not self._disks_to_bring_up
-        busy = any(self._runner.is_running(f"disk:{disk.name}") for disk in self._box.disks)
-        if (brought_up and not busy) or now_ms - self._arrived_ms >= WITHOUT_DISKS_MS:
+        if self._bring_up.all_brought_up() or now_ms - self._arrived_ms >= WITHOUT_DISKS_MS:
             self._ready_told = True
             self._context.notifier.ready()
 
@@ -292,6 +394,7 @@ class ControllerAgent:
             self._arrive_at_ms = self._clock.monotonic_ms()
             return
         if state is SessionState.EXPIRED:
+            self._lease.end()
             self._sessions_lost.add()
             self._log.warning("the ZooKeeper session has expired; a new one is opened")
         else:
@@ -303,7 +406,7 @@ class ControllerAgent:
         """Nothing that ZooKeeper said can be acted on any more."""
         self._arrived = False
         self._arrive_at_ms = None
-        self._changed_again.clear()
+        self._looks.forget()
         self._runner.drop_all()
         self._publisher.forget_waiting()
         self.cluster.forget()
@@ -329,14 +432,15 @@ class ControllerAgent:
     def _arrival(self) -> Arrival:
         box = self._box
         now_ms = self._clock.wall_ms()
-        registration = BrokerRegistration(box.broker_id, (("PLAINTEXT", box.advertise, box.kafka_port),), {"PLAINTEXT": "PLAINTEXT"}, None, now_ms)
+        registration = BrokerRegistration(box.broker_id, (("PLAINTEXT", box.advertise, box.kafka_port),), {"PLAINTEXT": "PLAINTEXT"}, box.rack, now_ms)
         directories = {report.directory_id: report.disk for report in self.cluster.reports.values()}
         cluster_id = box.cluster_id or str(new_topic_id())
-        return Arrival(self.session.session_id, registration, BoxRecord(self._identity, directories), cluster_id, bool(box.cluster_id), now_ms, new_topic_id)
+        record = BoxRecord(self._identity, directories, is_fenced=self._failover.is_leaving or not self._bring_up.all_settled())
+        return Arrival(self.session.session_id, registration, record, cluster_id, bool(box.cluster_id), now_ms, new_topic_id)
 
     def _on_arrived(self, outcome: Outcome) -> None:
         if outcome.failure is not None:
-            if isinstance(outcome.failure, BrokerIdTaken | ForeignCluster):
+            if isinstance(outcome.failure, BrokerIdTaken | DirectoryTaken | ForeignCluster):
                 self._context.notifier.status(str(outcome.failure))
             self._on_failure(outcome.failure)
             return
@@ -344,65 +448,21 @@ class ControllerAgent:
         self._last_trouble = ""
         self._arrived_ms = self._clock.monotonic_ms()
         self._leads_gauge.set(int(self.cluster.fence is not None))
+        self._count_term()
         self._moves.on_arrived()
-        self._disks_to_bring_up = set(self.cluster.reports)
+        self._looks.on_arrived()
+        self._bring_up.on_arrived()
+        self._failover.on_arrived()
+        self._reconsider_at_ms = 0
+
+    def _on_cluster_changed(self) -> None:
+        """Others have changed something: whoever may have to act on it looks at it in this turn or the next."""
+        self._leads_gauge.set(int(self.cluster.fence is not None))
         self._reconsider_at_ms = 0
 
     def _on_change(self, path: str) -> None:
         """Somebody changed something that we watch: look at it again. Our own writes come along here too, and find nothing new."""
-        if not self._arrived:
-            return
-        if path == CONTROLLER:
-            self._arrive_at_ms = self._clock.monotonic_ms()
-        elif path in self._looks and not self._runner.start(f"look:{path}", self._looks[path](), lambda outcome: self._on_looked(path, outcome)):
-            self._changed_again.add(path)  # a watch fires once: what changed during a look is looked at after it
-
-    def _on_looked(self, path: str, outcome: Outcome) -> None:
-        if outcome.failure is not None:
-            self._on_failure(outcome.failure)
-            return
-        if outcome.value:
-            self._reconsider_at_ms = 0
-        if path in self._changed_again:
-            self._changed_again.discard(path)
-            self._on_change(path)
-
-    def _look_at_topics(self) -> Operation[bool]:
-        cluster = self.cluster
-        names = set((yield GetChildren(BROKER_TOPICS, True)))
-        strange = names - cluster.topics.keys() - self._administration.creating.keys()
-        if strange:
-            found = yield from topic_registry.load_some_topics(cluster.broker_id, sorted(strange), new_topic_id)
-            cluster.topics.update(found)
-        gone = {name for name in cluster.topics.keys() - names - cluster.deleting if not self._runner.is_running(f"topic:{name}")}
-        for name in gone:
-            self._log.warning(f"topic {name} was taken out of ZooKeeper by somebody else; its directories stay", topic=name)
-            del cluster.topics[name]
-        if strange or gone:
-            yield Publish()
-        return bool(strange)
-
-    def _look_at_deletions(self) -> Operation[bool]:
-        names = yield from topic_registry.load_deletions()
-        strange = {name for name in names - self.cluster.deleting if not self._runner.is_running(f"topic:{name}")}
-        self.cluster.deleting |= strange
-        return bool(strange)
-
-    def _look_at_brokers(self) -> Operation[bool]:
-        self.cluster.brokers = yield from broker_registry.read_brokers(watch=True)
-        yield Publish()
-        return False
-
-    def _look_at_config_changes(self) -> Operation[bool]:
-        """Configs that somebody else changed. Our own changes come along here too, and are known already."""
-        names = yield from config_notifications.list_config_changes()
-        for name in sorted(names - self.cluster.config_changes):
-            topic = yield from config_notifications.topic_named_by(name)
-            if topic is not None:
-                yield from reload_topic_config(self.cluster, topic)
-        self.cluster.config_changes = names
-        yield from config_notifications.remove_old_config_changes(names, self._clock.wall_ms())
-        return False
+        self._looks.on_change(path)
 
     # --- the disks ----------------------------------------------------------------------------------------------------------
 
@@ -412,68 +472,33 @@ class ControllerAgent:
         bump = ", leader epochs must be raised first" if report.needs_epoch_bump else ""
         self._log.info(f"log-writer@{disk} is there with {len(report.partitions)} partitions{bump}", disk=disk, peer=f"log-writer@{disk}")
         self._moves.on_disk_connected(report)
-        self._disks_to_bring_up.add(disk)
-        self._reconsider_replacements()
-
-    def _reconsider_replacements(self) -> None:
-        """What a disk was given up with may have waited for another disk, which had perhaps a copy of it (`operations._begin_anew`)."""
-        self._disks_to_bring_up.update(disk for disk, report in self.cluster.reports.items() if report.replaces)
+        self._bring_up.on_connected(report)
         self._reconsider_at_ms = 0
+
+    def _on_isr_wishes(self, disk: str, wishes: list[dict[str, Any]]) -> None:
+        self._isr.on_wishes(disk, wishes)
 
     def _look_at_disks(self, now_ns: int) -> None:
         """Disks that were added, removed or replaced while we run."""
         came, went, replaced = self._box_disks.look(now_ns)
         for disk in came:
-            self._missing_gauges[disk.name] = self._context.counters.counter(f'controller.partitions_missing{{disk="{disk.name}"}}')
+            self._bring_up.on_added(disk.name)
             self.cluster.disks.append(disk.name)
             self._disks.add_disk(disk.name)
         for disk in went:
             self._disks.remove_disk(disk.name)
             self.cluster.remove_disk(disk.name)
-            self._reconsider_replacements()
+            self._bring_up.on_removed(disk.name)
+            self._bring_up.reconsider_replacements()
+            self._reconsider_at_ms = 0
         for disk in replaced:
             self._disks.replace_disk(disk.name)
 
     def _on_disk_gone(self, disk: str) -> None:
         self.cluster.reports.pop(disk, None)
-        self._disks_to_bring_up.discard(disk)
-        self._missing_gauges[disk].set(0)
-        self._log.info(f"log-writer@{disk} is gone; its partitions have no leader until it is back", disk=disk, peer=f"log-writer@{disk}")
-
-    def _bring_up_disks(self) -> None:
-        if self.cluster.fence is None:
-            return
-        for disk in sorted(self._disks_to_bring_up):
-            if self._disks.is_offline(disk):
-                continue  # it can do nothing for us; it is asked when it has come back
-            report = self.cluster.reports[disk]
-            started = self._runner.start(
-                f"disk:{disk}",
-                bring_up_disk(self.cluster, report),
-                lambda outcome, report=report: self._on_brought_up(report, outcome),  # type: ignore[misc]
-            )
-            if started:
-                self._disks_to_bring_up.discard(disk)
-
-    def _on_brought_up(self, report: DiskReport, outcome: Outcome) -> None:
-        if outcome.failure is not None:
-            self._on_failure(outcome.failure)
-            return
-        self._missing_gauges[report.disk].set(report.missing)
-        if report.missing:
-            names = missing_partitions(self.cluster, report)
-            shown = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
-            self._log.critical(
-                f"{report.missing} partitions that ZooKeeper places on disk {report.disk} are not there; clients get KAFKA_STORAGE_ERROR for them: {shown}."
-                " Put their directories back, or delete the topics",
-                disk=report.disk,
-            )
-        if outcome.value and self.cluster.reports.get(report.disk) is report:
-            if outcome.value != report.refused:
-                words = f"log-writer@{report.disk} refused to lead {outcome.value} partitions; it is asked again"
-                self._log.warning(words, disk=report.disk, peer=f"log-writer@{report.disk}")
-            self._disks_to_bring_up.add(report.disk)
-        report.refused = outcome.value
+        self._bring_up.on_gone(disk)
+        self._isr.on_disk_gone(disk)
+        self._log.info(f"log-writer@{disk} is gone; those of its partitions that no other box has wait until it is back", disk=disk, peer=f"log-writer@{disk}")
 
     def _spaces(self) -> list[DiskSpace]:
         """The disks that can take a partition now (none that is being drained), with the free space that their log-writers count. None for a moment after an

@@ -1,6 +1,7 @@
 """Requests on `controller.sock`: Kafka's admin requests and automatic creation, decoded, waited for, answered.
 
-CreateTopics, DeleteTopics and automatic creation are here, the others in `partition_requests` and `config_requests`. Owned by the controller
+CreateTopics, DeleteTopics and automatic creation are here, the others in `partition_requests`, `config_requests`, `reassignment_requests` and
+`election_requests`. Owned by the controller
 process. Requests wait here while ZooKeeper is away, until their deadline. Weak spot: an answer is encoded when the last topic of a request is done
 or its deadline has passed; there is no partial answer.
 """
@@ -14,12 +15,18 @@ from typing import Any
 
 import orjson
 
+from appliance.agents.box_requests import BoxRequests
 from appliance.agents.config_administration import ConfigAdministration
 from appliance.agents.config_descriptions import BrokerSide, describe_topic
 from appliance.agents.config_requests import ConfigRequests
+from appliance.agents.creation_elsewhere import CreationElsewhere
+from appliance.agents.election_administration import ElectionAdministration
+from appliance.agents.election_requests import ElectionRequests
 from appliance.agents.move_requests import MoveRequests
 from appliance.agents.partition_administration import PartitionAdministration
 from appliance.agents.partition_requests import PartitionRequests
+from appliance.agents.reassignment_administration import ReassignmentAdministration
+from appliance.agents.reassignment_requests import ReassignmentRequests
 from appliance.agents.request_server import RequestClient
 from appliance.agents.topic_administration import Result, TopicAdministration
 from appliance.agents.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, Waiting, told
@@ -50,6 +57,10 @@ class ControllerRequests:
         administration: TopicAdministration,
         partitions: PartitionAdministration,
         alterations: ConfigAdministration,
+        reassigning: ReassignmentAdministration,
+        electing: ElectionAdministration,
+        make_box_requests: Callable[[Wait, Answer], BoxRequests],
+        elsewhere: CreationElsewhere,
         make_move_requests: Callable[[Wait, Answer], MoveRequests],
         broker_configs: Mapping[str, BrokerConfig],
         can_begin: Callable[[], bool],
@@ -59,6 +70,7 @@ class ControllerRequests:
     ) -> None:
         self._cluster = cluster
         self._administration = administration
+        self._elsewhere = elsewhere
         self._broker_configs = broker_configs
         self._can_begin = can_begin
         self._respond = respond
@@ -66,6 +78,7 @@ class ControllerRequests:
         self._waiting: list[Waiting] = []
         self._move_requests = make_move_requests(self._wait, self._answer)
         configs = ConfigRequests(cluster, alterations, broker_configs, self._wait, self._answer, now_ms)
+        reassignments = ReassignmentRequests(cluster, reassigning, self._wait, self._answer, now_ms)
         self._by_api: dict[int, Callable[[ControllerRequest], None]] = {
             ApiKey.CREATE_TOPICS: self._on_create_topics,
             ApiKey.DELETE_TOPICS: self._on_delete_topics,
@@ -74,6 +87,10 @@ class ControllerRequests:
             ApiKey.DESCRIBE_CONFIGS: configs.on_describe,
             ApiKey.ALTER_CONFIGS: configs.on_replace,
             ApiKey.INCREMENTAL_ALTER_CONFIGS: configs.on_alter,
+            ApiKey.ALTER_PARTITION_REASSIGNMENTS: reassignments.on_alter,
+            ApiKey.LIST_PARTITION_REASSIGNMENTS: reassignments.on_list,
+            ApiKey.ELECT_LEADERS: ElectionRequests(cluster, electing, self._wait, self._answer, now_ms).on_elect,
+            ApiKey.UNREGISTER_BROKER: make_box_requests(self._wait, self._answer).on_unregister,
         }
         self._received = counters.counter("controller.requests")
         self._refused = counters.counter("controller.requests_unreadable")
@@ -241,7 +258,7 @@ class ControllerRequests:
         affordable = self._administration.affordable(topics)
         for name, partitions in topics.items():
             if self._cluster.fence is None:
-                waiting.record(name, Result(ErrorCode.NOT_CONTROLLER))
+                self._elsewhere.ensure(name, partitions, partial(waiting.record, name))
             elif name not in affordable:
                 waiting.record(name, Result(ErrorCode.LEADER_NOT_AVAILABLE))
             else:

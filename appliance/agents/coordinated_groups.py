@@ -10,14 +10,17 @@ from collections.abc import Callable, Iterable
 
 from appliance.agents.legacy_offset_requests import LegacyOffsetRequests
 from appliance.agents.state_topic import StateTopic
+from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId, TopicPartition
 from appliance.base.settings import Box
 from appliance.broker.box_view import BoxView
-from appliance.coordination.state_log import partition_of
+from appliance.coordination.state_log import ProducerIdentity, partition_of
 from appliance.groups.group_coordinator import GroupCoordinator
 from appliance.groups.group_settings import GroupSettings
 from appliance.groups.ports import KnownTopic
 from appliance.replication.internal_topics import OFFSETS_TOPIC
+
+OnVerified = Callable[[ErrorCode], None]
 
 
 def group_settings(box: Box, partition_count: int) -> GroupSettings:
@@ -83,6 +86,23 @@ class CoordinatedGroups:
         """Where a group's offsets are; None while there is no such topic."""
         count = self._topic.partition_count
         return TopicPartition(OFFSETS_TOPIC, partition_of(group_id, count)) if count else None
+
+    def commit_verified(self, partition: int, producer: ProducerIdentity, ask: Callable[[Callable[[ErrorCode], None]], None], commit: OnVerified) -> None:
+        """Let `commit` commit offsets of a transaction about which another box has to be asked. `commit` hears NONE when they may be committed, which it does
+        before it returns; `ask(on_answer)` asks. What ends the transaction here meanwhile makes the commit fail: it would stand behind the marker, open for
+        ever, or be taken for a part of the next transaction."""
+
+        def on_guard(code: ErrorCode, guard: int) -> None:
+            def on_answer(code: ErrorCode) -> None:
+                with self._topic.guarded(partition, producer, guard):
+                    commit(code)
+
+            if code is not ErrorCode.NONE or not guard:
+                on_answer(code)
+            else:
+                ask(on_answer)
+
+        self._topic.begin_verification(partition, producer, on_guard)
 
     def refresh(self) -> None:
         """Image or tables have changed."""

@@ -68,6 +68,10 @@ class CoordinatedTransactions:
         image = self._view.image.topics.get(topic_partition.topic)
         return image is not None and 0 <= topic_partition.partition < len(image.partitions)
 
+    def leads(self, transactional_id: str) -> bool:
+        """Whether its transactions are coordinated here."""
+        return self._topic.leader_epoch_of(self.coordinator.ids.partition_of(transactional_id)) >= 0
+
     def refresh(self) -> None:
         """Image or tables have changed."""
         count = self._topic.count_partitions()

@@ -1,8 +1,9 @@
 """The coordinator: consumer groups and transactions whose state topics' partitions this box leads.
 
 One process a box. Requests come whole from the acceptors over `coordinator.sock`; state goes into `__consumer_offsets` and `__transaction_state` through the
-rings, as any producer's batches do, and is read back through the log-readers at the start and whenever a partition comes (`state_topic.py`). Killed at
-any moment it loses nothing that was answered: its next life reads the topics. It owns nothing on a disk.
+rings, as any producer's batches do, and is read back through the log-readers at the start and whenever a partition comes (`state_topic.py`), be it after our
+own death or after that of the box that led it. Killed at any moment it loses nothing that was answered: its next life, or the next leader, reads the
+topics. Other boxes are asked to write markers where they lead, and about transactions that they coordinate. It owns nothing on a disk.
 Weak spot: members that were joining when it died join again; until its partitions are read it answers COORDINATOR_LOAD_IN_PROGRESS.
 """
 
@@ -16,12 +17,15 @@ from appliance.agents.coordinator_requests import CoordinatorRequests
 from appliance.agents.image_follower import ImageFollower
 from appliance.agents.legacy_offset_requests import LegacyOffsetRequests
 from appliance.agents.marker_appends import MarkerAppend, MarkerAppends
+from appliance.agents.marker_requests import MarkerRequests
 from appliance.agents.producer_id_leases import ProducerIdLeases
 from appliance.agents.request_server import RequestClient, RequestServer
-from appliance.agents.state_topic import StateAppend, StateTopic
+from appliance.agents.state_topic import GuardQuestion, StateAppend, StateTopic
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicPartition
 from appliance.broker.box_view import BoxView
+from appliance.broker.transaction_peers import TransactionPeers
+from appliance.client.peers import Peers
 from appliance.ipc.box_disks import BoxDisks
 from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.disk_health import DiskHealth
@@ -30,8 +34,13 @@ from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.ipc.proxies import LogWriterProxies, Source
 from appliance.replication.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
+from appliance.shm.lease import LeaseReader
 
 LOG_READER_DEADLINE_MS = 10_000
+LEASE_SOUGHT_NS = 1_000_000_000
+
+Offered = StateAppend | MarkerAppend | GuardQuestion
+"""What a log-writer may have been offered."""
 
 
 class CoordinatorAgent:
@@ -60,19 +69,35 @@ class CoordinatorAgent:
         self._topics = (self._offsets_topic, self._transactions_topic)
         self._groups = CoordinatedGroups(box, self._offsets_topic, self._view, LegacyOffsetRequests(self._controller), self._now_ms)
         self._producer_ids = ProducerIdLeases(self._controller, self._clock, counters, context.log)
-        self._markers = MarkerAppends(self._view, self._clock, counters, self._on_transaction_ended)
+        self._peers = Peers(f"coordinator of broker {box.broker_id}", self._poller, self._clock)
+        self._markers = MarkerAppends(self._view, MarkerRequests(self._peers), self._clock, counters, self._on_transaction_ended, self._has_waiting_offsets)
         self._transactions = CoordinatedTransactions(
             box, self._transactions_topic, self._view, self._markers, self._producer_ids, self._groups.offsets_partition_of, self._now_ms
         )
         self._server = RequestServer(context.layout.coordinator_socket, self._poller, self._on_frame)
         verifies = box.flag("transaction.partition.verification.enable")
-        self._requests = CoordinatorRequests(self._groups, self._transactions, verifies, self._now_ms, counters, self._server.send)
+        elsewhere = TransactionPeers(self._view, self._peers)
+        self._lease = LeaseReader(context.layout)
+        self._lease_sought_ns = self._clock.monotonic_ns()
+        self._requests = CoordinatorRequests(self._groups, self._transactions, elsewhere, self._is_cut_off, verifies, self._now_ms, counters, self._server.send)
         self._ready = False
         self._stopping = False
 
     def _now_ms(self) -> int:
         """The wall clock at our start and what has passed since: sessions do not end, and transactions do not time out, because somebody set the clock."""
         return self._clock.monotonic_ms() + self._wall_ahead_ms
+
+    def _is_cut_off(self, topic: str) -> bool:
+        """Whether another box may coordinate what we coordinate by our rows: the topic has replicas elsewhere, and ZooKeeper has not heard of us for so long
+        that it may have said that we are gone. What is appended meanwhile is not acknowledged; what is remembered may be old."""
+        if self._lease.holds(self._clock.boottime_ns()):
+            return False
+        image = self._view.image.topics.get(topic)
+        return image is not None and any(len(partition.replicas) > 1 for partition in image.partitions)
+
+    def _has_waiting_offsets(self, place: TopicPartition) -> bool:
+        """Of a transaction, perhaps: its marker must not pass them."""
+        return place.topic == OFFSETS_TOPIC and self._offsets_topic.has_waiting(place.partition)
 
     def _make_topic(self, name: str) -> StateTopic:
         context = self._context
@@ -94,13 +119,18 @@ class CoordinatorAgent:
             self._image.load()
             work += 1
         if self._view.refresh():
+            self._peers.refresh(self._view.image.brokers)
             self._groups.refresh()
             self._transactions.refresh()
+            self._markers.refresh()
             work += 1
+        if now_ns - self._lease_sought_ns >= LEASE_SOUGHT_NS:
+            self._lease_sought_ns = now_ns
+            self._lease.look_for()
         for reader in self._readers.values():
             work += reader.expire(now_ns)
         work += self._offsets_topic.turn(now_ns) + self._transactions_topic.turn(now_ns) + self._markers.turn(now_ns)
-        work += self._producer_ids.turn(now_ns)
+        work += self._producer_ids.turn(now_ns) + self._peers.do_work(now_ns)
         now_ms = self._now_ms()
         work += self._groups.coordinator.tick(now_ms) + self._transactions.coordinator.tick(now_ms)
         for reader in self._readers.values():
@@ -150,6 +180,8 @@ class CoordinatorAgent:
         for reader in self._readers.values():
             reader.close()
         self._controller.close()
+        self._peers.close()
+        self._lease.close()
         self._proxies.close()
         self._source.close()
 
@@ -174,15 +206,19 @@ class CoordinatorAgent:
 
     # -- log-writers
 
-    def _on_completion(self, append: StateAppend | MarkerAppend, entry: tuple[Any, ...]) -> None:
+    def _on_completion(self, append: Offered, entry: tuple[Any, ...]) -> None:
         if isinstance(append, MarkerAppend):
             self._markers.on_completion(append, entry)
+        elif isinstance(append, GuardQuestion):
+            append.topic.on_guard(append, entry)
         else:
             append.topic.on_completion(append, entry)
 
-    def _on_lost(self, append: StateAppend | MarkerAppend) -> None:
+    def _on_lost(self, append: Offered) -> None:
         if isinstance(append, MarkerAppend):
             self._markers.on_lost(append)
+        elif isinstance(append, GuardQuestion):
+            append.topic.on_guard_lost(append)
         else:
             append.topic.on_lost(append)
 
@@ -190,9 +226,12 @@ class CoordinatorAgent:
         if topic_partition.topic == OFFSETS_TOPIC:
             self._groups.coordinator.complete_transaction(topic_partition.partition, producer_id, is_commit)
 
-    def _on_set_aside(self, append: StateAppend) -> None:
+    def _on_set_aside(self, append: Offered) -> None:
         """Another process serves the disk: who waits is answered; the slot is free when the old one is gone (`_on_lost`)."""
-        append.answer(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        if isinstance(append, MarkerAppend):
+            self._markers.on_lost(append)
+        else:
+            append.answer(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def _on_connected(self, _disk: str) -> None:
         self._image.is_stale = True

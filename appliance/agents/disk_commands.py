@@ -43,6 +43,7 @@ class DiskCommands:
         on_gone: Callable[[str], None],
         log: Logger,
         deadline_ms: int,
+        on_isr_wishes: Callable[[str, list[dict[str, Any]]], None] = lambda _disk, _wishes: None,
     ) -> None:
         self._source = Source(layout, "controller", incarnation, ARENA_BYTES, RING_ENTRIES)
         self._lines: dict[str, deque[tuple[DiskCommand, OnDone]]] = {disk: deque() for disk in disks}
@@ -52,7 +53,9 @@ class DiskCommands:
         completed, self._give_back = command_callbacks(self._on_completion)
         self._lost: list[Any] = []
         self._log = log
-        self._proxies = LogWriterProxies(self._source, disks, registry, clock, counters, completed, self._on_lost, on_connected, self._on_gone)
+        self._proxies = LogWriterProxies(
+            self._source, disks, registry, clock, counters, completed, self._on_lost, on_connected, self._on_gone, on_isr_wishes=on_isr_wishes
+        )
         self._health = DiskHealth(self._proxies.by_disk.values(), deadline_ms, self._on_hung, lambda _disk: None)
 
     def _on_hung(self, disk: str, operation: str) -> None:

@@ -50,7 +50,7 @@ class DiskDraining:
         cluster = self._cluster
         for disk in cluster.disks:
             self._counters.counter(f'controller.disk_draining{{disk="{disk}"}}').set(int(self.is_draining(disk)))
-        if cluster.fence is None or self._runner.is_running("draining"):
+        if not cluster.has_arrived or self._runner.is_running("draining"):
             return
         stale = tuple(directory_id for directory_id in cluster.box.draining if cluster.disk_of(directory_id) is None)
         if not self._wanted and stale:

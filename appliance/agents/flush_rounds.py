@@ -33,6 +33,10 @@ RESERVE_BYTES_MAX = 64 << 20
 """So much, or a twentieth of a smaller disk, must be free before a full disk takes writes again: it should not be full at once."""
 
 
+_Part = tuple[HostedPartition, FlushRound, int]
+"""Of a round; with how often the log had been cut when it began: what stands where it was cut is not what was synced."""
+
+
 class FlushRounds:
     """The rounds of one disk; at most one is under way."""
 
@@ -55,7 +59,7 @@ class FlushRounds:
         self._last_space_ns = 0
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
-        self._under_way: list[tuple[HostedPartition, FlushRound]] = []
+        self._under_way: list[_Part] = []
         self._to_flush: list[HostedPartition] = []
         self._recovery_points_moved = False
         self._is_full = False
@@ -174,7 +178,7 @@ class FlushRounds:
                 if flush is None:
                     continue
                 files_left -= len(flush.files)
-                self._under_way.append((hosted, flush))
+                self._under_way.append((hosted, flush, hosted.log.truncations))
                 if not flush.is_whole:
                     self._to_flush.append(hosted)
                     break
@@ -186,7 +190,7 @@ class FlushRounds:
             under_way = self._under_way
 
             def sync() -> None:
-                for _, flush in under_way:
+                for _, flush, _ in under_way:
                     flush.sync()
 
             self._run(sync)
@@ -194,9 +198,10 @@ class FlushRounds:
         self._finish_round(now_ns)
         return False
 
-    def _advance(self, under_way: list[tuple[HostedPartition, FlushRound]]) -> None:
-        for hosted, flush in under_way:
-            hosted.log.advance_recovery_point(flush.end_offset)
+    def _advance(self, under_way: list[_Part]) -> None:
+        for hosted, flush, truncations in under_way:
+            if hosted.log.truncations == truncations:
+                hosted.log.advance_recovery_point(flush.end_offset)
             self._recovery_points_moved = True
         if under_way and not self._to_flush:
             self._finish_round(self._clock.monotonic_ns())
@@ -206,9 +211,9 @@ class FlushRounds:
         self._round_time.add((now_ns - self._started_ns) // 1000)
         self.synced_bytes = max(self.synced_bytes, self._appended_at_last_round)
 
-    def _give_up(self, under_way: list[tuple[HostedPartition, FlushRound]]) -> None:
+    def _give_up(self, under_way: list[_Part]) -> None:
         """The round was not carried out: if that heals, the next one has everything to do again."""
-        for hosted, flush in under_way:
+        for hosted, flush, _ in under_way:
             hosted.log.take_back(flush)
         if self._to_flush or under_way:
             self._to_flush.clear()

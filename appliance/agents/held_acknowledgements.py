@@ -1,9 +1,10 @@
 """Completions that wait until what they acknowledge survives a power cut. Owned by the log-writer.
 
 A completion is held from the append on and released when its log is durable up to its end offset: one sync serves every batch that was appended
-before the sync began. An answer to a duplicate is held like any other, for its first answer may not be durable yet either. Nothing held ends
-in silence: what can no longer be promised gets an error that clients retry. A log-writer that dies takes them with it, and its sources
-answer for them (`ipc/proxies.py`). Weak spot: what is held keeps its arena slot, so a disk that syncs slowly fills its sources' budgets.
+before the sync began. An answer to a duplicate is held like any other, for its first answer may not be durable yet either. A follower's append is held, too:
+what its replica-fetcher asks for next tells the leader that everything before is safe here. Nothing held ends in silence: what can no longer be promised
+gets an error that clients retry. A log-writer that dies takes them with it, and its sources answer for them (`ipc/proxies.py`). Weak spot: what is held keeps
+its arena slot, so a disk that syncs slowly fills its sources' budgets.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from typing import Any
 from appliance.agents.hosted_partition import HostedPartition
 from appliance.base.errors import ErrorCode
 from appliance.ipc.channel import SinkChannel
-from appliance.ipc.descriptors import COMMITTED_FLAG
-from appliance.shm.partition_table import ROLE_LEADER
+from appliance.ipc.descriptors import COMMITTED_FLAG, DescriptorKind
+from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER
 
 Completions = dict[SinkChannel, list[tuple[Any, ...]]]
-_ROW, _TOKEN, _END_OFFSET, _LEADER_EPOCH, _RECORDS = 3, 4, 8, 9, 10
+_KIND, _ROW, _TOKEN, _END_OFFSET, _LEADER_EPOCH, _RECORDS = 0, 3, 4, 8, 9, 10
 """Places in a completion."""
+_REPLICA_APPEND = int(DescriptorKind.REPLICA_APPEND)
 
 
 class HeldAcknowledgements:
@@ -41,10 +43,10 @@ class HeldAcknowledgements:
         for channel, completions in waiting.items():
             kept = []
             for completion in completions:
-                if (hosted.role != ROLE_LEADER and not hosted.is_frozen) or completion[_LEADER_EPOCH] != hosted.leader_epoch:
+                if not _is_as_it_was(hosted, completion):
                     released.setdefault(channel, []).append(_refusal(completion, ErrorCode.NOT_LEADER_OR_FOLLOWER))
                 elif completion[_END_OFFSET] <= durable_offset:
-                    flags = COMMITTED_FLAG if len(hosted.isr) == 1 else 0
+                    flags = COMMITTED_FLAG if hosted.progress is None or completion[_END_OFFSET] <= hosted.high_watermark else 0
                     released.setdefault(channel, []).append((completion[0], flags, *completion[2:]))
                 else:
                     kept.append(completion)
@@ -68,6 +70,13 @@ class HeldAcknowledgements:
             completions.pop(channel, None)
             if not completions:
                 del self._held[hosted]
+
+
+def _is_as_it_was(hosted: HostedPartition, completion: tuple[Any, ...]) -> bool:
+    """Whether the partition is still led, or followed, as when the completion was made."""
+    if completion[_KIND] == _REPLICA_APPEND:
+        return hosted.role == ROLE_FOLLOWER
+    return (hosted.role == ROLE_LEADER or hosted.is_frozen) and bool(completion[_LEADER_EPOCH] == hosted.leader_epoch)
 
 
 def _refusal(completion: tuple[Any, ...], code: ErrorCode) -> tuple[Any, ...]:

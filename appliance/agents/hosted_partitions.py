@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from appliance.agents.descriptor_room import DescriptorRoom
-from appliance.agents.hosted_partition import HostedPartition
+from appliance.agents.hosted_partition import HostedPartition, ReplicationTerms
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode, OutOfDescriptors, RequestRefused, StorageFailed
 from appliance.base.model import TopicId, TopicPartition
@@ -37,9 +37,12 @@ KAFKAS = ProducerSettings()
 class HostedPartitions:
     """By row index and by (topic id, partition)."""
 
-    def __init__(self, directory: LogDirectory, table: PartitionTableWriter, clock: Clock, producers: ProducerSettings = KAFKAS) -> None:
+    def __init__(
+        self, directory: LogDirectory, table: PartitionTableWriter, clock: Clock, terms: ReplicationTerms, producers: ProducerSettings = KAFKAS
+    ) -> None:
         self.directory = directory
         self.table = table
+        self._terms = terms
         self._clock = clock
         self._producers = producers
         self.room = DescriptorRoom()
@@ -79,7 +82,7 @@ class HostedPartitions:
                 f"{self.directory.path} has {len(self)} open logs, and the limit of {self.room.limit} open files leaves room for no more; "
                 "raise the hard limit (ulimit -Hn; LimitNOFILE= in a unit), add a disk or delete topics"
             )
-        hosted = HostedPartition(topic_partition, topic_id, log, self.table, high_watermark, self._producers.verifies_transactions)
+        hosted = HostedPartition(topic_partition, topic_id, log, self.table, high_watermark, self._terms, self._producers.verifies_transactions)
         self.by_row[hosted.row] = hosted
         self._by_identity[(topic_id, topic_partition.partition)] = hosted
         return hosted
@@ -144,6 +147,12 @@ class HostedPartitions:
     def _names_another(self, topic_partition: TopicPartition, topic_id: TopicId) -> bool:
         """Whether a topic of the same name but another id lives here: a late deletion must not hit it."""
         return any(hosted.topic_partition == topic_partition and hosted.topic_id != topic_id for hosted in self.by_row.values())
+
+    def settle_truncation(self, hosted: HostedPartition) -> None:
+        """Before a log that was cut grows again: no checkpoint says more of it than it holds. Raises StorageFailed."""
+        if hosted.owes_checkpoints:
+            self.directory.cap_lines(hosted.topic_partition, hosted.log.log_end_offset)
+            hosted.owes_checkpoints = False
 
     def configure(self, hosted: HostedPartition, config: Mapping[str, str]) -> None:
         hosted.log.config = LogConfig.from_topic_config(config)

@@ -1,21 +1,30 @@
-"""Follows the metadata image: told that there is a new one, it reads the file with the next turn and gives it to the box view.
+"""Follows the metadata image: told that there is a new one, it reads the file with the next turn and gives it to its view.
 
-Owned by one acceptor, ingest or coordinator. A file that cannot be read is logged, and the last image goes on. Weak spot: an image is read whole for
-each change.
+Owned by one acceptor, ingest, coordinator or replica-fetcher. A file that cannot be read is logged, and the last image goes on. Weak spot: an
+image is read whole for each change.
 """
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
-from appliance.broker.box_view import BoxView
 from appliance.metadata.metadata_image import ImageUnreadable, MetadataImage, read_image
+
+
+class ImageView(Protocol):
+    """What has an image."""
+
+    image: MetadataImage
+
+    def set_image(self, image: MetadataImage) -> None: ...
 
 
 class ImageFollower:
     """`is_stale`: there may be a newer image than the one in the view."""
 
-    def __init__(self, layout: BoxLayout, view: BoxView, log: Logger) -> None:
+    def __init__(self, layout: BoxLayout, view: ImageView, log: Logger) -> None:
         self._path = layout.image_file
         self._view = view
         self._log = log

@@ -4,7 +4,8 @@ One turn: completions and deaths of log-writers, news of tables and image, batch
 streams. Alone owns its senders' connections, its arena and its rings; the books it keeps in its counters are taken over
 by its next life. It never touches a log directory.
 One dead disk stops nobody: the partitions of others take its lines (`ingest_disks`, `ingest_outlet`).
-Weak: a partition led by another box cannot be reached yet; its lines wait until its budget is used up, and then its senders do.
+Weak: lines go to partitions that this box leads; those that would go to others are taken by these, too. While it leads none, lines wait until the
+budget is used up, and then their senders do.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from appliance.agents.ingest_previous_life import IngestPreviousLife
 from appliance.agents.syslog_connections import SyslogConnections
 from appliance.agents.syslog_datagrams import SyslogDatagrams
 from appliance.agents.syslog_intake import TURN_BYTES, SyslogIntake
+from appliance.base.model import NO_LEADER
 from appliance.broker.box_view import BoxView
 from appliance.ingest.accounting import read_ledger
 from appliance.ingest.batcher import Batcher
@@ -86,6 +88,7 @@ class IngestAgent:
         self._create_asked_ns = 0
         self._next_sweep_ns = 0
         self._drain_until_ns = 0
+        self._is_elsewhere = False
         self._ready = False
         self._drained = False
 
@@ -180,11 +183,11 @@ class IngestAgent:
         return f"{len(self._connections)} senders, {self._outlet.describe()}"
 
     def _maybe_ready(self) -> None:
-        """Ready when lines can be stored: the topic is there and one of its partitions is served."""
+        """Ready when lines can be stored: the topic is there and one of its partitions is served. If all are led by other boxes, nothing here is awaited."""
         topic = self._topic_image
         if topic is None or self._drain_until_ns:
             return
-        if any(self._view.placement(self._topic, partition) is not None for partition in range(len(topic.partitions))):
+        if self._is_elsewhere or any(self._view.placement(self._topic, partition) is not None for partition in range(len(topic.partitions))):
             self._ready = True
             self._connections.accept(True)
             self._datagrams.read(True)
@@ -227,7 +230,21 @@ class IngestAgent:
         elif len(topic.partitions) > len(previous.partitions):
             self._intake.batcher.resize(len(topic.partitions))
         self._intake.batcher.limit(int(topic.config.get("max.message.bytes", self._context.box.integer("message.max.bytes"))))
-        self._outlet.set_partitions([partition.disk or "" for partition in topic.partitions])
+        led_elsewhere = frozenset(number for number, partition in enumerate(topic.partitions) if partition.leader not in (NO_LEADER, self._view.broker_id))
+        self._outlet.set_partitions([partition.disk or "" for partition in topic.partitions], led_elsewhere)
+        self._tell_where(topic, len(led_elsewhere) == len(topic.partitions))
+
+    def _tell_where(self, topic: TopicImage, is_elsewhere: bool) -> None:
+        """Once, when the last partition went to other boxes, and when one came back."""
+        if is_elsewhere == self._is_elsewhere:
+            return
+        self._is_elsewhere = is_elsewhere
+        if is_elsewhere:
+            leaders = ", ".join(map(str, sorted({partition.leader for partition in topic.partitions})))
+            words = f"no partition of topic {topic.name} is led by this box (but by broker {leaders}): lines wait until one is, or are lost and counted"
+            self._context.log.warning(words, topic=topic.name)
+        else:
+            self._context.log.notice(f"this box leads partitions of topic {topic.name} again", topic=topic.name)
 
     def _start_batching(self, partition_count: int) -> None:
         box = self._context.box

@@ -89,8 +89,9 @@ class IngestOutlet:
         self._on_blocked = on_blocked
         self._disks: list[str] = []
         self._dead_disks: frozenset[str] = frozenset()
+        self._led_elsewhere: frozenset[int] = frozenset()
         self.dead: frozenset[int] = frozenset()
-        """Partitions whose disk is dead, while another's lives."""
+        """Partitions whose disk is dead, or that another box leads, while there are others."""
         self._charged: dict[str, int] = {}
         self._over_budget: set[str] = set()
         self._waiting: dict[int, deque[OutgoingBatch]] = {}
@@ -107,6 +108,7 @@ class IngestOutlet:
         self._batch_bytes = counters.counter("ingest.batch_bytes")
         self._latency = counters.histogram("ingest.batch_us")
         self._blockings = counters.counter("ingest.disk_over_budget")
+        self._led = counters.counter("ingest.partitions_led")
         self._refusals_logged: set[int] = set()
 
     @property
@@ -124,9 +126,12 @@ class IngestOutlet:
 
     # -- in
 
-    def set_partitions(self, disks: list[str]) -> None:
-        """The topic's partitions by the disks that hold them on this box ("" elsewhere or unknown). Fewer than before: the topic was made anew."""
+    def set_partitions(self, disks: list[str], led_elsewhere: frozenset[int] = frozenset()) -> None:
+        """The topic's partitions by the disks that hold them on this box ("" elsewhere or unknown), and those that other boxes lead. Fewer than before: the
+        topic was made anew."""
         self._disks = disks
+        self._led_elsewhere = led_elsewhere
+        self._led.set(len(disks) - len(led_elsewhere))
         for partition in [partition for partition in self._waiting if partition >= len(disks)]:
             self._retry_at_ns.pop(partition, None)
             for batch in self._waiting.pop(partition):
@@ -140,7 +145,7 @@ class IngestOutlet:
         self._look_at_disks()
 
     def _look_at_disks(self) -> None:
-        dead = frozenset(partition for partition, disk in enumerate(self._disks) if disk in self._dead_disks)
+        dead = self._led_elsewhere | {partition for partition, disk in enumerate(self._disks) if disk in self._dead_disks}
         self.dead = dead if len(dead) < len(self._disks) else frozenset()  # nobody to stand in: lines wait, as for one that is slow
         for partition in [partition for partition in self._waiting if partition in self.dead]:
             self._retry_at_ns.pop(partition, None)

@@ -1,7 +1,7 @@
 """How a log-writer starts: which boot this is, what its last life knew, and each log recovered in its turn.
 
-Same boot (only our process died): from the rows of the dead life's table, and leadership is taken up again by itself, from the image, under the same
-leader epoch. Clean stop: no scan. Unclean boot: from the recovery point, and no partition leads before the controller has bumped
+Same boot (only our process died): from the rows of the dead life's table, and leading and following are taken up again by itself, from the image, under the
+same leader epoch. Clean stop: no scan. Unclean boot: from the recovery point, and no partition leads before the controller has bumped
 its leader epoch. A log that needs space to be opened, on a disk that has none, waits: the others are served, and `open_late` tries again. What
 no row or descriptor is left for stays closed and untouched in this life. Owned by the log-writer until it serves, and while logs wait for space.
 Weak spot: logs of one disk are recovered one after the other (disks are parallel, they have a process each).
@@ -13,7 +13,7 @@ import os
 
 from appliance.agents.descriptor_room import DescriptorRoom
 from appliance.agents.disk_return import check_not_swapped
-from appliance.agents.hosted_partition import HostedPartition
+from appliance.agents.hosted_partition import HostedPartition, ReplicationTerms
 from appliance.agents.hosted_partitions import HostedPartitions, ProducerSettings
 from appliance.agents.log_writer_commands import lead
 from appliance.agents.previous_lives import PreviousLives
@@ -24,7 +24,7 @@ from appliance.base.model import TopicId, TopicPartition
 from appliance.metadata.metadata_image import ImageUnreadable, MetadataImage, TopicImage, read_image
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.known_disks import KnownDisk, read_known_disk, write_known_disk
-from appliance.shm.partition_table import ROLE_LEADER, ROWS, PartitionTableWriter, Row, TableFull
+from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER, ROWS, PartitionTableWriter, Row, TableFull
 from appliance.storage import file_io
 from appliance.storage.log_directory import LogDirectory
 from appliance.storage.move_record import read_move
@@ -50,7 +50,8 @@ class LogWriterStartup:
         self.directory = LogDirectory.open(disk.path, box.broker_id, box.cluster_id or None, context.clock, new_directory_id)
         self.replaces = self._remember(box.state_directory)
         producers = ProducerSettings(box.integer("producer.id.expiration.ms"), box.flag("transaction.partition.verification.enable"))
-        self.partitions = HostedPartitions(self.directory, table, context.clock, producers)
+        terms = ReplicationTerms(box.broker_id, box.integer("replica.lag.time.max.ms") * 1_000_000, context.clock)
+        self.partitions = HostedPartitions(self.directory, table, context.clock, terms, producers)
         self._table = table
         self._lives = PreviousLives(context.layout, disk.name, table.shared.name)
         self.boot = CLEAN_STOP if self.directory.was_clean else SAME_BOOT if self._lives.is_same_boot else UNCLEAN_BOOT
@@ -143,7 +144,7 @@ class LogWriterStartup:
             self._cut_bytes += hosted.log.recovered_cut_bytes
             self.recovery_points_went_back |= hosted.log.recovery_point < self._recovery_points.get(name, 0)
             if self.boot == SAME_BOOT:
-                self._lead_again(hosted)
+                self._serve_again(hosted)
             elif self.boot == UNCLEAN_BOOT:
                 hosted.needs_epoch_bump = True
         except (DiskFull, TableFull, OutOfDescriptors):
@@ -170,8 +171,8 @@ class LogWriterStartup:
         if not self.directory.is_unserved(name):
             self._progress.skip(name)  # deleted, or created again
         elif hosted is not None:  # it was opened, and could not write down that it leads
-            if hosted.role != ROLE_LEADER and self.boot == SAME_BOOT:
-                self._lead_again(hosted)
+            if hosted.role not in (ROLE_LEADER, ROLE_FOLLOWER) and self.boot == SAME_BOOT:
+                self._serve_again(hosted)
             self.directory.serve_again(name)
             self._progress.skip(name)
         else:
@@ -231,21 +232,27 @@ class LogWriterStartup:
             return SameBoot(row.log_end_offset, row.active_base_offset, row.active_position, recovery_point)
         return Unclean(recovery_point)
 
-    def _lead_again(self, hosted: HostedPartition) -> None:
-        """Lead under the epoch that the dead life led under, if the image still says so: produce and fetch do not wait for the controller."""
+    def _serve_again(self, hosted: HostedPartition) -> None:
+        """Lead or follow under the epoch that the dead life had, if the image still says so: produce, fetch and replication do not wait for the controller."""
         row = self._lives.rows.get((hosted.topic_id, hosted.topic_partition.partition))
         topic = self._image.topics_by_id.get(hosted.topic_id)
         if row is not None and row.leader_epoch < 0 <= hosted.log.leader_epochs.latest:
             # The dead life never led it: if its boot was unclean, the controller may not have moved the leader epoch yet.
             hosted.needs_epoch_bump = True
-        if row is None or topic is None or row.role != ROLE_LEADER or hosted.topic_partition.partition >= len(topic.partitions):
+        if row is None or topic is None or hosted.topic_partition.partition >= len(topic.partitions):
             return
         should_be = topic.partitions[hosted.topic_partition.partition]
-        if should_be.leader == self._context.box.broker_id and should_be.leader_epoch == row.leader_epoch:
+        if should_be.leader_epoch != row.leader_epoch:
+            return
+        broker_id = self._context.box.broker_id
+        if row.role == ROLE_LEADER and should_be.leader == broker_id:
             if hosted.log.config.acknowledges_after_flush:
                 self._make_durable(hosted)
+            # No partition epoch: the image may be older than what the dead life was told or had wished, so every replica counts until the controller speaks.
             lead(hosted, row.leader_epoch, should_be.isr, should_be.replicas, row.config_generation)
             self._led_at_once += 1
+        elif row.role == ROLE_FOLLOWER and should_be.leader != broker_id and broker_id in should_be.replicas:
+            hosted.follow(row.leader_epoch, should_be.isr, should_be.replicas, row.config_generation)
 
     def _make_durable(self, hosted: HostedPartition) -> None:
         """What it holds was perhaps not acknowledged and not synced when the dead life ended. Nothing is appended before we serve, so one sync of

@@ -1,7 +1,8 @@
 """Transaction markers on their way: offered to the log-writers that lead the partitions, done when every in-sync replica has them.
 
-Implements `transactions.ports.MarkerWriter`. Owned by the coordinator process. What cannot be offered now (no leader here, a full ring) is refused with an
-error that the coordinator tries again. Weak spot: a partition that another box leads cannot be reached yet.
+Implements `transactions.ports.MarkerWriter`. Owned by the coordinator process. What another box leads goes there as a request (`marker_requests`); the group
+coordinator there hears of it from its own acceptor. What cannot be offered now (no leader, a full ring) is refused with an error that the coordinator tries
+again. Weak spot: in the moment in which leadership changes hands a marker is tried where the image says, and comes back once.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from appliance.agents.marker_requests import MarkerRequests, leader_of
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
-from appliance.base.model import TopicPartition
+from appliance.base.model import NO_LEADER, TopicPartition
 from appliance.broker.box_view import BoxView, Placement
 from appliance.ipc.descriptors import ACKS_ALL_FLAG, COMMIT_FLAG, DescriptorKind
 from appliance.shm.counters import Counters
-from appliance.shm.partition_table import HIGH_WATERMARK, ISR_AND_CONFIG, ROLE_AND_EPOCH, ROLE_LEADER, TornRow
+from appliance.shm.partition_table import HIGH_WATERMARK, ISR_AND_CONFIG, PARTITION_AND_GENERATION, ROLE_AND_EPOCH, ROLE_LEADER, TornRow
 from appliance.transactions.ports import Marker
 
 TIMEOUT_NS = 5_000_000_000
@@ -42,9 +44,20 @@ class MarkerAppend:
 class MarkerAppends:
     """All markers of one coordinator."""
 
-    def __init__(self, view: BoxView, clock: Clock, counters: Counters, on_ended: Callable[[TopicPartition, int, bool], None]) -> None:
-        """`on_ended(partition, producer id, is commit)` hears of each that is written: who keeps a partition's open transactions in memory goes by it."""
+    def __init__(
+        self,
+        view: BoxView,
+        requests: MarkerRequests,
+        clock: Clock,
+        counters: Counters,
+        on_ended: Callable[[TopicPartition, int, bool], None],
+        must_wait: Callable[[TopicPartition], bool] = lambda _place: False,
+    ) -> None:
+        """`on_ended(partition, producer id, is commit)` hears of each that is written here: who keeps a partition's open transactions in memory goes by it.
+        `must_wait`: something that belongs before a marker there is still to be offered."""
+        self._must_wait = must_wait
         self._view = view
+        self._requests = requests
         self._clock = clock
         self._on_ended = on_ended
         self._refused: list[tuple[MarkerAppend, ErrorCode]] = []
@@ -53,10 +66,23 @@ class MarkerAppends:
         self._failures = counters.counter("coordinator.failed_markers")
 
     def write(self, marker: Marker, on_written: OnWritten) -> None:
+        leader = leader_of(self._view.image, marker.topic_partition)
+        if leader not in (NO_LEADER, self._view.broker_id):
+            self._requests.write(leader, marker, lambda code: self._on_answer(on_written, code))
+            return
         append = MarkerAppend(marker, on_written, self._clock.monotonic_ns() + TIMEOUT_NS)
         code = self._offer(append)
         if code is not ErrorCode.NONE:
             self._refused.append((append, code))
+
+    def _on_answer(self, on_written: OnWritten, code: ErrorCode) -> None:
+        """Of another box."""
+        (self._written if code is ErrorCode.NONE else self._failures).add()
+        on_written(code)
+
+    def refresh(self) -> None:
+        """The image has changed."""
+        self._requests.refresh(self._view.image)
 
     def _offer(self, append: MarkerAppend) -> ErrorCode:
         marker = append.marker
@@ -67,7 +93,7 @@ class MarkerAppends:
             words = placement.read_words()
         except TornRow:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
-        if words[ROLE_AND_EPOCH] >> 32 != ROLE_LEADER:
+        if words[ROLE_AND_EPOCH] >> 32 != ROLE_LEADER or self._must_wait(marker.topic_partition):
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         append.placement, append.leader_epoch = placement, words[ROLE_AND_EPOCH] & _HALF
         descriptor = (
@@ -99,7 +125,8 @@ class MarkerAppends:
             words = placement.read_words()
         except TornRow:
             return False
-        if words[ROLE_AND_EPOCH] & _HALF != append.leader_epoch or placement.proxy.table is not placement.table:
+        is_led = words[ROLE_AND_EPOCH] == ROLE_LEADER << 32 | append.leader_epoch and words[PARTITION_AND_GENERATION] & _HALF == placement.row_generation
+        if not is_led or placement.proxy.table is not placement.table:
             self._answer(append, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         elif words[HIGH_WATERMARK] >= append.end_offset:
             self._written.add()
@@ -123,7 +150,7 @@ class MarkerAppends:
         return any(append.end_offset >= 0 for append in self._under_way)
 
     def turn(self, now_ns: int) -> int:
-        """Refusals, replicated ones, deadlines."""
+        """Refusals, replicated ones, deadlines, requests to other boxes."""
         refused, self._refused = self._refused, []
         for append, code in refused:
             self._answer(append, code)
@@ -131,4 +158,4 @@ class MarkerAppends:
         expired = [append for append in self._under_way if append.deadline_ns <= now_ns]
         for append in expired:
             self._answer(append, ErrorCode.REQUEST_TIMED_OUT)
-        return len(refused) + done + len(expired)
+        return len(refused) + done + len(expired) + self._requests.turn()

@@ -195,8 +195,7 @@ class MoveAdministration:
             self._next_full_look_ns = now_ns + FULL_LOOK_NS
             if has_arrived:
                 self._collect()
-                if self._cluster.fence is not None:
-                    self._drop_orphans()
+                self._drop_orphans()
             self._files.changed(self._targets())
             return self._consider_all(now_ns)
         work = 0
@@ -366,7 +365,7 @@ class MoveAdministration:
                 self._end_hand_over(key)
                 continue
             under_way.phase = Phase.PROMOTE  # once
-            back = take_back(topic, key.partition, under_way.from_disk, under_way.to_disk)
+            back = take_back(self._cluster, topic, key.partition, under_way.from_disk, under_way.to_disk)
             self._own_runner.start(f"move:{key}", back, partial(self._on_overdue_ended, key, move))
 
     def _on_overdue_ended(self, key: MoveKey, move: Move | None, outcome: Outcome) -> None:
@@ -376,7 +375,7 @@ class MoveAdministration:
 
     def _write_down(self) -> None:
         """Tell ZooKeeper where partitions lie now."""
-        if self._cluster.fence is None:
+        if not self._cluster.has_arrived:
             return
         for name in list(self._to_write):
             if self._runner.is_running(f"topic:{name}"):

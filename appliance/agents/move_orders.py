@@ -104,7 +104,7 @@ class MoveOrders:
 
     def start(self) -> None:
         """Begin with what is wanted and not under way."""
-        if self._cluster.fence is None:
+        if not self._cluster.has_arrived:
             return
         for name in list(self._wanted):
             if name in self._cluster.handing_over or self._runner.is_running(f"topic:{name}"):

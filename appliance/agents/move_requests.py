@@ -15,7 +15,7 @@ import orjson
 from appliance.agents.disk_draining import DiskDraining
 from appliance.agents.move_orders import MoveOrders
 from appliance.agents.topic_administration import Result
-from appliance.agents.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, Waiting
+from appliance.agents.waiting_request import Answer, ControllerRequest, Key, Wait, Waiting
 from appliance.base.errors import ErrorCode
 from appliance.base.layout import Disk
 from appliance.protocol.alter_replica_log_dirs import REQUEST, RESPONSE, AlterReplicaLogDirsResponse, MovedPartition, MovedTopic
@@ -63,10 +63,7 @@ class MoveRequests:
     def _begin_alter(self, waiting: Waiting, wanted: list[tuple[str, int, str]]) -> None:
         for index, (topic, partition, path) in enumerate(wanted):
             on_result = partial(waiting.record, index)
-            if self._cluster.fence is None:
-                on_result(NOT_CONTROLLER)
-            else:
-                self._orders.order(topic, partition, self._disk_at(path), None, on_result)
+            self._orders.order(topic, partition, self._disk_at(path), None, on_result)
 
     def _disk_at(self, path: str) -> str | None:
         normal = os.path.normpath(path)
@@ -90,10 +87,6 @@ class MoveRequests:
     def _begin_orders(self, waiting: Waiting, orders: DrainOrders) -> None:
         cancelled = self._orders.moves_from(orders.disk) if orders.cancel else []
         waiting.keys += [str(key) for key in cancelled]
-        if self._cluster.fence is None:
-            for key in waiting.keys:
-                waiting.record(key, NOT_CONTROLLER)
-            return
         if orders.draining is not None:
             self._draining.mark(orders.disk, orders.draining, partial(waiting.record, "draining"))
         for moved in cancelled:

@@ -1,7 +1,8 @@
 """What the log-writer of another disk says of a partition that is being moved: its row, read from outside.
 
 Used by a mover, which hears nothing when that log-writer dies and begins anew: its newest table is looked up again now and then. A dead life's table is as
-good as a living one's for this: what it says was appended stays. None: the partition is not served there now. Weak spot: while a log-writer begins
+good as a living one's for this: what it says was appended stays, unless the partition is followed there; then every change of its segments, and every leader
+epoch, counts as another life. None: the partition is not served there now. Weak spot: while a log-writer begins
 anew its rows come one after the other, and until then there is nothing to say.
 """
 
@@ -11,7 +12,7 @@ from appliance.base.clock import Clock
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicId
 from appliance.shm.mapping import LayoutMismatch, SharedObjectAbsent, list_names
-from appliance.shm.partition_table import DISK_OFFLINE, ROLE_LEADER, ROLE_OFFLINE, PartitionTableReader, Row, TornRow
+from appliance.shm.partition_table import DISK_OFFLINE, ROLE_FOLLOWER, ROLE_LEADER, ROLE_OFFLINE, PartitionTableReader, Row, TornRow
 from appliance.storage.move_source import SourceState
 
 LOOK_AGAIN_NS = 200_000_000
@@ -43,7 +44,11 @@ class MovingSource:
         row = self._row(table)
         if row is None or row.role == ROLE_OFFLINE:
             return None
-        return SourceState(self._life, row.log_start_offset, row.log_end_offset, row.active_base_offset, row.role == ROLE_LEADER)
+        is_followed = row.role == ROLE_FOLLOWER
+        life = (self._life << 32 | row.leader_epoch + 1) << 64
+        if is_followed:  # what was appended may be cut off again, and then the segment list is another one
+            life |= row.segment_list_generation
+        return SourceState(life, row.log_start_offset, row.log_end_offset, row.active_base_offset, is_followed or row.role == ROLE_LEADER)
 
     def _attach_newest(self) -> None:
         lives = [int(name[len(self._prefix) :], 16) for name in list_names(self._prefix) if "." not in name[len(self._prefix) :]]

@@ -17,7 +17,7 @@ from appliance.base.errors import DiskFull, ErrorCode
 from appliance.base.logging import Logger
 from appliance.base.model import TopicId, TopicPartition
 from appliance.shm.counters import Counters
-from appliance.shm.partition_table import ROLE_LEADER
+from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER
 
 FREEZES = 3
 """Deadlines of a disk after which a partition that was frozen, and then forgotten by everybody, leads again."""
@@ -60,12 +60,12 @@ class OutgoingMoves:
         return MoveAnswer()
 
     def freeze(self, topic_partition: TopicPartition, topic_id: TopicId) -> MoveAnswer:
-        """Lead no more; where the log ends now it ends until somebody thaws it. Again is the same answer again."""
+        """Lead, or follow, no more; where the log ends now it ends until somebody thaws it. Again is the same answer again."""
         hosted = self._partitions.find(topic_id, topic_partition.partition)
         if hosted is None:
             return self._absent(topic_partition, topic_id)
         if not hosted.is_frozen:
-            if hosted.role != ROLE_LEADER:
+            if hosted.role not in (ROLE_LEADER, ROLE_FOLLOWER):
                 return MoveAnswer(ErrorCode.NOT_LEADER_OR_FOLLOWER)
             try:
                 hosted.log.snapshot_producers()
@@ -104,7 +104,7 @@ class OutgoingMoves:
                 del self._frozen[hosted]
             elif now_ns >= until_ns:
                 del self._frozen[hosted]
-                self._log.warning(f"{hosted.topic_partition} was frozen, and nobody came for it: it leads again", **hosted.topic_partition._asdict())
+                self._log.warning(f"{hosted.topic_partition} was frozen, and nobody came for it: it is served again", **hosted.topic_partition._asdict())
                 hosted.thaw()
 
     def describe(self) -> list[list[Any]]:

@@ -17,7 +17,7 @@ from appliance.metadata.operation import OperationRunner, Outcome
 from appliance.metadata.topic_registry import TopicState
 from appliance.replication.cluster import Cluster
 from appliance.replication.controller import CreationDefaults, DiskSpace, TopicGrowth, plan_topic_growth, request_problem
-from appliance.replication.operations import add_partitions, complete_topic
+from appliance.replication.topic_operations import WAITS_FOR_BOXES, add_partitions, complete_topic
 from appliance.shm.counters import Counters
 
 
@@ -77,7 +77,7 @@ class PartitionAdministration:
         topic = self._topic(wanted.name)
         if topic.assignment.adding_replicas or topic.assignment.removing_replicas:
             raise RequestRefused(ErrorCode.REASSIGNMENT_IN_PROGRESS, "A partition reassignment is in progress for this topic.")
-        return plan_topic_growth(wanted, topic.replicas, self._cluster.live_brokers(), self._defaults)
+        return plan_topic_growth(wanted, topic.replicas, self._cluster.live_brokers(), self._defaults, self._cluster.racks())
 
     def _topic(self, name: str) -> TopicState:
         topic = self._cluster.topics.get(name)
@@ -125,6 +125,8 @@ class PartitionAdministration:
             self._created.add(added)
             self._log.info(f"topic {name} has {added} more partitions", topic=name)
             self._finish(name, Result(ErrorCode.NONE))
+        elif outcome.value == WAITS_FOR_BOXES:
+            return  # `TopicAdministration` goes on with it, and knows how long others have had
         elif self._all_disks_are_there(name):
             message = "no disk of this broker took the new partitions; they are tried again"
             self._log.warning(f"topic {name}: {message}", topic=name)

@@ -153,6 +153,11 @@ class RetentionRounds:
         self._waiting.append((context, hosted))
         return ErrorCode.NONE
 
+    def follow_start(self, hosted: HostedPartition, offset: int) -> None:
+        """A follower's log begins where its leader's does, as far as its high watermark lets it. Raises StorageFailed."""
+        if offset > hosted.log.log_start_offset:
+            self._advance(hosted, offset, ("log_start_offset",), hosted.log.config.file_delete_delay_ms)
+
     def turn(self) -> None:
         """Once a second, and when `goes_on`. Raises StorageFailed when the disk fails; DiskFull and OutOfDescriptors for what is tried again."""
         if self._thread is not None:

@@ -3,8 +3,8 @@
 It keeps to a rate and begins a pass when the pause since the last one is over; where a restart interrupted a pass it goes on. What it finds is
 looked at twice, and a segment that compaction replaced meanwhile is begun anew: retention, compaction and truncation change files under its eyes.
 It reads past the page cache. Findings go to a report on tmpfs (`ipc/scrub_report.py`), to counters and to the log. An index that leads astray is
-made anew by the log-writer (`agents/index_repairs.py`); a damaged batch stays as it is, because there is no other copy yet: repair from a replica will
-begin at the report.
+made anew by the log-writer (`agents/index_repairs.py`); a damaged batch is fetched from a box that has it whole (`agents/replica_repairs.py`) and written in
+its place. A segment with findings that was written to is checked again, before the pass goes on: what is right now leaves the report.
 Weak spots: after a reboot a pass begins with the first log again; the rate is the same by day and by night.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import pairwise
 
 from appliance.base.clock import Clock
@@ -28,6 +28,8 @@ from appliance.storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX
 
 PUBLISH_MS = 10_000
 IDLE_SECONDS = 1.0
+TIMES_ARE_LATE_MS = 10
+"""A file's times are those of the kernel's last tick."""
 _KINDS = (CHECKSUM, OFFSETS, UNREADABLE, INDEX, TIME_INDEX)
 
 
@@ -43,6 +45,9 @@ class Scrubber:
         self._pause_ms = pause_ms
         self._report = read_report(report_path)
         self._pass: Iterator[int] | None = None
+        self._again: Iterator[int] | None = None
+        """A segment that was repaired is being checked."""
+        self._looked_ms = 0
         self._published_ms = 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -69,9 +74,13 @@ class Scrubber:
     def step(self) -> float:
         """Read one piece; how many seconds to wait for the next."""
         now_ms = self._clock.wall_ms()
+        if self._again is not None or abs(now_ms - self._looked_ms) >= IDLE_SECONDS * 1000:
+            size_bytes = self._see_to_repaired(now_ms)
+            if size_bytes is not None:
+                self._bytes.add(size_bytes)
+                return size_bytes / self._bytes_per_second
         if self._pass is None:
             if self._report.ended_ms and 0 <= now_ms - self._report.ended_ms < self._pause_ms:
-                self._forget_rebuilt()
                 return IDLE_SECONDS
             if not self._report.partition:
                 self._report = self._report._replace(began_ms=now_ms, ended_ms=0, checked_bytes=0, damages=())
@@ -86,7 +95,6 @@ class Scrubber:
         self._bytes.add(size_bytes)
         self._report = self._report._replace(checked_bytes=self._report.checked_bytes + size_bytes)
         if now_ms - self._published_ms > PUBLISH_MS:
-            self._forget_rebuilt()
             self._publish(now_ms)
         return size_bytes / self._bytes_per_second
 
@@ -105,6 +113,11 @@ class Scrubber:
                     self._segments.add()
 
     def _check(self, topic_partition: TopicPartition, base_offset: int, end_offset: int) -> Iterator[int]:
+        for damage in (yield from self._find(topic_partition, base_offset, end_offset)):
+            self._tell(topic_partition, damage)
+
+    def _find(self, topic_partition: TopicPartition, base_offset: int, end_offset: int) -> Generator[int, None, list[Damage]]:
+        """What is wrong with one segment; nothing if it is gone."""
         directory = f"{self._disk.path}/{topic_partition}"
         found: list[Damage] | None = None
         while True:
@@ -114,24 +127,22 @@ class Scrubber:
                 yield from scrub
                 damages = scrub.damages
             except FileNotFoundError:
-                return
+                return []
             except OSError as error:
                 name = segment_path("", base_offset, LOG_SUFFIX).lstrip("/")
                 damages = [Damage(UNREADABLE, name, base_offset, base_offset, 0, f"the disk cannot read it: {(error.strerror or str(error)).lower()}")]
             if not damages:
-                return
+                return []
             bases = self._bases(str(topic_partition))
             behind = bases[bases.index(base_offset) + 1 :] if base_offset in bases else []
             if not behind:
-                return  # no longer what it was
+                return []  # no longer what it was
             if self._inodes(directory, base_offset) != files or behind[0] != end_offset:
                 found, end_offset = None, behind[0]  # compaction put another one under the name: begin it anew
             elif found is None:
                 found = damages
             else:
-                break
-        for damage in [damage for damage in damages if damage in found]:
-            self._tell(topic_partition, damage)
+                return [damage for damage in damages if damage in found]
 
     def _inodes(self, directory: str, base_offset: int) -> list[int]:
         """Of the segment's files, 0 for one that is missing."""
@@ -146,14 +157,44 @@ class Scrubber:
     def _tell(self, topic_partition: TopicPartition, damage: Damage) -> None:
         now_ms = self._clock.wall_ms()
         self._damages[damage.kind].add()
-        is_rebuildable = damage.kind in REBUILDABLE
-        found = FoundDamage(**topic_partition._asdict(), **damage._asdict(), found_ms=now_ms, is_rebuildable=is_rebuildable)
+        found = _found(topic_partition, damage, now_ms)
         path = f"{self._disk.path}/{topic_partition}/{damage.file}"
         words = f"disk {self._disk.name}: damage in {topic_partition} at offset {damage.offset}, {path} at byte {damage.position}: {damage.words}"
-        severity = Severity.WARNING if is_rebuildable else Severity.CRITICAL  # an index is made anew from its log
+        severity = Severity.WARNING if found.is_rebuildable else Severity.CRITICAL  # an index is made anew from its log
         self._log.log(severity, words, **topic_partition._asdict(), disk=self._disk.name, reason=damage.kind)
         self._report = self._report._replace(damages=(*self._report.damages, found))
         self._publish(now_ms)
+
+    # -- what was repaired
+
+    def _see_to_repaired(self, now_ms: int) -> int | None:
+        """A piece of checking again what was repaired, in bytes; None when there is nothing to check."""
+        if self._again is None:
+            self._looked_ms = now_ms
+            self._forget_rebuilt()
+            segment = next((_segment(damage) for damage in self._report.damages if not damage.is_rebuildable and self._is_rewritten(damage)), None)
+            if segment is None:
+                return None
+            self._again = self._check_again(*segment, now_ms)
+        size_bytes = next(self._again, None)
+        if size_bytes is None:
+            self._again = None
+        return size_bytes
+
+    def _check_again(self, topic_partition: TopicPartition, base_offset: int, began_ms: int) -> Iterator[int]:
+        """Findings that are still true are found at `began_ms`: a repair since then has it checked once more."""
+        bases = self._bases(str(topic_partition))
+        behind = bases[bases.index(base_offset) + 1 :] if base_offset in bases else []
+        damages = (yield from self._find(topic_partition, base_offset, behind[0])) if behind else []
+        segment = (topic_partition, base_offset)
+        known = {(damage.kind, damage.position) for damage in self._report.damages if _segment(damage) == segment}
+        left = [damage for damage in self._report.damages if _segment(damage) != segment]
+        left += [_found(topic_partition, damage, began_ms) for damage in damages if (damage.kind, damage.position) in known]
+        self._report = self._report._replace(damages=tuple(left))
+        self._publish(self._clock.wall_ms())
+        for damage in damages:
+            if (damage.kind, damage.position) not in known:
+                self._tell(topic_partition, damage)
 
     def _forget_rebuilt(self) -> None:
         """Take indexes out of the report that were written anew since they were found bad."""
@@ -163,11 +204,14 @@ class Scrubber:
             self._publish(self._clock.wall_ms())
 
     def _is_rewritten(self, damage: FoundDamage) -> bool:
+        """Or gone."""
         try:
             modified_ms = file_io.stat(f"{self._disk.path}/{damage.topic}-{damage.partition}/{damage.file}").st_mtime_ns // 1_000_000
+        except FileNotFoundError:
+            return not damage.is_rebuildable
         except OSError:
             return False
-        return modified_ms >= damage.found_ms
+        return modified_ms >= damage.found_ms - (0 if damage.is_rebuildable else TIMES_ARE_LATE_MS)
 
     def _partition_names(self) -> list[str]:
         try:
@@ -192,3 +236,11 @@ class Scrubber:
     @property
     def report(self) -> ScrubReport:
         return self._report
+
+
+def _segment(damage: FoundDamage) -> tuple[TopicPartition, int]:
+    return TopicPartition(damage.topic, damage.partition), damage.base_offset
+
+
+def _found(topic_partition: TopicPartition, damage: Damage, found_ms: int) -> FoundDamage:
+    return FoundDamage(**topic_partition._asdict(), **damage._asdict(), found_ms=found_ms, is_rebuildable=damage.kind in REBUILDABLE)

@@ -1,5 +1,8 @@
 """Reads one partition of a state topic back: from its log start to where it ended when the load began, through the disk's log-reader.
 
+That is the end of the leader's log, not the high watermark: what stands between them was appended under a former leader, and becomes committed as soon as the
+in-sync replicas have fetched it. Who loads waits for that before he goes by it (`state_topic`).
+
 Owned by the coordinator process. LOOKUP finds the batch, OPEN tells how long its segment is (the descriptor is not used: a read on it could wait for the
 disk), READ brings whole batches into the log-reader's arena. One question at a time; a portion is decoded in the turn in which it comes.
 Weak spot: a batch that does not hold together is left out, and said so; what it knew is lost to the coordinator, as it is to any consumer.
@@ -58,6 +61,11 @@ class StateLoad:
             return
         self._offset, self._end_offset = row.log_start_offset, row.log_end_offset
         self._look_up()
+
+    @property
+    def end_offset(self) -> int:
+        """What was read ends here, or where the log ended at the start: a portion may bring what was appended since."""
+        return max(self._offset, self._end_offset)
 
     def cancel(self) -> None:
         """Nobody wants it any longer; answers under way are dropped."""

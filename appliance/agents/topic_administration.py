@@ -28,8 +28,11 @@ from appliance.replication.controller import (
     request_problem,
     wanted_partitions,
 )
-from appliance.replication.operations import complete_topic, create_topic, delete_topic
+from appliance.replication.topic_operations import WAITS_FOR_BOXES, complete_topic, create_topic, delete_topic
 from appliance.shm.counters import Counters
+
+BOXES_TIME_MS = 2_000
+"""Other boxes have so long to make the directories of a new topic's replicas; who is later begins out of sync."""
 
 
 class Result(NamedTuple):
@@ -70,10 +73,14 @@ class TopicAdministration:
         counters: Counters,
         log: Logger,
         on_failure: Callable[[Exception], None],
+        now_ms: Callable[[], int],
     ) -> None:
         self._cluster = cluster
         self._runner = runner
         self._spaces = spaces
+        self._now_ms = now_ms
+        self._incomplete_since_ms: dict[str, int] = {}
+        """Topics that wait for other boxes to make their directories."""
         self._new_topic_id = new_topic_id
         self._defaults = defaults
         self.deletion_enabled = deletion_enabled
@@ -104,7 +111,7 @@ class TopicAdministration:
     def create(self, wanted: TopicCreation, validate_only: bool, on_result: OnResult) -> None:
         """Plan, and unless `validate_only` create; `on_result` is called at once for what is refused, else when the topic is complete."""
         try:
-            plan = plan_topic_creation(wanted, self._names(), self._cluster.live_brokers(), self._defaults, len(self._cluster.topics))
+            plan = plan_topic_creation(wanted, self._names(), self._cluster.live_brokers(), self._defaults, len(self._cluster.topics), self._cluster.racks())
         except RequestRefused as refused:
             on_result(Result(refused.code, refused.message))
             return
@@ -169,11 +176,13 @@ class TopicAdministration:
         elif topic is not None:
             self._start_completion(topic)
         elif self._spaces():
+            self._incomplete_since_ms[name] = self._now_ms()
             operation = create_topic(self._cluster, creation.plan, creation.topic_id, self._spaces)
             self._runner.start(f"topic:{name}", operation, lambda outcome: self._on_created(name, outcome))
 
     def _start_completion(self, topic: TopicState) -> None:
-        operation = complete_topic(self._cluster, topic, self._spaces)
+        since_ms = self._incomplete_since_ms.setdefault(topic.name, self._now_ms())
+        operation = complete_topic(self._cluster, topic, self._spaces, self._now_ms() - since_ms >= BOXES_TIME_MS)
         self._runner.start(f"topic:{topic.name}", operation, lambda outcome: self._on_created(topic.name, outcome))
 
     def _on_created(self, name: str, outcome: Outcome) -> None:
@@ -183,19 +192,20 @@ class TopicAdministration:
         elif outcome.failure is not None:
             self._on_failure(outcome.failure)
         elif outcome.value == ErrorCode.NONE:
+            self._incomplete_since_ms.pop(name, None)
             self._created.add()
             self._log.info(f"topic {name} is complete", topic=name)
             if creation is not None:
                 self._finish_creation(name, Result(ErrorCode.NONE, None, creation.plan, creation.topic_id))
-        elif creation is not None and self._was_refused(name):
+        elif outcome.value != WAITS_FOR_BOXES and creation is not None and self._was_refused(name):
             self._log.warning(f"topic {name} could not be created: no disk took it; what there is of it is deleted", topic=name)
             self._finish_creation(name, Result(ErrorCode.KAFKA_STORAGE_ERROR, "no disk of this broker took the partitions"))
             self.delete(name, lambda _result: None)
 
     def _was_refused(self, name: str) -> bool:
-        """Whether all disks that the topic needs are there: then asking again would not help."""
+        """Whether all disks that the topic needs are there, and no other box has some of it: then asking again would not help."""
         topic = self._cluster.topics.get(name)
-        if topic is None:
+        if topic is None or any(set(replicas) != {self._cluster.broker_id} for replicas in topic.replicas.values()):
             return False
         disks = {self._cluster.disk_of_partition(topic, partition) for partition in topic.local_partitions(self._cluster.broker_id)}
         return all(disk in self._cluster.reports for disk in disks)
@@ -221,6 +231,7 @@ class TopicAdministration:
         if outcome.failure is not None:
             self._on_failure(outcome.failure if isinstance(outcome.failure, ZooKeeperFailed) else ZooKeeperFailed(str(outcome.failure)))
         elif outcome.value == ErrorCode.NONE:
+            self._incomplete_since_ms.pop(name, None)
             self._deleted.add()
             self._log.info(f"topic {name} is deleted", topic=name)
             for on_result in self.deletions.pop(name, []):

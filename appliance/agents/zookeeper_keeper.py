@@ -36,11 +36,12 @@ class ZooKeeperKeeper:
         assert heart is not None  # `services/zookeeper.py` asks
         self._heart = heart
         self._watchdog_ms = context.box.integer("watchdog.timeout.ms")
-        self._watch = ZooKeeperWatch(context.layout, context.box.zookeeper, context.poller, context.clock)
+        self._watch = ZooKeeperWatch(context.layout, context.box, context.poller, context.clock)
         self._pid = spawn(prepare(context.box), dict(os.environ))
         self._watch.on_started(self._pid, self._clock.monotonic_ms())
         self._has_ended = False
         self._next_ask_ms = 0
+        self._told = ""
         self._pidfd = os.pidfd_open(self._pid)
         context.poller.register(self._pidfd, READABLE, self._on_end)
 
@@ -66,7 +67,12 @@ class ZooKeeperKeeper:
         now_ms = self._clock.monotonic_ms()
         if now_ms >= self._next_ask_ms:
             self._watch.ask(now_ms)
-            self._next_ask_ms = now_ms + (self._watchdog_ms // 4 if self._watch.serves else ASK_MS_WHILE_STARTING)
+            self._next_ask_ms = self._watch.next_ask_ms(now_ms, self._watchdog_ms // 4)
+        if self._watch.words != self._told:
+            self._told = self._watch.words
+            if self._told:
+                (self._context.log.warning if self._is_ready else self._context.log.info)(self._told)
+                self._context.notifier.status(self._told)
         if self._watch.serves and not self._is_ready:
             self._context.notifier.ready()
             self._watch.set_state("serving")
@@ -82,7 +88,7 @@ class ZooKeeperKeeper:
         return self._heart.is_ready
 
     def _status_line(self) -> str:
-        return f"answers on {self._context.box.zookeeper}; Java machine {self._pid}"
+        return f"{self._watch.words or f'answers on {self._context.box.own_zookeeper}'}; Java machine {self._pid}"
 
     def _end(self) -> None:
         """SIGTERM, and SIGKILL for one that does not end by that."""

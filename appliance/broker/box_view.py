@@ -8,15 +8,18 @@ Weak spot: a rebuild looks at every row of every table (2 ms per 1,000).
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId
 from appliance.broker.committed_bounds import Bound, KnownAborted
 from appliance.ipc.proxies import LogWriterProxies, LogWriterProxy
 from appliance.metadata.metadata_image import MetadataImage, TopicImage
+from appliance.protocol.leader_hints import CurrentLeader, NodeEndpoint
 from appliance.shm.partition_table import DISK_OFFLINE, DISK_ONLINE, PartitionTableReader, Row, TornRow, row_of
 
 CURSORS_MAX = 64
+EPOCH_ENDS_MAX = 16
 Cursor = tuple[int, int, int, int]
 """(segment base offset, position, size of the batch there or 0, inode number of the file or 0): the last two as in `Found`."""
 
@@ -25,8 +28,9 @@ class Placement:
     """Where a partition is on this box."""
 
     __slots__ = (
-        "cursors", "disk", "is_compacted", "known_aborted", "max_message_bytes", "partition", "proxy", "reads_resident", "row", "row_generation", "seen",
-        "segment_list_generation", "stable_bound", "table", "topic", "topic_id",
+        "_epoch_ends", "_epoch_ends_under", "cursors", "disk", "is_compacted", "isr", "known_aborted", "max_message_bytes", "partition", "proxy",
+        "reads_resident", "replicas", "row", "row_generation", "seen", "segment_list_generation", "settled_epoch", "stable_bound", "table", "topic",
+        "topic_id",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +55,12 @@ class Placement:
         self.max_message_bytes = max_message_bytes
         self.is_compacted = False
         """cleanup.policy has compact: records must have keys"""
+        self.replicas: tuple[int, ...] = ()
+        """the boxes to which the partition is assigned, as the image says"""
+        self.isr: tuple[int, ...] = ()
+        """those of them that were in sync, as the image says: a moment ago"""
+        self.settled_epoch = -1
+        """the leader epoch under which the high watermark was seen to have reached that epoch's beginning"""
         self.segment_list_generation = -1
         """of the row when `cursors` were remembered: positions mean nothing in a segment that was compacted since"""
         self.seen: tuple[int, ...] = ()
@@ -61,6 +71,8 @@ class Placement:
         """The last read that did not reach the end came out of the page cache: so will the next, and a look-up for it may look ahead."""
         self.stable_bound: Bound | None = None
         self.known_aborted: KnownAborted | None = None
+        self._epoch_ends: dict[int, tuple[int, int]] = {}
+        self._epoch_ends_under = -1
 
     def read_words(self) -> tuple[int, ...]:
         """The row's words, whole. A row whose writer was interrupted in it is taken as it was a moment ago: the log-writer checks role and
@@ -82,6 +94,13 @@ class Placement:
         cursors[offset] = (segment_base_offset, position, first_batch_bytes, inode)
         if len(cursors) > CURSORS_MAX:
             cursors.popitem(last=False)
+
+    def epoch_ends(self, leader_epoch: int) -> dict[int, tuple[int, int]]:
+        """What the log-reader said of epochs before `leader_epoch`, under which we lead: asked for epoch → (epoch, where it ends). It stays so as long."""
+        if self._epoch_ends_under != leader_epoch or len(self._epoch_ends) > EPOCH_ENDS_MAX:
+            self._epoch_ends_under = leader_epoch
+            self._epoch_ends.clear()
+        return self._epoch_ends
 
 
 class BoxView:
@@ -133,6 +152,8 @@ class BoxView:
                     placement = Placement(topic.name, row.topic_id, row.partition, proxy, table, index, row.row_generation, 0)
                 placement.max_message_bytes = self._max_message_bytes(topic)
                 placement.is_compacted = "compact" in topic.config.get("cleanup.policy", "")
+                if row.partition < len(topic.partitions):
+                    placement.replicas, placement.isr = topic.partitions[row.partition][2:4]
                 fresh[key] = placement
         self._by_name = fresh
 
@@ -159,13 +180,30 @@ class BoxView:
         if topic_image is None or not 0 <= partition < len(topic_image.partitions):
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         partition_image = topic_image.partitions[partition]
-        if partition_image.leader != self.broker_id or partition_image.disk is None or partition_image.moving_to is not None:
-            return ErrorCode.NOT_LEADER_OR_FOLLOWER  # what is handed over to another disk is led again in a moment
+        if partition_image.disk is None or partition_image.moving_to is not None:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER  # it is elsewhere; what is handed over to another disk is led again in a moment
         proxy = self._proxies.by_disk.get(partition_image.disk)
-        if proxy is not None and proxy.table is not None and proxy.table.disk_state == DISK_ONLINE:
-            # The disk lives and has no such row: its log is missing (KAFKA_STORAGE_ERROR), or the row is a moment behind the image.
-            return ErrorCode.KAFKA_STORAGE_ERROR
-        return ErrorCode.NOT_LEADER_OR_FOLLOWER if proxy is None or proxy.table is None else ErrorCode.KAFKA_STORAGE_ERROR
+        if proxy is None or proxy.table is None:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if proxy.table.disk_state == DISK_ONLINE and partition_image.leader != self.broker_id:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER  # nobody comes here for its log
+        # The disk is dead; or it lives and has no such row: its log is missing, or the row is a moment behind the image.
+        return ErrorCode.KAFKA_STORAGE_ERROR
+
+    def leader_hint(self, topic: str, partition: int) -> CurrentLeader:
+        """Who should lead, for a client that came to the wrong box."""
+        topic_image = self.image.topics.get(topic)
+        if topic_image is None or not 0 <= partition < len(topic_image.partitions):
+            return CurrentLeader(-1, -1)
+        partition_image = topic_image.partitions[partition]
+        return CurrentLeader(partition_image.leader, partition_image.leader_epoch)
+
+    def endpoints(self, leaders: Iterable[CurrentLeader]) -> list[NodeEndpoint]:
+        """How those of the leaders are reached that live."""
+        brokers = self.image.brokers
+        return [
+            NodeEndpoint(node.id, node.host, node.port, node.rack) for each in dict.fromkeys(leader[0] for leader in leaders) if (node := brokers.get(each))
+        ]
 
     def disk_is_offline(self, disk: str) -> bool:
         table = self._proxies.by_disk[disk].table

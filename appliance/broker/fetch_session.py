@@ -100,6 +100,7 @@ class FetchSession:
         "partitions",
         "ranked_for_all",
         "ranked_for_privileged",
+        "replica_id",
         "session_id",
         "size",
         "uses_topic_ids",
@@ -108,6 +109,8 @@ class FetchSession:
     def __init__(self, session_id: int, is_privileged: bool, uses_topic_ids: bool, isolation_level: int, now_ms: int) -> None:
         self.session_id = session_id
         self.is_privileged = is_privileged
+        self.replica_id = -1
+        """of the follower whose it is"""
         self.uses_topic_ids = uses_topic_ids
         self.isolation_level = isolation_level
         self.created_ms = self.last_used_ms = now_ms
@@ -245,6 +248,9 @@ class FetchSessions:
             cached.log_start_offset = result.log_start_offset
         self._touch(session, now_ms)
         return session
+
+    def of_followers(self) -> list[FetchSession]:
+        return [session for session in self._sessions.values() if session.is_privileged]
 
     def close(self, session_id: int) -> None:
         """End a session; nothing happens if there is none."""

@@ -26,13 +26,18 @@ def _body(api_key: int, version: int, body: bytes) -> bytes | None:
     # Imported here: no acceptor needs to read these otherwise.
     from appliance.protocol import (
         alter_configs,
+        alter_partition_reassignments,
         alter_replica_log_dirs,
         create_partitions,
         create_topics,
         delete_topics,
         describe_configs,
+        elect_leaders,
         incremental_alter_configs,
+        list_partition_reassignments,
+        unregister_broker,
     )
+    from appliance.protocol.alter_partition_reassignments import AlterPartitionReassignmentsResponse
     from appliance.protocol.alter_replica_log_dirs import AlterReplicaLogDirsResponse, MovedPartition, MovedTopic
     from appliance.protocol.apis import ApiKey
     from appliance.protocol.config_resources import AlteredResource, AlteredResources
@@ -40,6 +45,9 @@ def _body(api_key: int, version: int, body: bytes) -> bytes | None:
     from appliance.protocol.create_topics import CreatedTopic
     from appliance.protocol.delete_topics import DeletedTopic
     from appliance.protocol.describe_configs import DescribeConfigsResponse, DescribedResource
+    from appliance.protocol.elect_leaders import ElectedPartition, ElectedTopic, ElectLeadersResponse
+    from appliance.protocol.list_partition_reassignments import ListPartitionReassignmentsResponse
+    from appliance.protocol.unregister_broker import UnregisterBrokerResponse
 
     code, size = ErrorCode.UNKNOWN_SERVER_ERROR, len(body)
     if api_key == ApiKey.CREATE_TOPICS:
@@ -67,4 +75,14 @@ def _body(api_key: int, version: int, body: bytes) -> bytes | None:
         dirs = alter_replica_log_dirs.REQUEST.decode(body, 0, size, version).dirs
         moved = (MovedTopic(topic.name, tuple(MovedPartition(number, code) for number in topic.partitions)) for each in dirs for topic in each.topics)
         return alter_replica_log_dirs.RESPONSE.encode(version, AlterReplicaLogDirsResponse(0, tuple(moved)))
+    if api_key == ApiKey.ALTER_PARTITION_REASSIGNMENTS:
+        return alter_partition_reassignments.RESPONSE.encode(version, AlterPartitionReassignmentsResponse(0, code, WORDS))
+    if api_key == ApiKey.LIST_PARTITION_REASSIGNMENTS:
+        return list_partition_reassignments.RESPONSE.encode(version, ListPartitionReassignmentsResponse(0, code, WORDS))
+    if api_key == ApiKey.UNREGISTER_BROKER:
+        return unregister_broker.RESPONSE.encode(version, UnregisterBrokerResponse(0, code, WORDS))
+    if api_key == ApiKey.ELECT_LEADERS:
+        wanted = elect_leaders.REQUEST.decode(body, 0, size, version).topic_partitions or ()
+        elected = (ElectedTopic(topic.topic, tuple(ElectedPartition(number, code, WORDS) for number in topic.partitions)) for topic in wanted)
+        return elect_leaders.RESPONSE.encode(version, ElectLeadersResponse(0, code, tuple(elected)))
     return None

@@ -15,7 +15,7 @@ from appliance.broker.box_view import BoxView, Placement
 from appliance.broker.leadership import leadership_problem
 from appliance.broker.row_watch import RowKey
 from appliance.protocol.fetch import FetchPartition, FetchPartitionResult
-from appliance.shm.partition_table import TornRow, row_of
+from appliance.shm.partition_table import Row, TornRow, row_of
 
 FEW_PARTITIONS: Final = 16
 """So many are simply looked at."""
@@ -24,23 +24,25 @@ FEW_PARTITIONS: Final = 16
 class _Seen:
     """One partition when all were looked at, and what it has gained since."""
 
-    __slots__ = ("gained_bytes", "placement", "segment_base_offset", "size_bytes", "wanted", "watermark_position")
+    __slots__ = ("end_position", "gained_bytes", "placement", "segment_base_offset", "size_bytes", "wanted")
 
-    def __init__(self, placement: Placement, wanted: FetchPartition, size_bytes: int) -> None:
-        row = row_of(placement.seen)
+    def __init__(self, placement: Placement, wanted: FetchPartition, size_bytes: int, end: tuple[int, int]) -> None:
         self.placement = placement
         self.wanted = wanted
         self.size_bytes = size_bytes
         """of what would have been sent"""
-        self.segment_base_offset = row.watermark_base_offset
-        self.watermark_position = row.watermark_position
+        self.segment_base_offset, self.end_position = end
+        """where what may be read ended"""
         self.gained_bytes = 0
 
 
 class ParkedGrowth:
     """Of one parked fetch."""
 
-    def __init__(self) -> None:
+    def __init__(self, reads_to_end: bool = False, only_leader: bool = True) -> None:
+        """As the fetch: up to the log end, or the high watermark; from the leader, or from any replica."""
+        self._reads_to_end = reads_to_end
+        self._only_leader = only_leader
         self._partitions: dict[RowKey, _Seen] = {}
         self._missing_bytes = 0
         self._gained_bytes = 0
@@ -55,7 +57,7 @@ class ParkedGrowth:
             records = result.records
             size_bytes = 0 if records is None else len(records) if isinstance(records, bytes) else records.size_bytes  # type: ignore[union-attr]
             total += size_bytes
-            seen[(placement.disk, placement.row)] = _Seen(placement, wanted, size_bytes)
+            seen[(placement.disk, placement.row)] = _Seen(placement, wanted, size_bytes, self._end_of(row_of(placement.seen)))
         self._has_some = total > 0
         self._missing_bytes = max(1, needed_bytes - total) << self._disappointments
         self._gained_bytes = 0
@@ -73,6 +75,10 @@ class ParkedGrowth:
         self._disappointments += 1  # unless this look is its last one
         return True
 
+    def _end_of(self, row: Row) -> tuple[int, int]:
+        """Segment and position where what may be read ends."""
+        return (row.active_base_offset, row.active_position) if self._reads_to_end else (row.watermark_base_offset, row.watermark_position)
+
     def _count(self, seen: _Seen, view: BoxView) -> bool:
         """Add up what one partition has gained. False: something else happened to it."""
         placement, wanted = seen.placement, seen.wanted
@@ -82,13 +88,16 @@ class ParkedGrowth:
             row = placement.read_row()
         except TornRow:
             return False
-        if leadership_problem(row, placement.row_generation, wanted.current_leader_epoch) is not None:
+        if leadership_problem(row, placement.row_generation, wanted.current_leader_epoch, self._only_leader) is not None:
             return False
-        if not row.log_start_offset <= wanted.fetch_offset <= row.log_end_offset or row.last_stable_offset != row.high_watermark:
+        if not row.log_start_offset <= wanted.fetch_offset <= row.log_end_offset:
             return False
-        if row.watermark_base_offset != seen.segment_base_offset or row.watermark_position < seen.watermark_position:
+        if row.last_stable_offset != row.high_watermark and not self._reads_to_end:
             return False
-        gained_bytes = row.watermark_position - seen.watermark_position
+        segment_base_offset, end_position = self._end_of(row)
+        if segment_base_offset != seen.segment_base_offset or end_position < seen.end_position:
+            return False
+        gained_bytes = end_position - seen.end_position
         if self._has_some:  # the very first batch goes whatever its size
             gained_bytes = max(0, min(gained_bytes, wanted.max_bytes - seen.size_bytes))
         self._gained_bytes += gained_bytes - seen.gained_bytes

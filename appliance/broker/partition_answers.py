@@ -1,9 +1,9 @@
 """What one partition of a fetch answers now: an error, nothing, or the range of bytes where its batches are.
 
-The path without a question: the fetch offset is one of the partition's known cursors (a consumer that read to the high watermark comes back
-exactly there) and its segment is open. Otherwise the disk's log-reader is asked (LOOKUP, OPEN); the acceptor itself never opens, seeks
-or reads a log file. Only what is in the page cache is sent from the file; the rest the log-reader reads into its memory
-(`broker/cold_reads.py`), one partition of a fetch at a time. Owned by one acceptor, used by `handlers/fetch`.
+A consumer may read to the high watermark, a follower to the log end (`broker/follower_fetches.py`). The path without a question: the fetch offset is one
+of the partition's known cursors (who read to the end comes back exactly there) and its segment is open. Otherwise the disk's log-reader is asked (LOOKUP,
+OPEN); the acceptor itself never opens, seeks or reads a log file. Only what is in the page cache is sent from the file; the rest the log-reader reads into
+its memory (`broker/cold_reads.py`), one partition of a fetch at a time. Owned by one acceptor, used by `handlers/fetch`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,26 @@ from appliance.broker.box_view import BoxView, Placement
 from appliance.broker.cold_reads import GATHERED_BYTES_MAX, ColdRead, ColdReads, GatheredBatch
 from appliance.broker.committed_bounds import Bound
 from appliance.broker.committed_reads import CommittedReads, cut
+from appliance.broker.fetch_session import SessionPartition
+from appliance.broker.follower_fetches import FollowerFetches
+from appliance.broker.follower_reads import FollowerReads
 from appliance.broker.leadership import leadership_problem
+from appliance.broker.lease_gate import LeaseGate
 from appliance.broker.message_sets import DownConversion
 from appliance.broker.pending_fetch import Found, PendingFetch, Target
+from appliance.broker.read_replicas import THE_LEADER, nearest_replica
 from appliance.broker.residency import CHECK_BYTES, Residency
 from appliance.broker.segment_files import FileRange, SegmentFile, SegmentFiles
 from appliance.ipc.log_reader_messages import EPOCH_END, LOOKUP, OPEN, Answer, Span
 from appliance.ipc.log_reader_proxy import QUESTIONS_AHEAD_MAX, LogReaderProxy
 from appliance.protocol.fetch import MAGIC_2_SINCE, READ_COMMITTED, TOPIC_IDS_SINCE, EpochEndOffset, FetchPartition, FetchPartitionResult
-from appliance.shm.partition_table import Row, TornRow
+from appliance.shm.partition_table import ROLE_LEADER, Row, TornRow
 
 ROUNDS_MAX = 8
 """Questions asked one after the other for one fetch before it answers with what it has."""
+End = tuple[int, int, int]
+"""Where what a fetch may read of a partition ends: offset, base offset of the segment, position in it. For consumers that is the high watermark, for
+followers the log end."""
 TARGETS_MAX = QUESTIONS_AHEAD_MAX
 """Partitions that one answer has records of, or fewer where fewer segments can be open; the others' turn comes with the next fetch."""
 
@@ -46,9 +54,14 @@ class PartitionAnswers:
         cold_reads: ColdReads,
         message_sets: DownConversion,
         targets_max: int,
+        followers: FollowerFetches,
+        follower_reads: FollowerReads,
+        lease: LeaseGate | None,
+        finds_nearest: bool,
         clock: Clock,
         evaluate: Callable[[PendingFetch, bool], None],
     ) -> None:
+        """`finds_nearest`: consumers are sent to a replica in their rack."""
         self._view = view
         self._readers = readers
         self._files = files
@@ -56,6 +69,10 @@ class PartitionAnswers:
         self._cold_reads = cold_reads
         self._message_sets = message_sets
         self._targets_max = targets_max
+        self._followers = followers
+        self._follower_reads = follower_reads
+        self._lease = lease
+        self._finds_nearest = finds_nearest
         self._clock = clock
         self._evaluate = evaluate
         self._committed_reads = CommittedReads(self._ask, self._answered)
@@ -77,30 +94,49 @@ class PartitionAnswers:
             row = placement.read_row()
         except TornRow:
             return FetchPartitionResult(topic, topic_id, partition, ErrorCode.NOT_LEADER_OR_FOLLOWER), None
-        problem = _problem(row, placement, wanted)
+        request = pending.request
+        problem = leadership_problem(row, placement.row_generation, wanted.current_leader_epoch, pending.only_leader)
+        if problem is None:
+            if request.replica_id >= 0:
+                problem = self._followers.problem(pending, wanted, placement)
+            elif self._lease is not None and row.role == ROLE_LEADER and self._lease.is_shut(placement):
+                problem = ErrorCode.NOT_LEADER_OR_FOLLOWER
         if problem is not None:
             return FetchPartitionResult(topic, topic_id, partition, problem), None
         if pending.version >= TOPIC_IDS_SINCE and placement.topic_id != topic_id:
             return FetchPartitionResult(topic, topic_id, partition, ErrorCode.INCONSISTENT_TOPIC_ID), None
-        if pending.version < MAGIC_2_SINCE and not self._message_sets.is_allowed(topic, pending.request.replica_id):
+        if pending.version < MAGIC_2_SINCE and not self._message_sets.is_allowed(topic, request.replica_id):
             return FetchPartitionResult(topic, topic_id, partition, ErrorCode.UNSUPPORTED_VERSION), None
         if placement.segment_list_generation != row.segment_list_generation:
             self._take_segment_list(placement, row)
-        is_committed = pending.request.isolation_level == READ_COMMITTED
-        limit_offset = row.last_stable_offset if is_committed else row.high_watermark
+        is_committed = request.isolation_level == READ_COMMITTED and not pending.reads_to_end
+        if pending.reads_to_end:
+            end: End = (row.log_end_offset, row.active_base_offset, row.active_position)
+        else:
+            end = (row.high_watermark, row.watermark_base_offset, row.watermark_position)
+        limit_offset = row.last_stable_offset if is_committed else end[0]
         aborted = () if is_committed else None
         empty = FetchPartitionResult(topic, topic_id, partition, 0, row.high_watermark, row.last_stable_offset, row.log_start_offset, None, aborted)
-        if wanted.last_fetched_epoch >= 0 and wanted.last_fetched_epoch != row.leader_epoch:
-            end = self._epoch_end(pending, index, topic, wanted.last_fetched_epoch, placement, row)
-            if end is None:
+        if self._finds_nearest and request.rack and not pending.reads_to_end and row.log_start_offset <= wanted.fetch_offset <= row.high_watermark:
+            nearest = nearest_replica(self._view.image, topic, partition, self._view.broker_id, request.rack) if row.role == ROLE_LEADER else THE_LEADER
+            if nearest != THE_LEADER:
+                return empty._replace(preferred_read_replica=nearest), placement
+        is_within = row.log_start_offset <= wanted.fetch_offset <= row.log_end_offset
+        if wanted.last_fetched_epoch >= 0 and (wanted.last_fetched_epoch != row.leader_epoch or not is_within):
+            parting = self._epoch_end(pending, index, topic, wanted.last_fetched_epoch, placement, row)
+            if parting is None:
                 return None, placement
-            if isinstance(end, ErrorCode):
-                return FetchPartitionResult(topic, topic_id, partition, end), None
-            if end[0] < wanted.last_fetched_epoch or end[1] < wanted.fetch_offset:
-                return empty._replace(diverging_epoch=EpochEndOffset(*end)), placement
+            if isinstance(parting, ErrorCode):
+                return FetchPartitionResult(topic, topic_id, partition, parting), None
+            if wanted.fetch_offset >= row.log_start_offset and (parting[0] < wanted.last_fetched_epoch or parting[1] < wanted.fetch_offset):
+                return empty._replace(diverging_epoch=EpochEndOffset(*parting)), placement
+        if not is_within:
+            return FetchPartitionResult(topic, topic_id, partition, ErrorCode.OFFSET_OUT_OF_RANGE), None
+        if request.replica_id >= 0:
+            self._followers.tell(pending, index, wanted, placement, row)
         if wanted.fetch_offset >= limit_offset:
-            if wanted.fetch_offset == row.high_watermark:
-                placement.remember(row.high_watermark, row.watermark_base_offset, row.watermark_position)
+            if wanted.fetch_offset == end[0]:
+                placement.remember(*end)
             return empty, placement
         bound: Bound | None = None
         if is_committed and limit_offset < row.high_watermark:
@@ -118,7 +154,7 @@ class PartitionAnswers:
             return empty, placement
         pending.targets += 1
         unknown = pending.unknown
-        records = self._range(pending, index, topic, wanted.fetch_offset, most, is_first, placement, row, bound)
+        records = self._range(pending, index, topic, wanted.fetch_offset, most, is_first, placement, row, end, bound)
         if isinstance(records, ErrorCode):
             return FetchPartitionResult(topic, topic_id, partition, records), None
         if pending.unknown != unknown:
@@ -145,6 +181,12 @@ class PartitionAnswers:
         """Our largest epoch that is not above `leader_epoch`, and where it ends; an error, or None while the log-reader is asked (KIP-595)."""
         if leader_epoch > row.leader_epoch:
             return ErrorCode.OFFSET_OUT_OF_RANGE
+        leads = row.role == ROLE_LEADER
+        if leader_epoch == row.leader_epoch:
+            # Whoever leads has the epoch in its cache before the row says so. Of a follower that lags nothing is concluded: its reader asks the leader.
+            return (leader_epoch, row.log_end_offset) if leads else ErrorCode.OFFSET_OUT_OF_RANGE
+        if leads and (found := placement.epoch_ends(row.leader_epoch).get(leader_epoch)) is not None:
+            return found
         key = (index, row.leader_epoch)
         known = pending.epoch_ends.get(key)
         if known is not None:
@@ -157,6 +199,8 @@ class PartitionAnswers:
                 pending.epoch_ends[key] = ErrorCode(answer.error_code)
             else:
                 pending.epoch_ends[key] = ErrorCode.OFFSET_OUT_OF_RANGE if answer.a < 0 else (answer.a, answer.b)
+                if leads and 0 <= answer.a:
+                    placement.epoch_ends(row.leader_epoch)[leader_epoch] = (answer.a, answer.b)
             self._answered(pending)
 
         return self._ask(pending, placement, EPOCH_END, topic, row, leader_epoch, row.log_end_offset, on_answer)
@@ -171,16 +215,17 @@ class PartitionAnswers:
         is_first: bool,
         placement: Placement,
         row: Row,
+        readable: End,
         bound: Bound | None,
     ) -> FileRange | ArenaRange | GatheredBatch | ErrorCode | None:
-        """The bytes to send, none of them behind `bound`, an error, or None: either a question is under way or there is nothing that fits."""
+        """The bytes to send, none of them behind `readable` and `bound`, an error, or None: either a question is under way or there is nothing that fits."""
         found = pending.found.get(index)
         if isinstance(found, ErrorCode):
             return found
         if found is None or found.offset != fetch_offset:
             cursor = placement.cursors.get(fetch_offset)
             if cursor is None:
-                return self._ask_lookup(pending, index, topic, fetch_offset, placement, row, most)
+                return self._ask_lookup(pending, index, topic, fetch_offset, readable[0], placement, row, most)
             found = Found(fetch_offset, *cursor)
         base_offset, position = found.segment_base_offset, found.position
         file = self._files.get((placement.disk, placement.row, placement.row_generation, base_offset))
@@ -190,8 +235,9 @@ class PartitionAnswers:
             # It was compacted between the two questions.
             self._files.forget((placement.disk, placement.row, placement.row_generation, base_offset))
             placement.cursors.pop(fetch_offset, None)
-            return self._ask_lookup(pending, index, topic, fetch_offset, placement, row, most)
-        end = row.watermark_position if base_offset == row.watermark_base_offset else file.sealed_size_bytes()
+            return self._ask_lookup(pending, index, topic, fetch_offset, readable[0], placement, row, most)
+        end_offset, end_base_offset, end_position = readable
+        end = end_position if base_offset == end_base_offset else file.sealed_size_bytes()
         if bound is not None and base_offset >= bound.segment_base_offset:
             end = min(end, bound.position)
             if base_offset > bound.segment_base_offset or position >= end:
@@ -199,23 +245,26 @@ class PartitionAnswers:
         if position >= end:
             # The cursor stands at the end of a segment that was rolled since: the batch is in the next one.
             placement.cursors.pop(fetch_offset, None)
-            return self._ask_lookup(pending, index, topic, fetch_offset, placement, row, most)
+            return self._ask_lookup(pending, index, topic, fetch_offset, readable[0], placement, row, most)
         size_bytes = min(end - position, most)
         cold = pending.cold
         if (cold is not None and cold.target == index) or not self._residency.is_resident(file, position, min(max(size_bytes, 1), CHECK_BYTES)):
-            is_active = base_offset == row.watermark_base_offset
+            is_active = base_offset == row.active_base_offset
             placement.reads_resident = False
+            if pending.request.replica_id >= 0 and isinstance(index, SessionPartition):
+                placement.remember(fetch_offset, base_offset, position, found.first_batch_bytes, found.inode)  # it will be looked for again
+                return self._follower_reads.look(index, file, position, size_bytes, end, is_first, is_active)
             return self._cold_range(pending, index, file, position, size_bytes, end, is_first, is_active, placement)
         placement.reads_resident = size_bytes < end - position
         if placement.reads_resident and not found.first_batch_bytes:
             # The first batch must go whole, and it may be longer than what was asked for; than today's max.message.bytes, too.
-            return self._ask_lookup(pending, index, topic, fetch_offset, placement, row, most)
+            return self._ask_lookup(pending, index, topic, fetch_offset, readable[0], placement, row, most)
         if size_bytes < found.first_batch_bytes:
             if not is_first:
                 return None
             size_bytes = found.first_batch_bytes
-        if position + size_bytes == row.watermark_position and base_offset == row.watermark_base_offset:
-            placement.remember(row.high_watermark, base_offset, position + size_bytes)
+        if position + size_bytes == end_position and base_offset == end_base_offset:
+            placement.remember(end_offset, base_offset, end_position)
         return FileRange(file, position, size_bytes, True)
 
     def _cold_range(
@@ -269,7 +318,9 @@ class PartitionAnswers:
 
     # -- questions to the log-reader
 
-    def _ask_lookup(self, pending: PendingFetch, index: Target, topic: str, offset: int, placement: Placement, row: Row, most: int) -> ErrorCode | None:
+    def _ask_lookup(
+        self, pending: PendingFetch, index: Target, topic: str, offset: int, limit_offset: int, placement: Placement, row: Row, most: int
+    ) -> ErrorCode | None:
         """Where the batch with this offset begins; and, for a consumer that reads on through the page cache `most` bytes at a time, where it will ask next."""
         if pending.rounds >= ROUNDS_MAX:
             pending.is_partial = True
@@ -292,7 +343,7 @@ class PartitionAnswers:
             self._answered(pending)
 
         ahead_bytes = most if placement.reads_resident and pending.version >= MAGIC_2_SINCE else 0
-        return self._ask(pending, placement, LOOKUP, topic, row, offset, row.high_watermark, on_answer, ahead_bytes=ahead_bytes)
+        return self._ask(pending, placement, LOOKUP, topic, row, offset, limit_offset, on_answer, ahead_bytes=ahead_bytes)
 
     def _ask_open(self, pending: PendingFetch, index: Target, topic: str, base_offset: int, placement: Placement, row: Row) -> ErrorCode | None:
         if pending.rounds >= ROUNDS_MAX:
@@ -349,11 +400,3 @@ def _beginning(records: FileRange | ArenaRange, pending: PendingFetch) -> tuple[
         return records.file.origin.base_offset, records.position
     assert pending.cold is not None
     return pending.cold.base_offset, pending.cold.position
-
-
-def _problem(row: Row, placement: Placement, wanted: FetchPartition) -> ErrorCode | None:
-    """Kafka's checks before reading, in its order."""
-    problem = leadership_problem(row, placement.row_generation, wanted.current_leader_epoch)
-    if problem is not None:
-        return problem
-    return None if row.log_start_offset <= wanted.fetch_offset <= row.log_end_offset else ErrorCode.OFFSET_OUT_OF_RANGE

@@ -12,7 +12,7 @@ from appliance.broker.cold_reads import ColdRead
 from appliance.broker.connection import Reply
 from appliance.broker.fetch_session import FetchSession, SessionPartition
 from appliance.broker.parked_growth import ParkedGrowth
-from appliance.protocol.fetch import AbortedTransaction, FetchRequest
+from appliance.protocol.fetch import CONSUMER_REPLICA_ID, FOLLOWER_FETCH_SINCE, AbortedTransaction, FetchRequest
 
 Target: TypeAlias = int | SessionPartition
 """Which partition of a fetch: its index in the request, or the session's own object."""
@@ -52,14 +52,19 @@ class PendingFetch:
     """One fetch request on its way."""
 
     __slots__ = ("aborted", "cold", "correlation_id", "deadline_ns", "epoch_ends", "expected_epoch", "finished", "found", "growth", "handler", "is_held_back",
-                 "is_partial", "questions", "ready_ns", "received_ns", "reply", "request", "rounds", "session", "targets", "ticket", "unknown",
-                 "version")  # fmt: skip
+                 "is_partial", "only_leader", "progressed", "questions", "reads_to_end", "ready_ns", "received_ns", "reply", "request", "rounds", "session",
+                 "targets", "ticket", "unknown", "version")  # fmt: skip
 
     def __init__(self, handler: FetchLooks, reply: Reply, request: FetchRequest, version: int, correlation_id: int, deadline_ns: int) -> None:
         self.handler = handler
         self.reply = reply
         self.request = request
         self.version = version
+        self.reads_to_end = request.replica_id != CONSUMER_REPLICA_ID
+        """a follower, or who looks for errors: up to the log end; else up to the high watermark"""
+        self.only_leader = request.replica_id >= 0 or (not self.reads_to_end and version < FOLLOWER_FETCH_SINCE)
+        self.progressed: set[Target] = set()
+        """partitions of which a follower's fetch was told to their log-writer"""
         self.correlation_id = correlation_id
         self.deadline_ns = deadline_ns
         self.questions = 0

@@ -45,6 +45,10 @@ class SegmentFile:
             self._inode = os.fstat(self.descriptor).st_ino
         return self._inode
 
+    @property
+    def was_sealed(self) -> bool:
+        return self._sealed_bytes >= 0
+
     def sealed_size_bytes(self) -> int:
         """Its size, to be asked only once a later segment is known to be active: it may have been opened while it still grew."""
         if self._sealed_bytes < 0:
@@ -93,9 +97,10 @@ class SegmentFiles:
         self._files.pop(key, None)
 
     def keep_active(self, disk: str, row: int, row_generation: int, base_offset: int) -> None:
-        """A partition's segment list has changed: let go of all but its active segment, or what was deleted or compacted keeps its space."""
+        """A partition's segment list has changed: let go of all but its active segment, or what was deleted or compacted keeps its space. One that was
+        sealed once and is active again was truncated: it ends elsewhere now."""
         partition = (disk, row, row_generation)
-        for key in [key for key in self._files if key[:3] == partition and key[3] != base_offset]:
+        for key in [key for key, file in self._files.items() if key[:3] == partition and (key[3] != base_offset or file.was_sealed)]:
             del self._files[key]
 
     def forget_disk(self, disk: str) -> None:

@@ -8,7 +8,15 @@ from typing import Any
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import BrokerId
 from appliance.client.cluster import ClusterClient
-from appliance.client.errors import COORDINATOR_IS_ELSEWHERE, METADATA_IS_STALE, ClientFailed, is_retriable, refused
+from appliance.client.errors import (
+    COORDINATOR_IS_ELSEWHERE,
+    METADATA_IS_STALE,
+    BrokerUnreachable,
+    ClientFailed,
+    ConnectionLost,
+    is_retriable,
+    refused,
+)
 from appliance.client.messages import FIND_COORDINATOR, Api
 
 GROUP, TRANSACTION = 0, 1
@@ -62,28 +70,50 @@ def ask_coordinator(
 
 
 def _find(cluster: ClusterClient, key_type: int, key: str, doing: str) -> BrokerId:
+    """Any broker knows; one that has just died is registered for a while yet."""
     brokers = cluster.metadata([]).brokers
     if not brokers:
         raise RequestRefused(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"could not {doing}: no broker is registered at the moment")
-    body = cluster.ask_broker(min(brokers), FIND_COORDINATOR, {"key_type": key_type, "coordinator_keys": [key]})
+    *others, last = sorted(brokers)
+    question = {"key_type": key_type, "coordinator_keys": [key]}
+    for broker in others:
+        try:
+            return _coordinator(cluster.ask_broker(broker, FIND_COORDINATOR, question), doing)
+        except (BrokerUnreachable, ConnectionLost):
+            pass
+    return _coordinator(cluster.ask_broker(last, FIND_COORDINATOR, question), doing)
+
+
+def _coordinator(body: Any, doing: str) -> BrokerId:
     found = body.coordinators[0]
     if found.error_code != ErrorCode.NONE:
         raise refused(int(found.error_code), doing)
     return BrokerId(int(found.node_id))
 
 
-def ask_every_broker(cluster: ClusterClient, api: Api, values: dict[str, Any], doing: str) -> list[Any]:
-    """Everybody's answer, each tried again while its coordinator reads its state."""
-    return [_ask_one(cluster, broker, api, values, doing) for broker in sorted(cluster.metadata([]).brokers)]
+def ask_every_broker(cluster: ClusterClient, api: Api, values: dict[str, Any], doing: str) -> dict[BrokerId, Any]:
+    """Everybody's answer, each tried again while its coordinator reads its state. When a box leaves the cluster meanwhile, everybody is asked anew: who was
+    asked before it may coordinate now what it did."""
+    while True:
+        answers = {broker: _ask_one(cluster, broker, api, values, doing) for broker in sorted(cluster.metadata([]).brokers)}
+        if all(body is not None for body in answers.values()):
+            return answers
 
 
-def _ask_one(cluster: ClusterClient, broker: BrokerId, api: Api, values: dict[str, Any], doing: str) -> Any:
+def _ask_one(cluster: ClusterClient, broker: BrokerId, api: Api, values: dict[str, Any], doing: str) -> Any | None:
+    """None: it is no part of the cluster any more."""
     backoff = cluster.backoff()
     while True:
-        body = cluster.ask_broker(broker, api, values)
+        try:
+            body = cluster.ask_broker(broker, api, values)
+        except (BrokerUnreachable, ConnectionLost) as error:
+            backoff.pause_or_raise(error)
+            if broker not in cluster.metadata([]).brokers:
+                return None
+            continue
         if body.error_code == ErrorCode.NONE:
             return body
-        error = refused(int(body.error_code), doing)
-        if error.code not in COORDINATOR_IS_ELSEWHERE:
-            raise error
-        backoff.pause_or_raise(error)
+        refusal = refused(int(body.error_code), doing)
+        if refusal.code not in COORDINATOR_IS_ELSEWHERE:
+            raise refusal
+        backoff.pause_or_raise(refusal)

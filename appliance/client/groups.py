@@ -57,7 +57,7 @@ def list_groups(cluster: ClusterClient) -> list[ListedGroup]:
     doing = "list the groups"
     found = [
         ListedGroup(group.group_id, getattr(group, "group_state", ""), getattr(group, "group_type", "").lower(), group.protocol_type, broker)
-        for broker, body in zip(sorted(cluster.metadata([]).brokers), ask_every_broker(cluster, LIST_GROUPS, {}, doing), strict=False)
+        for broker, body in ask_every_broker(cluster, LIST_GROUPS, {}, doing).items()
         for group in body.groups
     ]
     return sorted(found)

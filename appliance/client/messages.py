@@ -58,10 +58,18 @@ WRITE_TXN_MARKERS = Api(27, "write_txn_markers", 1, 1, 1)
 TXN_OFFSET_COMMIT = Api(28, "txn_offset_commit", 0, 3, 3)
 DESCRIBE_CONFIGS = Api(32, "describe_configs", 1, 4, 4)
 """From 1 on an answer says where a value comes from."""
+DESCRIBE_LOG_DIRS = Api(35, "describe_log_dirs", 1, 4, 2)
+"""From 4 on with the size of the disk and what is free."""
 CREATE_PARTITIONS = Api(37, "create_partitions", 0, 3, 2)
 DELETE_GROUPS = Api(42, "delete_groups", 0, 2, 2)
+ELECT_LEADERS = Api(43, "elect_leaders", 1, 2, 2)
+"""From 1 on an election may be unclean."""
 INCREMENTAL_ALTER_CONFIGS = Api(44, "incremental_alter_configs", 0, 1, 1)
+ALTER_PARTITION_REASSIGNMENTS = Api(45, "alter_partition_reassignments", 0, 0, 0)
+LIST_PARTITION_REASSIGNMENTS = Api(46, "list_partition_reassignments", 0, 0, 0)
+DESCRIBE_CLUSTER = Api(60, "describe_cluster", 0, 1, 0)
 DESCRIBE_PRODUCERS = Api(61, "describe_producers", 0, 0, 0)
+UNREGISTER_BROKER = Api(64, "unregister_broker", 0, 0, 0)
 DESCRIBE_TRANSACTIONS = Api(65, "describe_transactions", 0, 0, 0)
 LIST_TRANSACTIONS = Api(66, "list_transactions", 0, 1, 0)
 CONSUMER_GROUP_DESCRIBE = Api(69, "consumer_group_describe", 0, 0, 0)

@@ -51,7 +51,7 @@ def list_transactions(cluster: ClusterClient) -> list[ListedTransaction]:
     bodies = ask_every_broker(cluster, LIST_TRANSACTIONS, {}, "list the transactions")
     found = [
         ListedTransaction(one.transactional_id, int(one.producer_id), one.transaction_state, broker)
-        for broker, body in zip(sorted(cluster.latest.brokers), bodies, strict=False)
+        for broker, body in bodies.items()
         for one in body.transaction_states
     ]
     return sorted(found)

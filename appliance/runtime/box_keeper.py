@@ -22,6 +22,7 @@ from appliance.base.settings import Box, load_box
 from appliance.runtime.directories import running_supervisor
 from appliance.runtime.disk_changes import DiskChanges, LogWriterLook
 from appliance.runtime.disk_orders import with_kept_disks
+from appliance.runtime.ensemble_checks import peer_warnings
 from appliance.runtime.identity import lock_state
 from appliance.runtime.leftovers import clear_box, clear_dead_life, clear_vanished_boxes, living_pid, living_processes
 from appliance.runtime.listening import ListenSockets
@@ -292,9 +293,12 @@ def main(zookeeper_check: ExternalCheck) -> int:
     for path, reason in prepared.left_out.items():
         log.error(f"{path} is left out: {reason}")
     forget_file(layout.stopping_file)
+    forget_file(layout.left_file)
     changed = settings_changed(options, prepared.box)
     if changed is not None:
         log.warning(changed)
+    for warning in peer_warnings(prepared.box.ensemble, prepared.box.broker_id, prepared.box.listen, prepared.box.advertise):
+        log.warning(warning)
     if adopted is None:
         log.info(f"box {prepared.box.box} is prepared for {len(prepared.box.process_names())} processes; {SYSTEMD} starts them")
     else:

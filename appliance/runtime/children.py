@@ -17,7 +17,13 @@ STABLE_AFTER_MS = 10_000
 
 EXIT_OTHER_RELEASE = 78
 
-STOP_ORDER: tuple[tuple[str, ...], ...] = (("ingest", "acceptor"), ("coordinator",), ("console", "log-reader", "log-writer"), ("controller",), ("zookeeper",))
+STOP_ORDER: tuple[tuple[str, ...], ...] = (
+    ("ingest", "acceptor"),
+    ("coordinator", "replica-fetcher"),
+    ("console", "log-reader", "log-writer"),
+    ("controller",),
+    ("zookeeper",),
+)
 """Kinds that stop together, one group after the other (DESIGN §2): nobody loses whom it still needs."""
 
 LISTEN_NAMES: dict[str, tuple[str, ...]] = {"acceptor": ("kafka",), "ingest": ("syslog-tcp", "syslog-udp"), "console": ("http",)}

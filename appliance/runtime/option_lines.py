@@ -1,9 +1,10 @@
 """A settings file as lines for shell scripts: `python -m appliance.runtime.option_lines FILE`, before anything is installed.
 
 A line is NAME, a tab, a value: the options of `[box]` with their defaults filled in, `data` once a directory, `disk` once a directory that the box has in
-fact (by `millrace disk add | remove | replace`; as `data` where nothing was ordered), and `problem` once for everything that is wrong with the file. It needs
-the standard library alone, so that install.sh can ask the machine's own Python. Nothing of the machine is looked at but the names of directories and
-the state's list of disks. Weak spot: a value with a line feed would be two lines; names of directories with one are refused by install.sh.
+fact (by `millrace disk add | remove | replace`; as `data` where nothing was ordered), `zookeeper_member` once a member of the boxes' ensemble, `broker_id`
+and `rack` where they are said, and `problem` once for everything that is wrong with the file. It needs the standard library alone, so that install.sh can
+ask the machine's own Python. Nothing of the machine is looked at but the names of directories and the state's list of disks. Weak spot: a value with a line
+feed would be two lines; names of directories with one are refused by install.sh.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ def option_lines(path: str, cores: int) -> list[str]:
     lines += [f"disk\t{directory}" for directory in with_kept_disks(options)[0].data]
     lines += [f"{name}\t{getattr(options, name)}" for name in ("state", "listen", "advertise", "kafka_port", "syslog_port", "http_port")]
     lines.append(f"zookeeper\t{options.zookeeper or 'embedded'}")
+    lines += [f"zookeeper_member\t{member.text}" for member in options.zookeeper_members]
+    lines += [f"broker_id\t{options.broker_id}"] if options.broker_id is not None else []
+    rack = options.settings["broker.rack"]
+    lines += [f"rack\t{rack}"] if rack else []
     return lines + [f"problem\t{problem}" for problem in problems]
 
 

@@ -17,9 +17,11 @@ from appliance.base.clock import Clock
 from appliance.base.errors import ConfigurationProblems
 from appliance.base.layout import BoxLayout, Disk, box_name, name_disks, runtime_roots
 from appliance.base.settings import Box
+from appliance.base.zookeeper_member import connect_string
 from appliance.runtime.directories import make_directory, shape_problems, writable_problem
 from appliance.runtime.directory_looks import DirectoryLooks, ask_each
 from appliance.runtime.disk_orders import with_kept_disks
+from appliance.runtime.ensemble_checks import member_problems
 from appliance.runtime.identity import DEFAULT_BROKER_ID, Identity, choose_zookeeper_port, lock_state, plan_identity, write_identity
 from appliance.runtime.listening import ListenSockets, open_listen_sockets
 from appliance.runtime.run_options import ResolvedOptions, RunOptions, resolve_options
@@ -58,7 +60,6 @@ def prepare_box(options: RunOptions, clock: Clock, zookeeper_check: ExternalChec
     """
     given, problems = resolve_options(options, os.cpu_count() or 1)
     resolved, ordered = with_kept_disks(given)
-    embedded = resolved.zookeeper is None
     problems += machine_problems(resolved)
     deadline_ms = int(resolved.settings["log.disk.deadline.ms"])
     looks = ask_each([(resolved.state, "--state"), *((path, "--data") for path in resolved.data)], False, deadline_ms, clock)
@@ -67,12 +68,14 @@ def prepare_box(options: RunOptions, clock: Clock, zookeeper_check: ExternalChec
     identity = Identity(DEFAULT_BROKER_ID)
     if resolved.state in looks.answers:
         owners = {path: look.owner for path, look in looks.answers.items() if path in resolved.data and look.owner is not None}
-        identity, identity_problems = plan_identity(resolved.state, owners, resolved.broker_id, embedded)
+        identity, identity_problems = plan_identity(resolved.state, owners, resolved.broker_id, resolved.is_alone)
         problems += identity_problems
     runtime_directory, runtime_problems = (unit_runtime, _unit_problems(resolved, unit_runtime)) if unit_runtime else plan_runtime_directory(resolved)
     problems += runtime_problems
-    if embedded:
+    if resolved.runs_zookeeper:
         problems += _ask_in_a_child(zookeeper_check)
+    if resolved.own_member is not None:
+        problems += member_problems(resolved.own_member)
     listening, listen_problems = _no_sockets(resolved) if unit_runtime else _own_sockets(resolved)
     problems += listen_problems
     try:
@@ -122,7 +125,7 @@ def machine_problems(options: ResolvedOptions) -> list[str]:
 def need_of(options: ResolvedOptions) -> SharedMemoryNeed:
     """What a box with these options takes of /dev/shm."""
     disks = name_disks(list(dict.fromkeys(options.data)))
-    embedded = options.zookeeper is None
+    embedded = options.runs_zookeeper
     shape = Box("", 0, disks, "", "", "", 0, 0, 0, options.acceptors, options.ingests, embedded_zookeeper=embedded, settings=options.settings)
     return shared_memory_need(shape)
 
@@ -235,7 +238,7 @@ def _take(
     if problems:
         raise ConfigurationProblems(problems)
     state_lock = lock_state(options.state)
-    if options.zookeeper is None:
+    if options.is_alone:
         identity = identity._replace(zookeeper_port=choose_zookeeper_port(identity.zookeeper_port))
     write_identity(options.state, identity)
     layout = BoxLayout(runtime_directory)
@@ -251,8 +254,9 @@ def _take(
         http_port=listening.http_port,
         acceptors=options.acceptors,
         ingests=options.ingests,
-        zookeeper=options.zookeeper or f"127.0.0.1:{identity.zookeeper_port}",
-        embedded_zookeeper=options.zookeeper is None,
+        zookeeper=_connect_string(options, identity),
+        embedded_zookeeper=options.runs_zookeeper,
+        zookeeper_members=[member.text for member in options.zookeeper_members],
         cluster_id=identity.cluster_id,
         pid=os.getpid(),
         started_wall_ms=clock.wall_ms(),
@@ -261,6 +265,12 @@ def _take(
     )
     write_box(layout, box)
     return PreparedBox(box, layout, listening, state_lock, given, {**looks.unanswered, **made.unanswered}, left_out)
+
+
+def _connect_string(options: ResolvedOptions, identity: Identity) -> str:
+    if options.is_alone:
+        return f"127.0.0.1:{identity.zookeeper_port}"
+    return options.zookeeper or connect_string(options.zookeeper_members, identity.broker_id)
 
 
 def write_box(layout: BoxLayout, box: Box) -> None:

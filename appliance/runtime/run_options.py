@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from appliance.base.setting_row import SettingValue
 from appliance.base.settings import SettingsFile, read_settings_file, resolve_settings
+from appliance.base.zookeeper_member import ZooKeeperMember, in_words, read_members
 
 DEFAULT_DATA = ("./var/d0", "./var/d1")
 DEFAULT_STATE = "./var/state"
@@ -40,7 +41,9 @@ class RunOptions(NamedTuple):
     acceptors: int | None = None
     ingests: int | None = None
     zookeeper: str | None = None
+    zookeeper_members: list[str] | None = None
     broker_id: int | None = None
+    rack: str | None = None
     config: str | None = None
     problems: list[str] | None = None
     """What the command line said that could not be understood: it is told together with everything else that is wrong."""
@@ -54,7 +57,8 @@ class RunOptions(NamedTuple):
 
 
 class ResolvedOptions(NamedTuple):
-    """Every option with its value. Directories are absolute; `zookeeper` is None for the embedded one; `broker_id` None: what the state says, else 1."""
+    """Every option with its value. Directories are absolute; `zookeeper` is None for the embedded one; `broker_id` None: what the state says, else 1.
+    `zookeeper_members`: the ensemble that the boxes run together, if they do."""
 
     data: list[str]
     state: str
@@ -68,6 +72,22 @@ class ResolvedOptions(NamedTuple):
     zookeeper: str | None
     broker_id: int | None
     settings: dict[str, SettingValue]
+    zookeeper_members: list[ZooKeeperMember] = []  # noqa: RUF012  never changed
+
+    @property
+    def own_member(self) -> ZooKeeperMember | None:
+        """The member of the boxes' ensemble that this box runs."""
+        return next((member for member in self.zookeeper_members if member.member_id == self.broker_id), None)
+
+    @property
+    def runs_zookeeper(self) -> bool:
+        """Whether a server runs on this box: one of its own, or its member of the ensemble."""
+        return self.zookeeper is None and (not self.zookeeper_members or self.own_member is not None)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the box has a ZooKeeper that no other box knows of."""
+        return self.zookeeper is None and not self.zookeeper_members
 
 
 _KINDS: dict[str, type] = {
@@ -81,9 +101,10 @@ _KINDS: dict[str, type] = {
     "acceptors": int,
     "ingests": int,
     "zookeeper": str,
+    "zookeeper_members": list,
     "broker_id": int,
 }
-_KIND_WORDS = {list: "a list of directories", str: "a text", int: "a whole number"}
+_KIND_WORDS = {list: "a list of texts", str: "a text", int: "a whole number"}
 _BOUNDS = {
     "kafka_port": (0, 65535),
     "syslog_port": (0, 65535),
@@ -99,7 +120,7 @@ def resolve_options(options: RunOptions, cores: int) -> tuple[ResolvedOptions, l
     file = read_settings_file(options.config) if options.config else SettingsFile({}, {}, [])
     problems = [*(options.problems or []), *file.problems]
     chosen = _options_of_file(file.box, options.config or "", problems)
-    chosen.update({name: value for name, value in options._asdict().items() if value is not None and name not in ("config", "problems")})
+    chosen.update({name: value for name, value in options._asdict().items() if value is not None and name not in ("config", "problems", "rack")})
     for name, (low, high) in _BOUNDS.items():
         if name in chosen and not low <= chosen[name] <= high:
             problems.append(f"{option_name(name)} is {chosen[name]}; it must be from {low} to {high}")
@@ -109,6 +130,10 @@ def resolve_options(options: RunOptions, cores: int) -> tuple[ResolvedOptions, l
                 del chosen[name]
     settings, setting_problems = resolve_settings(file.settings, options.config or "settings")
     problems += setting_problems
+    members, member_problems = read_members([part for text in chosen.get("zookeeper_members", []) for part in text.split(",")])
+    problems += [f"--zookeeper-members {problem}" for problem in member_problems]
+    if member_problems:
+        members = []
     processes = max(1, cores // CORES_PER_ACCEPTOR)
     listen = chosen.get("listen", "127.0.0.1")
     resolved = ResolvedOptions(
@@ -123,9 +148,10 @@ def resolve_options(options: RunOptions, cores: int) -> tuple[ResolvedOptions, l
         ingests=chosen.get("ingests", processes),
         zookeeper=chosen.get("zookeeper"),
         broker_id=chosen.get("broker_id"),
-        settings=settings,
+        settings=settings if options.rack is None else {**settings, "broker.rack": options.rack},
+        zookeeper_members=members,
     )
-    return resolved, problems + _text_problems(resolved)
+    return resolved, problems + _text_problems(resolved) + _ensemble_problems(resolved)
 
 
 def _options_of_file(table: dict[str, object], path: str, problems: list[str]) -> dict[str, Any]:
@@ -133,11 +159,11 @@ def _options_of_file(table: dict[str, object], path: str, problems: list[str]) -
     for key, value in table.items():
         name = key.replace("-", "_")
         kind = _KINDS.get(name)
-        if name == "data" and isinstance(value, str):
+        if kind is list and isinstance(value, str):
             value = [value]
         if kind is None:
             problems.append(f"{path}: [box] has no option {key}; it has {', '.join(other.replace('_', '-') for other in _KINDS)}")
-        elif type(value) is not kind or (name == "data" and not all(isinstance(item, str) for item in value)):  # type: ignore[attr-defined]
+        elif type(value) is not kind or (kind is list and not all(isinstance(item, str) for item in value)):  # type: ignore[attr-defined]
             problems.append(f"{path}: [box] {key} is {value!r}; it must be {_KIND_WORDS[kind]}")
         else:
             chosen[name] = value
@@ -160,6 +186,20 @@ def _text_problems(options: ResolvedOptions) -> list[str]:
         for other_name, other_port in ports[index + 1 :]:
             if port and port == other_port:
                 problems.append(f"{name} and {other_name} are both {port}; give each its own")
+    return problems
+
+
+def _ensemble_problems(options: ResolvedOptions) -> list[str]:
+    """What is wrong with the boxes' own ensemble beside the rest."""
+    members = options.zookeeper_members
+    if not members:
+        return []
+    problems = []
+    if options.zookeeper is not None:
+        problems.append("--zookeeper names an ensemble elsewhere, and --zookeeper-members one of the boxes' own; give one of them")
+    if options.broker_id is None:
+        names = in_words([member.member_id for member in members])
+        problems.append(f"--zookeeper-members names {names}, and --broker-id does not say which box this is; give it (a box of another number has no member)")
     return problems
 
 

@@ -44,11 +44,12 @@ def shared_memory_need(box: Box) -> SharedMemoryNeed:
     entries = box.integer("channel.ring.entries")
     reader = _pages(piece_memory.size_bytes_of(box.integer("log.reader.arena.bytes")))
     acceptor, ingest = (_arena_bytes(box.integer(name)) for name in ("acceptor.arena.bytes", "ingest.arena.bytes"))
-    sources = box.acceptors + box.ingests
+    replicas = _arena_bytes(box.replica_arena_bytes) if box.may_have_neighbours else 0
+    sources = box.acceptors + box.ingests + box.may_have_neighbours
     tables = disks * _pages(partition_table.SIZE_BYTES)
     return SharedMemoryNeed(
-        arenas=box.acceptors * acceptor + box.ingests * ingest + disks * reader + _arena_bytes(box.integer("coordinator.arena.bytes")),
-        restart=max(acceptor, ingest, reader) + disks * _rings_bytes(entries) + tables,
+        arenas=box.acceptors * acceptor + box.ingests * ingest + disks * reader + _arena_bytes(box.integer("coordinator.arena.bytes")) + replicas,
+        restart=max(acceptor, ingest, reader, replicas) + disks * _rings_bytes(entries) + tables,
         others=tables
         + (len(box.process_names()) + 1) * _pages(counters.SIZE_BYTES)
         + (sources + 1) * disks * _rings_bytes(entries)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 from appliance.base.clock import Clock, SystemClock
@@ -19,6 +20,7 @@ from appliance.base.logging import DROPPED_COUNTER, logger_from_environment
 from appliance.runtime.children import LISTEN_NAMES, Child, ChildState, plan_stop
 from appliance.runtime.disk_changes import DiskChanges, LogWriterLook
 from appliance.runtime.disk_orders import REMOVE, disk_processes
+from appliance.runtime.ensemble_checks import peer_warnings
 from appliance.runtime.leftovers import await_previous_life, clear_box, clear_dead_life, clear_vanished_boxes
 from appliance.runtime.notify_socket import NotifySocket
 from appliance.runtime.poller import READABLE, Poller
@@ -30,14 +32,16 @@ from appliance.runtime.set_aside import SetAsideProcesses
 from appliance.runtime.spawning import spawn
 from appliance.runtime.status_server import StatusServer
 from appliance.runtime.systemd import notify
-from appliance.runtime.zookeeper_watch import ASK_MS_WHILE_STARTING, ZooKeeperWatch
 from appliance.runtime.zookeeper_watch import NAME as ZOOKEEPER
+from appliance.runtime.zookeeper_watch import ZooKeeperWatch
 from appliance.shm.counters import Counters, read_counters
 
 NAME = "supervisor"
 TURN_MS_MAX = 1_000
 GROUP_STOP_MS = 12_000
 """A group of processes that has not stopped by then is killed; their own runner gives up at 10 s."""
+LEAVE_MS = 3_000
+"""The controller has so long to give away what other boxes can lead."""
 KILLED_MS = 3_000
 """A killed process that is not gone by then waits in the kernel for its disk; a stop goes on without it."""
 NOTICE_MS = 10_000
@@ -63,7 +67,7 @@ class Supervisor:
         self._poller.register(self._notify.fileno(), READABLE, self._on_notification)
         self._status = StatusServer(self.layout.supervisor_socket, self._poller, self.describe, self._on_disk_order)
         self.children = {name: Child(name) for name in self.box.process_names()}
-        self._zookeeper = ZooKeeperWatch(self.layout, self.box.zookeeper, self._poller, clock) if self.box.embedded_zookeeper else None
+        self._zookeeper = ZooKeeperWatch(self.layout, self.box, self._poller, clock) if self.box.embedded_zookeeper else None
         self._disk_changes = DiskChanges(self.layout, clock, prepared.given, self._look_at_log_writer)
         self._watchdog_ms = self.box.integer("watchdog.timeout.ms")
         self._signal_pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -91,6 +95,8 @@ class Supervisor:
         """Run until a signal asks for the end; returns the exit code."""
         self._install_signals()
         self.log.info(f"box {self.box.box} starts {len(self.children)} processes")
+        for warning in peer_warnings(self.box.ensemble, self.box.broker_id, self.box.listen, self.box.advertise):
+            self.log.warning(warning)
         try:
             while not self._stop_signals and not self.exit_code:
                 self._turn()
@@ -218,9 +224,14 @@ class Supervisor:
         if watch.serves and child.state is ChildState.STARTING:
             watch.set_state("serving")
             self._on_ready(child)
+        if child.pid and child.status_text != watch.words:
+            child.status_text = watch.words
+            if watch.words:
+                say = self.log.info if child.state is ChildState.STARTING else self.log.warning
+                say(f"{ZOOKEEPER} {watch.words}", peer=ZOOKEEPER)
         if child.pid and now_ms >= self._next_ask_ms:
             watch.ask(now_ms)
-            self._next_ask_ms = now_ms + (self._watchdog_ms // 2 if watch.serves else ASK_MS_WHILE_STARTING)
+            self._next_ask_ms = watch.next_ask_ms(now_ms, self._watchdog_ms // 2)
         elif not child.pid:
             self._next_ask_ms = now_ms + TURN_MS_MAX
 
@@ -333,6 +344,7 @@ class Supervisor:
         self._counters.set_state("stopping")
         notify("STOPPING=1")
         self.log.info("the box is stopping")
+        self._await_leaving()
         self._prepared.listening.close()
         for group in plan_stop(list(self.children)):
             members = [self.children[name] for name in group]
@@ -344,6 +356,19 @@ class Supervisor:
             self._poller.poll(TURN_MS_MAX)
             self._reap()
         self.log.info("the box has stopped")
+
+    def _await_leaving(self) -> None:
+        """While everybody still serves, the controller gives away what other boxes can lead. A box of its own has nothing to give."""
+        Path(self.layout.stopping_file).touch()
+        deadline_ms = self._clock.monotonic_ms() + LEAVE_MS
+        controller = self.children["controller"]
+        while controller.pid and controller.state is ChildState.SERVING and not os.path.exists(self.layout.left_file):
+            if self._clock.monotonic_ms() >= deadline_ms or self._stop_signals > 1:
+                self.log.warning("the controller did not give away what this box leads; others take it when ZooKeeper says that this box is gone")
+                return
+            self._counters.beat(self._clock.monotonic_ns())
+            self._poller.poll(10)
+            self._reap()
 
     def _await_end(self, members: list[Child], deadline_ms: int) -> None:
         while any(child.pid for child in members):

@@ -134,7 +134,7 @@ def planned_box(options: ResolvedOptions, box_id: str, disks: list[Disk]) -> Box
         http_port=options.http_port,
         acceptors=options.acceptors,
         ingests=options.ingests,
-        embedded_zookeeper=options.zookeeper is None,
+        embedded_zookeeper=options.runs_zookeeper,
         settings=options.settings,
     )
 

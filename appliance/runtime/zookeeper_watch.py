@@ -1,65 +1,60 @@
-"""Asks the embedded ZooKeeper whether it serves (`srvr`), without waiting, and keeps for it the counters that a JVM cannot.
+"""Asks the ZooKeeper that this box runs whether it serves (`srvr`), without waiting, and keeps for it the counters that a JVM cannot.
 
-Owned by the supervisor, whose poller carries the connection. While it does not serve it is asked every 50 ms, afterwards twice in a watchdog period.
-Weak spot: `srvr` says nothing about a disk that hangs under its transaction log until a session needs it.
+Owned by the supervisor, whose poller carries the connections. While it does not serve it is asked every 50 ms, afterwards twice in a watchdog period. A
+member of an ensemble that has no quorum answers, and says that it does not serve: it lives, and waits. Then the other members are asked too, once a second,
+so that people can be told who is missing. Weak spots: `srvr` says nothing about a disk that hangs under its transaction log until a session needs it; a name
+of a member is looked up here, and while a name server does not answer nothing else is done (addresses cost nothing).
 """
 
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 
 from appliance.base.clock import Clock
 from appliance.base.layout import BoxLayout
+from appliance.base.settings import Box
+from appliance.base.zookeeper_member import in_words
 from appliance.runtime.poller import HANG_UP, READABLE, WRITABLE, Poller
 from appliance.shm.counters import PURPOSE, Counters
 from appliance.shm.mapping import PID_WORD, SharedObject
 
 NAME = "zookeeper"
 ASK_MS_WHILE_STARTING = 50
+ASK_MS_WHILE_WAITING = 250
+ASK_OTHERS_MS = 1_000
 ANSWER_MS_MAX = 1_000
 
 
-class ZooKeeperWatch:
-    """One question at a time. `serves` is what the last answer said; `heard_ms` when it last said so."""
+class ServerQuestion:
+    """`srvr` to one server, one question at a time; `on_answer(None)` where there is none within `ANSWER_MS_MAX`, whenever that is noticed."""
 
-    def __init__(self, layout: BoxLayout, address: str, poller: Poller, clock: Clock) -> None:
+    def __init__(self, address: str, poller: Poller, on_answer: Callable[[bytes | None], None]) -> None:
         host, _, port = address.rpartition(":")
-        self._address = (host, int(port))
-        self._layout = layout
+        self._address = (host.strip("[]"), int(port))
+        self._family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
         self._poller = poller
-        self._clock = clock
-        self._counters = Counters.create_or_adopt(layout, NAME, clock.monotonic_ns(), clock.wall_ms())
+        self._on_answer = on_answer
         self._socket: socket.socket | None = None
-        self._answer = b""
+        self._received = b""
         self._asked_ms = 0
-        self.serves = False
-        self.heard_ms = 0
-
-    def on_started(self, pid: int, now_ms: int) -> None:
-        """A new JVM has this pid."""
-        self._hang_up()
-        self.serves = False
-        self.heard_ms = now_ms
-        self._counters.close()
-        self._counters = Counters.create_or_adopt(self._layout, NAME, self._clock.monotonic_ns(), self._clock.wall_ms())
-        shared = SharedObject.attach(self._layout.shared_memory_name("counters", NAME), PURPOSE, writable=True)
-        shared.words[PID_WORD] = pid  # the object says who made it; its readers want the process it speaks of
-        shared.close()
-        self._counters.beat(self._clock.monotonic_ns())
-
-    def set_state(self, state: str) -> None:
-        self._counters.set_state(state)
 
     def ask(self, now_ms: int) -> None:
         """Ask, unless a question is under way; one without an answer for too long is given up."""
         if self._socket is not None:
             if now_ms - self._asked_ms < ANSWER_MS_MAX:
                 return
-            self._hang_up()
+            self._end(None)
         self._asked_ms = now_ms
-        self._answer = b""
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        self._socket.connect_ex(self._address)
+        self._received = b""
+        self._socket = socket.socket(self._family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            self._socket.connect_ex(self._address)
+        except OSError:  # a name that does not resolve
+            self._socket.close()
+            self._socket = None
+            self._on_answer(None)
+            return
         self._poller.register(self._socket.fileno(), WRITABLE, self._on_event)
 
     def _on_event(self, events: int) -> None:
@@ -73,21 +68,98 @@ class ZooKeeperWatch:
             data = sock.recv(4096)
         except OSError:
             data = b""
-        self._answer += data
-        if b"\nMode: " in self._answer:
-            self.serves = True
-            self.heard_ms = self._clock.monotonic_ms()
-            self._counters.beat(self._clock.monotonic_ns())
-            self._hang_up()
-        elif not data:
-            self._hang_up()
+        self._received += data
+        if b"\nMode: " in self._received or not data:
+            self._end(self._received or None)
 
-    def _hang_up(self) -> None:
+    def _end(self, answer: bytes | None) -> None:
+        self.hang_up()
+        self._on_answer(answer)
+
+    def hang_up(self) -> None:
         if self._socket is not None:
             self._poller.unregister(self._socket.fileno())
             self._socket.close()
             self._socket = None
 
+
+class ZooKeeperWatch:
+    """`serves` is what the last answer said; `heard_ms` when there was one; `words` is why it does not serve, where that is known."""
+
+    def __init__(self, layout: BoxLayout, box: Box, poller: Poller, clock: Clock) -> None:
+        self._layout = layout
+        self._clock = clock
+        self._counters = Counters.create_or_adopt(layout, NAME, clock.monotonic_ns(), clock.wall_ms())
+        self._own = ServerQuestion(box.own_zookeeper, poller, self._on_answer)
+        self._others = {
+            member.member_id: ServerQuestion(member.client_address, poller, lambda answer, other=member.member_id: self._on_other(other, answer))  # type: ignore[misc]
+            for member in box.ensemble
+            if member.member_id != box.broker_id
+        }
+        self._is_there: dict[int, bool] = {}
+        """Whether each other member answers, as far as it was asked since ours last served."""
+        self._ask_others_ms = 0
+        self.serves = False
+        self.heard_ms = 0
+
+    def on_started(self, pid: int, now_ms: int) -> None:
+        """A new JVM has this pid."""
+        self._own.hang_up()
+        self.serves = False
+        self.heard_ms = now_ms
+        self._ask_others_ms = now_ms + ASK_OTHERS_MS
+        self._counters.close()
+        self._counters = Counters.create_or_adopt(self._layout, NAME, self._clock.monotonic_ns(), self._clock.wall_ms())
+        shared = SharedObject.attach(self._layout.shared_memory_name("counters", NAME), PURPOSE, writable=True)
+        shared.words[PID_WORD] = pid  # the object says who made it; its readers want the process it speaks of
+        shared.close()
+        self._counters.beat(self._clock.monotonic_ns())
+
+    def set_state(self, state: str) -> None:
+        self._counters.set_state(state)
+
+    @property
+    def words(self) -> str:
+        """What is to be said of a server that does not serve; nothing of one that does, or of which nothing is known yet."""
+        if self.serves or len(self._is_there) < len(self._others) or not self._others:
+            return ""
+        missing = sorted(member for member, is_there in self._is_there.items() if not is_there)
+        majority = (len(self._others) + 1) // 2 + 1
+        wanted = majority - (1 + len(self._others) - len(missing))
+        if wanted <= 0:
+            return "waits until the ZooKeeper ensemble has agreed on a leader"
+        enough = f"; {'one' if wanted == 1 else wanted} of them {'is' if wanted == 1 else 'are'} enough" if wanted < len(missing) else ""
+        return f"waits for {in_words(missing)} of the ZooKeeper ensemble{enough}"
+
+    def next_ask_ms(self, now_ms: int, rest_ms: int) -> int:
+        """When to ask again; `rest_ms` is how long a server that serves alone may be left in peace."""
+        if self.serves:
+            return now_ms + (min(rest_ms, ASK_OTHERS_MS) if self._others else rest_ms)
+        return now_ms + (ASK_MS_WHILE_WAITING if self.words else ASK_MS_WHILE_STARTING)
+
+    def ask(self, now_ms: int) -> None:
+        """Ask our own server, and the others while it waits for them."""
+        self._own.ask(now_ms)
+        if self._others and not self.serves and now_ms >= self._ask_others_ms:
+            self._ask_others_ms = now_ms + ASK_OTHERS_MS
+            for question in self._others.values():
+                question.ask(now_ms)
+
+    def _on_answer(self, answer: bytes | None) -> None:
+        if answer is None:
+            return  # a JVM that starts, or hangs: silence tells which
+        self.serves = b"\nMode: " in answer
+        if self.serves:
+            self._is_there.clear()
+        if self.serves or self._others:
+            self.heard_ms = self._clock.monotonic_ms()
+            self._counters.beat(self._clock.monotonic_ns())
+
+    def _on_other(self, member_id: int, answer: bytes | None) -> None:
+        if not self.serves:
+            self._is_there[member_id] = answer is not None
+
     def close(self) -> None:
-        self._hang_up()
+        for question in (self._own, *self._others.values()):
+            question.hang_up()
         self._counters.close()

@@ -82,5 +82,5 @@ def _describe(image: MetadataImage, topic: TopicImage, first: int, count: int) -
 
 def _partition(index: int, partition: PartitionImage, live: Collection[int]) -> PartitionDescription:
     offline = tuple(replica for replica in partition.replicas if replica not in live)
-    code = ErrorCode.LEADER_NOT_AVAILABLE if partition.leader < 0 else ErrorCode.NONE
-    return PartitionDescription(code, index, partition.leader, partition.leader_epoch, partition.replicas, partition.isr, (), (), offline)
+    leader, code = (partition.leader, ErrorCode.NONE) if partition.leader in live else (-1, ErrorCode.LEADER_NOT_AVAILABLE)
+    return PartitionDescription(code, index, leader, partition.leader_epoch, partition.replicas, partition.isr, (), (), offline)

@@ -3,7 +3,8 @@
 What one partition answers, and whom to ask about it, is in `broker/partition_answers.py`; a request on its way in `broker/pending_fetch.py`.
 A fetch of a session (`broker/fetch_session.py`) looks at the partitions that are awake only: the others sleep until their row moves.
 Before version 4 what is read is converted (`broker/message_sets.py`). Owned by one acceptor.
-Weak spots: a fetch with one cold partition is answered when that is read, its hot ones too; one answer has records of at most `TARGETS_MAX` partitions.
+Weak spots: a consumer's fetch with one cold partition is answered when that is read, its hot ones too; one answer has records of at most `TARGETS_MAX`
+partitions.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from appliance.broker.cold_reads import ColdReads
 from appliance.broker.connection import Connection
 from appliance.broker.delayed import Delayed
 from appliance.broker.fetch_session import FINAL_EPOCH, INITIAL_EPOCH, NO_SESSION, FetchSession, FetchSessions, SessionPartition, key_of
+from appliance.broker.follower_fetches import FollowerFetches
+from appliance.broker.follower_reads import FollowerReads
+from appliance.broker.lease_gate import LeaseGate
 from appliance.broker.message_sets import CONVERTED_BYTES_MAX, DownConversion
 from appliance.broker.parked_growth import FEW_PARTITIONS, ParkedGrowth
 from appliance.broker.partition_answers import TARGETS_MAX, PartitionAnswers
@@ -28,16 +32,19 @@ from appliance.broker.topic_traffic import TopicTraffic
 from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.protocol.fetch import (
     MAGIC_2_SINCE,
+    NODE_ENDPOINTS_SINCE,
     READ_COMMITTED,
     TOPIC_IDS_SINCE,
     FetchPartition,
     FetchPartitionResult,
-    FetchRequest,
     decode_fetch,
     encode_fetch_response,
 )
+from appliance.protocol.leader_hints import NodeEndpoint
 from appliance.protocol.request_header import RequestHeader
+from appliance.shm.atomic import signed
 from appliance.shm.counters import Counters
+from appliance.shm.partition_table import LOG_END_OFFSET
 
 
 class FetchHandler:
@@ -57,7 +64,10 @@ class FetchHandler:
         session_slots: int,
         new_session_id: Callable[[], int],
         on_reply: Callable[[Connection], None],
+        finds_nearest: bool = False,
+        lease: LeaseGate | None = None,
     ) -> None:
+        """`finds_nearest`: consumers are sent to a replica in their rack (`replica.selector.class`)."""
         self._view = view
         self._delayed = delayed
         self._sessions = FetchSessions(session_slots, new_session_id, delayed.rows.wake_up, self._on_session_closed)
@@ -70,10 +80,27 @@ class FetchHandler:
         self._is_evaluating = False
         self._to_evaluate: deque[tuple[PendingFetch, bool]] = deque()
         self._message_sets = DownConversion(view, counters)
-        self._answers = PartitionAnswers(view, readers, self.files, residency, cold_reads, self._message_sets, self._targets_max, clock, self.evaluate)
+        self._finds_nearest = finds_nearest
+        self._follower_reads = FollowerReads(cold_reads, clock, self._wake_session)
+        self._answers = PartitionAnswers(
+            view,
+            readers,
+            self.files,
+            residency,
+            cold_reads,
+            self._message_sets,
+            self._targets_max,
+            FollowerFetches(counters),
+            self._follower_reads,
+            lease,
+            finds_nearest,
+            clock,
+            self.evaluate,
+        )
         self._requests = counters.counter("fetch.requests")
         self._parked = counters.counter("fetch.parked")
         self._range_bytes = counters.counter("fetch.range_bytes")
+        self._follower_bytes = counters.counter("fetch.follower_bytes")
         self._errors = counters.counter("fetch.errors")
         self._topic_traffic = TopicTraffic(counters)
         self._sessions_open = counters.counter("fetch.sessions")
@@ -164,7 +191,7 @@ class FetchHandler:
             if result.error_code:
                 failed = True
             elif placement is not None:
-                urgent = urgent or result.diverging_epoch is not None or pending.cold is not None
+                urgent = urgent or result.diverging_epoch is not None or pending.cold is not None or result.preferred_read_replica >= 0
                 watched.append(placement)
                 if result.records is not None:
                     total += result.records.size_bytes  # type: ignore[union-attr]
@@ -192,7 +219,7 @@ class FetchHandler:
             pending.ticket = self._delayed.park(pending, watched, pending.deadline_ns)
             if len(watched) > FEW_PARTITIONS:
                 self._delayed.rows.tell_which(pending.ticket)
-                pending.growth = ParkedGrowth()
+                pending.growth = ParkedGrowth(pending.reads_to_end, pending.only_leader)
                 pending.growth.begin(watched, request.partitions, results, needed_bytes)
             self.evaluate(pending, False)  # a row may have moved before it was watched
         else:
@@ -205,17 +232,31 @@ class FetchHandler:
         if failed:
             self._errors.add()
         self._range_bytes.add(total)
-        for result in results:
+        if pending.request.replica_id >= 0:
+            self._follower_bytes.add(total)
+        for result in results if pending.request.replica_id < 0 else ():
             records = result.records
             if records is not None:
                 self._topic_traffic.add(result.topic, len(records) if isinstance(records, bytes) else records.size_bytes)  # type: ignore[union-attr]
+        endpoints: list[NodeEndpoint] = []
+        if failed and pending.version >= NODE_ENDPOINTS_SINCE:
+            endpoints = self._add_hints(results)
         reply = pending.reply
-        reply.pieces = list(encode_fetch_response(pending.version, pending.correlation_id, 0, session_id, results))
+        reply.pieces = list(encode_fetch_response(pending.version, pending.correlation_id, 0, session_id, results, 0, endpoints))
         reply.ready = True
         now_ns = self._clock.monotonic_ns()
         self._latency.record(now_ns - (pending.ready_ns or now_ns))
         self._latency_with_wait.record(now_ns - pending.received_ns)
         self._on_reply(reply.connection)
+
+    def _add_hints(self, results: list[FetchPartitionResult]) -> list[NodeEndpoint]:
+        """Who leads what we do not, for those who came to the wrong box (KIP-951); and how those leaders are reached."""
+        leaders = []
+        for index, result in enumerate(results):
+            if result.error_code in (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.FENCED_LEADER_EPOCH):
+                leaders.append(leader := self._view.leader_hint(result.topic, result.partition))
+                results[index] = result._replace(current_leader=leader)
+        return self._view.endpoints(leaders)
 
     def _leave(self, pending: PendingFetch) -> None:
         pending.finished = True
@@ -268,6 +309,7 @@ class FetchHandler:
         room = min(request.max_bytes, self._fetch_max_bytes)
         total = 0
         failed = urgent = False
+        tells_watermark = self._finds_nearest and request.replica_id >= 0
         news: list[tuple[SessionPartition, FetchPartitionResult]] = []
         awake: list[tuple[SessionPartition, Placement]] = []
         for partition in session.awake_in_order():
@@ -280,10 +322,12 @@ class FetchHandler:
             if partition.must_report(result):
                 news.append((partition, result))
                 failed = failed or result.error_code != 0
-                urgent = urgent or result.diverging_epoch is not None or pending.cold is not None
+                urgent = urgent or result.diverging_epoch is not None or pending.cold is not None or result.preferred_read_replica >= 0
+                # Where consumers read from followers, those must not learn of the high watermark with the next record only.
+                urgent = urgent or (tells_watermark and result.high_watermark > partition.high_watermark)
                 if result.records is not None:
                     total += result.records.size_bytes  # type: ignore[union-attr]
-            elif placement is not None and wanted.fetch_offset >= _readable_end(request, result) and rows.sleep(placement, partition):
+            elif placement is not None and _may_sleep(pending, wanted, placement, result) and rows.sleep(placement, partition):
                 session.awake.pop(partition, None)
                 awake.pop()
         if pending.unknown:
@@ -318,7 +362,23 @@ class FetchHandler:
         by_id = pending.version >= TOPIC_IDS_SINCE
         session = self._sessions.maybe_create(request.partitions, results, request.replica_id >= 0, by_id, request.isolation_level, self._clock.monotonic_ms())
         self._count_sessions()
-        return NO_SESSION if session is None else session.session_id
+        if session is None:
+            return NO_SESSION
+        session.replica_id = request.replica_id
+        return session.session_id
+
+    def on_view_changed(self) -> None:
+        """Image or tables changed: a follower that is not in sync any more sleeps nowhere, or nobody would hear that it has caught up."""
+        for session in self._sessions.of_followers():
+            for partition in session.partitions.values():
+                if partition not in session.awake and not self._is_in_sync(session.replica_id, partition.wanted):
+                    session.awake[partition] = None
+
+    def _is_in_sync(self, replica_id: int, wanted: FetchPartition) -> bool:
+        topic = self._view.image.topics_by_id.get(wanted.topic_id) if not wanted.topic else self._view.image.topics.get(wanted.topic)
+        if topic is None or not 0 <= wanted.partition < len(topic.partitions):
+            return True
+        return replica_id in topic.partitions[wanted.partition].isr
 
     def _refuse(self, pending: PendingFetch, error_code: ErrorCode) -> None:
         """Answer the whole request with an error of its session."""
@@ -330,8 +390,16 @@ class FetchHandler:
         self._on_reply(reply.connection)
 
     def _on_session_closed(self, session: FetchSession) -> None:
+        self._follower_reads.forget(session)
+        self._wake_session(session)
+
+    def _wake_session(self, session: FetchSession) -> None:
         if session.parked_ticket:
             self._delayed.rows.due[session.parked_ticket] = None
+
+    def sweep(self, now_ns: int) -> None:
+        """Once a second."""
+        self._follower_reads.sweep(now_ns)
 
     def _count_sessions(self) -> None:
         sessions = self._sessions
@@ -340,6 +408,10 @@ class FetchHandler:
         self._session_evictions.set(sessions.evictions)
 
 
-def _readable_end(request: FetchRequest, result: FetchPartitionResult) -> int:
-    """Where what this request may read ends."""
-    return result.last_stable_offset if request.isolation_level == READ_COMMITTED else result.high_watermark
+def _may_sleep(pending: PendingFetch, wanted: FetchPartition, placement: Placement, result: FetchPartitionResult) -> bool:
+    """Whether the next fetch need not look at a partition whose row has not moved: its reader is at the end of what it may read. A follower that is not in
+    sync must be heard with every fetch, or it never will be."""
+    if pending.reads_to_end:
+        replica_id = pending.request.replica_id
+        return wanted.fetch_offset >= signed(placement.seen[LOG_END_OFFSET]) and (replica_id < 0 or replica_id in placement.isr)
+    return wanted.fetch_offset >= (result.last_stable_offset if pending.request.isolation_level == READ_COMMITTED else result.high_watermark)

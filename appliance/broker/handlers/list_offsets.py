@@ -1,6 +1,7 @@
 """ListOffsets: earliest and latest from the row; by time, the largest timestamp and version 0's lists through the disk's log-reader.
 
-The earliest record's leader epoch is asked of the log-reader too, unless the partition has had one leader epoch only. Owned by one acceptor.
+The earliest record's leader epoch is asked of the log-reader too, unless the partition has had one leader epoch only; and, until a new leader's high
+watermark has reached its epoch, where that began. Owned by one acceptor.
 Weak spots: version 0 gets at most 100 offsets; partitions are asked one by one, up to `QUESTIONS_AHEAD_MAX` under way at once.
 """
 
@@ -14,7 +15,7 @@ from appliance.base.errors import ErrorCode
 from appliance.broker.box_view import BoxView, Placement
 from appliance.broker.connection import Connection, Reply
 from appliance.broker.leadership import leadership_problem
-from appliance.ipc.log_reader_messages import EPOCH_AT, MAX_TIMESTAMP, SEGMENTS, TIME, Answer
+from appliance.ipc.log_reader_messages import EPOCH_AT, EPOCH_END, MAX_TIMESTAMP, SEGMENTS, TIME, Answer
 from appliance.ipc.log_reader_proxy import QUESTIONS_AHEAD_MAX, LogReaderProxy, OnAnswer
 from appliance.protocol.list_offsets import (
     ListOffsetsPartition,
@@ -33,6 +34,9 @@ LATEST, EARLIEST, LARGEST_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3,
 _SINCE = {LATEST: 0, EARLIEST: 0, LARGEST_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
 _READ_COMMITTED = 1
 _LEADER_EPOCH_SINCE = 4
+_OFFSET_NOT_AVAILABLE_SINCE = 5
+_CONSUMER, _DEBUGGING = -1, -2
+"""Replica ids of who is none. Who looks for errors may ask any replica, for its log end."""
 
 
 class _PendingListOffsets:
@@ -97,14 +101,15 @@ class ListOffsetsHandler:
             row = placement.read_row()
         except TornRow:
             return _error(wanted, ErrorCode.NOT_LEADER_OR_FOLLOWER)
-        problem = leadership_problem(row, placement.row_generation, wanted.current_leader_epoch)
+        replica_id = pending.request.replica_id
+        problem = leadership_problem(row, placement.row_generation, wanted.current_leader_epoch, replica_id != _DEBUGGING)
         if problem is not None:
             return _error(wanted, problem)
         timestamp = wanted.timestamp
         if timestamp < 0 and pending.version < _SINCE.get(timestamp, 1 << 15):
             return _error(wanted, ErrorCode.UNSUPPORTED_VERSION)
         limit_offset = row.last_stable_offset if pending.request.isolation_level == _READ_COMMITTED else row.high_watermark
-        if pending.request.replica_id >= 0:
+        if replica_id != _CONSUMER:
             limit_offset = row.log_end_offset
         if pending.version == 0:
             return self._old_style(pending, topic_index, index, placement, wanted, row, limit_offset)
@@ -113,8 +118,42 @@ class ListOffsetsHandler:
         if timestamp == LATEST_TIERED:
             return ListOffsetsPartitionResult(wanted.partition)  # nothing is stored anywhere but here
         if timestamp == LATEST:
-            return ListOffsetsPartitionResult(wanted.partition, 0, -1, limit_offset, row.leader_epoch)
+            result = ListOffsetsPartitionResult(wanted.partition, 0, -1, limit_offset, row.leader_epoch)
+            return self._if_settled(pending, topic_index, index, placement, wanted, row, result)
         return self._by_time(pending, topic_index, index, placement, wanted, row, limit_offset)
+
+    def _if_settled(
+        self,
+        pending: _PendingListOffsets,
+        topic_index: int,
+        index: int,
+        placement: Placement,
+        wanted: ListOffsetsPartition,
+        row: Row,
+        result: ListOffsetsPartitionResult,
+    ) -> ListOffsetsPartitionResult | None:
+        """`result`; or, for a consumer of a new leader whose high watermark has not reached the beginning of its epoch, that it has to ask again: what
+        the leader before it said of the end may have been more (KIP-207). None while the log-reader is asked where the epoch begins."""
+        is_lagging = row.high_watermark < row.log_end_offset and 0 < row.leader_epoch != placement.settled_epoch
+        if pending.request.replica_id != _CONSUMER or not is_lagging:
+            return result
+
+        def on_answer(answer: Answer | None, descriptor: int) -> None:
+            told = result
+            if answer is None or answer.error_code:
+                told = _error(wanted, ErrorCode(answer.error_code) if answer is not None else ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            elif answer.b > row.high_watermark:
+                code = ErrorCode.OFFSET_NOT_AVAILABLE if pending.version >= _OFFSET_NOT_AVAILABLE_SINCE else ErrorCode.LEADER_NOT_AVAILABLE
+                told = _error(wanted, code)
+            else:
+                placement.settled_epoch = row.leader_epoch
+            pending.results[topic_index][index] = told
+            self._answered(pending)
+
+        # Where the epoch before ours ended, ours began.
+        if not self._ask(pending, placement, EPOCH_END, row, row.leader_epoch - 1, row.log_end_offset, on_answer):
+            return _error(wanted, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return None
 
     def _earliest(
         self, pending: _PendingListOffsets, topic_index: int, index: int, placement: Placement, wanted: ListOffsetsPartition, row: Row
@@ -172,7 +211,13 @@ class ListOffsetsHandler:
             else:
                 # Of a segment whose first records were deleted the log-reader sees them still: nobody is sent below the log start.
                 offset = max(answer.a, row.log_start_offset) if answer.a >= 0 else -1
-                result = ListOffsetsPartitionResult(wanted.partition, 0, answer.b, offset, answer.c)
+                found: ListOffsetsPartitionResult | None = ListOffsetsPartitionResult(wanted.partition, 0, answer.b, offset, answer.c)
+                if offset < 0 and found is not None:
+                    found = self._if_settled(pending, topic_index, index, placement, wanted, row, found)
+                if found is None:
+                    pending.questions -= 1  # another one is under way instead
+                    return
+                result = found
             pending.results[topic_index][index] = result
             self._answered(pending)
 

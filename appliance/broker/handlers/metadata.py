@@ -6,7 +6,7 @@ few seconds: then LEADER_NOT_AVAILABLE, which clients retry). Owned by one accep
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import orjson
 
@@ -17,7 +17,7 @@ from appliance.broker.connection import Connection
 from appliance.broker.operations import CLUSTER_OPERATIONS, TOPIC_OPERATIONS
 from appliance.ipc.controller_frames import AUTO_CREATE
 from appliance.ipc.controller_link import ControllerLink
-from appliance.metadata.metadata_image import TopicImage
+from appliance.metadata.metadata_image import PartitionImage, TopicImage
 from appliance.protocol.metadata import (
     OPERATIONS_NOT_ASKED,
     MetadataBroker,
@@ -33,6 +33,23 @@ from appliance.shm.counters import Counters
 
 AUTO_CREATE_TIMEOUT_MS = 5_000
 _NO_LEADER = -1
+_DEAD_REPLICAS_UNTIL = 0
+"""Older clients take it for granted that every replica named is a broker named."""
+
+
+def _describe(version: int, index: int, partition: PartitionImage, live: Container[int]) -> MetadataPartition:
+    """One partition as clients are told of it: a leader that is gone is none, until another one is elected."""
+    leader, leader_epoch, replicas, isr = partition[:4]
+    code = ErrorCode.NONE
+    offline: tuple[int, ...] = ()
+    if any(replica not in live for replica in replicas):
+        offline = tuple(replica for replica in replicas if replica not in live)
+        if version <= _DEAD_REPLICAS_UNTIL:
+            replicas, isr = (tuple(each for each in ids if each in live) for ids in (replicas, isr))
+            code = ErrorCode.REPLICA_NOT_AVAILABLE
+    if leader not in live:
+        leader, code = _NO_LEADER, ErrorCode.LEADER_NOT_AVAILABLE
+    return MetadataPartition(index, leader, leader_epoch, replicas, isr, offline, code)
 
 
 class MetadataHandler:
@@ -117,18 +134,8 @@ class MetadataHandler:
         key = (version, topic.name, allowed)
         encoded = self._encoded.get(key)
         if encoded is None:
-            partitions = [
-                MetadataPartition(
-                    index,
-                    partition.leader,
-                    partition.leader_epoch,
-                    partition.replicas,
-                    partition.isr,
-                    (),
-                    ErrorCode.LEADER_NOT_AVAILABLE if partition.leader <= _NO_LEADER else 0,
-                )
-                for index, partition in enumerate(topic.partitions)
-            ]
+            brokers = self._view.image.brokers
+            partitions = [_describe(version, index, partition, brokers) for index, partition in enumerate(topic.partitions)]
             encoded = self._encoded[key] = encode_topic(
                 version, MetadataTopic(topic.name, partitions, topic.topic_id, topic.is_internal, authorized_operations=allowed)
             )

@@ -20,10 +20,21 @@ from appliance.broker.arena_slots import ArenaSlot, allocate_slot
 from appliance.broker.box_view import BoxView, Placement
 from appliance.broker.connection import Connection, Reply
 from appliance.broker.delayed import Delayed
+from appliance.broker.lease_gate import LeaseGate
 from appliance.broker.message_sets import UpConversion
 from appliance.broker.transaction_gate import ADDS_PARTITIONS_SINCE, Producer, TransactionGate, TransactionVerifier
 from appliance.ipc.descriptors import ACKS_ALL_FLAG, ADDS_PARTITION_FLAG, COMMITTED_FLAG, NEEDS_VERIFICATION, DescriptorKind
-from appliance.protocol.produce import MAGIC_2_SINCE, ProducePartition, ProduceRequest, ProduceResult, RecordError, decode_produce, encode_produce_response
+from appliance.protocol.leader_hints import NodeEndpoint
+from appliance.protocol.produce import (
+    LEADER_HINTS_SINCE,
+    MAGIC_2_SINCE,
+    ProducePartition,
+    ProduceRequest,
+    ProduceResult,
+    RecordError,
+    decode_produce,
+    encode_produce_response,
+)
 from appliance.protocol.request_header import RequestHeader
 from appliance.records.batch import ATTRIBUTES_AT, BASE_SEQUENCE_AT, PRODUCER_ID_AT, RECORDS_AT, RECORDS_COUNT_AT, TRANSACTIONAL_FLAG, batch_problem
 from appliance.records.keys import KeylessProblem, keyless_problem
@@ -33,6 +44,7 @@ from appliance.shm.counters import Counters
 from appliance.shm.partition_table import (
     HIGH_WATERMARK,
     ISR_AND_CONFIG,
+    PARTITION_AND_GENERATION,
     ROLE_AND_EPOCH,
     ROLE_LEADER,
     ROLE_OFFLINE,
@@ -135,6 +147,7 @@ class ProduceHandler:
         budget_bytes: int,
         on_reply: Callable[[Connection], None],
         verifier: TransactionVerifier | None = None,
+        lease: LeaseGate | None = None,
     ) -> None:
         self._view = view
         self._arena = arena
@@ -142,6 +155,7 @@ class ProduceHandler:
         self._clock = clock
         self._budget_bytes = budget_bytes
         self._on_reply = on_reply
+        self._lease = lease
         self.transactions: TransactionGate[_Part] = TransactionGate(verifier, clock, self._on_verified, self._on_not_verified)
         self._message_sets = UpConversion(view, arena, counters)
         self._requests = counters.counter("produce.requests")
@@ -288,6 +302,8 @@ class ProduceHandler:
                 return (ErrorCode.KAFKA_STORAGE_ERROR, f"disk {placement.disk} is offline"), words
             return (ErrorCode.NOT_LEADER_OR_FOLLOWER, ""), words
         isr = words[ISR_AND_CONFIG]
+        if acks != -1 and self._lease is not None and self._lease.is_shut(placement):
+            return (ErrorCode.NOT_LEADER_OR_FOLLOWER, "this box has not heard from ZooKeeper for too long to take what others would not have"), words
         if acks == -1 and isr >> 48 < isr >> 32 & 0xFFFF:
             return (ErrorCode.NOT_ENOUGH_REPLICAS, f"{isr >> 48} replicas are in sync, {isr >> 32 & 0xFFFF} are needed"), words
         return None, words
@@ -447,7 +463,8 @@ class ProduceHandler:
                 waiting.append((index, placement, leader_epoch, end_offset))
                 continue
             role_and_epoch = words[ROLE_AND_EPOCH]
-            if role_and_epoch >> 32 != ROLE_LEADER or role_and_epoch & _HALF != leader_epoch & _HALF:
+            is_same_row = words[PARTITION_AND_GENERATION] & _HALF == placement.row_generation
+            if not is_same_row or role_and_epoch >> 32 != ROLE_LEADER or role_and_epoch & _HALF != leader_epoch & _HALF:
                 pending.results[index] = ProduceResult(placement.topic, placement.partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
             elif signed(words[HIGH_WATERMARK]) < end_offset:
                 waiting.append((index, placement, leader_epoch, end_offset))
@@ -490,6 +507,18 @@ class ProduceHandler:
         if pending.acks == 0:
             reply.closes = any(result.error_code for result in results)
         else:
-            reply.pieces = [encode_produce_response(pending.version, pending.correlation_id, results)]
+            endpoints: list[NodeEndpoint] = []
+            if pending.version >= LEADER_HINTS_SINCE and any(result.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER for result in results):
+                endpoints = self._add_hints(results)
+            reply.pieces = [encode_produce_response(pending.version, pending.correlation_id, results, 0, endpoints)]
         self._latency.record(self._clock.monotonic_ns() - pending.received_ns)
         self._on_reply(reply.connection)
+
+    def _add_hints(self, results: list[ProduceResult]) -> list[NodeEndpoint]:
+        """Who leads what we do not, for a client that came to the wrong box (KIP-951); and how those leaders are reached."""
+        leaders = []
+        for index, result in enumerate(results):
+            if result.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER:
+                leaders.append(leader := self._view.leader_hint(result.topic, result.partition))
+                results[index] = result._replace(current_leader=leader)
+        return self._view.endpoints(leaders)

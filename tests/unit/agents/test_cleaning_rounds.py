@@ -237,6 +237,29 @@ def test_what_a_run_could_not_put_in_place_is_compacted_by_the_next(layout: BoxL
     life.writer.stop()
 
 
+def test_a_log_that_is_cut_under_a_run_and_grows_again_keeps_what_it_holds_now(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its new segments have the old ones' names; what the run made of those is for nobody."""
+    with monkeypatch.context() as patch:
+        patch.setattr(cleaning_rounds, "CleaningProcess", PausedRun)
+        life = Life(layout, tmp_path).fill()
+        run: PausedRun = life.until(lambda: life.writer.agent._cleaning._run, "a run is under way").process
+        run.work()
+        bases = life.hosted.log.segment_base_offsets
+        life.hosted.log.truncate_to(bases[1])
+        life.writer.agent._cleaning.on_truncated(life.hosted)
+        assert life.hosted.on_truncated(), "in this test the cut is below the high watermark"
+        life.hosted.log.append_as_leader([memoryview(bytearray(keyed((b"new", b"%d" % number + b"w" * 300)))) for number in range(40)], 0, 1)
+        assert life.hosted.log.segment_base_offsets[:3] == bases[:3]
+        life.hosted.publish_append(0)
+        life.until(lambda: life.count("running") == 0 or life.writer.agent._cleaning._run.process is not run, "the run is over")
+        assert life.count("swapped_segments") == 0
+    life.append(3)  # through the ring, so that it is flushed
+    life.until(lambda: life.count("swapped_segments") and life.count("running") == 0, "the log is compacted")
+    life.until(lambda: all(len(values) == 1 for values in _values(life).values()), "no key is there twice")
+    assert b"new" in _values(life)
+    life.writer.stop()
+
+
 def test_a_topic_that_is_deleted_while_it_is_compacted_harms_nobody(layout: BoxLayout, tmp_path: Path) -> None:
     life = Life(layout, tmp_path).fill()
     life.until(lambda: life.writer.agent._cleaning._run, "a run is under way")

@@ -15,7 +15,9 @@ from appliance.agents.console_host import TOLD_AFTER, WAITING_MAX, HostFigures
 from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
+from appliance.base.model import TopicId
 from appliance.client import messages
+from appliance.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from appliance.records.record import iterate_records
 from appliance.runtime.agent import ServiceContext
 from appliance.shm.counters import Counters
@@ -30,13 +32,14 @@ class Console:
     """The figures as a console has them, stepped by hand."""
 
     def __init__(self, layout: BoxLayout, port: int) -> None:
+        self.image = MetadataImage.empty()
         self.clock = ManualClock()
         self.counters = Counters.create_or_adopt(layout, "console", 1)
         self._said, writing = os.pipe2(os.O_NONBLOCK)
         context = SimpleNamespace(
             layout=layout, box=make_box(kafka_port=port, listen="0.0.0.0"), clock=self.clock, counters=self.counters, log=Logger("console", descriptor=writing)
         )
-        self.figures = HostFigures(cast(ServiceContext, context))
+        self.figures = HostFigures(cast(ServiceContext, context), lambda: self.image)
 
     def count(self, name: str) -> int:
         return self.counters.counter(f"host_figures.{name}").value
@@ -190,3 +193,27 @@ def test_no_more_than_so_many_records_wait(broker: FakeKafkaBroker, console: Con
     console.figures._waiting.extend([(1, b"{}")] * WAITING_MAX)
     console.figures.look()
     assert len(console.figures._waiting) == WAITING_MAX and console.count("dropped") >= an_interval
+
+
+def test_figures_go_to_the_box_that_leads_their_topic_and_orders_to_the_controllers(console: Console, broker: FakeKafkaBroker) -> None:
+    elsewhere = FakeKafkaBroker()
+    try:
+        brokers = {7: BrokerImage(7, *elsewhere.address), 8: BrokerImage(8, *broker.address)}
+        topic = TopicImage(NAME, TopicId(bytes(16)), (PartitionImage(7, 0, (7,), (7,)),), {})
+        console.image = MetadataImage(1, "cluster", 8, brokers, {NAME: topic})
+        missing = [3]
+        elsewhere.answers[messages.PRODUCE] = lambda request: (
+            {"responses": [{"name": NAME, "partition_responses": [produced(0, missing.pop())]}], "throttle_time": 0} if missing else take(elsewhere)(request)
+        )
+        asked: list[Any] = []
+
+        def create(request: Any) -> dict[str, Any]:
+            asked.append(request)
+            return {"topics": [{"name": NAME, "error_code": 36, "error_message": None}], "throttle_time": 0}
+
+        broker.answers[messages.CREATE_TOPICS] = create
+        console.turns(nothing)
+        assert len(asked) == 1 and len(elsewhere.appended[0]) == 1 and broker.appended[0] == []
+        assert console.count("failures") == 0 and console.count("records") > 0
+    finally:
+        elsewhere.close()

@@ -13,6 +13,7 @@ from appliance.agents.request_server import RequestClient
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicPartition
 from appliance.broker.coordinated_apis import COORDINATED_APIS
+from appliance.coordination.state_log import ProducerIdentity
 from appliance.groups.client_identity import ClientIdentity
 from appliance.ipc.frames import Frame
 from appliance.ipc.request_frames import KAFKA_REQUEST, KAFKA_RESPONSE, TRANSACTION_ENDED, pack_ended_transaction, pack_kafka_request
@@ -45,11 +46,23 @@ class World:
     def __init__(self, counters: Counters, verifies: bool = True) -> None:
         self.groups, self.transactions = PlayedCoordinators(), PlayedCoordinators()
         self.sent: list[tuple[int, int, bytes]] = []
-        groups = SimpleNamespace(coordinator=self.groups, offsets_partition_of=lambda _group: self.groups.offsets_partition)
+        groups = SimpleNamespace(
+            coordinator=self.groups, offsets_partition_of=lambda _group: self.groups.offsets_partition, commit_verified=self._commit_verified
+        )
+        self.guarded: list[tuple[int, ProducerIdentity]] = []
+        self.leads, self.elsewhere, self.cut_off_from = True, PlayedCoordinators(), set[str]()
+        transactions = SimpleNamespace(coordinator=self.transactions, leads=lambda _name: self.leads)
         self.requests = CoordinatorRequests(
-            cast(Any, groups), cast(Any, SimpleNamespace(coordinator=self.transactions)), verifies, lambda: 77, counters, self._respond
+            cast(Any, groups), cast(Any, transactions), self.elsewhere, self._is_cut_off, verifies, lambda: 77, counters, self._respond
         )
         self.counters = counters
+
+    def _commit_verified(self, partition: int, producer: ProducerIdentity, ask: Callable[..., None], commit: Callable[..., None]) -> None:
+        self.guarded.append((partition, producer))
+        ask(commit)
+
+    def _is_cut_off(self, topic: str) -> bool:
+        return topic in self.cut_off_from
 
     def _respond(self, client: RequestClient, kind: int, token: int, payload: bytes) -> None:
         assert client is CLIENT
@@ -135,3 +148,38 @@ def test_where_there_is_no_topic_of_offsets_the_group_coordinator_says_so(counte
     world.groups.offsets_partition = None
     world.send(ApiKey.TXN_OFFSET_COMMIT, 5, txn_offset_commit.REQUEST.encode(5, COMMIT))
     assert [call[0] for call in world.groups.calls] == ["txn_offset_commit"]
+
+
+@pytest.mark.parametrize(("version", "adds"), [(3, False), (5, True)])
+def test_a_transaction_that_another_box_coordinates_is_asked_about_there(counters: Counters, version: int, adds: bool) -> None:
+    world = World(counters)
+    world.leads = False
+    world.send(ApiKey.TXN_OFFSET_COMMIT, version, txn_offset_commit.REQUEST.encode(version, COMMIT))
+    assert world.groups.calls == world.transactions.calls == []
+    ((rule, arguments),) = world.elsewhere.calls
+    assert (rule, arguments[:5]) == ("verify", ("tx", 9, 2, (OFFSETS,), adds))
+    assert world.guarded == [(3, ProducerIdentity(9, 2))]
+    arguments[-1]([ErrorCode.NONE])
+    assert [call[0] for call in world.groups.calls] == ["txn_offset_commit"]
+
+
+@pytest.mark.parametrize(("code", "told"), [(ErrorCode.COORDINATOR_NOT_AVAILABLE, 15), (ErrorCode.PRODUCER_FENCED, 47), (12_345, -1)])
+def test_what_another_box_refuses_is_told_in_the_words_of_the_api(counters: Counters, code: int, told: int) -> None:
+    world = World(counters)
+    world.leads = False
+    world.send(ApiKey.TXN_OFFSET_COMMIT, 3, txn_offset_commit.REQUEST.encode(3, COMMIT))
+    world.elsewhere.calls[0][1][-1]([code])
+    refused = TxnOffsetCommitResponse(topics=(TopicResult("t", (PartitionResult(0, told),)),))
+    assert world.sent == [(KAFKA_RESPONSE, 5, txn_offset_commit.RESPONSE.encode(3, refused))]
+    assert world.groups.calls == []
+
+
+def test_who_may_have_been_replaced_answers_nothing_by_what_it_remembers(counters: Counters) -> None:
+    world = World(counters)
+    world.cut_off_from = {"__consumer_offsets"}
+    world.send(ApiKey.HEARTBEAT, 4, heartbeat.REQUEST.encode(4, HeartbeatRequest("g", 1, "m")))
+    assert world.groups.calls == []
+    assert world.sent == [(KAFKA_RESPONSE, 5, heartbeat.RESPONSE.encode(4, HeartbeatResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)))]
+    world.cut_off_from = {"__transaction_state"}
+    world.send(ApiKey.HEARTBEAT, 4, heartbeat.REQUEST.encode(4, HeartbeatRequest("g", 1, "m")))
+    assert [call[0] for call in world.groups.calls] == ["heartbeat"]

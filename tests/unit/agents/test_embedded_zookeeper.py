@@ -51,3 +51,14 @@ def test_the_server_listens_on_loopback_alone_and_keeps_its_data_in_the_state_di
     assert {"clientPort=2999", "clientPortAddress=127.0.0.1", "admin.enableServer=false", f"dataDir={tmp_path}/zookeeper/data"} <= set(written)
     assert "-Xmx64m" in command and command[-1] == f"{tmp_path}/zookeeper/zoo.cfg"
     assert not any("forceSync" in part for part in (*written, *command))
+
+
+def test_a_member_of_an_ensemble_listens_on_its_own_address_and_knows_the_others(tmp_path: Path) -> None:
+    members = ["1=10.0.0.1:2181:2888:3888", "2=10.0.0.2:2191:2889:3889", "3=[fd00::3]:2181:2888:3888"]
+    connect = "10.0.0.2:2191,10.0.0.1:2181,[fd00::3]:2181"
+    box = Box("x", 2, [Disk("d0", "/nonexistent")], str(tmp_path), "0.0.0.0", "h", 1, 1, 1, zookeeper=connect, zookeeper_members=members)
+    zookeeper.prepare(box)
+    written = (tmp_path / "zookeeper" / "zoo.cfg").read_text().splitlines()
+    assert {"clientPort=2191", "clientPortAddress=10.0.0.2", "tickTime=100", "initLimit=100", "syncLimit=5"} <= set(written)
+    assert {"server.1=10.0.0.1:2888:3888", "server.2=10.0.0.2:2889:3889", "server.3=[fd00::3]:2888:3888"} <= set(written)
+    assert (tmp_path / "zookeeper" / "data" / "myid").read_text() == "2\n"

@@ -198,7 +198,7 @@ def test_a_disk_that_fails_during_a_round_is_let_go_of_when_the_round_ends(
     if ends_first:
         platter.let_go()
         eventually(lambda: writer.agent._batch_flushes._is_done, "the round is over, and nobody has looked")
-    writer.agent._storage_failed(StorageFailed("could not read something else"))
+    writer.agent._trouble.on_failure(StorageFailed("could not read something else"))
     assert writer.disk_state == DISK_OFFLINE
     platter.let_go()
     eventually(lambda: writer.turn() >= 0 and not _open_below(tmp_path / "d0"), "nothing keeps the disk from being unmounted")

@@ -125,8 +125,8 @@ def test_a_probe_that_fails_takes_the_disk_offline_and_the_next_life_believes_th
     writer.turn()
     _probe(writer)
     assert writer.disk_state == DISK_OFFLINE and _words(writer)[SUSPECT_WORD]
-    assert writer.agent._return is not None
-    if (looks := writer.agent._return._thread) is not None:
+    assert writer.agent._trouble.returning is not None
+    if (looks := writer.agent._trouble.returning._thread) is not None:
         looks.join()
     held = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
     assert not [name for name in held if name.startswith(f"{tmp_path}/d0/")], "nothing of the disk stays open"
@@ -154,8 +154,8 @@ def _probe(writer: RealLogWriter) -> None:
 def _look_for_return(writer: RealLogWriter) -> None:
     writer.clock.advance_ms(1001)
     writer.turn()
-    assert writer.agent._return is not None
-    thread = writer.agent._return._thread
+    assert writer.agent._trouble.returning is not None
+    thread = writer.agent._trouble.returning._thread
     if thread is not None:
         thread.join()
 

@@ -10,7 +10,16 @@ import pytest
 
 from appliance.agents.producer_upkeep import SWEEP_NS
 from appliance.base.errors import ErrorCode
-from appliance.ipc.descriptors import ACKS_ALL_FLAG, ADDS_PARTITION_FLAG, COMMIT_FLAG, NEEDS_VERIFICATION, Completion, DescriptorKind
+from appliance.ipc.descriptors import (
+    ACKS_ALL_FLAG,
+    ADDS_PARTITION_FLAG,
+    COMMIT_FLAG,
+    COORDINATOR_FLAG,
+    NEEDS_VERIFICATION,
+    VERIFIED_FLAG,
+    Completion,
+    DescriptorKind,
+)
 from appliance.ipc.producer_entries import PRODUCER_ENTRY, unpack_producers
 from appliance.ipc.proxies import LogWriterProxies
 from appliance.shm.partition_table import Row
@@ -167,3 +176,49 @@ def test_silent_producers_are_forgotten_in_a_sweep_every_ten_minutes(writer: Rea
     writer.clock.advance_ms(PRODUCER_EXPIRATION_MS)
     source.take()
     assert [producer_id for producer_id, _ in hosted.log.producers.snapshot()] == [8]
+
+
+# --- a coordinator that asks another box first
+
+
+def _ask_for_guard(source: Source, producer_epoch: int = 0) -> tuple[int, int]:
+    source.offer(DescriptorKind.BEGIN_VERIFICATION, values=(9, 0, producer_epoch, 0))
+    (completion,) = source.take()
+    return completion.error_code, completion.guard
+
+
+def _commit_offsets(source: Source, guard: int, producer_epoch: int = 0) -> int:
+    """As a group coordinator does whose transactions another box coordinates."""
+    source.produce(transactional_batch(9, producer_epoch, 0, b"offsets"), guard, ACKS_ALL_FLAG | COORDINATOR_FLAG | VERIFIED_FLAG)
+    (completion,) = source.take()
+    return completion.error_code
+
+
+def test_what_a_coordinator_asked_another_box_about_is_taken_with_its_guard_and_then_without(writer: RealLogWriter) -> None:
+    source = Source(writer)
+    code, guard = _ask_for_guard(source)
+    assert code == 0 and guard > 0
+    assert _commit_offsets(source, guard) == 0
+    assert _ask_for_guard(source) == (0, 0), "nobody needs to be asked while the transaction is open"
+    assert _commit_offsets(source, 0) == 0
+    source.mark(9, 0, True)
+    assert [completion.error_code for completion in source.take()] == [0]
+    assert _commit_offsets(source, 0) == ErrorCode.INVALID_TXN_STATE
+
+
+@pytest.mark.parametrize("marker_epoch", [0, 1])
+def test_what_ended_while_another_box_was_asked_takes_nothing_more(writer: RealLogWriter, marker_epoch: int) -> None:
+    source = Source(writer)
+    _, guard = _ask_for_guard(source)
+    source.mark(9, marker_epoch, False)
+    assert [completion.error_code for completion in source.take()] == [0]
+    assert _commit_offsets(source, guard) == (ErrorCode.INVALID_PRODUCER_EPOCH if marker_epoch else ErrorCode.INVALID_TXN_STATE)
+    _, again = _ask_for_guard(source, 1)
+    assert again not in (0, guard)
+    assert _commit_offsets(source, again, 1) == 0, "of the next transaction"
+
+
+def test_a_guard_is_for_whoever_leads(writer: RealLogWriter) -> None:
+    source = Source(writer)
+    source.offer(DescriptorKind.BEGIN_VERIFICATION, values=(9, 0, 0, 0), leader_epoch=7)
+    assert [(completion.error_code, completion.guard) for completion in source.take()] == [(ErrorCode.NOT_LEADER_OR_FOLLOWER, 0)]

@@ -8,10 +8,14 @@ from typing import NamedTuple
 import pytest
 
 from appliance.agents.marker_appends import MarkerAppends
+from appliance.agents.marker_requests import MarkerRequests
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicPartition
+from appliance.coordination.state_log import ProducerIdentity, StateRecord
 from appliance.ipc.descriptors import ACKS_ALL_FLAG, COMMIT_FLAG, DescriptorKind
+from appliance.protocol.topic_partitions import TopicPartitions
 from appliance.transactions.ports import Marker
+from tests.support.asked_boxes import AskedBoxes
 from tests.support.scratch_layout import scratch_layout
 from tests.support.stepped_state import TOPIC, SteppedState
 
@@ -22,6 +26,7 @@ class World(NamedTuple):
     state: SteppedState
     markers: MarkerAppends
     ended: list[tuple[TopicPartition, int, bool]]
+    boxes: AskedBoxes
 
     def write(self, is_commit: bool = True, place: TopicPartition = PLACE) -> list[ErrorCode]:
         told: list[ErrorCode] = []
@@ -40,7 +45,8 @@ class World(NamedTuple):
 def world() -> Iterator[World]:
     with scratch_layout() as layout:
         state, ended = SteppedState(layout), list[tuple[TopicPartition, int, bool]]()
-        yield World(state, MarkerAppends(state.view, state.clock, state.counters, lambda *end: ended.append(end)), ended)
+        requests = MarkerRequests(boxes := AskedBoxes())
+        yield World(state, MarkerAppends(state.view, requests, state.clock, state.counters, lambda *end: ended.append(end)), ended, boxes)
         state.close()
 
 
@@ -92,6 +98,47 @@ def test_another_leader_epoch_leaves_it_open_whether_the_marker_is_there(world: 
     world.turn()
     assert told == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
     assert world.ended == []
+
+
+def test_what_another_box_leads_goes_there_and_its_answer_is_the_markers(world: World) -> None:
+    world.state.lead_elsewhere(7)
+    told = world.write(is_commit=False)
+    world.turn()
+    assert world.state.offered == []
+    (question,) = world.boxes.questions
+    (marker,) = question.body.markers
+    assert (question.broker_id, marker.producer_id, marker.producer_epoch, marker.is_commit, marker.coordinator_epoch) == (7, 9, 2, False, 5)
+    assert marker.topics == (TopicPartitions(TOPIC, (0,)),)
+    assert told == []
+    question.answer_markers(ErrorCode.NONE)
+    assert (told, world.ended) == ([ErrorCode.NONE], []), "who keeps its open transactions hears of it there"
+
+
+def test_a_marker_that_waits_for_a_box_comes_back_when_another_leads(world: World) -> None:
+    world.state.lead_elsewhere(7)
+    told = world.write()
+    world.turn()
+    world.state.lead_elsewhere(8)
+    world.markers.refresh()
+    world.turn()
+    assert told == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+    world.boxes.questions[0].answer_markers(ErrorCode.NONE)
+    assert told == [ErrorCode.NOT_LEADER_OR_FOLLOWER], "once"
+
+
+def test_a_marker_does_not_pass_what_belongs_before_it(world: World) -> None:
+    world.state.topic.refresh()
+    world.state.lead()
+    world.markers._must_wait = lambda place: world.state.topic.has_waiting(place.partition)
+    world.state.is_full = True
+    world.state.topic.append(0, [StateRecord(b"offset", b"5")], lambda _code: None, producer=ProducerIdentity(9, 2))
+    world.state.is_full = False
+    told = world.write()
+    world.turn()
+    assert told == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+    world.state.turn()
+    world.write()
+    assert [descriptor.kind for descriptor, _ in world.state.offered] == [DescriptorKind.PRODUCE, DescriptorKind.TRANSACTION_MARKER]
 
 
 def _one_batch() -> bytes:

@@ -17,10 +17,12 @@ from appliance.agents.hosted_partition import HostedPartition
 from appliance.base.errors import ErrorCode
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicPartition
-from appliance.ipc.descriptors import Completion, DescriptorKind
+from appliance.ipc.descriptors import Completion, DescriptorKind, Truncation
 from appliance.ipc.move_report import CAUGHT_UP, COMPLETE, COPYING, FAILED, WAITING, MoveProgress, moves_file, read_moves
+from appliance.ipc.replication_descriptors import ReplicaAppend, TruncateOrder, replica_append_descriptor, truncate_descriptor
+from appliance.records.batch import stamp_batch
 from appliance.records.builder import BatchBuilder
-from appliance.shm.partition_table import DISK_ONLINE, ROLE_LEADER, ROLE_NONE
+from appliance.shm.partition_table import DISK_ONLINE, ROLE_FOLLOWER, ROLE_LEADER, ROLE_NONE
 from appliance.storage import checkpoints, file_io
 from appliance.storage.move_record import MOVE_RECORD
 from tests.support.real_log_writer import BROKER_ID, TOPIC_ID, RealLogWriter
@@ -503,3 +505,66 @@ def looks(cleaning: CleaningRounds) -> bool:
         return False
     cleaning._thread.join()
     return True
+
+
+class _Follower:
+    """The source follows another box, and what that sends comes over the rings."""
+
+    def __init__(self, pair: Pair, leader_epoch: int) -> None:
+        self.pair = pair
+        self.fetcher = pair.source.sources.get("replica-fetcher") or pair.source.source("replica-fetcher")
+        asked = {"leader": 2, "leader_epoch": leader_epoch, "isr": [BROKER_ID, 2], "replicas": [BROKER_ID, 2], "config": CONFIG}
+        assert pair.source_says(DescriptorKind.BECOME_FOLLOWER, **asked).error_code == 0
+
+    def _offer(self, entry: tuple[int, ...]) -> int:
+        before = len(self.pair.source.completions)
+        assert self.fetcher.by_disk["d0"].offer(entry, 0, ("replica", 0))
+        self.pair.until(lambda: len(self.pair.source.completions) > before, "it is answered")
+        return self.pair.source.completions[-1].error_code
+
+    def append(self, count: int, value: bytes) -> list[int]:
+        hosted, arena = self.pair.hosted(self.pair.source), self.fetcher.source.arena
+        codes = []
+        for _ in range(count):
+            builder = BatchBuilder()
+            builder.append(self.pair.source.clock.wall_ms(), b"k", value * 700)
+            content = bytearray(builder.build())
+            stamp_batch(content, 0, hosted.log.log_end_offset, hosted.leader_epoch)
+            position = arena.allocate(len(content))
+            arena.memory[position : position + len(content)] = content
+            told = ReplicaAppend(hosted.log.log_end_offset, 0)
+            codes.append(self._offer(replica_append_descriptor(hosted.row, hosted.row_generation, hosted.leader_epoch, position, len(content), told)))
+            arena.free(position)
+        return codes
+
+    def cut(self, offset: int) -> int:
+        hosted = self.pair.hosted(self.pair.source)
+        order = TruncateOrder(Truncation.TO_OFFSET, -1, offset)
+        return self._offer(truncate_descriptor(hosted.row, hosted.row_generation, hosted.leader_epoch, order))
+
+
+def test_a_copy_of_a_follower_is_cut_where_its_source_is_cut(pair: Pair) -> None:
+    follower = _Follower(pair, 1)
+    assert set(follower.append(20, b"a")) == {0}
+    pair.start(0)
+    follower = _Follower(pair, 2)
+    assert follower.cut(12) == 0
+    assert set(follower.append(15, b"b")) == {0}, "and it has grown past the end that the copy has seen"
+    frozen = pair.freeze()
+    assert (frozen.log_end_offset, pair.hosted(pair.source).role) == (27, ROLE_NONE)
+    assert follower.append(1, b"c") == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+    before = pair.segments("d0")
+    assert pair.finish(frozen).error_code == 0
+    assert pair.commit(frozen) == 0 and pair.promote() == 0
+    assert pair.segments("d1") == before
+    assert pair.hosted(pair.target).high_watermark == frozen.base_offset == 26
+
+
+def test_a_follower_whose_hand_over_is_taken_back_follows_again(pair: Pair) -> None:
+    follower = _Follower(pair, 1)
+    follower.append(3, b"a")
+    pair.start(0)
+    pair.freeze()
+    assert pair.source_says(DescriptorKind.MOVE_CANCEL).error_code == 0
+    assert pair.hosted(pair.source).role == ROLE_FOLLOWER
+    assert follower.append(1, b"b") == [0]

@@ -271,7 +271,7 @@ def test_a_full_disk_on_which_no_checkpoint_can_be_written_gets_space_all_the_sa
 
     whole = file_io.pwritev
     monkeypatch.setattr(file_io, "pwritev", full)
-    life.writer.agent._storage_failed(file_io.storage_failure("test", OSError(errno.ENOSPC, "full")))
+    life.writer.agent._trouble.on_failure(file_io.storage_failure("test", OSError(errno.ENOSPC, "full")))
     life.delete_records(3)
     life.rest(4)
     assert life.range == (6, 10) and life.logs == [6, 8] and life.writer.disk_state == DISK_FULL and not any("deleted" in name for name in life.files)

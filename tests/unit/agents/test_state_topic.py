@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from appliance.agents.state_topic import GuardQuestion
 from appliance.base.errors import ErrorCode
 from appliance.coordination.state_log import ProducerIdentity, StateRecord
-from appliance.ipc.descriptors import ACKS_ALL_FLAG, COORDINATOR_FLAG, DescriptorKind
+from appliance.ipc.descriptors import ACKS_ALL_FLAG, COORDINATOR_FLAG, VERIFIED_FLAG, DescriptorKind
 from appliance.ipc.log_reader_messages import LOOKUP, OPEN, READ
 from appliance.records.builder import BatchBuilder
 from appliance.records.control_batch import EndTransactionMarker, build_end_transaction_batch
@@ -109,6 +110,61 @@ def test_another_leader_epoch_is_another_tenure_and_memory_begins_anew(world: St
     assert [record.key for record in world.state.records] == [b"k"]
 
 
+def test_what_a_new_leader_has_above_the_high_watermark_is_read_and_served_when_it_is_replicated(world: SteppedState) -> None:
+    world.reader.append(_batch(b"a"))
+    world.reader.append(_batch(b"of the former leader"))
+    world.show(high_watermark=1)
+    world.topic.refresh()
+    for _ in range(3):
+        world.turn()
+    assert [record.key for record in world.state.records] == [b"a", b"of the former leader"]
+    assert world.state.told == [("begin", 0)], "a leader may follow that never had it"
+    assert (world.topic.loading_count, world.topic.waits_for_rows) == (1, True)
+    world.show(high_watermark=2)
+    world.turn()
+    assert world.state.told == [("begin", 0), ("finish", 0)]
+    assert world.topic.loading_count == 0
+    assert world.turn() == 0
+
+
+def test_what_was_read_and_not_replicated_is_forgotten_with_its_tenure(world: SteppedState) -> None:
+    world.reader.append(_batch(b"a"))
+    world.reader.append(_batch(b"vanishes"))
+    world.show(high_watermark=1)
+    world.topic.refresh()
+    world.turn()
+    world.show(leader_epoch=4, is_leader=False, high_watermark=1)
+    world.topic.refresh()
+    world.reader.truncate(1)
+    world.show(leader_epoch=5)
+    world.lead()
+    assert [record.key for record in world.state.records] == [b"a"]
+    assert world.state.told == [("begin", 0), ("unload", 0), ("begin", 0), ("finish", 0)]
+
+
+def test_a_load_that_brings_more_than_there_was_waits_for_all_of_it(world: SteppedState) -> None:
+    world.reader.append(_batch(b"a"))
+    world.show()
+    world.reader.append(_batch(b"b"))
+    world.topic.refresh()
+    world.reader.batches_a_portion = 2
+    world.turn()
+    assert [record.key for record in world.state.records] == [b"a", b"b"]
+    assert world.topic.loading_count == 1
+    world.show()
+    world.turn()
+    assert world.topic.loading_count == 0
+
+
+def test_an_append_does_not_go_by_a_row_that_is_another_partitions_now(world: SteppedState) -> None:
+    world.lead()
+    told = _append(world)
+    world.complete()
+    world.show(row_generation=2)
+    world.turn()
+    assert told == []
+
+
 def test_a_partition_that_somebody_else_leads_is_let_go(world: SteppedState) -> None:
     world.lead()
     world.show(is_leader=False)
@@ -204,3 +260,55 @@ def test_an_append_to_a_partition_that_is_not_there_is_refused_with_the_next_tur
     assert told == []
     world.turn()
     assert told == [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+
+
+# --- what another box is asked about first
+
+PRODUCER = ProducerIdentity(9, 2)
+
+
+def _ask_for_guard(world: SteppedState) -> list[tuple[ErrorCode, int]]:
+    told: list[tuple[ErrorCode, int]] = []
+    world.topic.begin_verification(0, PRODUCER, lambda code, guard: told.append((code, guard)))
+    return told
+
+
+def test_an_append_comes_with_the_guard_that_was_given_before_another_box_was_asked(world: SteppedState) -> None:
+    world.lead()
+    told = _ask_for_guard(world)
+    descriptor, question = world.offered.pop()
+    assert (descriptor.kind, descriptor.value_a, descriptor.value_c, descriptor.leader_epoch) == (DescriptorKind.BEGIN_VERIFICATION, 9, 2, 3)
+    assert isinstance(question, GuardQuestion) and told == []
+    world.topic.on_guard(question, (descriptor.kind, 0, 0, 0, 0, -1, -1, -1, -1, -1, 0, 77))
+    assert told == [(ErrorCode.NONE, 77)]
+    with world.topic.guarded(0, PRODUCER, 77):
+        _append(world, b"guarded", PRODUCER)
+        _append(world, b"the next", PRODUCER)
+    _append(world, b"later", PRODUCER)
+    guarded = ACKS_ALL_FLAG | COORDINATOR_FLAG | VERIFIED_FLAG
+    assert [(offered.flags, offered.guard) for offered, _ in world.offered] == [(guarded, 77), (guarded & ~VERIFIED_FLAG, 0), (guarded & ~VERIFIED_FLAG, 0)]
+
+
+def test_a_guard_that_is_not_used_is_forgotten(world: SteppedState) -> None:
+    world.lead()
+    with world.topic.guarded(0, PRODUCER, 77):
+        pass
+    _append(world, b"later", PRODUCER)
+    assert (world.offered[0][0].flags, world.offered[0][0].guard) == (ACKS_ALL_FLAG | COORDINATOR_FLAG, 0)
+
+
+@pytest.mark.parametrize("trouble", ["not ours", "refused", "lost", "late"])
+def test_a_guard_that_cannot_be_had_is_told_once(world: SteppedState, trouble: str) -> None:
+    if trouble != "not ours":
+        world.lead()
+    told = _ask_for_guard(world)
+    codes = {"refused": ErrorCode.KAFKA_STORAGE_ERROR, "late": ErrorCode.REQUEST_TIMED_OUT}
+    if trouble == "refused":
+        world.topic.on_guard(world.offered.pop()[1], (21, 0, ErrorCode.KAFKA_STORAGE_ERROR, 0, 0, -1, -1, -1, -1, -1, 0, 0))
+    elif trouble == "lost":
+        world.topic.on_guard_lost(world.offered.pop()[1])
+    elif trouble == "late":
+        world.clock.advance_ms(5_001)
+        world.turn()
+        world.topic.on_guard(world.offered.pop()[1], (21, 0, 0, 0, 0, -1, -1, -1, -1, -1, 0, 77))
+    assert told == [(codes.get(trouble, ErrorCode.NOT_LEADER_OR_FOLLOWER), 0)]

@@ -9,12 +9,16 @@ from appliance.broker.lost_requests import lost_answer
 from appliance.ipc.request_frames import pack_kafka_request
 from appliance.protocol import (
     alter_configs,
+    alter_partition_reassignments,
     alter_replica_log_dirs,
     create_partitions,
     create_topics,
     delete_topics,
     describe_configs,
+    elect_leaders,
     incremental_alter_configs,
+    list_partition_reassignments,
+    unregister_broker,
 )
 from appliance.protocol.apis import SERVED_APIS, ApiKey
 
@@ -52,6 +56,26 @@ def test_orders_to_move_partitions_are_answered_partition_by_partition() -> None
         assert answer is not None
         (topic,) = alter_replica_log_dirs.RESPONSE.decode(answer, 0, len(answer), version).results
         assert topic == ("t", ((0, ErrorCode.UNKNOWN_SERVER_ERROR), (1, ErrorCode.UNKNOWN_SERVER_ERROR)))
+
+
+def test_orders_to_the_cluster_are_answered_for_all_of_it() -> None:
+    altering = alter_partition_reassignments.AlterPartitionReassignmentsRequest(
+        topics=(alter_partition_reassignments.TopicToReassign("t", (alter_partition_reassignments.PartitionToReassign(0, (1,)),)),)
+    )
+    listing = list_partition_reassignments.ListPartitionReassignmentsRequest()
+    for api_key, module, asked in (
+        (ApiKey.ALTER_PARTITION_REASSIGNMENTS, alter_partition_reassignments, altering),
+        (ApiKey.LIST_PARTITION_REASSIGNMENTS, list_partition_reassignments, listing),
+        (ApiKey.UNREGISTER_BROKER, unregister_broker, unregister_broker.UnregisterBrokerRequest(4)),
+    ):
+        answer = lost_answer(pack_kafka_request(api_key, 0, "client", "host", module.REQUEST.encode(0, asked)))
+        assert answer is not None and module.RESPONSE.decode(answer, 0, len(answer), 0).error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+    electing = elect_leaders.ElectLeadersRequest(0, (elect_leaders.TopicToElectFor("t", (0, 3)),))
+    for version in range(3):
+        answer = lost_answer(pack_kafka_request(ApiKey.ELECT_LEADERS, version, "client", "host", elect_leaders.REQUEST.encode(version, electing)))
+        assert answer is not None
+        (topic,) = elect_leaders.RESPONSE.decode(answer, 0, len(answer), version).results
+        assert [(one.partition_id, one.error_code) for one in topic.partitions] == [(0, -1), (3, -1)]
 
 
 def test_what_cannot_be_read_has_no_answer() -> None:

@@ -76,3 +76,28 @@ def test_our_packages_are_found_wherever_the_process_is_started() -> None:
     assert os.path.isdir(f"{first}/appliance") and rest == ["/elsewhere"]
     python_arguments("services.console", environment)
     assert environment["PYTHONPATH"].count(first) == 1
+
+
+def test_an_ensemble_of_the_boxes_is_named_by_an_option_or_by_the_settings(tmp_path: Path) -> None:
+    file = tmp_path / "m.toml"
+    file.write_text('"broker.rack" = "a"\n[box]\nbroker-id = 2\nzookeeper-members = ["1=10.0.0.1", "2=10.0.0.2", "3=10.0.0.3"]\n')
+    by_file, problems = resolve_options(RunOptions(config=str(file)), 1)
+    assert problems == [] and by_file.own_member is not None and by_file.own_member.host == "10.0.0.2"
+    assert (by_file.runs_zookeeper, by_file.is_alone, by_file.settings["broker.rack"]) == (True, False, "a")
+    by_option, problems = resolve_options(RunOptions(zookeeper_members=["1=10.0.0.1,2=10.0.0.2,3=10.0.0.3"], broker_id=4, rack="b"), 1)
+    assert problems == [] and by_option.zookeeper_members == by_file.zookeeper_members
+    assert (by_option.own_member, by_option.runs_zookeeper, by_option.is_alone, by_option.settings["broker.rack"]) == (None, False, False, "b")
+
+
+def test_an_ensemble_wants_to_know_which_box_this_is_and_to_be_the_only_one() -> None:
+    _, problems = resolve_options(RunOptions(zookeeper_members=["1=a", "2=b", "3=c"], zookeeper="d:2181"), 1)
+    assert len(problems) == 2
+    assert any("--broker-id does not say which box this is" in problem for problem in problems)
+    assert any("--zookeeper names an ensemble elsewhere" in problem for problem in problems)
+
+
+def test_a_box_by_itself_has_a_zookeeper_that_nobody_else_knows() -> None:
+    alone = resolve_options(RunOptions(), 1)[0]
+    assert (alone.runs_zookeeper, alone.is_alone, alone.own_member) == (True, True, None)
+    elsewhere = resolve_options(RunOptions(zookeeper="z:2181/chroot"), 1)[0]
+    assert (elsewhere.runs_zookeeper, elsewhere.is_alone) == (False, False)

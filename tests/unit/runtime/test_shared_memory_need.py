@@ -8,6 +8,7 @@ from pathlib import Path
 from appliance.agents import disk_commands
 from appliance.base.clock import SystemClock
 from appliance.base.layout import BoxLayout, Disk
+from appliance.base.setting_row import SettingValue
 from appliance.base.settings import Box
 from appliance.ipc.proxies import Source
 from appliance.runtime.preflight import need_of, shared_memory_problem
@@ -26,13 +27,16 @@ def test_the_controllers_share_is_what_it_makes() -> None:
 
 
 def test_the_need_is_what_the_objects_of_a_box_hold(tmp_path: Path) -> None:
-    box = Box("need", 1, [Disk("d0", "/d0"), Disk("d1", "/d1")], "", "", "", 0, 0, 0, settings={"acceptor.arena.bytes": 5 * MIB, "ingest.arena.bytes": MIB})
+    settings: dict[str, SettingValue] = {"acceptor.arena.bytes": 5 * MIB, "ingest.arena.bytes": MIB, "socket.request.max.bytes": 2 * MIB}
+    settings["replica.fetcher.arena.bytes"] = 4 * MIB
+    box = Box("need", 1, [Disk("d0", "/d0"), Disk("d1", "/d1")], "", "", "", 0, 0, 0, embedded_zookeeper=False, settings=settings)
     layout = BoxLayout(str(tmp_path / f"need{os.getpid()}"))
     life = SystemClock().monotonic_ns()
     entries = box.integer("channel.ring.entries")
     reader_bytes = box.integer("log.reader.arena.bytes")
     sizes = {"acceptor@0": (5 * MIB, entries), "ingest@0": (MIB, entries), "controller": (CONTROLLER_ARENA_BYTES, CONTROLLER_RING_ENTRIES)}
     sizes["coordinator"] = (box.integer("coordinator.arena.bytes"), entries)
+    sizes["replica-fetcher"] = (4 * MIB, entries)
     made: list[object] = []
     try:
         made += [Counters.create_or_adopt(layout, name, life) for name in [*box.process_names(), "supervisor"]]
@@ -60,6 +64,13 @@ def test_the_default_box_does_not_fit_where_only_its_arenas_do() -> None:
     assert shared_memory_problem(need, need.total - 1) is not None
     assert shared_memory_problem(need, need.total) is None
     assert need.total < (340 + 2 * 33 + 16) * MIB, "the coordinator has an arena of 16"
+
+
+def test_only_a_box_that_may_have_neighbours_needs_room_for_copies() -> None:
+    alone = Box("need", 1, [Disk("d0", "/d0")], "", "", "", 0, 0, 0)
+    need = shared_memory_need(alone)
+    assert shared_memory_need(alone._replace(embedded_zookeeper=False)).arenas - need.arenas > 64 * MIB
+    assert shared_memory_need(alone._replace(zookeeper_members=["1=10.0.0.1:2181:2888:3888"])).arenas - need.arenas > 64 * MIB
 
 
 def test_every_further_process_and_disk_needs_more() -> None:

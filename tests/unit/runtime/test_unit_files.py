@@ -41,7 +41,7 @@ def test_the_target_wants_every_process_and_every_socket_and_nothing_else() -> N
     wanted = {line.partition("=")[2] for line in text.splitlines() if line.startswith("Wants=")}
     instances = {"millrace-acceptor@0.service", "millrace-acceptor@1.service", "millrace-ingest@0.service"}
     disks = {f"millrace-log-{kind}@{disk}.service" for kind in ("writer", "reader") for disk in ("d0", "d1")}
-    single = {f"millrace-{kind}.service" for kind in ("controller", "coordinator", "console")}
+    single = {f"millrace-{kind}.service" for kind in ("controller", "coordinator", "replica-fetcher", "console")}
     assert wanted == instances | disks | single | set(SOCKET_UNITS)
 
 

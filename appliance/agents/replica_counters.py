@@ -1,0 +1,58 @@
+"""What the replica-fetcher counts, and the settings that its lanes go by."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from appliance.base.errors import ErrorCode
+from appliance.base.settings import Box
+from appliance.shm.counters import Counters
+
+
+class ReplicaSettings(NamedTuple):
+    """Kafka's settings of a replica's fetches."""
+
+    partition_bytes_max: int
+    answer_bytes_max: int
+    wait_ms_max: int
+    bytes_min: int
+    backoff_ms: int
+    socket_timeout_ms: int
+
+
+def replica_settings(box: Box, arena_bytes: int) -> ReplicaSettings:
+    """An answer never takes more than a quarter of the arena, so that one leader's does not keep all the others waiting."""
+    return ReplicaSettings(
+        box.integer("replica.fetch.max.bytes"),
+        min(box.integer("replica.fetch.response.max.bytes"), arena_bytes // 4),
+        box.integer("replica.fetch.wait.max.ms"),
+        box.integer("replica.fetch.min.bytes"),
+        box.integer("replica.fetch.backoff.ms"),
+        box.integer("replica.socket.timeout.ms"),
+    )
+
+
+class ReplicaCounters:
+    """One set for all lanes."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self.fetches = counters.counter("replica_fetcher.fetches")
+        self.fetched_bytes = counters.counter("replica_fetcher.fetched_bytes")
+        self.appends = counters.counter("replica_fetcher.appends")
+        self.truncations = counters.counter("replica_fetcher.truncations")
+        self.restarts = counters.counter("replica_fetcher.restarts")
+        self.corrupt_batches = counters.counter("replica_fetcher.corrupt_batches")
+        self.sessions = counters.counter("replica_fetcher.sessions")
+        self.lost_fetches = counters.counter("replica_fetcher.lost_fetches")
+        self.interrupts = counters.counter("replica_fetcher.interrupts")
+        self.partitions = counters.counter("replica_fetcher.partitions")
+        self.stalled = counters.counter("replica_fetcher.stalled_partitions")
+
+    def on_error(self, error: int) -> None:
+        """A leader's, or our own log-writer's, refusal."""
+        try:
+            name = ErrorCode(error).name
+        except ValueError:
+            name = "other"
+        self._counters.counter(f'replica_fetcher.errors{{error="{name}"}}').add()

@@ -1,0 +1,444 @@
+"""Everything that this box follows of one leader box: one connection, one fetch session, one fetch under way.
+
+A turn: judge what came (a bounded bite), see to the partitions for which something has changed, then fetch again. The next fetch waits for the appends of the
+last answer, so that it names their new offsets; a disk that takes long is left out of it (`slow_disks.py`). Owned by the replica-fetcher.
+Weak spot: a leader answers one fetch after the other, so a partition that comes while one is parked there waits for it, or costs the connection (`_interrupt`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from functools import partial
+from typing import Any
+
+from appliance.agents.replica_answers import AnswerJudge
+from appliance.agents.replica_counters import ReplicaCounters, ReplicaSettings
+from appliance.agents.replica_partition import FollowedPartition, LogOrder, ReceivedAnswer
+from appliance.agents.replica_session import Key, ReplicaSession
+from appliance.agents.slow_disks import SlowDisks
+from appliance.base.clock import Clock
+from appliance.base.errors import ErrorCode
+from appliance.base.logging import Logger
+from appliance.client.address import Address
+from appliance.client.peer_connection import PeerAnswer, PeerConnection
+from appliance.ipc.descriptors import Completion, Truncation
+from appliance.ipc.proxies import Registry
+from appliance.metadata.metadata_image import BrokerImage
+from appliance.protocol import list_offsets
+from appliance.protocol.apis import ApiKey
+from appliance.protocol.fetch import FetchPartition
+from appliance.protocol.list_offsets import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from appliance.protocol.replica_fetch import (
+    VERSION_MAX,
+    VERSION_MIN,
+    FetchedPartition,
+    ReplicaFetch,
+    decode_replica_fetch_response,
+    encode_replica_fetch,
+)
+from appliance.replication.follower_fetch import Need
+from appliance.replication.replication_throttle import ReplicationThrottle
+from appliance.shm.arena import Arena
+
+BYTES_A_TURN = 2 << 20
+"""Of records that are judged before others have their turn."""
+SHORT_WAIT_MS = 50
+"""How long a fetch may be parked at the leader while a partition waits to be in the next one."""
+SETTLING_NS = 2_000_000_000
+"""After partitions came, more may: fetches are short."""
+REFUSED_PAUSE_MS = 20
+_SESSION_ERRORS = frozenset({ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ErrorCode.INVALID_FETCH_SESSION_EPOCH, ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR})
+INTERRUPT_AFTER_NS = 50_000_000
+"""A fetch that has been parked for so long says nothing soon: a new partition may cost it."""
+
+
+class LeaderLane:
+    """One leader box. `own_id`, `own_epoch`: this box's registration, which its fetches name."""
+
+    def __init__(
+        self,
+        leader_id: int,
+        own_id: int,
+        settings: ReplicaSettings,
+        arena: Arena,
+        registry: Registry,
+        clock: Clock,
+        counters: ReplicaCounters,
+        log: Logger,
+        throttle: ReplicationThrottle,
+    ) -> None:
+        self.leader_id = leader_id
+        self.partitions: dict[Key, FollowedPartition] = {}
+        self.session = ReplicaSession()
+        self._own_id, self._own_epoch = own_id, -1
+        self._settings = settings
+        self._arena = arena
+        self._registry = registry
+        self._clock = clock
+        self._counters = counters
+        self._log = log
+        self._throttle = throttle
+        self._is_throttled = False
+        """What is throttled is left out of fetches at this moment."""
+        self._judge = AnswerJudge(leader_id, counters, log)
+        self._broker: BrokerImage | None = None
+        self._connection: PeerConnection | None = None
+        self._due: set[Key] = set()
+        """To be seen to in the next turn."""
+        self._touched: set[Key] = set()
+        """May have to be named in the next fetch, or taken back."""
+        self._newcomers: set[Key] = set()
+        """Never yet in a fetch."""
+        self._alarms: list[tuple[int, Key]] = []
+        self._fetching = False
+        self._fetched_ns = 0
+        self._parked_ms = 0
+        self._slot: ReceivedAnswer | None = None
+        self._parts: deque[tuple[FetchedPartition, FetchPartition]] = deque()
+        self._parts_memory: memoryview | None = None
+        self._slow = SlowDisks()
+        self._settles_ns = 0
+        self._was_unreachable = False
+        self._refusals = 0
+        """Answers in a row that refused the fetch as a whole."""
+        self._resumes_ns = 0
+
+    # --- what the owner tells
+
+    def set_brokers(self, leader: BrokerImage | None, own_epoch: int) -> None:
+        """The leader as the image has it, None when it is not registered; another registration of either box begins a new session."""
+        if own_epoch != self._own_epoch or (leader is not None and self._broker is not None and leader.epoch != self._broker.epoch):
+            self._own_epoch = own_epoch
+            if self._connection is not None:
+                self._connection.disconnect("a box was registered anew")
+            self._begin_anew()
+        self._broker = leader
+        if leader is None:
+            self._disconnect()
+        elif self._connection is None:
+            address = Address(leader.host, leader.port)
+            self._connection = PeerConnection(address, f"broker-{self._own_id}-fetcher", self._registry, self._clock, self._arena.size_bytes)
+        else:
+            self._connection.set_address(Address(leader.host, leader.port))
+
+    def follow(self, followed: FollowedPartition, now_ns: int) -> None:
+        self.partitions[followed.key] = followed
+        self._due.add(followed.key)
+        self._newcomers.add(followed.key)
+        self._settles_ns = now_ns + SETTLING_NS
+
+    def unfollow(self, followed: FollowedPartition) -> None:
+        if self.partitions.get(followed.key) is followed:
+            del self.partitions[followed.key]
+            self._newcomers.discard(followed.key)
+            self._touched.add(followed.key)
+        followed.close()
+
+    def on_disk_changed(self, disk: str) -> None:
+        """It hangs, is well again, or its log-writer came or went."""
+        self._touched.update(key for key, followed in self.partitions.items() if followed.disk == disk)
+
+    # --- a turn
+
+    def do_work(self, now_ns: int) -> int:
+        work = self._judge_parts(now_ns) if self._parts else 0
+        if self._is_throttled == self._throttle.is_open(now_ns):
+            self._is_throttled = not self._is_throttled
+            self._touched.update(self._throttle.replicas)
+        while self._alarms and self._alarms[0][0] <= now_ns:
+            self._due.add(heapq.heappop(self._alarms)[1])
+        if self._due:
+            due, self._due = self._due, set()
+            work += len(due)
+            for key in due:
+                self._see_to(key, now_ns)
+        connection = self._connection
+        if connection is not None:
+            if self._fetching:
+                self._maybe_interrupt(connection, now_ns)
+            elif self._may_fetch_again(now_ns):
+                self._fetch(connection, now_ns)
+                work += 1
+            work += connection.do_work(now_ns)
+            self._tell_reachability(connection)
+        return work
+
+    def wake_ns(self) -> int:
+        """When the next turn is due without any event; 0: no time is."""
+        times = [self._alarms[0][0]] if self._alarms else []
+        if self._refusals and not self._fetching:
+            times.append(self._resumes_ns)
+        if self._is_throttled:
+            times.append(self._throttle.opens_ns)
+        if not self._fetching and (patience_ns := self._slow.patience_ends_ns()):
+            times.append(patience_ns)
+        if self._fetching and self._newcomers and self._parked_ms > SHORT_WAIT_MS:
+            times.append(self._fetched_ns + INTERRUPT_AFTER_NS)
+        return min(times, default=0)
+
+    def _see_to(self, key: Key, now_ns: int) -> None:
+        """Do what one partition needs, or wait until its time has come."""
+        followed = self.partitions.get(key)
+        self._touched.add(key)
+        if followed is None:
+            return
+        rules = followed.rules
+        if rules.need == Need.NOTHING or rules.is_waiting:
+            return
+        if now_ns < rules.retry_ns:
+            heapq.heappush(self._alarms, (rules.retry_ns, key))
+        elif rules.need in (Need.LATEST, Need.EARLIEST):
+            self._ask_offset(followed)
+        elif rules.need != Need.FETCH:
+            self._order(followed, now_ns)
+
+    def _order(self, followed: FollowedPartition, now_ns: int) -> None:
+        need = followed.rules.need
+        if need == Need.TRUNCATE:
+            self._tell_truncation(followed)
+        elif need == Need.APPEND:
+            self._counters.appends.add()
+        if not followed.offer_order(now_ns):
+            self._due.add(followed.key)
+        elif need == Need.APPEND:
+            self._slow.on_offered(followed.disk, now_ns)
+
+    def on_order_done(self, order: LogOrder, completion: Completion | None) -> None:
+        """Its log-writer answered, or (None) died."""
+        followed = order.followed
+        if order.is_append and self._slow.on_done(followed.disk):
+            self.on_disk_changed(followed.disk)
+        if followed.is_closed:
+            return
+        now_ns = self._clock.monotonic_ns()
+        if completion is None:
+            followed.on_order_lost(order.turn, now_ns)
+        else:
+            if completion.error_code:
+                self._counters.on_error(completion.error_code)
+            log_start_offset, log_end_offset = completion.log_start_offset, completion.log_end_offset
+            followed.rules.on_log(order.turn, completion.error_code, log_start_offset, log_end_offset, completion.leader_epoch, now_ns)
+        self._due.add(followed.key)
+
+    def retry_stopped(self, now_ns: int) -> None:
+        """Those whose log could not be written, or whose leader is ahead of us: once in a while it is tried whether that has passed."""
+        for key, followed in self.partitions.items():
+            if followed.rules.need == Need.NOTHING:
+                followed.rules.restart(now_ns)
+                self._due.add(key)
+
+    @property
+    def stalled(self) -> int:
+        return sum(bool(followed.rules.problem) for followed in self.partitions.values())
+
+    # --- fetching
+
+    def _is_fetchable(self, followed: FollowedPartition) -> bool:
+        if self._is_throttled and followed.key in self._throttle.replicas:
+            return False
+        proxy = followed.place.proxy
+        return followed.rules.may_fetch(self._clock.monotonic_ns()) and proxy.serving and not proxy.is_hung and not self._slow.is_left_out(proxy.disk)
+
+    def _may_fetch_again(self, now_ns: int) -> bool:
+        if self._parts or self._slot is not None or now_ns < self._resumes_ns:
+            return False
+        for disk in self._slow.let_go_of(now_ns):
+            self.on_disk_changed(disk)
+        return not self._slow.is_waiting and any(self._is_fetchable(followed) for followed in self.partitions.values())
+
+    def _fetch(self, connection: PeerConnection, now_ns: int) -> None:
+        self._fetching = True
+        self._fetched_ns = now_ns
+        self._parked_ms = 0
+        timeout_ms = self._settings.socket_timeout_ms
+        connection.request(ApiKey.FETCH, VERSION_MIN, VERSION_MAX, self._encode_fetch, self._on_answer, timeout_ms, self._take_memory)
+
+    def _encode_fetch(self, _version: int) -> bytes:
+        """Planned when it is sent, which is later where there was no connection."""
+        session, settings = self.session, self._settings
+        now_ns = self._clock.monotonic_ns()
+        if session.is_new:
+            session.asked.clear()
+            self._counters.sessions.add()
+        keys = self.partitions.keys() if session.is_new else self._touched
+        named, forgotten = session.plan(keys, self._wanted)
+        self._touched.clear()
+        self._newcomers.difference_update(session.asked)
+        is_short = now_ns < self._settles_ns or len(session.asked) < len(self.partitions)
+        self._parked_ms = min(SHORT_WAIT_MS, settings.wait_ms_max) if is_short else settings.wait_ms_max
+        self._fetched_ns = now_ns
+        self._counters.fetches.add()
+        return encode_replica_fetch(
+            ReplicaFetch(
+                self._own_id,
+                self._own_epoch,
+                self._parked_ms,
+                settings.bytes_min,
+                settings.answer_bytes_max,
+                session.session_id,
+                session.epoch,
+                named,
+                forgotten,
+            )
+        )
+
+    def _wanted(self, key: Key) -> FetchPartition | None:
+        followed = self.partitions.get(key)
+        if followed is None or not self._is_fetchable(followed):
+            return None
+        most = self._settings.partition_bytes_max
+        return followed.wanted(self._throttle.piece_bytes(most) if key in self._throttle.replicas else most)
+
+    def _maybe_interrupt(self, connection: PeerConnection, now_ns: int) -> None:
+        """A new partition does not wait until the leader has something to say about the others."""
+        if not self._newcomers or self._parked_ms <= SHORT_WAIT_MS or connection.hears_answer or now_ns < self._fetched_ns + INTERRUPT_AFTER_NS:
+            return
+        if any(self._is_fetchable(self.partitions[key]) for key in self._newcomers):
+            self._counters.interrupts.add()
+            connection.disconnect("a new partition does not wait")
+
+    # --- answers
+
+    def _take_memory(self, size_bytes: int) -> memoryview | None:
+        position = self._arena.allocate(size_bytes)
+        if position < 0:
+            return None
+        self._slot = ReceivedAnswer(self._arena, position)
+        return self._arena.memory[position : position + size_bytes]
+
+    def _on_answer(self, answer: PeerAnswer | None) -> None:
+        self._fetching = False
+        slot = self._slot
+        if answer is None or slot is None:
+            self._counters.lost_fetches.add()
+            self._drop_slot()
+            self._begin_anew()
+            return
+        try:
+            fetched = decode_replica_fetch_response(answer.memory, answer.position, answer.limit, answer.version)
+        except BaseException:
+            self._drop_slot()
+            self._begin_anew()
+            raise
+        if fetched.error_code:
+            self._on_refusal(fetched.error_code)
+            return
+        self._refusals = 0
+        asked = self.session.asked
+        for part in fetched.partitions:
+            known = asked.get((part.topic_id, part.partition))
+            if known is not None:  # else it was not asked for
+                self._parts.append((part, known))
+        self.session.on_answer(fetched.session_id)
+        self._parts_memory = answer.memory
+        if not self._parts:
+            self._drop_slot()
+
+    def _on_refusal(self, error: int) -> None:
+        """A session that the leader has forgotten is no trouble; anything else is not tried again at once."""
+        self._counters.on_error(error)
+        self._drop_slot()
+        self._begin_anew()
+        if self._refusals or error not in _SESSION_ERRORS:
+            pause_ms = min(self._settings.backoff_ms, REFUSED_PAUSE_MS << min(self._refusals, 16))
+            self._resumes_ns = self._clock.monotonic_ns() + pause_ms * 1_000_000
+        self._refusals += 1
+
+    def _judge_parts(self, now_ns: int) -> int:
+        """A bounded bite of the answer."""
+        slot, memory = self._slot, self._parts_memory
+        assert slot is not None and memory is not None
+        budget = BYTES_A_TURN
+        judged = 0
+        while self._parts and budget > 0:
+            part, asked = self._parts.popleft()
+            judged += 1
+            budget -= part.records_size + 64
+            if (part.topic_id, part.partition) in self._throttle.replicas:
+                self._throttle.record(part.records_size, now_ns)
+            followed = self.partitions.get((part.topic_id, part.partition))
+            if followed is not None and self._judge.judge(followed, asked, part, memory, slot, now_ns):
+                self._due.add(followed.key)
+        if not self._parts:
+            self._drop_slot()
+        return judged
+
+    def _drop_slot(self) -> None:
+        slot, self._slot = self._slot, None
+        self._parts_memory = None
+        self._parts.clear()
+        if slot is not None:
+            slot.release()
+
+    def _begin_anew(self) -> None:
+        """The session is over: the next fetch names everything."""
+        self.session.reset()
+
+    # --- offsets of the leader
+
+    def _ask_offset(self, followed: FollowedPartition) -> None:
+        connection, rules = self._connection, followed.rules
+        turn = rules.begin()
+        if connection is None:
+            self._on_offset(followed, turn, None)
+            return
+        timestamp = LATEST_TIMESTAMP if rules.need == Need.LATEST else EARLIEST_TIMESTAMP
+        wanted = ListOffsetsPartition(followed.place.partition, rules.leader_epoch, timestamp)
+        question = ListOffsetsRequest(self._own_id, 0, (ListOffsetsTopic(followed.place.topic, (wanted,)),))
+        connection.ask(
+            list_offsets.REQUEST, list_offsets.RESPONSE, question, partial(self._on_offset, followed, turn), self._settings.socket_timeout_ms, version_min=4
+        )
+
+    def _on_offset(self, followed: FollowedPartition, turn: int, answer: Any) -> None:
+        results = [result for topic in answer.topics for result in topic.partitions] if answer is not None else []
+        error, offset = (results[0].error_code, results[0].offset) if len(results) == 1 else (int(ErrorCode.NETWORK_EXCEPTION), -1)
+        if error:
+            self._counters.on_error(error)
+        if not followed.is_closed:
+            followed.rules.on_offset(turn, error, offset, self._clock.monotonic_ns())
+            self._due.add(followed.key)
+
+    # --- for people
+
+    def _tell_truncation(self, followed: FollowedPartition) -> None:
+        rules, place = followed.rules, followed.place
+        kind, leader_epoch, offset = rules.truncation
+        if kind == Truncation.START_AT:
+            self._counters.restarts.add()
+            text = f"begins anew at offset {offset}: broker {self.leader_id} has nothing older, and the copy here ends at {rules.log_end_offset}"
+        elif kind == Truncation.DIVERGED:
+            self._counters.truncations.add()
+            text = f"has what broker {self.leader_id} does not have: of leader epoch {leader_epoch} nothing from offset {offset} on is kept"
+        else:
+            self._counters.truncations.add()
+            text = f"is cut at offset {offset}, where the log of broker {self.leader_id} ends"
+        self._log.warning(f"{place.topic}-{place.partition} on disk {followed.disk} {text}", topic=place.topic, partition=place.partition, disk=followed.disk)
+
+    def _tell_reachability(self, connection: PeerConnection) -> None:
+        is_unreachable = connection.failures > 0
+        if is_unreachable != self._was_unreachable:
+            self._was_unreachable = is_unreachable
+            peer = f"broker {self.leader_id} at {connection.address}"
+            if is_unreachable:
+                self._log.warning(f"cannot fetch from {peer}: {connection.problem}; {len(self.partitions)} partitions wait", peer=peer)
+            else:
+                self._log.info(f"fetches from {peer} again", peer=peer)
+
+    # --- ends
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+            self._fetching = False
+            self._drop_slot()
+            self._begin_anew()
+            for followed in self.partitions.values():
+                if followed.rules.need in (Need.LATEST, Need.EARLIEST) and followed.rules.is_waiting:
+                    self._on_offset(followed, followed.rules.turn, None)
+
+    def close(self) -> None:
+        self._disconnect()
+        for followed in list(self.partitions.values()):
+            self.unfollow(followed)

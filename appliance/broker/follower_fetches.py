@@ -1,0 +1,50 @@
+"""What is particular about the fetch of a follower: whether it is one, and what its log-writer is told of it.
+
+A follower that asks for an offset has everything before it: told to the leader's log-writer (PROGRESS), it moves the high watermark. It is told once for
+a partition and fetch, and only where the follower's log does not part from ours. A partition of a session that sleeps is not told: its follower stands at
+the log end, and the rules count it as caught up until the next append. Owned by one acceptor.
+Weak spot: a follower is who says so; there is no authorisation yet.
+"""
+
+from __future__ import annotations
+
+from appliance.base.errors import ErrorCode
+from appliance.broker.box_view import Placement
+from appliance.broker.pending_fetch import PendingFetch, Target
+from appliance.ipc.replication_descriptors import Progress, progress_descriptor
+from appliance.protocol.fetch import FetchPartition
+from appliance.shm.counters import Counters
+from appliance.shm.partition_table import Row
+
+
+class ProgressTold:
+    """What stands for a PROGRESS among what is under way to a log-writer: nobody waits for it, and nothing is lost with it."""
+
+
+PROGRESS_TOLD = ProgressTold()
+
+
+class FollowerFetches:
+    """Of one acceptor."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._told = counters.counter("fetch.follower_progress")
+        self._strangers = counters.counter("fetch.unassigned_followers")
+
+    def problem(self, pending: PendingFetch, wanted: FetchPartition, placement: Placement) -> ErrorCode | None:
+        """A box to which the partition is not assigned, as far as we know, has nothing to follow. One that was assigned a moment ago tries again."""
+        if pending.request.replica_id in placement.replicas:
+            return None
+        self._strangers.add()
+        return ErrorCode.UNKNOWN_LEADER_EPOCH if wanted.current_leader_epoch >= 0 else ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    def tell(self, pending: PendingFetch, target: Target, wanted: FetchPartition, placement: Placement, row: Row) -> None:
+        """The follower's offset is in our log, and its log is ours up to there."""
+        if target in pending.progressed:
+            return
+        pending.progressed.add(target)
+        request = pending.request
+        progress = Progress(request.replica_id, wanted.fetch_offset, pending.received_ns, request.replica_epoch, wanted.log_start_offset)
+        descriptor = progress_descriptor(placement.row, placement.row_generation, row.leader_epoch, progress)
+        if placement.proxy.offer_or_queue(descriptor, 0, PROGRESS_TOLD):
+            self._told.add()

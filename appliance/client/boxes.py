@@ -1,0 +1,202 @@
+"""The boxes of a cluster and what they hold, and orders to give partitions to others: for the commands that change a cluster.
+
+Owned by one thread, as the `ClusterClient` it asks with. Weak spot: a box that does not answer is shown without its disks; what it holds is then known
+only from those that hold the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.base.model import BrokerId
+from appliance.client.admin import ADMIN_TIMEOUT_MS, DELETE_VALUE, SET_VALUE
+from appliance.client.cluster import ClusterClient
+from appliance.client.errors import ClientFailed, refused
+from appliance.client.messages import (
+    ALTER_PARTITION_REASSIGNMENTS,
+    DESCRIBE_CLUSTER,
+    DESCRIBE_CONFIGS,
+    DESCRIBE_LOG_DIRS,
+    ELECT_LEADERS,
+    INCREMENTAL_ALTER_CONFIGS,
+    LIST_PARTITION_REASSIGNMENTS,
+    UNREGISTER_BROKER,
+    Api,
+)
+
+Partition = tuple[str, int]
+PREFERRED, UNCLEAN = 0, 1
+PARTITIONS_PER_REQUEST = 500
+_AGAIN = frozenset({ErrorCode.NOT_CONTROLLER, ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.BROKER_NOT_AVAILABLE})
+"""No controller at this moment: it is asked again."""
+
+
+class DiskSize(NamedTuple):
+    """A disk of a box; the sizes are -1 where the box does not tell."""
+
+    path: str
+    error: ErrorCode
+    total_bytes: int
+    usable_bytes: int
+
+
+class BoxContents(NamedTuple):
+    """What a box has told of its disks. `sizes`: partition → bytes of its log there."""
+
+    disks: tuple[DiskSize, ...]
+    sizes: dict[Partition, int]
+
+
+class BoxDescription(NamedTuple):
+    """A registered box; `contents` None: it does not answer."""
+
+    broker_id: int
+    address: str
+    rack: str | None
+    is_controller: bool
+    contents: BoxContents | None
+
+
+class Ongoing(NamedTuple):
+    """A partition on its way: target and old replicas together, those that come, those that go."""
+
+    replicas: tuple[int, ...]
+    adding: tuple[int, ...]
+    removing: tuple[int, ...]
+
+    @property
+    def target(self) -> tuple[int, ...]:
+        return tuple(replica for replica in self.replicas if replica not in self.removing)
+
+
+def describe_boxes(cluster: ClusterClient) -> list[BoxDescription]:
+    """All that are registered, by id."""
+    cluster.metadata([])
+    body = ask_controller(cluster, DESCRIBE_CLUSTER, {"include_cluster_authorized_operations": False, "endpoint_type": 1}, "describe the cluster")
+    boxes = []
+    for broker in sorted(body.brokers, key=lambda broker: int(broker.broker_id)):
+        broker_id = int(broker.broker_id)
+        try:
+            contents: BoxContents | None = contents_of(cluster, broker_id)
+        except (ClientFailed, RequestRefused):
+            contents = None
+        boxes.append(BoxDescription(broker_id, f"{broker.host}:{broker.port}", broker.rack or None, broker_id == body.controller_id, contents))
+    return boxes
+
+
+def contents_of(cluster: ClusterClient, broker_id: int) -> BoxContents:
+    """What lies on a box's disks."""
+    body = cluster.ask_broker(BrokerId(broker_id), DESCRIBE_LOG_DIRS, {"topics": None})
+    disks, sizes = [], {}
+    for result in body.results:
+        disks.append(DiskSize(result.log_dir, ErrorCode(int(result.error_code)), getattr(result, "total_bytes", -1), getattr(result, "usable_bytes", -1)))
+        for topic in result.topics:
+            for partition in topic.partitions:
+                if not partition.is_future_key:
+                    sizes[(str(topic.name), int(partition.partition_index))] = int(partition.partition_size)
+    return BoxContents(tuple(disks), sizes)
+
+
+# --- reassignments -----------------------------------------------------------------------------------------------------
+
+
+def reassign(cluster: ClusterClient, targets: Mapping[Partition, Sequence[int] | None]) -> dict[Partition, RequestRefused]:
+    """Order partitions to other boxes; None calls off what is under way. Returns when the orders are written; what was refused, and why."""
+    refusals: dict[Partition, RequestRefused] = {}
+    ordered = sorted(targets)
+    for start in range(0, len(ordered), PARTITIONS_PER_REQUEST):
+        by_topic: dict[str, list[dict[str, Any]]] = {}
+        for name, number in ordered[start : start + PARTITIONS_PER_REQUEST]:
+            target = targets[(name, number)]
+            by_topic.setdefault(name, []).append({"partition_index": number, "replicas": None if target is None else list(target)})
+        topics = [{"name": name, "partitions": partitions} for name, partitions in by_topic.items()]
+        body = ask_controller(cluster, ALTER_PARTITION_REASSIGNMENTS, {"timeout": ADMIN_TIMEOUT_MS, "topics": topics}, "reassign partitions")
+        for topic in body.responses:
+            for answer in topic.partitions:
+                if answer.error_code != ErrorCode.NONE:
+                    partition = str(topic.name), int(answer.partition_index)
+                    refusals[partition] = refused(int(answer.error_code), f"reassign {partition[0]}-{partition[1]}", answer.error_message)
+    return refusals
+
+
+def ongoing_reassignments(cluster: ClusterClient) -> dict[Partition, Ongoing]:
+    """Everything that is on its way."""
+    body = ask_controller(cluster, LIST_PARTITION_REASSIGNMENTS, {"timeout": ADMIN_TIMEOUT_MS, "topics": None}, "list reassignments")
+    return {
+        (str(topic.name), int(each.partition_index)): Ongoing(
+            tuple(map(int, each.replicas)), tuple(map(int, each.adding_replicas)), tuple(map(int, each.removing_replicas))
+        )
+        for topic in body.topics
+        for each in topic.partitions
+    }
+
+
+# --- elections ---------------------------------------------------------------------------------------------------------
+
+
+def elect_leaders(cluster: ClusterClient, partitions: Iterable[Partition], is_unclean: bool) -> dict[Partition, RequestRefused | None]:
+    """Elect a leader for each; why not, or None: it is elected."""
+    by_topic: dict[str, list[int]] = {}
+    for name, number in partitions:
+        by_topic.setdefault(name, []).append(number)
+    asked = [{"topic": name, "partitions": numbers} for name, numbers in by_topic.items()]
+    values = {"election_type": UNCLEAN if is_unclean else PREFERRED, "topic_partitions": asked, "timeout": ADMIN_TIMEOUT_MS}
+    body = ask_controller(cluster, ELECT_LEADERS, values, "elect leaders")
+    results: dict[Partition, RequestRefused | None] = {}
+    for topic in body.replica_election_results:
+        for answer in topic.partition_result:
+            partition = str(topic.topic), int(answer.partition_id)
+            code = int(answer.error_code)
+            results[partition] = refused(code, f"elect a leader of {partition[0]}-{partition[1]}", answer.error_message) if code else None
+    return results
+
+
+def unregister_box(cluster: ClusterClient, broker_id: int) -> None:
+    """Have what is recorded of a box forgotten. It must be stopped, and hold nothing."""
+    ask_controller(cluster, UNREGISTER_BROKER, {"broker_id": broker_id}, f"remove box {broker_id}")
+
+
+def ask_controller(cluster: ClusterClient, api: Api, values: dict[str, Any], doing: str) -> Any:
+    """The answer of the cluster's controller, asked again while that moves or restarts. Raises RequestRefused for an error that is for all."""
+    backoff = cluster.backoff()
+    while True:
+        try:
+            body = cluster.ask_controller(api, values, timeout_ms=ADMIN_TIMEOUT_MS + 5_000)
+            if getattr(body, "error_code", ErrorCode.NONE) != ErrorCode.NONE:
+                raise refused(int(body.error_code), doing, getattr(body, "error_message", None))
+            return body
+        except RequestRefused as error:
+            if error.code not in _AGAIN:
+                raise
+            backoff.pause_or_raise(error)
+
+
+# --- settings of a box -------------------------------------------------------------------------------------------------
+
+BROKER_RESOURCE = 4
+SET_WHILE_RUNNING = 2
+"""The source of a value that was set on one broker while it runs (KIP-226)."""
+
+
+def box_settings(cluster: ClusterClient, broker_id: int) -> dict[str, str]:
+    """What was set on a box while it runs; the box itself tells."""
+    resource = {"resource_type": BROKER_RESOURCE, "resource_name": str(broker_id), "configuration_keys": None}
+    body = cluster.ask_broker(BrokerId(broker_id), DESCRIBE_CONFIGS, {"resources": [resource]})
+    for result in body.results:
+        if result.error_code != ErrorCode.NONE:
+            raise refused(int(result.error_code), f"read the settings of box {broker_id}", result.error_message)
+    configs = [config for result in body.results for config in result.configs]
+    return {str(config.name): str(config.value or "") for config in configs if config.config_source == SET_WHILE_RUNNING}
+
+
+def alter_box_settings(cluster: ClusterClient, broker_id: int, values: Mapping[str, str], unset: Iterable[str]) -> None:
+    """Set and unset what can be set on a box while it runs; the box itself takes it."""
+    configs = [{"name": key, "config_operation": SET_VALUE, "value": value} for key, value in values.items()]
+    configs += [{"name": key, "config_operation": DELETE_VALUE, "value": None} for key in unset]
+    resource = {"resource_type": BROKER_RESOURCE, "resource_name": str(broker_id), "configs": configs}
+    body = cluster.ask_broker(BrokerId(broker_id), INCREMENTAL_ALTER_CONFIGS, {"resources": [resource], "validate_only": False})
+    for result in body.responses:
+        if result.error_code != ErrorCode.NONE:
+            raise refused(int(result.error_code), f"alter the settings of box {broker_id}", result.error_message)

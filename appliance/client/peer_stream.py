@@ -1,0 +1,221 @@
+"""One non-blocking TCP connection to a box: it is made, frames go out, frames come in, it ends. All by the events of its owner's poller.
+
+Owned by a `PeerConnection`, which makes a new one for each attempt. A frame's bytes are received where the owner says, once its size is known; while the
+owner has no memory for it, nothing is read, and the peer waits. Weak spot: what is sent waits in our heap while the peer does not read.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+from collections.abc import Callable
+from typing import Protocol
+
+from appliance.base.errors import ProtocolViolation
+from appliance.client.host_lookup import SocketAddress
+from appliance.ipc.proxies import Registry
+from appliance.protocol.framing import SIZE_PREFIX, SIZE_PREFIX_BYTES
+
+UNHEARD_MS = 4_000
+"""A network that was cut: sent and not acknowledged, or silent to probes, for so long ends the connection. A peer that is only slow acknowledges."""
+KEEPALIVE_S = 1
+BYTES_A_TURN = 4 << 20
+"""Received for one connection before others have their turn."""
+_READS = select.EPOLLIN | select.EPOLLRDHUP
+_ENDS = select.EPOLLERR | select.EPOLLHUP
+
+
+class StreamOwner(Protocol):
+    """Who is told. `take_memory` and `on_frame` may raise ProtocolViolation, which ends the stream."""
+
+    def on_connected(self) -> None: ...
+
+    def take_memory(self, size_bytes: int) -> memoryview | None:
+        """Where a frame of so many bytes goes; None: nowhere yet, ask again by `resume`."""
+
+    def on_frame(self, memory: memoryview, size_bytes: int) -> None: ...
+
+    def on_end(self, reason: str, is_breach: bool) -> None:
+        """It ended by itself, to be closed; or the peer broke the protocol."""
+
+
+class StreamEnded(Exception):
+    """The connection is over; its text says why."""
+
+
+class PeerStream:
+    """One life of a connection. Raises StreamEnded when it cannot even be begun."""
+
+    def __init__(self, target: SocketAddress, registry: Registry, owner: StreamOwner) -> None:
+        self.is_connected = False
+        self.failure = ""
+        """Sending failed, for this reason; the owner looks, because nobody is told from inside `send`."""
+        self._owner = owner
+        self._registry = registry
+        self._is_closed = False
+        self._outgoing = bytearray()
+        self._prefix = bytearray(SIZE_PREFIX_BYTES)
+        self._prefix_bytes = 0
+        self._frame: memoryview | None = None
+        self._frame_size = -1
+        self._received = 0
+        self._wants_memory = False
+        self._interest = select.EPOLLOUT
+        self._socket = _begin_to_connect(target)
+        registry.register(self._socket.fileno(), self._interest, self._on_event)
+
+    @property
+    def hears_frame(self) -> bool:
+        """Whether a part of a frame has arrived."""
+        return self._prefix_bytes > 0
+
+    def send(self, data: bytes) -> None:
+        """Now or later, in order; only once it is connected."""
+        self._outgoing += data
+        try:
+            self._flush()
+        except StreamEnded as ended:
+            self.failure = str(ended)
+
+    def resume(self) -> bool:
+        """There may be memory for the frame that waits for it. False: none waits, or there is still none."""
+        if not self._wants_memory or self._is_closed:
+            return False
+        self._guarded(self._receive)
+        return not self._wants_memory
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self._registry.unregister(self._socket.fileno())
+            self._socket.close()
+
+    # --- events
+
+    def _on_event(self, events: int) -> None:
+        if self._is_closed:
+            return
+        if not self.is_connected:
+            self._guarded(self._finish_connecting)
+            return
+        if events & select.EPOLLOUT:
+            self._guarded(self._flush)
+        if self._wants_memory:
+            if events & _ENDS:
+                self._guarded(self._end)
+        elif events & ~select.EPOLLOUT:
+            self._guarded(self._receive)
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        if self._is_closed:
+            return  # the step before this one ended it
+        try:
+            step()
+        except ProtocolViolation as violation:
+            self._owner.on_end(f"it breaks the protocol: {violation}", True)
+        except StreamEnded as ended:
+            self._owner.on_end(str(ended), False)
+
+    def _end(self) -> None:
+        raise StreamEnded("it closed the connection")
+
+    def _finish_connecting(self) -> None:
+        error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise StreamEnded(os.strerror(error).lower())
+        self.is_connected = True
+        self._set_interest()
+        self._owner.on_connected()
+
+    def _flush(self) -> None:
+        outgoing = self._outgoing
+        try:
+            while outgoing:
+                del outgoing[: self._socket.send(outgoing)]
+        except BlockingIOError:
+            pass
+        except OSError as failure:
+            raise StreamEnded(reason_of(failure)) from failure
+        self._set_interest()
+
+    def _set_interest(self) -> None:
+        interest = (0 if self._wants_memory else _READS) | (select.EPOLLOUT if self._outgoing else 0)
+        if interest != self._interest and not self._is_closed:
+            self._interest = interest
+            self._registry.modify(self._socket.fileno(), interest)
+
+    # --- frames
+
+    def _receive(self) -> None:
+        budget = BYTES_A_TURN
+        while budget > 0 and not self._is_closed:
+            if self._frame is None:
+                if self._frame_size < 0 and not self._receive_size():
+                    return
+                if not self._take_memory():
+                    return
+            frame = self._frame
+            assert frame is not None
+            count = self._receive_into(frame[self._received : self._frame_size])
+            if count < 0:
+                return
+            budget -= count
+            self._received += count
+            if self._received == self._frame_size:
+                self._frame = None
+                size_bytes, self._frame_size, self._received, self._prefix_bytes = self._frame_size, -1, 0, 0
+                self._owner.on_frame(frame, size_bytes)
+
+    def _receive_size(self) -> bool:
+        count = self._receive_into(memoryview(self._prefix)[self._prefix_bytes :])
+        if count < 0:
+            return False
+        self._prefix_bytes += count
+        if self._prefix_bytes == SIZE_PREFIX_BYTES:
+            self._frame_size = SIZE_PREFIX.unpack(self._prefix)[0]
+            if self._frame_size <= 0:
+                raise ProtocolViolation("peer-answer", f"a frame of {self._frame_size} bytes")
+        return self._frame_size > 0
+
+    def _take_memory(self) -> bool:
+        self._frame = self._owner.take_memory(self._frame_size)
+        wants = self._frame is None
+        if wants != self._wants_memory:
+            self._wants_memory = wants
+            self._set_interest()
+        return not wants
+
+    def _receive_into(self, memory: memoryview) -> int:
+        """Bytes received, -1 when there are none now."""
+        try:
+            count = self._socket.recv_into(memory)
+        except BlockingIOError:
+            return -1
+        except OSError as failure:
+            raise StreamEnded(reason_of(failure)) from failure
+        if not count:
+            raise StreamEnded("it closed the connection")
+        return count
+
+
+def _begin_to_connect(target: SocketAddress) -> socket.socket:
+    try:
+        made = socket.socket(target.family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    except OSError as failure:
+        raise StreamEnded(reason_of(failure)) from failure
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNHEARD_MS)
+    error = made.connect_ex(target.sockaddr)
+    if error not in (0, errno.EINPROGRESS):
+        made.close()
+        raise StreamEnded(os.strerror(error).lower())
+    return made
+
+
+def reason_of(failure: OSError) -> str:
+    return (failure.strerror or str(failure)).lower()

@@ -1,0 +1,74 @@
+"""Finding and asking coordinators (`client/coordinator.py`) while boxes die: who is registered is not always there."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from appliance.base.clock import ManualClock
+from appliance.base.errors import ErrorCode
+from appliance.client.backoff import Backoff
+from appliance.client.cluster import ClusterClient
+from appliance.client.coordinator import GROUP, ask_coordinator, ask_every_broker
+from appliance.client.errors import BrokerUnreachable
+from appliance.client.messages import DESCRIBE_GROUPS, FIND_COORDINATOR, LIST_GROUPS, Api
+
+
+class Boxes:
+    """Brokers 1 to 3, of which those in `dead` do not answer; broker 3 coordinates everything. `expires_after`: so many failures until a dead one is
+    registered no longer."""
+
+    def __init__(self, dead: set[int], expires_after: int = 1_000) -> None:
+        self.registered, self.dead, self.expires_after = {1, 2, 3}, dead, expires_after
+        self.asked: list[tuple[int, Api]] = []
+        self.coordinated = {3: ["g"]}
+        self._clock = ManualClock()
+
+    def as_cluster(self) -> ClusterClient:
+        return cast(ClusterClient, self)
+
+    def metadata(self, _topics: object) -> Any:
+        return SimpleNamespace(brokers=dict.fromkeys(self.registered))
+
+    def backoff(self, _give_up_ms: int | None = None) -> Backoff:
+        return Backoff(self._clock, 10_000, lambda seconds: self._clock.advance_ms(int(seconds * 1000) + 1))
+
+    def ask_broker(self, broker: int, api: Api, values: dict[str, Any]) -> Any:
+        self.asked.append((broker, api))
+        if broker in self.dead:
+            self.expires_after -= 1
+            if not self.expires_after:
+                self.registered.discard(broker)
+                self.coordinated[1] = self.coordinated.pop(broker, [])
+            raise BrokerUnreachable(f"no broker {broker}")
+        if api is FIND_COORDINATOR:
+            return SimpleNamespace(coordinators=[SimpleNamespace(error_code=0, node_id=3)])
+        return SimpleNamespace(error_code=ErrorCode.NONE, groups=self.coordinated.get(broker, []))
+
+
+def ask(boxes: Boxes) -> Any:
+    return ask_coordinator(boxes.as_cluster(), GROUP, "g", DESCRIBE_GROUPS, {}, "describe group 'g'", lambda body: (body.error_code, None))
+
+
+def test_a_coordinator_is_found_by_way_of_any_box_that_lives() -> None:
+    boxes = Boxes(dead={1})
+    assert ask(boxes).groups == ["g"]
+    assert boxes.asked == [(1, FIND_COORDINATOR), (2, FIND_COORDINATOR), (3, DESCRIBE_GROUPS)]
+
+
+def test_where_no_box_answers_the_last_ones_words_are_told() -> None:
+    with pytest.raises(BrokerUnreachable, match="no broker 3"):
+        ask(Boxes(dead={1, 2, 3}))
+
+
+def test_everybody_is_asked_anew_when_a_box_leaves_the_cluster_meanwhile() -> None:
+    boxes = Boxes(dead={3}, expires_after=3)
+    answers = ask_every_broker(boxes.as_cluster(), LIST_GROUPS, {}, "list the groups")
+    assert {broker: body.groups for broker, body in answers.items()} == {1: ["g"], 2: []}
+
+
+def test_a_box_that_stays_registered_and_silent_is_named() -> None:
+    with pytest.raises(BrokerUnreachable, match="no broker 2"):
+        ask_every_broker(Boxes(dead={2}).as_cluster(), LIST_GROUPS, {}, "list the groups")

@@ -1,0 +1,114 @@
+"""Questions to other boxes by broker id (`client/peers.py`): connections come and go with the image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from appliance.base.clock import ManualClock
+from appliance.client.peers import Peers
+from appliance.metadata.metadata_image import BrokerImage
+from appliance.protocol import write_txn_markers
+from appliance.protocol.write_txn_markers import TxnMarkerResult, WriteTxnMarkersRequest, WriteTxnMarkersResponse
+from appliance.runtime.poller import Poller
+from tests.support.scripted_peer import ScriptedPeer, until
+
+WRITTEN = WriteTxnMarkersResponse((TxnMarkerResult(7),))
+
+
+class World:
+    """Box 7 is at the first peer; the second is where it may move to."""
+
+    def __init__(self) -> None:
+        self.poller, self.clock = Poller(), ManualClock()
+        self.peers = Peers("broker-1-test", self.poller, self.clock)
+        self.played = [ScriptedPeer(self.turn), ScriptedPeer(self.turn)]
+        self.answers: list[Any] = []
+
+    def register(self, place: int = 0, broker_epoch: int = 1) -> None:
+        host, port = self.played[place].address
+        self.peers.refresh({7: BrokerImage(7, host, port, None, broker_epoch)})
+
+    def ask(self, broker_id: int = 7, lane: int = 0) -> None:
+        self.peers.ask(broker_id, write_txn_markers.REQUEST, write_txn_markers.RESPONSE, WriteTxnMarkersRequest(), self.answers.append, 30_000, lane=lane)
+
+    def turn(self) -> None:
+        self.poller.poll(1)
+        self.peers.do_work(self.clock.monotonic_ns())
+
+    def answer(self, place: int = 0) -> None:
+        request = self.played[place].next_request()
+        self.played[place].answer(request, write_txn_markers.RESPONSE.encode(request.version, WRITTEN))
+
+    def until_answers(self, *expected: Any) -> None:
+        until(lambda: self.answers == list(expected), self.turn, f"{self.answers}, not {expected}")
+
+    def close(self) -> None:
+        self.peers.close()
+        for peer in self.played:
+            peer.die()
+        self.poller.close()
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.close()
+
+
+def test_a_box_is_asked_where_it_is_registered_over_one_connection(world: World) -> None:
+    world.register()
+    for count in (1, 2):
+        world.ask()
+        world.answer()
+        world.until_answers(*[WRITTEN] * count)
+    assert world.played[0].accepted == 1
+
+
+def test_a_box_that_nobody_knows_gives_no_answer(world: World) -> None:
+    world.ask(8)
+    assert world.answers == [], "never from within"
+    world.turn()
+    assert world.answers == [None]
+
+
+@pytest.mark.parametrize("becomes", ["gone", "elsewhere", "another life"])
+def test_who_waits_for_a_box_that_is_no_more_what_it_was_hears_so_at_once(world: World, becomes: str) -> None:
+    world.register()
+    world.ask()
+    world.played[0].next_request()
+    if becomes == "gone":
+        world.peers.refresh({})
+    else:
+        world.register(place=1 if becomes == "elsewhere" else 0, broker_epoch=2 if becomes == "another life" else 1)
+    world.turn()
+    assert world.answers == [None]
+    if becomes == "elsewhere":
+        world.ask()
+        world.answer(place=1)
+        world.until_answers(None, WRITTEN)
+
+
+def test_an_image_that_changes_nothing_of_a_box_leaves_its_connection_alone(world: World) -> None:
+    world.register()
+    world.ask()
+    world.register()
+    world.answer()
+    world.until_answers(WRITTEN)
+
+
+def test_lanes_do_not_wait_for_each_other(world: World) -> None:
+    world.register()
+    world.ask(lane=0)
+    world.played[0].next_request()
+    slow, world.played[0].sock = world.played[0].sock, None
+    world.ask(lane=1)
+    world.answer()
+    world.until_answers(WRITTEN)
+    assert world.played[0].accepted == 2
+    assert slow is not None
+    slow.close()
+    world.until_answers(WRITTEN, None)

@@ -1,0 +1,130 @@
+"""What the supervisor makes of a ZooKeeper server's answers, and of those of its peers."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from appliance.base.clock import SystemClock
+from appliance.base.layout import BoxLayout, Disk
+from appliance.base.settings import Box
+from appliance.runtime.poller import Poller
+from appliance.runtime.zookeeper_watch import ZooKeeperWatch
+from tests.support.scratch_layout import scratch_layout
+
+SERVES = b"Zookeeper version: 3.9\nMode: follower\nNode count: 5\n"
+WAITS = b"This ZooKeeper instance is not currently serving requests\n"
+
+
+class PretendedServer:
+    """Answers every question with `answer`; an empty one is a server that hangs up."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer = answer
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._listening.setblocking(False)
+        self.port = self._listening.getsockname()[1]
+
+    def serve(self) -> None:
+        try:
+            connection, _ = self._listening.accept()
+        except BlockingIOError:
+            return
+        with connection:
+            connection.setblocking(True)
+            connection.recv(4)
+            connection.sendall(self.answer)
+
+    def close(self) -> None:
+        self._listening.close()
+
+
+class Watched:
+    """A watch over pretended servers; time is stepped by hand."""
+
+    def __init__(self, layout: BoxLayout, answers: list[bytes | None]) -> None:
+        self.servers = [PretendedServer(answer or b"") for answer in answers]
+        for server, answer in zip(self.servers, answers, strict=True):
+            if answer is None:
+                server.close()
+        members = [f"{number}=127.0.0.1:{server.port}:{number}001:{number}002" for number, server in enumerate(self.servers, 1)]
+        connect = ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
+        box = Box("x", 1, [Disk("d0", "/nonexistent")], "/s", "h", "h", 1, 1, 1, zookeeper=connect, zookeeper_members=members if len(answers) > 1 else [])
+        self.poller = Poller()
+        self.watch = ZooKeeperWatch(layout, box, self.poller, SystemClock())
+        self.now_ms = 10_000
+
+    def ask(self) -> None:
+        self.now_ms += 2_000
+        self.watch.ask(self.now_ms)
+        for _ in range(20):
+            self.poller.poll(1)
+            for server in self.servers:
+                if server._listening.fileno() >= 0:
+                    server.serve()
+
+    def close(self) -> None:
+        self.watch.close()
+        self.poller.close()
+        for server in self.servers:
+            server.close()
+
+
+@pytest.fixture
+def watched(request: pytest.FixtureRequest) -> Iterator[Callable[[list[bytes | None]], Watched]]:
+    made: list[Watched] = []
+    with scratch_layout() as layout:
+
+        def make(answers: list[bytes | None]) -> Watched:
+            made.append(Watched(layout, answers))
+            return made[-1]
+
+        yield make
+        for each in made:
+            each.close()
+
+
+def test_a_server_alone_serves_or_is_not_heard(watched: Callable[[list[bytes | None]], Watched]) -> None:
+    alone = watched([SERVES])
+    alone.ask()
+    assert alone.watch.serves and alone.watch.heard_ms and alone.watch.words == ""
+    starting = watched([b""])
+    starting.ask()
+    assert not starting.watch.serves and not starting.watch.heard_ms and starting.watch.words == ""
+
+
+def test_a_member_without_a_quorum_lives_and_says_whom_it_waits_for(watched: Callable[[list[bytes | None]], Watched]) -> None:
+    member = watched([WAITS, None, None])
+    member.ask()
+    assert not member.watch.serves and member.watch.heard_ms
+    assert member.watch.words == "waits for members 2 and 3 of the ZooKeeper ensemble; one of them is enough"
+
+
+def test_a_member_whose_peers_are_there_waits_for_their_agreement(watched: Callable[[list[bytes | None]], Watched]) -> None:
+    member = watched([WAITS, WAITS, None])
+    member.ask()
+    assert member.watch.words == "waits until the ZooKeeper ensemble has agreed on a leader"
+
+
+def test_a_member_that_loses_its_quorum_says_so_and_is_well_again_when_it_is_back(watched: Callable[[list[bytes | None]], Watched]) -> None:
+    member = watched([SERVES, None, None])
+    member.ask()
+    assert member.watch.serves and member.watch.words == ""
+    member.servers[0].answer = WAITS
+    member.ask()
+    member.ask()
+    assert not member.watch.serves and "members 2 and 3" in member.watch.words
+    member.servers[0].answer = SERVES
+    member.ask()
+    assert member.watch.serves and member.watch.words == ""
+
+
+def test_a_member_that_serves_is_asked_every_second_and_a_server_alone_when_its_watchdog_wants_to_know(
+    watched: Callable[[list[bytes | None]], Watched],
+) -> None:
+    member, alone = watched([SERVES, None, None]), watched([SERVES])
+    for each in (member, alone):
+        each.ask()
+    assert (member.watch.next_ask_ms(0, 15_000), alone.watch.next_ask_ms(0, 15_000)) == (1_000, 15_000)
