@@ -24,7 +24,8 @@ usage() {
     cat <<USAGE
 ./install.sh run [OPTIONS]     install into .venv if needed, then start the appliance in the foreground (Ctrl-C ends it)
                                OPTIONS are those of \`millrace run\`: --data DIR (one per disk), --state DIR, --listen HOST, --advertise HOST,
-                               --kafka-port N, --syslog-port N, --http-port N, --acceptors N, --zookeeper HOST:PORT,…, --config FILE
+                               --kafka-port N, --syslog-port N, --http-port N, --acceptors N, --zookeeper HOST:PORT,…, --zookeeper-members ID=HOST,…,
+                               --broker-id N, --rack NAME, --config FILE
 ./install.sh test [--deep]     install what tests need, run all of them; --deep: the long campaigns too
 sudo ./install.sh              install on this machine: systemd units, user, settings in /etc/millrace (--check looks only; see below)
 ./install.sh --help            this
@@ -138,7 +139,7 @@ run() {
     lock
     ensure_venv run
     case " $* " in
-        *" --zookeeper"* | *" --help "*) ;;
+        *" --zookeeper "* | *" --zookeeper="* | *" --help "*) ;;
         *) ensure_java run ;;
     esac
     unlock

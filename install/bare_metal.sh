@@ -90,11 +90,13 @@ choose_effective_settings() {
     EFFECTIVE_SETTINGS=$SETTINGS_FILE
     read_options "$ROOT" "$SETTINGS_FILE" || return 0
     [ -z "$(option_values problem)" ] || return 0
-    if [ "$DISKS_FROM$LISTEN_FROM$ADVERTISE_FROM" != "${DISKS_FROM#given}${LISTEN_FROM#given}${ADVERTISE_FROM#given}" ]; then
-        remark "$SETTINGS_FILE was edited and counts; what was given with --disks, --listen or --advertise stands in $SETTINGS_FILE.new only"
+    if [ -n "$CLUSTER_GIVEN" ] || [ "$DISKS_FROM$LISTEN_FROM$ADVERTISE_FROM" != "${DISKS_FROM#given}${LISTEN_FROM#given}${ADVERTISE_FROM#given}" ]; then
+        remark "$SETTINGS_FILE was edited and counts; what was given as an option of it (--disks, --listen and so on) stands in $SETTINGS_FILE.new only"
     fi
     mapfile -t DISKS < <(option_values data)
     LISTEN=$(option_values listen) ADVERTISE=$(option_values advertise)
+    BROKER_ID=$(option_values broker_id) RACK=$(option_values rack)
+    mapfile -t MEMBERS < <(option_values zookeeper_member)
     DISKS_FROM="as $SETTINGS_FILE says" LISTEN_FROM="as $SETTINGS_FILE says" ADVERTISE_FROM="as $SETTINGS_FILE says"
 }
 

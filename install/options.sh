@@ -16,6 +16,10 @@ PREFIX=
 WHEELHOUSE=
 LISTEN=
 ADVERTISE=
+BROKER_ID=
+MEMBERS=()
+RACK=
+CLUSTER_GIVEN=
 WAIT_SECONDS=120
 PIPELINE= # yes, no, or nothing: as it is
 
@@ -27,6 +31,9 @@ sudo ./install.sh [OPTIONS]    install on this machine under systemd, or upgrade
     --disks DIR,DIR,…          log directories, one for each disk [default: the settings', else the empty or known file systems mounted for it]
     --listen ADDRESS           address to listen on [default: 0.0.0.0, which is all]
     --advertise NAME           name or address that Kafka clients are told [default: this machine's address]
+    --broker-id N              number of this box in its cluster [default: 1]
+    --zookeeper-members ID=ADDRESS,…   the ZooKeeper ensemble that the boxes of a cluster run together, the same on each [default: one of this box alone]
+    --rack NAME                where this box stands (broker.rack)
     --prefix DIR               where releases go [default: $PREFIX_DEFAULT]
     --pipeline                 with Spark jobs, too (millrace load, millrace stream): 1 GB on disk instead of 70 MB. Kept by later runs; --no-pipeline ends it
     --offline WHEELHOUSE       take Python packages out of this directory only
@@ -68,11 +75,20 @@ parse_options() {
             --make-wheelhouse) MODE=wheelhouse WHEELHOUSE=$value ;;
             --listen) LISTEN=$value ;;
             --advertise) ADVERTISE=$value ;;
+            --broker-id) BROKER_ID=$value CLUSTER_GIVEN=1 ;;
+            --zookeeper-members) IFS=, read -ra MEMBERS <<<"$value"; CLUSTER_GIVEN=1 ;;
+            --rack) RACK=$value CLUSTER_GIVEN=1 ;;
             --wait) WAIT_SECONDS=$value ;;
             *) usage_error "there is no option $option" ;;
         esac
     done
     [[ $WAIT_SECONDS =~ ^[1-9][0-9]{0,4}$ ]] || usage_error "--wait is '$WAIT_SECONDS'; it must be a number of seconds"
+    [[ -z $BROKER_ID || $BROKER_ID =~ ^[0-9]{1,9}$ ]] || usage_error "--broker-id is '$BROKER_ID'; it must be a number"
+    [[ -z $RACK || $RACK =~ ^[A-Za-z0-9._+-]+$ ]] || usage_error "--rack is '$RACK'; it must be of letters, digits and ._+-"
+    local member
+    for member in "${MEMBERS[@]}"; do
+        [[ $member =~ ^[0-9]+=[][A-Za-z0-9.:_%-]+$ ]] || usage_error "--zookeeper-members has '$member'; a member is written ID=ADDRESS, such as 1=10.0.0.1"
+    done
     [ "$LISTEN" != "*" ] || LISTEN=0.0.0.0
     [ -z "$WHEELHOUSE" ] || WHEELHOUSE=$(realpath -m "$WHEELHOUSE")
 }

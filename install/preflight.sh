@@ -120,6 +120,17 @@ check_addresses() {
         warning advertise "$ADVERTISE: clients on other machines are told to connect to themselves; --advertise NAME, as they see this machine"
     elif ! has_address "$ADVERTISE"; then warning advertise "$ADVERTISE is no address of this machine: fine behind a NAT or a load balancer"
     else ok advertise "$ADVERTISE ($ADVERTISE_FROM)"; fi
+    check_cluster
+}
+
+# check_cluster: the ports that the other boxes must reach; whether a firewall lets them is seen from there only.
+check_cluster() {
+    local member
+    for member in "${MEMBERS[@]}"; do
+        [ "${member%%=*}" = "${BROKER_ID:-1}" ] || continue
+        has_address "$(sed -E 's/^[0-9]+=//; s/^\[([^]]*)\].*/\1/; t; s/:.*//' <<<"$member")" || problem cluster "--zookeeper-members has $member for this box, which is no address of this machine; correct it, or --broker-id"
+    done
+    [ ${#MEMBERS[@]} = 0 ] || ok cluster "box ${BROKER_ID:-1}; ZooKeeper's members: ${MEMBERS[*]}. The other boxes must reach TCP ports $(port_of kafka 9092), 2181, 2888 and 3888 of this one"
 }
 
 check_ports() {

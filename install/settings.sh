@@ -14,7 +14,7 @@ read_options() {
 # option_values NAME: its values in what was read last, one a line.
 option_values() { awk -F '\t' -v name="$1" '$1 == name { print $2 }' <<<"$OPTION_LINES"; }
 
-# choose_settings: DISKS, LISTEN, ADVERTISE: as asked for, else as the last installation wrote them, else as they are in a file that is there, else as found.
+# choose_settings: DISKS, LISTEN, ADVERTISE, BROKER_ID, MEMBERS, RACK: as asked for, else as the last installation wrote them, else as they are in a file that is there, else as found.
 # Says in *_FROM where they are from.
 choose_settings() {
     local known
@@ -24,6 +24,9 @@ choose_settings() {
         if [ ${#DISKS[@]} = 0 ]; then mapfile -t DISKS < <(option_values data); DISKS_FROM="as before"; fi
         if [ -z "$ADVERTISE" ] && [ -z "$LISTEN" ]; then ADVERTISE=$(option_values advertise); ADVERTISE_FROM="as before"; fi
         if [ -z "$LISTEN" ]; then LISTEN=$(option_values listen); LISTEN_FROM="as before"; fi
+        if [ -z "$BROKER_ID" ]; then BROKER_ID=$(option_values broker_id); fi
+        if [ -z "$RACK" ]; then RACK=$(option_values rack); fi
+        if [ ${#MEMBERS[@]} = 0 ]; then mapfile -t MEMBERS < <(option_values zookeeper_member); fi
     fi
     if [ ${#DISKS[@]} = 0 ]; then mapfile -t DISKS < <(find_log_disks); DISKS_FROM="mounted, and empty or a log directory"; fi
     if [ ${#DISKS[@]} = 0 ]; then DISKS=("$ONLY_DISK"); DISKS_FROM="no disk was found that is surely meant; name them with --disks"; fi
@@ -46,6 +49,7 @@ write_settings() {
 # "log.retention.hours" = 168 # how long records are kept; -1 is for ever
 # "log.flush.policy" = "os" # "ack": what is acknowledged survives a power cut
 # "num.partitions" = 1 # of a topic that is created without saying how many
+$(rack_line)
 
 [box]
 # Log directories, one for each disk, each on a file system of its own.
@@ -64,5 +68,17 @@ http-port = 8080
 advertise = "$ADVERTISE"
 
 # acceptors = 1 # processes that serve Kafka clients; one for four cores if it is left out
+
+# Several boxes that are one cluster: a number for each, and the addresses of the three that run a member of the ZooKeeper ensemble (README, "Three boxes").
+$(cluster_lines)
 SETTINGS
+}
+
+# Not set, they stand there as examples.
+rack_line() { if [ -n "$RACK" ]; then echo "\"broker.rack\" = \"$RACK\" # where this box stands"; else echo '# "broker.rack" = "r1" # where this box stands: replicas are spread over racks'; fi; }
+
+cluster_lines() {
+    if [ -n "$BROKER_ID" ]; then echo "broker-id = $BROKER_ID"; else echo "# broker-id = 1"; fi
+    if [ ${#MEMBERS[@]} = 0 ]; then echo '# zookeeper-members = ["1=10.0.0.1", "2=10.0.0.2", "3=10.0.0.3"]'
+    else echo "zookeeper-members = [$(printf '"%s", ' "${MEMBERS[@]}" | sed 's/, $//')]"; fi
 }

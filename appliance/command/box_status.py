@@ -22,6 +22,7 @@ from appliance.ipc.frames import PeerGone, connect_unix
 from appliance.ipc.move_report import MoveProgress
 from appliance.ipc.scrub_report import FoundDamage, read_report, report_file
 from appliance.metadata.metadata_image import ImageUnreadable, MetadataImage, read_image
+from appliance.replication.replication_figures import ReplicationFigures, count_replication
 from appliance.runtime.status_server import STATUS
 from appliance.runtime.unit_mode import SYSTEMD
 from appliance.shm.counters import CounterSnapshot, list_counters, read_counters
@@ -79,6 +80,17 @@ class Reading(NamedTuple):
     """(disk name, row)"""
 
 
+class ClusterStatus(NamedTuple):
+    """The cluster as this box sees it; `controller` -1: nobody."""
+
+    brokers: tuple[int, ...]
+    controller: int
+    replication: ReplicationFigures
+
+    def document(self) -> dict[str, Any]:
+        return {"brokers": self.brokers, "controller": self.controller, "replication": self.replication._asdict()}
+
+
 class BoxStatus(NamedTuple):
     processes: list[ProcessStatus]
     disks: list[DiskStatus]
@@ -89,6 +101,7 @@ class BoxStatus(NamedTuple):
     moves: tuple[MoveProgress, ...] = ()
     """Partitions that are being moved to another disk."""
     memory: BoxMemory | None = None
+    cluster: ClusterStatus | None = None
 
     def document(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -98,6 +111,7 @@ class BoxStatus(NamedTuple):
             "disks": [disk._asdict() for disk in self.disks],
             "topics": [topic._asdict() for topic in self.topics],
             "rates": self.rates,
+            "cluster": None if self.cluster is None else self.cluster.document(),
             "moves": [move._asdict() for move in self.moves],
             "damages": [{"disk": disk, **damage._asdict()} for disk, damages in self.damages.items() for damage in damages],
         }
@@ -201,7 +215,13 @@ def gather(layout: BoxLayout, box: dict[str, Any], before: Reading, after: Readi
         {disk["name"]: damages for disk in box["disks"] if (damages := read_report(report_file(layout, disk["name"])).damages)},
         standing_moves(layout, image, [str(disk["name"]) for disk in box["disks"]]),
         box_memory(pids, memories),
+        describe_cluster(image, after.rows, int(box["broker_id"])),
     )
+
+
+def describe_cluster(image: MetadataImage, rows: list[tuple[str, Row]], broker_id: int) -> ClusterStatus:
+    by_partition = {(row.topic_id, row.partition): row for _, row in rows}
+    return ClusterStatus(tuple(sorted(image.brokers)), image.controller_id, count_replication(image, by_partition, broker_id))
 
 
 def require_running(layout: BoxLayout, box: dict[str, Any], supervised: list[dict[str, Any]] | None, counters: dict[str, CounterSnapshot]) -> None:

@@ -25,6 +25,7 @@ from appliance.command.output import plural
 if TYPE_CHECKING:
     from appliance.base.settings import Box
     from appliance.command.finding import FoundBox
+    from appliance.metadata.metadata_image import MetadataImage
 
 
 class Patient(NamedTuple):
@@ -35,6 +36,8 @@ class Patient(NamedTuple):
     problems: list[str]
     disk_states: Mapping[str, str] = MappingProxyType({})
     """Of a running box: what it says of its disks, by name."""
+    image: MetadataImage | None = None
+    """Of a running box: the cluster as it sees it."""
 
 
 def doctor(
@@ -46,6 +49,8 @@ def doctor(
     syslog_port: Annotated[int | None, option("--syslog-port", metavar="PORT", help="For syslog. [default: 5514]")] = None,
     http_port: Annotated[int | None, option("--http-port", metavar="PORT", help="For health checks. [default: 8080]")] = None,
     zookeeper: Annotated[str | None, option("--zookeeper", metavar="HOST:PORT,…", help="An ensemble to use. [default: one of our own]")] = None,
+    zookeeper_members: Annotated[list[str] | None, option("--zookeeper-members", metavar="ID=HOST,…", help="The ensemble of the boxes themselves.")] = None,
+    broker_id: Annotated[int | None, option("--broker-id", metavar="N", help="Number of this box in its cluster.")] = None,
     config: Annotated[str | None, option("--config", metavar="FILE", help="Settings file of the box.")] = None,
     as_json: Annotated[bool, option("--json", help="For programs.")] = False,
 ) -> None:
@@ -56,7 +61,7 @@ def doctor(
     from appliance.runtime.run_options import RunOptions
 
     options = RunOptions(data=data or None, state=state, listen=listen, advertise=advertise, kafka_port=kafka_port, syslog_port=syslog_port,
-                         http_port=http_port, zookeeper=zookeeper, config=config)  # fmt: skip
+                         http_port=http_port, zookeeper=zookeeper, zookeeper_members=zookeeper_members or None, broker_id=broker_id, config=config)  # fmt: skip
     patient = find_patient(options)
     findings = examine(patient)
     if as_json:
@@ -72,6 +77,8 @@ def find_patient(options: object) -> Patient:
     """The running box, else the one that would be started."""
     from appliance.base.layout import name_disks
     from appliance.base.settings import Box
+    from appliance.base.zookeeper_member import connect_string
+    from appliance.command.box_status import image_of
     from appliance.command.finding import find_running_box
     from appliance.runtime.directories import in_use_problem, is_supervisor, shape_problems, writable_problem
     from appliance.runtime.run_options import RunOptions, resolve_options
@@ -80,15 +87,16 @@ def find_patient(options: object) -> Patient:
     try:
         found = find_running_box(options.data[0] if options.data else None, options.config)
         if is_supervisor(int(found.box["pid"]), found.layout):
-            return Patient(Box.from_document({**found.box}), True, [], _disk_states(found))
+            return Patient(Box.from_document({**found.box}), True, [], _disk_states(found), image_of(found.layout))
     except (UsageProblem, TypeError, OSError, ValueError):
         pass  # no box of this release; what is wrong with the settings file is said below
     resolved, problems = resolve_options(options, os.cpu_count() or 1)
     box = Box(
         box="", broker_id=resolved.broker_id or 1, disks=name_disks(resolved.data), state_directory=resolved.state, listen=resolved.listen,
         advertise=resolved.advertise, kafka_port=resolved.kafka_port, syslog_port=resolved.syslog_port, http_port=resolved.http_port,
-        acceptors=resolved.acceptors, ingests=resolved.ingests, zookeeper=resolved.zookeeper or "", embedded_zookeeper=resolved.zookeeper is None,
-        settings=resolved.settings,
+        acceptors=resolved.acceptors, ingests=resolved.ingests,
+        zookeeper=resolved.zookeeper or connect_string(resolved.zookeeper_members, resolved.broker_id or 0), embedded_zookeeper=resolved.runs_zookeeper,
+        zookeeper_members=[member.text for member in resolved.zookeeper_members], settings=resolved.settings,
     )  # fmt: skip
     problems += shape_problems(resolved.data, resolved.state)
     state_problem = writable_problem(resolved.state, "--state") or in_use_problem(resolved.state, "--state")
@@ -108,6 +116,7 @@ def _disk_states(found: FoundBox) -> dict[str, str]:
 
 def examine(patient: Patient) -> list[Finding]:
     """Everything, however much is wrong."""
+    from appliance.command.doctor_cluster import look_at_cluster
     from appliance.command.doctor_disks import judge_states, look_at_disks
     from appliance.command.doctor_machine import look_at_machine
     from appliance.command.doctor_network import look_at_network
@@ -117,6 +126,8 @@ def examine(patient: Patient) -> list[Finding]:
     findings += look_at_machine(patient.box, patient.is_running, clock)
     findings += look_at_disks(patient.box.disks, patient.is_running, clock)
     findings += judge_states(patient.disk_states)
+    if patient.image is not None:
+        findings += look_at_cluster(patient.image, patient.box)
     try:
         findings += look_at_network(patient.box, patient.is_running)
     except (MillraceError, ValueError) as error:

@@ -11,6 +11,7 @@ import socket
 from appliance.base.settings import Box
 from appliance.command.findings import Finding, from_sentence, ok, problem, warning
 from appliance.metadata.zookeeper_probe import zookeeper_serves
+from appliance.runtime.ensemble_checks import member_problems, peer_warnings
 from appliance.runtime.listening import open_listen_sockets
 from appliance.runtime.run_options import WILDCARD_HOSTS
 
@@ -19,7 +20,7 @@ ZOOKEEPER_SECONDS = 2.0
 
 
 def look_at_network(box: Box, is_running: bool) -> list[Finding]:
-    return [*advertised(box, is_running), *ports(box, is_running), *zookeeper(box, is_running)]
+    return [*advertised(box, is_running), *ports(box, is_running), *ensemble(box, is_running), *zookeeper(box, is_running)]
 
 
 def advertised(box: Box, is_running: bool) -> list[Finding]:
@@ -91,10 +92,23 @@ def _answers(listen: str, port: int) -> bool:
     return True
 
 
+def ensemble(box: Box, is_running: bool) -> list[Finding]:
+    """This box as a member of the ensemble that the boxes run together: its own ports, and what its peers are told."""
+    own = next((member for member in box.ensemble if member.member_id == box.broker_id), None)
+    findings = [from_sentence("member", sentence) for sentence in member_problems(own, is_running)] if own is not None else []
+    for sentence in peer_warnings(box.ensemble, box.broker_id, box.listen, box.advertise):
+        words, _, advice = sentence.partition("; ")
+        findings.append(warning("member", words, advice))
+    return findings
+
+
 def zookeeper(box: Box, is_running: bool) -> list[Finding]:
     """Every server that is named; one that serves is enough for the box, fewer than all for nobody's sleep."""
-    if box.embedded_zookeeper and not is_running:
+    if box.embedded_zookeeper and not is_running and len(box.zookeeper_members) <= 1:
         return [ok("zookeeper", "embedded, starts with the box")]
+    if box.embedded_zookeeper and not is_running:
+        others = [f"{member.member_id} ({member.plain_host})" for member in box.ensemble if member.member_id != box.broker_id]
+        return [ok("zookeeper", f"member {box.broker_id} starts with the box, and waits for {' or '.join(others)}")]
     servers = [server.rpartition(":") for server in box.zookeeper.partition("/")[0].split(",")]
     serving = {f"{host}:{port}": zookeeper_serves(host.strip("[]"), int(port), ZOOKEEPER_SECONDS) for host, _, port in servers}
     return [judge_zookeeper(serving, box.embedded_zookeeper)]

@@ -26,6 +26,12 @@ def run(
     http_port: Annotated[str | None, option("--http-port", metavar="PORT", help="For health checks; 0 takes a free one. [default: 8080]")] = None,
     acceptors: Annotated[str | None, option("--acceptors", metavar="N", help="Processes that serve Kafka clients. [default: one per four cores]")] = None,
     zookeeper: Annotated[str | None, option("--zookeeper", metavar="HOST:PORT,…", help="An ensemble to use. [default: one of our own]")] = None,
+    zookeeper_members: Annotated[
+        list[str] | None,
+        option("--zookeeper-members", metavar="ID=HOST,…", help="The ensemble that the boxes of a cluster run together: broker id and address of each."),
+    ] = None,
+    broker_id: Annotated[str | None, option("--broker-id", metavar="N", help="Number of this box in its cluster. [default: as its state says, or 1]")] = None,
+    rack: Annotated[str | None, option("--rack", metavar="NAME", help="Where this box stands: broker.rack. [default: not said]")] = None,
     config: Annotated[str | None, option("--config", metavar="FILE", help="Settings file (TOML).")] = None,
 ) -> None:
     """Run the appliance in the foreground; Ctrl-C ends it cleanly.
@@ -34,7 +40,7 @@ def run(
     """
     from appliance.runtime.run_options import RunOptions, exec_supervisor
 
-    texts = {"kafka_port": kafka_port, "syslog_port": syslog_port, "http_port": http_port, "acceptors": acceptors}
+    texts = {"kafka_port": kafka_port, "syslog_port": syslog_port, "http_port": http_port, "acceptors": acceptors, "broker_id": broker_id}
     numbers, problems = parse_numbers(texts)
     options = RunOptions(
         data=data or None,
@@ -46,6 +52,9 @@ def run(
         http_port=numbers.get("http_port"),
         acceptors=numbers.get("acceptors"),
         zookeeper=zookeeper,
+        zookeeper_members=zookeeper_members or None,
+        broker_id=numbers.get("broker_id"),
+        rack=rack,
         config=config,
         problems=problems or None,
     )

@@ -13,7 +13,7 @@ from appliance.command.options import ConfigOption, DataOption, option
 from appliance.command.output import NOTHING, Column, bytes_text, count_text, duration_text, print_table
 
 if TYPE_CHECKING:
-    from appliance.command.box_status import BoxStatus, ProcessStatus
+    from appliance.command.box_status import BoxStatus, ClusterStatus, ProcessStatus
     from appliance.command.finding import FoundBox
     from appliance.command.process_memory import BoxMemory, Memory
     from appliance.command.topic_status import TopicStatus
@@ -77,8 +77,28 @@ def print_status(found: FoundBox, gathered: BoxStatus, now_ms: int) -> None:
         [Column("topic"), Column("partitions", is_number=True), Column("records", is_number=True), Column("size", is_number=True), Column("state")],
         [[topic.name, str(topic.partitions), count_text(topic.records), _size(topic), _problems(topic.problems)] for topic in gathered.topics],
     )
+    if gathered.cluster is not None and len(gathered.cluster.brokers) > 1:
+        print(f"\n{cluster_line(gathered.cluster)}")
     print()
     print("  ".join(_rate(name, rate) for name, rate in gathered.rates.items()))
+
+
+def cluster_line(cluster: ClusterStatus) -> str:
+    """Who there is, and how well what this box leads is replicated."""
+    found = cluster.replication
+    controller = f"controller is {cluster.controller}" if cluster.controller in cluster.brokers else "no controller"
+    troubles = {
+        "under-replicated": found.under_replicated,
+        "below min.insync.replicas": found.under_min_isr,
+        "without leader": found.offline,
+        "led by others instead": found.not_preferred,
+    }
+    words = [f"{count} {trouble}" for trouble, count in troubles.items() if count]
+    if found.unreplicated_records_max:
+        words.append(f"up to {count_text(found.unreplicated_records_max)} records of a partition not replicated yet")
+    return f"cluster of brokers {', '.join(map(str, cluster.brokers))}, {controller}; here {found.leaders} partitions led and {found.followers} followed: " + (
+        ", ".join(words) or "ok"
+    )
 
 
 def print_memory(memory: BoxMemory) -> None:

@@ -1,4 +1,4 @@
-"""`millrace topic …`: create, list, describe, alter, delete, trim, tail."""
+"""`millrace topic …`: create, list, describe, alter, reassign, elect, delete, trim, tail."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from appliance.command.kafka import open_cluster, require_topic_name
 from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option
 from appliance.command.output import NOTHING, Column, count_text, plural, print_table, say
 from appliance.command.topic_alter import alter
+from appliance.command.topic_elect import elect
+from appliance.command.topic_reassign import reassign
 from appliance.command.topic_setting import parse_setting
 from appliance.command.topic_tail import tail
 from appliance.command.topic_trim import trim
@@ -23,11 +25,13 @@ NameArgument = Annotated[str, argument("NAME", "The topic.")]
 
 
 def build_app(markup: Literal["rich"] | None) -> typer.Typer:
-    app = typer.Typer(help="Create, list, describe, alter, delete, trim and follow topics.", no_args_is_help=True, rich_markup_mode=markup)
+    app = typer.Typer(help="Create, list, describe, alter, move, delete, trim and follow topics.", no_args_is_help=True, rich_markup_mode=markup)
     app.command("create")(create)
     app.command("list")(list_topics)
     app.command("describe")(describe)
     app.command("alter")(alter)
+    app.command("reassign")(reassign)
+    app.command("elect")(elect)
     app.command("delete")(delete)
     app.command("trim")(trim)
     app.command("tail")(tail)

@@ -1,6 +1,6 @@
 """Topics as the image wants them beside what the partition tables say is applied; pure.
 
-Weak spot: counts only what lies on this box's disks, and of a log with several segments the table knows only the active one's size.
+Weak spot: counts only what lies on this box's disks, led or followed, and of a log with several segments the table knows only the active one's size.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from appliance.metadata.metadata_image import MetadataImage, PartitionImage
-from appliance.shm.partition_table import ROLE_LEADER, ROLE_OFFLINE, Row
+from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER, ROLE_OFFLINE, Row
 
 
 class TopicStatus(NamedTuple):
@@ -70,4 +70,6 @@ def partition_problem(wanted: PartitionImage, row: Row | None, broker_id: int) -
         return f"disk {wanted.disk} is offline"
     if wanted.leader == broker_id and (row.role != ROLE_LEADER or row.leader_epoch < wanted.leader_epoch):
         return "leadership not yet taken up"
+    if wanted.leader != broker_id and (row.role != ROLE_FOLLOWER or row.leader_epoch < wanted.leader_epoch):
+        return f"does not follow broker {wanted.leader} yet"
     return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from appliance.console.alarm import CRITICAL, HOUR, MINUTE, WARNING, Alarm, Condition
 
 MANY_RECORDS_BEHIND = 1_000_000
+MANY_RECORDS_UNREPLICATED = 100_000
 
 ALARMS: tuple[Alarm, ...] = (
     Alarm(
@@ -125,6 +126,110 @@ ALARMS: tuple[Alarm, ...] = (
         "Their producers and consumers wait.",
     ),
     Alarm(
+        "MillraceOfflinePartitions",
+        CRITICAL,
+        Condition("millrace_controller_offline_partitions", ">", 0),
+        MINUTE,
+        "partitions of the cluster have no leader",
+        "Nobody produces into them or reads them: no replica that has everything is alive.",
+    ),
+    Alarm(
+        "MillraceUnderMinIsr",
+        CRITICAL,
+        Condition("millrace_replication_under_min_isr_partitions", ">", 0),
+        MINUTE,
+        "partitions led by this box have fewer replicas in sync than min.insync.replicas",
+        "Producers with acks=all are refused, and so are commits of groups or transactions if it is their topic.",
+    ),
+    Alarm(
+        "MillraceUnderReplicated",
+        WARNING,
+        Condition("millrace_replication_under_replicated_partitions", ">", 0),
+        5 * MINUTE,
+        "partitions led by this box have a replica that is not in sync",
+        "They are served, with fewer copies than they should have; the next death may cost records or make them wait.",
+    ),
+    Alarm(
+        "MillraceReplicationSlow",
+        WARNING,
+        Condition("millrace_replication_unreplicated_records", ">", MANY_RECORDS_UNREPLICATED),
+        5 * MINUTE,
+        "a replica in sync does not keep up with a partition that this box leads",
+        "Consumers see records late, and producers with acks=all wait; soon the replica leaves the ISR.",
+    ),
+    Alarm(
+        "MillracePreferredImbalance",
+        WARNING,
+        Condition("millrace_replication_preferred_imbalance", ">", 0),
+        30 * MINUTE,
+        "other boxes lead partitions that this box should lead",
+        "Load is spread unevenly; leadership has not come back after a fail-over.",
+    ),
+    Alarm(
+        "MillraceReplicasStalled",
+        WARNING,
+        Condition("millrace_replica_stalled_partitions", ">", 0),
+        5 * MINUTE,
+        "copies of partitions on this box make no progress",
+        "They are not in sync, and no help when their leader dies.",
+    ),
+    Alarm(
+        "MillraceUncleanElection",
+        CRITICAL,
+        Condition("millrace_controller_unclean_elections_total", ">", 0, over_seconds=HOUR),
+        0,
+        "a replica that was not in sync became leader",
+        "Records that were acknowledged are lost; consumers may have read what is no longer there.",
+    ),
+    Alarm(
+        "MillraceReadRecordsCut",
+        CRITICAL,
+        Condition("millrace_log_writer_truncated_below_high_watermark_total", ">", 0, over_seconds=HOUR),
+        0,
+        "records on disk {disk} that consumers may have read were cut off",
+        "The leader does not have them: an unclean election took place, or something is badly wrong.",
+    ),
+    Alarm(
+        "MillraceControllerChanges",
+        WARNING,
+        Condition("millrace_controller_terms_total", ">", 2, over_seconds=HOUR),
+        0,
+        "this box became controller more than twice in an hour",
+        "The role wanders; while it does, elections wait.",
+    ),
+    Alarm(
+        "MillraceNoController",
+        CRITICAL,
+        Condition("millrace_cluster_has_controller", "==", 0),
+        MINUTE,
+        "the cluster has no controller",
+        "Produce and fetch go on where they can; nothing is created or changed, and no leader is elected when a box dies.",
+    ),
+    Alarm(
+        "MillraceZooKeeperLost",
+        CRITICAL,
+        Condition("millrace_controller_zookeeper_connected", "==", 0),
+        MINUTE,
+        "this box has no ZooKeeper session",
+        "Its partitions go to other boxes when the session has expired; where it is the only replica it goes on.",
+    ),
+    Alarm(
+        "MillraceSessionsExpired",
+        WARNING,
+        Condition("millrace_controller_zookeeper_sessions_lost_total", ">", 0, over_seconds=HOUR),
+        0,
+        "the ZooKeeper session of this box expired",
+        "For the cluster the box was dead: its leaderships went elsewhere. Without a real death it was too slow to be heard.",
+    ),
+    Alarm(
+        "MillraceCoordinatorLoading",
+        CRITICAL,
+        Condition("millrace_coordinator_partitions_loading", ">", 0),
+        MINUTE,
+        "partitions of {topic} are not served yet",
+        "Groups or transactions that belong to them wait: the state is still being read, or a replica in sync has not fetched it.",
+    ),
+    Alarm(
         "MillraceProduceOverBudget",
         WARNING,
         Condition("millrace_produce_over_budget_total", ">", 0, over_seconds=5 * MINUTE),
@@ -139,6 +244,14 @@ ALARMS: tuple[Alarm, ...] = (
         0,
         "{process} could not store syslog lines ({reason})",
         "Lines that were received are lost, and counted by reason.",
+    ),
+    Alarm(
+        "MillraceSyslogWaits",
+        CRITICAL,
+        Condition("millrace_ingest_partitions_led", "==", 0),
+        MINUTE,
+        "{process} has nowhere to put syslog lines: this box leads no partition of their topic",
+        "Lines wait in memory; then TCP senders wait, and datagrams are dropped and counted.",
     ),
     Alarm(
         "MillraceSyslogKernelDrops",

@@ -17,6 +17,7 @@ from appliance.console.group_lag import GroupsLook
 from appliance.console.metric_row import HISTOGRAM, MetricRow
 from appliance.console.metric_rows import BY_SOURCE, UNLISTED
 from appliance.console.topic_figures import topic_figures
+from appliance.replication.replication_figures import count_replication
 from appliance.shm.histogram import HistogramReading, add_readings
 
 KAFKA_LISTENER = "kafka"
@@ -36,10 +37,8 @@ class Figures(NamedTuple):
 
 def gather(sample: BoxSample, groups: GroupsLook) -> Figures:
     """All of one sample."""
-    figures = Figures(
-        {f"millrace_{name}": values for name, values in {**_box(sample), **_processes(sample), **_disks(sample), **_topics(sample), **_groups(groups)}.items()},
-        {},
-    )
+    found = {**_box(sample), **_processes(sample), **_disks(sample), **_topics(sample), **_replication(sample), **_groups(groups)}
+    figures = Figures({f"millrace_{name}": values for name, values in found.items()}, {})
     for process, snapshot in sample.counters.items():
         for label, value in snapshot.values.items():
             row, labels = placed(process, label)
@@ -106,6 +105,22 @@ def _topics(sample: BoxSample) -> dict[str, Values]:
     return {
         "topic_partitions": {(topic.name,): topic.partitions for topic in known},
         "topic_partitions_not_served": {(topic.name,): topic.not_served for topic in known},
+    }
+
+
+def _replication(sample: BoxSample) -> dict[str, Values]:
+    image = sample.image
+    rows = {(held.row.topic_id, held.row.partition): held.row for look in sample.disks.values() for held in look.partitions}
+    found = count_replication(image, rows, sample.box.broker_id)
+    return {
+        "cluster_boxes": {(): len(image.brokers)},
+        "cluster_has_controller": {(): float(image.controller_id in image.brokers)},
+        "replication_leaders": {(): found.leaders},
+        "replication_followers": {(): found.followers},
+        "replication_under_replicated_partitions": {(): found.under_replicated},
+        "replication_under_min_isr_partitions": {(): found.under_min_isr},
+        "replication_preferred_imbalance": {(): found.not_preferred},
+        "replication_unreplicated_records": {(): found.unreplicated_records_max},
     }
 
 

@@ -1,7 +1,8 @@
 """How far consumer groups are behind: what they committed, beside the high watermarks in the partition tables. Pure; who asks the coordinator is
 `agents/console_groups.py`.
 
-Weak spot: commits and high watermarks are seen at slightly different moments, so that a lag of a busy partition is right within what a second brings.
+Of several boxes each tells of the groups that it coordinates. Weak spots: commits and high watermarks are seen at slightly different moments, so that a lag
+of a busy partition is right within what a second brings; partitions that have no replica on this box are left out.
 """
 
 from __future__ import annotations

@@ -75,6 +75,7 @@ PARTITIONS = (
     _found("partition_log_end_offset", "The offset that the next record gets.", ("topic", "partition", "disk")),
     _found("partition_high_watermark", "Consumers read up to here.", ("topic", "partition", "disk")),
     _found("partition_size_bytes", "Size of its log.", ("topic", "partition", "disk")),
+    _found("partition_in_sync_replicas", "Replicas in sync, where this box leads.", ("topic", "partition", "disk")),
 )
 assert len(PARTITIONS) <= 5, "2,000 partitions must not become 20,000 series"
 
@@ -85,6 +86,17 @@ TOPICS = (
     _found("consumer_group_lag_records", "Records that the group has still to read, over the partitions it has committed an offset for.", ("group", "topic")),
     _found("consumer_group_partitions", "Partitions of the topic that the group has committed an offset for.", ("group", "topic")),
     _found("consumer_groups", "Groups by state.", ("state",)),
+)
+
+REPLICATION = (
+    _found("cluster_boxes", "Boxes that are registered in the cluster, as this one sees it."),
+    _found("cluster_has_controller", "1 if one of them is the controller, else 0."),
+    _found("replication_leaders", "Partitions that this box leads."),
+    _found("replication_followers", "Partitions that this box follows."),
+    _found("replication_under_replicated_partitions", "Partitions led here with a replica that is not in sync."),
+    _found("replication_under_min_isr_partitions", "Partitions led here with fewer replicas in sync than min.insync.replicas: acks=all is refused."),
+    _found("replication_preferred_imbalance", "Partitions whose first replica is this box and that another box leads."),
+    _found("replication_unreplicated_records", "Of the partition led here with the most of them: records that a replica in sync has still to fetch."),
 )
 
 PRODUCE = (
@@ -107,6 +119,9 @@ FETCH = (
     counter("fetch_bytes", "fetch.range_bytes", "Record bytes in answers."),
     counter("fetch_sendfile_bytes", "fetch.sendfile_bytes", "Of those, bytes that left straight from a file."),
     counter("fetch_waited", "fetch.parked", "Fetches that had to wait for records."),
+    counter("fetch_follower_bytes", "fetch.follower_bytes", "Of the record bytes in answers, those for followers."),
+    counter("fetch_follower_progress", "fetch.follower_progress", "Partitions of followers' fetches of which the log-writer was told."),
+    counter("fetch_unassigned_followers", "fetch.unassigned_followers", "Partitions that a box fetched as a follower without being a replica."),
     counter("fetch_errors", "fetch.errors", "Fetches in whose answer a partition has an error."),
     gauge("fetch_sessions", "fetch.sessions", "Fetch sessions that are open (KIP-227)."),
     gauge("fetch_session_partitions", "fetch.session_partitions", "Partitions in them."),
@@ -129,6 +144,9 @@ ACCEPTOR = (
     counter("acceptor_closed_untold", "acceptor.closed_untold", "Of those, connections that no line of the log tells about one by one."),
     counter("acceptor_accept_failures", "acceptor.accept_failures", "Connections that the kernel refused to hand over.", _LISTENER),
     counter("acceptor_received_bytes", "acceptor.received_bytes", "Bytes received.", _LISTENER),
+    counter(
+        "acceptor_refused_without_lease", "acceptor.refused_without_lease", "Partitions refused because ZooKeeper has not heard from this box for too long."
+    ),
     gauge("acceptor_waiting_requests", "acceptor.parked", "Requests that wait: for records, replicas, or another process."),
     gauge("acceptor_arena_used_bytes", "acceptor.arena_used_bytes", "Bytes of the arena that hold requests."),
     gauge("acceptor_held_bytes", "acceptor.held_bytes", "Bytes on the heap that connections hold."),
@@ -157,6 +175,19 @@ LOG_WRITER = (
     counter("log_writer_storage_failures", "log_writer.storage_failures", "Errors of the disk, each of which took the directory offline.", _DISK),
     counter("log_writer_dropped_of_dead_sources", "log_writer.dropped_of_dead_sources", "Descriptors dropped because their sender had died.", _DISK),
     counter("log_writer_refused_sources", "log_writer.refused_sources", "Processes whose HELLO was refused.", _DISK),
+    counter("log_writer_replica_appends", "log_writer.replica_appends", "Writes of what leaders sent.", _DISK),
+    counter("log_writer_replica_bytes", "log_writer.replica_bytes", "Bytes of them.", _DISK),
+    counter("log_writer_replica_appends_corrupt", "log_writer.replica_appends_corrupt", "What leaders sent and was refused, being torn or damaged.", _DISK),
+    counter("log_writer_truncations", "log_writer.truncations", "Times that a follower's log was cut because its leader's had gone on differently.", _DISK),
+    counter(
+        "log_writer_truncated_below_high_watermark",
+        "log_writer.truncated_below_high_watermark",
+        "Those that took what consumers may have seen: after an unclean election.",
+        _DISK,
+    ),
+    counter("log_writer_progress", "log_writer.progress", "Fetches of followers that leaders took into account.", _DISK),
+    counter("log_writer_progress_dropped", "log_writer.progress_dropped", "Those that came too late, or from no replica.", _DISK),
+    counter("log_writer_isr_wishes", "log_writer.isr_wishes", "Changes of in-sync sets that leaders asked for.", _DISK),
     counter("log_writer_indexes_rebuilt", "log_writer.indexes_rebuilt", "Index files made anew.", _DISK),
     timing("log_writer_append_round", "log_writer.append_round_us", "A round: descriptors taken, batches written, completions published.", _DISK),
     counter("flush_rounds", "flush.rounds", "Rounds in which all that was appended was synced.", _DISK),
@@ -237,6 +268,7 @@ INGEST = (
     counter("ingest_batches", "ingest.batches", "Record batches made of lines."),
     counter("ingest_batch_bytes", "ingest.batch_bytes", "Bytes of them."),
     counter("ingest_disk_over_budget", "ingest.disk_over_budget", "Times that a disk took no more for a while."),
+    gauge("ingest_partitions_led", "ingest.partitions_led", "Partitions of the syslog topic that this box leads; with none, lines wait."),
     counter("ingest_dead_disks", "ingest.dead_disks", "Times that a disk was left out because it does not serve."),
     timing("ingest_batch", "ingest.batch_us", "From a batch's first line to its place in the log."),
 )
@@ -246,6 +278,24 @@ CONTROLLER = (
     counter("controller_zookeeper_sessions_lost", "controller.zookeeper_sessions_lost", "Sessions that expired."),
     counter("controller_zookeeper_suspensions", "controller.zookeeper_suspensions", "Times that the connection was lost."),
     gauge("controller_is_controller", "controller.is_controller", "1 on the box that has the controller's role."),
+    counter("controller_terms", "controller.terms", "Times that this box became controller."),
+    gauge("controller_offline_partitions", "controller.offline_partitions", "Partitions of the cluster without a leader; 0 on boxes that are not controller."),
+    counter(
+        "controller_elections",
+        "controller.elections",
+        "Leaderships given to another replica, by reason: death of a box, a disk, a box that stops.",
+        ("process", "reason"),
+    ),
+    counter("controller_unclean_elections", "controller.unclean_elections", "Leaderships given to a replica that lacks acknowledged records."),
+    counter("controller_elections_ordered", "controller.elections_ordered", "Leaderships given because somebody ordered it."),
+    counter("controller_leaderships_returned", "controller.leaderships_returned", "Leaderships that went back to the first replica."),
+    counter("controller_isr_shrinks", "controller.isr_shrinks", "Replicas that left an ISR of a partition led here."),
+    counter("controller_isr_expands", "controller.isr_expands", "Replicas that joined one."),
+    counter("controller_isr_wishes_refused", "controller.isr_wishes_refused", "Changes of an ISR that came too late, or for a replica that was gone."),
+    counter("controller_replicas_hosted", "controller.replicas_hosted", "Replicas that this box took over since it started."),
+    counter("controller_replicas_given_up", "controller.replicas_given_up", "Replicas that it deleted because they are elsewhere now."),
+    gauge("controller_reassignments_under_way", "controller.reassignments_under_way", "Partitions that are being moved to other boxes."),
+    counter("controller_reassignments_finished", "controller.reassignments_finished", "Partitions that were."),
     gauge("controller_topics", "controller.topics", "Topics in the image."),
     gauge("controller_image_generation", "controller.image_generation", "Generation of the metadata image."),
     counter("controller_requests", "controller.requests", "Requests from acceptors."),
@@ -267,15 +317,41 @@ CONTROLLER = (
     timing("controller_hand_over", "controller.hand_over_us", "How long producers of a moved partition were kept."),
 )
 
+REPLICA_FETCHER = (
+    gauge("replica_partitions", "replica_fetcher.partitions", "Partitions that are copied from other boxes."),
+    gauge("replica_stalled_partitions", "replica_fetcher.stalled_partitions", "Partitions among them that wait because of an error."),
+    counter("replica_fetches", "replica_fetcher.fetches", "Fetches sent to leaders."),
+    counter("replica_lost_fetches", "replica_fetcher.lost_fetches", "Fetches without an answer: the connection was lost, or could not be made."),
+    counter("replica_sessions", "replica_fetcher.sessions", "Fetch sessions begun."),
+    counter("replica_interrupts", "replica_fetcher.interrupts", "Connections given up because a new partition could not wait for a parked fetch."),
+    counter("replica_fetched_bytes", "replica_fetcher.fetched_bytes", "Bytes of intact batches that were fetched."),
+    counter("replica_appends", "replica_fetcher.appends", "Appends offered to log-writers; those that only tell a high watermark count."),
+    counter("replica_truncations", "replica_fetcher.truncations", "Copies that were cut because they differ from their leader's log."),
+    counter("replica_restarts", "replica_fetcher.restarts", "Copies that were dropped and begun anew, because their leader has nothing as old any more."),
+    counter("replica_corrupt_batches", "replica_fetcher.corrupt_batches", "Batches that came damaged from a leader and were fetched again."),
+    counter("replica_errors", "replica_fetcher.errors", "Errors that leaders and log-writers answered.", ("process", "error")),
+)
+
 COORDINATOR = (
     counter("coordinator_requests", "coordinator.requests", "Requests about groups and transactions."),
     counter("coordinator_unreadable_requests", "coordinator.requests_unreadable", "Requests that could not be read."),
+    counter(
+        "coordinator_requests_while_cut_off",
+        "coordinator.requests_while_cut_off",
+        "Requests told to look elsewhere, because this box was not sure to be part of the cluster any more.",
+    ),
     gauge("coordinator_waiting_requests", "coordinator.waiting", "Requests that wait for an answer."),
     counter("coordinator_appends", "coordinator.appends", "Appends to a state topic.", ("process", "topic")),
     counter("coordinator_failed_appends", "coordinator.failed_appends", "Appends that failed.", ("process", "topic")),
     counter("coordinator_loaded_records", "coordinator.loaded_records", "Records read at loads of state partitions.", ("process", "topic")),
     counter("coordinator_failed_loads", "coordinator.failed_loads", "Loads that failed.", ("process", "topic")),
-    gauge("coordinator_partitions", "coordinator.partitions", "State partitions that are served.", ("process", "topic")),
+    gauge("coordinator_partitions", "coordinator.partitions", "State partitions that this box leads.", ("process", "topic")),
+    gauge(
+        "coordinator_partitions_loading",
+        "coordinator.partitions_loading",
+        "Those of them that are not served yet: being read, or read and not replicated.",
+        ("process", "topic"),
+    ),
     timing("coordinator_load", "coordinator.load_us", "How long a load took.", ("process", "topic")),
     counter("coordinator_producer_ids", "coordinator.producer_ids", "Producer ids given."),
     counter("coordinator_markers", "coordinator.markers", "Transaction markers written."),
@@ -298,6 +374,7 @@ GROUPS: dict[str, tuple[MetricRow, ...]] = {
     "Disks": DISKS,
     "Partitions": PARTITIONS,
     "Topics and groups": TOPICS,
+    "Replication": REPLICATION,
     "Produce": PRODUCE,
     "Fetch": FETCH,
     "Connections of Kafka clients": ACCEPTOR,
@@ -306,6 +383,7 @@ GROUPS: dict[str, tuple[MetricRow, ...]] = {
     "Log-readers": LOG_READER,
     "Syslog": INGEST,
     "Controller": CONTROLLER,
+    "Replica-fetcher": REPLICA_FETCHER,
     "Coordinator": COORDINATOR,
     "The machine's figures": HOST_FIGURES,
     "The console itself": SCRAPE,

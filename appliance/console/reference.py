@@ -19,7 +19,7 @@ _METRICS_HEAD = """\
 Written by `python -m appliance.console.reference metrics` from [metric_rows.py](metric_rows.py); change that, not this. The console serves them at `/metrics`
 in Prometheus's text format. They are read from shared memory: a scrape asks no process and touches no disk. Counters (`_total`) begin at 0 when the box
 starts and go on when a process is started again. A histogram has the series `_bucket` (by `le`: every power of two from 64 µs to 67 s), `_count` and `_sum`;
-the sum is right within 12.5 %. A partition has four series. "Counter inside" is the name in shared memory, as the code and `millrace top` know it.
+the sum is right within 12.5 %. A partition has five series. "Counter inside" is the name in shared memory, as the code and `millrace top` know it.
 
 ```
 scrape_configs:

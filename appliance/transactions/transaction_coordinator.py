@@ -2,7 +2,8 @@
 
 Pure but for its ports (state log, markers, producer ids). State is per partition of `__transaction_state`: loaded, changed through the log only
 (`transactional_ids.py`), ended with markers (`transaction_ends.py`). Owned by the coordinator process. Sources: KIP-98, KIP-360, KIP-447, KIP-664, KIP-890;
-Kafka's `TransactionCoordinator`. Weak spot: what one box asks another (verification across boxes) is not here yet; a box coordinates what it leads.
+Kafka's `TransactionCoordinator`. A box coordinates what it leads; who asks a wrong one is told so. Weak spot: until its lease is over (`shm/lease.py`) a box
+that was cut off verifies by what it remembers; it can decide nothing, because what it appends stays above the high watermark.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -31,7 +31,6 @@ SOURCE, TARGET, GROUP = "copied-from", "copied-to", "copiers"
 SETTINGS = {"group.min.session.timeout.ms": 1_000, "group.initial.rebalance.delay.ms": 0}
 """Of the box: members that are killed are soon missed, and those that come are not kept waiting."""
 COPIERS = ("copier-0", "copier-1")
-BOX_VICTIMS = ("acceptor@0", "coordinator", "log-writer@d0", "log-writer@d1")
 
 
 class CopyPlan(NamedTuple):
@@ -52,10 +51,53 @@ class CopyOutcome(NamedTuple):
     seconds: float
 
 
+class CopiedThrough(Protocol):
+    """A box, or several, through which records are copied, and who dies there."""
+
+    @property
+    def directory(self) -> Path: ...
+
+    @property
+    def bootstrap(self) -> str: ...
+
+    @property
+    def messages(self) -> str: ...
+
+    @property
+    def replicas(self) -> int: ...
+
+    @property
+    def victims(self) -> tuple[str, ...]: ...
+
+    def hurt(self, victim: str) -> bool:
+        """Whether it was there to be killed."""
+
+
+class OneBox:
+    """Whose processes die, one after the other."""
+
+    replicas = 1
+    victims = ("acceptor@0", "coordinator", "log-writer@d0", "log-writer@d1")
+
+    def __init__(self, box: RunningBox) -> None:
+        self._box = box
+        self.directory, self.bootstrap = box.directory, box.bootstrap
+
+    @property
+    def messages(self) -> str:
+        return self._box.messages
+
+    def hurt(self, victim: str) -> bool:
+        if not self._box.status()[victim]["pid"]:
+            return False
+        self._box.kill(victim)
+        return True
+
+
 class _CopierProcess:
     """A copier and its next lives."""
 
-    def __init__(self, box: RunningBox, name: str, plan: CopyPlan, chance: random.Random) -> None:
+    def __init__(self, box: CopiedThrough, name: str, plan: CopyPlan, chance: random.Random) -> None:
         self._chance = chance
         self.history = box.directory / f"{name}.history"
         self._messages = open(box.directory / f"{name}.messages", "ab")
@@ -99,14 +141,15 @@ class _CopierProcess:
         return [json.loads(line) for line in self.history.read_text().splitlines()]
 
 
-def run_copy(box: RunningBox, plan: CopyPlan, seed: int) -> CopyOutcome:
+def run_copy(box: CopiedThrough, plan: CopyPlan, seed: int) -> CopyOutcome:
     """Fill the source, copy it under deaths, wait until the group stands at its end, and judge."""
     chance = random.Random(seed)
-    ends = _fill(box, plan.records)
+    ends = _fill(box.bootstrap, plan.records, box.replicas)
     along = CommittedReader(box.bootstrap)
     started = time.monotonic()
     copiers = {name: _CopierProcess(box, name, plan, random.Random(seed + number)) for number, name in enumerate(COPIERS)}
-    victims = [(BOX_VICTIMS + COPIERS)[index % (len(BOX_VICTIMS) + len(COPIERS))] for index in range(plan.deaths)]
+    everybody = (*box.victims, *COPIERS)
+    victims = [everybody[index % len(everybody)] for index in range(plan.deaths)]
     chance.shuffle(victims)
     observer = Consumer({"bootstrap.servers": box.bootstrap, "group.id": GROUP, **QUICK_RECONNECT})
     due, killed = [*victims], list[str]()
@@ -123,8 +166,7 @@ def run_copy(box: RunningBox, plan: CopyPlan, seed: int) -> CopyOutcome:
                 if victim in copiers:
                     copiers[victim].kill()
                     killed.append(victim)
-                elif box.status()[victim]["pid"]:
-                    box.kill(victim)
+                elif box.hurt(victim):
                     killed.append(victim)
                 next_death = time.monotonic() + chance.uniform(*plan.pause_seconds)
             elif not due:
@@ -144,11 +186,11 @@ def run_copy(box: RunningBox, plan: CopyPlan, seed: int) -> CopyOutcome:
     return CopyOutcome(findings(ends, after.copied, histories, committed), killed, transactions, seconds)
 
 
-def _fill(box: RunningBox, records: int) -> dict[int, int]:
-    admin = AdminClient({"bootstrap.servers": box.bootstrap})
-    for future in admin.create_topics([NewTopic(SOURCE, PARTITIONS, 1), NewTopic(TARGET, PARTITIONS, 1)]).values():
+def _fill(bootstrap: str, records: int, replicas: int) -> dict[int, int]:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for future in admin.create_topics([NewTopic(SOURCE, PARTITIONS, replicas), NewTopic(TARGET, PARTITIONS, replicas)]).values():
         future.result(20)
-    producer = Producer({"bootstrap.servers": box.bootstrap, "enable.idempotence": True, "queue.buffering.max.messages": records + 1, **QUICK_RECONNECT})
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "queue.buffering.max.messages": records + 1, **QUICK_RECONNECT})
     failures: list[object] = []
     for number in range(records):
         value = f"record {number} {'x' * (number % 97)}".encode()

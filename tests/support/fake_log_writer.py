@@ -39,6 +39,9 @@ class FakeLogWriter:
         self.needs_epoch_bump = needs_epoch_bump
         self.commands: list[tuple[DescriptorKind, dict[str, Any]]] = []
         self.leading: dict[tuple[str, int], int] = {}
+        self.following: dict[tuple[str, int], tuple[int, int]] = {}
+        """partition → leader and leader epoch"""
+        self.in_sync: dict[tuple[str, int], list[int]] = {}
         self.refuse: Callable[[DescriptorKind, dict[str, Any]], int | None] = lambda _kind, _payload: 0
         self.frozen: set[tuple[str, int]] = set()
         self.marked: set[tuple[str, int]] = set()
@@ -120,7 +123,18 @@ class FakeLogWriter:
             if payload["leader_epoch"] < self.leading.get(key, -1):
                 return ErrorCode.FENCED_LEADER_EPOCH
             self.leading[key] = payload["leader_epoch"]
+            self.in_sync[key] = payload["isr"]
+            self.following.pop(key, None)
             self.directory.leader_epochs[key] = payload["leader_epoch"]
+        elif kind is DescriptorKind.BECOME_FOLLOWER:
+            if held != payload["topic_id"]:
+                return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            self.leading.pop(key, None)
+            self.following[key] = payload["leader"], payload["leader_epoch"]
+        elif kind is DescriptorKind.ISR:
+            if payload["leader_epoch"] != self.leading.get(key):
+                return ErrorCode.FENCED_LEADER_EPOCH
+            self.in_sync[key] = payload["isr"]
         elif kind in _MOVES:
             return _MOVES[kind](self, key, payload)
         return ErrorCode.NONE

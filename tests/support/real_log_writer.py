@@ -38,7 +38,9 @@ class _Notifier:
 class RealLogWriter:
     """One life on `path`. `answers` has (source, what was asked, error code) in the order in which completions were seen."""
 
-    def __init__(self, layout: BoxLayout, path: Path, incarnation: int, settings: dict[str, Any] | None = None, disk: str = DISK) -> None:
+    def __init__(
+        self, layout: BoxLayout, path: Path, incarnation: int, settings: dict[str, Any] | None = None, disk: str = DISK, broker_id: int = BROKER_ID
+    ) -> None:
         self.layout = layout
         self.disk = disk
         self.clock = ManualClock()
@@ -47,7 +49,7 @@ class RealLogWriter:
         os.set_blocking(self._said, False)
         self._writing = writing
         self._text = ""
-        box = Box("test", BROKER_ID, [Disk(disk, str(path))], str(path) + ".state", "127.0.0.1", "127.0.0.1", 0, 1, 1, settings=settings or {})
+        box = Box("test", broker_id, [Disk(disk, str(path))], str(path) + ".state", "127.0.0.1", "127.0.0.1", 0, 1, 1, settings=settings or {})
         self.counters = Counters.create_or_adopt(layout, f"log-writer@{disk}", incarnation)
         log = Logger("log-writer", descriptor=writing)
         context = ServiceContext(layout, box, self.clock, self.counters, self.poller, f"log-writer@{disk}", disk, incarnation, _Notifier(), log, {})

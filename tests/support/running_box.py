@@ -91,6 +91,25 @@ def run_and_wait(arguments: list[str], seconds: float = 20.0) -> subprocess.Comp
 
 def start_box(directory: Path, seconds: float = READY_SECONDS, **options: Any) -> RunningBox:
     """Start a box and wait until it serves."""
+    return begin_box(directory, **options).wait(seconds)
+
+
+class StartingBox(NamedTuple):
+    """A box that is on its way; several may be at a time."""
+
+    process: subprocess.Popen[bytes]
+    directory: Path
+    messages: Path
+    started: float
+
+    def wait(self, seconds: float = READY_SECONDS) -> RunningBox:
+        """Until it serves."""
+        output = _read_until_ready(self.process, self.messages, self.started + seconds)
+        return RunningBox(self.process, self.directory, output, self.messages, time.monotonic() - self.started)
+
+
+def begin_box(directory: Path, **options: Any) -> StartingBox:
+    """Start a box; `wait` for it."""
     arguments = run_arguments(directory, **options)
     messages = directory / "messages"
     with open(messages, "ab") as file:
@@ -104,8 +123,7 @@ def start_box(directory: Path, seconds: float = READY_SECONDS, **options: Any) -
             # A test run that is cut off (by its time limit, by kill -9) must not leave boxes behind.
             preexec_fn=partial(die_with_parent, os.getpid()) if threading.current_thread() is threading.main_thread() else None,
         )
-    output = _read_until_ready(process, messages, started + seconds)
-    return RunningBox(process, directory, output, messages, time.monotonic() - started)
+    return StartingBox(process, directory, messages, started)
 
 
 def _read_until_ready(process: subprocess.Popen[bytes], messages: Path, deadline: float) -> list[str]:

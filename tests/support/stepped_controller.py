@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.agents.controller import ControllerAgent
-from appliance.base.clock import SystemClock
+from appliance.base.clock import Clock, SystemClock
 from appliance.base.layout import BoxLayout, Disk
 from appliance.base.logging import Logger, Severity
 from appliance.base.settings import Box
@@ -30,6 +30,7 @@ from appliance.runtime.agent import ServiceContext
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters, unlink_all
 from tests.support.fake_log_writer import FakeDirectory, FakeLogWriter
+from tests.support.memory_zookeeper import MemoryZooKeeper
 
 PATIENCE_SECONDS = 10.0
 DISKS = ("d0", "d1")
@@ -54,10 +55,21 @@ class _Notifier:
 class SteppedBox:
     """One box: a runtime directory, directories of two fake disks, and at most one controller and two log-writers at a time."""
 
-    def __init__(self, directory: Path, zookeeper: str, broker_id: int = 1, settings: dict[str, Any] | None = None, kafka_port: int = 9092) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        zookeeper: str | MemoryZooKeeper,
+        broker_id: int = 1,
+        settings: dict[str, Any] | None = None,
+        kafka_port: int = 9092,
+        cluster_id: str = "",
+        clock: Clock | None = None,
+    ) -> None:
+        """`zookeeper`: a connect string, or a server in memory."""
+        self._zookeeper = zookeeper
         runtime = Path(tempfile.mkdtemp(prefix="mr-"))  # short: the path of a Unix socket ends at 107 bytes, and pytest's directories are long
         self.layout = BoxLayout(str(runtime))
-        self.clock = SystemClock()
+        self.clock = clock or SystemClock()
         self.box = Box(
             "test",
             broker_id,
@@ -68,10 +80,12 @@ class SteppedBox:
             kafka_port,
             1,
             1,
-            zookeeper=zookeeper,
+            zookeeper=zookeeper if isinstance(zookeeper, str) else "memory",
             settings=settings or {},
+            cluster_id=cluster_id,
         )
-        self.directories = {name: FakeDirectory(f"directory-of-{name}") for name in DISKS}
+        of_broker = f"-of-{broker_id}" if broker_id != 1 else ""
+        self.directories = {name: FakeDirectory(f"directory-of-{name}{of_broker}") for name in DISKS}
         self.writers: dict[str, FakeLogWriter] = {}
         self.agent: ControllerAgent | None = None
         self.notifier = _Notifier()
@@ -103,9 +117,9 @@ class SteppedBox:
         self._poller = Poller()
         self._counters = Counters.create_or_adopt(self.layout, "controller", self._incarnation)
         log = Logger("controller", Severity.ERROR)
-        self.agent = ControllerAgent(
-            ServiceContext(self.layout, self.box, self.clock, self._counters, self._poller, "controller", "", self._incarnation, self.notifier, log, {})
-        )
+        context = ServiceContext(self.layout, self.box, self.clock, self._counters, self._poller, "controller", "", self._incarnation, self.notifier, log, {})
+        in_memory = isinstance(self._zookeeper, MemoryZooKeeper)
+        self.agent = ControllerAgent(context, self._zookeeper.session) if in_memory else ControllerAgent(context)  # type: ignore[union-attr,arg-type]
         self.client = None
         return self.agent
 
@@ -164,12 +178,12 @@ class SteppedBox:
 
     # --- time passes
 
-    def turn(self) -> None:
+    def turn(self, wait_ms: int = 1) -> None:
         assert self.agent is not None and self._poller is not None
         self.agent.do_work()
         for writer in list(self.writers.values()):
             writer.turn()
-        self._poller.poll(1)
+        self._poller.poll(wait_ms)
         if self.client is not None:
             self.frames += [frame for frame in self.client.receive() if frame.kind != IMAGE_CHANGED]
 
@@ -189,7 +203,7 @@ class SteppedBox:
         assert agent is not None
 
         def quiet() -> bool:
-            busy = len(agent._runner) or agent._disks_to_bring_up or agent.cluster.deleting or agent._moves.is_busy()
+            busy = len(agent._runner) or agent._bring_up.waiting or agent.cluster.to_tell or agent.cluster.deleting or agent._moves.is_busy()
             return agent._arrived and not busy
 
         self.until_ready()
@@ -200,11 +214,15 @@ class SteppedBox:
 
     # --- what clients do
 
-    def send(self, kind: int, payload: bytes, token: int = 1) -> None:
+    def connected(self) -> FrameSocket:
         if self.client is None:
             self.client = self.until(lambda: connect_unix(self.layout.controller_socket), "controller.sock")
+        return self.client
+
+    def send(self, kind: int, payload: bytes, token: int = 1) -> None:
+        client = self.connected()
         self.frames = []
-        self.client.send(kind, token, payload)
+        client.send(kind, token, payload)
 
     def answer(self) -> bytes:
         return bytes(self.until(lambda: self.frames, "an answer")[0].payload)
@@ -212,6 +230,10 @@ class SteppedBox:
     def send_create(self, *topics: CreatableTopic, timeout_ms: int = 10_000, validate_only: bool = False) -> None:
         body = create_topics.REQUEST.encode(7, CreateTopicsRequest(topics, timeout_ms, validate_only))
         self.send(KAFKA_REQUEST, pack_kafka_request(19, 7, "test", "::1", body))
+
+    def send_create_of(self, name: str) -> None:
+        """A topic of one partition on this box."""
+        self.send_create(CreatableTopic(name, 1, 1))
 
     def create(self, *topics: CreatableTopic, **options: Any) -> tuple[CreatedTopic, ...]:
         self.send_create(*topics, **options)

@@ -10,6 +10,7 @@ import array
 import os
 import socket
 import struct
+import weakref
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,34 +18,50 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 from appliance.base.clock import ManualClock
-from appliance.base.errors import ErrorCode
 from appliance.base.layout import BoxLayout
+from appliance.base.model import TopicId
 from appliance.broker.box_view import BoxView, Placement
 from appliance.broker.cold_reads import ColdReads
 from appliance.broker.connection import Connection
 from appliance.broker.delayed import Delayed
 from appliance.broker.handlers.fetch import FetchHandler
 from appliance.broker.handlers.list_offsets import ListOffsetsHandler
+from appliance.broker.lease_gate import LeaseGate
 from appliance.broker.residency import choose_residency
 from appliance.broker.segment_files import FileRange
 from appliance.broker.transport import PlainTransport
 from appliance.ipc.aborted_answer import aborted_answer
+from appliance.ipc.descriptors import DESCRIPTOR, DescriptorKind
 from appliance.ipc.frames import listen_unix
-from appliance.ipc.log_reader_messages import ABORTED, LOOKUP, OPEN, Answer, Question, pack_answer, unpack_question
+from appliance.ipc.log_reader_messages import ABORTED, EPOCH_END, LOOKUP, OPEN, Answer, Question, pack_answer, unpack_question
 from appliance.ipc.log_reader_proxy import LogReaderProxy
+from appliance.ipc.replication_descriptors import Progress, progress_of
+from appliance.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
+from appliance.protocol.fetch import FetchPartition
+from appliance.protocol.replica_fetch import FetchedPartition, ReplicaFetch, decode_replica_fetch_response, encode_replica_fetch
 from appliance.protocol.request_header import RequestHeader
+from appliance.protocol.wire import write_compact_string, write_tagged_fields
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_LEADER, PartitionTableReader, PartitionTableWriter, Row
 
 FETCH_VERSION, LIST_OFFSETS_VERSION = 7, 1
-TOPIC = "t"
+FOLLOWER_VERSION = 17
+TOPIC, TOPIC_ID = "t", TopicId(bytes(16))
+BROKER_EPOCH = 77
 
 
 class Asked(NamedTuple):
     partition: int
     offset: int = 0
     max_bytes: int = 1 << 20
+
+
+class Followed(NamedTuple):
+    partition: int
+    offset: int = 0
+    leader_epoch: int = 0
+    last_fetched_epoch: int = 0
 
 
 class Part(NamedTuple):
@@ -54,10 +71,24 @@ class Part(NamedTuple):
     aborted: tuple[tuple[int, int], ...] = ()
 
 
+class SteppedView(BoxView):
+    """Places that a test lays out; the image is the test's too."""
+
+    def __init__(self, side: SteppedFetches) -> None:
+        super().__init__(1, cast(Any, SimpleNamespace(by_disk={})), 1 << 20)
+        self._side = weakref.proxy(side)
+
+    def placement(self, topic: str, partition: int) -> Placement | None:
+        self._side.looks += 1
+        found: Placement | None = self._side.placements.get((topic, partition))
+        return found
+
+
 class SteppedFetches:
     """`partitions` partitions, each with the segment `content` of batches `batch_bytes` long; ten records in each batch."""
 
-    def __init__(self, layout: BoxLayout, segment: Path, batch_bytes: int, partitions: int, files_max: int = 4096, max_message_bytes: int = 1 << 20) -> None:
+    def __init__(self, layout: BoxLayout, segment: Path, batch_bytes: int, partitions: int, files_max: int = 4096, max_message_bytes: int = 1 << 20,
+                 finds_nearest: bool = False, lease: LeaseGate | None = None) -> None:  # fmt: skip
         self.clock = ManualClock()
         self.clock.advance_ms(1_000)
         self.poller = Poller()
@@ -72,13 +103,15 @@ class SteppedFetches:
             row = Row(bytes(16), partition, 0, ROLE_LEADER, 0, 0, end, end, end, 1, 1, 0, 0, self.size_bytes, 0, self.size_bytes, 1)
             self.writer.add_row(row)
         self.table = PartitionTableReader.attach(layout.shared_memory_name("table", "d0", 1))
-        self.proxy = proxy = cast(Any, SimpleNamespace(disk="d0", serving=True, table=self.table))
+        self.offered: list[tuple[int, ...]] = []
+        """what the log-writer was given"""
+        self.proxy = proxy = cast(Any, SimpleNamespace(disk="d0", serving=True, table=self.table, offer_or_queue=self._offer))
         self.placements = {
             (TOPIC, partition): Placement(TOPIC, bytes(16), partition, proxy, self.table, partition, partition + 1, max_message_bytes)
             for partition in range(partitions)
         }
         self.looks = 0
-        self.view = view = cast(BoxView, SimpleNamespace(placement=self._placement, why_absent=lambda _topic, _partition: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+        self.view = view = SteppedView(self)
         self.listening = listen_unix(layout.log_reader_socket("d0"), socket.SOCK_SEQPACKET)
         self.peer: socket.socket | None = None
         self.reader = LogReaderProxy("d0", layout, self.poller, self.clock, self.counters, 10_000)
@@ -90,16 +123,33 @@ class SteppedFetches:
         ids = iter(range(1, 1 << 20))
         residency = choose_residency("auto")
         self.fetches = FetchHandler(
-            view, readers, self.delayed, self.clock, self.counters, 50 << 20, files_max, residency, cold, 100, lambda: next(ids), self.answered.append
+            view,
+            readers,
+            self.delayed,
+            self.clock,
+            self.counters,
+            50 << 20,
+            files_max,
+            residency,
+            cold,
+            100,
+            lambda: next(ids),
+            self.answered.append,
+            finds_nearest,
+            lease,
         )
         self.list_offsets = ListOffsetsHandler(view, readers, self.clock, self.counters, self.answered.append)
         self._socks: list[socket.socket] = []
+        self.epoch_ends: dict[int, tuple[int, int]] = {}
+        """leader epoch → what the log-reader says of its end"""
+        self.not_found = False
+        """no record is so young"""
         self.aborted: list[tuple[int, int, int]] = []
         """(producer id, first offset, offset of the marker) of every partition, as the log-reader tells it"""
 
-    def _placement(self, topic: str, partition: int) -> Placement | None:
-        self.looks += 1
-        return self.placements.get((topic, partition))
+    def _offer(self, descriptor: tuple[int, ...], _charge: int, _part: object) -> bool:
+        self.offered.append(descriptor)
+        return True
 
     # -- clients
 
@@ -124,6 +174,50 @@ class SteppedFetches:
         self.fetches.handle(connection, RequestHeader(1, FETCH_VERSION, 7, "", 0), memoryview(body), len(body))
         return connection
 
+    def follow(
+        self,
+        connection: Connection,
+        wanted: Iterable[Followed],
+        session: tuple[int, int] = (0, -1),
+        max_wait_ms: int = 0,
+        replica_id: int = 2,
+        rack: str = "",
+    ) -> Connection:
+        """As `fetch`, of version 17: of box `replica_id`, or of a consumer (-1) in `rack`."""
+        partitions = [FetchPartition("", TOPIC_ID, each.partition, each.leader_epoch, each.offset, each.last_fetched_epoch, 0, 1 << 20) for each in wanted]
+        body = encode_replica_fetch(ReplicaFetch(replica_id, BROKER_EPOCH, max_wait_ms, 1, 50 << 20, *session, partitions))
+        if rack:
+            tags = len(write_tagged_fields([(1, bytes(13))]))
+            assert body[-tags - 1 : -tags] == b"\1"
+            body = body[: -tags - 1] + write_compact_string(rack) + body[-tags:]
+        self.fetches.handle(connection, RequestHeader(1, FOLLOWER_VERSION, 7, "", 0), memoryview(body), len(body))
+        return connection
+
+    def followed(self, connection: Connection) -> tuple[int, list[FetchedPartition]]:
+        """(session id, partitions) of the answer to `follow`."""
+        data = self.response(connection)
+        told = decode_replica_fetch_response(data, 9, len(data), FOLLOWER_VERSION)
+        assert told.error_code == 0
+        return told.session_id, told.partitions
+
+    def progress(self) -> list[Progress]:
+        """What the log-writer was told of followers since this was last asked."""
+        told, self.offered = self.offered, []
+        assert {each[0] for each in told} <= {int(DescriptorKind.PROGRESS)}
+        return [progress_of(DESCRIPTOR.unpack(DESCRIPTOR.pack(*each))) for each in told]
+
+    def change_row(self, partition: int, **fields: int) -> None:
+        self.writer.store(partition, self.placements[TOPIC, partition].read_row()._replace(**fields))
+
+    def assign(self, replicas: tuple[int, ...], isr: tuple[int, ...] | None = None, leader: int = 1, racks: dict[int, str] | None = None) -> None:
+        """What the image says of every partition."""
+        isr = replicas if isr is None else isr
+        partitions = tuple(PartitionImage(leader, 0, replicas, isr) for _ in self.placements)
+        brokers = {each: BrokerImage(each, f"box{each}", 9092, (racks or {}).get(each)) for each in replicas}
+        self.view.set_image(MetadataImage(1, "c", 1, brokers, {TOPIC: TopicImage(TOPIC, TOPIC_ID, partitions, {})}))
+        for placement in self.placements.values():
+            placement.replicas, placement.isr = replicas, isr
+
     def ask_offsets(self, connection: Connection, topics: Iterable[Iterable[int]], timestamp: int = 5) -> Connection:
         entries = [list(partitions) for partitions in topics]
         packed = b"".join(_string(TOPIC) + _array(len(entry), b"".join(struct.pack(">iq", each, timestamp) for each in entry)) for entry in entries)
@@ -141,7 +235,7 @@ class SteppedFetches:
         """How many answers a connection has been given; each is to be given once."""
         return self.answered.count(connection)
 
-    def _response(self, connection: Connection) -> bytes:
+    def response(self, connection: Connection) -> bytes:
         assert self.answers(connection) == 1
         self.answered.remove(connection)
         connection.collect_ready()
@@ -152,7 +246,7 @@ class SteppedFetches:
 
     def fetched(self, connection: Connection) -> tuple[int, list[Part]]:
         """(session id, parts) of the answer to Fetch."""
-        data = self._response(connection)
+        data = self.response(connection)
         error_code, session_id, topics = struct.unpack_from(">hii", data, 12)
         assert error_code == 0
         position, parts = 22, []
@@ -173,7 +267,7 @@ class SteppedFetches:
 
     def offsets(self, connection: Connection) -> list[tuple[int, int]]:
         """(partition, error code) of the answer to ListOffsets, in order."""
-        data = self._response(connection)
+        data = self.response(connection)
         (topics,) = struct.unpack_from(">i", data, 8)
         position, found = 12, []
         for _ in range(topics):
@@ -241,6 +335,10 @@ class SteppedFetches:
             self.peer.sendmsg([pack_answer(answer)], rights)
             if descriptor >= 0:
                 os.close(descriptor)
+        elif kind == EPOCH_END:
+            self.peer.send(pack_answer(Answer(kind, token, 0, *self.epoch_ends.get(question.value_a, (3, 5)))))
+        elif self.not_found:
+            self.peer.send(pack_answer(Answer(kind, token, 0, -1, -1, -1)))
         else:
             self.peer.send(pack_answer(Answer(kind, token, 0, 3, 5, 0)))
 

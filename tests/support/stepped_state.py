@@ -36,6 +36,8 @@ class PlayedLogReader:
         self.is_away = False
         self.error_code = 0
         self.given_back = 0
+        self.batches_a_portion = 1
+        """One: several turns of a load."""
         self.arena = cast(Any, SimpleNamespace(take=self._take, give_back=self._give_back, released=[]))
         self._memory: dict[int, bytes] = {}
 
@@ -45,6 +47,11 @@ class PlayedLogReader:
         stamped = bytearray(batch)
         stamped[:8] = offset.to_bytes(8, "big")
         self.log += bytes(stamped)
+
+    def truncate(self, offset: int) -> None:
+        """As a follower does whose leader never had the rest."""
+        position = self._find(offset)[0]
+        self.log = self.log[:position]
 
     @property
     def end_offset(self) -> int:
@@ -71,7 +78,11 @@ class PlayedLogReader:
             return Answer(LOOKUP, 0, 0, 0, position, header.size_bytes, INODE, header.base_offset)
         assert kind == READ and extent is not None
         header = read_batch_header(self.log, value_b)
-        portion = self.log[value_b : value_b + header.size_bytes]  # one batch a portion: several turns of a load
+        end = value_b + header.size_bytes
+        for _ in range(1, self.batches_a_portion):
+            header = read_batch_header(self.log, end)
+            end += header.size_bytes
+        portion = self.log[value_b:end]
         self._memory[len(self._memory)] = portion
         told = ReadAnswer(1, header.base_offset + header.last_offset_delta + 1, 0, ((len(self._memory) - 1, 0, len(portion)),))
         return Answer(READ, 0, 0, offsets=told.packed())
@@ -126,11 +137,13 @@ class SteppedState:
         self.is_full = False
         self.proxy = cast(Any, SimpleNamespace(disk="d0", serving=True, is_hung=False, table=self.table, offer=self._offer, offer_or_queue=self._offer))
         self.placement: Placement | None = Placement(TOPIC, bytes(16), 0, self.proxy, self.table, 0, 1, 0)
-        topics = {TOPIC: SimpleNamespace(partitions=(None,))}
+        self.wanted = SimpleNamespace(leader=1)
+        topics = {TOPIC: SimpleNamespace(partitions=(self.wanted,))}
         self.view = cast(
             BoxView,
             SimpleNamespace(
                 image=SimpleNamespace(topics=topics),
+                broker_id=1,
                 placement=lambda topic, partition: self.placement if (topic, partition) == (TOPIC, 0) else None,
                 why_absent=lambda *_: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
             ),
@@ -147,10 +160,14 @@ class SteppedState:
         high_watermark = end if high_watermark is None else high_watermark
         return Row(bytes(16), 0, 0, role, leader_epoch, 0, end, high_watermark, high_watermark, 1, 1, 0, 0, size_bytes, 0, size_bytes, 1)
 
-    def show(self, leader_epoch: int = 3, is_leader: bool = True, high_watermark: int | None = None) -> None:
+    def show(self, leader_epoch: int = 3, is_leader: bool = True, high_watermark: int | None = None, row_generation: int = 1) -> None:
         """The row as the log-writer writes it."""
-        role = ROLE_LEADER if is_leader else ROLE_NONE
-        self.writer.store(0, self._row(role, leader_epoch, self.reader.end_offset, len(self.reader.log), high_watermark))
+        row = self._row(ROLE_LEADER if is_leader else ROLE_NONE, leader_epoch, self.reader.end_offset, len(self.reader.log), high_watermark)
+        self.writer.store(0, row._replace(row_generation=row_generation))
+
+    def lead_elsewhere(self, broker_id: int) -> None:
+        """As the image says; the row is as it was."""
+        self.wanted.leader = broker_id
 
     def _offer(self, descriptor: tuple[int, ...], _charge: int, context: Any) -> bool:
         if self.is_full:

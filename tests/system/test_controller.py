@@ -79,8 +79,11 @@ def document(tree: KazooClient, path: str) -> dict[str, object]:
 
 
 def everything_below(tree: KazooClient, path: str) -> list[str]:
+    """All nodes but those of the change log."""
     found = []
     for child in sorted(tree.get_children(path)):
+        if path == "/millrace/changes":
+            break
         found += [f"{path}/{child}", *everything_below(tree, f"{path}/{child}")]
     return found
 

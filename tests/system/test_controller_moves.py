@@ -111,7 +111,7 @@ def assert_lies_whole_on(box: SteppedBox, tree: KazooClient, disk: str, records:
     assert directory.log_ends.get(("t", partition), 0) == records
     assert all(("t", partition) not in each.futures for each in box.directories.values())
     assert not any(("t", partition) in writer.marked and name != disk for name, writer in box.writers.items())
-    assert box.image().topics["t"].partitions[partition][4:] == (disk, None)
+    assert box.image().topics["t"].partitions[partition][4:6] == (disk, None)
     assert [name for name, writer in box.writers.items() if ("t", partition) in writer.leading] == [disk]
     document = placement(tree)
     assert "moves" not in document and document["partitions"][str(partition)] == directory.directory_id  # type: ignore[index]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.copy_history import faults
-from tests.support.copy_run import SETTINGS, CopyPlan, run_copy
+from tests.support.copy_run import SETTINGS, CopyPlan, OneBox, run_copy
 from tests.support.running_box import RunningBox
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
@@ -28,7 +28,7 @@ def _seed() -> int:
 def _check(start: Callable[..., RunningBox], plan: CopyPlan, seed: int) -> None:
     print(f"seed {seed}")
     faulthandler.cancel_dump_traceback_later()  # a long copy takes more than a test may; the plan has a limit of its own
-    outcome = run_copy(start(settings=SETTINGS), plan, seed)
+    outcome = run_copy(OneBox(start(settings=SETTINGS)), plan, seed)
     kinds = Counter(finding.kind for finding in outcome.found)
     print(f"{plan.mode}: {plan.records} records, {outcome.transactions} commits, {len(outcome.killed)} deaths in {outcome.seconds:.1f} s; {dict(kinds)}")
     wrong = faults(plan.mode, outcome.found)

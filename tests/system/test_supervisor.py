@@ -27,7 +27,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
 
 
 PROCESSES = {
-    *("supervisor", "zookeeper", "controller", "coordinator", "log-writer@d0", "log-writer@d1"),
+    *("supervisor", "zookeeper", "controller", "coordinator", "replica-fetcher", "log-writer@d0", "log-writer@d1"),
     *("log-reader@d0", "log-reader@d1", "acceptor@0", "ingest@0", "console"),
 }
 

@@ -14,14 +14,15 @@ import pytest
 from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicId
-from appliance.command.box_status import BoxNotRunning, ProcessStatus, Reading, gather, rates_between, read_shared_memory
+from appliance.command.box_status import BoxNotRunning, ClusterStatus, ProcessStatus, Reading, gather, rates_between, read_shared_memory
 from appliance.command.finding import FoundBox
 from appliance.command.process_memory import Memory, box_memory, memory_of
-from appliance.command.status import _state, print_status
+from appliance.command.status import _state, cluster_line, print_status
 from appliance.command.topic_status import describe_topics, partition_problem
 from appliance.ipc.frames import listen_unix
 from appliance.ipc.move_report import COPYING, MoveProgress, moves_file, write_moves
 from appliance.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage, write_image
+from appliance.replication.replication_figures import ReplicationFigures
 from appliance.runtime.status_server import STATUS
 from appliance.shm.counters import Counters, unlink_all
 from appliance.shm.living_table import attach_table
@@ -217,6 +218,7 @@ def test_moves_and_a_disk_that_is_being_emptied_are_shown(box: StatusBox, capsys
         (WANTED, ROW._replace(role=ROLE_FOLLOWER), "leadership not yet taken up"),
         (WANTED, ROW._replace(leader_epoch=2), "leadership not yet taken up"),
         (WANTED._replace(leader=2, replicas=(1, 2), isr=(1, 2)), ROW._replace(role=ROLE_FOLLOWER), None),
+        (WANTED._replace(leader=2, replicas=(1, 2), isr=(1, 2)), ROW, "does not follow broker 2 yet"),
     ],
 )
 def test_what_is_wrong_with_a_partition_is_said_in_words(wanted: PartitionImage, row: Row | None, words: str | None) -> None:
@@ -241,3 +243,19 @@ def test_a_long_story_of_a_process_does_not_push_the_table_off_the_screen() -> N
     words = "offline: disk was swapped, or is not mounted: /srv/d0 is empty, the log directory with"
     told = _state(ProcessStatus("log-writer@d0", 7, "offline", None, 0, words))
     assert told.startswith("offline (offline: disk was swapped") and told.endswith("…)") and len(told) < 90
+
+
+@pytest.mark.parametrize(
+    ("found", "controller", "words"),
+    [
+        (ReplicationFigures(5, 7), 2, "cluster of brokers 1, 2, 3, controller is 2; here 5 partitions led and 7 followed: ok"),
+        (
+            ReplicationFigures(5, 7, 4, 3, 2, 1, 1_500),
+            -1,
+            "cluster of brokers 1, 2, 3, no controller; here 5 partitions led and 7 followed: 4 under-replicated, 3 below min.insync.replicas, "
+            "2 without leader, 1 led by others instead, up to 1,500 records of a partition not replicated yet",
+        ),
+    ],
+)
+def test_how_well_a_box_of_several_is_replicated_is_a_line(found: ReplicationFigures, controller: int, words: str) -> None:
+    assert cluster_line(ClusterStatus((1, 2, 3), controller, found)) == words

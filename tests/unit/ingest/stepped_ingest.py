@@ -204,12 +204,13 @@ class SteppedIngest:
         poller.close()
         self.publish(self.partitions)
 
-    def publish(self, partitions: int, config: dict[str, str] | None = None) -> None:
-        """An image in which the topic has `partitions` partitions; 0: it is gone."""
+    def publish(self, partitions: int, config: dict[str, str] | None = None, leaders: dict[int, int] | None = None) -> None:
+        """An image in which the topic has `partitions` partitions (0: it is gone), all led by this box but those in `leaders` (partition → broker)."""
         self._generation += 1
         topics = {}
         if partitions:
-            images = tuple(PartitionImage(1, 0, (1,), (1,), self.disk_of(partition)) for partition in range(partitions))
+            led = leaders or {}
+            images = tuple(PartitionImage(led.get(partition, 1), 0, (1,), (1,), self.disk_of(partition)) for partition in range(partitions))
             topics[TOPIC] = TopicImage(TOPIC, TOPIC_ID, images, config or {})
         write_image(self.layout.image_file, MetadataImage(self._generation, "cluster", 1, {}, topics))
         if self.ingest is not None:
@@ -256,16 +257,19 @@ class SteppedIngest:
 
     def records(self) -> list[Record]:
         """Everything that is in the logs, partition by partition."""
+        return [record for partition in range(self.partitions) for record in self.records_of(partition)]
+
+    def records_of(self, partition: int) -> list[Record]:
+        """Everything that is in one partition's log."""
         found = []
-        for partition in range(self.partitions):
-            directory = Path(self.disks[partition % len(self.disks)].path) / f"{TOPIC}-{partition}"
-            for segment in sorted(directory.glob("*.log")):
-                data = segment.read_bytes()
-                position = 0
-                while position + 61 <= len(data):
-                    size_bytes = 12 + int.from_bytes(data[position + 8 : position + 12], "big")
-                    found += list(iterate_records(data[position : position + size_bytes], 1 << 24))
-                    position += size_bytes
+        directory = Path(self.disks[partition % len(self.disks)].path) / f"{TOPIC}-{partition}"
+        for segment in sorted(directory.glob("*.log")):
+            data = segment.read_bytes()
+            position = 0
+            while position + 61 <= len(data):
+                size_bytes = 12 + int.from_bytes(data[position + 8 : position + 12], "big")
+                found += list(iterate_records(data[position : position + size_bytes], 1 << 24))
+                position += size_bytes
         return found
 
     def messages(self) -> list[str]:

@@ -247,7 +247,7 @@ def test_datagrams_for_a_blocked_partition_are_counted_as_overflow_and_others_ar
 
 def test_what_a_log_writer_refuses_for_good_is_counted(box: SteppedIngest, monkeypatch: pytest.MonkeyPatch) -> None:
     assert box.log_writer is not None
-    monkeypatch.setattr(box.log_writer.agent, "_refusal", lambda _hosted, _entry: 87)
+    monkeypatch.setattr(box.log_writer.agent._appends, "refusal", lambda _hosted, _entry: 87)
     box.connect().sendall(line(0) + b"\n")
     box.run_until(lambda: box.ledger().received == 1 and box.ledger().balances)
     assert box.counter('ingest.counted{reason="refused"}') == 1
@@ -256,7 +256,7 @@ def test_what_a_log_writer_refuses_for_good_is_counted(box: SteppedIngest, monke
 def test_what_a_log_writer_refuses_for_now_is_sent_again(box: SteppedIngest, monkeypatch: pytest.MonkeyPatch) -> None:
     assert box.log_writer is not None
     answers = [6, 56, 19, 0]
-    monkeypatch.setattr(box.log_writer.agent, "_refusal", lambda _hosted, _entry: answers.pop(0) if len(answers) > 1 else 0)
+    monkeypatch.setattr(box.log_writer.agent._appends, "refusal", lambda _hosted, _entry: answers.pop(0) if len(answers) > 1 else 0)
     monkeypatch.setattr("appliance.agents.ingest_outlet.RETRY_NS", 1_000)
     box.connect().sendall(line(0) + b"\n")
     box.run_until(lambda: box.ledger().stored == 1)

@@ -69,3 +69,19 @@ def test_the_lines_for_shells_fill_in_defaults_and_name_every_disk(tmp_path: Pat
         "data\t/srv/d0", "data\t/srv/d1", "disk\t/srv/d0", "disk\t/srv/d1", "state\t/srv/state", "listen\t127.0.0.1", "advertise\t127.0.0.1",
         "kafka_port\t9092", "syslog_port\t5514", "http_port\t8080", "zookeeper\tembedded",
     ]  # fmt: skip
+
+
+def test_a_box_of_a_cluster_is_told_its_number_its_rack_and_the_members_and_keeps_them(tmp_path: Path) -> None:
+    (tmp_path / "prefix/current").mkdir(parents=True)
+    given = "DISKS=(/srv/a) LISTEN=10.0.0.2; parse_options --broker-id 2 --zookeeper-members 1=10.0.0.1,2=10.0.0.2,3=10.0.0.3 --rack r2; "
+    first = run_functions(tmp_path, given + CHOOSE).output
+    (tmp_path / "prefix/current/.settings").write_text(first)
+    options, problems = resolve_options(RunOptions(config=str(tmp_path / "prefix/current/.settings")), 2)
+    assert problems == [] and options.own_member is not None
+    assert (options.broker_id, options.settings["broker.rack"], options.own_member.host) == (2, "r2", "10.0.0.2")
+    assert run_functions(tmp_path, CHOOSE).output == first
+
+
+@pytest.mark.parametrize("wrong", ["--broker-id x", "--rack 'a b'", "--zookeeper-members 10.0.0.1"])
+def test_options_of_a_cluster_that_cannot_be_meant_are_refused(tmp_path: Path, wrong: str) -> None:
+    assert wrong.split()[0] in run_functions(tmp_path, f"parse_options {wrong} 2>&1 || true").output

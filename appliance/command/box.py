@@ -1,0 +1,213 @@
+"""`millrace box …`: the boxes of the cluster; fill one, empty one, take one out.
+
+Adding and draining plan as `replication/box_balance.py` says and are reassignments like any other, so they may be cut off and run again. A box that is drained
+is still a box: what is created meanwhile may be put there, and is moved off again until nothing is left. Weak spot: as of `reassigning`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from appliance.base.clock import SystemClock
+from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.command.disk_drain import bytes_of
+from appliance.command.failures import EXIT_FAILED, UsageProblem
+from appliance.command.kafka import open_cluster
+from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option
+from appliance.command.output import NOTHING, Column, bytes_text, plural, print_table, say
+from appliance.command.topic_reassign import NoWaitOption, PlanOption, ThrottleOption, cancel_all, carry_out, refuse_homeless
+
+if TYPE_CHECKING:
+    from appliance.client.boxes import BoxDescription
+    from appliance.client.cluster import ClusterClient
+    from appliance.command.cluster_view import ClusterView
+
+BoxArgument = Annotated[int, argument("BOX", "The box, by its broker id (see `millrace box list`).")]
+
+
+def build_app(markup: Literal["rich"] | None) -> typer.Typer:
+    app = typer.Typer(help="The boxes of the cluster: list, fill, empty and take out.", no_args_is_help=True, rich_markup_mode=markup)
+    app.command("list")(list_boxes)
+    app.command("add")(add)
+    app.command("drain")(drain)
+    app.command("remove")(remove)
+    return app
+
+
+def list_boxes(bootstrap: BootstrapOption = None, data: DataOption = None, config: ConfigOption = None) -> None:
+    """List the boxes: what each leads and holds, and what room it has."""
+    with open_cluster(bootstrap, data, config) as cluster:
+        from appliance.command.cluster_view import look_at_cluster
+
+        view = look_at_cluster(cluster)
+    rows = [_row(view, broker_id) for broker_id in sorted({*view.boxes, *view.absent_boxes()})]
+    columns = [Column("box", is_number=True), Column("address"), Column("rack"), Column("state"), Column("leads", is_number=True),
+               Column("replicas", is_number=True), Column("out of sync", is_number=True), Column("held", is_number=True),
+               Column("free", is_number=True), Column("of", is_number=True)]  # fmt: skip
+    print_table(columns, rows)
+
+
+def _row(view: ClusterView, broker_id: int) -> list[str]:
+    box = view.boxes.get(broker_id)
+    replicas = view.replicas_on(broker_id)
+    leads = sum(1 for metadata in view.partitions.values() if metadata.leader == broker_id)
+    behind = sum(1 for key in replicas if broker_id not in view.partitions[key].isr)
+    held = free = total = NOTHING
+    if box is not None and box.contents is not None:
+        held = bytes_text(sum(box.contents.sizes.values()))
+        room = next(room for room in view.rooms() if room.broker_id == broker_id)
+        free, total = bytes_text(room.free_bytes), bytes_text(room.total_bytes)
+    return [str(broker_id), box.address if box else NOTHING, (box.rack if box else None) or NOTHING, _state(box), str(leads), str(len(replicas)), str(behind),
+            held, free, total]  # fmt: skip
+
+
+def _state(box: BoxDescription | None) -> str:
+    if box is None:
+        return "away"
+    if box.contents is None:
+        return "silent"
+    if any(disk.error is not ErrorCode.NONE for disk in box.contents.disks):
+        return "disk offline"
+    return "controller" if box.is_controller else "serving"
+
+
+def add(
+    box: BoxArgument,
+    plan: PlanOption = False,
+    throttle: ThrottleOption = None,
+    no_wait: NoWaitOption = False,
+    cancel: Annotated[bool, option("--cancel", help="Call off what is on its way to the box.")] = False,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Fill a box that runs: move replicas onto it until it holds its share. Start it first: millrace run --zookeeper … --broker-id N.
+
+    Example: millrace box add 4 --plan; millrace box add 4 --throttle 50MiB
+    """
+    bytes_per_second = None if throttle is None else bytes_of(throttle)
+    with open_cluster(bootstrap, data, config) as cluster:
+        from appliance.command.cluster_view import look_at_cluster
+        from appliance.replication.box_balance import plan_balance
+
+        view = look_at_cluster(cluster)
+        require_running(view, box)
+        if cancel:
+            _cancel(cluster, view, coming_to=box)
+            return
+        rooms = view.rooms()
+        carry_out(cluster, view, plan_balance(view.held(), rooms, {box}), plan, bytes_per_second, no_wait, None)
+
+
+def drain(
+    box: BoxArgument,
+    plan: PlanOption = False,
+    throttle: ThrottleOption = None,
+    cancel: Annotated[bool, option("--cancel", help="Call off what is not moved yet; it stays on the box.")] = False,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Empty a box: move all its replicas to the others, while they are written and read. Cut off, it may be run again; the box may be dead already.
+
+    Example: millrace box drain 2 --plan; millrace box drain 2 --throttle 50MiB; then stop it, and: millrace box remove 2
+    """
+    bytes_per_second = None if throttle is None else bytes_of(throttle)
+    with open_cluster(bootstrap, data, config) as cluster:
+        from appliance.command.cluster_view import look_at_cluster
+
+        view = look_at_cluster(cluster)
+        require_known(view, box)
+        if cancel:
+            _cancel(cluster, view, going_from=box)
+            return
+        _drain(cluster, view, box, plan, bytes_per_second)
+
+
+def _drain(cluster: ClusterClient, view: ClusterView, box: int, only_plan: bool, throttle: int | None) -> None:
+    from appliance.command import reassigning
+    from appliance.command.replication_throttle import lift_throttle, set_throttle
+    from appliance.replication.box_balance import plan_leaving
+
+    made = plan_leaving(view.held(), view.rooms(), {box})
+    refuse_homeless(made)
+    if made.changes:
+        reassigning.print_plan(made, throttle)
+    partitions = set(view.replicas_on(box))
+    if under_way := [key for key in partitions if key in view.ongoing]:
+        print(f"{plural(len(under_way), 'partition')} on the way already")
+    if not partitions:
+        print(f"box {box} holds nothing")
+    if only_plan or not partitions:
+        return
+
+    def order_more(look: ClusterView) -> bool:
+        """What was put on the box since."""
+        partitions.update(look.replicas_on(box))
+        more = plan_leaving(look.held(), look.rooms(), {box})
+        if more.changes:
+            refuse_homeless(more)
+            reassigning.order(cluster, more)
+        return bool(look.replicas_on(box))
+
+    try:
+        if throttle is not None:
+            set_throttle(cluster, view, made, throttle)
+        reassigning.order(cluster, made)
+        reassigning.watch(cluster, partitions, SystemClock(), order_more)
+        lift_throttle(cluster, {name for name, _ in partitions}, view.boxes)
+    except KeyboardInterrupt:
+        say(f"\nwhat is ordered goes on without this command; run it again to watch and to end it, or: millrace box drain {box} --cancel")
+        raise typer.Exit(EXIT_FAILED) from None
+    print(f"box {box} holds nothing any more; stop it, then take it out with: millrace box remove {box}")
+
+
+def _cancel(cluster: ClusterClient, view: ClusterView, coming_to: int | None = None, going_from: int | None = None) -> None:
+    concerned = {key: each for key, each in view.ongoing.items() if coming_to in each.adding or going_from in each.removing}
+    cancel_all(cluster, view._replace(ongoing=concerned), None)
+
+
+def remove(
+    box: BoxArgument,
+    lost: Annotated[
+        bool, option("--lost", help="It burnt, disks and all: forget it although partitions name it. A new box under the same id begins them anew, empty.")
+    ] = False,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Take a box out for good, when it is drained and stopped: what is recorded of it is forgotten.
+
+    Example: millrace box remove 2; of a box that burnt: millrace box remove 2 --lost
+    """
+    with open_cluster(bootstrap, data, config) as cluster:
+        from appliance.client.boxes import unregister_box
+        from appliance.command.cluster_view import look_at_cluster
+
+        view = look_at_cluster(cluster)
+        problems = []
+        if (held := view.replicas_on(box)) and not lost:
+            problems.append(f"box {box} holds {plural(len(held), 'replica')}; empty it first: millrace box drain {box} (or, if it burnt: --lost)")
+        if box in view.boxes:
+            problems.append(f"box {box} runs; stop it first (systemctl stop millrace.target on it)")
+        if problems:
+            raise RequestRefused(ErrorCode.INVALID_REQUEST, "\n".join(problems))
+        unregister_box(cluster, box)
+    if held:
+        print(f"box {box} is forgotten; {plural(len(held), 'replica')} wait for a new box with --broker-id {box}, or for: millrace box drain {box}")
+    else:
+        print(f"box {box} is taken out")
+
+
+def require_running(view: ClusterView, box: int) -> None:
+    if box not in view.boxes:
+        raise UsageProblem(f"box {box} does not run; start it first. There are {', '.join(map(str, sorted(view.boxes))) or 'none'}")
+    if view.boxes[box].contents is None:
+        raise UsageProblem(f"box {box} does not answer; look at `millrace status` on it")
+
+
+def require_known(view: ClusterView, box: int) -> None:
+    if box not in view.boxes and not view.replicas_on(box):
+        raise UsageProblem(f"there is no box {box}; there are {', '.join(map(str, sorted({*view.boxes, *view.absent_boxes()})))}")

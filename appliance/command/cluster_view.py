@@ -1,0 +1,71 @@
+"""The cluster as the commands that change it see it: boxes with their room, partitions with their sizes, what is on its way.
+
+Asked anew at every look. Weak spot: a partition's size is the largest that any box tells; one whose boxes are all silent counts as empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from appliance.base.errors import ErrorCode
+from appliance.client.boxes import BoxDescription, Ongoing, Partition, describe_boxes, ongoing_reassignments
+from appliance.client.cluster import ClusterClient
+from appliance.client.metadata import PartitionMetadata
+from appliance.replication.box_balance import BoxRoom, HeldPartition
+
+
+class ClusterView(NamedTuple):
+    """One look. `partitions` are as Metadata tells them: target and old replicas together."""
+
+    boxes: dict[int, BoxDescription]
+    partitions: dict[Partition, PartitionMetadata]
+    ongoing: dict[Partition, Ongoing]
+
+    def size_on(self, partition: Partition, broker_id: int) -> int:
+        box = self.boxes.get(broker_id)
+        return box.contents.sizes.get(partition, 0) if box is not None and box.contents is not None else 0
+
+    def size_of(self, partition: Partition) -> int:
+        return max((self.size_on(partition, broker_id) for broker_id in self.partitions[partition].assigned_replicas), default=0)
+
+    def target_of(self, partition: Partition) -> tuple[int, ...]:
+        """Where it shall be: where it is, unless it is on its way."""
+        ongoing = self.ongoing.get(partition)
+        return tuple(map(int, self.partitions[partition].assigned_replicas)) if ongoing is None else ongoing.target
+
+    def held(self, topics: Collection[str] | None = None) -> list[HeldPartition]:
+        """Every partition (of `topics`) with its target replicas."""
+        return [
+            HeldPartition(*key, self.target_of(key), self.size_of(key), tuple(map(int, metadata.isr)))
+            for key, metadata in sorted(self.partitions.items())
+            if topics is None or key[0] in topics
+        ]
+
+    def rooms(self) -> list[BoxRoom]:
+        """Every box that answers; its disks that can be used are one space."""
+        promised = dict.fromkeys(self.boxes, 0)
+        for key, ongoing in self.ongoing.items():
+            for broker_id in ongoing.adding:
+                if key in self.partitions and broker_id in promised:
+                    promised[broker_id] += max(0, self.size_of(key) - self.size_on(key, broker_id))
+        rooms = []
+        for box in self.boxes.values():
+            if box.contents is not None:
+                disks = [disk for disk in box.contents.disks if disk.error is ErrorCode.NONE and disk.total_bytes >= 0]
+                free, total = sum(disk.usable_bytes for disk in disks), sum(disk.total_bytes for disk in disks)
+                rooms.append(BoxRoom(box.broker_id, box.rack, free, total, promised[box.broker_id]))
+        return rooms
+
+    def replicas_on(self, broker_id: int) -> list[Partition]:
+        return [key for key, metadata in sorted(self.partitions.items()) if broker_id in metadata.assigned_replicas]
+
+    def absent_boxes(self) -> list[int]:
+        """Boxes that are not registered and hold replicas all the same."""
+        return sorted({int(broker_id) for metadata in self.partitions.values() for broker_id in metadata.assigned_replicas} - self.boxes.keys())
+
+
+def look_at_cluster(cluster: ClusterClient) -> ClusterView:
+    boxes = {box.broker_id: box for box in describe_boxes(cluster)}
+    partitions = {(name, partition.partition): partition for name, topic in cluster.metadata(None).topics.items() for partition in topic.partitions}
+    return ClusterView(boxes, partitions, {key: ongoing for key, ongoing in ongoing_reassignments(cluster).items() if key in partitions})

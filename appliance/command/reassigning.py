@@ -1,0 +1,140 @@
+"""What `millrace topic reassign`, `topic alter --replication-factor` and `millrace box …` share: show a plan, order it, watch it.
+
+The commands plan and watch; the controller of the cluster carries out, with or without them. So each may be cut off at any moment and run again, when it
+plans what is not ordered yet and goes on watching. Weak spot: progress is what logs weigh on both sides, so a log that is written faster than it is
+copied does not come nearer to its end.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable
+
+from appliance.base.clock import Clock
+from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.client.boxes import Partition, reassign
+from appliance.client.cluster import ClusterClient
+from appliance.command.cluster_view import ClusterView, look_at_cluster
+from appliance.command.output import NOTHING, Column, bytes_text, duration_text, plural, print_table, say
+from appliance.replication.box_balance import BalancePlan
+
+LOOK_SECONDS = 0.5
+LINE_SECONDS = 5.0
+SHOWN_MAX = 20
+REFUSALS_SHOWN = 5
+BAR_CELLS = 24
+
+
+def print_plan(plan: BalancePlan, throttle: int | None) -> None:
+    """What goes where, and how long it takes at least."""
+    shown = [
+        [
+            f"{change.topic}-{change.partition}",
+            bytes_text(change.size_bytes),
+            _listed(change.former),
+            _listed(change.replicas),
+            ", ".join([*(f"+{box}" for box in change.coming), *(f"-{box}" for box in change.going)]) or "order only",
+        ]
+        for change in plan.changes[:SHOWN_MAX]
+    ]
+    print_table([Column("partition"), Column("size", is_number=True), Column("replicas"), Column("become"), Column("change")], shown)
+    more = f", {len(plan.changes) - SHOWN_MAX} of them not shown" if len(plan.changes) > SHOWN_MAX else ""
+    print(f"{plural(len(plan.changes), 'partition')}, {bytes_text(plan.moved_bytes)} to copy{more}")
+    received = sorted(plan.bytes_to().items())
+    if received:
+        print("to receive: " + ", ".join(f"box {box} {bytes_text(size)}" for box, size in received))
+    if throttle is not None and received:
+        print(f"at {bytes_text(throttle)}/s for each box that is at least {duration_text(max(size for _, size in received) / throttle)}")
+
+
+def order(cluster: ClusterClient, plan: BalancePlan) -> None:
+    """Raises RequestRefused with what was refused; the rest is on its way then."""
+    refuse(reassign(cluster, {(change.topic, change.partition): change.replicas for change in plan.changes}).values())
+
+
+def refuse(refusals: Iterable[RequestRefused]) -> None:
+    """Raises all refusals as one."""
+    told = list(refusals)
+    if told:
+        shown = [str(refusal) for refusal in told[:REFUSALS_SHOWN]]
+        more = [f"and {len(told) - REFUSALS_SHOWN} more"] if len(told) > REFUSALS_SHOWN else []
+        raise RequestRefused(told[0].code, "\n".join([*shown, *more]))
+
+
+def cancel(cluster: ClusterClient, partitions: Collection[Partition]) -> int:
+    """Call off what is on its way of `partitions`; how many were."""
+    refusals = reassign(cluster, dict.fromkeys(partitions))
+    gone = [refusal for refusal in refusals.values() if refusal.code is ErrorCode.NO_REASSIGNMENT_IN_PROGRESS]
+    refuse(refusal for refusal in refusals.values() if refusal not in gone)
+    return len(partitions) - len(gone)
+
+
+def watch(
+    cluster: ClusterClient,
+    partitions: Collection[Partition],
+    clock: Clock,
+    meanwhile: Callable[[ClusterView], bool] = lambda _view: False,
+    pause: Callable[[float], None] = time.sleep,
+) -> None:
+    """Until none of `partitions` is on its way, and `meanwhile` (asked at every look, it may order more) has nothing left to do."""
+    bar = ReassignmentBar(clock)
+    while True:
+        view = look_at_cluster(cluster)
+        bar.show(view, partitions)
+        busy = meanwhile(view)
+        if not busy and not any(partition in view.ongoing for partition in partitions):
+            bar.end(view, partitions)
+            return
+        pause(LOOK_SECONDS)
+
+
+class ReassignmentBar:
+    """One line on a terminal, drawn over itself; elsewhere a line every few seconds."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began_ms = clock.monotonic_ms()
+        self._wanted: dict[tuple[Partition, int], int] = {}
+        """(partition, box that receives it) → bytes that it will have."""
+        self._first_done: int | None = None
+        self._next_line_ms = 0
+
+    def show(self, view: ClusterView, partitions: Collection[Partition]) -> None:
+        now_ms = self._clock.monotonic_ms()
+        text = self.text(view, partitions, now_ms)
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r{text}\x1b[K")
+            sys.stderr.flush()
+        elif now_ms >= self._next_line_ms:
+            self._next_line_ms = now_ms + int(LINE_SECONDS * 1000)
+            say(text)
+
+    def text(self, view: ClusterView, partitions: Collection[Partition], now_ms: int) -> str:
+        """`[####....]  40%  1.2 GiB of 3.0 GiB  3 of 8 partitions  80.0 MiB/s  ETA 22s`"""
+        left = {(key, box): view.size_on(key, box) for key in partitions if key in view.ongoing for box in view.ongoing[key].adding}
+        for key, box in left:
+            self._wanted[(key, box)] = max(self._wanted.get((key, box), 0), view.size_of(key))
+        total = sum(self._wanted.values())
+        done = sum(size - max(0, size - left[copy]) if copy in left else size for copy, size in self._wanted.items())
+        if self._first_done is None:
+            self._first_done = done
+        rate = (done - self._first_done) * 1000 / max(1, now_ms - self._began_ms)
+        waiting = sum(1 for key in partitions if key in view.ongoing)
+        share = done / total if total else (0.0 if waiting else 1.0)
+        cells = int(share * BAR_CELLS)
+        eta = duration_text((total - done) / rate) if rate > 0 else NOTHING
+        return (
+            f"[{'#' * cells}{'.' * (BAR_CELLS - cells)}] {share:4.0%}  {bytes_text(done)} of {bytes_text(total)}"
+            f"  {len(partitions) - waiting} of {plural(len(partitions), 'partition')}  {bytes_text(rate)}/s  ETA {eta}"
+        )
+
+    def end(self, view: ClusterView, partitions: Collection[Partition]) -> None:
+        self._next_line_ms = 0
+        self.show(view, partitions)
+        if sys.stderr.isatty():
+            sys.stderr.write("\n")
+
+
+def _listed(broker_ids: Iterable[int]) -> str:
+    return ",".join(str(broker_id) for broker_id in broker_ids)

@@ -1,0 +1,85 @@
+"""Every fault at the leader's, a follower's and the controller's box, under plain, idempotent and transactional producers with readers reading along.
+
+Every day one cluster bears the cells of `EVERYDAY`, one after the other. With `--deep` each cell runs `MILLRACE_CELL_RUNS` times (3), on a cluster for each
+fault, and the result is a table for tests/README.md (`.venv/log/cluster-matrix.md`). `MILLRACE_SEED` repeats a run, `MILLRACE_CELLS="cut both
+ways/leader,disk hung/follower"` chooses cells.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import Cluster, running_cluster
+from tests.support.cluster_cell import CONTROLLER, FAULTS, FOLLOWER, LEADER, ROLES, Cell, CellResult
+from tests.support.cluster_table import table
+from tests.support.running_box import ROOT
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+SEED = int(os.environ.get("MILLRACE_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 31)
+RUNS = int(os.environ.get("MILLRACE_CELL_RUNS", "3"))
+EVERYDAY = (
+    ("kill -9 of the box", LEADER),
+    ("cut off its peers", LEADER),
+    ("cut both ways", CONTROLLER),
+    ("kill -9 of log-writer", LEADER),
+    ("disk hung", LEADER),
+    ("clean stop", LEADER),
+    ("session expiry", FOLLOWER),
+)
+PAUSE_SECONDS_MAX = 20.0
+"""In the everyday run the machine may be busy with other tests: that a partition takes acks=all again at all is what is held here."""
+
+
+def run_cell(cluster: Cluster, fault: str, role: str, number: int) -> CellResult:
+    seed = SEED + number
+    print(f"{fault} at the {role}, MILLRACE_SEED={seed} MILLRACE_CELLS={fault}/{role}")
+    began = time.monotonic()
+    result = Cell(cluster, FAULTS[fault], role, seed, number).run()
+    print(f"{result.words()}, in {time.monotonic() - began:.0f} s; client errors {result.errors}")
+    return result
+
+
+@pytest.mark.parametrize(("fault", "role"), EVERYDAY)
+def test_nothing_acknowledged_is_lost_doubled_or_changed(cluster: Cluster, fault: str, role: str) -> None:
+    try:
+        result = run_cell(cluster, fault, role, EVERYDAY.index((fault, role)))
+    except AssertionError:
+        print(cluster.last_words())
+        cluster.mend()
+        raise
+    assert result.is_good, f"{result.findings}\n{cluster.last_words()}"
+    assert result.pause_seconds is not None and result.pause_seconds < PAUSE_SECONDS_MAX, result.pauses
+
+
+def chosen_cells() -> list[tuple[str, str]]:
+    named = os.environ.get("MILLRACE_CELLS")
+    every = [(fault, role) for fault in FAULTS for role in ROLES]
+    return every if not named else [cell for cell in every if "/".join(cell) in named.split(",")]
+
+
+@pytest.mark.deep
+def test_every_cell_of_the_matrix(tmp_path: Path) -> None:
+    results: list[CellResult] = []
+    deaths: list[str] = []
+    cells = chosen_cells()
+    for fault in dict.fromkeys(fault for fault, _ in cells):
+        with running_cluster(tmp_path / fault.replace(" ", "-")) as cluster, cluster.clients():
+            for run in range(RUNS):
+                for index, (_, role) in enumerate(cell for cell in cells if cell[0] == fault):
+                    try:
+                        results.append(run_cell(cluster, fault, role, 100 * run + index))
+                    except AssertionError as error:
+                        deaths.append(f"{fault}, {role}: {error}")
+                        print(deaths[-1])
+                        cluster.mend()
+    text = table(results, deaths)
+    (ROOT / ".venv/log").mkdir(exist_ok=True)
+    (ROOT / ".venv/log/cluster-matrix.md").write_text(text)
+    print(text)
+    assert not deaths and all(result.is_good for result in results), text

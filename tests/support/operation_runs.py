@@ -1,0 +1,39 @@
+"""Runs one operation to its end against a ZooKeeper in memory; disk commands succeed, images are written at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from appliance.base.errors import ErrorCode
+from appliance.metadata.operation import DiskCommand, Operation, OperationRunner, Outcome
+from appliance.metadata.requests import Request, ZooKeeperFailed
+from appliance.metadata.session import Reply
+from tests.support.memory_zookeeper import MemoryZooKeeper
+
+T = TypeVar("T")
+
+
+def run(server: MemoryZooKeeper, operation: Operation[T], between: Callable[[Request], None] = lambda _request: None) -> T:
+    """The operation's result; raises what it failed with. `between(request)` is called before each request, as somebody else who is quicker."""
+    session = server.session("", 0, None, lambda _state: None, lambda _path: None)
+    ended: list[Outcome] = []
+
+    def ask(request: Request, on_reply: Callable[[Any], None]) -> None:
+        between(request)
+        try:
+            reply = Reply(server.carry_out(request, session), None)
+        except ZooKeeperFailed as failure:
+            reply = Reply(None, failure)
+        on_reply(reply)
+
+    def command(_command: DiskCommand, on_done: Callable[[Any], None]) -> None:
+        on_done(ErrorCode.NONE)
+
+    OperationRunner(ask, command, lambda on_done: on_done(None)).start("operation", operation, ended.append)
+    session.close()
+    assert ended, "it waits for something"
+    if ended[0].failure is not None:
+        raise ended[0].failure
+    value: T = ended[0].value
+    return value

@@ -1,0 +1,189 @@
+"""Three boxes and a ZooKeeper: partitions go from box to box and leadership with them while records come in, by orders of real clients and of our commands.
+
+Records are acknowledged by all in sync; at the end each is there once, in order, and boxes hold what they should and nothing else.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, ElectionType, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.support.real_zookeeper import RealZooKeeper
+from tests.support.running_box import RunningBox, environment, eventually, start_box
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # of Python's own, raised while kafka-python reads its schemas
+    from kafka import TopicPartition as PythonPartition
+    from kafka.admin import KafkaAdminClient
+
+pytestmark = [pytest.mark.system, pytest.mark.slow]
+
+MIB = 1 << 20
+SMALL = {"acceptor.arena.bytes": 16 * MIB, "socket.request.max.bytes": 8 * MIB, "disk.budget.bytes": 8 * MIB, "ingest.arena.bytes": 8 * MIB}
+SMALL |= {"offsets.topic.num.partitions": 1, "offsets.topic.replication.factor": 1}
+SECONDS = 20
+PARTITIONS = 3
+COMMAND = [sys.executable, "-P", "-c", "from appliance.command.main import main; main()"]
+
+
+@pytest.fixture(scope="module")
+def boxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RunningBox]]:
+    directory = tmp_path_factory.mktemp("boxes")
+    zookeeper = RealZooKeeper(directory / "zookeeper")
+    running: list[RunningBox] = []
+    try:
+        for broker_id in (1, 2, 3):
+            running.append(start_box(directory / f"b{broker_id}", disks=1, broker_id=broker_id, zookeeper=zookeeper.connect, settings=SMALL))
+        yield running
+    finally:
+        codes = [box.stop() for box in running]
+        zookeeper.stop()
+    assert codes == [0, 0, 0]
+    assert [box.leftovers() for box in running] == [[], [], []]
+
+
+def addresses(boxes: list[RunningBox]) -> str:
+    return ",".join(str(box.kafka) for box in boxes)
+
+
+@pytest.fixture
+def admin(boxes: list[RunningBox]) -> AdminClient:
+    return AdminClient({"bootstrap.servers": addresses(boxes)})
+
+
+@pytest.fixture
+def python_admin(boxes: list[RunningBox]) -> Iterator[KafkaAdminClient]:
+    client = KafkaAdminClient(bootstrap_servers=addresses(boxes).split(","))
+    yield client
+    client.close()
+
+
+def create(admin: AdminClient, name: str, replicas: list[list[int]]) -> None:
+    admin.create_topics([NewTopic(name, len(replicas), replica_assignment=replicas)])[name].result(SECONDS)
+
+
+def placed(admin: AdminClient, name: str) -> dict[int, tuple[int, list[int], set[int]]]:
+    """partition → leader, replicas, who is in sync."""
+    found = admin.list_topics(name, timeout=SECONDS).topics[name].partitions
+    return {number: (each.leader, list(each.replicas), set(each.isrs)) for number, each in found.items()}
+
+
+def millrace(boxes: list[RunningBox], *arguments: str, code: int = 0) -> str:
+    done = subprocess.run(
+        [*COMMAND, *arguments, "--bootstrap", addresses(boxes[:1])], env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def logs(box: RunningBox, topic: str) -> set[str]:
+    return {path.name for path in Path(box.disks[0]).glob(f"{topic}-*") if not path.name.endswith("-delete")}
+
+
+@contextmanager
+def records_come_in(boxes: list[RunningBox], topic: str, first: int = 2000) -> Iterator[None]:
+    """`first` records, and some every few milliseconds until the end; then every one is read again: none is lost, none is there twice."""
+    sent = [0] * PARTITIONS
+    failed: list[object] = []
+    ended = threading.Event()
+    producer = Producer({"bootstrap.servers": addresses(boxes), "enable.idempotence": True, "linger.ms": 2})
+
+    def send(records: int) -> None:
+        for number in range(records):
+            partition = number % PARTITIONS
+            value = b"%d" % sent[partition] + b" " * 500
+            producer.produce(topic, value, partition=partition, on_delivery=lambda error, _: failed.append(error) if error else None)
+            sent[partition] += 1
+        producer.poll(0)
+
+    def go_on() -> None:
+        while not ended.wait(0.005):
+            send(PARTITIONS)
+
+    send(first)
+    assert producer.flush(SECONDS) == 0
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    assert producer.flush(SECONDS) == 0 and not failed
+    consumer = Consumer({"bootstrap.servers": addresses(boxes), "group.id": "judge", "enable.auto.commit": False})
+    for partition in range(PARTITIONS):
+        consumer.assign([TopicPartition(topic, partition, 0)])
+        read: list[int] = []
+        while len(read) < sent[partition] and (messages := consumer.consume(min(5000, sent[partition] - len(read)), SECONDS)):
+            read += [int(bytes(message.value() or b"")) for message in messages]
+        assert read == list(range(sent[partition]))
+    consumer.close()
+
+
+def test_partitions_go_to_other_boxes_while_records_come_in_and_a_controller_dies_over_it(
+    boxes: list[RunningBox], admin: AdminClient, python_admin: KafkaAdminClient
+) -> None:
+    create(admin, "moved", [[1, 2], [2, 3], [3, 1]])
+    with records_come_in(boxes, "moved"):
+        targets = {0: [3, 2], 1: [1], 2: [3, 2]}
+        answer = python_admin.alter_partition_reassignments({PythonPartition("moved", number): replicas for number, replicas in targets.items()})
+        assert list(answer.values()) == [None] * PARTITIONS
+        controller = boxes[0]  # the first that came
+        controller.await_restart("controller", controller.kill("controller"))
+        eventually(
+            lambda: {number: replicas for number, (_, replicas, _) in placed(admin, "moved").items()} == targets, "the partitions are where they were to go"
+        )
+        assert python_admin.list_partition_reassignments() == {}
+        eventually(lambda: [logs(box, "moved") for box in boxes] == [{"moved-1"}, {"moved-0", "moved-2"}, {"moved-0", "moved-2"}], "logs")
+    for leader, replicas, isr in placed(admin, "moved").values():
+        assert leader in replicas and isr == set(replicas)
+
+
+def test_what_cannot_be_reassigned_has_kafkas_errors(admin: AdminClient, python_admin: KafkaAdminClient) -> None:
+    create(admin, "refused", [[1], [1]])
+    asked = {PythonPartition("refused", 0): [9], PythonPartition("refused", 1): None, PythonPartition("refused", 5): [1], PythonPartition("none", 0): [1]}
+    errors = {f"{part.topic}-{part.partition}": error.__name__ if error else None for part, error in python_admin.alter_partition_reassignments(asked).items()}
+    assert errors == {
+        "refused-0": "InvalidReplicationAssignmentError",
+        "refused-1": "NoReassignmentInProgressError",
+        "refused-5": "UnknownTopicOrPartitionError",
+        "none-0": "UnknownTopicOrPartitionError",
+    }
+
+
+def test_leadership_returns_when_it_is_asked_for(admin: AdminClient, python_admin: KafkaAdminClient) -> None:
+    create(admin, "led", [[1, 2], [1, 2]])
+    python_admin.alter_partition_reassignments({PythonPartition("led", number): [2, 1] for number in (0, 1)})
+    eventually(lambda: [replicas for _, replicas, _ in placed(admin, "led").values()] == [[2, 1], [2, 1]], "another order of the same replicas")
+    assert [leader for leader, _, _ in placed(admin, "led").values()] == [1, 1]
+    partitions = [TopicPartition("led", number) for number in (0, 7)]
+    results = {part.partition: error for part, error in admin.elect_leaders(ElectionType.PREFERRED, partitions).result(SECONDS).items()}
+    assert results[0] is None and results[7].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+    python_admin.elect_leaders(0, {"led": [1]})
+    eventually(lambda: [leader for leader, _, _ in placed(admin, "led").values()] == [2, 2], "every box knows who leads")
+
+
+def test_a_box_is_emptied_filled_and_taken_out_by_commands(boxes: list[RunningBox], admin: AdminClient) -> None:
+    create(admin, "kept", [[1, 2], [2, 3], [3, 2]])
+    with records_come_in(boxes, "kept"):
+        millrace(boxes, "topic", "reassign", "kept", "--to", "1,2", "--no-wait", "--throttle", "64K")
+        assert "called off" in millrace(boxes, "topic", "reassign", "kept", "--cancel")
+        shown = millrace(boxes, "box", "drain", "3", "--plan")
+        assert "become" in shown.lower() and logs(boxes[2], "kept") == {"kept-1", "kept-2"}
+        assert "holds nothing any more" in millrace(boxes, "box", "drain", "3", "--throttle", "100M")
+        assert all(3 not in replicas for _, replicas, _ in placed(admin, "kept").values())
+        assert "stop it first" in millrace(boxes, "box", "remove", "3", code=1)
+    eventually(lambda: logs(boxes[2], "") == set(), "nothing is left on the box")
+    boxes[2].stop()
+    eventually(lambda: "away" not in millrace(boxes, "box", "list") and len(admin.list_topics(timeout=SECONDS).brokers) == 2, "two boxes are left")
+    assert "taken out" in millrace(boxes, "box", "remove", "3")
+    assert "No box 3 is recorded" in millrace(boxes, "box", "remove", "3", code=1)

@@ -1,0 +1,114 @@
+"""Two boxes and a ZooKeeper: what one leads the other has, byte for byte, whoever is killed meanwhile. The whole matrix of faults is in `tests/cluster`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from appliance.base.clock import SystemClock
+from appliance.client.address import Address
+from appliance.client.admin import create_topic
+from appliance.client.cluster import ClusterClient
+from appliance.client.peer_connection import PeerConnection
+from appliance.protocol import list_offsets
+from appliance.protocol.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from appliance.runtime.poller import Poller
+from tests.support.real_zookeeper import RealZooKeeper
+from tests.support.running_box import RunningBox, eventually, start_box
+
+pytestmark = pytest.mark.system
+
+TOPIC, PARTITIONS = "copied", 4
+MIB = 1 << 20
+SMALL = {"acceptor.arena.bytes": 16 * MIB, "socket.request.max.bytes": 8 * MIB, "disk.budget.bytes": 8 * MIB, "ingest.arena.bytes": 8 * MIB}
+
+
+@pytest.fixture(scope="module")
+def boxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RunningBox]]:
+    directory = tmp_path_factory.mktemp("boxes")
+    zookeeper = RealZooKeeper(directory / "zookeeper")
+    running: list[RunningBox] = []
+    try:
+        for broker_id in (1, 2):
+            running.append(start_box(directory / f"b{broker_id}", disks=1, broker_id=broker_id, zookeeper=zookeeper.connect, settings=SMALL))
+        yield running
+    finally:
+        codes = [box.stop() for box in running]
+        zookeeper.stop()
+    assert codes == [0, 0]
+    assert [box.leftovers() for box in running] == [[], []]
+
+
+@pytest.fixture(scope="module")
+def copied(boxes: list[RunningBox]) -> str:
+    """The topic, on both boxes."""
+    cluster = ClusterClient([Address(*boxes[0].kafka)])
+    create_topic(cluster, TOPIC, partitions=PARTITIONS, replication_factor=2)
+    cluster.close()
+    return TOPIC
+
+
+def produce(boxes: list[RunningBox], records: int, beside: Any = None) -> None:
+    """Idempotent, acks=all; `beside(n)` is called after every thousandth record."""
+    failed: list[object] = []
+    producer = Producer({"bootstrap.servers": ",".join(str(box.kafka) for box in boxes), "enable.idempotence": True, "linger.ms": 2})
+    for number in range(records):
+        producer.produce(TOPIC, b"%d" % number * 20, partition=number % PARTITIONS, on_delivery=lambda error, _: failed.append(error) if error else None)
+        if number % 1000 == 999:
+            producer.flush(30)
+            if beside is not None:
+                beside(number // 1000)
+    assert producer.flush(30) == 0 and not failed
+
+
+def contents(box: RunningBox) -> list[bytes]:
+    return [b"".join(file.read_bytes() for file in sorted((box.disks[0] / f"{TOPIC}-{partition}").glob("*.log"))) for partition in range(PARTITIONS)]
+
+
+def test_a_copy_is_its_leaders_log_byte_for_byte_although_fetchers_and_log_writers_are_killed(boxes: list[RunningBox], copied: str) -> None:
+    killed = ["replica-fetcher", "log-writer@d0"] * 2
+
+    def kill_one(number: int) -> None:
+        if number < len(killed):
+            boxes[number % 2].kill(killed[number])
+
+    produce(boxes, 8_000, kill_one)
+    ours, theirs = contents(boxes[0]), contents(boxes[1])
+    assert ours == theirs and all(ours)
+    for box in boxes:
+        counters = box.counters("replica-fetcher").values
+        assert counters["replica_fetcher.partitions"] == PARTITIONS / 2
+        assert not counters.get("replica_fetcher.corrupt_batches")
+
+
+def test_a_box_that_was_away_gets_what_it_missed(boxes: list[RunningBox], copied: str) -> None:
+    """Its acceptor, fetcher and log-writer all at once; the leader is told of the follower's end again when it is back."""
+    before = boxes[1].pids()
+    for name in ("acceptor@0", "replica-fetcher", "log-writer@d0"):
+        boxes[1].kill(name)
+    produce(boxes, 2_000)
+    assert contents(boxes[0]) == contents(boxes[1])
+    assert before != boxes[1].pids()
+
+
+def test_a_peer_connection_asks_a_real_acceptor(boxes: list[RunningBox], copied: str) -> None:
+    poller, clock = Poller(), SystemClock()
+    connection = PeerConnection(Address(*boxes[0].kafka), "broker-9-test", poller, clock)
+    wanted = tuple(ListOffsetsPartition(partition) for partition in range(PARTITIONS))
+    answers: list[Any] = []
+    for _ in range(3):
+        connection.ask(list_offsets.REQUEST, list_offsets.RESPONSE, ListOffsetsRequest(-1, 0, (ListOffsetsTopic(TOPIC, wanted),)), answers.append, 5_000)
+
+    def three_answers() -> bool:
+        poller.poll(10)
+        connection.do_work(clock.monotonic_ns())
+        return len(answers) == 3
+
+    eventually(three_answers, "three answers")
+    assert answers[0] is not None and answers[0].topics == answers[2].topics
+    assert len(answers[0].topics[0].partitions) == PARTITIONS and sum(result.error_code == 0 for result in answers[0].topics[0].partitions) == PARTITIONS / 2
+    connection.close()
+    poller.close()
