@@ -47,6 +47,7 @@ class HostedPartition:
         "is_moving",
         "isr",
         "leader_epoch",
+        "led_since",
         "log",
         "min_insync_replicas",
         "needs_epoch_bump",
@@ -81,6 +82,8 @@ class HostedPartition:
         self.terms = terms
         self.role = ROLE_NONE
         self.leader_epoch = -1
+        self.led_since = -1
+        """The leader epoch under which it began to lead; while it leads on, a larger one changes nothing that is in the log or on its way there."""
         self.isr: tuple[int, ...] = ()
         self.replicas: tuple[int, ...] = ()
         self.progress: LeaderProgress | None = None
@@ -115,6 +118,9 @@ class HostedPartition:
     def lead(self, leader_epoch: int, isr: tuple[int, ...], replicas: tuple[int, ...], config_generation: int, partition_epoch: int = -1) -> None:
         """Lead under `leader_epoch` from the log end on; publishes. Under the same one again: the replicas may be others. Raises StorageFailed."""
         self._take_epoch(leader_epoch)
+        if self.role != ROLE_LEADER:
+            self.led_since = leader_epoch
+            self.table.store_led_since(self.row, leader_epoch)
         self.role = ROLE_LEADER
         self.isr = isr
         self.replicas = replicas
@@ -292,8 +298,9 @@ class HostedPartition:
                 self.withdraw(self._frozen_role)
 
     def is_led_under(self, row_generation: int, leader_epoch: int, config_generation: int) -> bool:
-        """Whether a descriptor means this partition as it is now."""
-        return row_generation == self.row_generation and leader_epoch == self.leader_epoch and config_generation == self.config_generation
+        """Whether a descriptor means this partition as it is now. An older epoch of the same, unbroken leadership is as good: were a batch refused for it,
+        the next one would overtake it and be refused for its sequence, and librdkafka sends both again as if they were new, under another producer epoch."""
+        return row_generation == self.row_generation and self.led_since <= leader_epoch <= self.leader_epoch and config_generation == self.config_generation
 
     def describe(self) -> list[Any]:
         """What WELCOME says of it."""

@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from appliance.agents.batch_flushes import BatchFlushes
+from appliance.agents.batch_repairs import BatchRepairs
 from appliance.agents.cleaning_rounds import CleaningRounds
 from appliance.agents.completions import Completions
 from appliance.agents.disk_fences import DiskFences
@@ -66,6 +67,7 @@ _CONTROLLER = "controller"
 _PROGRESS = int(DescriptorKind.PROGRESS)
 _REPLICA_APPEND = int(DescriptorKind.REPLICA_APPEND)
 _TRUNCATE = int(DescriptorKind.TRUNCATE)
+_REPAIR = int(DescriptorKind.REPAIR)
 
 
 class LogWriterAgent:
@@ -155,6 +157,7 @@ class LogWriterAgent:
             lambda wishes: self._door.tell(_CONTROLLER, ISR_WISHES, orjson.dumps({"wishes": wishes})),
         )
         self._index_repairs = IndexRepairs(report_file(context.layout, self._disk.name), self._partitions, self._clock, counters, context.log)
+        self._batch_repairs = BatchRepairs(self._partitions, self._completions, counters, context.log, self._disk.name)
         self._producer_upkeep = ProducerUpkeep(self._partitions, self._clock)
         self._probe = DiskProbe(
             self._disk.path, self._words, box.integer("log.disk.probe.interval.ms"), context.clock, context.counters.histogram("disk.probe_us")
@@ -201,7 +204,7 @@ class LogWriterAgent:
         if now_ns >= self._next_housekeeping_ns:
             self._next_housekeeping_ns = now_ns + HOUSEKEEPING_NS
             self._keep_house()
-        elif self._flush_rounds.goes_on or self._retention.goes_on or self._cleaning.goes_on or self._moves.goes_on:
+        elif self._flush_rounds.goes_on or self._retention.goes_on or self._cleaning.goes_on or self._moves.goes_on or self._batch_repairs.is_under_way:
             self._keep_house()
         if self._completions.by_channel or self._completions.rows_moved or self._retention.rows_moved:
             self._completions.rows_moved = self._completions.rows_moved or self._retention.rows_moved
@@ -262,7 +265,7 @@ class LogWriterAgent:
         self._doorbell.wake()
 
     def park_ms(self) -> int:
-        has_slices = self._flush_rounds.is_between_slices or self._retention.is_under_way or self._cleaning.has_swaps
+        has_slices = self._flush_rounds.is_between_slices or self._retention.is_under_way or self._cleaning.has_swaps or self._batch_repairs.is_under_way
         return self._batch_flushes.park_ms(SLICE_PARK_MS if has_slices else PARK_MS_MAX)
 
     def begin_stop(self) -> None:
@@ -279,6 +282,7 @@ class LogWriterAgent:
         self._retention.close()
         self._moves.incoming.close()
         self._index_repairs.close()
+        self._batch_repairs.close()
         self._probe.close()
         try:
             self._cleaning.close()
@@ -337,6 +341,8 @@ class LogWriterAgent:
             self._replicas.append(channel, entry)
         elif kind == _TRUNCATE:
             self._replicas.truncate(channel, entry)
+        elif kind == _REPAIR:
+            self._batch_repairs.take(channel, entry)
         else:
             return False
         return True
@@ -367,6 +373,7 @@ class LogWriterAgent:
         self._held.drop_source(channel)
         self._retention.forget(lambda context: context[0] is channel)
         self._moves.incoming.forget(lambda context: context[0] is channel)
+        self._batch_repairs.forget(channel)
         self._context.log.info(f"{channel.source} is gone ({reason})", disk=self._disk.name, peer=channel.source)
 
     # -- the disk
@@ -377,6 +384,7 @@ class LogWriterAgent:
             hosted.log.abandon()  # an open file would keep the file system from being unmounted
         self._retention.fail()
         self._moves.incoming.fail()
+        self._batch_repairs.fail()
         self._completions.refused.add(self._held.fail_all(ErrorCode.KAFKA_STORAGE_ERROR, self._completions.by_channel))
         self._batch_flushes.give_up()
         self._directory.abandon()
@@ -397,6 +405,7 @@ class LogWriterAgent:
             self._cleaning.turn()
             self._moves.turn(now_ns)
             self._progress.turn(now_ns)
+            self._batch_repairs.turn()
             self._words[APPEND_SINCE_WORD] = 0
             if self._flush_rounds.take_found_space():
                 self._on_space()

@@ -11,6 +11,8 @@ from typing import Any
 from appliance.agents.replica_counters import ReplicaCounters, replica_settings
 from appliance.agents.replica_lane import LeaderLane
 from appliance.agents.replica_partition import FollowedPartition, FollowedRow, LogOrder
+from appliance.agents.replica_repair import RepairCopy
+from appliance.agents.replica_repairs import ReplicaRepairs
 from appliance.agents.replica_rows import ReplicaRows
 from appliance.agents.replica_session import Key
 from appliance.ipc.box_disks import BoxDisks
@@ -49,11 +51,15 @@ class ReplicaFollowing:
         self._followed: dict[Key, FollowedPartition] = {}
         self._lanes: dict[int, LeaderLane] = {}
         self._throttle = ReplicationThrottle(is_follower=True)
+        self._repairs = ReplicaRepairs(
+            context.layout, box.broker_id, self._proxies, self._source.arena, self._settings, context.poller, self._clock, counters, context.log
+        )
         self._changed_ns = 0
         self._retry_ns = 0
 
     def set_image(self, image: MetadataImage) -> None:
         self._rows.set_image(image)
+        self._repairs.image = image
         self._throttle.set_image(image, self._broker_id)
         self._changed_ns = self._clock.monotonic_ns()
         for lane in self._lanes.values():
@@ -75,6 +81,7 @@ class ReplicaFollowing:
             work += self._follow(found, now_ns)
         for lane in self._lanes.values():
             work += lane.do_work(now_ns)
+        work += self._repairs.do_work(now_ns)
         if now_ns >= self._retry_ns:
             self._retry_ns = now_ns + RETRY_NS
             for lane in self._lanes.values():
@@ -140,22 +147,22 @@ class ReplicaFollowing:
         wait_ms = PARK_MS_MAX
         if not self._rows.is_settled and now_ns < self._changed_ns + SETTLING_NS:
             wait_ms = SETTLING_MS
-        for lane in self._lanes.values():
-            if wake_ns := lane.wake_ns():
+        for wake_ns in (self._repairs.wake_ns(), *(lane.wake_ns() for lane in self._lanes.values())):
+            if wake_ns:
                 wait_ms = min(wait_ms, -(-(wake_ns - now_ns) // 1_000_000))
         return max(0, wait_ms)
 
     # --- log-writers
 
-    def _on_completion(self, order: LogOrder, entry: tuple[Any, ...]) -> None:
+    def _on_completion(self, order: LogOrder | RepairCopy, entry: tuple[Any, ...]) -> None:
         order.release()
         order.end(Completion(*entry))
 
-    def _on_lost(self, order: LogOrder) -> None:
+    def _on_lost(self, order: LogOrder | RepairCopy) -> None:
         order.release()
         order.end(None)
 
-    def _on_set_aside(self, order: LogOrder) -> None:
+    def _on_set_aside(self, order: LogOrder | RepairCopy) -> None:
         """The process that has it may still read its memory."""
         order.end(None)
 
@@ -178,6 +185,7 @@ class ReplicaFollowing:
         return sum(bool(lane.partitions) for lane in self._lanes.values())
 
     def close(self) -> None:
+        self._repairs.close()
         for lane in self._lanes.values():
             lane.close()
         self._proxies.close()

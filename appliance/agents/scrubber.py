@@ -74,7 +74,7 @@ class Scrubber:
     def step(self) -> float:
         """Read one piece; how many seconds to wait for the next."""
         now_ms = self._clock.wall_ms()
-        if self._again is not None or abs(now_ms - self._looked_ms) >= IDLE_SECONDS * 1000:
+        if self._again is not None or self._pass is None or abs(now_ms - self._looked_ms) >= IDLE_SECONDS * 1000:
             size_bytes = self._see_to_repaired(now_ms)
             if size_bytes is not None:
                 self._bytes.add(size_bytes)

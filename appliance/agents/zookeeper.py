@@ -31,7 +31,8 @@ JARS = ("zookeeper-3", "zookeeper-jute-", "slf4j-api-", "snappy-java-", "metrics
 MAIN_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 MEMBER_OPTIONS = (
     "-Dzookeeper.cnxTimeout=300",  # ms to connect for an election; with ZooKeeper's own 5 s a box that is off would hold up those who are there
-    "-Dzookeeper.leaderConnectDelayDuringRetryMs=20",  # a new leader listens a moment after it was elected
+    "-Dzookeeper.leaderConnectDelayDuringRetryMs=150",  # five tries, and a new leader on a busy machine listens only after half a second
+    "-Dzookeeper.leader.maxTimeToWaitForEpoch=1500",  # ms; a leader whose followers gave up in vain would wait for them for initLimit, 10 s (seen)
     "-Dzookeeper.fastleader.maxNotificationInterval=1000",  # ms; who waited long for the others shall not sleep when they come
     "-Dzookeeper.tcpKeepAlive=true",
 )

@@ -287,7 +287,7 @@ _HOUSE_ROWS = (
     SettingRow("zookeeper.tick.ms", 100, "ms", "unit of time of the embedded ZooKeeper; sessions end at a tick", "slower fail-over", 50, 10 * SECOND),
     SettingRow(
         "zookeeper.sync.limit",
-        5,
+        6,
         "ticks",
         "silence after which a member of an ensemble that the boxes run together gives its leader up, and the leader a member",
         "slower fail-over of the ensemble; a smaller one gives up members whose disk is slow",

@@ -16,10 +16,21 @@ from appliance.broker.committed_bounds import Bound, KnownAborted
 from appliance.ipc.proxies import LogWriterProxies, LogWriterProxy
 from appliance.metadata.metadata_image import MetadataImage, TopicImage
 from appliance.protocol.leader_hints import CurrentLeader, NodeEndpoint
-from appliance.shm.partition_table import DISK_OFFLINE, DISK_ONLINE, PartitionTableReader, Row, TornRow, row_of
+from appliance.shm.partition_table import (
+    DISK_OFFLINE,
+    DISK_ONLINE,
+    PARTITION_AND_GENERATION,
+    ROLE_AND_EPOCH,
+    ROLE_LEADER,
+    PartitionTableReader,
+    Row,
+    TornRow,
+    row_of,
+)
 
 CURSORS_MAX = 64
 EPOCH_ENDS_MAX = 16
+_HALF = (1 << 32) - 1
 Cursor = tuple[int, int, int, int]
 """(segment base offset, position, size of the batch there or 0, inode number of the file or 0): the last two as in `Found`."""
 
@@ -88,6 +99,13 @@ class Placement:
     def read_row(self) -> Row:
         """As `read_words`, with names."""
         return row_of(self.read_words())
+
+    def leads_on(self, leader_epoch: int, words: tuple[int, ...]) -> bool:
+        """Whether the row, which was read as `words`, led under `leader_epoch` and has not ceased to: what it appended then is where it was."""
+        role_and_epoch = words[ROLE_AND_EPOCH]
+        if role_and_epoch >> 32 != ROLE_LEADER or words[PARTITION_AND_GENERATION] & _HALF != self.row_generation:
+            return False
+        return role_and_epoch & _HALF == leader_epoch or self.table.led_since(self.row) <= leader_epoch < role_and_epoch & _HALF
 
     def remember(self, offset: int, segment_base_offset: int, position: int, first_batch_bytes: int = 0, inode: int = 0) -> None:
         cursors = self.cursors

@@ -37,6 +37,7 @@ class DescriptorKind(IntEnum):
     MOVE_CANCEL = 19
     DESCRIBE_PRODUCERS = 20
     BEGIN_VERIFICATION = 21
+    REPAIR = 22
 
 
 NEEDS_VERIFICATION = 32_000
@@ -82,8 +83,9 @@ class Descriptor(NamedTuple):
     NEEDS_VERIFICATION was answered with. TRANSACTION_MARKER: value_a is the producer id, value_b the coordinator epoch, value_c the producer epoch.
     BEGIN_VERIFICATION: value_a is a producer id, value_c its epoch; the completion's `guard` is for a PRODUCE to come, 0 while his transaction is open here.
     DESCRIBE_PRODUCERS: the answer is written to the `length` bytes at `position` (`producer_entries`).
+    REPAIR: `length` bytes at `position` are whole checked batches of another replica, for a place in a segment.
     PROGRESS (what a follower's fetch says of one partition), REPLICA_APPEND (`length` bytes at `position` are whole checked batches of the leader) and
-    TRUNCATE: `replication_descriptors` knows what is where."""
+    TRUNCATE: as REPAIR, `replication_descriptors` knows what is where."""
 
     kind: int
     flags: int

@@ -1,7 +1,7 @@
 """The descriptors of replication: how their numbers, more and larger than the plain fields, are put into an entry and taken out again.
 
-PROGRESS, from an acceptor that a follower fetches from; REPLICA_APPEND and TRUNCATE, from the replica-fetcher. Owned by nobody. Weak spot: which field holds
-what is known here only, so nobody packs or reads these three by hand.
+PROGRESS, from an acceptor that a follower fetches from; REPLICA_APPEND, TRUNCATE and REPAIR, from the replica-fetcher. Owned by nobody. Weak spot: which field
+holds what is known here only, so nobody packs or reads these four by hand.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ _HALF: Final = (1 << 32) - 1
 _PROGRESS: Final = int(DescriptorKind.PROGRESS)
 _REPLICA_APPEND: Final = int(DescriptorKind.REPLICA_APPEND)
 _TRUNCATE: Final = int(DescriptorKind.TRUNCATE)
+_REPAIR: Final = int(DescriptorKind.REPAIR)
 NO_BROKER_EPOCH: Final = 0
 """Of a follower that does not say which of its registrations it is: no transaction of ZooKeeper has this number."""
 
@@ -75,3 +76,22 @@ def truncate_descriptor(row: int, row_generation: int, leader_epoch: int, order:
 def truncate_of(entry: tuple[Any, ...]) -> TruncateOrder:
     epoch = entry[12]
     return TruncateOrder(Truncation(entry[11]), epoch - (1 << 32) if epoch >> 31 else epoch, entry[10])
+
+
+class RepairOrder(NamedTuple):
+    """Where another replica's batches belong. Completed with error code NONE when it is settled how they fit: `record_count` is a `batch_repair.Verdict`,
+    `base_offset` the first offset that was written, or -1."""
+
+    segment_base_offset: int
+    segment_position: int
+    source_id: int
+    """the broker whose batches they are"""
+
+
+def repair_descriptor(row: int, row_generation: int, position: int, length: int, order: RepairOrder) -> tuple[int, ...]:
+    base_offset, segment_position, source_id = order
+    return (_REPAIR, 0, 0, row, row_generation, 0, 0, length, position, 0, base_offset, segment_position, source_id & _HALF, 0)
+
+
+def repair_of(entry: tuple[Any, ...]) -> RepairOrder:
+    return RepairOrder(entry[10], entry[11], entry[12])

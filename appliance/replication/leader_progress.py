@@ -178,8 +178,9 @@ class LeaderProgress:
             if self._wish is None or number != self._wish.number:
                 return False
             self._pause_until_ns = now_ns + WISH_PAUSE_NS
+        before = self.replicas if self.partition_epoch == UNKNOWN else self.isr
         self.partition_epoch = partition_epoch
-        before, self.isr = self.isr, tuple(isr)
+        self.isr = tuple(isr)
         self._wish, self._is_due = None, False
         for follower in self._followers:
             if follower.replica_id in before and follower.replica_id not in self.isr:

@@ -16,7 +16,7 @@ from appliance.base.errors import MillraceError
 from appliance.base.layout import boot_id
 from appliance.shm.atomic import WORD_BYTES
 
-LAYOUT_VERSION = 4
+LAYOUT_VERSION = 5
 """Raised with every change of any layout in this package; a mismatch ends the process with exit code 78."""
 
 # Header: eight words, then the purpose's own layout from HEADER_BYTES on.

@@ -47,7 +47,8 @@ SEQUENCES_POSITION = 512
 ROWS_POSITION = (SEQUENCES_POSITION + ROWS * WORD_BYTES + 127) // 128 * 128
 SEALED_BYTES_POSITION = ROWS_POSITION + ROWS * ROW_BYTES
 ABORTED_END_POSITION = SEALED_BYTES_POSITION + ROWS * WORD_BYTES
-SIZE_BYTES = ABORTED_END_POSITION + ROWS * WORD_BYTES
+LED_SINCE_POSITION = ABORTED_END_POSITION + ROWS * WORD_BYTES
+SIZE_BYTES = LED_SINCE_POSITION + ROWS * WORD_BYTES
 assert SUSPECT_WORD * WORD_BYTES < SEQUENCES_POSITION and ROWS_POSITION % WORD_BYTES == 0
 
 # Words of a row.
@@ -230,6 +231,10 @@ class PartitionTableWriter:
         """Behind the newest marker of an aborted transaction in a row's log; before the row that lets anyone read that far."""
         self._words[ABORTED_END_POSITION // WORD_BYTES + index] = offset
 
+    def store_led_since(self, index: int, leader_epoch: int) -> None:
+        """The leader epoch under which a row's leader began to lead; before the row that says so."""
+        self._words[LED_SINCE_POSITION // WORD_BYTES + index] = leader_epoch
+
     def remove_row(self, index: int) -> None:
         """Take a row out; its index may be used again under another row generation."""
         words = self._words
@@ -323,6 +328,10 @@ class PartitionTableReader:
     def aborted_end(self, index: int) -> int:
         """Behind the newest marker of an aborted transaction in a row's log, 0 without any: at least as new as a row that was read before."""
         return self.words[ABORTED_END_POSITION // WORD_BYTES + index]
+
+    def led_since(self, index: int) -> int:
+        """Of a row that says LEADER and was read before: from this leader epoch to the row's it led without a break, so that nothing was cut."""
+        return self.words[LED_SINCE_POSITION // WORD_BYTES + index]
 
     def rows(self) -> list[tuple[int, Row]]:
         """Every row in use, with its index; torn (see `torn_rows`) and removed rows are left out."""

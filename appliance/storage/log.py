@@ -500,7 +500,9 @@ class Log:
     def _reload_producers(self) -> None:
         names, bases = file_io.listdir(self.directory), self.segment_base_offsets
         now_ms, expiration_ms = self._clock.wall_ms(), self.producer_expiration_ms
+        before = self.producers
         self.producers, self._snapshots = load_producers(self.directory, names, bases, self.log_end_offset, now_ms, expiration_ms=expiration_ms)
+        self.producers.remember_kept(before, self.log_end_offset)
         self._snapshots.distrust_from(self.recovery_point)
         self.aborted_end_offset = min(self.aborted_end_offset, self.log_end_offset)
 

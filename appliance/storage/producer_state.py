@@ -115,6 +115,14 @@ class ProducerState:
             if entry is not None and entry.producer_epoch == producer_epoch and entry.batches and entry.batches[-1][:4] == remembered[-1][:4]:
                 self._entries[producer_id] = entry._replace(batches=remembered)
 
+    def remember_kept(self, before: ProducerState, end_offset: int) -> None:
+        """The log was cut to `end_offset`, and this was read anew from it: what `before` knows of batches that a snapshot does not tell is so still."""
+        self.remember_earlier(
+            (producer_id, entry.producer_epoch, [list(batch) for batch in kept])
+            for producer_id, entry in before._entries.items()
+            if (kept := [batch for batch in entry.batches if batch.last_offset < end_offset])
+        )
+
     def copy(self) -> ProducerState:
         other = ProducerState()
         other._entries, other._open, other._ended = dict(self._entries), dict(self._open), list(self._ended)

@@ -53,7 +53,7 @@ class SegmentScrub:
         self._next_offset = base_offset
         self._largest_timestamp = -1
         self._before = [(base_offset, 0)] * 2
-        """(offset, position) of the last two batches that were passed."""
+        """(offset, position) of the last two batches that were passed; the segment's own where it begins."""
 
     def __iter__(self) -> Iterator[int]:
         offset_entries = _OffsetEntries(self._index_bytes(INDEX_SUFFIX), self._base_offset)
@@ -64,7 +64,7 @@ class SegmentScrub:
             read_bytes = 0
             for position, header in self._batches(ColdPieces(cold), size_bytes):
                 self._check_offsets(position, header)
-                self._before = [self._before[1], (header.base_offset, position)]
+                self._before = [self._before[1], (header.base_offset if position else self._base_offset, position)]
                 self._largest_timestamp = max(self._largest_timestamp, header.max_timestamp)
                 offset_entries.on_batch(position, header)
                 time_entries.on_batch(header, self._largest_timestamp)

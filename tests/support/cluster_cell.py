@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from tests.support.cluster import KAFKA_PORT, Cluster, ClusterBox
 from tests.support.cluster_history import Finding, acknowledged_findings, reader_findings, transaction_findings

@@ -141,13 +141,14 @@ class Replica:
         assert self.acceptor.by_disk[self.writer.disk].offer(entry, 0, ("mark", 0))
         assert self._answer(self.acceptor)[-1].error_code == 0
 
-    def produce(self, content: bytes, acks_all: bool = False, flags: int = 0) -> None:
+    def produce(self, content: bytes, acks_all: bool = False, flags: int = 0, leader_epoch: int | None = None) -> None:
         """`produced` has its completion."""
         hosted, arena = self.hosted, self.acceptor.source.arena
         position = arena.allocate(len(content))
         arena.memory[position : position + len(content)] = content
         flags |= ACKS_ALL_FLAG if acks_all else 0
-        place = hosted.row, hosted.row_generation, hosted.leader_epoch, hosted.config_generation
+        epoch = hosted.leader_epoch if leader_epoch is None else leader_epoch
+        place = hosted.row, hosted.row_generation, epoch, hosted.config_generation
         assert self.acceptor.by_disk[self.writer.disk].offer(
             (DescriptorKind.PRODUCE, flags, 0, *place, len(content), position, 0, 1, 0, 0, 0), 0, ("produce", 0)
         )

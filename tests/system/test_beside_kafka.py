@@ -26,3 +26,15 @@ def test_a_short_comparison_gives_a_table_and_leaves_nothing_behind(tmp_path: Pa
     assert "| row | Millrace | Kafka 3.9 | Kafka 4.3 | × at least |" in ended.stdout
     assert "not recorded" in ended.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("words", [["replicated", "--only", "1 KB, acks=all", "--only", "catch-up"], ["replicated_partitions"]])
+def test_three_boxes_are_compared_with_three_brokers(tmp_path: Path, words: list[str]) -> None:
+    if shutil.which("java") is None:
+        pytest.skip("Kafka needs a Java runtime")
+    command = [sys.executable, "-m", "loadtest", "beside_kafka", "--short", "--scratch", str(tmp_path), "--part", *words]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "| row | Millrace | Kafka 3.9 | × at least |" in ended.stdout and "not recorded" in ended.stderr
+    assert list(tmp_path.iterdir()) == []

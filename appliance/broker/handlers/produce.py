@@ -44,7 +44,6 @@ from appliance.shm.counters import Counters
 from appliance.shm.partition_table import (
     HIGH_WATERMARK,
     ISR_AND_CONFIG,
-    PARTITION_AND_GENERATION,
     ROLE_AND_EPOCH,
     ROLE_LEADER,
     ROLE_OFFLINE,
@@ -380,8 +379,8 @@ class ProduceHandler:
             words = placement.read_words()
         except TornRow:
             return False
-        role_and_epoch, config_generation = words[ROLE_AND_EPOCH], words[ISR_AND_CONFIG] & _HALF
-        is_led_as_before = role_and_epoch >> 32 == ROLE_LEADER and role_and_epoch & _HALF == descriptor[_EPOCH_AT]
+        config_generation = words[ISR_AND_CONFIG] & _HALF
+        is_led_as_before = placement.leads_on(descriptor[_EPOCH_AT], words)
         too_large = descriptor[_SIZE_AT] > placement.max_message_bytes
         if not is_led_as_before or config_generation == descriptor[_CONFIG_AT] or too_large:
             return False
@@ -462,9 +461,7 @@ class ProduceHandler:
             except TornRow:
                 waiting.append((index, placement, leader_epoch, end_offset))
                 continue
-            role_and_epoch = words[ROLE_AND_EPOCH]
-            is_same_row = words[PARTITION_AND_GENERATION] & _HALF == placement.row_generation
-            if not is_same_row or role_and_epoch >> 32 != ROLE_LEADER or role_and_epoch & _HALF != leader_epoch & _HALF:
+            if not placement.leads_on(leader_epoch, words):
                 pending.results[index] = ProduceResult(placement.topic, placement.partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
             elif signed(words[HIGH_WATERMARK]) < end_offset:
                 waiting.append((index, placement, leader_epoch, end_offset))

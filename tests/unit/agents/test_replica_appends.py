@@ -161,8 +161,8 @@ def test_a_fenced_follower_publishes_nothing(tmp_path: Path) -> None:
         one.die()
 
 
-def _image(leader: int, leader_epoch: int, replica: Replica) -> None:
-    partition = PartitionImage(leader, leader_epoch, (1, 2), (1, 2), replica.writer.disk, None, 7)
+def _image(leader: int, leader_epoch: int, replica: Replica, isr: tuple[int, ...] = (1, 2)) -> None:
+    partition = PartitionImage(leader, leader_epoch, (1, 2), isr, replica.writer.disk, None, 7)
     topic = TopicImage("t", TOPIC_ID, (partition,), {})
     write_image(replica.writer.layout.image_file, MetadataImage(3, "", -1, {}, {"t": topic}))
 
@@ -180,7 +180,6 @@ def test_the_next_life_of_the_same_boot_leads_and_follows_without_being_told(tmp
             each.start()
         assert (one.row.role, two.row.role) == (ROLE_LEADER, ROLE_FOLLOWER)
         assert one.row.high_watermark == two.row.high_watermark == 2
-        assert one.hosted.progress is not None and one.hosted.progress.partition_epoch == 7
         one.produce(batch(1))
         one.turn()
         assert fetch(two, one) == "appended"
@@ -191,6 +190,24 @@ def test_the_next_life_of_the_same_boot_leads_and_follows_without_being_told(tmp
         two.die()
         two.start()
         assert two.row.role == ROLE_NONE, "the image is of another epoch"
+
+
+def test_a_next_life_counts_every_replica_until_the_controller_has_spoken(tmp_path: Path) -> None:
+    with replicas(tmp_path, 2) as (one, two):
+        assert one.lead(4, [1, 2], [1, 2], 8) == 0 and two.follow(1, 4, [1, 2], [1, 2]) == 0
+        _image(1, 4, one, isr=(1,))  # older than what the dead life was told
+        one.die()
+        one.start()
+        one.produce(batch(2))
+        one.turn()
+        assert (one.row.log_end_offset, one.row.high_watermark) == (2, 0)
+        fetch(two, one)
+        fetch(two, one)
+        assert one.row.high_watermark == 2
+        assert one.lead(4, [1], [1, 2], 9) == 0
+        one.produce(batch(1))
+        one.turn()
+        assert one.row.high_watermark == 3
 
 
 def test_a_follower_is_not_asked_for_an_epoch_bump_any_more(tmp_path: Path) -> None:

@@ -72,6 +72,22 @@ def test_the_high_watermark_is_where_every_replica_in_sync_is(tmp_path: Path) ->
             check_watermark(each)
 
 
+def test_what_is_on_its_way_to_a_leader_is_taken_under_a_larger_epoch_of_its_own_and_not_after_a_break(tmp_path: Path) -> None:
+    with replicas(tmp_path, 2) as (one, two):
+        _roles([one, two], leader=1, leader_epoch=1)
+        _roles([one, two], leader=1, leader_epoch=2)
+        one.produce(batch(), leader_epoch=1)
+        one.turn(1)
+        assert [(each.error_code, each.leader_epoch) for each in one.produced] == [(0, 2)]
+        _roles([one, two], leader=2, leader_epoch=3)
+        _roles([one, two], leader=1, leader_epoch=4)
+        for epoch in (2, 3, 5):
+            one.produce(batch(), leader_epoch=epoch)
+        one.turn(1)
+        assert [each.error_code for each in one.produced][1:] == [ErrorCode.NOT_LEADER_OR_FOLLOWER] * 3
+        assert one.log_end == 1
+
+
 @pytest.mark.parametrize("config", [{}, SMALL_SEGMENTS], ids=["one segment", "rolls"])
 def test_the_high_watermark_has_its_place_at_every_batch_boundary(tmp_path: Path, config: dict[str, str]) -> None:
     """The leader appends several batches in one write; followers come one batch at a time, and not at the same pace."""

@@ -157,12 +157,22 @@ def test_nothing_is_appended_with_too_few_replicas(led: OneLedPartition) -> None
 def test_a_parked_produce_of_a_deposed_leader_is_not_acknowledged_whatever_the_row_says(led: OneLedPartition, fields: dict[str, int]) -> None:
     parked(led)
     led.lead(2)
+    led.table.store_led_since(led.row, 6)
     led.move(high_watermark=200, log_end_offset=200, **fields)
     answer = led.answered()
     (partition,) = answer.responses[0].partition_responses
     assert ErrorCode(partition.error_code) is ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert (partition.current_leader.leader_id, partition.current_leader.leader_epoch) == (2, 6)
     assert [(node.node_id, node.host, node.port) for node in answer.node_endpoints] == [(2, "box2", 9092)]
+
+
+def test_a_larger_epoch_of_an_unbroken_leadership_leaves_a_parked_produce_where_it_is(led: OneLedPartition) -> None:
+    led.table.store_led_since(led.row, 5)
+    parked(led)
+    led.move(leader_epoch=6)
+    assert led.told() is None
+    led.move(high_watermark=101)
+    assert led.told() is ErrorCode.NONE
 
 
 def test_a_row_that_belongs_to_another_partition_now_acknowledges_nothing(led: OneLedPartition) -> None:

@@ -121,6 +121,20 @@ def test_truncation_forgets_what_producers_wrote_behind_it(tmp_path: Path) -> No
     log.close()
 
 
+def test_after_a_truncation_behind_a_snapshot_a_retry_of_any_of_the_last_five_batches_is_still_known(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    for sequence in range(6):
+        send(log, sequence)
+    log.write_last_entries()  # a snapshot, which has only the last batch of each producer
+    for sequence in range(6, 8):
+        send(log, sequence)
+    log.truncate_to(7)
+    assert [send(log, sequence) for sequence in (3, 6)] == [(3, 3, -1), (6, 6, -1)]
+    assert send(log, 7) == (7, 7, -1)
+    assert send(log, 2) == GAP
+    log.close()
+
+
 def test_a_snapshot_has_kafkas_bytes() -> None:
     state = ProducerState()
     staging = state.stage()
