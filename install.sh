@@ -39,6 +39,12 @@ die() { say "install.sh: $*"; exit 1; }
 is_root() { [ "$(id -u)" = 0 ]; }
 has() { command -v "$1" >/dev/null 2>&1; }
 
+# has_commands NAME…: all of them, also where only root looks.
+has_commands() {
+    local name
+    for name in "$@"; do PATH=$PATH:/usr/sbin:/sbin has "$name" || return 1; done
+}
+
 # as_root COMMAND…: with what rights there are; fails where there are none. Never asks for a password when nobody is there to type it.
 as_root() {
     if is_root; then "$@"
@@ -229,16 +235,19 @@ run_tests() {
     done
     say "The tests need: Python 3.$PYTHON_MINOR_MIN with venv and Java 17 (installed with apt-get as root or by sudo if missing), the packages of"
     say "pyproject.toml with its extra 'test' (into .venv), the Debian packages $PEER_PACKAGES (unpacked under .venv/peers, no root needed), and"
-    say "JavaScript and Java clients from npm and Maven Central (220 MB under .venv/clients). As root also systemd, for tests that boot one (apt-get)."
+    say "JavaScript and Java clients from npm and Maven Central (220 MB under .venv/clients). As root also systemd, iproute2 and e2fsprogs, for tests"
+    say "that boot a systemd, or several machines with disks and a network between them (apt-get)."
     lock
     ensure_venv test
     ensure_java test
     "$VENV/bin/python" -c 'from appliance.pipeline.spark_java import spark_java_home; spark_java_home()' 2>/dev/null || apt_install openjdk-17-jre-headless || true # a Java for ZooKeeper may be too old for Spark
     ensure_peers
     cd "$ROOT"
-    [ -z "$deep" ] || has mkfs.xfs || PATH=$PATH:/usr/sbin:/sbin has mkfs.xfs || apt_install xfsprogs || SKIPPED+=("faults of XFS: there is no mkfs.xfs")
+    [ -z "$deep" ] || has_commands mkfs.xfs || apt_install xfsprogs || SKIPPED+=("faults of XFS: there is no mkfs.xfs")
     # Tests under systemd boot their own, in namespaces; it installs a release with the system's Python. Both need root. What is still missing, tests say.
     ! is_root || [ -x /lib/systemd/systemd ] || apt_install systemd || true
+    ! is_root || has_commands ip tc || apt_install iproute2 || true
+    ! is_root || has_commands mkfs.ext4 losetup mount unshare nsenter || apt_install e2fsprogs mount util-linux || true
     ! is_root || [ ! -x /usr/bin/python3 ] || python_makes_venvs /usr/bin/python3 || apt_install python3-venv || true
     "$VENV/bin/python" -m tests.support.client_packages >&2 || SKIPPED+=("JavaScript and Java clients, Kafka: they could not be fetched")
     # Other projects' test suites; what is there already is not fetched again. librdkafka's takes minutes to build, so --deep only.

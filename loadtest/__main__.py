@@ -11,13 +11,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadtest import flames
+from loadtest import flames, model
 from loadtest.benchmark import Benchmark
 from loadtest.benchmarks import BENCHMARKS
 from loadtest.beside_kafka import command as beside_kafka
 from loadtest.harness import Outcome, run_benchmark
 from loadtest.machine import ROOT, Machine, describe_machine, load_average
-from loadtest.results import PAGE_FILE, outcome_document, outcome_table, record
+from loadtest.results import LINES_FILE, PAGE_FILE, outcome_document, outcome_table, read_lines, record
 from loadtest.users import command as users
 
 RUNS = 5
@@ -28,6 +28,7 @@ EPILOG = """\
 `python -m loadtest flames [NAME…]` draws flame graphs instead (flames --help).
 `python -m loadtest users [MIX]` lets users of locust work with a box, and compares counts (users --help).
 `python -m loadtest beside_kafka` measures the appliance beside real Kafka brokers instead (beside_kafka --help).
+`python -m loadtest model` makes MODEL.md anew: what a larger cluster would do, from what is recorded.
 exit codes: 0 every target met, 1 a run failed (lines lost, error replies, a process died), 2 wrong usage, 3 a target missed.
 A full run (three runs or more, one of growth_…, no --short, no --set) of a benchmark is recorded in loadtest/RESULTS.md and loadtest/results.jsonl."""
 
@@ -43,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[:1] == ["beside_kafka"]:
         prepare_environment()
         return beside_kafka.main(words[1:], say)
+    if words == ["model"]:
+        model.write(read_lines(LINES_FILE))
+        return 0
     options = build_parser().parse_args(words)
     if options.list:
         list_benchmarks()

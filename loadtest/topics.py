@@ -37,11 +37,11 @@ def cluster_of(box: Broker) -> Iterator[ClusterClient]:
         yield cluster
 
 
-def make_topic(box: Broker, name: str, partitions: int, configs: dict[str, str] | None = None) -> None:
+def make_topic(box: Broker, name: str, partitions: int, configs: dict[str, str] | None = None, replication_factor: int | None = None) -> None:
     """Returns when every partition has a leader. Kafka 4 says that a topic is made before its broker knows it."""
     deadline = time.monotonic() + KNOWN_SECONDS
     with cluster_of(box) as cluster:
-        create_topic(cluster, name, partitions=partitions, configs=configs)
+        create_topic(cluster, name, partitions=partitions, replication_factor=replication_factor, configs=configs)
         while True:
             try:
                 cluster.topic(name)

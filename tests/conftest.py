@@ -34,7 +34,9 @@ os.environ["PATH"] = f"{ROOT}/.venv/peers/bin:{os.environ.get('PATH', '')}"
 
 
 LONGEST = (
+    *("test_matrix.py", "test_simulation.py", "test_broken_rules.py"),
     *("test_disk_faults.py", "test_controller.py", "test_kafka_python_suite.py", "test_command.py", "test_supervisor.py", "test_hostile_clients.py"),
+    *("test_reassignment.py", "test_cluster_copies.py"),
     *("test_load.py", "test_partition_moves.py", "test_group_commands.py", "test_kafka_tools.py", "test_fuzz.py", "test_storage_torture.py"),
 )
 """Files that come first, so that those who work side by side (`-n`, a file at a time) end at about the same time."""

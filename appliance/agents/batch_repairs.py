@@ -90,7 +90,7 @@ class BatchRepairs:
             count = len(repair.plan.writes)
             self._batches.add(count)
             words = f"disk {self._disk}: {count} damaged {'batch' if count == 1 else 'batches'} of {where} repaired with the copy of broker {repair.source_id}"
-            self._log.notice(words, **name._asdict(), offset=repair.first_offset, disk=self._disk, peer=f"broker {repair.source_id}")
+            self._log.notice(words, **name._asdict(), disk=self._disk, peer=f"broker {repair.source_id}")
         if repair.channel is not None:
             entry = repair.entry
             answer = (entry[0], 0, code, entry[3], entry[9], repair.first_offset, -1, -1, -1, -1, int(repair.plan.verdict), 0)

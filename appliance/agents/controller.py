@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from appliance.agents.admission import Admission, Refusal
 from appliance.agents.box_requests import BoxRequests
 from appliance.agents.config_administration import ConfigAdministration
 from appliance.agents.controller_requests import ControllerRequests
@@ -40,6 +41,7 @@ from appliance.agents.reassignment_administration import ReassignmentAdministrat
 from appliance.agents.request_server import RequestClient, RequestServer
 from appliance.agents.role_keeper import RoleKeeper
 from appliance.agents.topic_administration import TopicAdministration
+from appliance.agents.topic_copies import TopicCopies
 from appliance.agents.tree_looks import TreeLooks
 from appliance.base.model import TopicId
 from appliance.client.peers import Peers
@@ -47,19 +49,21 @@ from appliance.ipc.box_disks import BoxDisks
 from appliance.ipc.controller_frames import GENERATION, IMAGE_CHANGED
 from appliance.ipc.frames import Frame
 from appliance.metadata.broker_configs import broker_configs
-from appliance.metadata.broker_registry import BrokerIdTaken, DirectoryTaken
+from appliance.metadata.broker_registry import RegistrationLost
 from appliance.metadata.metadata_image import MetadataImage
 from appliance.metadata.operation import ControllerMoved, OperationRunner, Outcome
 from appliance.metadata.requests import ConnectionLost
 from appliance.metadata.session import SavedSession, SessionState, ZooKeeperSession
 from appliance.metadata.topic_configs import broker_config
-from appliance.metadata.znodes import BoxRecord, BrokerRegistration
-from appliance.replication.arrival import Arrival, ForeignCluster, arrive
+from appliance.metadata.znodes import BoxRecord, BrokerRegistration, broker_path
+from appliance.replication.arrival import Arrival, arrive
 from appliance.replication.cluster import Cluster, DiskReport, topic_id_of
 from appliance.replication.controller import CreationDefaults, DiskSpace
 from appliance.replication.internal_topics import internal_topic
+from appliance.replication.topic_copies import copies_wanted
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.runtime.poller import READABLE
+from appliance.runtime.systemd import notify_refused
 from appliance.shm.counters import read_counters
 
 SESSION_FILE = "zookeeper.session"
@@ -137,6 +141,9 @@ class ControllerAgent:
         self._lease = LeaseKeeper(
             context.layout, context.incarnation, box.broker_id, session_ms, self.session.submit, lambda: self.session.session_id, context.clock
         )
+        self._admission = Admission(
+            box.broker_id, session_ms, context.clock.monotonic_ms, self._may_give_up, notify_refused, context.notifier.status, context.log
+        )
         self._own_runner = OperationRunner(self.session.submit, self._disks.command, self._publisher.publish)
         now_ms = context.clock.monotonic_ms
         self._isr = IsrKeeper(self.cluster, self._runner, lambda: self._arrived, context.counters, context.log, self._on_failure)
@@ -191,6 +198,9 @@ class ControllerAgent:
         )
         self._electing = ElectionAdministration(
             self.cluster, self._runner, leadership_return, context.clock.monotonic_ms, context.counters, context.log, self._on_failure
+        )
+        self._copies = TopicCopies(
+            self.cluster, copies_wanted(box), self._reassigning, self._electing if leadership_return.is_enabled else None, now_ms, context.log
         )
         self._draining = DiskDraining(self.cluster, self._runner, context.counters, context.log, self._on_failure)
         self._moves = MoveAdministration(
@@ -287,6 +297,7 @@ class ControllerAgent:
             self._alterations.reconsider()
             self._reassigning.reconsider()
             self._electing.reconsider()
+            self._copies.reconsider()
             self._draining.reconsider()
         work += self._lease.do_work(self._arrived and self.cluster.has_other_boxes and self._bring_up.roles_are_told())
         work += self._isr.do_work()
@@ -354,7 +365,8 @@ class ControllerAgent:
 
     def status_line(self) -> str:
         role = "controller" if self.cluster.fence is not None else "not controller"
-        return f"ZooKeeper {self.session.state.value}, {role}, {len(self.cluster.topics)} topics, {len(self._runner)} operations under way"
+        line = f"ZooKeeper {self.session.state.value}, {role}, {len(self.cluster.topics)} topics, {len(self._runner)} operations under way"
+        return f"waits: {self._admission.reason}; {line}" if self._admission.reason else line
 
     def _maybe_ready(self, now_ms: int) -> None:
         """Ready once the tree is loaded and the disks lead what is theirs, or have not come within two seconds."""
@@ -400,6 +412,7 @@ class ControllerAgent:
         else:
             self._suspensions.add()
             self._log.warning("the connection to ZooKeeper is lost; admin requests wait, produce and fetch go on")
+        self._admission.on_disconnected()
         self._leave()
 
     def _leave(self) -> None:
@@ -416,12 +429,31 @@ class ControllerAgent:
         """An operation failed in a way that only a fresh look can mend."""
         if isinstance(failure, ConnectionLost):
             return  # the session tells of it too, and what was begun begins again then
+        if isinstance(failure, RegistrationLost):
+            self._on_registration_lost(failure)
+            return
+        if isinstance(failure, Refusal):
+            self._admission.on_refused(failure)
+            wait_ms = 0 if self._arrived else ARRIVE_AGAIN_MS  # what was registered before the disks told who they are is taken back at once
+            self._leave()
+            self._arrive_at_ms = self._clock.monotonic_ms() + wait_ms
+            return
         trouble = f"{type(failure).__name__}: {failure}"
         if trouble != self._last_trouble:
             self._last_trouble = trouble
             self._log.warning(f"looks at ZooKeeper and all disks anew, because of {trouble}")
         self._leave()
         self._arrive_at_ms = self._clock.monotonic_ms() + (0 if isinstance(failure, ControllerMoved) else ARRIVE_AGAIN_MS)
+
+    def _on_registration_lost(self, loss: RegistrationLost) -> None:
+        """As if the session were lost, but at once: we register again, or are told who is in the way."""
+        self._admission.on_lost(loss)
+        self._lease.end()
+        self._leave()
+        self._arrive_at_ms = self._clock.monotonic_ms()
+
+    def _may_give_up(self) -> bool:
+        return not self._ready_told and len(self.cluster.reports) == len(self.cluster.disks)
 
     def _start_arrival(self) -> None:
         self._leave()
@@ -440,12 +472,11 @@ class ControllerAgent:
 
     def _on_arrived(self, outcome: Outcome) -> None:
         if outcome.failure is not None:
-            if isinstance(outcome.failure, BrokerIdTaken | DirectoryTaken | ForeignCluster):
-                self._context.notifier.status(str(outcome.failure))
             self._on_failure(outcome.failure)
             return
         self._arrived = True
         self._last_trouble = ""
+        self._admission.on_admitted()
         self._arrived_ms = self._clock.monotonic_ms()
         self._leads_gauge.set(int(self.cluster.fence is not None))
         self._count_term()
@@ -462,6 +493,8 @@ class ControllerAgent:
 
     def _on_change(self, path: str) -> None:
         """Somebody changed something that we watch: look at it again. Our own writes come along here too, and find nothing new."""
+        if self._admission.reason and path == broker_path(self._box.broker_id):
+            self._arrive_at_ms = self._clock.monotonic_ms()  # who was in the way may be gone
         self._looks.on_change(path)
 
     # --- the disks ----------------------------------------------------------------------------------------------------------

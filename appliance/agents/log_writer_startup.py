@@ -1,9 +1,10 @@
 """How a log-writer starts: which boot this is, what its last life knew, and each log recovered in its turn.
 
 Same boot (only our process died): from the rows of the dead life's table, and leading and following are taken up again by itself, from the image, under the
-same leader epoch. Clean stop: no scan. Unclean boot: from the recovery point, and no partition leads before the controller has bumped
-its leader epoch. A log that needs space to be opened, on a disk that has none, waits: the others are served, and `open_late` tries again. What
-no row or descriptor is left for stays closed and untouched in this life. Owned by the log-writer until it serves, and while logs wait for space.
+same leader epoch; leading what other boxes hold too only while the box's lease lasts (else the whole box was away).
+Clean stop: no scan. Unclean boot: from the recovery point, and no partition leads before the controller has bumped its leader epoch.
+A log that needs space to be opened, on a disk that has none, waits: the others are served, and `open_late` tries again. What no row or descriptor is
+left for stays closed and untouched in this life. Owned by the log-writer until it serves, and while logs wait for space.
 Weak spot: logs of one disk are recovered one after the other (disks are parallel, they have a process each).
 """
 
@@ -24,6 +25,7 @@ from appliance.base.model import TopicId, TopicPartition
 from appliance.metadata.metadata_image import ImageUnreadable, MetadataImage, TopicImage, read_image
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.known_disks import KnownDisk, read_known_disk, write_known_disk
+from appliance.shm.lease import lease_holds
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER, ROWS, PartitionTableWriter, Row, TableFull
 from appliance.storage import file_io
 from appliance.storage.log_directory import LogDirectory
@@ -67,6 +69,8 @@ class LogWriterStartup:
         self.recovery_points_went_back = False
         """Whether a log now ends below what the checkpoint promises of it: that must be written down anew."""
         self._led_at_once = 0
+        self._is_registered = lease_holds(context.layout, context.clock.boottime_ns())
+        """Whether this box's registration in the cluster surely stands."""
         self.moved_here: list[HostedPartition] = []
         """Logs that still have the record of their move in them: the checkpoints do not speak for them yet."""
         self._is_synced = False
@@ -233,7 +237,8 @@ class LogWriterStartup:
         return Unclean(recovery_point)
 
     def _serve_again(self, hosted: HostedPartition) -> None:
-        """Lead or follow under the epoch that the dead life had, if the image still says so: produce, fetch and replication do not wait for the controller."""
+        """Lead or follow under the epoch that the dead life had, if the image still says so: produce, fetch and replication do not wait for the controller.
+        What has other replicas is led only while this box's lease lasts: nobody else was elected then because we were gone."""
         row = self._lives.rows.get((hosted.topic_id, hosted.topic_partition.partition))
         topic = self._image.topics_by_id.get(hosted.topic_id)
         if row is not None and row.leader_epoch < 0 <= hosted.log.leader_epochs.latest:
@@ -246,6 +251,8 @@ class LogWriterStartup:
             return
         broker_id = self._context.box.broker_id
         if row.role == ROLE_LEADER and should_be.leader == broker_id:
+            if len(should_be.replicas) > 1 and not self._is_registered:
+                return  # the whole box was away, and others may lead by now: the controller says who does
             if hosted.log.config.acknowledges_after_flush:
                 self._make_durable(hosted)
             # No partition epoch: the image may be older than what the dead life was told or had wished, so every replica counts until the controller speaks.

@@ -34,6 +34,8 @@ class ProducerIdLeases:
         self._block_size = 0
         self._is_asking = False
         self._ask_at_ns = 0
+        self._last_error = 0
+        """Why the controller gave none last time: the same answer again is not told again."""
         self._given = counters.counter("coordinator.producer_ids")
 
     def next(self) -> int | None:
@@ -62,8 +64,10 @@ class ProducerIdLeases:
         self._is_asking = False
         self._ask_at_ns = self._clock.monotonic_ns() + ASK_AGAIN_NS
         answer: dict[str, Any] = orjson.loads(payload) if payload else {"error": -1}
+        former_error, self._last_error = self._last_error, answer["error"]
         if answer["error"]:
-            self._log.warning(f"the controller gave no producer ids (Kafka error {answer['error']}); it is asked again", peer="controller")
+            if answer["error"] != former_error:
+                self._log.warning(f"the controller gave no producer ids (Kafka error {answer['error']}); it is asked again and again", peer="controller")
             return
         leased = range(answer["first"], answer["last"] + 1)
         self._block_size = len(leased)

@@ -24,10 +24,11 @@ OnPartition = Callable[[int, Result], None]
 
 
 class Order(NamedTuple):
-    """Targets of partitions of one topic."""
+    """Targets of partitions of one topic. `is_quiet`: whoever orders it says so himself, in fewer lines."""
 
     targets: Mapping[int, Target]
     on_result: OnPartition
+    is_quiet: bool = False
 
 
 class ReassignmentAdministration:
@@ -39,12 +40,21 @@ class ReassignmentAdministration:
         self._log = log
         self._on_failure = on_failure
         self._wanted: dict[str, deque[Order]] = {}
+        self._quiet: set[str] = set()
         self._under_way_gauge = counters.counter("controller.reassignments_under_way")
         self._finished = counters.counter("controller.reassignments_finished")
 
-    def order(self, name: str, targets: Mapping[int, Target], on_result: OnPartition) -> None:
+    def is_busy(self) -> bool:
+        """Whether orders are being written, or wait for that."""
+        return bool(self._wanted)
+
+    def order(self, name: str, targets: Mapping[int, Target], on_result: OnPartition, is_quiet: bool = False) -> None:
         """`on_result` is called for every partition: refused, or written in ZooKeeper and on its way."""
-        self._wanted.setdefault(name, deque()).append(Order(targets, on_result))
+        self._wanted.setdefault(name, deque()).append(Order(targets, on_result, is_quiet))
+        if is_quiet:
+            self._quiet.add(name)
+        else:
+            self._quiet.discard(name)
         self._go_on(name)
 
     def reconsider(self) -> None:
@@ -81,7 +91,7 @@ class ReassignmentAdministration:
             if refused is not None:
                 order.on_result(partition, Result(refused.code, refused.message))
                 continue
-            if topic is not None and partition in topic.replicas:
+            if topic is not None and partition in topic.replicas and not order.is_quiet:
                 replicas, target = topic.replicas[partition], order.targets[partition]
                 what = "was called off" if target is None else f"is to lie on {', '.join(map(str, target))}"
                 self._log.info(f"the reassignment of {name}-{partition} {what}; its replicas are {', '.join(map(str, replicas))} now", topic=name)
@@ -95,6 +105,6 @@ class ReassignmentAdministration:
         topic = self._cluster.topics.get(name)
         for partition in outcome.value:
             self._finished.add()
-            if topic is not None and partition in topic.replicas:
+            if topic is not None and partition in topic.replicas and name not in self._quiet:
                 self._log.info(f"{name}-{partition} lies on {', '.join(map(str, topic.replicas[partition]))}: its reassignment is done", topic=name)
         self._go_on(name)

@@ -408,6 +408,8 @@ class LeaderLane:
             self._counters.restarts.add()
             text = f"begins anew at offset {offset}: broker {self.leader_id} has nothing older, and the copy here ends at {rules.log_end_offset}"
         elif kind == Truncation.DIVERGED:
+            if offset >= rules.log_end_offset:
+                return  # an epoch that brought no record is forgotten: every box that led is told so when it follows again
             self._counters.truncations.add()
             text = f"has what broker {self.leader_id} does not have: of leader epoch {leader_epoch} nothing from offset {offset} on is kept"
         else:

@@ -211,7 +211,9 @@ class Scrubber:
             return not damage.is_rebuildable
         except OSError:
             return False
-        return modified_ms >= damage.found_ms - (0 if damage.is_rebuildable else TIMES_ARE_LATE_MS)
+        if damage.is_rebuildable:
+            return modified_ms >= damage.found_ms
+        return damage.found_ms - TIMES_ARE_LATE_MS <= modified_ms <= self._clock.wall_ms()  # a time to come is of a clock that was wrong: it says nothing
 
     def _partition_names(self) -> list[str]:
         try:

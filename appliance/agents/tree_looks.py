@@ -1,7 +1,8 @@
 """Following the tree in ZooKeeper: what is looked at again when a watch says that it has changed.
 
 The change log tells of everything that boxes write; beside it the lists of topics, of deletions, of brokers and of Kafka's config notifications are
-watched, because other tools write there too, and because a box that dies writes nothing. Owned by the controller process of each box. One look at each
+watched, because other tools write there too, and because a box that dies writes nothing; and the box's own registration, which a copy of the box may
+have deleted. Owned by the controller process of each box. One look at each
 path at a time; what changes during a look is looked at after it. Weak spot: our own writes come along here too, and cost a look that finds nothing new.
 """
 
@@ -16,7 +17,7 @@ from appliance.metadata import broker_registry, config_notifications, topic_regi
 from appliance.metadata.change_log import CHANGES
 from appliance.metadata.operation import Operation, OperationRunner, Outcome, Publish
 from appliance.metadata.requests import GetChildren
-from appliance.metadata.znodes import BROKER_IDS, BROKER_TOPICS, CONFIG_CHANGES, CONTROLLER, DEFAULT_BROKER, DELETE_TOPICS
+from appliance.metadata.znodes import BROKER_IDS, BROKER_TOPICS, CONFIG_CHANGES, CONTROLLER, DEFAULT_BROKER, DELETE_TOPICS, broker_path
 from appliance.replication.arrival import follow_changes, read_topics, take_over
 from appliance.replication.box_config_operations import load_box_configs
 from appliance.replication.cluster import Cluster
@@ -55,6 +56,7 @@ class TreeLooks:
             DELETE_TOPICS: self._look_at_deletions,
             BROKER_IDS: self._look_at_brokers,
             CONFIG_CHANGES: self._look_at_config_changes,
+            broker_path(cluster.broker_id): self._look_at_own_registration,
         }
         self._changed_again: set[str] = set()
         self._changed_on_arrival: set[str] = set()
@@ -137,6 +139,10 @@ class TreeLooks:
         self._cluster.use_boxes((yield from broker_registry.read_boxes(watch=True)))
         yield Publish()
         return former != self._cluster.broker_epochs
+
+    def _look_at_own_registration(self) -> Operation[bool]:
+        yield from broker_registry.check_registration(self._cluster.broker_id, self._session_id())
+        return False
 
     def _look_at_config_changes(self) -> Operation[bool]:
         """Configs that somebody else changed. Our own changes come along here too, and are known already."""

@@ -248,6 +248,15 @@ _MEMORY_ROWS = (
 _INGEST_ROWS = (
     SettingRow("ingest.syslog.topic", "syslog", "", "topic that syslog lines go to", ""),
     SettingRow("ingest.syslog.partitions", 4, "", "partitions of that topic when ingest creates it", "files and table rows", 1, 10_000),
+    SettingRow(
+        "ingest.topic.replication.factor",
+        3,
+        "",
+        "replicas of the topics that boxes make by themselves, for syslog and their own figures; fewer while there are fewer boxes",
+        "space and network",
+        1,
+        16,
+    ),
     SettingRow("ingest.syslog.key", "host", "", "what a syslog record's key is", "", choices=("host", "app", "none")),
     SettingRow("ingest.syslog.time.zone", "UTC", "", "zone of RFC 3164 times, which name none: UTC or a name such as Europe/Berlin", ""),
     SettingRow(

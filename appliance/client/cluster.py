@@ -62,8 +62,9 @@ class ClusterClient:
         self.latest = answer._replace(topics={**self.latest.topics, **answer.topics})
         return answer
 
-    def topic(self, name: str, *, allow_auto_topic_creation: bool = False, complete: bool = True) -> TopicMetadata:
-        """One topic, which must be there, and (`complete`) have a leader for every partition: a topic just created gets time for it."""
+    def topic(self, name: str, *, allow_auto_topic_creation: bool = False, complete: bool = True, is_new: bool = False) -> TopicMetadata:
+        """One topic, which must be there, and (`complete`) have a leader for every partition: a topic just created gets time for it.
+        `is_new`: it was created a moment ago, and the broker that is asked may not have heard of it yet."""
         backoff = self.backoff()
         while True:
             found = self.metadata([name], allow_auto_topic_creation=allow_auto_topic_creation).topics.get(name)
@@ -73,7 +74,7 @@ class ClusterClient:
                     return found
                 code = ErrorCode.LEADER_NOT_AVAILABLE
             error = refused(code, f"use topic {name!r}")
-            if not is_retriable(error) or (code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and not allow_auto_topic_creation):
+            if not is_retriable(error) or (code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and not (allow_auto_topic_creation or is_new)):
                 raise error
             backoff.pause_or_raise(error)
 

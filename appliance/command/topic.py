@@ -59,7 +59,7 @@ def create(
         from appliance.client.admin import create_topic
 
         create_topic(cluster, name, partitions=partitions, replication_factor=replication_factor, configs=configs)
-        created = cluster.topic(name)
+        created = cluster.topic(name, is_new=True)
         print(f"created topic {name} with {plural(len(created.partitions), 'partition')}")
 
 

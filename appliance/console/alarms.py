@@ -115,7 +115,15 @@ ALARMS: tuple[Alarm, ...] = (
         Condition("millrace_scrub_damages_total", ">", 0, over_seconds=HOUR),
         0,
         "damaged places ({kind}) were found on disk {disk}",
-        "Records in closed segments cannot be read as they were written; there is no second copy.",
+        "Records in closed segments cannot be read as they were written. Where another box has a healthy copy they are repaired within seconds.",
+    ),
+    Alarm(
+        "MillraceDamageNotRepaired",
+        CRITICAL,
+        Condition("millrace_replica_repairs_left_total", ">", 0, over_seconds=HOUR),
+        0,
+        "damaged records stay: no other box has a healthy copy that fits",
+        "Records in closed segments cannot be read as they were written.",
     ),
     Alarm(
         "MillracePartitionsNotServed",

@@ -178,6 +178,7 @@ LOG_WRITER = (
     counter("log_writer_replica_appends", "log_writer.replica_appends", "Writes of what leaders sent.", _DISK),
     counter("log_writer_replica_bytes", "log_writer.replica_bytes", "Bytes of them.", _DISK),
     counter("log_writer_replica_appends_corrupt", "log_writer.replica_appends_corrupt", "What leaders sent and was refused, being torn or damaged.", _DISK),
+    counter("log_writer_batches_repaired", "log_writer.batches_repaired", "Damaged batches that were repaired with another box's copy.", _DISK),
     counter("log_writer_truncations", "log_writer.truncations", "Times that a follower's log was cut because its leader's had gone on differently.", _DISK),
     counter(
         "log_writer_truncated_below_high_watermark",
@@ -329,6 +330,7 @@ REPLICA_FETCHER = (
     counter("replica_truncations", "replica_fetcher.truncations", "Copies that were cut because they differ from their leader's log."),
     counter("replica_restarts", "replica_fetcher.restarts", "Copies that were dropped and begun anew, because their leader has nothing as old any more."),
     counter("replica_corrupt_batches", "replica_fetcher.corrupt_batches", "Batches that came damaged from a leader and were fetched again."),
+    counter("replica_repairs_left", "replica_fetcher.repairs_left", "Damaged places that no other box has a fitting, healthy copy of."),
     counter("replica_errors", "replica_fetcher.errors", "Errors that leaders and log-writers answered.", ("process", "error")),
 )
 

@@ -1,10 +1,10 @@
 """The registrations of brokers, what is recorded of their boxes, the cluster's id, the roots of the tree: operations on ZooKeeper.
 
 Owned by the controller process. Every operation may be started again after any step. Which box a broker id belongs to is told by the
-box's identity in `/millrace/brokers/N`: it lets a box that lost its session (a reboot, a killed process without its saved session) take
-its own registration back at once instead of waiting for the time-out, and keeps two boxes with one id apart. Every registration writes that record, so
-its version tells one registration from the next: who adds a replica to an in-sync set checks it (KIP-903). Weak spot: a box whose
-state directory was lost is a stranger to its old registration: it waits until that has timed out, and its disks have told who they are.
+box's identity in `/millrace/brokers/N`, which keeps two boxes with one id apart. A registration is never taken from another session: its box may be a
+copy of ours (a cloned machine, a restored backup) whose original lives. Every registration writes that record, so its version tells one registration
+from the next: who adds a replica to an in-sync set checks it (KIP-903). Weak spot: a box that comes back without its saved session (a reboot) waits
+until the old one has timed out; one whose state directory was lost, until its disks have told who they are, too.
 """
 
 from __future__ import annotations
@@ -48,6 +48,25 @@ from appliance.metadata.znodes import (
 
 class BrokerIdTaken(ZooKeeperFailed):
     """The broker id, or the address, is registered by somebody else who may still live, or belongs to another box."""
+
+
+class RegistrationHeld(BrokerIdTaken):
+    """Another session holds the registration of this very box: that of its last life, until it times out, or that of a copy."""
+
+    def __init__(self, broker_id: int, node: Node) -> None:
+        endpoints = BrokerRegistration.decode(broker_id, node.data).endpoints if node.data else ()
+        self.address = ", ".join(f"{host}:{port}" for _, host, port in endpoints) or "no address"
+        self.owner = node.owner
+        super().__init__(f"broker id {broker_id} is registered by session {node.owner:#x} of a box with this identity, at {self.address}")
+
+
+class RegistrationLost(ZooKeeperFailed):
+    """The registration under which we work is gone although its session lives, or is another session's. `owner`: that session, 0 when it is gone."""
+
+    def __init__(self, broker_id: int, owner: int) -> None:
+        whose = f"belongs to session {owner:#x} now: is there a copy of this box?" if owner else "is gone: somebody else has deleted it"
+        super().__init__(f"the registration of broker {broker_id} {whose}")
+        self.owner = owner
 
 
 class DirectoryTaken(ZooKeeperFailed):
@@ -101,13 +120,14 @@ def take_cluster_id(candidate: str) -> Operation[str]:
 
 def register_broker(registration: BrokerRegistration, box: BoxRecord, session_id: int) -> Operation[int]:
     """Register under `session_id`, fenced if `box` says so and there are other boxes; returns the broker epoch (the node's czxid).
-    `BrokerIdTaken` and `DirectoryTaken` say who is in the way. A new registration, the record that goes with it and the news of it are one transaction."""
+    `BrokerIdTaken` and `DirectoryTaken` say who is in the way. A new registration, the record that goes with it and the news of it are one transaction.
+    What becomes of the registration, or of the one that is in the way, is told by a watch on its node."""
     broker_id = registration.broker_id
     path = broker_path(broker_id)
     seen = yield from read_boxes(watch=False)
     record = yield from read(box_path(broker_id))
     former = seen.records.get(broker_id)
-    existing = yield from read(path)
+    existing = yield from read(path, watch=True)
     try:
         yield from _refuse_strangers(registration, box, session_id, former, existing)
         _refuse_taken_directories(broker_id, box, seen)
@@ -122,23 +142,33 @@ def register_broker(registration: BrokerRegistration, box: BoxRecord, session_id
         return existing.czxid
     ours = box if former is None or former.box_id != box.box_id else _merged(former, box)
     ours = ours._replace(is_fenced=box.is_fenced and bool(seen.records.keys() - {broker_id}))
-    writes: list[Write] = [] if existing is None else [Delete(path, existing.version)]
-    writes += [Create(path, b"", ephemeral=True), SetData(path, registration.encode(), 0)]
+    writes: list[Write] = [Create(path, b"", ephemeral=True), SetData(path, registration.encode(), 0)]
     writes += [SetData(box_path(broker_id), ours.encode(), record.version if record is not None else -1), change_write(Change(broker_id, boxes=(broker_id,)))]
     try:
         yield Multi(tuple(writes))
     except MultiFailed as refused:
         raise BrokerIdTaken(f"broker id {broker_id} was registered by somebody else at the same time") from refused
-    node = yield from read(path)
-    return node.czxid if node is not None else -1
+    return (yield from check_registration(broker_id, session_id))
+
+
+def check_registration(broker_id: int, session_id: int) -> Operation[int]:
+    """Whether the broker's registration is this session's → its broker epoch; `RegistrationLost` if not. Its next change is told."""
+    node = yield from read(broker_path(broker_id), watch=True)
+    if node is None or node.owner != session_id:
+        raise RegistrationLost(broker_id, node.owner if node is not None else 0)
+    return node.czxid
 
 
 def _refuse_strangers(registration: BrokerRegistration, box: BoxRecord, session_id: int, former: BoxRecord | None, existing: Node | None) -> Operation[None]:
-    """A broker id is another box's while that is registered, or has partitions: unless one of our disks is one of its (then our state directory was lost)."""
+    """A broker id is another session's while that lives; another box's while that has partitions: unless one of our disks is one of its (then our state
+    directory was lost)."""
     broker_id = registration.broker_id
+    is_held = existing is not None and existing.owner != session_id
     if former is not None and former.box_id == box.box_id:
+        if existing is not None and is_held:
+            raise RegistrationHeld(broker_id, existing)
         return
-    if existing is not None and existing.owner != session_id:
+    if is_held:
         owner = f"box {former.box_id}" if former else "a broker that is not ours"
         raise BrokerIdTaken(f"broker id {broker_id} is registered by {owner}; give this box another one, or wait until that registration has timed out")
     if former is None or not former.directories or former.directories.keys() & box.directories.keys():
@@ -147,14 +177,16 @@ def _refuse_strangers(registration: BrokerRegistration, box: BoxRecord, session_
         disks = ", ".join(sorted(box.directories)) or "none has told yet"
         raise BrokerIdTaken(
             f"broker id {broker_id} belongs to box {former.box_id}, which has partitions on directories {', '.join(sorted(former.directories))};"
-            f" this box has others ({disks}). Give it another broker id, or bring those disks"
+            f" this box has others ({disks}). Give it another broker id, or bring those disks; if they are lost: `millrace box remove {broker_id} --lost`"
+            " on another box"
         )
 
 
 def _refuse_taken_directories(broker_id: int, box: BoxRecord, seen: BoxesSeen) -> None:
     ours = {directory: disk for directory, disk in box.directories.items() if directory != disk}  # one without an id goes by its disk's name
     for other_id, record in sorted(seen.records.items()):
-        taken = sorted(ours.keys() & record.directories.keys()) if other_id != broker_id and record.box_id != box.box_id else []
+        is_another = other_id != broker_id and (record.box_id != box.box_id or other_id in seen.registrations)  # a copy of a whole box has its identity too
+        taken = sorted(ours.keys() & record.directories.keys()) if is_another else []
         if taken:
             raise DirectoryTaken(
                 f"disk {ours[taken[0]]} (directory id {taken[0]}) is recorded as a disk of broker {other_id}: if it is a copy, empty it;"

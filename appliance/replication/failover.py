@@ -56,13 +56,16 @@ def take_up(state: PartitionState, broker_id: int) -> PartitionState | None:
 
 
 def after_unclean_boot(state: PartitionState, replicas: Sequence[int], broker_id: int, eligible: Iterable[int]) -> PartitionState | None:
-    """`broker_id` may have lost the end of its log. Another member of the in-sync set that lives has all of it, and leads; a follower leaves the set. Where
-    no other member lives it goes on leading under a larger epoch: offsets that consumers saw must not come back with other content under the old one."""
+    """`broker_id` may have lost the end of its log. Another member of the in-sync set that lives has all of it, and leads; whoever does not lead leaves the set
+    whenever another member stays, also one that does not live at the moment: what only that one has must not be lost to an election. Where it leads and no
+    other member lives it goes on under a larger epoch: offsets that consumers saw must not come back with other content under the old one."""
     able = set(eligible) - {broker_id}
     others = tuple(member for member in state.isr if member != broker_id)
-    if state.leader == NO_LEADER and broker_id in state.isr and able & set(others):
-        leader = next(replica for replica in (*replicas, *others) if replica in able and replica in others)
-        return state._replace(leader=leader, leader_epoch=state.leader_epoch + 1, isr=others)
-    if state.leader == broker_id and not able & set(others):
-        return bump_leader_epoch(state, state.controller_epoch)
-    return withdraw(state, replicas, broker_id, able)
+    if state.leader == broker_id:
+        return withdraw(state, replicas, broker_id, able) if able & set(others) else bump_leader_epoch(state, state.controller_epoch)
+    if broker_id not in state.isr or not others:
+        return None
+    leader = next((replica for replica in (*replicas, *others) if replica in able and replica in others), NO_LEADER)
+    if state.leader != NO_LEADER or leader == NO_LEADER:
+        return state._replace(isr=others)
+    return state._replace(leader=leader, leader_epoch=state.leader_epoch + 1, isr=others)

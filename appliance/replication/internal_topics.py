@@ -1,7 +1,7 @@
 """What the topics of the coordinators are made with: Kafka's configs for `__consumer_offsets` and `__transaction_state`.
 
-Pure; used by the controller, which alone makes them, when a coordinator or a client that looks for one asks. Weak spot: made while few boxes live, they
-have few replicas, and keep them until an operator changes that.
+Pure; used by the controller, which alone makes them, when a coordinator or a client that looks for one asks. Made while few boxes live, they
+have few replicas, and get more when more boxes come (`topic_copies`). Weak spot: `min.insync.replicas` stays as it was made.
 """
 
 from __future__ import annotations

@@ -77,11 +77,12 @@ def may_add(cluster: Cluster, wish: IsrWish, added: Iterable[int]) -> bool:
 
 
 def decide_wish(cluster: Cluster, topic: TopicState, wish: IsrWish, known_added: frozenset[int], state: PartitionState) -> PartitionState | None:
-    """The state with the wished set, or None where the wish may not be. Out of an unclean election a leader has recovered when somebody else is in sync."""
+    """The state with the wished set, or None where the wish may not be: also where it names no partition epoch. Out of an unclean election a leader has
+    recovered when somebody else is in sync."""
     members, broker_id = set(wish.isr), cluster.broker_id
     if state.leader != broker_id or state.leader_epoch != wish.leader_epoch or broker_id not in members:
         return None
-    if wish.partition_epoch not in (-1, topic.state_versions[wish.partition]):
+    if wish.partition_epoch != topic.state_versions[wish.partition]:
         return None
     if len(members) != len(wish.isr) or not members <= set(topic.replicas[wish.partition]):
         return None

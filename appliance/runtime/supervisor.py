@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from appliance.runtime.service_main import EXIT_OTHER_RELEASE, EXIT_USAGE, name_
 from appliance.runtime.set_aside import SetAsideProcesses
 from appliance.runtime.spawning import spawn
 from appliance.runtime.status_server import StatusServer
-from appliance.runtime.systemd import notify
+from appliance.runtime.systemd import REFUSED, notify
 from appliance.runtime.zookeeper_watch import NAME as ZOOKEEPER
 from appliance.runtime.zookeeper_watch import ZooKeeperWatch
 from appliance.shm.counters import Counters, read_counters
@@ -45,6 +46,7 @@ LEAVE_MS = 3_000
 KILLED_MS = 3_000
 """A killed process that is not gone by then waits in the kernel for its disk; a stop goes on without it."""
 NOTICE_MS = 10_000
+CANNOT_START = "millrace cannot start:\n"
 JVM_STOPPED = 128 + signal.SIGTERM
 """How a JVM ends that was asked to."""
 START_FACTOR = 10
@@ -205,6 +207,15 @@ class Supervisor:
                 self._on_ready(child)
             elif name == "STATUS":
                 child.status_text = value
+            elif name == REFUSED:
+                self._on_refused(value)
+
+    def _on_refused(self, reason: str) -> None:
+        """The cluster does not take this box, and waiting has not helped. One that has served waits on: what it has may be needed."""
+        if self._ready_said or self._stop_signals or self.exit_code:
+            return
+        sys.stderr.write(CANNOT_START + problem_lines([reason]))
+        self.exit_code = EXIT_USAGE
 
     def _on_ready(self, child: Child) -> None:
         if child.state is not ChildState.STARTING:
@@ -270,7 +281,11 @@ class Supervisor:
             notify("READY=1")
         elif now_ms >= self._next_notice_ms:
             self._next_notice_ms = now_ms + NOTICE_MS
-            self.log.notice(f"still waiting for {', '.join(waiting)}; their messages are above")
+            self.log.notice(f"still waiting for {', '.join(map(self._with_reason, waiting))}; their messages are above")
+
+    def _with_reason(self, name: str) -> str:
+        status_text = self.children[name].status_text
+        return f"{name} ({status_text})" if status_text else name
 
     def describe(self) -> dict[str, Any]:
         """The answer on supervisor.sock."""
@@ -427,8 +442,12 @@ def kill_group(pid: int) -> None:
         pass
 
 
+def problem_lines(problems: Iterable[str]) -> str:
+    return "".join(f"  - {problem}\n" for problem in problems)
+
+
 def main(zookeeper_check: ExternalCheck) -> int:
-    """argv[1]: the options as JSON. Exit codes: 0 stopped on request, 2 nothing was started because of what is printed, 78 another release."""
+    """argv[1]: the options as JSON. Exit codes: 0 stopped on request, 2 the box cannot start because of what is printed, 78 another release."""
     options = RunOptions.from_json(sys.argv[1]) if len(sys.argv) > 1 else RunOptions()
     clock = SystemClock()
     name_process("millrace")
@@ -439,6 +458,6 @@ def main(zookeeper_check: ExternalCheck) -> int:
     try:
         prepared = prepare_box(options, clock, zookeeper_check)
     except ConfigurationProblems as error:
-        sys.stderr.write("millrace cannot start:\n" + "".join(f"  - {problem}\n" for problem in error.problems))
+        sys.stderr.write(CANNOT_START + problem_lines(error.problems))
         return EXIT_USAGE
     return Supervisor(prepared, clock).run()

@@ -12,6 +12,7 @@ import socket
 from appliance.shm.counters import Counters
 
 FIRST_LISTEN_DESCRIPTOR = 3
+REFUSED = "X_MILLRACE_REFUSED"
 FAILED_STARTS = "runtime.failed_starts"
 """Lives in a row that ended before they served."""
 
@@ -29,6 +30,12 @@ def notify(message: str) -> bool:
         except OSError:
             return False
     return True
+
+
+def notify_refused(reason: str) -> None:
+    """The box cannot be what it was started as, and waiting has not helped. `millrace run` ends a start then; systemd does not know the word, and the
+    process waits on."""
+    notify(f"{REFUSED}={reason}".replace("\n", " "))
 
 
 class SystemdNotifier:

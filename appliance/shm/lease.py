@@ -78,3 +78,15 @@ class LeaseReader:
         if self._shared is not None:
             self._shared.close()
             self._shared = None
+
+
+def lease_holds(layout: BoxLayout, now_ns: int) -> bool:
+    """For one look: whether a controller of this boot has kept a lease, and it is not over."""
+    try:
+        shared = SharedObject.attach(_name(layout), PURPOSE, writable=False)
+    except (SharedObjectAbsent, LayoutMismatch):
+        return False
+    try:
+        return shared.is_of_this_boot() and now_ns < shared.words[_UNTIL_WORD]
+    finally:
+        shared.close()

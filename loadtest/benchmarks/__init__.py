@@ -8,6 +8,7 @@ from loadtest.benchmarks.connections import Connections
 from loadtest.benchmarks.consume import Consume
 from loadtest.benchmarks.coordination import Coordination
 from loadtest.benchmarks.disk_faults import DiskFaults
+from loadtest.benchmarks.fail_over import FailOver
 from loadtest.benchmarks.fairness import Fairness
 from loadtest.benchmarks.fetch_large import FetchLarge
 from loadtest.benchmarks.flush_ack import FlushAck
@@ -36,7 +37,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     for benchmark in (
         ProduceLibrdkafka(), ProduceSmallRecords(), ReplaySmall(), Connections(), Latency(), Consume(), FetchLarge(), ColdBackfill(),
         TailStays(), SyslogTcp(), SyslogUdp(), Fairness(), Hostile(), Footprint(), FootprintSixDisks(), FlushAck(), RecoveryTime(), DiskFaults(),
-        GrowthStored(), GrowthPartitions(), Coordination(), UnitRestarts(), SparkReadSegments(), SparkReadFetch(), SparkLoad(), SparkWrite(),
+        GrowthStored(), GrowthPartitions(), Coordination(), UnitRestarts(), FailOver(), SparkReadSegments(), SparkReadFetch(), SparkLoad(), SparkWrite(),
         SparkQuery(), SparkMicroBatches(),
     )
 }  # fmt: skip

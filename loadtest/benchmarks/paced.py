@@ -29,12 +29,13 @@ class Paced(NamedTuple):
     cpu_seconds: float
 
 
-def produce_at_a_pace(box: Broker, topic: str, connections: int, rate: float, seconds: float) -> Paced:
-    """Raises BenchmarkFailed if a request was answered with an error or not at all."""
+def produce_at_a_pace(box: Broker, topic: str, connections: int, rate: float, seconds: float, acks: int = 1, leader: tuple[str, int] | None = None) -> Paced:
+    """To partition 0, at `leader` if that is another than clients begin with. Raises BenchmarkFailed if a request was answered with an error or not at all."""
     frame_file, layout = box.directory / "paced-frame", reply_layout(topic)
-    frame_file.write_bytes(build_produce_frame(topic, 0, FRAME_BYTES))
+    frame_file.write_bytes(build_produce_frame(topic, 0, FRAME_BYTES, acks))
     numbers: Sequence[float] = [connections, rate, seconds, layout.size_bytes, layout.error_at]
-    arguments = [sys.executable, str(PROGRAM), box.kafka.host, str(box.kafka.port), *map(str, numbers), str(frame_file)]
+    host, port = leader or box.kafka
+    arguments = [sys.executable, str(PROGRAM), host, str(port), *map(str, numbers), str(frame_file)]
     with LoadGenerator("paced producer", arguments) as generator:
         generator.await_ready()
         generator.go()

@@ -21,6 +21,7 @@ from typing import Any
 from appliance.base.errors import MillraceError
 from loadtest.benchmark import BenchmarkFailed, Say
 from loadtest.beside_kafka import page
+from loadtest.beside_kafka.clusters import kafka_cluster, millrace_cluster
 from loadtest.beside_kafka.contenders import OURS, Appliance, Contender
 from loadtest.beside_kafka.kafka_contender import KAFKA_3, KAFKA_4, QUARTER_HEAP, SHIPPED_HEAP, KafkaContender
 from loadtest.beside_kafka.parts import PARTS
@@ -102,8 +103,7 @@ def run_part(part: Part, cells: Sequence[Cell], kinds: Sequence[str], rounds: in
     """Whether all turns gave figures; prints the table. Each load is recorded when all its turns are done, if everything is as it should be."""
     directory = Path(tempfile.mkdtemp(prefix=f"{part.name}-", dir=scratch))
     tools = Tools(directory, LibrdkafkaClient(directory), Replayer(directory), scale, say)
-    contenders: list[Contender] = [Appliance(directory / "millrace")]
-    contenders += [KafkaContender(KINDS[kind][0], directory / kind, *KINDS[kind][1:]) for kind in kinds]
+    contenders = contenders_of(part, directory, kinds)
     machine, documents = describe_machine(scratch), list[dict[str, Any]]()
     try:
         with all_alive(contenders if part.lives_are_shared else []):
@@ -127,41 +127,50 @@ def run_part(part: Part, cells: Sequence[Cell], kinds: Sequence[str], rounds: in
     return True
 
 
+def contenders_of(part: Part, directory: Path, kinds: Sequence[str]) -> list[Contender]:
+    """Ours first."""
+    if part.boxes == 1:
+        return [Appliance(directory / "millrace"), *(KafkaContender(KINDS[kind][0], directory / kind, *KINDS[kind][1:]) for kind in kinds)]
+    chosen = [(kind, KINDS[kind]) for kind in kinds if KINDS[kind][1].has_zookeeper]
+    theirs = (kafka_cluster(name, directory / kind, part.boxes, release, heap) for kind, (name, release, heap) in chosen)
+    return [millrace_cluster(directory / "millrace", part.boxes), *theirs]
+
+
 def run_cell(part: Part, cell: Cell, contenders: Sequence[Contender], rounds: int, tools: Tools) -> dict[str, Any]:
     """All turns at one load, as they are kept."""
     findings, others, load_before = Findings(), list[float](), load_average()
     for number in range(rounds):
         for contender in order_of(contenders, number):
-            turn = quiet_turn(partial(calm_turn, cell, contender, tools), ATTEMPTS if tools.scale == 1 else 1, tools.say)
+            turn = quiet_turn(partial(calm_turn, part, cell, contender, tools), ATTEMPTS if tools.scale == 1 else 1, tools.say, OTHERS_MAX + part.idle_cores)
             findings.add(contender.name, turn)
             others.append(turn.others)
             figures = ", ".join(f"{page.number(turn.values[row.name])} {row.unit}" for row in cell.rows)
             tools.say(f"[{part.name} {number + 1}/{rounds}] {cell.name}: {contender.name} {figures} (others {turn.others:.2f} cores)")
     return {"benchmark": page.BENCHMARK, "part": part.name, "date": datetime.now(UTC).isoformat(timespec="seconds"), "load_before": load_before,
             "others": max(others), "rounds": rounds, "contenders": {contender.name: contender.settings for contender in contenders},
-            "rows": findings.values}  # fmt: skip
+            "rows": findings.values, **({"details": findings.details} if findings.details else {})}  # fmt: skip
 
 
-def calm_turn(cell: Cell, contender: Contender, tools: Tools) -> Turn:
-    await_calm(CALM_SECONDS if tools.scale == 1 else 0.0)
+def calm_turn(part: Part, cell: Cell, contender: Contender, tools: Tools) -> Turn:
+    await_calm(CALM_SECONDS if tools.scale == 1 else 0.0, CALM + part.idle_cores)
     return cell.measure(contender, tools)
 
 
-def await_calm(seconds_max: float) -> None:
+def await_calm(seconds_max: float, cores: float = CALM) -> None:
     """Until next to nobody uses a core."""
     deadline = time.monotonic() + seconds_max
     busy = float("inf")
-    while busy > CALM * LOOK_SECONDS and time.monotonic() < deadline:
+    while busy > cores * LOOK_SECONDS and time.monotonic() < deadline:
         before = machine_times().busy
         time.sleep(LOOK_SECONDS)
         busy = machine_times().busy - before
 
 
-def quiet_turn(take_turn: Callable[[], Turn], attempts: int, say: Say) -> Turn:
+def quiet_turn(take_turn: Callable[[], Turn], attempts: int, say: Say, others_max: float = OTHERS_MAX) -> Turn:
     """The first turn that others left alone, or the last of all attempts."""
     for number in range(1, attempts + 1):
         turn = take_turn()
-        if turn.others <= OTHERS_MAX:
+        if turn.others <= others_max:
             break
         say(f"others used {turn.others:.2f} cores in attempt {number} of {attempts}")
     return turn
@@ -180,7 +189,7 @@ def all_alive(contenders: Sequence[Contender]) -> Iterator[None]:
 def maybe_record(document: dict[str, Any], part: Part, scale: float, say: Say) -> None:
     if scale < 1 or document["rounds"] < part.rounds:
         say(f"[{part.name}] not recorded: recorded are runs of full size with {part.rounds} rounds")
-    elif document["others"] > OTHERS_MAX:
+    elif document["others"] > OTHERS_MAX + part.idle_cores:
         say(f"[{part.name}] not recorded: others used up to {document['others']:.2f} cores meanwhile")
     else:
         with open(LINES_FILE, "a") as file:

@@ -1,4 +1,5 @@
-"""Who is measured: something that starts, stops, is killed, and says which processes are its own. Here the appliance; Kafka is in kafka_contender.py.
+"""Who is measured: something that starts, stops, is killed, and says which processes are its own. Here the appliance; Kafka is in kafka_contender.py, three of
+either that are one cluster in clusters.py.
 
 Each has two log directories below a directory of its own, all on one file system. Owned by the command, which ends all of them whatever happens. Weak
 spot: those that run together share two cores, and whoever is not loaded still uses a little of them; it shows as `others` in a row's figures.
@@ -6,14 +7,17 @@ spot: those that run together share two cores, and whoever is not loaded still u
 
 from __future__ import annotations
 
+import itertools
+import os
 import shutil
+import socket
 import time
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from pathlib import Path
 
 from loadtest.benchmark import BenchmarkFailed
 from loadtest.memory import process_memory
-from tests.support.real_zookeeper import free_port
 from tests.support.running_box import Address, RunningBox, eventually, processes_of, start_box
 
 DISKS = 2
@@ -21,16 +25,31 @@ DELETE_DELAY_MS = 100
 """Files of a topic that one turn has used are gone before the next."""
 KAFKA_GONE_SECONDS = 30.0
 OURS = "Millrace"
+PORTS_FIRST, PORTS_LAST = 20_000, 32_000
+"""Below those that the kernel gives to outgoing connections: a broker that is down for a while finds its port free again."""
+_ports = itertools.cycle(range(PORTS_FIRST + os.getpid() % 10_000, PORTS_LAST))
+
+
+def lasting_port() -> int:
+    """One that nobody listens on, and that no connection is given."""
+    for port in _ports:
+        with socket.socket() as listening, suppress(OSError):
+            listening.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError
 
 
 class Contender(ABC):
     """One system under test, alive or not. `start`, `stop` and `kill` as often as wanted; the directories stay until `remove`."""
 
+    replication_factor = 1
+    """Of the topics that loads make."""
+
     def __init__(self, name: str, directory: Path) -> None:
         self.name = name
         self.directory = directory
         self.disks = [directory / f"d{index}" for index in range(DISKS)]
-        self.kafka = Address("127.0.0.1", free_port())
+        self.kafka = Address("127.0.0.1", lasting_port())
         for disk in self.disks:
             disk.mkdir(parents=True)
 
@@ -86,10 +105,11 @@ class Contender(ABC):
 
 
 class Appliance(Contender):
-    """`millrace run` as it comes, in its default settings but for the port and the delay of deletions."""
+    """`millrace run` as it comes, in its default settings but for the port and the delay of deletions. One of several where it is told of a ZooKeeper."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, broker_id: int | None = None, zookeeper: str | None = None) -> None:
         super().__init__(OURS, directory)
+        self._cluster = {} if zookeeper is None else {"broker_id": broker_id, "zookeeper": zookeeper}
         self._box: RunningBox | None = None
 
     @property
@@ -102,7 +122,7 @@ class Appliance(Contender):
 
     def start(self) -> None:
         settings = {"log.segment.delete.delay.ms": DELETE_DELAY_MS}
-        self._box = start_box(self.directory / "box", seconds=120, data=self.disks, settings=settings, kafka_port=self.kafka.port)
+        self._box = start_box(self.directory / "box", seconds=120, data=self.disks, settings=settings, kafka_port=self.kafka.port, **self._cluster)
 
     def stop(self) -> None:
         box, self._box = self._living(), None

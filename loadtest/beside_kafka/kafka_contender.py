@@ -82,11 +82,12 @@ KAFKA_4 = Release("4.3.1", False)
 
 
 class KafkaContender(Contender):
-    """One broker; with it the ZooKeeper that it needs, or the controller in the same process."""
+    """One broker; with it the ZooKeeper that it needs, unless it is told of one, or the controller in the same process."""
 
-    def __init__(self, name: str, directory: Path, release: Release, heap: Heap) -> None:
+    def __init__(self, name: str, directory: Path, release: Release, heap: Heap, broker_id: int = 1, zookeeper: str | None = None) -> None:
         super().__init__(name, directory)
         self._release, self._heap = release, heap
+        self._broker_id, self._connect = broker_id, zookeeper
         self._zookeeper: RealZooKeeper | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._controller_port = free_port()
@@ -105,7 +106,7 @@ class KafkaContender(Contender):
 
     def start(self) -> None:
         """As long as it takes: a broker that ends because ZooKeeper still has its former life is started again at once, as systemd would."""
-        if self._release.has_zookeeper:
+        if self._release.has_zookeeper and self._connect is None:
             if self._zookeeper is None:
                 self._zookeeper = RealZooKeeper(self.directory / "zookeeper")
             elif self._zookeeper.process is None or self._zookeeper.process.poll() is not None:
@@ -125,11 +126,11 @@ class KafkaContender(Contender):
             assert formatted.returncode == 0, formatted.stderr
 
     def _own_settings(self) -> dict[str, str]:
-        if self._zookeeper is not None:
+        if connect := self._connect or (self._zookeeper and self._zookeeper.connect):
             return {
-                "broker.id": "1",
+                "broker.id": str(self._broker_id),
                 "listeners": f"PLAINTEXT://{self.bootstrap}",
-                "zookeeper.connect": self._zookeeper.connect,
+                "zookeeper.connect": connect,
                 "zookeeper.connection.timeout.ms": "18000",
                 "group.initial.rebalance.delay.ms": "0",
                 "num.recovery.threads.per.data.dir": "1",

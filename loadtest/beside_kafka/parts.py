@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from loadtest.beside_kafka.lives import PartitionsPart, RestartPart, StartPart
+from loadtest.beside_kafka.replicated import ReplicatedPart
+from loadtest.beside_kafka.replicated_partitions import ReplicatedPartitionsPart
 from loadtest.beside_kafka.requests import LatencyPart, RequestsPart
 from loadtest.beside_kafka.rows import Part, Row
 from loadtest.beside_kafka.throughput import ConsumePart, ProducePart
 
-_ALL: tuple[Part, ...] = (ProducePart(), ConsumePart(), RequestsPart(), LatencyPart(), StartPart(), RestartPart(), PartitionsPart())
+_ALL: tuple[Part, ...] = (
+    ProducePart(), ConsumePart(), RequestsPart(), LatencyPart(), StartPart(), RestartPart(), PartitionsPart(), ReplicatedPart(), ReplicatedPartitionsPart()
+)  # fmt: skip
 PARTS = {part.name: part for part in _ALL}
 
 

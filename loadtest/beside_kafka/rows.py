@@ -58,10 +58,11 @@ class Tools:
 
 
 class Turn(NamedTuple):
-    """What one contender did in one round of a cell. `others`: cores that neither it nor the load used."""
+    """What one contender did in one round of a cell. `others`: cores that neither it nor the load used. `details` are recorded, and not in the table."""
 
     values: Mapping[str, float]
     others: float
+    details: Mapping[str, float] = {}
 
 
 def turn_of(values: Mapping[str, float], observation: Observation) -> Turn:
@@ -90,6 +91,10 @@ class Part(ABC):
     name: str
     title: str
     rounds: int = 3
+    boxes: int = 1
+    """Brokers of a contender; with more than one, Kafka is 3.9 with ZooKeeper."""
+    idle_cores: float = 0.0
+    """What contenders whose turn it is not may use beyond what is allowed to others: six idle brokers are not nothing."""
     lives_are_shared: bool = True
     """Contenders run all the time, next to each other; else a cell starts and stops the one whose turn it is, alone."""
 
@@ -113,7 +118,10 @@ class Findings:
 
     def __init__(self) -> None:
         self.values: dict[str, dict[str, list[float]]] = {}
+        self.details: dict[str, list[Mapping[str, float]]] = {}
 
     def add(self, contender: str, turn: Turn) -> None:
+        if turn.details:
+            self.details.setdefault(contender, []).append(turn.details)
         for name, value in {**turn.values}.items():
             self.values.setdefault(name, {}).setdefault(contender, []).append(value)

@@ -49,9 +49,10 @@ def topic_of_a_turn(contender: Contender, partitions: int, written_bytes: int, c
     """A topic that is gone at the end, with its files; dirty pages are on the disk then, so that the next turn finds it idle."""
     name = f"turn{next(_numbers):05}"
     with WarmMemory(written_bytes) as memory:
-        make_topic(contender, name, partitions, configs)
+        make_topic(contender, name, partitions, configs, contender.replication_factor)
         # Kafka 4 tells of a partition's leader before it has made its directory.
-        eventually(lambda: disks_used(contender, name) == min(len(contender.disks), partitions), f"{contender.name}: the partitions use all log directories")
+        directories = min(len(contender.disks), partitions * contender.replication_factor)
+        eventually(lambda: disks_used(contender, name) == directories, f"{contender.name}: the partitions use all log directories")
         memory.feed()
         yield name
     remove_topic(contender, name)
@@ -59,10 +60,11 @@ def topic_of_a_turn(contender: Contender, partitions: int, written_bytes: int, c
     os.sync()
 
 
-def produce(contender: Contender, tools: Tools, topic: str, records: int, value_bytes: int, acks: object, codec: str) -> Report:
+def produce(contender: Contender, tools: Tools, topic: str, records: int, value_bytes: int, acks: object, codec: str,
+            partitions: int = PARTITIONS) -> Report:  # fmt: skip
     """All producers at once: what they did together, from the start to the last acknowledgement."""
     properties = {**PRODUCER, "acks": acks, "compression.type": codec}
-    command = tools.librdkafka.producer(contender, topic, PARTITIONS, records // PRODUCERS, value_bytes, properties)
+    command = tools.librdkafka.producer(contender, topic, partitions, records // PRODUCERS, value_bytes, properties)
     with ExitStack() as stack:
         generators = [stack.enter_context(LoadGenerator(f"producer@{index}", command)) for index in range(PRODUCERS)]
         for generator in generators:

@@ -60,18 +60,18 @@ def _frame(topic: str, partition: int, value: bytes, acks: int) -> bytes:
             NO_TAGGED_FIELDS,
             b"\0",  # no transactional id
             struct.pack(">hi", acks, TIMEOUT_MS),
-            _compact_length(1),
-            _compact_length(len(name)) + name,
-            _compact_length(1),
+            compact_length(1),
+            compact_length(len(name)) + name,
+            compact_length(1),
             struct.pack(">i", partition),
-            _compact_length(len(records)) + records,
+            compact_length(len(records)) + records,
             NO_TAGGED_FIELDS * 3,  # of partition, topic and request
         )
     )
     return struct.pack(">i", len(body)) + body
 
 
-def _compact_length(length: int) -> bytes:
+def compact_length(length: int) -> bytes:
     """Length plus one as an unsigned varint (KIP-482)."""
     rest, encoded = length + 1, bytearray()
     while rest > 0x7F:

@@ -2,7 +2,8 @@
 
 The promise that is tested: an acknowledged record (acks=all) stays, and an offset below a high watermark keeps its meaning, whatever the network, the clocks of
 sessions, ZooKeeper and any number of killed processes and boxes do. Power cuts and lost disks take what was not synced: of those one box at a time, and only
-while every other member of the in-sync set is up and reaches ZooKeeper, until the hurt box has left the set (`README.md` says what that leaves out).
+while every other member of the in-sync set is whole, and up and heard by ZooKeeper until that knows that the hurt box is gone (`README.md` says what that
+leaves out).
 """
 
 from __future__ import annotations
@@ -99,6 +100,29 @@ class Faults:
             self._watched.cuts.hurt.add(box.broker_id)
             box.lose_disk()
             self._world.after(self._while(), self._start, box)
+
+    def lose_follower_and_leader(self, box: Box) -> None:
+        """While a third box is out of sync a follower loses its power and its session, then the leader's box dies, whole: nobody leads, and of the two in
+        sync one has lost something."""
+        leader = self._state().leader
+        if self._may_hurt(box) and leader not in (-1, box.broker_id):
+            self._hurt = box
+            third = next(other for other in self._boxes if other.broker_id not in (leader, box.broker_id))
+            third.kill()
+            self._zookeeper.expire(third.controller.session.session_id)
+            self._world.after(300 * MS, self._lose_both, box, self._boxes[leader - 1], third)
+
+    def _lose_both(self, box: Box, leader: Box, third: Box) -> None:
+        self._hurt = None
+        if not self.is_over and set(self._state().isr) == {box.broker_id, leader.broker_id} and self._state().leader == leader.broker_id:
+            self._hurt = box
+            self._watched.cuts.hurt.add(box.broker_id)
+            box.cut_power()
+            leader.kill()
+            for lost in (box, leader):
+                self._zookeeper.expire(lost.controller.session.session_id)
+                self._world.after(self._while(), self._start, lost)
+        self._start(third)
 
     def cut_from_zookeeper(self, box: Box) -> None:
         self._cut(box.broker_id, ZOOKEEPER)
@@ -203,6 +227,7 @@ KINDS = (
     "kill_controller",
     "cut_power",
     "lose_disk",
+    "lose_follower_and_leader",
     "cut_from_zookeeper",
     "cut_from_another",
     "isolate",

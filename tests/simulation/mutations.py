@@ -71,6 +71,12 @@ def _leaves_an_unclean_box_in_sync(state: PartitionState, _replicas: Sequence[in
     return failover.bump_leader_epoch(state, state.controller_epoch) if state.leader == broker_id else None
 
 
+def _leaves_an_unclean_follower_in_sync(state: PartitionState, replicas: Sequence[int], broker_id: int, eligible: Iterable[int]) -> PartitionState | None:
+    if state.leader == -1 and not set(state.isr) & (set(eligible) - {broker_id}):
+        return None
+    return failover.after_unclean_boot(state, replicas, broker_id, eligible)
+
+
 def _cuts_at_the_leaders_end(_epoch: int, end_offset: int, _end_offset_for: Any, log_end_offset: int) -> int:
     return min(end_offset, log_end_offset)
 
@@ -114,6 +120,7 @@ MUTATIONS = {
     "who has the high watermark is in sync": Mutation(((LeaderProgress, "_maybe_expand", _lets_in_whoever_has_the_high_watermark),)),
     "an election outside of the in-sync set": Mutation(((failover, "elect_leader", _elects_anybody),)),
     "an unclean box stays in sync": Mutation(((leader_operations, "after_unclean_boot", _leaves_an_unclean_box_in_sync),)),
+    "an unclean box stays in sync with one that is away": Mutation(((leader_operations, "after_unclean_boot", _leaves_an_unclean_follower_in_sync),)),
     "wishes are written over newer states": Mutation(((isr_operations, "decide_wish", _writes_wishes_over_newer_states),)),
     "a new life of a log-writer believes an old in-sync set": Mutation(((LeaderProgress, "on_become_leader", _believes_the_image),)),
     "progress of another leader epoch counts": Mutation(((Writer, "take_progress", _follows_whoever_fetches),)),

@@ -13,6 +13,7 @@ FOUND_SOON = {
     "the in-sync set shrinks before it is written": 300,
     "an election outside of the in-sync set": 300,
     "an unclean box stays in sync": 300,
+    "an unclean box stays in sync with one that is away": 300,
 }
 """Mutation → the seeds within which it is found."""
 

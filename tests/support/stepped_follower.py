@@ -54,6 +54,7 @@ class SteppedFollower:
         self.epochs: list[int] = []
         self.own_epoch = OWN_EPOCH
         self.leader_box = BrokerImage(LEADER_ID, *self.leader.peer.address, None, 5)
+        self.isr: tuple[int, ...] = (LEADER_ID,)
         self._generation = 0
         self._incarnation = 10
         self._said, self._saying = os.pipe()
@@ -118,7 +119,7 @@ class SteppedFollower:
         self._generation += 1
         replicas = (LEADER_ID, BROKER_ID)
         partitions = tuple(
-            PartitionImage(leaders[number] if leaders else LEADER_ID, epoch, replicas, (LEADER_ID,), DISK) for number, epoch in enumerate(self.epochs)
+            PartitionImage(leaders[number] if leaders else LEADER_ID, epoch, replicas, self.isr, DISK) for number, epoch in enumerate(self.epochs)
         )
         brokers = {BROKER_ID: BrokerImage(BROKER_ID, "127.0.0.1", 1, None, self.own_epoch)}
         if self.leader_box is not None:

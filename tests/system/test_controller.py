@@ -15,6 +15,7 @@ from appliance.base.errors import ErrorCode
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
 from appliance.metadata import topic_registry
+from appliance.metadata.session import SavedSession
 from appliance.protocol.create_topics import CreatableTopic, ReplicaAssignment, TopicConfig
 from tests.support.real_zookeeper import RealZooKeeper
 from tests.support.stepped_controller import Killed, SteppedBox
@@ -76,6 +77,17 @@ def tree(chroot: str) -> Iterator[KazooClient]:
 def document(tree: KazooClient, path: str) -> dict[str, object]:
     loaded: dict[str, object] = orjson.loads(tree.get(path)[0])
     return loaded
+
+
+def end_session(box: SteppedBox, tree: KazooClient) -> None:
+    """The box's session is over, as after its time-out, and the box does not know it any more."""
+    saved = SavedSession.load(box.agent_session_file(), box.box.zookeeper)
+    assert saved is not None
+    double = KazooClient(tree.hosts[0][0] + f":{tree.hosts[0][1]}", client_id=(saved.session_id, saved.password))
+    double.start()
+    double.stop()
+    double.close()
+    Path(box.agent_session_file()).unlink()
 
 
 def everything_below(tree: KazooClient, path: str) -> list[str]:
@@ -287,7 +299,7 @@ def test_a_controller_that_dies_at_any_step_of_a_creation_leaves_the_topic_whole
         name = f"topic-{step}"
         died = die_at(box, step, sent, lambda name=name: box.send_create(CreatableTopic(name, 3, 1)))  # type: ignore[misc]
         if not session_kept:
-            Path(box.agent_session_file()).unlink()
+            end_session(box, tree)
         box.start_controller()
         box.until_quiet()
         outcomes.add(assert_whole_or_absent(box, tree, name, 3))
@@ -487,10 +499,7 @@ def test_a_partition_without_leader_gets_one_when_its_disk_has_come(box: Stepped
 def test_an_expired_session_is_opened_again_without_a_restart(box: SteppedBox, tree: KazooClient) -> None:
     box.create(CreatableTopic("syslog", 1, 1))
     old = box.agent.session.session_id
-    thief = KazooClient(tree.hosts[0][0] + f":{tree.hosts[0][1]}", client_id=(old, box.agent.session.password))
-    thief.start()
-    thief.stop()  # ends the session under the controller's feet
-    thief.close()
+    end_session(box, tree)  # under the controller's feet
     box.until(lambda: box.agent.session.session_id != old and box.agent._arrived, "a new session")
     assert tree.exists("/brokers/ids/1").ephemeralOwner == box.agent.session.session_id
     assert tree.get("/controller_epoch")[0] == b"2"

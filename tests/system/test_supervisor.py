@@ -83,6 +83,14 @@ def test_a_second_start_on_the_same_directories_is_refused_with_the_pid_of_the_f
     assert shared.pids() == before
 
 
+def test_a_start_with_a_broker_id_that_another_box_has_ends_with_the_reason(shared: RunningBox, tmp_path: Path) -> None:
+    before = shared.pids()
+    refused = run_and_wait(run_arguments(tmp_path / "other", zookeeper=shared.box.zookeeper), 60)
+    assert refused.returncode == 2
+    assert "millrace cannot start:\n  - broker id 1 is registered by box" in refused.stderr
+    assert shared.pids() == before
+
+
 def test_a_box_with_its_own_state_cannot_have_a_disk_of_another(shared: RunningBox, tmp_path: Path) -> None:
     refused = run_and_wait(run_arguments(tmp_path / "thief", data=[shared.disks[0]]))
     assert refused.returncode == 2

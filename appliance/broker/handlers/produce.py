@@ -57,6 +57,7 @@ _EPOCH_AT, _CONFIG_AT, _SIZE_AT, _POSITION_AT, _GUARD_AT = 5, 6, 7, 8, 13
 PARTITIONS_APART_MAX = 32
 """A small request of more partitions is copied whole, not partition by partition."""
 PARTITION_CHARGE = 1024
+_REPEATABLE = (ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
 _CODEC_MASK = 7
 _ZSTD = 4
 _PRODUCER = Struct(">qh")
@@ -110,15 +111,17 @@ class PendingProduce:
 class _Part:
     """One partition's batch in the hands of a log-writer, and the descriptor that it was given."""
 
-    __slots__ = ("descriptor", "index", "is_answered", "offers", "pending", "placement", "producer", "slot")
+    __slots__ = ("descriptor", "index", "is_answered", "offers", "pending", "placement", "producer", "repeats_seen", "slot")
 
-    def __init__(self, pending: PendingProduce, index: int, placement: Placement, slot: ArenaSlot, descriptor: tuple[int, ...]) -> None:
+    def __init__(self, pending: PendingProduce, index: int, placement: Placement, slot: ArenaSlot, descriptor: tuple[int, ...], repeats_seen: int) -> None:
         self.pending = pending
         self.index = index
         self.placement = placement
         self.slot = slot
         self.descriptor = descriptor
         self.offers = 1
+        self.repeats_seen = repeats_seen
+        """Offers that had been repeated when this one was made: a later repeat may be of a batch that this one has overtaken."""
         self.is_answered = False
         """The client was told that the disk hangs; the log-writer still has the batch."""
         self.producer: Producer = NOBODY
@@ -168,6 +171,7 @@ class ProduceHandler:
         self._offered_again = counters.counter("produce.offered_again")
         self._verifications = counters.counter("produce.verifications")
         self._latency = counters.histogram("produce.latency_us")
+        self._repeats = 0
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int, body_slot: ArenaSlot | None) -> bool:
         """Take one request whose fields lie in `buffer` (the arena itself if `body_slot` is given). False: no room in the arena now."""
@@ -279,7 +283,7 @@ class ProduceHandler:
         self._batches.add()
         self._bytes.add(size_bytes)
         charged.add(placement.disk)
-        part = _Part(pending, index, placement, slot, descriptor)
+        part = _Part(pending, index, placement, slot, descriptor, self._repeats)
         if is_transactional:
             part.producer = Producer(placement.topic, placement.partition, *_PRODUCER.unpack_from(memory, position + PRODUCER_ID_AT))
             if self.transactions.maybe_hold(part):
@@ -350,7 +354,7 @@ class ProduceHandler:
             self._verifications.add()
             self.transactions.on_needed(part, entry[11])
             return
-        if code == ErrorCode.NOT_LEADER_OR_FOLLOWER and not pending.is_finished and not part.is_answered and self._offer_again(part):
+        if code in _REPEATABLE and not pending.is_finished and not part.is_answered and self._offer_again(part, code):
             return
         part.slot.release()
         if pending.is_finished or part.is_answered:
@@ -369,10 +373,14 @@ class ProduceHandler:
             else:
                 self._finish(pending)
 
-    def _offer_again(self, part: _Part) -> bool:
+    def _offer_again(self, part: _Part, code: int) -> bool:
         """A batch that was refused only because the topic's configs have changed since it was checked: once more, checked against the new size.
-        Without this a client that sends with acks=0, or never retries, would lose it. What was sent after it may overtake it, as with a retry."""
+        Without this a client that sends with acks=0, or never retries, would lose it. What was sent after it may overtake it, and is then refused for its
+        sequence: once more, too, behind it. An idempotent client that was told of that, when all before it was acknowledged, would give up for good."""
         placement, descriptor = part.placement, part.descriptor
+        is_overtaking = code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        if is_overtaking and part.repeats_seen == self._repeats:
+            return False
         if part.offers >= OFFERS_MAX or not placement.proxy.serving or placement.proxy.table is not placement.table:
             return False
         try:
@@ -382,11 +390,13 @@ class ProduceHandler:
         config_generation = words[ISR_AND_CONFIG] & _HALF
         is_led_as_before = placement.leads_on(descriptor[_EPOCH_AT], words)
         too_large = descriptor[_SIZE_AT] > placement.max_message_bytes
-        if not is_led_as_before or config_generation == descriptor[_CONFIG_AT] or too_large:
+        if not is_led_as_before or too_large or (config_generation == descriptor[_CONFIG_AT] and not is_overtaking):
             return False
         if placement.is_compacted and keyless_problem(self._arena.memory[descriptor[8] : descriptor[8] + descriptor[_SIZE_AT]]) is not None:
             return False
         part.offers += 1
+        self._repeats += 1
+        part.repeats_seen = self._repeats
         part.descriptor = (*descriptor[:_CONFIG_AT], config_generation, *descriptor[_CONFIG_AT + 1 :])
         if not placement.proxy.offer_or_queue(part.descriptor, part.slot.charge, part):
             return False

@@ -125,8 +125,6 @@ def test_a_segment_that_changes_meanwhile_is_not_written(pair: list[Replica]) ->
     zero(path, size, size)
     before = path.read_bytes()
     offer(one, good, RepairOrder(5, 0, 1))
-    one.writer.agent._door.channels  # noqa: B018
-    one.writer.poller.poll(0)
     while not one.writer.agent._batch_repairs.is_under_way:
         one.writer.agent.do_work()
     one.hosted.log.replacements += 1

@@ -101,3 +101,14 @@ def test_nothing_is_asked_of_a_controller_that_is_away(world: World) -> None:
     assert world.take(1) == [None]
     world.controller.lease(7, 7)
     assert world.take(1) == [7]
+
+
+def test_the_same_refusal_again_is_told_once(world: World, capfd: pytest.CaptureFixture[str]) -> None:
+    world.leases._log = Logger("coordinator", Severity.WARNING)
+    for answer in ({"error": 15}, {"error": 15}, {"error": 15}, {"error": -1}, {"error": 0, "first": 1, "last": 1}, {"error": 15}):
+        world.turn()
+        world.controller.answer(answer)
+        world.take(1)
+        world.clock.advance_ms(ASK_AGAIN_NS // 1_000_000)
+    lines = [line for line in capfd.readouterr().err.splitlines() if "no producer ids" in line]
+    assert [line.partition("Kafka error ")[2].partition(")")[0] for line in lines] == ["15", "-1", "15"]

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from appliance.base.clock import SystemClock
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicPartition
 from appliance.ipc.descriptors import DescriptorKind, Truncation
 from appliance.ipc.replication_descriptors import ReplicaAppend
 from appliance.metadata.metadata_image import MetadataImage, PartitionImage, TopicImage, write_image
 from appliance.records.batch import stamp_batch
+from appliance.shm.lease import LeaseWriter
 from appliance.shm.partition_table import DISK_FULL, FENCE_WORD, ROLE_FOLLOWER, ROLE_LEADER, ROLE_NONE
 from appliance.storage import checkpoints, file_io
 from tests.support.real_log_writer import TOPIC_ID
@@ -161,14 +163,24 @@ def test_a_fenced_follower_publishes_nothing(tmp_path: Path) -> None:
         one.die()
 
 
-def _image(leader: int, leader_epoch: int, replica: Replica, isr: tuple[int, ...] = (1, 2)) -> None:
-    partition = PartitionImage(leader, leader_epoch, (1, 2), isr, replica.writer.disk, None, 7)
+def _image(leader: int, leader_epoch: int, replica: Replica, isr: tuple[int, ...] = (1, 2), assigned: tuple[int, ...] = (1, 2)) -> None:
+    partition = PartitionImage(leader, leader_epoch, assigned, isr, replica.writer.disk, None, 7)
     topic = TopicImage("t", TOPIC_ID, (partition,), {})
     write_image(replica.writer.layout.image_file, MetadataImage(3, "", -1, {}, {"t": topic}))
 
 
+def _lease(replica: Replica, seconds: int) -> None:
+    """Its box's registration stands for so long from now on; 0: it is over."""
+    lease = LeaseWriter(replica.writer.layout, 1)
+    lease.end()
+    if seconds:
+        lease.extend(SystemClock().boottime_ns() + seconds * 1_000_000_000)
+    lease.close()
+
+
 def test_the_next_life_of_the_same_boot_leads_and_follows_without_being_told(tmp_path: Path) -> None:
     with replicas(tmp_path, 2) as (one, two):
+        _lease(one, 60)
         assert one.lead(4, [1, 2], [1, 2], 7) == 0 and two.follow(1, 4, [1, 2], [1, 2]) == 0
         one.produce(batch(2))
         one.turn()
@@ -192,8 +204,33 @@ def test_the_next_life_of_the_same_boot_leads_and_follows_without_being_told(tmp
         assert two.row.role == ROLE_NONE, "the image is of another epoch"
 
 
+@pytest.mark.parametrize("had_a_lease", [True, False])
+def test_a_log_writer_that_begins_after_the_lease_of_its_box_leads_what_others_hold_only_when_told(tmp_path: Path, had_a_lease: bool) -> None:
+    """The whole box was away: somebody else may have been elected."""
+    with replicas(tmp_path, 2) as (one, two):
+        assert one.lead(4, [1, 2], [1, 2], 7) == 0 and two.follow(1, 4, [1, 2], [1, 2]) == 0
+        if had_a_lease:
+            _lease(one, 0)
+        for each in (one, two):
+            _image(1, 4, each)
+            each.die()
+            each.start()
+        assert (one.row.role, two.row.role) == (ROLE_NONE, ROLE_FOLLOWER)
+        assert one.lead(4, [1, 2], [1, 2], 7) == 0 and one.row.role == ROLE_LEADER
+
+
+def test_what_no_other_box_holds_is_led_again_without_a_lease(tmp_path: Path) -> None:
+    with replicas(tmp_path, 1) as (one,):
+        assert one.lead(4, [1], [1], 7) == 0
+        _image(1, 4, one, isr=(1,), assigned=(1,))
+        one.die()
+        one.start()
+        assert one.row.role == ROLE_LEADER
+
+
 def test_a_next_life_counts_every_replica_until_the_controller_has_spoken(tmp_path: Path) -> None:
     with replicas(tmp_path, 2) as (one, two):
+        _lease(one, 60)
         assert one.lead(4, [1, 2], [1, 2], 8) == 0 and two.follow(1, 4, [1, 2], [1, 2]) == 0
         _image(1, 4, one, isr=(1,))  # older than what the dead life was told
         one.die()

@@ -260,6 +260,19 @@ def test_an_answer_that_cannot_be_read_costs_the_connection_only(box: SteppedFol
     box.until(box.arena_is_free)
 
 
+def test_a_log_that_loses_no_record_where_it_parts_is_no_news(box: SteppedFollower) -> None:
+    """It led, and wrote nothing: only its epoch goes."""
+    led = box.follow(0)
+    led.append()
+    serve_until(box, 0, 1)
+    request, fetch = box.leader.next_fetch()
+    box.leader.wanted(fetch)
+    box.leader.answer(request, [FetchPartitionResult("", TOPIC_ID, 0, high_watermark=1, log_start_offset=0, diverging_epoch=EpochEndOffset(0, 1))])
+    led.append()
+    serve_until(box, 0, 2)
+    assert "does not have" not in box.said and box.counted("truncations") == 0
+
+
 def test_a_diverging_epoch_with_records_takes_no_records(box: SteppedFollower) -> None:
     led = box.follow(0)
     led.append()

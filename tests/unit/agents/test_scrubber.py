@@ -133,6 +133,34 @@ def test_an_index_that_was_written_anew_leaves_the_report(make: Callable[[Manual
     assert scrubber.report.damages == ()
 
 
+def test_a_repaired_segment_is_checked_again_and_leaves_the_report(
+    make: Callable[[ManualClock], Scrubber], disk: Disk, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(disk.path, "two-1", "00000000000000000001.log")
+    good = file.read_bytes()
+    damaged = bytearray(good)
+    damaged[-1] ^= 1
+    file.write_bytes(damaged)
+    clock = ManualClock()
+    os.utime(file, (clock.wall_ms() / 1000 - 60,) * 2)
+    scrubber = make(clock)
+    whole_pass(scrubber, clock)
+    before = scrubber.report
+    assert len(before.damages) == 1
+    scrubber.step()
+    assert scrubber.report == before, "nobody has written to it"
+    os.utime(file, (clock.wall_ms() / 1000 + 3_600,) * 2)
+    assert [scrubber.step() for _ in range(3)] == [IDLE_SECONDS] * 3, "a time to come says nothing"
+    for content, count in ((damaged, 1), (good, 0)):
+        clock.advance_ms(5_000)
+        file.write_bytes(content)
+        os.utime(file, (clock.wall_ms() / 1000,) * 2)
+        for _ in range(20):
+            clock.advance_ms(int(scrubber.step() * 1000))
+        assert len(scrubber.report.damages) == count and scrubber.report.passes == before.passes
+    assert capfd.readouterr().err.count("damage in two-1") == 1, "what is known is not told again"
+
+
 def test_what_is_no_partition_is_left_alone(make: Callable[[ManualClock], Scrubber], disk: Disk) -> None:
     for name in ("one-0.0123456789abcdef0123456789abcdef-delete", "odd"):
         Path(disk.path, name).mkdir()

@@ -126,8 +126,8 @@ def test_a_leader_gets_the_set_that_it_wishes_for_and_all_hear_of_it(three: Step
 
 @pytest.mark.parametrize(
     "fields",
-    [{"leader_epoch": 7}, {"partition_epoch": 5}, {"isr": [2, 3]}, {"isr": [1, 9]}, {"broker_epochs": {"3": 1}}],
-    ids=["another-leader-epoch", "another-partition-epoch", "without-itself", "a-stranger", "an-old-registration"],
+    [{"leader_epoch": 7}, {"partition_epoch": 5}, {"partition_epoch": -1}, {"isr": [2, 3]}, {"isr": [1, 9]}, {"broker_epochs": {"3": 1}}],
+    ids=["another-leader-epoch", "another-partition-epoch", "no-partition-epoch", "without-itself", "a-stranger", "an-old-registration"],
 )
 def test_a_wish_that_may_not_be_is_answered_with_what_holds(three: SteppedCluster, fields: dict[str, object]) -> None:
     three.create("t", (1, 2, 3))

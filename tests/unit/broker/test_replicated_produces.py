@@ -84,6 +84,10 @@ class OneLedPartition:
         body = kio_adapter.encode(request(transactional_id=None, acks=acks, timeout=datetime.timedelta(seconds=9), topic_data=(topic,)))
         assert self.produces.handle(self.connection, RequestHeader(0, VERSION, 7, "", 0), memoryview(body), len(body), None)
 
+    def refuse(self, part: Any, code: ErrorCode) -> None:
+        """The log-writer does not take a batch."""
+        self.produces.on_completion(part, (1, 0, code, self.row, 1, -1, -1, 0, -1, 5, 1, 0))
+
     def append(self) -> None:
         """The log-writer has the batch: it is record 100."""
         self.move(log_end_offset=101, active_position=1_070)
@@ -234,3 +238,24 @@ def test_the_oldest_clients_are_told_of_replicas_only_whose_boxes_they_are_told(
     led.lead(1, live=(1, 3))
     told = described(led, 0)
     assert (ErrorCode(told.error_code), told.leader_id, told.replica_nodes, told.isr_nodes) == (ErrorCode.REPLICA_NOT_AVAILABLE, 1, (1, 3), (1,))
+
+
+def test_a_batch_that_has_overtaken_one_whose_configs_had_changed_is_offered_again_behind_it(led: OneLedPartition) -> None:
+    """Told OUT_OF_ORDER_SEQUENCE_NUMBER with everything before it acknowledged, librdkafka ends its producer."""
+    led.produce()
+    led.move(config_generation=3)
+    led.produce()
+    first, second = led.parts
+    led.parts.clear()
+    led.refuse(first, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    led.refuse(second, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+    assert led.parts == [first, second] and led.answered() is None
+    led.refuse(second, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+    led.refuse(first, ErrorCode.KAFKA_STORAGE_ERROR)
+    assert led.parts == [first, second] and led.told() is ErrorCode.KAFKA_STORAGE_ERROR
+
+
+def test_a_sequence_that_is_out_of_order_is_told_where_nothing_was_overtaken(led: OneLedPartition) -> None:
+    led.produce()
+    led.refuse(led.parts.pop(), ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+    assert not led.parts and led.told() is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER

@@ -68,6 +68,24 @@ def test_creating_waits_for_a_controller(broker: FakeKafkaBroker) -> None:
     assert codes == []
 
 
+def test_a_topic_just_created_is_waited_for_where_it_is_not_heard_of_yet(broker: FakeKafkaBroker) -> None:
+    """The controller answered; the box that is asked next follows some milliseconds later."""
+    unheard = iter([3, 3])
+    ordinary = broker.metadata
+
+    def lagging(request: Any) -> dict[str, Any]:
+        answer = ordinary(request)
+        for topic in answer["topics"]:
+            topic["error_code"] = next(unheard, 0)
+        return answer
+
+    broker.answers[messages.METADATA] = lagging
+    assert len(broker.cluster().topic(TOPIC, is_new=True).partitions) == 2
+    unheard = iter([3])
+    with pytest.raises(RequestRefused, match="there is no such topic"):
+        broker.cluster().topic(TOPIC)
+
+
 def test_deleting_an_unknown_topic_fails_at_once(broker: FakeKafkaBroker) -> None:
     unknown = {"name": TOPIC, "error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "error_message": None}
     broker.answers[messages.DELETE_TOPICS] = lambda request: {"throttle_time": 0, "responses": [unknown]}

@@ -58,6 +58,13 @@ def test_after_a_power_cut_one_that_lost_nothing_leads_or_the_epoch_is_raised() 
     assert after_unclean_boot(state(-1, 1, 2), REPLICAS, 1, (1, 2)) == state(2, 2, epoch=6)
 
 
+def test_after_a_power_cut_a_follower_leaves_the_set_to_a_member_that_is_away() -> None:
+    assert after_unclean_boot(state(-1, 1, 2), REPLICAS, 1, (1, 3)) == state(-1, 2), "only 2 has everything, whoever lives"
+    assert after_unclean_boot(state(2, 1, 2), REPLICAS, 1, (1,)) == state(2, 2)
+    assert after_unclean_boot(state(-1, 1), REPLICAS, 1, (1, 2, 3)) is None, "the last one stays"
+    assert after_unclean_boot(state(2, 2, 3), REPLICAS, 1, (1, 2)) is None
+
+
 @given(
     st.sampled_from([-1, 1, 2, 3]),
     st.lists(BROKERS, min_size=1, unique=True),

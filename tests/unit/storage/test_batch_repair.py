@@ -16,19 +16,18 @@ END = 2 * BATCHES
 LOG = "00000000000000000000.log"
 
 
-def made_segment() -> list[bytes]:
-    """Batches of two records, all of the same content: only offsets tell them apart."""
-    made = []
-    for number in range(BATCHES):
-        content = bytearray(batch(b"a", b"b", timestamp_ms=NOW_MS))
-        stamp_batch(content, 0, 2 * number, 3)
-        made.append(bytes(content))
-    return made
+def stamped(base_offset: int) -> bytes:
+    """A batch of two records; all have the same content: only offsets tell them apart."""
+    content = bytearray(batch(b"a", b"b", timestamp_ms=NOW_MS))
+    stamp_batch(content, 0, base_offset, 3)
+    return bytes(content)
 
 
-SEGMENT = made_segment()
+SEGMENT = [stamped(2 * number) for number in range(BATCHES)]
 SIZE = len(SEGMENT[0])
 WHOLE = b"".join(SEGMENT)
+BEHIND = stamped(END)
+"""The next segment's first batch."""
 
 
 def scrub(directory: Path, content: bytes) -> list[Damage]:
@@ -102,7 +101,7 @@ def test_a_copy_that_was_compacted_differently_is_of_no_use(tmp_path: Path, plac
     """It lacks a batch, so what follows lies elsewhere."""
     content = WHOLE[: 2 * SIZE] + bytes(SIZE) + WHOLE[3 * SIZE :]
     for gone in range(2, BATCHES - 1):
-        copy = b"".join(SEGMENT[:gone] + SEGMENT[gone + 1 :])
+        copy = b"".join([*SEGMENT[:gone], *SEGMENT[gone + 1 :], BEHIND])
         plan = plan_repair(memoryview(copy)[place:], content[place:], SegmentPlace(0, place, END, len(content)))
         assert plan.verdict == (Verdict.DIFFERS if gone < 4 else Verdict.REPAIR), gone
         assert all(WHOLE[place + write.start : place + write.end] == copy[place + write.start : place + write.end] for write in plan.writes)
