@@ -66,5 +66,4 @@ class AnswerJudge:
             f"broker {self._leader_id} sent a damaged copy of {topic}-{partition} at offset {offset}: {problem}; it is fetched again",
             topic=topic,
             partition=partition,
-            offset=offset,
         )

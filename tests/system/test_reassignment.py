@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 MIB = 1 << 20
 SMALL = {"acceptor.arena.bytes": 16 * MIB, "socket.request.max.bytes": 8 * MIB, "disk.budget.bytes": 8 * MIB, "ingest.arena.bytes": 8 * MIB}
-SMALL |= {"offsets.topic.num.partitions": 1, "offsets.topic.replication.factor": 1}
+SMALL |= {"offsets.topic.num.partitions": 1, "offsets.topic.replication.factor": 1, "ingest.topic.replication.factor": 1}
 SECONDS = 20
 PARTITIONS = 3
 COMMAND = [sys.executable, "-P", "-c", "from appliance.command.main import main; main()"]

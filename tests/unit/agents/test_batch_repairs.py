@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.agents import batch_repairs
 from appliance.base.errors import ErrorCode
 from appliance.ipc.descriptors import Completion, DescriptorKind
 from appliance.ipc.replication_descriptors import RepairOrder, repair_descriptor
@@ -118,16 +119,20 @@ def test_what_is_not_there_or_not_committed_is_refused(pair: list[Replica]) -> N
     assert counted(one) == 0
 
 
-def test_a_segment_that_changes_meanwhile_is_not_written(pair: list[Replica]) -> None:
+def test_a_segment_that_changes_meanwhile_is_not_written(pair: list[Replica], monkeypatch: pytest.MonkeyPatch) -> None:
     one, size = pair[1], len(batch())
     path = path_of(one, 5)
     good = path.read_bytes()
     zero(path, size, size)
     before = path.read_bytes()
+    compare = batch_repairs._Repair._compare
+
+    def compact_after(self: batch_repairs._Repair) -> None:
+        compare(self)
+        self.hosted.log.replacements += 1
+
+    monkeypatch.setattr(batch_repairs._Repair, "_compare", compact_after)
     offer(one, good, RepairOrder(5, 0, 1))
-    while not one.writer.agent._batch_repairs.is_under_way:
-        one.writer.agent.do_work()
-    one.hosted.log.replacements += 1
     assert [each.error_code for each in one._answer(one.fetcher)] == [ErrorCode.REQUEST_TIMED_OUT]
     assert path.read_bytes() == before
 
