@@ -11,6 +11,7 @@ from collections import deque
 from typing import Protocol, TypeAlias
 
 from appliance.broker.arena_range import ArenaRange
+from appliance.broker.refused_sequences import RefusedSequences
 from appliance.broker.segment_files import FileRange
 from appliance.broker.transport import NOT_RESIDENT, WOULD_BLOCK, Transport
 from appliance.protocol.apis import ApiKey
@@ -99,6 +100,7 @@ class Connection:
         "outgoing_bytes",
         "pending",
         "read_paused",
+        "refused_sequences",
         "replies",
         "request_bytes",
         "sent_file_bytes",
@@ -135,6 +137,8 @@ class Connection:
         self.held_bytes = 0
         """what `HeldMemory` has charged"""
         self.read_paused = False
+        self.refused_sequences: RefusedSequences | None = None
+        """made when the first batch of an idempotent producer is refused for now"""
         self.interest = 0
         self.last_active_ns = now_ns
         self.frame_since_ns = 0

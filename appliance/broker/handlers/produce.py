@@ -22,6 +22,7 @@ from appliance.broker.connection import Connection, Reply
 from appliance.broker.delayed import Delayed
 from appliance.broker.lease_gate import LeaseGate
 from appliance.broker.message_sets import UpConversion
+from appliance.broker.refused_sequences import FOR_NOW, RefusedSequences
 from appliance.broker.transaction_gate import ADDS_PARTITIONS_SINCE, Producer, TransactionGate, TransactionVerifier
 from appliance.ipc.descriptors import ACKS_ALL_FLAG, ADDS_PARTITION_FLAG, COMMITTED_FLAG, NEEDS_VERIFICATION, DescriptorKind
 from appliance.protocol.leader_hints import NodeEndpoint
@@ -255,7 +256,12 @@ class ProduceHandler:
                     self._accept_nothing(pending, index, partition)
                     return
             problem = problem or self._batch_problem(placement, pending, position, size_bytes, client_id)
+        refused = pending.reply.connection.refused_sequences
+        if problem is None and refused and refused.is_behind(partition.topic, partition.partition, self._arena.memory, position):
+            problem = (ErrorCode.NOT_LEADER_OR_FOLLOWER, "a batch before this one was refused; send it again first")
         if problem is not None or placement is None:
+            if problem is not None and problem[0] in FOR_NOW:
+                self._note_refused(pending, partition.topic, partition.partition, position, size_bytes)
             slot.release()
             code, message = problem[:2] if problem else (ErrorCode.UNKNOWN_SERVER_ERROR, "")
             self._refuse(pending, index, partition, code, message, problem.records if isinstance(problem, KeylessProblem) else ())
@@ -265,6 +271,7 @@ class ProduceHandler:
         is_shared = slot.references > 1
         charge = PARTITION_CHARGE if is_shared and placement.disk in charged else slot.charge
         if proxy.outstanding_bytes + charge > self._budget_bytes and proxy.outstanding_bytes:
+            self._note_refused(pending, partition.topic, partition.partition, position, size_bytes)
             slot.release()
             self._over_budget.add()
             self._refuse(pending, index, partition, ErrorCode.KAFKA_STORAGE_ERROR, f"disk {placement.disk} does not keep up; try again")
@@ -289,6 +296,7 @@ class ProduceHandler:
             if self.transactions.maybe_hold(part):
                 return
         if not proxy.offer_or_queue(descriptor, charge, part):
+            self._note_refused(pending, partition.topic, partition.partition, position, size_bytes)
             slot.release()
             self._refuse(pending, index, partition, ErrorCode.NOT_LEADER_OR_FOLLOWER, f"the log-writer of disk {placement.disk} is restarting; try again")
 
@@ -356,6 +364,8 @@ class ProduceHandler:
             return
         if code in _REPEATABLE and not pending.is_finished and not part.is_answered and self._offer_again(part, code):
             return
+        if code and not pending.is_finished and not part.is_answered:
+            code = self._settled_refusal(part, code)
         part.slot.release()
         if pending.is_finished or part.is_answered:
             return
@@ -403,6 +413,23 @@ class ProduceHandler:
         self._offered_again.add()
         return True
 
+    def _settled_refusal(self, part: _Part, code: int) -> int:
+        """What the client is told of a batch that its log-writer refused: a wrong sequence behind a batch that was refused for now is no worse than that."""
+        pending, placement, descriptor = part.pending, part.placement, part.descriptor
+        refused = pending.reply.connection.refused_sequences
+        is_behind = refused and refused.is_behind(placement.topic, placement.partition, self._arena.memory, descriptor[_POSITION_AT])
+        if code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and is_behind:
+            code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if code in FOR_NOW and not is_behind:
+            self._note_refused(pending, placement.topic, placement.partition, descriptor[_POSITION_AT], descriptor[_SIZE_AT])
+        return code
+
+    def _note_refused(self, pending: PendingProduce, topic: str, partition: int, position: int, size_bytes: int) -> None:
+        connection = pending.reply.connection
+        if connection.refused_sequences is None:
+            connection.refused_sequences = RefusedSequences()
+        connection.refused_sequences.on_refused(topic, partition, self._arena.memory, position, size_bytes)
+
     def _on_verified(self, part: _Part, guard: int) -> None:
         """The coordinator agrees, or nobody asked it yet (guard 0): offer the batch again."""
         placement, pending = part.placement, part.pending
@@ -436,6 +463,7 @@ class ProduceHandler:
 
     def on_lost(self, part: _Part) -> None:
         """The log-writer died first; whether the batch is in the log is not known, the client tries again."""
+        self._settled_refusal(part, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         part.slot.release()
         self._lost.add()
         self._answer_without(part, ErrorCode.NOT_LEADER_OR_FOLLOWER)
@@ -443,6 +471,7 @@ class ProduceHandler:
     def on_hung(self, part: _Part) -> None:
         """Its disk hangs: the client is told at once. The batch's memory stays in quarantine until its completion comes, or the log-writer is gone."""
         self._hung.add()
+        self._settled_refusal(part, ErrorCode.KAFKA_STORAGE_ERROR)
         self._answer_without(part, ErrorCode.KAFKA_STORAGE_ERROR)
 
     def _answer_without(self, part: _Part, code: ErrorCode) -> None:

@@ -31,6 +31,7 @@ from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER, PartitionTableReader, PartitionTableWriter, Row
 from tests.support.scratch_layout import scratch_layout
+from tests.unit.storage.storage_support import batch as stored_batch
 
 VERSION = 10
 TOPIC_ID = TopicId(b"t" * 16)
@@ -75,12 +76,14 @@ class OneLedPartition:
         self.table.store(self.row, row._replace(**fields))
         self.delayed.wake_moved()
 
-    def produce(self, acks: int = -1) -> None:
+    def produce(self, acks: int = -1, sequence: int | None = None, producer_epoch: int = 0) -> None:
+        """With a sequence: of an idempotent producer."""
         builder = BatchBuilder()
         builder.append(1_700_000_000_000, None, b"v")
+        batch = builder.build() if sequence is None else stored_batch(b"v", producer=(7, producer_epoch, sequence))
         request = kio_adapter.request_class(ApiKey.PRODUCE, VERSION)
         module = __import__(request.__module__, fromlist=["x"])
-        topic = module.TopicProduceData(name="t", partition_data=(module.PartitionProduceData(index=0, records=builder.build()),))
+        topic = module.TopicProduceData(name="t", partition_data=(module.PartitionProduceData(index=0, records=batch),))
         body = kio_adapter.encode(request(transactional_id=None, acks=acks, timeout=datetime.timedelta(seconds=9), topic_data=(topic,)))
         assert self.produces.handle(self.connection, RequestHeader(0, VERSION, 7, "", 0), memoryview(body), len(body), None)
 
@@ -99,6 +102,15 @@ class OneLedPartition:
         data = b"".join(bytes(cast(Any, piece)) for piece in self.connection.outgoing)
         self.connection.outgoing.clear()
         return kio_adapter.decode_response(ApiKey.PRODUCE, VERSION, data[9:]) if data else None
+
+    def answers(self) -> list[ErrorCode]:
+        """Of several requests."""
+        found = []
+        for reply in list(self.connection.replies):
+            data = b"".join(bytes(cast(Any, piece)) for piece in reply.pieces)
+            answer = cast(Any, kio_adapter.decode_response(ApiKey.PRODUCE, VERSION, data[9:]))
+            found.append(ErrorCode(answer.responses[0].partition_responses[0].error_code))
+        return found
 
     def told(self) -> ErrorCode | None:
         answer = self.answered()
@@ -259,3 +271,30 @@ def test_a_sequence_that_is_out_of_order_is_told_where_nothing_was_overtaken(led
     led.produce()
     led.refuse(led.parts.pop(), ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
     assert not led.parts and led.told() is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_what_comes_behind_a_refused_batch_of_a_producer_waits_for_it_to_come_again(led: OneLedPartition) -> None:
+    """The partition begins to be led between two batches. The second must not reach the log first, whether it knows the producer or not."""
+    led.move(role=ROLE_FOLLOWER)
+    led.produce(sequence=5)
+    assert led.told() is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    led.move(role=ROLE_LEADER)
+    led.produce(sequence=6)
+    assert led.told() is ErrorCode.NOT_LEADER_OR_FOLLOWER and not led.parts
+    led.produce(sequence=5)
+    led.produce(sequence=6)
+    assert len(led.parts) == 2
+    led.move(role=ROLE_FOLLOWER)
+    led.produce(sequence=7)
+    led.move(role=ROLE_LEADER)
+    led.produce(sequence=0, producer_epoch=1)
+    assert len(led.parts) == 3, "another epoch begins anew"
+
+
+def test_a_wrong_sequence_behind_a_batch_that_its_log_writer_refused_is_to_be_tried_again(led: OneLedPartition) -> None:
+    for sequence in (2**31 - 1, 0, 1):
+        led.produce(sequence=sequence)
+    for part in led.parts:
+        led.refuse(part, ErrorCode.NOT_ENOUGH_REPLICAS if part is led.parts[0] else ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+    answers = led.answers()
+    assert answers == [ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NOT_LEADER_OR_FOLLOWER]
