@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from appliance.base.clock import SystemClock
 from appliance.client.address import Address
 from appliance.client.admin import create_topic
 from appliance.client.cluster import ClusterClient
 from appliance.client.peer_connection import PeerConnection
+from appliance.ipc.scrub_report import read_report, report_file
 from appliance.protocol import list_offsets
 from appliance.protocol.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from appliance.records.batch import BATCH_LENGTH_AT, read_batch_header
 from appliance.runtime.poller import Poller
 from tests.support.real_zookeeper import RealZooKeeper
 from tests.support.running_box import RunningBox, eventually, start_box
@@ -24,6 +29,7 @@ pytestmark = pytest.mark.system
 TOPIC, PARTITIONS = "copied", 4
 MIB = 1 << 20
 SMALL = {"acceptor.arena.bytes": 16 * MIB, "socket.request.max.bytes": 8 * MIB, "disk.budget.bytes": 8 * MIB, "ingest.arena.bytes": 8 * MIB}
+SCRUBBING = {"log.scrub.bytes.per.second": 8 * MIB, "log.scrub.interval.ms": 200}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +39,7 @@ def boxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RunningBox]
     running: list[RunningBox] = []
     try:
         for broker_id in (1, 2):
-            running.append(start_box(directory / f"b{broker_id}", disks=1, broker_id=broker_id, zookeeper=zookeeper.connect, settings=SMALL))
+            running.append(start_box(directory / f"b{broker_id}", disks=1, broker_id=broker_id, zookeeper=zookeeper.connect, settings={**SMALL, **SCRUBBING}))
         yield running
     finally:
         codes = [box.stop() for box in running]
@@ -92,6 +98,41 @@ def test_a_box_that_was_away_gets_what_it_missed(boxes: list[RunningBox], copied
     produce(boxes, 2_000)
     assert contents(boxes[0]) == contents(boxes[1])
     assert before != boxes[1].pids()
+
+
+def test_damage_on_either_box_is_repaired_from_the_other(boxes: list[RunningBox]) -> None:
+    """One damaged batch, one broken length, and a row of zeroes; whoever leads."""
+    admin = AdminClient({"bootstrap.servers": str(boxes[0].kafka)})
+    admin.create_topics([NewTopic("scrubbed", 1, 2, config={"segment.bytes": "65536"})])["scrubbed"].result(10)
+    producer = Producer({"bootstrap.servers": str(boxes[0].kafka), "acks": "all", "linger.ms": 5, "batch.size": 4000})
+    for number in range(1_500):
+        producer.produce("scrubbed", b"%0200d" % number, partition=0)
+    assert producer.flush(20) == 0
+    for box in boxes:
+        closed = sorted((box.disks[0] / "scrubbed-0").glob("*.log"))[:-1]
+        assert len(closed) >= 3
+        good = [path.read_bytes() for path in closed]
+        second = read_batch_header(good[1]).size_bytes
+        damage(closed[0], len(good[0]) // 2, b"!")
+        damage(closed[1], second + BATCH_LENGTH_AT, b"\x55")
+        damage(closed[2], len(good[2]) // 3, bytes(9_000))
+        eventually(lambda closed=closed, good=good: [path.read_bytes() for path in closed] == good, "repaired", 20)
+        report = report_file(box.layout, "d0")
+        eventually(lambda report=report: not read_report(report).damages, "what was repaired leaves the report", 20)
+        assert box.counters("log-writer@d0").values["log_writer.batches_repaired"] >= 4
+        assert "of scrubbed-0 at offset 0 repaired" not in box.messages and "repaired with the copy of broker" in box.messages
+        assert not box.counters("replica-fetcher").values["replica_fetcher.repairs_left"]
+
+
+def damage(path: Path, at: int, content: bytes) -> None:
+    """As a disk does it: the file's times stay as they are."""
+    before = path.stat()
+    with open(path, "r+b") as file:
+        file.seek(at)
+        assert file.read(len(content)) != content
+        file.seek(at)
+        file.write(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def test_a_peer_connection_asks_a_real_acceptor(boxes: list[RunningBox], copied: str) -> None:
