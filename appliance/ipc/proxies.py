@@ -1,4 +1,4 @@
-"""The door to the box's log-writers, for any source: acceptor, ingest, controller and, later, replica-fetcher and coordinator.
+"""The door to the box's log-writers, for any source: acceptor, ingest, controller, coordinator and replica-fetcher.
 
 `LogWriterProxies` keeps one channel to each disk's log-writer: connects without ever blocking, notices deaths by hang-up, drains what a
 dead one had still published before its outstanding requests are given back as lost, and connects again. Requests are known by a
