@@ -231,6 +231,7 @@ def test_an_answer_that_lies_harms_nothing(box: SteppedFollower, records: bytes)
     led.append()
     led.append()
     serve_until(box, 0, 3)
+    assert box.content(0) == led.content()
     box.until(box.arena_is_free)
 
 
@@ -257,6 +258,7 @@ def test_an_answer_that_cannot_be_read_costs_the_connection_only(box: SteppedFol
     box.until(lambda: box.counted("lost_fetches") or "breaks the protocol" in box.said)
     box.leader.peer.hang_up()
     serve_until(box, 0, 1)
+    assert box.content(0) == led.content()
     box.until(box.arena_is_free)
 
 
