@@ -44,24 +44,26 @@ class VersionProxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._port: int = self._listener.getsockname()[1]
         self._sockets: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     @property
     def bootstrap(self) -> str:
         return f"127.0.0.1:{self._port}"
 
     def close(self) -> None:
-        for one in (self._listener, *self._sockets):
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+        _hang_up(self._listener)
+        self._accepting.join()  # it may have a connection in its hands that `_sockets` does not know yet
+        for one in self._sockets:
+            _hang_up(one)
 
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                self._sockets.append(client)
                 box = socket.create_connection(self._box)
-                self._sockets += (client, box)
+                self._sockets.append(box)
                 asked: dict[int, tuple[int, int]] = {}
                 threading.Thread(target=self._pass_requests, args=(client, box, asked), daemon=True).start()
                 threading.Thread(target=self._pass_answers, args=(box, client, asked), daemon=True).start()
@@ -95,3 +97,9 @@ class VersionProxy:
             host, port = self._box
             answer = answer.replace(host.encode() + struct.pack(">i", port), host.encode() + struct.pack(">i", self._port))
         return frame(answer)
+
+
+def _hang_up(sock: socket.socket) -> None:
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()
