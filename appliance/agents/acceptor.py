@@ -1,38 +1,20 @@
 """The acceptor: client connections, their reply order, waiting produces and fetches.
 
 One turn: completions of the log-writers, news of tables and image, parked requests whose row moved or whose time is up; then the poller
-hands it readable and writable connections. Alone owns its client sockets, its arena and its rings. It never touches a log directory.
+hands readable and writable connections to `client_connections`. Alone owns its client sockets, its arena and its rings. It never touches a log directory.
 What is not in the page cache it has the log-readers read. Weak spot: `broker/residency.py` says how sure that is.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import resource
-import select
-import socket
-from collections import Counter as Tally
 from collections.abc import Callable
 
+from appliance.agents.client_connections import ClientConnections
 from appliance.agents.image_follower import ImageFollower
-from appliance.base.errors import ProtocolViolation
 from appliance.broker.box_view import BoxView
-from appliance.broker.closings import (
-    ADDRESS_LIMIT,
-    CLIENT_LEFT,
-    CONNECTION_LIMIT,
-    DISK_READ_FAILED,
-    FRAME_TIMEOUT,
-    IDLE,
-    MEMORY_LIMIT,
-    SLOW_BODY,
-    STOPPING,
-    UNANSWERED,
-    Closings,
-)
 from appliance.broker.cold_reads import ColdReads
-from appliance.broker.connection import Connection
 from appliance.broker.delayed import Delayed
 from appliance.broker.dispatch import Dispatch, Handler
 from appliance.broker.follower_fetches import PROGRESS_TOLD
@@ -51,14 +33,11 @@ from appliance.broker.handlers.metadata import MetadataHandler
 from appliance.broker.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
 from appliance.broker.handlers.produce import ProduceHandler
 from appliance.broker.handlers.write_txn_markers import PartMarker, WriteTxnMarkersHandler
-from appliance.broker.held_memory import HeldMemory
 from appliance.broker.lease_gate import LeaseGate
 from appliance.broker.read_replicas import RACK_AWARE_SELECTOR
-from appliance.broker.receiver import Receiver
 from appliance.broker.residency import choose_residency
 from appliance.broker.transaction_peers import TransactionPeers
 from appliance.broker.transaction_questions import TransactionQuestions
-from appliance.broker.transport import PlainTransport
 from appliance.client.peers import Peers
 from appliance.ipc.box_disks import BoxDisks
 from appliance.ipc.controller_link import ControllerLink
@@ -71,22 +50,14 @@ from appliance.protocol.apis import SERVED_APIS, ApiKey
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.shm.lease import LeaseReader
 
-READ_INTEREST = select.EPOLLIN | select.EPOLLRDHUP
-ACCEPT_BURST = 64
 SWEEP_NS = 1_000_000_000
-SWEEP_SLICE = 500
-"""Connections that are looked at in one turn of a sweep."""
 LOG_READER_DEADLINE_MS = 10_000
 WAIT_FOR_DISKS_NS = 3_000_000_000
 SEGMENT_FILES_MIN, SEGMENT_FILES_MAX = 256, 8192
-DESCRIPTORS_RESERVED = 512
-"""For segments, channels and look-ups: connections never take these."""
-ACCEPT_PAUSE_NS = 100_000_000
 _PRODUCE = int(DescriptorKind.PRODUCE)
 _DELETE_RECORDS = int(DescriptorKind.DELETE_RECORDS)
 _MARKER = int(DescriptorKind.TRANSACTION_MARKER)
 _PROGRESS = int(DescriptorKind.PROGRESS)
-_NO_ROOM_TO_ACCEPT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 
 class AcceptorAgent:
@@ -101,9 +72,9 @@ class AcceptorAgent:
         disks = [disk.name for disk in box.disks]
         arena_bytes, ring_entries = box.integer("acceptor.arena.bytes"), box.integer("channel.ring.entries")
         self._source = Source(context.layout, context.process_name, context.incarnation, arena_bytes, ring_entries)
-        self._connections: dict[int, Connection] = {}
-        self._per_address: Tally[str] = Tally()
-        self._dirty: set[Connection] = set()
+        segment_files_max = _segment_files_max()
+        self._connections = ClientConnections(context, self._source.arena, segment_files_max)
+        mark_dirty = self._connections.mark_dirty
         self._delayed = Delayed()
         self._proxies = LogWriterProxies(
             self._source, disks, self._poller, self._clock, counters, self._on_completion, self._on_lost, self._on_connected, self._on_gone
@@ -122,10 +93,8 @@ class AcceptorAgent:
         self._peers = Peers(f"acceptor of broker {box.broker_id}", self._poller, self._clock)
         questions = TransactionQuestions(self._coordinator, TransactionPeers(self._view, self._peers))
         self._lease = LeaseGate(LeaseReader(context.layout), self._clock, counters)
-        self._produce = ProduceHandler(
-            self._view, self._source.arena, self._delayed, self._clock, counters, budget_bytes, self._mark_dirty, questions, self._lease
-        )
-        self._cold = ColdReads(self._readers, self._clock, counters, self._mark_dirty, self._on_disk_read_failed)
+        self._produce = ProduceHandler(self._view, self._source.arena, self._delayed, self._clock, counters, budget_bytes, mark_dirty, questions, self._lease)
+        self._cold = ColdReads(self._readers, self._clock, counters, mark_dirty, self._connections.on_disk_read_failed)
         self._fetch = FetchHandler(
             self._view,
             self._readers,
@@ -133,59 +102,38 @@ class AcceptorAgent:
             self._clock,
             counters,
             box.integer("fetch.max.bytes"),
-            _segment_files_max(),
+            segment_files_max,
             choose_residency(box.text("fetch.residency")),
             self._cold,
             box.integer("max.incremental.fetch.session.cache.slots"),
             _random_session_id,
-            self._mark_dirty,
+            mark_dirty,
             box.text("replica.selector.class") == RACK_AWARE_SELECTOR,
             self._lease,
         )
-        forwarded = ForwardedHandler(self._controller, self._mark_dirty)
+        forwarded = ForwardedHandler(self._controller, mark_dirty)
         handlers: dict[int, Handler] = dict.fromkeys(SERVED_APIS, forwarded)
-        handlers.update(dict.fromkeys(COORDINATED_KEYS, CoordinatedHandler(self._coordinator, self._view, self._controller, self._mark_dirty)))
+        handlers.update(dict.fromkeys(COORDINATED_KEYS, CoordinatedHandler(self._coordinator, self._view, self._controller, mark_dirty)))
         handlers[ApiKey.FETCH] = self._fetch
-        handlers[ApiKey.LIST_OFFSETS] = ListOffsetsHandler(self._view, self._readers, self._clock, counters, self._mark_dirty)
-        handlers[ApiKey.OFFSET_FOR_LEADER_EPOCH] = OffsetForLeaderEpochHandler(self._view, self._readers, counters, self._mark_dirty)
-        handlers[ApiKey.METADATA] = MetadataHandler(self._view, self._controller, counters, box.flag("auto.create.topics.enable"), self._mark_dirty)
-        self._delete_records = DeleteRecordsHandler(self._view, self._clock, counters, self._mark_dirty)
+        handlers[ApiKey.LIST_OFFSETS] = ListOffsetsHandler(self._view, self._readers, self._clock, counters, mark_dirty)
+        handlers[ApiKey.OFFSET_FOR_LEADER_EPOCH] = OffsetForLeaderEpochHandler(self._view, self._readers, counters, mark_dirty)
+        handlers[ApiKey.METADATA] = MetadataHandler(self._view, self._controller, counters, box.flag("auto.create.topics.enable"), mark_dirty)
+        self._delete_records = DeleteRecordsHandler(self._view, self._clock, counters, mark_dirty)
         handlers[ApiKey.DELETE_RECORDS] = self._delete_records
-        self._write_markers = WriteTxnMarkersHandler(self._view, self._delayed, self._coordinator, self._clock, counters, self._mark_dirty)
+        self._write_markers = WriteTxnMarkersHandler(self._view, self._delayed, self._coordinator, self._clock, counters, mark_dirty)
         handlers[ApiKey.WRITE_TXN_MARKERS] = self._write_markers
-        self._describe_producers = DescribeProducersHandler(self._view, self._source.arena, self._clock, self._mark_dirty)
+        self._describe_producers = DescribeProducersHandler(self._view, self._source.arena, self._clock, mark_dirty)
         handlers[ApiKey.DESCRIBE_PRODUCERS] = self._describe_producers
-        handlers[ApiKey.FIND_COORDINATOR] = FindCoordinatorHandler(self._view, self._controller, self._mark_dirty)
-        handlers[ApiKey.DESCRIBE_CLUSTER] = DescribeClusterHandler(self._view, self._mark_dirty)
-        handlers[ApiKey.DESCRIBE_LOG_DIRS] = DescribeLogDirsHandler(self._view, self._proxies, context.layout, lambda: box.disks, self._mark_dirty)
-        handlers[ApiKey.DESCRIBE_TOPIC_PARTITIONS] = DescribeTopicPartitionsHandler(self._view, self._mark_dirty)
-        handlers[ApiKey.API_VERSIONS] = ApiVersionsHandler(self._mark_dirty)
+        handlers[ApiKey.FIND_COORDINATOR] = FindCoordinatorHandler(self._view, self._controller, mark_dirty)
+        handlers[ApiKey.DESCRIBE_CLUSTER] = DescribeClusterHandler(self._view, mark_dirty)
+        handlers[ApiKey.DESCRIBE_LOG_DIRS] = DescribeLogDirsHandler(self._view, self._proxies, context.layout, lambda: box.disks, mark_dirty)
+        handlers[ApiKey.DESCRIBE_TOPIC_PARTITIONS] = DescribeTopicPartitionsHandler(self._view, mark_dirty)
+        handlers[ApiKey.API_VERSIONS] = ApiVersionsHandler(mark_dirty)
         self._dispatch = Dispatch(self._produce, handlers)
-        self._receiver = Receiver(
-            self._source.arena, self._clock, counters, box.integer("socket.request.max.bytes"), self._dispatch.on_request, self._pause_reading
-        )
-        self._listening = context.listen_sockets["kafka"]
-        self._listening.setblocking(False)
-        self._accepting = False
-        self._accept_again_ns = 0
-        self._accept_failures = counters.counter("acceptor.accept_failures")
-        self._closings = Closings(counters, self._clock, context.log)
-        self._held = HeldMemory(box.integer("acceptor.heap.bytes"))
-        self._held_bytes = counters.counter("acceptor.held_bytes")
+        self._connections.serve(self._dispatch.on_request, self._cold)
         self._arena_used_bytes = counters.counter("acceptor.arena_used_bytes")
-        self._connections_max = self._find_connections_max(box.integer("max.connections"))
-        self._per_address_max = box.integer("max.connections.per.ip")
-        self._idle_ns = box.integer("connections.max.idle.ms") * 1_000_000
-        self._frame_timeout_ns = box.integer("request.frame.timeout.ms") * 1_000_000
-        self._connections_open = counters.counter("acceptor.connections")
         self._requests_parked = counters.counter("acceptor.parked")
-        self._connections_accepted = counters.counter("acceptor.connections_accepted")
-        self._sendfile_bytes = counters.counter("fetch.sendfile_bytes")
-        self._connections_open.set(0)
         self._next_sweep_ns = 0
-        self._unswept: list[Connection] = []
-        """connections that this second's sweep has not come to"""
-        self._stopping = False
         self._ready = False
         self._wait_for_disks_until_ns = self._clock.monotonic_ns() + WAIT_FOR_DISKS_NS
 
@@ -212,18 +160,10 @@ class AcceptorAgent:
         if len(self._delayed):
             work += self._delayed.wake_moved()
             work += self._delayed.expire(now_ns)
-        if self._receiver.somebody_waits:
-            work += self._receiver.retry(self._resume)
         if now_ns >= self._next_sweep_ns:
             self._sweep(now_ns)
-        if self._unswept:
-            self._sweep_some(now_ns)
-            work += 1
-        if self._accept_again_ns and now_ns >= self._accept_again_ns:
-            self._start_accepting()
-        while self._dirty:
-            work += 1
-            self._send(self._dirty.pop())
+        work += self._connections.do_work(now_ns)
+        work += self._connections.send_dirty()
         self._cold.send_releases()
         self._proxies.flush()
         if not self._ready:
@@ -233,7 +173,7 @@ class AcceptorAgent:
     def may_park(self) -> bool:
         self._source.watch_rows(bool(len(self._delayed)))
         self._source.doorbell.prepare_to_sleep()
-        if self._proxies.has_completions() or self._image.is_stale or self._dirty:
+        if self._proxies.has_completions() or self._image.is_stale or self._connections.has_dirty:
             self._source.doorbell.wake()
             return False
         if len(self._delayed) and self._delayed.wake_moved():
@@ -249,19 +189,13 @@ class AcceptorAgent:
         return self._produce.transactions.park_ms(now_ns, self._delayed.ms_to_next_deadline(now_ns, PARK_MS_MAX))
 
     def begin_stop(self) -> None:
-        self._stopping = True
-        self._stop_accepting()
-        for connection in self._connections.values():
-            self._update_interest(connection)
+        self._connections.begin_stop()
 
     def stopped(self) -> bool:
-        return not any(proxy.outstanding for proxy in self._proxies.by_disk.values()) and not any(
-            connection.outgoing for connection in self._connections.values()
-        )
+        return not any(proxy.outstanding for proxy in self._proxies.by_disk.values()) and not self._connections.has_outgoing
 
     def close(self) -> None:
-        for connection in list(self._connections.values()):
-            self._close(connection, STOPPING)
+        self._connections.close()
         for reader in self._readers.values():
             reader.close()
         self._controller.close()
@@ -282,7 +216,7 @@ class AcceptorAgent:
         if self._clock.monotonic_ns() < self._wait_for_disks_until_ns and not all(proxy.serving for proxy in self._proxies.by_disk.values()):
             return
         self._ready = True
-        self._start_accepting()
+        self._connections.accept()
         self._context.notifier.ready()
 
     # -- news
@@ -349,213 +283,18 @@ class AcceptorAgent:
     def _on_well(self, disk: str) -> None:
         self._context.log.notice(f"disk {disk} answers again, its clients are served", disk=disk)
 
-    # -- connections
-
-    def _find_connections_max(self, wanted: int) -> int:
-        """As the setting says, or fewer where the process may not open so many descriptors."""
-        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if allowed == resource.RLIM_INFINITY:
-            return wanted
-        possible = max(allowed - DESCRIPTORS_RESERVED - _segment_files_max(), allowed // 2)
-        if possible < wanted:
-            self._context.log.notice(f"takes {possible} connections, not the {wanted} of max.connections: it may open {allowed} descriptors (ulimit -Hn)")
-        return min(wanted, possible)
-
-    def _start_accepting(self) -> None:
-        self._accept_again_ns = 0
-        if not self._stopping and not self._accepting:
-            self._accepting = True
-            self._poller.register(self._listening.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE, self._on_acceptable)
-
-    def _stop_accepting(self) -> None:
-        if self._accepting:
-            self._accepting = False
-            self._poller.unregister(self._listening.fileno())
-
-    def _on_acceptable(self, _events: int) -> None:
-        for _ in range(ACCEPT_BURST):
-            try:
-                sock, peer = self._listening.accept()
-            except OSError as error:
-                if error.errno in _NO_ROOM_TO_ACCEPT:
-                    # The client stays in the queue and the socket stays readable: without a pause we would spin.
-                    self._accept_failures.add()
-                    self._stop_accepting()
-                    self._accept_again_ns = self._clock.monotonic_ns() + ACCEPT_PAUSE_NS
-                return
-            self._add_connection(sock, peer[0])
-
-    def _add_connection(self, sock: socket.socket, address: str) -> None:
-        if len(self._connections) >= self._connections_max:
-            sock.close()
-            self._closings.tell(CONNECTION_LIMIT, address, f"{self._connections_max} connections are open (max.connections)")
-            return
-        if self._per_address[address] >= self._per_address_max:
-            sock.close()
-            self._closings.tell(ADDRESS_LIMIT, address, f"it has {self._per_address_max} connections (max.connections.per.ip)")
-            return
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = Connection(PlainTransport(sock), address, self._clock.monotonic_ns())
-        descriptor = sock.fileno()
-        self._connections[descriptor] = connection
-        self._per_address[address] += 1
-        connection.interest = READ_INTEREST
-        self._poller.register(descriptor, READ_INTEREST, lambda events: self._on_event(connection, events))
-        self._connections_accepted.add()
-        self._connections_open.set(len(self._connections))
-
-    def _on_event(self, connection: Connection, events: int) -> None:
-        if connection.closed:
-            return
-        if events & select.EPOLLIN and not connection.read_paused:
-            self._receive(connection)
-        elif events & (select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP):
-            self._close(connection, CLIENT_LEFT)
-            return
-        if events & select.EPOLLOUT and not connection.closed:
-            self._send(connection)
-
-    def _receive(self, connection: Connection) -> None:
-        connection.last_active_ns = self._clock.monotonic_ns()
-        try:
-            if not self._receiver.receive(connection):
-                self._close(connection, CLIENT_LEFT)
-                return
-        except ProtocolViolation as violation:
-            self._violated(connection, violation)
-            return
-        except OSError:
-            self._close(connection, CLIENT_LEFT)
-            return
-        self._charge(connection)
-
-    def _charge(self, connection: Connection) -> None:
-        """Count what the connection holds; when all hold too much together, those that do so for longest have to go."""
-        if connection.closed or not (connection.held_bytes or connection.pending or connection.outgoing_bytes or connection.request_bytes):
-            return
-        held = self._held
-        held.update(connection)
-        if held.is_over:
-            for leaving in held.plan_shedding():
-                words = f"it holds {leaving.held_bytes} bytes of the {held.limit_bytes} that all connections may hold (acceptor.heap.bytes)"
-                self._close(leaving, MEMORY_LIMIT, words)
-
-    def _violated(self, connection: Connection, violation: ProtocolViolation) -> None:
-        self._close(connection, violation.reason, str(violation))
-
-    def _mark_dirty(self, connection: Connection) -> None:
-        self._dirty.add(connection)
-
-    def _on_disk_read_failed(self, connection: Connection) -> None:
-        self._close(connection, DISK_READ_FAILED)
-
-    def _send(self, connection: Connection) -> None:
-        """Send what is ready; go on reading what had to wait for it."""
-        if connection.closed or connection.waits_for_disk:
-            return
-        if connection.outgoing:
-            connection.last_active_ns = self._clock.monotonic_ns()  # it takes what it asked for, however slowly
-        try:
-            stays_open = connection.collect_ready()
-            sent_before = connection.sent_file_bytes
-            connection.send_outgoing()
-            self._sendfile_bytes.add(connection.sent_file_bytes - sent_before)
-            if not stays_open:
-                self._close(connection, *(connection.closing or (UNANSWERED,)))
-                return
-            if not self._cold.maybe_read_rest(connection):
-                self._close(connection, DISK_READ_FAILED)
-                return
-            if connection.read_paused:
-                self._receiver.resume(connection)
-        except ProtocolViolation as violation:
-            self._violated(connection, violation)
-            return
-        except OSError:
-            self._close(connection, CLIENT_LEFT)
-            return
-        self._update_interest(connection)
-        self._charge(connection)
-
-    def _pause_reading(self, connection: Connection) -> None:
-        self._update_interest(connection)
-
-    def _update_interest(self, connection: Connection) -> None:
-        reads = not connection.read_paused and not self._stopping
-        interest = (READ_INTEREST if reads else 0) | (select.EPOLLOUT if connection.outgoing and not connection.waits_for_disk else 0)
-        if interest != connection.interest and not connection.closed:
-            connection.interest = interest
-            self._poller.modify(connection.transport.fileno(), interest)
-
-    def _resume(self, connection: Connection) -> None:
-        """Go on with a connection whose request found no room in the arena."""
-        try:
-            self._receiver.resume(connection)
-        except ProtocolViolation as violation:
-            self._violated(connection, violation)
-            return
-        self._update_interest(connection)
-        self._charge(connection)
-
     def _sweep(self, now_ns: int) -> None:
-        """Once a second: end questions that a log-reader does not answer, see about disks; the connections are looked at in slices, by `_sweep_some`."""
+        """Once a second: end questions that a log-reader does not answer, see about disks and connections."""
         self._next_sweep_ns = now_ns + SWEEP_NS
         self._look_at_disks(now_ns)
         self._lease.look_for()
         self._fetch.sweep(now_ns)
         self._requests_parked.set(len(self._delayed))
-        self._unswept = list(self._connections.values())
-        for connection in self._receiver.slow_bodies(now_ns):
-            self._close(connection, SLOW_BODY, "others wait for the arena that its request holds, and it comes too slowly")
+        self._connections.sweep(now_ns)
         self._delayed.forget_closed()
-        self._closings.sweep(now_ns)
-        self._held_bytes.set(self._held.total_bytes)
         self._arena_used_bytes.set(self._source.arena.size_bytes - self._source.arena.free_bytes)
-        if self._accepting:
-            self._on_acceptable(0)  # the one that a connection woke (EPOLLEXCLUSIVE wakes one) may be stopped, and hold it: nobody else is told
         for reader in self._readers.values():
             reader.expire(now_ns)
-
-    def _sweep_some(self, now_ns: int) -> None:
-        """Close what is idle or dawdles, of a few connections: ten thousand at once would be ten milliseconds for everybody."""
-        some, self._unswept = self._unswept[-SWEEP_SLICE:], self._unswept[:-SWEEP_SLICE]
-        for connection in some:
-            if connection.closed:
-                continue
-            if connection.frame_since_ns and now_ns - connection.frame_since_ns > self._frame_timeout_ns:
-                self._close(connection, FRAME_TIMEOUT, "a request that it began did not come whole in time (request.frame.timeout.ms)")
-            elif now_ns - connection.last_active_ns > self._idle_ns and not connection.replies:
-                self._close(connection, IDLE)
-            if connection.outgoing and connection.move_to_heap(now_ns):
-                self._charge(connection)
-            if connection.replies:
-                for reply in list(connection.replies):
-                    if reply.awaited is not None and now_ns > reply.awaited.deadline_ns:
-                        reply.awaited.on_too_late()
-
-    def _close(self, connection: Connection, reason: str, words: str = "") -> None:
-        """Close it and count why; `words` are for the log, if its client is to blame."""
-        if connection.closed:
-            return
-        connection.closed = True
-        descriptor = connection.transport.fileno()
-        self._poller.unregister(descriptor)
-        del self._connections[descriptor]
-        self._per_address[connection.address] -= 1
-        if not self._per_address[connection.address]:
-            del self._per_address[connection.address]
-        self._receiver.drop(connection)
-        connection.outgoing.clear()
-        connection.replies.clear()
-        connection.transport.close()
-        self._held.forget(connection)
-        self._dirty.discard(connection)
-        self._connections_open.set(len(self._connections))
-        if words:
-            self._closings.tell(reason, connection.address, words)
-        else:
-            self._closings.count(reason)
 
 
 def _random_session_id() -> int:
