@@ -80,6 +80,9 @@ class ZooKeeperKeeper:
         if silent_ms > self._watchdog_ms * (1 if self._is_ready else START_FACTOR):
             self._context.log.warning(f"the Java machine (pid {self._pid}) has not answered for {silent_ms / 1000:.0f} s; it is killed")
             self._signal(signal.SIGKILL)
+        elif self._watch.is_left_behind(now_ms):
+            self._context.log.warning(f"the Java machine (pid {self._pid}) does not find the ensemble, which serves without it; it is started again")
+            self._signal(signal.SIGKILL)
         self._heart.beat(self._clock.monotonic_ns(), self._status_line)
         self._context.poller.poll(TURN_MS if self._is_ready else ASK_MS_WHILE_STARTING)
 

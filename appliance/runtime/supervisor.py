@@ -240,6 +240,10 @@ class Supervisor:
             if watch.words:
                 say = self.log.info if child.state is ChildState.STARTING else self.log.warning
                 say(f"{ZOOKEEPER} {watch.words}", peer=ZOOKEEPER)
+        if child.pid and child.pid not in self._killed and watch.is_left_behind(now_ms):
+            self.log.warning(f"{ZOOKEEPER} (pid {child.pid}) does not find the ensemble, which serves without it; it is started again", peer=ZOOKEEPER)
+            self._killed.add(child.pid)
+            kill_group(child.pid)
         if child.pid and now_ms >= self._next_ask_ms:
             watch.ask(now_ms)
             self._next_ask_ms = watch.next_ask_ms(now_ms, self._watchdog_ms // 2)

@@ -2,8 +2,10 @@
 
 Owned by the supervisor, whose poller carries the connections. While it does not serve it is asked every 50 ms, afterwards twice in a watchdog period. A
 member of an ensemble that has no quorum answers, and says that it does not serve: it lives, and waits. Then the other members are asked too, once a second,
-so that people can be told who is missing. Weak spots: `srvr` says nothing about a disk that hangs under its transaction log until a session needs it; a name
-of a member is looked up here, and while a name server does not answer nothing else is done (addresses cost nothing).
+so that people can be told who is missing. Others that serve without it for longer than a member may take to join them have left it behind: it is to be
+started again. (Its connections to them are from before a cut, and TCP tries those again the later the longer the cut was; new ones find the others at once.)
+Weak spots: `srvr` says nothing about a disk that hangs under its transaction log until a session needs it; a name of a member is looked up here, and while
+a name server does not answer nothing else is done (addresses cost nothing).
 """
 
 from __future__ import annotations
@@ -99,6 +101,11 @@ class ZooKeeperWatch:
         self._is_there: dict[int, bool] = {}
         """Whether each other member answers, as far as it was asked since ours last served."""
         self._ask_others_ms = 0
+        self._join_ms_max = box.integer("zookeeper.init.limit") * box.integer("zookeeper.tick.ms")
+        self._serving_others: set[int] = set()
+        self._without_us_since_ms = 0
+        """When others began to serve without ours; counts while there are any."""
+        self._now_ms = 0
         self.serves = False
         self.heard_ms = 0
 
@@ -106,6 +113,7 @@ class ZooKeeperWatch:
         """A new JVM has this pid."""
         self._own.hang_up()
         self.serves = False
+        self._serving_others.clear()
         self.heard_ms = now_ms
         self._ask_others_ms = now_ms + ASK_OTHERS_MS
         self._counters.close()
@@ -131,6 +139,10 @@ class ZooKeeperWatch:
         enough = f"; {'one' if wanted == 1 else wanted} of them {'is' if wanted == 1 else 'are'} enough" if wanted < len(missing) else ""
         return f"waits for {in_words(missing)} of the ZooKeeper ensemble{enough}"
 
+    def is_left_behind(self, now_ms: int) -> bool:
+        """Our member lives and the others serve without it, for too long."""
+        return bool(self._serving_others) and now_ms - self._without_us_since_ms > self._join_ms_max
+
     def next_ask_ms(self, now_ms: int, rest_ms: int) -> int:
         """When to ask again; `rest_ms` is how long a server that serves alone may be left in peace."""
         if self.serves:
@@ -139,6 +151,7 @@ class ZooKeeperWatch:
 
     def ask(self, now_ms: int) -> None:
         """Ask our own server, and the others while it waits for them."""
+        self._now_ms = now_ms
         self._own.ask(now_ms)
         if self._others and not self.serves and now_ms >= self._ask_others_ms:
             self._ask_others_ms = now_ms + ASK_OTHERS_MS
@@ -151,13 +164,21 @@ class ZooKeeperWatch:
         self.serves = b"\nMode: " in answer
         if self.serves:
             self._is_there.clear()
+            self._serving_others.clear()
         if self.serves or self._others:
             self.heard_ms = self._clock.monotonic_ms()
             self._counters.beat(self._clock.monotonic_ns())
 
     def _on_other(self, member_id: int, answer: bytes | None) -> None:
-        if not self.serves:
-            self._is_there[member_id] = answer is not None
+        if self.serves:
+            return
+        self._is_there[member_id] = answer is not None
+        if answer is None or b"\nMode: " not in answer:
+            self._serving_others.discard(member_id)
+            return
+        if not self._serving_others:
+            self._without_us_since_ms = self._now_ms
+        self._serving_others.add(member_id)
 
     def close(self) -> None:
         for question in (self._own, *self._others.values()):

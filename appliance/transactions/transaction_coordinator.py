@@ -357,6 +357,8 @@ class TransactionCoordinator:
         if current.state is TransactionState.EMPTY or current.is_commit != request.is_commit:
             if is_second and not repeats and not request.is_commit and current.state not in ENDING:
                 return False  # an abort of nothing still raises the epoch
+            if current.state is TransactionState.EMPTY and not request.is_commit:
+                return True  # its AddPartitionsToTxn never came: since this epoch was given nothing was open that could have been committed
             raise RequestRefused(ErrorCode.INVALID_TXN_STATE, f"the transaction of {transactional.name} is {current.state.name}")
         if current.state in ENDING:
             raise RequestRefused(ErrorCode.CONCURRENT_TRANSACTIONS, f"the transaction of {transactional.name} is being ended")

@@ -1,10 +1,10 @@
 """How long partitions take no acks=all when their leader's box is killed or cut off, stops in order, or has a disk that dies or hangs.
 
 Three boxes in stock settings on machines of their own (namespaces, `tests/support/cluster.py`), each with its ZooKeeper member. Each fault befalls a topic of
-its own whose partitions the victim leads; boxes take turns, so that the controller and the leader of the ensemble are among them as chance has it. A
-probe sends a small record every 20 ms, after an error a fresh request to whom a living box names; a pause is the longest time between two acknowledgements of a
-partition, of the slowest one. Weak spots: three boxes, three JVMs and the probes share the machine's cores; a request that a cut swallows is given up after
-0.3 s, which is in the figure.
+its own whose partitions the victim leads; boxes take turns, so that the controller and the leader of the ensemble are among them as chance has it. Each fault
+meets a whole cluster: all processes serve, all members are in the ensemble, all replicas in sync. A probe sends a small record every 20 ms, after an error a
+fresh request to whom a living box names; a pause is the longest time between two acknowledgements of a partition, of the slowest one. Weak spots: three boxes,
+three JVMs and the probes share the machine's cores; a request that a cut swallows is given up after 0.3 s, which is in the figure.
 """
 
 from __future__ import annotations

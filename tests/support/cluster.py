@@ -20,11 +20,12 @@ from typing import Any
 from kazoo.client import KazooClient
 
 from appliance.metadata.session import SavedSession
+from appliance.metadata.zookeeper_probe import zookeeper_serves
 from tests.support.machine import Disk, Namespace, Network, address_of
 from tests.support.running_box import COMMAND, READY, STOP_SECONDS, RunningBox, environment, eventually, processes_of, run_arguments
 
 READY_SECONDS = 60.0
-KAFKA_PORT, SYSLOG_PORT, HTTP_PORT = 9092, 5514, 8080
+KAFKA_PORT, SYSLOG_PORT, HTTP_PORT, INGEST_PORT, ZOOKEEPER_PORT = 9092, 5514, 8080, 8081, 2181
 SETTINGS: Mapping[str, object] = {
     "log.disk.deadline.ms": 1500,
     "log.disk.probe.interval.ms": 300,
@@ -74,7 +75,7 @@ class ClusterBox:
         assert self._process is not None
         process, began = self._process, time.monotonic()
         host = address_of(self.number)
-        ready_line = f"{READY}kafka={host}:{KAFKA_PORT} syslog={host}:{SYSLOG_PORT} http={host}:{HTTP_PORT}"
+        ready_line = f"{READY}kafka={host}:{KAFKA_PORT} syslog={host}:{SYSLOG_PORT} http={host}:{HTTP_PORT} ingest={host}:{INGEST_PORT}"
         while self.running is None or not all_serve(self.running):
             assert process.poll() is None, f"box {self.number} ended\n{self.messages[-6000:]}"
             assert time.monotonic() < began + seconds, f"box {self.number} is not ready within {seconds:g} s\n{self.messages[-6000:]}"
@@ -173,6 +174,7 @@ class Cluster:
                 kafka_port=KAFKA_PORT,
                 syslog_port=SYSLOG_PORT,
                 http_port=HTTP_PORT,
+                ingest_port=INGEST_PORT,
                 zookeeper_members=members,
             )
             self.boxes[number] = ClusterBox(number, machine, place, arguments, made)
@@ -183,7 +185,7 @@ class Cluster:
 
     @property
     def zookeeper(self) -> str:
-        return ",".join(f"{address_of(number)}:2181" for number in self.boxes)
+        return ",".join(f"{address_of(number)}:{ZOOKEEPER_PORT}" for number in self.boxes)
 
     @contextmanager
     def clients(self) -> Iterator[None]:
@@ -215,6 +217,13 @@ class Cluster:
             box.await_ready(seconds)
         for box in self.boxes.values():
             eventually(lambda box=box: all_serve(box.box), f"all processes of box {box.number} serve", seconds)  # type: ignore[misc]
+        self.await_ensemble(seconds)
+
+    def await_ensemble(self, seconds: float = READY_SECONDS) -> None:
+        """Every member is in: a fault that takes the leader of an ensemble with a member missing takes its majority, too."""
+        with self.clients():
+            for number in self.boxes:
+                eventually(lambda number=number: zookeeper_serves(address_of(number), ZOOKEEPER_PORT), f"member {number} is in the ensemble", seconds)  # type: ignore[misc]
 
     def end(self) -> None:
         for box in self.boxes.values():

@@ -59,6 +59,6 @@ def test_a_member_of_an_ensemble_listens_on_its_own_address_and_knows_the_others
     box = Box("x", 2, [Disk("d0", "/nonexistent")], str(tmp_path), "0.0.0.0", "h", 1, 1, 1, zookeeper=connect, zookeeper_members=members)
     zookeeper.prepare(box)
     written = (tmp_path / "zookeeper" / "zoo.cfg").read_text().splitlines()
-    assert {"clientPort=2191", "clientPortAddress=10.0.0.2", "tickTime=100", "initLimit=100", "syncLimit=6"} <= set(written)
+    assert {"clientPort=2191", "clientPortAddress=10.0.0.2", "tickTime=100", "initLimit=100", "syncLimit=6", "connectToLearnerMasterLimit=8"} <= set(written)
     assert {"server.1=10.0.0.1:2888:3888", "server.2=10.0.0.2:2889:3889", "server.3=[fd00::3]:2888:3888"} <= set(written)
     assert (tmp_path / "zookeeper" / "data" / "myid").read_text() == "2\n"

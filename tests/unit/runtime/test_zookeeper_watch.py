@@ -118,6 +118,21 @@ def test_a_member_that_loses_its_quorum_says_so_and_is_well_again_when_it_is_bac
     assert seen == [(True, False), (False, False), (False, True), (True, False)]
 
 
+def test_a_member_without_which_the_others_serve_is_left_behind_once_it_cannot_be_joining_them(watched: Callable[[list[bytes | None]], Watched]) -> None:
+    member = watched([SERVES, SERVES, WAITS])
+    seen = []
+    for own, other in [(SERVES, SERVES)] + [(WAITS, WAITS)] * 8 + [(WAITS, SERVES)] * 7 + [(SERVES, SERVES), (WAITS, SERVES)]:
+        member.servers[0].answer, member.servers[1].answer = own, other
+        member.ask()
+        seen.append(member.watch.is_left_behind(member.now_ms))
+    assert seen == [False] * 15 + [True, False, False]  # 10 s, two seconds a question
+    for _ in range(7):
+        member.ask()
+    assert member.watch.is_left_behind(member.now_ms)
+    member.watch.on_started(1, member.now_ms)
+    assert not member.watch.is_left_behind(member.now_ms)
+
+
 def test_a_member_that_serves_is_asked_every_second_and_a_server_alone_when_its_watchdog_wants_to_know(
     watched: Callable[[list[bytes | None]], Watched],
 ) -> None:

@@ -194,11 +194,23 @@ def test_an_end_writes_a_marker_into_every_partition_and_says_so_twice(producers
     assert producers.add("x", producer, 0) == [0]  # the next one
 
 
-def test_what_was_never_begun_cannot_be_ended_in_the_first_protocol(producers: CoordinatedProducers) -> None:
+def test_what_was_never_begun_cannot_be_committed_in_the_first_protocol(producers: CoordinatedProducers) -> None:
     producer = producers.begin("x")
     assert producers.end("x", producer) == (ErrorCode.INVALID_TXN_STATE, -1, -1)
     assert producers.end("x", (1, 5)) == (ErrorCode.PRODUCER_FENCED, -1, -1)
     assert producers.end("y", producer) == (ErrorCode.INVALID_PRODUCER_ID_MAPPING, -1, -1)
+
+
+def test_an_abort_of_what_never_began_changes_nothing_in_the_first_protocol(producers: CoordinatedProducers) -> None:
+    """A producer whose AddPartitionsToTxn were lost with their coordinator cannot know that nothing began; INVALID_TXN_STATE would be its end."""
+    producer = producers.begin("x")
+    before = producers.current("x")
+    assert producers.end("x", producer, False) == (0, -1, -1)
+    assert producers.current("x") == before and not producers.partitions.written
+    assert producers.end("x", (1, 5), False) == (ErrorCode.PRODUCER_FENCED, -1, -1)
+    producers.add("x", producer, 0)
+    producers.end("x", producer)
+    assert producers.end("x", producer, False) == (ErrorCode.INVALID_TXN_STATE, -1, -1)  # it may be the transaction that was committed
 
 
 def test_the_answer_comes_with_the_decision_and_others_wait_for_the_markers(producers: CoordinatedProducers) -> None:
