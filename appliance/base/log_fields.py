@@ -14,6 +14,7 @@ LOG_FIELDS: dict[str, str] = {
     "topic": "name of the topic",
     "partition": "number of the partition; `topic` stands beside it",
     "peer": "another process of the box that the line is about, as in `process`",
+    "listener": "name of a listener of the ingestion endpoint",
     "client": "address of a client connection, `host:port`",
     "principal": "the authenticated user; no line has it before there are users",
     "reason": "one word for why or which: a label as counters have it (reason, policy, kind), or an alarm's name",

@@ -7,6 +7,7 @@ wherever Kafka has the setting. Weak spot: bounds are per row; relations between
 from __future__ import annotations
 
 from appliance.base.coordination_rows import GROUP_ROWS, TRANSACTION_ROWS
+from appliance.base.ingest_rows import INGEST_ROWS
 from appliance.base.replica_rows import REPLICA_ROWS
 from appliance.base.setting_row import GIB, HOUR, INT32_MAX, INT64_MAX, KIB, MIB, SECOND, SettingRow
 
@@ -245,27 +246,6 @@ _MEMORY_ROWS = (
     ),
 )
 
-_INGEST_ROWS = (
-    SettingRow("ingest.syslog.topic", "syslog", "", "topic that syslog lines go to", ""),
-    SettingRow("ingest.syslog.partitions", 4, "", "partitions of that topic when ingest creates it", "files and table rows", 1, 10_000),
-    SettingRow(
-        "ingest.topic.replication.factor",
-        3,
-        "",
-        "replicas of the topics that boxes make by themselves, for syslog and their own figures; fewer while there are fewer boxes",
-        "space and network",
-        1,
-        16,
-    ),
-    SettingRow("ingest.syslog.key", "host", "", "what a syslog record's key is", "", choices=("host", "app", "none")),
-    SettingRow("ingest.syslog.time.zone", "UTC", "", "zone of RFC 3164 times, which name none: UTC or a name such as Europe/Berlin", ""),
-    SettingRow(
-        "ingest.syslog.max.message.bytes", 64 * KIB, "bytes", "longest syslog message; the rest is cut off and marked", "memory per connection", 480, 8 * MIB
-    ),
-    SettingRow("ingest.batch.bytes", 64 * KIB, "bytes", "size at which a batch is sent", "memory per partition", 1024, 16 * MIB),
-    SettingRow("ingest.batch.ms", 10, "ms", "age at which a batch is sent", "lines are readable later", 0, 60 * SECOND),
-)
-
 _PRODUCER_ROWS = (
     SettingRow(
         "producer.id.expiration.ms",
@@ -363,7 +343,7 @@ GROUPS: dict[str, tuple[SettingRow, ...]] = {
     "Replication": REPLICA_ROWS,
     "Network": _NETWORK_ROWS,
     "Memory": _MEMORY_ROWS,
-    "Syslog": _INGEST_ROWS,
+    "Ingestion": INGEST_ROWS,
     "Groups": GROUP_ROWS,
     "Transactions": TRANSACTION_ROWS,
     "House": _HOUSE_ROWS,

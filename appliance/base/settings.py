@@ -22,6 +22,16 @@ BOX_TABLE = "box"
 TOML_HINT = 'write names in quotes where one continues another, as in "max.connections" = 100'
 
 
+class SenderSocket(NamedTuple):
+    """A listening socket of the ingest table: its name among LISTEN_FDNAMES, where it listens ("": as the box), and who says so (FILE:LINE)."""
+
+    name: str
+    is_datagram: bool
+    address: str
+    port: int
+    where: str = ""
+
+
 class Box(NamedTuple):
     """One box as its processes see it. Ports are the real ones; `zookeeper` is a connect string."""
 
@@ -45,6 +55,11 @@ class Box(NamedTuple):
     """The cluster's id where it is known before ZooKeeper is asked: always with the embedded one, else ''."""
     pid: int = 0
     started_wall_ms: int = 0
+    ingest_port: int = 0
+    ingest_table: str = ""
+    """The lines of the file that `ingest.table.file` names, as they were when the box started."""
+    sender_sockets: list[SenderSocket] = []  # noqa: RUF012  never changed
+    """The sockets of that table."""
     managed_by: str = "millrace run"
     """Who starts and stops the processes: `millrace run`, or systemd."""
     settings: dict[str, SettingValue] = {}  # noqa: RUF012  never changed; `setting` falls back to the row's default
@@ -110,13 +125,14 @@ class Box(NamedTuple):
         return [*names, "console"]
 
     def to_json(self) -> bytes:
-        document = {**self._asdict(), "disks": [disk._asdict() for disk in self.disks]}
+        document = {**self._asdict(), "disks": [disk._asdict() for disk in self.disks], "sender_sockets": [sock._asdict() for sock in self.sender_sockets]}
         return json.dumps(document, indent=1).encode()
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Box:
         """Inverse of `to_json`; a field of another release is a TypeError, because one release runs on a box at a time."""
-        return cls(**{**document, "disks": [Disk(**disk) for disk in document["disks"]]})
+        sockets = [SenderSocket(**sock) for sock in document.get("sender_sockets", [])]
+        return cls(**{**document, "disks": [Disk(**disk) for disk in document["disks"]], "sender_sockets": sockets})
 
 
 def load_box(layout: BoxLayout) -> Box:

@@ -1,17 +1,20 @@
-"""Collects records per partition into batches that are closed by size or by age.
+"""Collects records per partition into batches that are closed by size or by age, and remembers whose records are in them.
 
-Owned by the ingest agent. A batch is closed before the record that would take it beyond `batch_bytes`, because a batch of 64 KiB fits
-an arena slot of 64 KiB and one byte more costs twice that; a record larger than that makes a batch of its own. Time is an
-argument. Weak: an open batch lives in this process's heap, so a crash loses up to `batch_age_ms` of lines (they are booked as `crash`).
+Owned by the ingest agent, one for each topic. A batch is closed before the record that would take it beyond `batch_bytes`, because a batch of 64 KiB fits
+an arena slot of 64 KiB and one byte more costs twice that; a record larger than that makes a batch of its own. Time is an argument. Weak: an open batch lives
+in this process's heap, so a crash loses up to `batch_age_ms` of lines that nobody acknowledged (they are booked as `crash`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 from typing import NamedTuple
 
 from appliance.ingest.event import Event
 from appliance.ingest.partitioner import Partitioner
+from appliance.ingest.share import Share
+from appliance.ingest.unit import Unit
 from appliance.records.builder import BatchBuilder
 
 DEFAULT_BATCH_BYTES = 65536
@@ -20,7 +23,7 @@ RECORD_OVERHEAD_BYTES_MAX = 36
 """Attributes 1, timestamp delta 10, offset delta 5, lengths of record, key and value 5 each, rounded up."""
 
 
-class Outcome(IntEnum):
+class Acceptance(IntEnum):
     """What became of a record that was offered to `append`."""
 
     TAKEN = 0
@@ -32,7 +35,7 @@ class Outcome(IntEnum):
     """Not taken: its partition takes no more, and the sender cannot be slowed down."""
 
 
-_TAKEN = Outcome.TAKEN  # looking a member up costs 60 ns in Python 3.11
+_TAKEN = Acceptance.TAKEN  # looking a member up costs 60 ns in Python 3.11
 
 
 class ReadyBatch(NamedTuple):
@@ -41,6 +44,7 @@ class ReadyBatch(NamedTuple):
     partition: int
     data: bytes
     record_count: int
+    shares: list[Share]
 
 
 class Batcher:
@@ -57,49 +61,90 @@ class Batcher:
         self._batch_bytes_wanted = batch_bytes
         self._batch_bytes = min(batch_bytes, max_batch_bytes)
         self._batch_age_ms = batch_age_ms
-        self._max_batch_bytes = max_batch_bytes
+        self.max_batch_bytes = max_batch_bytes
         self._blocked: frozenset[int] = frozenset()
         self.slowed_by = -1
         self._builders = [BatchBuilder() for _ in range(partition_count)]
+        self._shares: list[list[Share]] = [[] for _ in range(partition_count)]
+        self._last_units: list[Unit | None] = [None] * partition_count
+        self._share_begins = [0] * partition_count
         self._opened_ms: dict[int, int] = {}  # partition → when its open batch got its first record; oldest first
         self._ready: list[ReadyBatch] = []
+        self.has_awaited = False
+        """Whether a sender waits for something in an open batch."""
+
+    @property
+    def partition_count(self) -> int:
+        return self._partitioner.partition_count
 
     @property
     def open_records(self) -> int:
         return sum(builder.count for builder in self._builders)
 
-    def append(self, event: Event, now_ms: int, can_wait: bool = True) -> Outcome:
-        """Add a record; what that closes is fetched with `take_ready`. `can_wait`: whether its sender can be slowed down."""
+    def append(
+        self, event: Event, now_ms: int, unit: Unit, can_wait: bool = True, identity: bytes | None = None, ordinal: int = 0, is_copy: bool = False
+    ) -> Acceptance:
+        """Add a record of `unit`; what that closes is fetched with `take_ready`. `can_wait`: whether its sender can be slowed down. A record with an
+        identity and without a key goes where the identity says, so that a replay meets the first copy's partition."""
         timestamp_ms, key, value, headers = event
-        partition = self._partitioner.choose(key)
+        partition = self._partitioner.choose(key) if key is not None or identity is None else self._partitioner.place(identity)
         outcome = _TAKEN
         if partition in self._blocked:
             if not can_wait:
-                return Outcome.OVERFLOW
+                return Acceptance.OVERFLOW
             self.slowed_by = partition
-            outcome = Outcome.TAKEN_BEYOND
+            outcome = Acceptance.TAKEN_BEYOND
         builder = self._builders[partition]
         size_bytes_max = len(value) + len(headers) + RECORD_OVERHEAD_BYTES_MAX
         if key is not None:
             size_bytes_max += len(key)
         if builder.count and builder.size_bytes + size_bytes_max > self._batch_bytes:
             self._close(partition)
-            if key is None:
+            if key is None and identity is None:
                 partition = self._partitioner.choose(None)
                 builder = self._builders[partition]
         if not builder.count:
-            if builder.size_bytes + size_bytes_max > self._max_batch_bytes:
-                return Outcome.TOO_LARGE
+            if builder.size_bytes + size_bytes_max > self.max_batch_bytes:
+                return Acceptance.TOO_LARGE
             self._opened_ms[partition] = now_ms
+        if self._last_units[partition] is not unit:
+            self._add_share(partition, unit)
         builder.append(timestamp_ms, key, value, headers)
+        if is_copy:
+            self._shares[partition][-1].copies += 1
+        if identity is not None:
+            self._shares[partition][-1].add_part(identity, ordinal)
         if builder.size_bytes >= self._batch_bytes:
             self._close(partition)
         return outcome
+
+    def _add_share(self, partition: int, unit: Unit) -> None:
+        """Units take turns on a partition: one that is back after another has a second share. What it holds is counted when the next one begins."""
+        self._end_share(partition)
+        share = Share(unit)
+        self._shares[partition].append(share)
+        self._last_units[partition] = unit
+        self._share_begins[partition] = self._builders[partition].count
+        if share.is_awaited:
+            unit.pending += 1
+            self.has_awaited = True
+
+    def _end_share(self, partition: int) -> None:
+        if self._last_units[partition] is not None:
+            share = self._shares[partition][-1]
+            share.count = self._builders[partition].count - self._share_begins[partition] - share.copies
 
     def close_due(self, now_ms: int) -> None:
         """Close every batch that has reached its age."""
         for partition in [partition for partition, opened_ms in self._opened_ms.items() if now_ms - opened_ms >= self._batch_age_ms]:
             self._close(partition)
+
+    def close_awaited(self, is_wanted: Callable[[int], bool]) -> None:
+        """Close batches for which a sender waits that sends no more before it is answered, where `is_wanted(partition)`."""
+        for partition in list(self._opened_ms):
+            if is_wanted(partition) and any(share.unit.is_sealed and share.is_awaited for share in self._shares[partition]):
+                self._close(partition)
+        self.has_awaited = any(share.is_awaited for partition in self._opened_ms for share in self._shares[partition])
 
     def close_all(self) -> None:
         for partition in list(self._opened_ms):
@@ -125,17 +170,24 @@ class Batcher:
 
     def limit(self, max_batch_bytes: int) -> None:
         """The topic's `max.message.bytes` has changed."""
-        self._max_batch_bytes = max_batch_bytes
+        self.max_batch_bytes = max_batch_bytes
         self._batch_bytes = min(self._batch_bytes_wanted, max_batch_bytes)
 
     def resize(self, partition_count: int) -> None:
         """The topic has more partitions now. Open batches stay where they are."""
         self._partitioner.resize(partition_count)
-        self._builders += [BatchBuilder() for _ in range(partition_count - len(self._builders))]
+        more = partition_count - len(self._builders)
+        self._builders += [BatchBuilder() for _ in range(more)]
+        self._shares += [[] for _ in range(more)]
+        self._last_units += [None] * more
+        self._share_begins += [0] * more
 
     def _close(self, partition: int) -> None:
         builder = self._builders[partition]
         record_count = builder.count
-        self._ready.append(ReadyBatch(partition, builder.build(), record_count))
+        self._end_share(partition)
+        self._ready.append(ReadyBatch(partition, builder.build(), record_count, self._shares[partition]))
+        self._shares[partition] = []
+        self._last_units[partition] = None
         del self._opened_ms[partition]
         self._partitioner.turn(partition)

@@ -18,14 +18,8 @@ import orjson
 from appliance.ingest.structured_data import read_structured_data
 from appliance.ingest.syslog_framing import CutMessage
 from appliance.ingest.syslog_message import SyslogMessage
+from appliance.ingest.syslog_names import FACILITY_NAMES, SEVERITY_NAMES
 from appliance.records.builder import encode_headers
-
-SEVERITY_NAMES = ("emerg", "alert", "crit", "err", "warning", "notice", "info", "debug")
-FACILITY_NAMES = (
-    *("kern", "user", "mail", "daemon", "auth", "syslog", "lpr", "news", "uucp", "cron", "authpriv", "ftp", "ntp", "audit", "alert", "clock"),
-    *(f"local{number}" for number in range(8)),
-)
-assert len(SEVERITY_NAMES) == 8 and len(FACILITY_NAMES) == 24
 
 KEYS = ("host", "app", "none")
 _DAY_MS = 86_400_000
@@ -55,10 +49,13 @@ class Event(NamedTuple):
 class EventBuilder:
     """`build` with the choice of key and a cache of header sections (they repeat within one millisecond's burst)."""
 
-    def __init__(self, key: str = "host") -> None:
+    def __init__(self, key: str = "host", listener: bytes = b"", is_raw: bool = False) -> None:
+        """`listener` is named in the headers, if it is given; `is_raw`: the value is what the sender wrote."""
         if key not in KEYS:
             raise ValueError(f"a syslog record's key is one of {', '.join(KEYS)}, not {key!r}")
         self._key = key
+        self._listener = listener
+        self._value_of = raw_of if is_raw else value_of
         self._headers: dict[tuple[EventSource, bool], bytes] = {}
         self._headers_arrival_ms = -1
 
@@ -73,7 +70,7 @@ class EventBuilder:
             key = message.host or source.host  # a device that does not name itself still keeps its order
         else:
             key = message.app if self._key == "app" else None  # type: ignore[assignment]
-        return Event(timestamp_ms, key, value_of(message), self.headers(source, arrival_ms, type(message.raw) is CutMessage))
+        return Event(timestamp_ms, key, self._value_of(message), self.headers(source, arrival_ms, type(message.raw) is CutMessage))
 
     def headers(self, source: EventSource, arrival_ms: int, is_cut: bool) -> bytes:
         """source, transport, arrival_ms; also truncated and proxied_source where they apply."""
@@ -87,8 +84,20 @@ class EventBuilder:
                 headers.append(("truncated", b"true"))
             if source.proxied_source is not None:
                 headers.append(("proxied_source", source.proxied_source))
+            if self._listener:
+                headers.append(("listener", self._listener))
             section = self._headers[source, is_cut] = encode_headers(headers)
         return section
+
+
+def timestamp_of(time_ms: int, arrival_ms: int) -> int:
+    """A record's timestamp: the sender's time, if it lies between ten years back and one day ahead of the arrival."""
+    return time_ms if arrival_ms - PAST_MS_MAX <= time_ms <= arrival_ms + FUTURE_MS_MAX and time_ms >= 0 else arrival_ms
+
+
+def raw_of(message: SyslogMessage) -> bytes:
+    """What the sender wrote."""
+    return message.raw
 
 
 def value_of(message: SyslogMessage) -> bytes:

@@ -44,6 +44,10 @@ class Partitioner:
             partition = self._by_key[key] = stand_in(partition_of_key(key, self.partition_count), self.partition_count, self._dead)
         return partition
 
+    def place(self, identity: bytes) -> int:
+        """The partition of a record without a key that belongs to something with an identity: the same one when it comes again."""
+        return stand_in(int.from_bytes(identity[:8], "big") % self.partition_count, self.partition_count, self._dead)
+
     def turn(self, closed_partition: int) -> None:
         """A batch of `closed_partition` was closed: records without a key move on if they were there."""
         if closed_partition != self._sticky_partition:

@@ -21,7 +21,6 @@ BELIEVED_COUNT_MAX = 16 * 1024 * 1024
 _LINE_FEED, _CARRIAGE_RETURN, _NUL, _SPACE, _LESS_THAN = 0x0A, 0x0D, 0x00, 0x20, 0x3C
 _DIGIT_ONE, _DIGIT_NINE = 0x31, 0x39
 _BETWEEN_FRAMES = frozenset((_LINE_FEED, _CARRIAGE_RETURN, _NUL))
-_PROXY_HEADER = b"PROXY "
 _COUNTED_FRAME = re.compile(rb"[1-9][0-9]{0,7} <[0-9]{1,3}>")
 _COUNTED_FRAME_START_BYTES_MAX = COUNT_DIGITS_MAX + len(b" <191>")
 _NOT_YET = -1
@@ -65,12 +64,10 @@ class SyslogSplitter:
         "_max_message_bytes",
         "_saw_counted",
         "_searched_bytes",
-        "_started",
         "_tail",
         "_trailer",
         "cut_messages",
         "discarded_bytes",
-        "proxied_source",
         "resynchronisations",
     )
 
@@ -79,7 +76,6 @@ class SyslogSplitter:
         self._tail = b""
         self._searched_bytes = 0  # how much of the tail is known to hold no end of line: a slow sender must not cost a search from the start per byte
         self._trailer = b""
-        self._started = False
         self._saw_counted = False
         self._count_needs_priority = False
         self._discard_bytes = 0
@@ -87,8 +83,6 @@ class SyslogSplitter:
         self.cut_messages = 0
         self.discarded_bytes = 0
         self.resynchronisations = 0
-        self.proxied_source: bytes | None = None
-        """`ADDRESS:PORT` as a PROXY protocol v1 header claimed it; only whoever trusts the proxy may believe it."""
 
     @property
     def buffered_bytes(self) -> int:
@@ -170,7 +164,6 @@ class SyslogSplitter:
         if not self._saw_counted:
             self._saw_counted = True
             self._count_needs_priority |= data[start] == _LESS_THAN
-            self._started = True
 
     def _take_line(self, data: bytes, position: int, messages: list[bytes]) -> int:
         end = self._end_of_line(data, position, position + 1)
@@ -178,7 +171,7 @@ class SyslogSplitter:
         if end < 0 and self._saw_counted:
             size_bytes_max += _COUNTED_FRAME_START_BYTES_MAX  # enough to see a frame that starts where the line would be cut
         if (end if end >= 0 else len(data)) - position > size_bytes_max:
-            self._count_needs_priority = self._started = self._discard_line = True
+            self._count_needs_priority = self._discard_line = True
             message = self._within_limit(data[position : position + self._max_message_bytes + 1])
             messages.append(message)
             self._searched_bytes = 0
@@ -188,25 +181,16 @@ class SyslogSplitter:
             return _NOT_YET
         self._searched_bytes = 0
         line = data[position : end - 1] if data[end - 1] == _CARRIAGE_RETURN else data[position:end]
-        if not self._started and line.startswith(_PROXY_HEADER):
-            self._on_proxy_header(line)
-            return end
         self._on_line(data, end)
         messages.append(self._within_limit(line))
         return end
 
     def _on_line(self, data: bytes, end: int) -> None:
-        self._started = self._count_needs_priority = True
+        self._count_needs_priority = True
         if not self._trailer and data[end] in (_LINE_FEED, _NUL):
             self._trailer = data[end : end + 1]
         if self._saw_counted:
             self.resynchronisations += 1
-
-    def _on_proxy_header(self, line: bytes) -> None:
-        self._started = True
-        fields = line.split(b" ")
-        if len(fields) == 6:
-            self.proxied_source = fields[2] + b":" + fields[4]
 
     def _end_of_line(self, data: bytes, position: int, frame_from: int) -> int:
         """Where the line at `position` ends: at its trailer or, on streams that have such, at an octet-counted frame; -1 if not here yet."""

@@ -34,6 +34,10 @@ from appliance.records.conversion import convert_down, convert_up
 from appliance.records.corrupt_batch import CorruptBatch
 from appliance.records.legacy import build_message, build_message_set, read_message_set
 from appliance.records.record import iterate_records
+from tests.fuzz.agents_targets import AGENTS_TARGETS
+from tests.fuzz.http_targets import HTTP_TARGETS
+from tests.fuzz.push_targets import PUSH_TARGETS
+from tests.fuzz.relay_targets import RELAY_TARGETS
 from tests.support.coded_header import parse_coded_header
 from tests.unit.protocol.sample_requests import DECODERS, samples
 
@@ -251,7 +255,7 @@ def _syslog_streams() -> Iterator[bytes]:
     yield b"\x10" + b"\n".join(lines) + b"\n"
     yield b"\x10" + b"\0".join(lines) + b"\0"
     yield b"\x07" + b"".join(b"%d %s" % (len(line), line) for line in lines)
-    yield b"\xff" + b"PROXY TCP4 192.0.2.1 192.0.2.2 4000 514\r\n" + b"\r\n".join(lines)
+    yield b"\xff" + b"\r\n".join(lines)
     yield b"\x30" + b"99999999 <13>x" + b"x" * 2 * SYSLOG_MESSAGE_BYTES
 
 
@@ -266,4 +270,5 @@ TARGETS: dict[str, Target] = {
     "stored_for_old": Target(fuzz_stored_for_old, _stored_seeds, 4096),
     "syslog_framing": Target(fuzz_syslog_framing, _syslog_streams, 4096),
     "syslog_message": Target(fuzz_syslog_message, _syslog_lines, 1024),
+    **{name: Target(*target) for name, target in (AGENTS_TARGETS | HTTP_TARGETS | PUSH_TARGETS | RELAY_TARGETS).items()},
 }

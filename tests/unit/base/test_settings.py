@@ -15,7 +15,7 @@ from appliance.base.settings import Box, default_settings, read_settings_file, r
 
 def make_box(**changes: object) -> Box:
     fields = {"box": "b", "broker_id": 1, "disks": [Disk("d0", "/srv/d0"), Disk("d1", "/srv/d1")], "state_directory": "/srv/state", "listen": "127.0.0.1"}
-    fields |= {"advertise": "127.0.0.1", "kafka_port": 9092, "syslog_port": 5514, "http_port": 8080} | changes
+    fields |= {"advertise": "127.0.0.1", "kafka_port": 9092, "syslog_port": 5514, "http_port": 8080, "ingest_port": 8081} | changes
     return Box(**fields)  # type: ignore[arg-type]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import socket
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,19 @@ import orjson
 
 from appliance.agents.ingest import IngestAgent
 from appliance.agents.log_writer import LogWriterAgent
+from appliance.agents.request_server import RequestClient, RequestServer
 from appliance.base.clock import SystemClock
 from appliance.base.layout import BoxLayout, Disk
 from appliance.base.logging import Logger, Severity
 from appliance.base.model import TopicId
 from appliance.base.settings import Box
-from appliance.ingest.accounting import Ledger, read_ledger
+from appliance.client.address import Address
+from appliance.ingest.accounting import Ledger, labels_of, read_ledger
+from appliance.ipc.controller_frames import AUTO_CREATE, COORDINATOR_ANSWER, LEASE_PRODUCER_IDS
 from appliance.ipc.descriptors import DescriptorKind
+from appliance.ipc.frames import Frame
 from appliance.ipc.proxies import LogWriterProxies, Source, command_callbacks
-from appliance.metadata.metadata_image import MetadataImage, PartitionImage, TopicImage, write_image
+from appliance.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage, write_image
 from appliance.records.record import Record, iterate_records
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.poller import Poller
@@ -57,21 +62,46 @@ class _Process:
         self.context.poller.poll(0)
 
 
+class _PlayedController:
+    """Leases producer ids, and hears which topics are `wanted`. `is_away`: it answers nobody."""
+
+    def __init__(self, path: str) -> None:
+        self.poller = Poller()
+        self.is_away = False
+        self.next_id = 1000
+        self.wanted: set[str] = set()
+        self._server = RequestServer(path, self.poller, self._on_frame)
+
+    def _on_frame(self, client: RequestClient, frame: Frame) -> None:
+        if frame.kind == LEASE_PRODUCER_IDS and not self.is_away:
+            first, self.next_id = self.next_id, self.next_id + 1000
+            self._server.send(client, COORDINATOR_ANSWER, frame.token, orjson.dumps({"error": 0, "first": first, "last": first + 999}))
+        elif frame.kind == AUTO_CREATE:
+            self.wanted |= orjson.loads(frame.payload)["topics"].keys()
+
+    def close(self) -> None:
+        self._server.close()
+        self.poller.close()
+
+
 class SteppedIngest:
     """A box with one ingest and the topic `syslog`. Of several disks the first has the log-writer that `log_writer` names; partitions take turns."""
 
-    def __init__(self, directory: Path, partitions: int = 2, disks: int = 1, **settings: Any) -> None:
+    def __init__(self, directory: Path, partitions: int = 2, disks: int = 1, table: str = "", **settings: Any) -> None:
         self.layout = BoxLayout(tempfile.mkdtemp(prefix="millrace-"))  # short: the path of a Unix socket ends at 107 bytes
         self.disks = [Disk(f"d{number}", str(directory / f"d{number}")) for number in range(disks)]
         self.disk = self.disks[0]
         named: dict[str, str | int | bool] = {"ingest.arena.bytes": 2 << 20, "disk.budget.bytes": 1 << 20, "channel.ring.entries": 64, "ingest.batch.ms": 0}
         named |= {name.replace("_", "."): value for name, value in settings.items()}
-        self.box = Box("stepped", 1, self.disks, str(directory / "state"), "127.0.0.1", "127.0.0.1", 1, 1, 1, settings=named)
+        self.box = Box("stepped", 1, self.disks, str(directory / "state"), "127.0.0.1", "127.0.0.1", 1, 1, 1, settings=named, ingest_table=table)
         self.partitions = partitions
+        self.others: dict[str, TopicId] = {}
         self.clock = SystemClock()
         self.tcp = socket.create_server(("127.0.0.1", 0))
         self.udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.udp.bind(self.tcp.getsockname())
+        self.http = socket.create_server(("127.0.0.1", 0))
+        self.controller = _PlayedController(self.layout.controller_socket)
         self._incarnation = 0
         self._generation = 0
         self.log_writer: _Process | None = None
@@ -112,7 +142,7 @@ class SteppedIngest:
         return process
 
     def start_ingest(self) -> None:
-        context = self._context("ingest@0", "0", {"syslog-tcp": self.tcp.dup(), "syslog-udp": self.udp.dup()})
+        context = self._context("ingest@0", "0", {"syslog-tcp": self.tcp.dup(), "syslog-udp": self.udp.dup(), "ingest-http": self.http.dup()})
         self.ingest = _Process(IngestAgent(context), context)
 
     @property
@@ -162,8 +192,11 @@ class SteppedIngest:
                 proxy.channel.control.close()
         for connection in agent._connections._connections.values():
             connection.socket.close()
-        agent._connections._listening.close()
-        agent._datagrams._socket.close()
+        for door in agent._connections._doors:
+            door._socket.close()
+        for each in agent._datagrams._sockets:
+            each._socket.close()
+        agent._controller.close()
         process.context.poller.close()
         self._kept.append(process)
 
@@ -174,45 +207,62 @@ class SteppedIngest:
 
     def create_topic(self) -> None:
         """What the controller would do: CREATE and BECOME_LEADER, then the image."""
+        for partition in range(self.partitions):
+            self.command(partition, DescriptorKind.CREATE, {"config": {}})
+            self.lead(partition)
+        self.publish(self.partitions)
+
+    def lead(self, partition: int, leader_epoch: int = 0, isr: Sequence[int] = (1,), replicas: Sequence[int] = (1,)) -> None:
+        """Make this box lead a partition."""
+        self.command(partition, DescriptorKind.BECOME_LEADER, {"leader_epoch": leader_epoch, "isr": list(isr), "replicas": list(replicas), "config": {}})
+
+    def create_other(self, topic: str) -> None:
+        """Another topic, of one partition on the first disk."""
+        self.others[topic] = TopicId(topic.encode().ljust(16, b"!"))
+        self.command(0, DescriptorKind.CREATE, {"config": {}}, topic)
+        self.command(0, DescriptorKind.BECOME_LEADER, {"leader_epoch": 0, "isr": [1], "replicas": [1], "config": {}}, topic)
+        self.publish(self.partitions)
+
+    def command(self, partition: int, kind: DescriptorKind, payload: dict[str, Any], topic: str = TOPIC) -> None:
+        """What the controller would say to the log-writer of a partition."""
         answers: list[int] = []
         on_completion, on_lost = command_callbacks(lambda _context, completion: answers.append(completion.error_code))
         self._incarnation += 1
         source = Source(self.layout, "controller", self._incarnation, 65536, 256)
         poller = Poller()
         counters = Counters.create_or_adopt(self.layout, "controller", self._incarnation)
-        names = [disk.name for disk in self.disks]
-        proxies = LogWriterProxies(source, names, poller, self.clock, counters, on_completion, on_lost, lambda _disk: None, lambda _disk: None)
-        payloads = []
-        for partition in range(self.partitions):
-            identity = {"topic": TOPIC, "partition": partition, "topic_id": str(TOPIC_ID)}
-            disk = self.disk_of(partition)
-            payloads.append((disk, DescriptorKind.CREATE, {**identity, "config": {}}))
-            payloads.append((disk, DescriptorKind.BECOME_LEADER, {**identity, "leader_epoch": 0, "isr": [1], "replicas": [1], "config": {}}))
-        offered = 0
+        disk = self.disk_of(partition)
+        proxies = LogWriterProxies(source, [disk], poller, self.clock, counters, on_completion, on_lost, lambda _disk: None, lambda _disk: None)
+        identity = {"topic": topic, "partition": partition, "topic_id": str(self.others.get(topic, TOPIC_ID))}
+        is_offered = False
         for _ in range(STEPS_MAX):
             proxies.do_work(self.clock.monotonic_ns())
-            while offered < len(payloads) and proxies.offer_command(*payloads[offered], None):
-                offered += 1
+            is_offered = is_offered or proxies.offer_command(disk, kind, {**identity, **payload}, None)
             proxies.flush()
             poller.poll(0)
             self._turn_log_writers()
-            if len(answers) == len(payloads):
+            if answers:
                 break
-        assert answers == [0] * len(payloads)
+        assert answers == [0]
         proxies.close()
         source.close()
         poller.close()
-        self.publish(self.partitions)
 
-    def publish(self, partitions: int, config: dict[str, str] | None = None, leaders: dict[int, int] | None = None) -> None:
-        """An image in which the topic has `partitions` partitions (0: it is gone), all led by this box but those in `leaders` (partition → broker)."""
+    def publish(
+        self, partitions: int, config: dict[str, str] | None = None, leaders: dict[int, int] | None = None, brokers: Mapping[int, Address] | None = None
+    ) -> None:
+        """An image in which the topic has `partitions` partitions (0: it is gone), all led by this box but those in `leaders` (partition → broker), and the
+        other boxes are `brokers`."""
         self._generation += 1
         topics = {}
         if partitions:
             led = leaders or {}
             images = tuple(PartitionImage(led.get(partition, 1), 0, (1,), (1,), self.disk_of(partition)) for partition in range(partitions))
             topics[TOPIC] = TopicImage(TOPIC, TOPIC_ID, images, config or {})
-        write_image(self.layout.image_file, MetadataImage(self._generation, "cluster", 1, {}, topics))
+        alone = (PartitionImage(1, 0, (1,), (1,), self.disk.name),)
+        topics |= {name: TopicImage(name, topic_id, alone, {}) for name, topic_id in self.others.items()}
+        registered = {number: BrokerImage(number, *address) for number, address in (brokers or {}).items()}
+        write_image(self.layout.image_file, MetadataImage(self._generation, "cluster", 1, registered, topics))
         if self.ingest is not None:
             self.agent._image.on_changed(self._generation)
 
@@ -221,6 +271,7 @@ class SteppedIngest:
     def step(self) -> None:
         if self.ingest is not None:
             self.ingest.turn()
+        self.controller.poller.poll(0)
         self._turn_log_writers()
 
     def _turn_log_writers(self) -> None:
@@ -248,8 +299,11 @@ class SteppedIngest:
         sender.close()
 
     def counter(self, label: str) -> int:
+        """The sum of all counters of this name that have these labels, and perhaps others."""
         snapshot = read_counters(self.layout, "ingest@0")
-        return snapshot.values.get(label, 0) if snapshot else 0
+        name, labels = labels_of(label)
+        values = {} if snapshot is None else snapshot.values
+        return sum(value for known, value in values.items() if labels_of(known)[0] == name and labels.items() <= labels_of(known)[1].items())
 
     def ledger(self) -> Ledger:
         snapshot = read_counters(self.layout, "ingest@0")
@@ -259,10 +313,10 @@ class SteppedIngest:
         """Everything that is in the logs, partition by partition."""
         return [record for partition in range(self.partitions) for record in self.records_of(partition)]
 
-    def records_of(self, partition: int) -> list[Record]:
+    def records_of(self, partition: int, topic: str = TOPIC) -> list[Record]:
         """Everything that is in one partition's log."""
         found = []
-        directory = Path(self.disks[partition % len(self.disks)].path) / f"{TOPIC}-{partition}"
+        directory = Path(self.disks[partition % len(self.disks)].path) / f"{topic}-{partition}"
         for segment in sorted(directory.glob("*.log")):
             data = segment.read_bytes()
             position = 0
@@ -283,7 +337,9 @@ class SteppedIngest:
                 process.agent.begin_stop()
                 process.agent.close()
                 process.context.poller.close()
+        self.controller.close()
         shutil.rmtree(self.layout.runtime_directory)
         self.tcp.close()
         self.udp.close()
+        self.http.close()
         unlink_all(self.layout)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from appliance.ingest.batcher import Batcher, Outcome, ReadyBatch
-from appliance.ingest.event import Event
+from appliance.ingest.batcher import Acceptance, Batcher, ReadyBatch
+from appliance.ingest.event import Event, EventSource
+from appliance.ingest.listener import Listener, Protocol, Transport
+from appliance.ingest.unit import Unit
 from appliance.records.builder import NO_HEADERS
 from appliance.records.key_hash import partition_of_key
 from appliance.records.record import iterate_records
 
 NOW_MS = 1_700_000_000_000
+LISTENER = Listener("test", Protocol.SYSLOG, Transport.TCP, 0)
+SOURCE = EventSource(b"192.0.2.7:40312", b"192.0.2.7", b"tcp")
+NOBODY = Unit(LISTENER, SOURCE)
 
 
 def event(value: bytes, key: bytes | None = None) -> Event:
@@ -24,7 +29,7 @@ def values(batch: ReadyBatch) -> list[bytes | None]:
 def test_a_batch_closes_before_the_record_that_would_overflow_it() -> None:
     batcher = Batcher(1, batch_bytes=4096)
     for number in range(10):
-        assert batcher.append(event(b"%d" % number + b"x" * 999), NOW_MS) is Outcome.TAKEN
+        assert batcher.append(event(b"%d" % number + b"x" * 999), NOW_MS, NOBODY) is Acceptance.TAKEN
     ready = batcher.take_ready()
     assert [batch.record_count for batch in ready] == [3, 3, 3]
     assert all(len(batch.data) <= 4096 for batch in ready)
@@ -34,16 +39,16 @@ def test_a_batch_closes_before_the_record_that_would_overflow_it() -> None:
 
 def test_a_record_larger_than_a_batch_is_a_batch_of_its_own() -> None:
     batcher = Batcher(1, batch_bytes=4096)
-    batcher.append(event(b"small"), NOW_MS)
-    batcher.append(event(b"x" * 5000), NOW_MS)
-    batcher.append(event(b"small again"), NOW_MS)
+    batcher.append(event(b"small"), NOW_MS, NOBODY)
+    batcher.append(event(b"x" * 5000), NOW_MS, NOBODY)
+    batcher.append(event(b"small again"), NOW_MS, NOBODY)
     assert [values(batch) for batch in batcher.take_ready()] == [[b"small"], [b"x" * 5000]]
 
 
 def test_a_record_that_the_topic_does_not_allow_is_not_taken() -> None:
     batcher = Batcher(1, batch_bytes=4096, max_batch_bytes=10_000)
-    assert batcher.append(event(b"x" * 10_000), NOW_MS) is Outcome.TOO_LARGE
-    assert batcher.append(event(b"x" * 9_800), NOW_MS) is Outcome.TAKEN
+    assert batcher.append(event(b"x" * 10_000), NOW_MS, NOBODY) is Acceptance.TOO_LARGE
+    assert batcher.append(event(b"x" * 9_800), NOW_MS, NOBODY) is Acceptance.TAKEN
     (batch,) = batcher.take_ready()
     assert len(batch.data) <= 10_000
 
@@ -51,8 +56,8 @@ def test_a_record_that_the_topic_does_not_allow_is_not_taken() -> None:
 def test_a_batch_closes_at_its_age_and_not_before() -> None:
     batcher = Batcher(1, batch_age_ms=10)
     assert batcher.wait_ms(NOW_MS) is None
-    batcher.append(event(b"first"), NOW_MS)
-    batcher.append(event(b"second"), NOW_MS + 9)
+    batcher.append(event(b"first"), NOW_MS, NOBODY)
+    batcher.append(event(b"second"), NOW_MS + 9, NOBODY)
     assert batcher.wait_ms(NOW_MS + 9) == 1
     batcher.close_due(NOW_MS + 9)
     assert batcher.take_ready() == []
@@ -65,8 +70,8 @@ def test_a_batch_closes_at_its_age_and_not_before() -> None:
 def test_each_partition_has_its_own_age() -> None:
     batcher = Batcher(2, batch_age_ms=10)
     first, second = (next(b"%d" % n for n in range(99) if partition_of_key(b"%d" % n, 2) == partition) for partition in (0, 1))
-    batcher.append(event(b"a", first), NOW_MS)
-    batcher.append(event(b"b", second), NOW_MS + 5)
+    batcher.append(event(b"a", first), NOW_MS, NOBODY)
+    batcher.append(event(b"b", second), NOW_MS + 5, NOBODY)
     assert batcher.wait_ms(NOW_MS + 5) == 5
     batcher.close_due(NOW_MS + 10)
     assert [batch.partition for batch in batcher.take_ready()] == [0]
@@ -78,20 +83,20 @@ def test_each_partition_has_its_own_age() -> None:
 def test_records_with_a_key_go_to_its_partition_and_others_by_turns() -> None:
     batcher = Batcher(4, batch_bytes=2048)
     for _ in range(12):
-        batcher.append(event(b"x" * 900, b"foobar"), NOW_MS)
+        batcher.append(event(b"x" * 900, b"foobar"), NOW_MS, NOBODY)
     batcher.close_all()
     assert {batch.partition for batch in batcher.take_ready()} == {partition_of_key(b"foobar", 4)}
     for _ in range(8):
-        batcher.append(event(b"x" * 900), NOW_MS)
+        batcher.append(event(b"x" * 900), NOW_MS, NOBODY)
     batcher.close_all()
     assert [batch.partition for batch in batcher.take_ready()] in ([0, 1, 2, 3], [1, 2, 3, 0], [2, 3, 0, 1], [3, 0, 1, 2])
 
 
 def test_a_topic_that_grows_keeps_its_open_batches() -> None:
     batcher = Batcher(1)
-    batcher.append(event(b"a", b"foobar"), NOW_MS)
+    batcher.append(event(b"a", b"foobar"), NOW_MS, NOBODY)
     batcher.resize(8)
-    batcher.append(event(b"b", b"foobar"), NOW_MS)
+    batcher.append(event(b"b", b"foobar"), NOW_MS, NOBODY)
     assert batcher.open_records == 2
     batcher.close_all()
     assert [(batch.partition, values(batch)) for batch in batcher.take_ready()] == [(0, [b"a"]), (partition_of_key(b"foobar", 8), [b"b"])]
@@ -102,30 +107,30 @@ def test_a_topic_that_allows_less_makes_batches_smaller() -> None:
     batcher = Batcher(1, batch_bytes=4096)
     batcher.limit(2048)
     for _ in range(4):
-        batcher.append(event(b"x" * 900), NOW_MS)
+        batcher.append(event(b"x" * 900), NOW_MS, NOBODY)
     batcher.close_all()
     assert [batch.record_count for batch in batcher.take_ready()] == [2, 2]
-    assert batcher.append(event(b"x" * 2048), NOW_MS) is Outcome.TOO_LARGE
+    assert batcher.append(event(b"x" * 2048), NOW_MS, NOBODY) is Acceptance.TOO_LARGE
 
 
 def test_a_blocked_partition_slows_those_who_can_wait_and_overflows_for_others() -> None:
     batcher = Batcher(4)
     partition = partition_of_key(b"foobar", 4)
     batcher.block(frozenset({partition}))
-    assert batcher.append(event(b"x", b"foobar"), NOW_MS, can_wait=False) is Outcome.OVERFLOW
+    assert batcher.append(event(b"x", b"foobar"), NOW_MS, NOBODY, can_wait=False) is Acceptance.OVERFLOW
     assert batcher.open_records == 0
-    assert batcher.append(event(b"x", b"foobar"), NOW_MS) is Outcome.TAKEN_BEYOND
+    assert batcher.append(event(b"x", b"foobar"), NOW_MS, NOBODY) is Acceptance.TAKEN_BEYOND
     assert batcher.slowed_by == partition
     batcher.block(frozenset())
-    assert batcher.append(event(b"x", b"foobar"), NOW_MS, can_wait=False) is Outcome.TAKEN
+    assert batcher.append(event(b"x", b"foobar"), NOW_MS, NOBODY, can_wait=False) is Acceptance.TAKEN
 
 
 def test_records_without_key_avoid_blocked_partitions_while_there_is_another() -> None:
     batcher = Batcher(3, batch_bytes=1024)
     batcher.block(frozenset({0, 2}))
     for _ in range(4):
-        assert batcher.append(event(b"x" * 900), NOW_MS, can_wait=False) is Outcome.TAKEN
+        assert batcher.append(event(b"x" * 900), NOW_MS, NOBODY, can_wait=False) is Acceptance.TAKEN
     batcher.close_all()
     assert {batch.partition for batch in batcher.take_ready()} == {1}
     batcher.block(frozenset({0, 1, 2}))
-    assert batcher.append(event(b"x"), NOW_MS, can_wait=False) is Outcome.OVERFLOW
+    assert batcher.append(event(b"x"), NOW_MS, NOBODY, can_wait=False) is Acceptance.OVERFLOW

@@ -92,7 +92,7 @@ def test_what_was_under_way_to_a_dying_disk_and_what_waited_for_it_is_partitione
     box.run_until(lambda: box.ledger().balances, "every line stored")
     assert sorted(stored(box)) == list(range(200))
     assert box.counter("ingest.moved") >= 100
-    assert box.agent._outlet._charged["d1"] == 0
+    assert box.agent._outlet.places._charged["d1"] == 0
 
 
 def test_the_lines_of_one_host_keep_their_order_while_its_disk_is_dead(box: SteppedIngest) -> None:
@@ -178,10 +178,10 @@ def test_lines_that_a_log_writer_had_whose_disk_is_replaced_go_again_and_its_mem
     relay, outlet, arena = box.connect(), box.agent._outlet, box.agent._source.arena
     held = box.other_log_writers.pop("d1")  # it stands in the kernel and takes nothing
     send_all(box, relay, lines(0, 40))
-    box.run_until(lambda: any(batch.disk == "d1" for batch in outlet._under_way), "d1 was given lines")
+    box.run_until(lambda: any(lane.place == "d1" and lane.under_way for lane in outlet.lanes.by_key.values()), "d1 was given lines")
     os.unlink(box.layout.log_writer_socket("d1"))
     box.agent._proxies.replace_disk("d1", outlet.on_set_aside)
-    assert not any(batch.disk == "d1" for batch in outlet._under_way) and outlet._waiting
+    assert not any(lane.place == "d1" and lane.under_way for lane in outlet.lanes.by_key.values()) and outlet.waits
     box.run_until(lambda: {0, 2} <= {int(number) % 4 for number in stored(box)}, "d0 goes on")
     assert arena.free_bytes < arena.size_bytes, "the kernel may still read what the old one was given"
     box._kill_log_writer(held)

@@ -148,18 +148,6 @@ def test_memory_is_bounded_however_long_a_line_gets() -> None:
     assert splitter.discarded_bytes == 64_000 - 100
 
 
-def test_a_proxy_header_is_no_message_and_names_the_source() -> None:
-    splitter = SyslogSplitter()
-    assert splitter.feed(b"PROXY TCP4 192.0.2.7 198.51.100.1 40312 514\r\n" + counted(b"<13>one") + counted(b"<13>two")) == [b"<13>one", b"<13>two"]
-    assert splitter.proxied_source == b"192.0.2.7:40312"
-
-
-def test_a_proxy_header_is_believed_at_the_start_only() -> None:
-    splitter = SyslogSplitter()
-    assert splitter.feed(b"<13>one\nPROXY TCP4 192.0.2.7 198.51.100.1 40312 514\n") == [b"<13>one", b"PROXY TCP4 192.0.2.7 198.51.100.1 40312 514"]
-    assert splitter.proxied_source is None
-
-
 def test_a_datagram_with_a_fitting_octet_count_is_taken_without_it() -> None:
     assert unframe_datagram(b"7 <13>one") == b"<13>one"
     assert unframe_datagram(b"7 <13>one\n") == b"<13>one\n"

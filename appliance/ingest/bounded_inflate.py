@@ -1,0 +1,254 @@
+"""Opens compressed streams of strangers, and never more of them than a limit: gzip, zlib, deflate, zstd, snappy.
+
+Owned by whoever reads the stream (a request's body, a chunk, a frame). The limit is on what comes out; it is held before memory is taken for more.
+A stream that is broken or ends too early raises `NotCompressed`, one that holds too much `TooLarge`; nothing else is raised.
+gzip may have several members, zero bytes behind the last are padding. "deflate" is zlib's format as RFC 9110 says, or the bare stream that some
+programs send. Weak: zstd is kept until its end and opened in one go, because cramjam's streaming decoder knows no limit; it holds input and output at once.
+"""
+
+from __future__ import annotations
+
+import zlib
+from struct import Struct
+from typing import Final
+
+import crc32c
+
+from appliance.base.errors import MillraceError
+from appliance.records.compression import Codec, decompress
+from appliance.records.corrupt_batch import CorruptBatch, OpenedTooLarge
+
+Data = bytes | bytearray | memoryview
+
+SNAPPY_STREAM: Final = b"\xff\x06\x00\x00sNaPpY"
+_SNAPPY_CHUNK_BYTES_MAX = 65536
+_COMPRESSED, _UNCOMPRESSED, _PADDING, _IDENTIFIER = 0x00, 0x01, 0xFE, 0xFF
+_FIRST_SKIPPABLE = 0x80
+_CHECKSUM = Struct("<I")
+_GZIP, _ZLIB, _BARE = 31, 15, -15
+_FIRST_PIECE_BYTES = 256
+"""`unused_data` is a copy: of a stream of tiny members only as much as this is copied for each."""
+_PIECE_BYTES_MAX = 65536
+
+
+class TooLarge(MillraceError):
+    """A stream holds more than its reader was ready to open: a bomb, or an honest one that is too large."""
+
+
+class NotCompressed(MillraceError):
+    """A stream is not what its name says, is broken, or ends too early."""
+
+
+def _too_large(limit_bytes: int) -> TooLarge:
+    return TooLarge(f"a compressed stream holds more than the limit of {limit_bytes} bytes")
+
+
+class Inflater:
+    """One stream: `feed` pieces, then `finish`; both return what came out."""
+
+    def __init__(self, coding: str, limit_bytes: int) -> None:
+        """`coding`: one of `CODINGS`; any other raises KeyError."""
+        self._opened = _STREAMS[coding](limit_bytes)
+
+    def feed(self, data: Data) -> bytes:
+        return self._opened.feed(data)
+
+    def finish(self) -> bytes:
+        return self._opened.finish()
+
+
+def inflate(coding: str, data: Data, limit_bytes: int) -> bytes:
+    """The content of a whole stream. `coding` may also be "snappy": a bare block, framed, or xerial's framing, told apart by their beginning."""
+    if coding == "snappy":
+        if bytes(data[: len(SNAPPY_STREAM)]) == SNAPPY_STREAM:
+            coding = "snappy-framed"
+        else:
+            return _whole(Codec.SNAPPY, data, limit_bytes)
+    inflater = Inflater(coding, limit_bytes)
+    opened = inflater.feed(data)
+    rest = inflater.finish()
+    return opened + rest if rest else opened
+
+
+def _whole(codec: Codec, data: Data, limit_bytes: int) -> bytes:
+    if not data:
+        raise NotCompressed("a compressed stream is empty")
+    try:
+        return bytes(decompress(codec, data, limit_bytes))
+    except OpenedTooLarge as problem:
+        raise _too_large(limit_bytes) from problem
+    except CorruptBatch as problem:
+        raise NotCompressed(str(problem)) from problem
+
+
+class _Identity:
+    """Not compressed; the limit holds nevertheless."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = self._room = limit_bytes
+
+    def feed(self, data: Data) -> bytes:
+        self._room -= len(data)
+        if self._room < 0:
+            raise _too_large(self._limit_bytes)
+        return bytes(data)
+
+    def finish(self) -> bytes:
+        return b""
+
+
+class _Zlib:
+    """zlib's format and the bare stream (one stream), gzip (one member or more)."""
+
+    def __init__(self, limit_bytes: int, window_bits: int = _ZLIB) -> None:
+        self._limit_bytes = self._room = limit_bytes
+        self._window_bits = window_bits
+        self._stream = zlib.decompressobj(wbits=window_bits)
+        self._begun = False
+
+    def feed(self, data: Data) -> bytes:
+        pieces: list[bytes] = []
+        view = memoryview(data)
+        piece_bytes = _FIRST_PIECE_BYTES
+        while len(view):
+            if self._stream.eof:
+                view = self._next_member(view)
+                piece_bytes = _FIRST_PIECE_BYTES
+                continue
+            self._begun = True
+            piece = view[:piece_bytes]
+            try:
+                # one byte more than allowed tells "too large" from "just fits"
+                plain = self._stream.decompress(piece, self._room + 1)
+            except zlib.error as problem:
+                raise NotCompressed(f"a compressed stream is broken: {problem}") from problem
+            self._room -= len(plain)
+            if self._room < 0:
+                raise _too_large(self._limit_bytes)
+            if plain:
+                pieces.append(plain)
+            view = view[len(piece) - len(self._stream.unused_data) :]
+            piece_bytes = min(2 * piece_bytes, _PIECE_BYTES_MAX)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _next_member(self, view: memoryview) -> memoryview:
+        if self._window_bits != _GZIP:
+            raise NotCompressed("something follows the end of a compressed stream")
+        if not view[0]:  # padding of tapes and blocks
+            rest = bytes(view).lstrip(b"\0")
+            return view[len(view) - len(rest) :]
+        self._stream = zlib.decompressobj(wbits=_GZIP)
+        return view
+
+    def finish(self) -> bytes:
+        if not self._begun or not self._stream.eof:
+            raise NotCompressed("a compressed stream ends too early")
+        return b""
+
+
+class _Gzip(_Zlib):
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(limit_bytes, _GZIP)
+
+
+class _Deflate:
+    """zlib's format, or the bare stream: the first two bytes tell."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._first = b""
+        self._stream: _Zlib | None = None
+
+    def feed(self, data: Data) -> bytes:
+        if self._stream is None:
+            self._first += bytes(data)
+            if len(self._first) < 2:
+                return b""
+            is_zlib = self._first[0] & 15 == 8 and int.from_bytes(self._first[:2], "big") % 31 == 0
+            self._stream = _Zlib(self._limit_bytes, _ZLIB if is_zlib else _BARE)
+            data, self._first = self._first, b""
+        return self._stream.feed(data)
+
+    def finish(self) -> bytes:
+        if self._stream is None:
+            raise NotCompressed("a compressed stream ends too early")
+        return self._stream.finish()
+
+
+class _Zstd:
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._data = bytearray()
+
+    def feed(self, data: Data) -> bytes:
+        if len(self._data) + len(data) > self._limit_bytes + 1024:  # what does not shrink is a few bytes longer than its content
+            raise _too_large(self._limit_bytes)
+        self._data += data
+        return b""
+
+    def finish(self) -> bytes:
+        return _whole(Codec.ZSTD, self._data, self._limit_bytes)
+
+
+class _SnappyFramed:
+    """snappy's framing format: chunks of type, 24-bit length, masked CRC-32C, and at most 64 KiB of content."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = self._room = limit_bytes
+        self._kept = bytearray()
+        self._begun = False
+
+    def feed(self, data: Data) -> bytes:
+        self._kept += data
+        pieces: list[bytes] = []
+        position = 0
+        while position + 4 <= len(self._kept):
+            kind = self._kept[position]
+            end = position + 4 + int.from_bytes(self._kept[position + 1 : position + 4], "little")
+            if end > len(self._kept):
+                break
+            pieces.append(self._chunk(kind, bytes(self._kept[position + 4 : end])))
+            position = end
+        del self._kept[:position]
+        return b"".join(pieces)
+
+    def _chunk(self, kind: int, content: bytes) -> bytes:
+        if not self._begun:
+            if kind != _IDENTIFIER or content != SNAPPY_STREAM[4:]:
+                raise NotCompressed("a framed snappy stream does not begin with its identifier")
+            self._begun = True
+            return b""
+        if kind >= _FIRST_SKIPPABLE:
+            return b""  # the identifier again, padding, and what may be skipped
+        if kind not in (_COMPRESSED, _UNCOMPRESSED) or len(content) < _CHECKSUM.size:
+            raise NotCompressed(f"a framed snappy stream has a chunk of type {kind} that cannot be read")
+        plain = content[4:] if kind == _UNCOMPRESSED else _whole(Codec.SNAPPY, content[4:], _SNAPPY_CHUNK_BYTES_MAX)
+        if len(plain) > _SNAPPY_CHUNK_BYTES_MAX:
+            raise NotCompressed(f"a framed snappy stream has a chunk of {len(plain)} bytes; {_SNAPPY_CHUNK_BYTES_MAX} are allowed")
+        self._room -= len(plain)
+        if self._room < 0:
+            raise _too_large(self._limit_bytes)
+        checksum = crc32c.crc32c(plain)
+        masked = (((checksum >> 15) | (checksum << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+        if masked != _CHECKSUM.unpack_from(content)[0]:
+            raise NotCompressed("a chunk of a framed snappy stream has another checksum than it says")
+        return plain
+
+    def finish(self) -> bytes:
+        if not self._begun or self._kept:
+            raise NotCompressed("a compressed stream ends too early")
+        return b""
+
+
+_Stream = _Identity | _Zlib | _Deflate | _Zstd | _SnappyFramed
+_STREAMS: dict[str, type[_Stream]] = {
+    "identity": _Identity,
+    "gzip": _Gzip,
+    "x-gzip": _Gzip,
+    "zlib": _Zlib,
+    "deflate": _Deflate,
+    "zstd": _Zstd,
+    "snappy-framed": _SnappyFramed,
+}
+CODINGS = frozenset(_STREAMS)
+"""What `Inflater` opens."""

@@ -1,0 +1,109 @@
+"""`filter_path`: the parts of an answer that an Elasticsearch client asks for (`errors,items.*.error,items.*.status`), the others left out.
+
+Pure; a filter is compiled once and kept, since a client sends the same one with every request. `*` stands for one name or a part of it, `**` for any
+number of names, a leading `-` leaves out instead. Lists are passed through: their elements are looked at under the same name.
+Weak: patterns and their number are bounded, and a filter beyond that is taken for none, so that the client gets everything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+FILTER_BYTES_MAX = 1024
+PATHS_MAX = 32
+NAMES_MAX = 8
+"""In a path; each `**` multiplies what has to be followed."""
+_ANY_DEPTH = "**"
+_Path = tuple[re.Pattern[str] | None, ...]  # None: any number of names
+
+
+class AnswerFilter:
+    """What `filter_path` of one request says."""
+
+    def __init__(self, wanted: Iterable[_Path], unwanted: Iterable[_Path]) -> None:
+        self._wanted = tuple(wanted)
+        self._unwanted = tuple(unwanted)
+
+    def apply(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """The answer with what is left of it; the one that was given stays as it was."""
+        kept: Any = answer
+        if self._wanted:
+            kept = _keep(answer, self._wanted)
+        if self._unwanted and kept is not _NOTHING:
+            kept = _leave_out(kept, self._unwanted)
+        return kept if isinstance(kept, dict) else {}
+
+
+@lru_cache(maxsize=64)
+def answer_filter(text: str) -> AnswerFilter | None:
+    """The filter of a `filter_path`; None if there is none, or none that could be applied."""
+    if not text or len(text) > FILTER_BYTES_MAX:
+        return None
+    paths = [path.strip() for path in text.split(",") if path.strip("- ")]
+    if len(paths) > PATHS_MAX or any(path.count(".") >= NAMES_MAX for path in paths):
+        return None
+    wanted = (_compile(path) for path in paths if not path.startswith("-"))
+    unwanted = (_compile(path[1:]) for path in paths if path.startswith("-"))
+    return AnswerFilter(wanted, unwanted) if paths else None
+
+
+def _compile(path: str) -> _Path:
+    names = path.split(".")
+    return tuple(None if name == _ANY_DEPTH else re.compile(".*".join(map(re.escape, re.split(r"\*+", name)))) for name in names)
+
+
+_NOTHING = object()
+
+
+def _next(name: str, paths: tuple[_Path, ...]) -> tuple[tuple[_Path, ...], bool]:
+    """What is left of the paths behind `name`, and whether one of them ends there."""
+    behind: dict[_Path, None] = {}
+    ends = False
+    for path in paths:
+        head = path[0]
+        if head is None:
+            behind[path] = None
+            if len(path) == 1:
+                ends = True
+                continue
+            further, further_ends = _next(name, (path[1:],))
+            behind.update(dict.fromkeys(further))
+            ends = ends or further_ends
+        elif head.fullmatch(name):
+            if len(path) == 1:
+                ends = True
+            else:
+                behind[path[1:]] = None
+    return tuple(behind), ends
+
+
+def _keep(value: Any, paths: tuple[_Path, ...]) -> Any:
+    if isinstance(value, list):
+        found = [kept for element in value if (kept := _keep(element, paths)) is not _NOTHING]
+        return found or _NOTHING
+    if not isinstance(value, dict):
+        return _NOTHING
+    kept_names: dict[str, Any] = {}
+    for name, inner in value.items():
+        behind, ends = _next(name, paths)
+        if ends:
+            kept_names[name] = inner
+        elif behind and (kept := _keep(inner, behind)) is not _NOTHING:
+            kept_names[name] = kept
+    return kept_names or _NOTHING
+
+
+def _leave_out(value: Any, paths: tuple[_Path, ...]) -> Any:
+    if isinstance(value, list):
+        return [_leave_out(element, paths) for element in value]
+    if not isinstance(value, dict):
+        return value
+    left: dict[str, Any] = {}
+    for name, inner in value.items():
+        behind, ends = _next(name, paths)
+        if not ends:
+            left[name] = _leave_out(inner, behind) if behind else inner
+    return left

@@ -1,0 +1,68 @@
+"""Which of a sender's field names mean what: `level` is a severity, `hostname` the host, `log` the message.
+
+One table, first name first; `name>inner` looks into an object (`kubernetes>host`), whose value stays where it is. A name in it may be a text, a number, anything:
+whether the value fits is for `agent_event` to see. What a record of given names has is worked out once (senders repeat their names).
+Weak: names are guesses about strangers; whatever they are wrong about is still in the event, in one place or the other.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+NAMES: Final[dict[str, tuple[str, ...]]] = {
+    "message": ("message", "msg", "log", "MESSAGE", "@message", "short_message", "text", "body", "event"),
+    "host": ("host", "hostname", "HOSTNAME", "_HOSTNAME", "host.name", "logsource", "host>name", "host>hostname", "agent>hostname", "kubernetes>host"),
+    "app": (
+        *("app", "app_name", "appname", "application", "program", "ident", "SYSLOG_IDENTIFIER", "service", "service.name", "service>name"),
+        *("container_name", "kubernetes>container_name", "process.name", "process>name"),
+    ),
+    "proc_id": ("pid", "proc_id", "procid", "process_id", "_PID", "SYSLOG_PID", "process.pid", "process>pid"),
+    "msg_id": ("msg_id", "msgid", "MESSAGE_ID"),
+    "severity": (
+        *("severity", "level", "log.level", "log>level", "loglevel", "log_level", "levelname", "severity_text", "lvl"),
+        *("PRIORITY", "priority", "syslog_severity", "syslog_severity_code", "levelno"),
+    ),
+    "facility": ("facility", "syslog_facility", "SYSLOG_FACILITY", "syslog_facility_code"),
+    "trace_id": ("trace_id", "traceId", "traceid", "trace.id", "trace>id"),
+    "span_id": ("span_id", "spanId", "spanid", "span.id", "span>id"),
+    "time": ("@timestamp", "timestamp", "time", "ts", "datetime", "date"),
+}
+PLANS_MAX = 4096
+
+
+class Kind(IntEnum):
+    """How a value becomes a part of the event."""
+
+    TEXT = 0
+    SEVERITY = 1
+    PYTHON_SEVERITY = 2
+    FACILITY = 3
+    TIME = 4
+    NUMBER_OR_TEXT = 5
+
+
+class Role(NamedTuple):
+    """`fields[name]`, or `fields[name][inner]`, may be the event's `part`."""
+
+    kind: Kind
+    part: str
+    name: str
+    inner: str
+
+
+_KINDS = {"severity": Kind.SEVERITY, "facility": Kind.FACILITY, "time": Kind.TIME, "proc_id": Kind.NUMBER_OR_TEXT}
+_KIND_OF_NAME = {"levelno": Kind.PYTHON_SEVERITY}
+
+
+_BY_NAME: dict[str, list[tuple[int, Role]]] = {}
+for _rank, (_part, _text) in enumerate((_part, _text) for _part, _texts in NAMES.items() for _text in _texts):
+    _name, _, _inner = _text.partition(">")
+    _BY_NAME.setdefault(_name, []).append((_rank, Role(_KIND_OF_NAME.get(_name) or _KINDS.get(_part, Kind.TEXT), _part, _name, _inner)))
+
+
+@lru_cache(maxsize=PLANS_MAX)
+def roles_of(names: tuple[str, ...]) -> tuple[Role, ...]:
+    """The roles that fields of these names may have: part by part, the best name of each first."""
+    return tuple(role for _, role in sorted(ranked for name in names for ranked in _BY_NAME.get(name, ())))

@@ -1,0 +1,150 @@
+"""systemd's journal export format: `NAME=value` lines; `NAME`, a 64-bit little-endian size and bytes for values that are no line of text; an empty line behind
+each entry (https://systemd.io/JOURNAL_EXPORT_FORMATS).
+
+Owned by one stream. Entries come out whole, with their fields as bytes, several values of one name as a list. Of an entry that is larger than the limit
+nothing is kept, and it comes out as None, so that the stream goes on behind it. Weak: a size that lies makes the rest of the stream one value; nobody can tell.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+NAME_BYTES_MAX = 256
+"""systemd's own names have 64 at most."""
+FIELDS_MAX = 4096
+_SIZE = Struct("<Q")
+
+Value = bytes | list[bytes]
+Entry = dict[bytes, Value]
+
+
+class BadExport(ValueError):
+    """No export format: where the next entry begins, nobody knows."""
+
+
+class JournalExportReader:
+    """`feed` pieces of the stream; entries come back when they are whole."""
+
+    def __init__(self, entry_bytes_max: int) -> None:
+        self._entry_bytes_max = entry_bytes_max
+        self._tail = bytearray()
+        self._wanted_bytes = 0  # so much of the tail has to be here before it is looked at again: a slow sender must not cost a search from the start per byte
+        self._wants_line = False
+        self._entry: Entry = {}
+        self._entry_bytes = 0
+        self._discard_bytes = 0  # of a value that is not kept
+        self._discard_line = False
+
+    @property
+    def is_inside_entry(self) -> bool:
+        return bool(self._tail or self._entry or self._entry_bytes)
+
+    def feed(self, data: bytes) -> list[Entry | None]:
+        """Raises `BadExport`; what was whole before it is lost with it, so feed pieces, not streams."""
+        entries: list[Entry | None] = []
+        if self._tail:
+            self._tail += data
+            if len(self._tail) < self._wanted_bytes or (self._wants_line and b"\n" not in data and len(self._tail) <= self._entry_bytes_max):
+                return entries
+            data = bytes(self._tail)
+            self._tail.clear()
+        self._wanted_bytes, self._wants_line = 0, False
+        position, end = 0, len(data)
+        while position < end:
+            if self._discard_bytes:
+                size = min(self._discard_bytes, end - position)
+                self._discard_bytes -= size
+                position += size
+                continue
+            if not self._entry_bytes and (following := self._take_plain_entry(data, position, entries)):
+                position = following
+                continue
+            line_end = data.find(b"\n", position)
+            if self._discard_line:
+                self._discard_line = line_end < 0
+                position = line_end + 1 or end
+                continue
+            if line_end == position:
+                self._end_entry(entries)
+                position += 1
+                continue
+            following = self._take_field(data, position, line_end, end)
+            if following < 0:
+                break
+            position = following
+        if position < end:
+            self._tail += data[position:]
+        return entries
+
+    def _take_plain_entry(self, data: bytes, position: int, entries: list[Entry | None]) -> int:
+        """The usual entry, all of whose fields are lines, in one go. 0: it is another."""
+        entry_end = data.find(b"\n\n", position)
+        if entry_end <= position or entry_end - position > self._entry_bytes_max:
+            return 0
+        pairs = [line.split(b"=", 1) for line in data[position:entry_end].split(b"\n")]
+        try:
+            entry: Entry = dict(pairs)  # type: ignore[arg-type]
+        except ValueError:
+            return 0
+        if len(entry) != len(pairs) or len(pairs) > FIELDS_MAX or b"" in entry or max(map(len, entry)) > NAME_BYTES_MAX:
+            return 0
+        entries.append(entry)
+        return entry_end + 2
+
+    def _take_field(self, data: bytes, position: int, line_end: int, end: int) -> int:
+        """One field at `position`; where the next begins, -1 if it is not all here."""
+        equals = data.find(b"=", position, line_end if line_end >= 0 else end)
+        name_end = equals if equals >= 0 else line_end if line_end >= 0 else end
+        if name_end - position > NAME_BYTES_MAX:
+            raise BadExport("a name of a field does not end")
+        if line_end < 0:
+            if equals < 0 or self._entry_bytes + end - position <= self._entry_bytes_max:
+                self._wants_line = True
+                return -1
+            self._entry_bytes = self._entry_bytes_max + 1
+            self._discard_line = True
+            return end
+        if equals >= 0:
+            self._add(data[position:equals], data, equals + 1, line_end)
+            return line_end + 1
+        start = line_end + 1 + _SIZE.size
+        if start > end:
+            self._wanted_bytes = start - position
+            return -1
+        (size,) = _SIZE.unpack_from(data, line_end + 1)
+        if self._entry_bytes + size > self._entry_bytes_max:
+            self._entry_bytes = self._entry_bytes_max + 1
+            self._discard_bytes = size + 1
+            return start
+        if start + size >= end:
+            self._wanted_bytes = start - position + size + 1
+            return -1
+        if data[start + size] != 0x0A:
+            raise BadExport("a value does not end where its size says")
+        self._add(data[position:line_end], data, start, start + size)
+        return int(start + size + 1)
+
+    def _add(self, name: bytes, data: bytes, start: int, end: int) -> None:
+        if not name:
+            raise BadExport("a field without a name")
+        self._entry_bytes += len(name) + end - start + 2
+        if self._entry_bytes > self._entry_bytes_max or len(self._entry) >= FIELDS_MAX:
+            self._entry_bytes = self._entry_bytes_max + 1
+            self._entry.clear()
+            return
+        value = data[start:end]
+        earlier = self._entry.get(name)
+        if earlier is None:
+            self._entry[name] = value
+        elif isinstance(earlier, list):
+            earlier.append(value)
+        else:
+            self._entry[name] = [earlier, value]
+
+    def _end_entry(self, entries: list[Entry | None]) -> None:
+        if self._entry_bytes > self._entry_bytes_max:
+            entries.append(None)
+        elif self._entry:
+            entries.append(self._entry)
+        self._entry = {}
+        self._entry_bytes = 0

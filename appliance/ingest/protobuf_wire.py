@@ -1,0 +1,66 @@
+"""The wire format of protobuf, as far as it takes to find a message's parts without parsing them (https://protobuf.dev/programming-guides/encoding).
+
+Pure functions. Weak: only fields with a length are given out; numbers are skipped, groups (obsolete since 2008) refused.
+"""
+
+from __future__ import annotations
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+VARINT_BITS_MAX = 70
+
+Field = tuple[int, int, int]
+"""Number, and where its content begins and ends."""
+
+
+class BadWire(ValueError):
+    """No message of protobuf."""
+
+
+def split_fields(data: bytes, position: int, end: int, fields_max: int) -> list[Field]:
+    """The fields between two places that have a length, `fields_max` at most: who gets so many does not know whether there are more."""
+    fields: list[Field] = []
+    numbers_left = fields_max
+    while position < end:
+        tag = data[position]
+        position += 1
+        if tag & 0x80:
+            tag, position = _varint(data, position - 1, end)
+        kind = tag & 7
+        if kind == _BYTES:
+            if position >= end:
+                raise BadWire(f"it ends inside a field at byte {position}")
+            size = data[position]
+            position += 1
+            if size & 0x80:
+                size, position = _varint(data, position - 1, end)
+            if size > end - position:
+                raise BadWire(f"a field at byte {position} is longer than what is left")
+            fields.append((tag >> 3, position, position + size))
+            position += size
+            if len(fields) >= fields_max:
+                break
+            continue
+        if kind == _VARINT:
+            _, position = _varint(data, position, end)
+        elif kind in (_FIXED64, _FIXED32):
+            position += 8 if kind == _FIXED64 else 4
+            if position > end:
+                raise BadWire("it ends inside a number")
+        else:
+            raise BadWire(f"a field at byte {position} has wire type {kind}")
+        numbers_left -= 1
+        if not numbers_left:
+            raise BadWire(f"more than {fields_max} numbers")
+    return fields
+
+
+def _varint(data: bytes, position: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while position < end and shift < VARINT_BITS_MAX:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+    raise BadWire("a number does not end")
