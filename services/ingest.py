@@ -1,9 +1,15 @@
-"""ingest@K: takes syslog lines and makes record batches of them."""
+"""ingest@K: takes what senders send and makes record batches of it.
+
+SIGHUP changes nothing: certificates are looked at once a second anyway, and whoever asks for a reload must not end the process.
+"""
 
 from __future__ import annotations
+
+import signal
 
 from appliance.agents.ingest import IngestAgent
 from appliance.runtime.service_main import service_main
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     raise SystemExit(service_main("ingest", IngestAgent))

@@ -3,6 +3,8 @@ units, its only argument the settings file."""
 
 from __future__ import annotations
 
+from appliance.runtime.run_options import ResolvedOptions
+from appliance.runtime.sender_table import SenderTable
 from appliance.runtime.unit_mode import is_unit
 
 
@@ -13,14 +15,23 @@ def check_zookeeper() -> list[str]:
     return zookeeper_problems()
 
 
+def read_senders(options: ResolvedOptions) -> SenderTable:
+    """The ingest table, read by who understands it; a box without one need not hold that."""
+    if not options.settings["ingest.table.file"]:
+        return SenderTable()
+    from appliance.ingest.table_checks import read_sender_table
+
+    return read_sender_table(options)
+
+
 def main() -> int:
     if is_unit():
         from appliance.runtime import box_keeper
 
-        return box_keeper.main(check_zookeeper)
+        return box_keeper.main(check_zookeeper, read_senders)
     from appliance.runtime import supervisor
 
-    return supervisor.main(check_zookeeper)
+    return supervisor.main(check_zookeeper, read_senders)
 
 
 if __name__ == "__main__":

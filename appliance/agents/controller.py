@@ -44,7 +44,9 @@ from appliance.agents.topic_administration import TopicAdministration
 from appliance.agents.topic_copies import TopicCopies
 from appliance.agents.tree_looks import TreeLooks
 from appliance.base.model import TopicId
+from appliance.base.settings import Box
 from appliance.client.peers import Peers
+from appliance.ingest.ingest_table import table_of
 from appliance.ipc.box_disks import BoxDisks
 from appliance.ipc.controller_frames import GENERATION, IMAGE_CHANGED
 from appliance.ipc.frames import Frame
@@ -73,6 +75,7 @@ ARRIVE_AGAIN_MS = 1000
 RECONSIDER_MS = 500
 WITHOUT_DISKS_MS = 2000
 STOP_MS = 1000
+AWAY = (SessionState.SUSPENDED, SessionState.EXPIRED)
 STOP_LOOK_MS = 20
 MOVES_PARK_MS = 20
 
@@ -171,7 +174,7 @@ class ControllerAgent:
             new_topic_id,
             self._defaults(),
             box.flag("delete.topic.enable"),
-            lambda name: internal_topic(name, box, len(self.cluster.live_brokers())),
+            lambda name: internal_topic(name, box, len(self.cluster.open_brokers())),
             context.counters,
             context.log,
             self._on_failure,
@@ -200,7 +203,7 @@ class ControllerAgent:
             self.cluster, self._runner, leadership_return, context.clock.monotonic_ms, context.counters, context.log, self._on_failure
         )
         self._copies = TopicCopies(
-            self.cluster, copies_wanted(box), self._reassigning, self._electing if leadership_return.is_enabled else None, now_ms, context.log
+            self.cluster, _copies_wanted(box), self._reassigning, self._electing if leadership_return.is_enabled else None, now_ms, context.log
         )
         self._draining = DiskDraining(self.cluster, self._runner, context.counters, context.log, self._on_failure)
         self._moves = MoveAdministration(
@@ -232,6 +235,7 @@ class ControllerAgent:
             lambda wait, answer: MoveRequests(self.cluster, self._moves.orders, self._draining, box.disks, wait, answer, context.clock.monotonic_ms),
             broker_configs(box),
             lambda: self._arrived,
+            lambda: box.zookeeper if self.session.state in AWAY else "",
             self._server.send,
             context.counters,
             context.clock.monotonic_ms,
@@ -548,3 +552,9 @@ class ControllerAgent:
         """0 before the log-writer has counted: then the disks with the fewest partitions come first."""
         snapshot = read_counters(self._context.layout, f"log-writer@{disk}")
         return snapshot.values.get(FREE_BYTES_LABEL, 0) if snapshot is not None else 0
+
+
+def _copies_wanted(box: Box) -> dict[str, int]:
+    """Of the topics that boxes make by themselves; those that ingest's table names are of that kind."""
+    own = dict.fromkeys(table_of(box).router().topics, box.integer("ingest.topic.replication.factor"))
+    return own | copies_wanted(box)

@@ -2,8 +2,8 @@
 
 CreateTopics, DeleteTopics and automatic creation are here, the others in `partition_requests`, `config_requests`, `reassignment_requests` and
 `election_requests`. Owned by the controller
-process. Requests wait here while ZooKeeper is away, until their deadline. Weak spot: an answer is encoded when the last topic of a request is done
-or its deadline has passed; there is no partial answer.
+process. Requests wait here while ZooKeeper is away: those that have begun until their deadline, the others for `UNREACHED_MS`; then they are refused, with the
+reason, and nothing was done. Weak spot: an answer is encoded when the last topic of a request is done or its deadline has passed; there is no partial answer.
 """
 
 from __future__ import annotations
@@ -44,12 +44,15 @@ from appliance.replication.controller import TopicCreation
 from appliance.shm.counters import Counters
 
 AUTO_CREATE_TIMEOUT_MS = 30_000
+UNREACHED_MS = 5_000
+"""An ensemble elects a leader in one; who is away for longer may stay away, and somebody waits at a prompt."""
 
 Respond = Callable[[RequestClient, int, int, bytes], None]
 
 
 class ControllerRequests:
-    """`can_begin()` says whether ZooKeeper has been loaded; `respond(client, kind, token, payload)` sends an answer."""
+    """`can_begin()` says whether ZooKeeper has been loaded; `unreached()` names the servers to which there was a connection and is none; `respond(client, kind,
+    token, payload)` sends an answer."""
 
     def __init__(
         self,
@@ -64,6 +67,7 @@ class ControllerRequests:
         make_move_requests: Callable[[Wait, Answer], MoveRequests],
         broker_configs: Mapping[str, BrokerConfig],
         can_begin: Callable[[], bool],
+        unreached: Callable[[], str],
         respond: Respond,
         counters: Counters,
         now_ms: Callable[[], int],
@@ -73,6 +77,8 @@ class ControllerRequests:
         self._elsewhere = elsewhere
         self._broker_configs = broker_configs
         self._can_begin = can_begin
+        self._unreached = unreached
+        self._unreached_since_ms: int | None = None
         self._respond = respond
         self._now_ms = now_ms
         self._waiting: list[Waiting] = []
@@ -136,16 +142,25 @@ class ControllerRequests:
 
     def do_work(self) -> int:
         """Begin what can begin, answer what is done or whose time is over; returns how many were answered."""
+        servers = self._unreached()
+        if not servers:
+            self._unreached_since_ms = None
+        elif self._unreached_since_ms is None:
+            self._unreached_since_ms = self._now_ms()
         if not self._waiting:
             return 0
         now_ms = self._now_ms()
         can_begin = self._can_begin()
+        away_ms = now_ms - self._unreached_since_ms if self._unreached_since_ms is not None else 0
         finished = []
         for waiting in list(self._waiting):
             if can_begin and not waiting.begun:
                 waiting.begun = True
                 waiting.begin(waiting)
-            if not waiting.is_done and now_ms >= waiting.deadline_ms:
+            if not waiting.begun and away_ms >= UNREACHED_MS:
+                seconds = away_ms // 1_000
+                waiting.time_out(f"ZooKeeper ({servers}) has not been reached for {seconds} s, so nothing was changed. Are most of its servers there?")
+            elif not waiting.is_done and now_ms >= waiting.deadline_ms:
                 waiting.time_out()
                 self._timed_out.add()
             if waiting.is_done:

@@ -1,40 +1,50 @@
-"""The ingest: syslog senders in, record batches out to the log-writers that lead the syslog topic's partitions.
+"""The ingest: senders in, record batches out to the leaders of the partitions, answers back to the senders.
 
-One turn: completions and deaths of log-writers, news of tables and image, batches that are due; then the poller hands it datagrams and
-streams. Alone owns its senders' connections, its arena and its rings; the books it keeps in its counters are taken over
+One turn: completions and deaths of log-writers, news of tables and image, batches that are due, settlements; then the poller hands datagrams and
+streams to their rooms. Alone owns its senders' connections, its arena and its rings; the books it keeps in its counters are taken over
 by its next life. It never touches a log directory.
-One dead disk stops nobody: the partitions of others take its lines (`ingest_disks`, `ingest_outlet`).
-Weak: lines go to partitions that this box leads; those that would go to others are taken by these, too. While it leads none, lines wait until the
-budget is used up, and then their senders do.
+One dead disk stops nobody: the partitions of others take its lines (`ingest_disks`, `ingest_outlet`); what another box leads goes there (`remote_leaders`).
+Weak: one thread does all of it, so a slow parser is everybody's; several ingests share the listening sockets.
 """
 
 from __future__ import annotations
 
-import orjson
-
 from appliance.agents.image_follower import ImageFollower
+from appliance.agents.ingest_books import IngestBooks
 from appliance.agents.ingest_disks import IngestDisks
-from appliance.agents.ingest_outlet import IngestOutlet, OutgoingBatch
+from appliance.agents.ingest_intake import IngestIntake
+from appliance.agents.ingest_left_over import IngestLeftOver
+from appliance.agents.ingest_listeners import Room, hand_out
+from appliance.agents.ingest_outlet import IngestOutlet
 from appliance.agents.ingest_previous_life import IngestPreviousLife
-from appliance.agents.syslog_connections import SyslogConnections
-from appliance.agents.syslog_datagrams import SyslogDatagrams
-from appliance.agents.syslog_intake import TURN_BYTES, SyslogIntake
+from appliance.agents.ingest_settlement import IngestSettlement
+from appliance.agents.ingest_spool import IngestSpool
+from appliance.agents.ingest_topics import IngestTopics
+from appliance.agents.outgoing_batch import OutgoingBatch
+from appliance.agents.producer_id_leases import ProducerIdLeases
+from appliance.agents.replays import Replays
+from appliance.agents.sender_books import SenderBooks
+from appliance.agents.sender_connections import SenderConnections
+from appliance.agents.sender_datagrams import SenderDatagrams
 from appliance.base.model import NO_LEADER
 from appliance.broker.box_view import BoxView
-from appliance.ingest.accounting import read_ledger
-from appliance.ingest.batcher import Batcher
+from appliance.broker.lease_gate import LeaseGate
+from appliance.client.peers import Peers
+from appliance.ingest.accounting import LossReason, read_ledger
+from appliance.ingest.ingest_table import table_of
+from appliance.ingest.listener import SYSLOG_TCP, Transport
 from appliance.ipc.box_disks import BoxDisks
-from appliance.ipc.controller_frames import AUTO_CREATE
 from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.disk_health import DiskHealth
 from appliance.ipc.proxies import LogWriterProxies, Source
-from appliance.metadata.metadata_image import TopicImage
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
+from appliance.shm.lease import LeaseReader
 
 SWEEP_NS = 1_000_000_000
-CREATE_TIMEOUT_MS = 5_000
 DRAIN_NS_MAX = 1_000_000_000
 """How long a stop goes on reading from senders that never pause."""
+WAITING_PARK_MS = 20
+"""While batches wait for a leader."""
 
 
 class IngestAgent:
@@ -47,10 +57,16 @@ class IngestAgent:
         counters, box, log = context.counters, context.box, context.log
         now_ns = self._clock.monotonic_ns()
         disks = [disk.name for disk in box.disks]
-        self._topic = box.text("ingest.syslog.topic")
-        self._topic_image: TopicImage | None = None
+        table = table_of(box)
+        self._topic = table.routes.default.topics[0]
+        """The one that has to be there before anything is read."""
         self._source = Source(context.layout, context.process_name, context.incarnation, box.integer("ingest.arena.bytes"), box.integer("channel.ring.entries"))
-        self._previous_life = IngestPreviousLife(context.layout, context.process_name, context.incarnation, counters, log, now_ns)
+        state = f"{box.state_directory}/ingest/{context.instance or '0'}"
+        spool = IngestSpool(f"{state}/spool", box.integer("ingest.spool.bytes"), self._clock, counters, log)
+        by_name = {listener.name: listener for listener in table.listeners}
+        found = {label: counters.counter(label).value for label in counters.labels()}
+        self._left_over = IngestLeftOver(spool, found, by_name, lambda name: by_name[SYSLOG_TCP]._replace(name=name))
+        self._previous_life = IngestPreviousLife(context.layout, context.process_name, context.incarnation, counters, log, now_ns, self._left_over.records)
         self._proxies = LogWriterProxies(
             self._source,
             disks,
@@ -66,29 +82,52 @@ class IngestAgent:
         self._view = BoxView(box.broker_id, self._proxies, box.integer("message.max.bytes"))
         self._image = ImageFollower(context.layout, self._view, log)
         self._controller = ControllerLink(context.layout, self._poller, self._clock, self._image.on_changed)
-        budget_bytes = min(box.integer("disk.budget.bytes"), self._source.arena.size_bytes // len(disks))
-        self._outlet = IngestOutlet(self._topic, self._source.arena, self._view, budget_bytes, self._clock, counters, log, self._on_blocked)
+        self._producer_ids = ProducerIdLeases(self._controller, self._clock, counters.counter("ingest.producer_ids"), log)
+        self._lease = LeaseGate(LeaseReader(context.layout), self._clock, counters)
+        self._senders = SenderBooks(context.layout, context.process_name, self._clock)
+        books = IngestBooks(table.listeners, self._senders, counters)
+        self._settlement = IngestSettlement(books)
+        self._peers = Peers("millrace-ingest", self._poller, self._clock)
+        self._replays = Replays(
+            f"{state}/journal",
+            f"{context.process_name}.{context.incarnation:x}",
+            box.integer("ingest.replay.entries.max"),
+            box.integer("ingest.replay.ms"),
+            self._peers,
+            self._clock,
+            counters,
+            log,
+        )
+        self._outlet = IngestOutlet(
+            self._source.arena,
+            self._view,
+            min(box.integer("disk.budget.bytes"), self._source.arena.size_bytes // len(disks)),
+            self._poller,
+            self._clock,
+            counters,
+            log,
+            self._settlement,
+            self._producer_ids,
+            self._replays,
+            spool,
+            self._peers,
+            lambda placement: not self._lease.is_shut(placement),
+            self._on_blocks,
+        )
+        self._topics = IngestTopics(box, self._outlet, self._controller, self._clock, log, self._on_stale)
+        self._intake = IngestIntake(table.listeners, table.router(), self._topics, books, self._settlement, self._replays, self._clock)
         self._box_disks = BoxDisks(context.layout, box)
         self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), lambda _disk, _operation: None, lambda _disk: None)
         self._disks = IngestDisks(self._proxies, counters, log)
-        self._intake = SyslogIntake(box, self._clock, counters)
-        max_message_bytes = box.integer("ingest.syslog.max.message.bytes")
-        self._connections = SyslogConnections(
-            context.listen_sockets["syslog-tcp"],
-            self._poller,
-            self._intake,
-            max_message_bytes,
-            box.integer("max.connections"),
-            box.integer("max.connections.per.ip"),
-            counters,
-        )
-        counts_drops = context.instance in ("", "0")
-        self._datagrams = SyslogDatagrams(context.listen_sockets["syslog-udp"], self._poller, self._intake, max_message_bytes, counts_drops, counters, log)
+        self._connections = SenderConnections(self._poller, self._clock, self._intake, box, counters, log)
+        self._datagrams = SenderDatagrams(self._poller, self._clock, self._intake, context.instance in ("", "0"), counters, log)
+        rooms: dict[Transport, Room] = {Transport.TCP: self._connections, Transport.TLS: self._connections, Transport.UDP: self._datagrams}
+        hand_out(table.listeners, context.listen_sockets, rooms, log)
         self._in_flight = counters.counter("ingest.in_flight")
-        self._create_asked_ns = 0
+        self._oldest_waiting = counters.counter("ingest.oldest_waiting_ms")
+        self._blocks_changed = False
         self._next_sweep_ns = 0
         self._drain_until_ns = 0
-        self._is_elsewhere = False
         self._ready = False
         self._drained = False
 
@@ -96,33 +135,50 @@ class IngestAgent:
 
     def do_work(self) -> int:
         now_ns = self._clock.monotonic_ns()
-        self._intake.turn_bytes_left = TURN_BYTES
         work = self._proxies.do_work(now_ns)
         work += self._health.look(now_ns)
         self._look_at_disks(now_ns)
         work += self._controller.do_work(now_ns)
-        if self._image.is_stale:
-            image = self._image.load()
-            if image is not None:
-                self._on_topic(image.topics.get(self._topic))
-            work += 1
-        work += self._view.refresh()
+        work += self._producer_ids.turn(now_ns)
+        work += self._look_at_image()
         if self._disks.look(now_ns):
             self._outlet.set_dead_disks(self._disks.dead)
             work += 1
-        if not self._previous_life.settled:
+        if not self._left_over.is_done:
+            work += self._left_over.turn(self._replays, self._outlet, now_ns)
+        if not (self._previous_life.settled and self._previous_life.is_final):
             work += self._previous_life.settle(now_ns, self._writer_incarnation)
-        if self._topic_image is None:
-            self._maybe_ask_for_topic(now_ns)
-        work += self._batch_and_send(now_ns)
+        self._topics.ask(now_ns)
+        work += self._peers.do_work(now_ns)
+        work += self._replays.do_work(now_ns // 1_000_000, self._view.image, self._previous_life.is_final)
+        work += self._outlet.do_work(now_ns)
+        work += self._settlement.settle()
         if self._drain_until_ns:
             work += self._drain(now_ns)
+        work += self._topics.close_batches(now_ns)
+        if self._outlet.waits:
+            work += self._outlet.send(now_ns)
         self._proxies.flush()
+        if self._blocks_changed:
+            self._apply_blocks()
+        work += self._connections.do_work()
         if now_ns >= self._next_sweep_ns:
             self._sweep(now_ns)
         if not self._ready:
             self._maybe_ready()
         return work
+
+    def _look_at_image(self) -> int:
+        work = 0
+        if self._image.is_stale:
+            image = self._image.load()
+            if image is not None:
+                self._outlet.set_brokers(image.brokers)
+                self._peers.refresh(image.brokers)
+                self._topics.set_image(image)
+                self._outlet.refresh()
+            work = 1
+        return work + self._view.refresh()
 
     def _look_at_disks(self, now_ns: int) -> None:
         """Disks that were added, removed or replaced while we run."""
@@ -135,28 +191,26 @@ class IngestAgent:
         for disk in changes.replaced:
             self._proxies.replace_disk(disk.name, self._outlet.on_set_aside)
 
-    def _batch_and_send(self, now_ns: int) -> int:
-        batcher = self._intake.batcher
-        batcher.close_due(now_ns // 1_000_000)
-        ready = batcher.take_ready()
-        self._outlet.put(ready)
-        return len(ready) + (self._outlet.send(now_ns) if self._outlet.waits else 0)
-
     def may_park(self) -> bool:
+        self._source.watch_rows(self._outlet.waits_for_rows)
         self._source.doorbell.prepare_to_sleep()
-        if self._proxies.has_completions() or self._image.is_stale or (self._drain_until_ns and not self._drained):
+        if self._has_news():
             self._source.doorbell.wake()
             return False
         return True
+
+    def _has_news(self) -> bool:
+        if self._proxies.has_completions() or self._image.is_stale or self._settlement.has_ended or (self._drain_until_ns and not self._drained):
+            return True
+        return self._outlet.waits_for_rows and bool(self._outlet.do_work(self._clock.monotonic_ns()))
 
     def unpark(self) -> None:
         self._source.doorbell.wake()
 
     def park_ms(self) -> int:
         now_ns = self._clock.monotonic_ns()
-        wait_ms = self._outlet.ms_to_next_try(now_ns, 20 if self._outlet.waits else PARK_MS_MAX)
-        batch_ms = self._intake.batcher.wait_ms(now_ns // 1_000_000)
-        return wait_ms if batch_ms is None else min(wait_ms, batch_ms)
+        wait_ms = self._outlet.lanes.ms_to_next_try(now_ns, WAITING_PARK_MS if self._outlet.waits else PARK_MS_MAX)
+        return self._topics.wait_ms(now_ns, wait_ms)
 
     def begin_stop(self) -> None:
         """Take nothing new, but what has arrived already."""
@@ -164,109 +218,68 @@ class IngestAgent:
         self._drain_until_ns = self._clock.monotonic_ns() + DRAIN_NS_MAX
 
     def stopped(self) -> bool:
-        return self._drained and self._outlet.is_empty and self._previous_life.settled
+        return self._drained and self._outlet.is_empty and self._connections.is_empty and self._previous_life.settled
 
     def close(self) -> None:
         self._datagrams.close()
         self._connections.close()
-        self._intake.batcher.close_all()
-        self._outlet.put(self._intake.batcher.take_ready())
-        if lost := self._outlet.give_up():
-            self._context.log.error(f"{lost} lines are lost that no log-writer took before the stop; counted as shutdown", reason="shutdown")
+        self._topics.close_all()
+        lost = self._outlet.give_up() + self._settlement.on_abandoned(self._topics.give_up())
+        if lost:
+            words = f"{lost} records are lost that nobody took before the stop; counted as shutdown"
+            self._context.log.error(words, reason=str(LossReason.SHUTDOWN))
         self._previous_life.close()
         self._controller.close()
+        self._outlet.close()
+        self._replays.close()
+        self._peers.close()
+        self._lease.close()
         self._proxies.close()
         self._source.close()
+        self._senders.close()
         self._update_in_flight()
 
     def status_line(self) -> str:
         return f"{len(self._connections)} senders, {self._outlet.describe()}"
 
     def _maybe_ready(self) -> None:
-        """Ready when lines can be stored: the topic is there and one of its partitions is served. If all are led by other boxes, nothing here is awaited."""
-        topic = self._topic_image
-        if topic is None or self._drain_until_ns:
+        """Ready when records can be stored: the default topic is there, and one of its partitions is served here, or led by another box."""
+        topic = self._view.image.topics.get(self._topic)
+        self._topics.of(self._topic)
+        if topic is None or self._drain_until_ns or not self._replays.is_loaded:
             return
-        if self._is_elsewhere or any(self._view.placement(self._topic, partition) is not None for partition in range(len(topic.partitions))):
-            self._ready = True
-            self._connections.accept(True)
-            self._datagrams.read(True)
-            self._context.notifier.ready()
+        for number, partition in enumerate(topic.partitions):
+            if self._view.placement(self._topic, number) is not None or partition.leader not in (NO_LEADER, self._view.broker_id):
+                self._ready = True
+                self._connections.accept(True)
+                self._datagrams.read(True)
+                self._context.notifier.ready()
+                return
 
     def _drain(self, now_ns: int) -> int:
-        """Stopping: what senders had sent by now is taken, then their connections are closed."""
+        """Stopping: what senders had sent by now is taken, then their sessions end."""
         if self._drained:
             return 0
-        self._datagrams.on_readable(0)
-        is_drained = self._connections.drain() and (self._datagrams.drained or not self._datagrams.reading)
+        is_drained = self._datagrams.drain() and self._connections.drain()
         if is_drained or now_ns >= self._drain_until_ns:
             self._datagrams.read(False)
-            self._connections.close_all()
-            self._intake.batcher.close_all()
-            self._outlet.put(self._intake.batcher.take_ready())
+            self._connections.finish_all()
+            self._topics.close_all()
             self._drained = True
         return 1
 
     def _sweep(self, now_ns: int) -> None:
         self._next_sweep_ns = now_ns + SWEEP_NS
-        self._datagrams.count_kernel_drops()
+        self._datagrams.look()
         self._connections.look()
+        self._senders.look()
+        self._lease.look_for()
+        self._oldest_waiting.set(self._outlet.lanes.oldest_waiting_ms(now_ns))
         self._update_in_flight()
 
     def _update_in_flight(self) -> None:
         counters = self._context.counters
         self._in_flight.set(max(0, read_ledger({label: counters.counter(label).value for label in counters.labels()}).in_flight))
-
-    # -- news
-
-    def _on_topic(self, topic: TopicImage | None) -> None:
-        """The topic came, changed, went, or was made anew under the same name."""
-        previous, self._topic_image = self._topic_image, topic
-        if topic is None or not topic.partitions:
-            self._topic_image = None
-            return
-        if previous is None or previous.topic_id != topic.topic_id:
-            self._start_batching(len(topic.partitions))
-        elif len(topic.partitions) > len(previous.partitions):
-            self._intake.batcher.resize(len(topic.partitions))
-        self._intake.batcher.limit(int(topic.config.get("max.message.bytes", self._context.box.integer("message.max.bytes"))))
-        led_elsewhere = frozenset(number for number, partition in enumerate(topic.partitions) if partition.leader not in (NO_LEADER, self._view.broker_id))
-        self._outlet.set_partitions([partition.disk or "" for partition in topic.partitions], led_elsewhere)
-        self._tell_where(topic, len(led_elsewhere) == len(topic.partitions))
-
-    def _tell_where(self, topic: TopicImage, is_elsewhere: bool) -> None:
-        """Once, when the last partition went to other boxes, and when one came back."""
-        if is_elsewhere == self._is_elsewhere:
-            return
-        self._is_elsewhere = is_elsewhere
-        if is_elsewhere:
-            leaders = ", ".join(map(str, sorted({partition.leader for partition in topic.partitions})))
-            words = f"no partition of topic {topic.name} is led by this box (but by broker {leaders}): lines wait until one is, or are lost and counted"
-            self._context.log.warning(words, topic=topic.name)
-        else:
-            self._context.log.notice(f"this box leads partitions of topic {topic.name} again", topic=topic.name)
-
-    def _start_batching(self, partition_count: int) -> None:
-        box = self._context.box
-        old = self._intake.batcher
-        old.close_all()
-        self._outlet.put(old.take_ready())
-        self._intake.batcher = Batcher(partition_count, box.integer("ingest.batch.bytes"), box.integer("ingest.batch.ms"), box.integer("message.max.bytes"))
-
-    def _maybe_ask_for_topic(self, now_ns: int) -> None:
-        """Without the topic nothing is read; ask the controller to create it, and again while it is not there."""
-        if self._view.image.generation == 0 or now_ns < self._create_asked_ns:
-            return
-        self._create_asked_ns = now_ns + SWEEP_NS
-        payload = orjson.dumps({"topics": {self._topic: self._context.box.integer("ingest.syslog.partitions")}})
-        self._controller.request(AUTO_CREATE, payload, CREATE_TIMEOUT_MS, self._on_topic_answer)
-
-    def _on_topic_answer(self, answer: bytes | None) -> None:
-        self._image.is_stale = True
-        code = orjson.loads(answer)["errors"].get(self._topic, 0) if answer else 0
-        if code not in (0, 36):
-            words = f"topic {self._topic} was not created by the controller (Kafka error {code}); it is asked again"
-            self._context.log.warning(words, topic=self._topic, peer="controller")
 
     # -- log-writers
 
@@ -288,11 +301,18 @@ class IngestAgent:
             return -1  # the disk was taken out of this box: nobody will complete anything
         return int(proxy.writer_info["incarnation"]) if proxy.serving else None
 
-    def _on_blocked(self, blocked: frozenset[int]) -> None:
-        """Disks went over their budget, or are below it again; or died, or came back."""
-        self._intake.batcher.block(blocked)
-        self._intake.batcher.avoid(self._outlet.dead)
-        topic = self._topic_image
+    # -- news
+
+    def _on_stale(self) -> None:
+        self._image.is_stale = True
+
+    def _on_blocks(self, topic: str) -> None:
+        """Places went over their budget, or are below it again; or disks died, or came back."""
+        self._topics.on_blocks(topic)
+        self._blocks_changed = True
+
+    def _apply_blocks(self) -> None:
+        self._blocks_changed = False
         if self._ready and not self._drained:
-            self._datagrams.read(topic is None or len(blocked) < len(topic.partitions))
-        self._connections.resume(blocked)
+            self._datagrams.read(not self._topics.of(self._topic).is_blocked)
+        self._connections.resume(self._topics.still_blocks)

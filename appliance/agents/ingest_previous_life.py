@@ -2,18 +2,20 @@
 
 Owned by the new life while it starts. Its books (the counters) are taken over with what they say; the rings of a dead life are
 read once their log-writer has let go of them (it retires them when it notices the hang-up, within a turn) or is proven to be of another life
-itself. Then the unseen completions are booked as stored and the rest of what was in flight as `crash`. New lines may be received
-meanwhile: the booking is about the ledger as it was found.
-Weak: a log-writer that hangs is waited for `PATIENCE_NS`; what it appends after that is booked as `crash` though it is stored.
+itself. Then the unseen completions are booked as stored and the rest of what was in flight as `crash`, but for what waits in the spool. New
+records may be received meanwhile: the booking is about the ledger as it was found. What of it was stored is another question, for those who
+send it again: leaders are asked (`journalled_batches`) once all rings are final, because nothing can be appended after that.
+Weak: a log-writer that hangs is waited for `PATIENCE_NS`; what it appends after that is booked as `crash` though it is stored. So is what was
+appended, seen, and not yet replicated. The sums are right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
-from appliance.ingest.accounting import COUNTED_COUNTER, STORED_COUNTER, LossReason, plan_crash_booking, read_ledger
+from appliance.ingest.accounting import COUNTED_COUNTER, STORED_COUNTER, LossReason, listeners_of, plan_crash_bookings, read_ledger
 from appliance.ipc.descriptors import COMPLETION, DescriptorKind
 from appliance.shm.counters import Counters
 from appliance.shm.mapping import LayoutMismatch, SharedObjectAbsent, list_names, unlink
@@ -26,17 +28,21 @@ WriterIncarnation = Callable[[str], int | None]
 
 
 class IngestPreviousLife:
-    """One `settle` a turn until `settled`."""
+    """One `settle` a turn until `settled` and `is_final`. `spooled`: records of each listener that wait in the spool."""
 
-    def __init__(self, layout: BoxLayout, process_name: str, incarnation: int, counters: Counters, log: Logger, now_ns: int) -> None:
+    def __init__(
+        self, layout: BoxLayout, process_name: str, incarnation: int, counters: Counters, log: Logger, now_ns: int, spooled: Mapping[str, int] | None = None
+    ) -> None:
         self._counters = counters
         self._log = log
         self._deadline_ns = now_ns + PATIENCE_NS
+        self._spooled = spooled or {}
         values = {label: counters.counter(label).value for label in counters.labels()}
-        self._ledger = read_ledger(values)
+        self._ledgers = {listener: read_ledger(values, listener) for listener in listeners_of(values)}
         self._completed_unseen = 0
         self._rings: list[tuple[str, RingPair]] = []  # (disk, rings)
         self.settled = False
+        """The books are in order."""
         own = f".{incarnation:x}"
         prefix = layout.shared_memory_name("channel", process_name) + "."
         for name in list_names(prefix):
@@ -58,32 +64,35 @@ class IngestPreviousLife:
         else:
             self._forget(rings)
 
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing that a previous life offered to a log-writer can be appended any more."""
+        return not self._rings
+
     def settle(self, now_ns: int, writer_incarnation: WriterIncarnation) -> int:
-        """Read the rings that can be read now, and book when none is left. Returns how many were read."""
+        """Read the rings that can be read now, and book when none is left, or the time is over. Returns how many were read."""
         read = 0
         for disk, rings in list(self._rings):
-            if self._is_final(rings, writer_incarnation(disk)) or now_ns >= self._deadline_ns:
+            if _is_final(rings, writer_incarnation(disk)):
                 self._rings.remove((disk, rings))
                 self._completed_unseen += _count_stored(rings)
                 self._forget(rings)
                 read += 1
-        if not self._rings and not self.settled:
+        if not self.settled and (not self._rings or now_ns >= self._deadline_ns):
+            self._completed_unseen += sum(_count_stored(rings) for _, rings in self._rings)
             self._book()
         return read
 
-    @staticmethod
-    def _is_final(rings: RingPair, writer_incarnation: int | None) -> bool:
-        """Whether nothing more can come: it was never taken up, its log-writer retired it, or another life of the log-writer serves."""
-        claimed_by = rings.writer_incarnation
-        return rings.retired or (writer_incarnation is not None and claimed_by != writer_incarnation)
-
     def _book(self) -> None:
         self.settled = True
-        booking = plan_crash_booking(self._ledger, self._completed_unseen)
-        self._counters.counter(STORED_COUNTER).add(booking.stored)
-        self._counters.counter(COUNTED_COUNTER.format(reason=LossReason.CRASH)).add(booking.crash)
-        if booking.stored or booking.crash:
-            words = f"the previous life ended with {booking.stored} lines stored unseen and {booking.crash} lines lost; they are counted so"
+        bookings = plan_crash_bookings(self._ledgers, self._completed_unseen, self._spooled)
+        for listener, booking in bookings.items():
+            self._counters.counter(STORED_COUNTER.format(listener=listener)).add(booking.stored)
+            if booking.crash:
+                self._counters.counter(COUNTED_COUNTER.format(listener=listener, reason=LossReason.CRASH)).add(booking.crash)
+        stored, crash = (sum(column) for column in zip(*bookings.values(), strict=True)) if bookings else (0, 0)
+        if stored or crash:
+            words = f"the previous life ended with {stored} records stored unseen and {crash} that were in it alone; they are counted so"
             self._log.warning(words, reason="crash")
 
     @staticmethod
@@ -95,6 +104,11 @@ class IngestPreviousLife:
         """The process ends before everything was read: the names stay for the next life."""
         for _, rings in self._rings:
             rings.close()
+
+
+def _is_final(rings: RingPair, writer_incarnation: int | None) -> bool:
+    """Whether nothing more can come: it was never taken up, its log-writer retired it, or another life of the log-writer serves."""
+    return rings.retired or (writer_incarnation is not None and rings.writer_incarnation != writer_incarnation)
 
 
 def _count_stored(rings: RingPair) -> int:

@@ -1,7 +1,7 @@
-"""The box's one allocator of producer ids: gives out what the controller has leased from ZooKeeper, and asks for the next block before the last id is gone.
+"""One process's allocator of producer ids: gives out what the controller has leased from ZooKeeper, and asks for the next block before the last id is gone.
 
-Implements `transactions.ports.ProducerIds`. Owned by the coordinator process; what is left of its blocks when it dies is lost, which costs nothing. Weak spot:
-while ZooKeeper is away for longer than a block lasts, new producers wait (COORDINATOR_LOAD_IN_PROGRESS).
+Implements `transactions.ports.ProducerIds`. The coordinator has one for the box's clients, an ingest for itself; what is left of its blocks when it dies is
+lost, which costs nothing. Weak spot: while ZooKeeper is away for longer than a block lasts, new producers wait (COORDINATOR_LOAD_IN_PROGRESS).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from appliance.base.clock import Clock
 from appliance.base.logging import Logger
 from appliance.ipc.controller_frames import LEASE_PRODUCER_IDS
 from appliance.ipc.controller_link import ControllerLink
-from appliance.shm.counters import Counters
+from appliance.shm.counters import Counter
 
 ASK_AGAIN_NS = 200_000_000
 ANSWER_TIMEOUT_MS = 6_000
@@ -25,7 +25,7 @@ PREFETCH_SHARE = 10
 class ProducerIdLeases:
     """At most two blocks."""
 
-    def __init__(self, controller: ControllerLink, clock: Clock, counters: Counters, log: Logger) -> None:
+    def __init__(self, controller: ControllerLink, clock: Clock, given: Counter, log: Logger) -> None:
         self._controller = controller
         self._clock = clock
         self._log = log
@@ -36,7 +36,7 @@ class ProducerIdLeases:
         self._ask_at_ns = 0
         self._last_error = 0
         """Why the controller gave none last time: the same answer again is not told again."""
-        self._given = counters.counter("coordinator.producer_ids")
+        self._given = given
 
     def next(self) -> int | None:
         if not self._block:

@@ -111,7 +111,10 @@ class TopicAdministration:
     def create(self, wanted: TopicCreation, validate_only: bool, on_result: OnResult) -> None:
         """Plan, and unless `validate_only` create; `on_result` is called at once for what is refused, else when the topic is complete."""
         try:
-            plan = plan_topic_creation(wanted, self._names(), self._cluster.live_brokers(), self._defaults, len(self._cluster.topics), self._cluster.racks())
+            cluster = self._cluster
+            plan = plan_topic_creation(
+                wanted, self._names(), cluster.live_brokers(), self._defaults, len(cluster.topics), cluster.racks(), cluster.closed_brokers()
+            )
         except RequestRefused as refused:
             on_result(Result(refused.code, refused.message))
             return

@@ -52,7 +52,8 @@ class TopicCopies:
         if cluster.fence is None:
             self._boxes = []
             return
-        boxes = cluster.eligible_brokers()
+        closed = cluster.closed_brokers()
+        boxes = [broker_id for broker_id in cluster.eligible_brokers() if broker_id not in closed]
         if boxes != self._boxes:
             self._boxes, self._settled_at_ms = boxes, self._now_ms() + SETTLED_MS
         if len(boxes) < 2 or self._now_ms() < self._settled_at_ms or self._reassigning.is_busy():

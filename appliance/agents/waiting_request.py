@@ -44,9 +44,9 @@ class Waiting:
     def record(self, key: Key, result: Result) -> None:
         self.results.setdefault(key, result)
 
-    def time_out(self) -> None:
+    def time_out(self, message: str = "The request timed out.") -> None:
         for key in self.keys:
-            self.record(key, Result(ErrorCode.REQUEST_TIMED_OUT, "The request timed out."))
+            self.record(key, Result(ErrorCode.REQUEST_TIMED_OUT, message))
 
 
 Wait: TypeAlias = Callable[[Waiting], None]

@@ -54,7 +54,7 @@ def missing_js() -> str | None:
     """Why the JavaScript clients cannot be run here; None if they can."""
     if _is_stamped(JS, _js_stamp()):
         return None
-    return f"kafkajs and @platformatic/kafka are not installed (npm's registry; python -m tests.support.client_packages): {_last_reason(JS)}"
+    return f"the JavaScript clients and senders are not installed (npm's registry; python -m tests.support.client_packages): {_last_reason(JS)}"
 
 
 def missing_java() -> str | None:
@@ -124,7 +124,7 @@ def _jars(of: str = "java") -> list[tuple[str, str]]:
 
 
 def install_js() -> None:
-    """npm's lock file holds versions and checksums of everything below the four packages that package.json names."""
+    """npm's lock file holds versions and checksums of everything below the packages that package.json names."""
     npm = shutil.which("npm")
     if npm is None:
         raise RuntimeError("there is no npm on this machine")

@@ -27,7 +27,9 @@ LEADER, FOLLOWER, CONTROLLER = "leader", "follower", "controller"
 ROLES = (LEADER, FOLLOWER, CONTROLLER)
 PARTITIONS = 2
 WARM_RECORDS = 50
-AFTER_SECONDS = 2.0
+AFTER_SECONDS, AFTER_SECONDS_BRIEFLY = 2.0, 1.0
+BRIEF_SHARE = 0.5
+TAKEN_SECONDS = 0.5
 IN_SYNC_SECONDS = 40.0
 
 PROCESSES = ("zookeeper", "controller", "coordinator", "log-writer", "log-reader", "acceptor", "replica-fetcher")
@@ -130,10 +132,12 @@ FAULTS: dict[str, Fault] = {
 
 
 class Cell:
-    """Topics, clients, fault, judgement. To be run on the clients' machine, from the main thread."""
+    """Topics, clients, fault, judgement. To be run on the clients' machine, from the main thread. `is_brief`: the fault ends when acks=all is taken again,
+    after half of its time at least."""
 
-    def __init__(self, cluster: Cluster, fault: Fault, role: str, seed: int, number: int) -> None:
+    def __init__(self, cluster: Cluster, fault: Fault, role: str, seed: int, number: int, is_brief: bool = False) -> None:
         self._cluster, self._fault, self._role, self._seed = cluster, fault, role, seed
+        self._is_brief = is_brief
         self._random = random.Random(seed)
         self._admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0, "socket.timeout.ms": 20_000})
         self._topics = {kind: f"{kind}-{number}" for kind in ("plain", "idempotent", "transactional", "probe")}
@@ -153,10 +157,10 @@ class Cell:
             eventually(lambda: probe.has_answers, "the probes are acknowledged")
             fault_at = time.monotonic()
             self._fault.apply(self._cluster, box, self._topics["plain"])
-            time.sleep(max(0.0, fault_at + self._fault.seconds - time.monotonic()))
+            self._let_it_last(probe, fault_at)
             pauses = probe.pauses(fault_at, time.monotonic())
             self._cluster.mend()
-            time.sleep(AFTER_SECONDS)
+            time.sleep(AFTER_SECONDS_BRIEFLY if self._is_brief else AFTER_SECONDS)
             probe.stop()
             findings = {"cluster": self._await_in_sync()}
             for client in producers.values():
@@ -168,6 +172,13 @@ class Cell:
         self._admin.delete_topics(list(self._topics.values()))
         counts = {kind: len(producer.sent) for kind, producer in producers.items()}
         return CellResult(self._fault.name, self._role, self._seed, victim, pauses, findings, counts, errors)
+
+    def _let_it_last(self, probe: PauseProbe, fault_at: float) -> None:
+        least = fault_at + self._fault.seconds * (BRIEF_SHARE if self._is_brief else 1)
+        while (now := time.monotonic()) < fault_at + self._fault.seconds:
+            if now >= least and None not in [pause.seconds for pause in probe.pauses(now - TAKEN_SECONDS, now)]:
+                return
+            time.sleep(0.02)
 
     # -- who is who
 
@@ -244,15 +255,16 @@ class Cell:
         return producers, readers
 
     def _judge(self, producers: dict[str, Any], readers: list[Reader]) -> dict[str, list[str]]:
-        where, found = self._cluster.bootstrap, {}
-        for kind, producer in producers.items():
-            final = read_all(where, producer.topic, PARTITIONS)
+        wanted = [(producer.topic, "read_uncommitted") for producer in producers.values()]
+        *finals, committed = read_all(self._cluster.bootstrap, [*wanted, (self._topics["transactional"], "read_committed")], PARTITIONS)
+        found = {}
+        for (kind, producer), final in zip(producers.items(), finals, strict=True):
             along = [reader for reader in readers if reader.topic == producer.topic]
             for reader in along:
                 reader.join()
             findings = reader_findings([final, *(reader.seen for reader in along)])
             if kind == "transactional":
-                findings += transaction_findings(producer.sent, producer.fates, read_all(where, producer.topic, PARTITIONS, "read_committed"))
+                findings += transaction_findings(producer.sent, producer.fates, committed)
             else:
                 findings += acknowledged_findings(producer.sent, final, may_double=kind == "plain")
             words = [_words(finding) for finding in findings]

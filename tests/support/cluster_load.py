@@ -12,6 +12,7 @@ import random
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -220,15 +221,20 @@ class Reader(_Thread):
             self.seen[partition].append((offset, value.decode()))
 
 
-def read_all(bootstrap: str, topic: str, partitions: int, isolation: str = "read_uncommitted", seconds: float = 20.0) -> dict[int, list[tuple[int, str]]]:
-    """What is there, from the beginning to the end, once nobody writes any more."""
-    reader = Reader(bootstrap, topic, partitions, isolation, "final")
-    reader.start()
+def read_all(bootstrap: str, wanted: Iterable[tuple[str, str]], partitions: int, seconds: float = 20.0) -> list[dict[int, list[tuple[int, str]]]]:
+    """What is in each topic, as (topic, isolation level), from the beginning to the end, once nobody writes any more; all side by side."""
+    readers = [Reader(bootstrap, topic, partitions, isolation, "final") for topic, isolation in wanted]
+    for reader in readers:
+        reader.start()
     deadline = time.monotonic() + seconds
     try:
-        while len(reader.ended_at) < partitions:
-            assert time.monotonic() < deadline, f"{topic} cannot be read to its end: {dict(reader.errors)}, ends {reader.ended_at}"
-            time.sleep(0.02)
+        for reader in readers:
+            while len(reader.ended_at) < partitions:
+                assert time.monotonic() < deadline, f"{reader.topic} cannot be read to its end: {dict(reader.errors)}, ends {reader.ended_at}"
+                time.sleep(0.02)
     finally:
-        reader.join()
-    return reader.seen
+        for reader in readers:
+            reader.stop()
+        for reader in readers:
+            reader.join()
+    return [reader.seen for reader in readers]

@@ -68,7 +68,7 @@ def run_arguments(
     data = [directory / f"d{index}" for index in range(disks)] if data is None else data
     if "config" not in options:  # a topic that comes by itself after ten seconds is none of most tests' business
         settings = {"host.figures.interval.ms": 0, **(settings or {})}
-    chosen = {"state": directory / "state", "kafka_port": 0, "syslog_port": 0, "http_port": 0} | options
+    chosen = {"state": directory / "state", "kafka_port": 0, "syslog_port": 0, "http_port": 0, "ingest_port": 0} | options
     arguments = [part for path in data for part in ("--data", str(path))]
     if settings or broker_id is not None:
         file = directory / "millrace.toml"
@@ -154,7 +154,7 @@ class RunningBox:
         self.ready_seconds = ready_seconds
         self._messages = messages
         words = dict(word.split("=", 1) for word in output[0].removeprefix(READY).split())
-        self.kafka, self.syslog, self.http = (_parse_address(words[name]) for name in ("kafka", "syslog", "http"))
+        self.kafka, self.syslog, self.http, self.ingest = (_parse_address(words[name]) for name in ("kafka", "syslog", "http", "ingest"))
         self.layout = self._find_layout()
         self.box: Box = load_box(self.layout)
         self.disks = [Path(disk.path) for disk in self.box.disks]
@@ -163,6 +163,11 @@ class RunningBox:
     def _find_layout(self) -> BoxLayout:
         name = box_name(str(self.directory / "state"))
         return next(layout for root in runtime_roots() if os.path.exists((layout := BoxLayout(f"{root}/{name}")).box_file))
+
+    def sender(self, listener: str) -> Address:
+        """Where a listener of the ingest table listens."""
+        name = f"ingest-{listener}"
+        return next(Address(self.kafka.host, sock.port) for sock in self.box.sender_sockets if sock.name == name)
 
     @property
     def bootstrap(self) -> str:

@@ -209,12 +209,20 @@ class SteppedFetches:
     def change_row(self, partition: int, **fields: int) -> None:
         self.writer.store(partition, self.placements[TOPIC, partition].read_row()._replace(**fields))
 
-    def assign(self, replicas: tuple[int, ...], isr: tuple[int, ...] | None = None, leader: int = 1, racks: dict[int, str] | None = None) -> None:
-        """What the image says of every partition."""
+    def assign(
+        self,
+        replicas: tuple[int, ...],
+        isr: tuple[int, ...] | None = None,
+        leader: int = 1,
+        racks: dict[int, str] | None = None,
+        config: dict[str, str] | None = None,
+        box_config: dict[str, str] | None = None,
+    ) -> None:
+        """What the image says of every partition, and of us."""
         isr = replicas if isr is None else isr
         partitions = tuple(PartitionImage(leader, 0, replicas, isr) for _ in self.placements)
         brokers = {each: BrokerImage(each, f"box{each}", 9092, (racks or {}).get(each)) for each in replicas}
-        self.view.set_image(MetadataImage(1, "c", 1, brokers, {TOPIC: TopicImage(TOPIC, TOPIC_ID, partitions, {})}))
+        self.view.set_image(MetadataImage(1, "c", 1, brokers, {TOPIC: TopicImage(TOPIC, TOPIC_ID, partitions, config or {})}, box_config or {}))
         for placement in self.placements.values():
             placement.replicas, placement.isr = replicas, isr
 

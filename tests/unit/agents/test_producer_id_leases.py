@@ -40,7 +40,8 @@ class World:
         self.clock.advance_ms(1_000)
         self.controller = PlayedController()
         # ERROR: the warnings of these tests are not for whoever runs them
-        self.leases = ProducerIdLeases(cast(ControllerLink, self.controller), self.clock, counters, Logger("coordinator", Severity.ERROR))
+        given = counters.counter("coordinator.producer_ids")
+        self.leases = ProducerIdLeases(cast(ControllerLink, self.controller), self.clock, given, Logger("coordinator", Severity.ERROR))
 
     def turn(self) -> int:
         return self.leases.turn(self.clock.monotonic_ns())

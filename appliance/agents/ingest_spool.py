@@ -1,0 +1,295 @@
+"""The spool: batches that wait on the state disk while no leader can be reached and the memory for them is used up.
+
+Owned by one ingest; `STATE/ingest/K/spool/NUMBER.spool`, records as in `ingest/spool_records.py`. Batches are written behind each other and taken in order;
+that one is done is written, too, and a file is removed when everything in it and in all before it is done. Nothing is synced: the page cache outlives `kill
+-9`. What a life leaves is found by the next one (`left_over`), in order.
+
+What a failure leaves behind:
+* `kill -9` while a batch is written: the CRC of its description does not match, or the file ends early; the batch was not in the spool yet (its sender was
+  not answered; of plain syslog it counts as `crash`).
+* `kill -9` between storing a batch and writing that it is done: it is found again. If it has identities the leader's answer tells that it is stored; if not
+  (plain syslog, which promises no more) it is stored twice, and counted once.
+* power cut: the end of a file, or all of it, may be missing or zeros: senders who were answered with acks=0 or not at all lose that.
+* data that does not match its CRC when it is read: that batch is lost, and counted (`ingest.spool_damages`); the others are not.
+* disk full or failing: counted (`ingest.spool_failures`), said once; `write` says False, the batch stays in memory, and back-pressure begins.
+Weak spots: a partition whose leader never comes back keeps its file, and with it those behind; a state disk that hangs holds the whole process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from appliance.base.clock import Clock
+from appliance.base.logging import Logger
+from appliance.ingest.share import Share
+from appliance.ingest.spool_records import HEADER, SpooledBatch, SpooledShare, encode_batch, encode_done, read_description, read_header
+from appliance.records.crc32c import crc32c
+from appliance.shm.counters import Counters
+from appliance.storage import file_io
+
+SUFFIX: Final = ".spool"
+FILES: Final = 16
+RETRY_MS: Final = 1000
+
+
+class Spoolable(Protocol):
+    """`OutgoingBatch`, as far as it is needed."""
+
+    topic: str
+    partition: int
+    record_count: int
+
+    @property
+    def shares(self) -> Sequence[Share]: ...
+
+
+class _Place(NamedTuple):
+    """Where the data of a batch is."""
+
+    number: int
+    file: int
+    position: int
+    size_bytes: int
+    crc: int
+
+
+class _File:
+    """One file; `live` batches are not done."""
+
+    __slots__ = ("live", "number", "size_bytes")
+
+    def __init__(self, number: int, size_bytes: int = 0) -> None:
+        self.number = number
+        self.size_bytes = size_bytes
+        self.live = 0
+
+
+class IngestSpool:
+    """`write`, `read`, `done`."""
+
+    def __init__(self, directory: str, limit_bytes: int, clock: Clock, counters: Counters, log: Logger) -> None:
+        """`limit_bytes` 0: nothing is written, what a previous life left is read all the same."""
+        self._directory = directory
+        self._limit_bytes = limit_bytes
+        self._clock = clock
+        self._log = log
+        self._failures = counters.counter("ingest.spool_failures")
+        self._damages = counters.counter("ingest.spool_damages")
+        self._written = counters.counter("ingest.spool_batches")
+        self._bytes_now = counters.counter("ingest.spool_bytes")
+        self._is_failing = False
+        self._fd = -1
+        self._retry_at_ms = 0
+        self._files: dict[int, _File] = {}
+        self._places: dict[object, _Place] = {}
+        self._next_number = 0
+        self._first_file = 0
+        self.left_over: list[SpooledBatch] = []
+        """What previous lives left, in order; each is to be given to `adopt`, or to `forget`."""
+        self._left_places: dict[int, _Place] = {}
+        self.on_done: Callable[[object], None] = lambda _batch: None
+        self._find_files()
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self._files.values())
+
+    def __len__(self) -> int:
+        """Batches that wait in it."""
+        return len(self._places) + len(self._left_places)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a batch may be written, as far as is known; after a failure it is tried again when `RETRY_MS` are over."""
+        return self.size_bytes < self._limit_bytes and self._clock.monotonic_ms() >= self._retry_at_ms
+
+    # -- what previous lives left
+
+    def _find_files(self) -> None:
+        found: dict[int, SpooledBatch] = {}
+        try:
+            if not file_io.exists(self._directory):
+                return
+            names = sorted(name for name in file_io.listdir(self._directory) if name.endswith(SUFFIX) and name[: -len(SUFFIX)].isdigit())
+            for name in names:
+                self._find_batches(int(name[: -len(SUFFIX)]), found)
+        except OSError as error:
+            self._on_failure("read", error)
+            self._go_past_unknown()
+            return
+        self.left_over = [found[number] for number in sorted(found)]
+        self._next_number = max([self._next_number, *(number + 1 for number in found)])
+        self._remove_done()
+
+    def _go_past_unknown(self) -> None:
+        """What is there cannot be read: it is left to the next life. Files and batches of this one have numbers above all that may be in use."""
+        self._left_places.clear()
+        self._files.clear()
+        self._first_file = self._clock.wall_ms()
+        self._next_number = self._first_file << 20
+
+    def _find_batches(self, number: int, found: dict[int, SpooledBatch]) -> None:
+        fd = file_io.open_path(self._path(number), file_io.READ_ONLY)
+        try:
+            file = self._files[number] = _File(number, file_io.size_of(fd))
+            for batch, place in self._records_of(fd, file):
+                if place is None:
+                    done = self._left_places.pop(batch.number, None)
+                    if done is not None:
+                        self._files[done.file].live -= 1
+                        del found[done.number]
+                else:
+                    found[batch.number] = batch
+                    self._left_places[batch.number] = place
+                    file.live += 1
+                self._next_number = max(self._next_number, batch.number + 1)
+        finally:
+            file_io.close_all([fd])
+
+    def _records_of(self, fd: int, file: _File) -> Iterator[tuple[SpooledBatch, _Place | None]]:
+        """Batches with their places; one that is done without."""
+        position = 0
+        while position < file.size_bytes:
+            header = read_header(file_io.pread_all(fd, position, HEADER.size))
+            content = file_io.pread_all(fd, position, HEADER.size + header.description_bytes) if header else b""
+            described = read_description(header, content) if header else None
+            if header is None or described is None or position + len(content) + header.data_bytes > file.size_bytes:
+                self._damages.add()
+                self._log.warning(f"the spool file {self._path(file.number)} ends in a half-written record at {position}")
+                return
+            data_at = position + len(content)
+            if isinstance(described, int):
+                yield SpooledBatch(described, "", 0, 0, ()), None
+            else:
+                yield described, _Place(described.number, file.number, data_at, header.data_bytes, header.data_crc)
+            position = data_at + header.data_bytes
+
+    def adopt(self, batch: object, left: SpooledBatch) -> None:
+        """From now on `batch` stands for what was left."""
+        self._places[batch] = self._left_places.pop(left.number)
+
+    def forget(self, left: SpooledBatch) -> None:
+        """It is stored, as its leader says."""
+        self.adopt(left.number, left)
+        self.done(left.number)
+
+    # -- this life's
+
+    def write(self, batch: Spoolable, data: bytes) -> bool:
+        """Put a batch behind the others. False: it is full, or off, or the disk fails; the batch stays where it is."""
+        described = [SpooledShare(share.unit.listener.name, share.count, share.copies, share.parts) for share in batch.shares]
+        spooled = SpooledBatch(self._next_number, batch.topic, batch.partition, batch.record_count, described)
+        head, data_crc = encode_batch(spooled, data)
+        if self.size_bytes + len(head) + len(data) > self._limit_bytes:
+            return False
+        file = self._open()
+        if file is None:
+            return False
+        data_at = file.size_bytes + len(head)
+        if not self._append(file, (head, data)):
+            return False
+        self._next_number += 1
+        file.live += 1
+        self._places[batch] = _Place(spooled.number, file.number, data_at, len(data), data_crc)
+        self._written.add()
+        return True
+
+    def read(self, batch: object) -> bytes | None:
+        """Its bytes; None: they cannot be read, or are not what was written. It is lost then."""
+        place = self._places[batch]
+        try:
+            fd = file_io.open_path(self._path(place.file), file_io.READ_ONLY)
+            try:
+                data = file_io.pread_all(fd, place.position, place.size_bytes)
+            finally:
+                file_io.close_all([fd])
+        except OSError as error:
+            self._on_failure("read", error)
+            return None
+        if len(data) == place.size_bytes and crc32c(data) == place.crc:
+            return data
+        self._damages.add()
+        self._log.error(f"the spool file {self._path(place.file)} is damaged at {place.position}: a batch in it is lost")
+        return None
+
+    def done(self, batch: object) -> None:
+        """It is stored, or given up."""
+        place = self._places.pop(batch)
+        self.on_done(batch)
+        self._files[place.file].live -= 1
+        if not self._places and not self._left_places:
+            self._close_file()  # nothing is left: all files go
+        elif self._fd >= 0 or any(file.live for file in self._files.values()):
+            file = self._open()
+            if file is not None:
+                self._append(file, (encode_done(place.number),))
+        self._remove_done()
+
+    # -- files
+
+    def _path(self, number: int) -> str:
+        return f"{self._directory}/{number:010d}{SUFFIX}"
+
+    def _open(self) -> _File | None:
+        """The file to write to."""
+        if self._fd >= 0:
+            file = self._files[max(self._files)]
+            if file.size_bytes < self._limit_bytes // FILES:
+                return file
+            self._close_file()
+        if self._clock.monotonic_ms() < self._retry_at_ms:
+            return None
+        number = max(self._files, default=self._first_file) + 1
+        try:
+            file_io.make_directories(self._directory)
+            self._fd = file_io.open_path(self._path(number), file_io.CREATE_EMPTY)
+        except OSError as error:
+            self._on_failure("opened", error)
+            return None
+        file = self._files[number] = _File(number)
+        return file
+
+    def _append(self, file: _File, pieces: tuple[bytes, ...]) -> bool:
+        size_bytes = sum(map(len, pieces))
+        try:
+            file_io.write_all(self._fd, pieces, file.size_bytes, size_bytes)
+        except OSError as error:
+            self._on_failure("written", error)
+            return False
+        file.size_bytes += size_bytes
+        self._bytes_now.set(self.size_bytes)
+        if self._is_failing:
+            self._is_failing = False
+            self._log.notice("the spool is written again")
+        return True
+
+    def _close_file(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            file_io.close_all([fd])
+
+    def _remove_done(self) -> None:
+        """Files from the oldest on in which nothing waits; the open one stays. A file in between stays: it says what of those before it is done."""
+        for number in sorted(self._files):
+            if self._files[number].live or (self._fd >= 0 and number == max(self._files)):
+                break
+            try:
+                file_io.unlink_if_there(self._path(number))
+            except OSError as error:
+                self._on_failure("removed", error)
+                break
+            del self._files[number]
+        self._bytes_now.set(self.size_bytes)
+
+    def _on_failure(self, what: str, error: OSError) -> None:
+        self._failures.add()
+        self._retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
+        self._close_file()  # half a record may stand at its end
+        if not self._is_failing:
+            self._is_failing = True
+            words = (error.strerror or str(error)).lower()
+            self._log.error(f"the spool in {self._directory} cannot be {what}: {words}; records wait in memory, and then their senders do")
+
+    def close(self) -> None:
+        self._close_file()

@@ -1,0 +1,85 @@
+"""What an ingest keeps on its state directory, without an ingest: journal and spool of one life after the other, a clock and a log of the test's."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from appliance.agents.ingest_spool import IngestSpool
+from appliance.agents.replay_journal import Checkpoint, ReplayJournal
+from appliance.base.clock import ManualClock
+from appliance.base.layout import BoxLayout
+from appliance.ingest.event import EventSource
+from appliance.ingest.journal_records import JournalRecord
+from appliance.ingest.listener import Listener, Protocol, Transport
+from appliance.ingest.replay_memory import Part
+from appliance.ingest.share import Share
+from appliance.ingest.unit import Unit
+from appliance.shm.counters import Counters, unlink_all
+from tests.support.listening_log import ListeningLog
+
+LISTENER = Listener("relp", Protocol.RELP, Transport.TCP, 0)
+SOURCE = EventSource(b"192.0.2.1:601", b"192.0.2.1", b"relp")
+
+
+class WaitingBatch:
+    """What of an `OutgoingBatch` journal and spool look at."""
+
+    def __init__(self, records: int = 1, parts: list[Part] | None = None, topic: str = "syslog", partition: int = 0, sequence: int = 0) -> None:
+        self.topic = topic
+        self.topic_id = b"syslog-topic-id!"
+        self.partition = partition
+        self.record_count = records
+        self.producer_id, self.producer_epoch, self.base_sequence = 7, 0, sequence
+        share = Share(Unit(LISTENER, SOURCE))
+        share.count = records
+        share.parts = parts or []
+        self.shares = [share]
+
+    @property
+    def parts(self) -> list[Part]:
+        return self.shares[0].parts
+
+
+class IngestState:
+    """One state directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.clock = ManualClock()
+        self.log = ListeningLog()
+        self.layout = BoxLayout(tempfile.mkdtemp(prefix="millrace-"))
+        self.counters = Counters.create_or_adopt(self.layout, "ingest@0", 1)
+
+    def journal(self, checkpoint: Checkpoint = lambda: (), limit_bytes: int = 1 << 20, keep_ms: int = 600_000) -> ReplayJournal:
+        return ReplayJournal(str(self.directory / "journal"), limit_bytes, keep_ms, self.clock, self.counters, self.log, checkpoint)
+
+    def spool(self, limit_bytes: int = 1 << 20) -> IngestSpool:
+        return IngestSpool(str(self.directory / "spool"), limit_bytes, self.clock, self.counters, self.log)
+
+    def journalled(self) -> list[JournalRecord]:
+        """What the next life reads."""
+        journal = self.journal()
+        records: list[JournalRecord] = []
+        while journal.unread:
+            records += journal.read_one()
+        return records
+
+    def files(self, kind: str) -> list[Path]:
+        return sorted((self.directory / kind).iterdir())
+
+    def counter(self, label: str) -> int:
+        return self.counters.counter(label).value
+
+    def close(self) -> None:
+        unlink_all(self.layout)
+
+
+def fail_all(error: OSError) -> Any:
+    """In the place of a call of `file_io`."""
+
+    def failing(*_arguments: Any, **_named: Any) -> Any:
+        raise error
+
+    return failing

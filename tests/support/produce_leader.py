@@ -1,0 +1,121 @@
+"""A box that leads partitions, played by the test: it takes Produce requests of an ingest, and judges sequences as a log does.
+
+Batches are checked like any producer's, and `ProducerState` says which are next, which are known, which are out of order. Weak spot: no high watermark; what it
+appends it acknowledges, when the test lets it answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from appliance.base.errors import ErrorCode
+from appliance.protocol import describe_producers, list_offsets, offset_for_leader_epoch
+from appliance.protocol.apis import ApiKey
+from appliance.protocol.produce import ProduceResult, decode_produce, encode_produce_response
+from appliance.records.batch import batch_problem, read_batch_header
+from appliance.records.record import Record, iterate_records
+from appliance.storage.producer_state import DuplicateBatch, ProducerState
+from tests.support.scripted_peer import PeerRequest, ScriptedPeer, answer_frame
+
+
+class ProduceLeader:
+    """`work` takes and answers everything that has come."""
+
+    def __init__(self, turn: Callable[[], object]) -> None:
+        self.peer = ScriptedPeer(turn)
+        self._questions = ScriptedPeer(turn)
+        """The connection by which what was stored is asked for."""
+        self._questions._listening.close()
+        self._questions._listening = self.peer._listening
+        self.logs: dict[int, list[Record]] = {}
+        self.error = ErrorCode.NONE
+        """For every batch, until it is taken back."""
+        self.answers = True
+        self.duplicates = 0
+        self.epochs: list[int] = []
+        """Of the batches that were appended."""
+        self.acks: set[int] = set()
+        self._producers: dict[int, ProducerState] = {}
+
+    def work(self) -> None:
+        self._questions._listening = self.peer._listening
+        for peer in (self.peer, self._questions):
+            if peer.sock is None and not peer._poll_accept():
+                continue
+            while (request := peer.poll_request()) is not None:
+                answer = self._produce(request) if request.api_key == ApiKey.PRODUCE else answer_frame(request, self._describe(request))
+                if self.answers:
+                    peer.send(answer)
+
+    def _describe(self, request: PeerRequest) -> bytes:
+        """What it knows of producers; committed is all."""
+        if request.api_key == ApiKey.DESCRIBE_PRODUCERS:
+            (topic,) = describe_producers.REQUEST.decode(request.body, 0, len(request.body), request.version).topics
+            (number,) = topic.partitions
+            state = self._producers[number]
+            known = [(producer_id, epoch, state.entry(producer_id)) for producer_id, epoch, _ in state.last_batches()]
+            producers = tuple(describe_producers.ActiveProducer(producer_id, epoch, entry.last_sequence) for producer_id, epoch, entry in known if entry)
+            partition = describe_producers.ProducersOfPartition(number, producers=producers)
+            described = describe_producers.DescribeProducersResponse(0, (describe_producers.ProducersOfTopic(topic.topic, (partition,)),))
+            return describe_producers.RESPONSE.encode(request.version, described)
+        if request.api_key == ApiKey.OFFSET_FOR_LEADER_EPOCH:
+            (asked,) = offset_for_leader_epoch.REQUEST.decode(request.body, 0, len(request.body), request.version).topics
+            number = asked.partitions[0].partition
+            end = offset_for_leader_epoch.EpochPartitionResult(0, number, asked.partitions[0].leader_epoch, len(self.logs[number]))
+            body = offset_for_leader_epoch.OffsetForLeaderEpochResponse(0, (offset_for_leader_epoch.EpochTopicResult(asked.topic, (end,)),))
+            return offset_for_leader_epoch.RESPONSE.encode(request.version, body)
+        (wanted,) = list_offsets.REQUEST.decode(request.body, 0, len(request.body), request.version).topics
+        number = wanted.partitions[0].partition
+        found = list_offsets.ListOffsetsPartitionResult(number, 0, offset=len(self.logs[number]))
+        return list_offsets.RESPONSE.encode(
+            request.version, list_offsets.ListOffsetsResponse(0, (list_offsets.ListOffsetsTopicResult(wanted.topic, (found,)),))
+        )
+
+    def _produce(self, request: PeerRequest) -> bytes:
+        produce = decode_produce(request.body, 0, len(request.body), request.version)
+        self.acks.add(produce.acks)
+        results = []
+        for topic, partition, position, size_bytes in produce.partitions:
+            batch = request.body[position : position + size_bytes]
+            assert batch_problem(batch, 0, len(batch), 1 << 20) is None
+            code = self.error or self._append(partition, batch)
+            results.append(ProduceResult(topic, partition, code, len(self.logs.get(partition, ()))))
+        return encode_produce_response(request.version, request.correlation_id, results)
+
+    def _append(self, partition: int, batch: bytes) -> ErrorCode:
+        log = self.logs.setdefault(partition, [])
+        state = self._producers.setdefault(partition, ProducerState())
+        header = read_batch_header(batch)
+        staging = state.stage()
+        end = len(log) + header.records_count
+        answer = staging.admit(header.producer_id, header.producer_epoch, header.base_sequence, len(log), end - 1, header.max_timestamp)
+        if isinstance(answer, DuplicateBatch):
+            self.duplicates += 1
+            return ErrorCode.NONE
+        if answer is not None:
+            return answer
+        state.apply(staging)
+        self.epochs.append(header.producer_epoch)
+        log += iterate_records(batch, 1 << 24)
+        return ErrorCode.NONE
+
+    def lose_all(self, partition: int) -> None:
+        """As if a replica had been elected that has nothing of it, but knows the producer from long ago."""
+        state = self._producers[partition]
+        (producer_id,) = [producer_id for producer_id, _, _ in state.last_batches()]
+        self.logs[partition] = []
+        fresh = self._producers[partition] = ProducerState()
+        staging = fresh.stage()
+        assert staging.admit(producer_id, 0, 0, 0, 0, 0) is None
+        fresh.apply(staging)
+
+    def forget_all_but_the_last(self, partition: int) -> None:
+        """As a log-writer that was killed right after it had rolled a segment."""
+        state = self._producers[partition]
+        snapshot = state.encode()
+        fresh = self._producers[partition] = ProducerState()
+        fresh.decode(snapshot)
+
+    def close(self) -> None:
+        self._questions.hang_up()
+        self.peer.die()

@@ -1,0 +1,120 @@
+"""An intake that remembers what it was given and settles units when the test says so: what sessions are tested with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from appliance.ingest.event import EventSource
+from appliance.ingest.intake import Oddity, RefusedReason
+from appliance.ingest.listener import Listener
+from appliance.ingest.record import Record
+from appliance.ingest.unit import Outcome, Unit
+
+
+class RecordingStream:
+    """Remembers how it ended; numbers nothing."""
+
+    def __init__(self) -> None:
+        self.identity = b"a stream's digest"[:16]
+        self.replayed_end = 0
+        self.ends: list[bool] = []
+        """Whether it was clean, at each call; the first counts."""
+
+    def take(self, digests: Sequence[bytes], token: object) -> int | None:
+        raise AssertionError("streams are for the intake to number")
+
+    def settled(self, first_serial: int, count: int) -> None:
+        raise AssertionError("streams are told by the intake")
+
+    def end(self, is_clean: bool) -> None:
+        self.ends.append(is_clean)
+
+
+class RecordingIntake:
+    """`taken` in the order of arrival, `sealed` in that of sealing. Nothing settles by itself."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[Unit, Record | bytes]] = []
+        """Records, and syslog messages as their bytes."""
+        self.sealed: list[Unit] = []
+        self.settled: list[Unit] = []
+        self.refused: Counter[RefusedReason] = Counter()
+        self.oddities: Counter[Oddity] = Counter()
+        self.streams: list[RecordingStream] = []
+        self.forgotten: list[bytes] = []
+        self.is_blocked = False
+        self.topics: set[str] = set()
+        self.wall_ms = 1_760_000_000_000
+        self.clock_ms = 1_000
+
+    @property
+    def records(self) -> list[Record]:
+        return [what for _, what in self.taken if isinstance(what, Record)]
+
+    @property
+    def messages(self) -> list[bytes]:
+        return [what for _, what in self.taken if isinstance(what, bytes)]
+
+    @property
+    def unsettled(self) -> list[Unit]:
+        """Sealed, and not settled."""
+        return [unit for unit in self.sealed if unit not in self.settled]
+
+    def settle(self, unit: Unit, outcome: Outcome = Outcome.STORED, rejected: Sequence[tuple[int, str]] = ()) -> None:
+        """As the agent's turn would."""
+        assert unit in self.sealed and unit not in self.settled, "a unit settles once, when it is sealed"
+        unit.outcome = outcome
+        unit.rejected += rejected
+        self.settled.append(unit)
+        if unit.on_settled is not None:
+            unit.on_settled(unit)
+
+    def settle_all(self, outcome: Outcome = Outcome.STORED) -> None:
+        for unit in self.unsettled:
+            self.settle(unit, outcome)
+
+    # -- Intake
+
+    def take(self, unit: Unit, records: Sequence[Record]) -> None:
+        self._add(unit, records)
+
+    def take_syslog(self, unit: Unit, messages: Sequence[bytes]) -> None:
+        self._add(unit, messages)
+
+    def _add(self, unit: Unit, what: Sequence[Record] | Sequence[bytes]) -> None:
+        assert not unit.is_sealed, "nothing is taken for a sealed unit"
+        self.taken += [(unit, each) for each in what]
+        unit.record_count += len(what)
+
+    def seal(self, unit: Unit) -> None:
+        assert not unit.is_sealed and unit.on_settled is not None, "a unit that nobody waits for is not sealed, and no unit twice"
+        if unit.identities is not None:
+            assert len(unit.identities) in (1, unit.record_count), "one identity, or one for each record"
+        unit.is_sealed = True
+        self.sealed.append(unit)
+
+    def open_stream(self, listener: Listener, source: EventSource) -> RecordingStream:
+        self.streams.append(RecordingStream())
+        return self.streams[-1]
+
+    def forget(self, identity: bytes) -> None:
+        self.forgotten.append(identity)
+
+    def blocked_by(self, listener: Listener) -> bool:
+        return self.is_blocked
+
+    def refuse(self, listener: Listener, source: EventSource, reason: RefusedReason, count: int = 1, size_bytes: int = 0) -> None:
+        self.refused[reason] += count
+
+    def note(self, listener: Listener, source: EventSource, oddity: Oddity, count: int = 1) -> None:
+        self.oddities[oddity] += count
+
+    def has_topic(self, topic: str) -> bool:
+        return topic in self.topics
+
+    def now_ms(self) -> int:
+        return self.wall_ms
+
+    def monotonic_ms(self) -> int:
+        return self.clock_ms
