@@ -17,15 +17,15 @@ JAVA_MIN=11
 SIZE="about 620 MB to download (456 MB of it PySpark, which has ZooKeeper in it), 900 MB on disk, a minute on a fast line"
 
 # chromium for the console's page; of prometheus only promtool is used, which needs no other package; postgresql for `millrace load`.
-PEER_PACKAGES="kcat rsyslog syslog-ng-core chromium chromium-driver prometheus postgresql-15"
-PEER_COMMANDS="usr/bin/kcat usr/sbin/rsyslogd usr/bin/loggen usr/sbin/syslog-ng usr/lib/chromium/chromium usr/bin/chromedriver usr/bin/promtool usr/lib/postgresql/15/bin/initdb usr/lib/postgresql/15/bin/postgres"
+PEER_PACKAGES="kcat rsyslog rsyslog-relp rsyslog-openssl rsyslog-kafka syslog-ng-core systemd-journal-remote chromium chromium-driver prometheus postgresql-15"
+PEER_COMMANDS="usr/bin/kcat usr/sbin/rsyslogd usr/bin/loggen usr/sbin/syslog-ng lib/systemd/systemd-journal-upload lib/systemd/systemd-journal-remote usr/lib/chromium/chromium usr/bin/chromedriver usr/bin/promtool usr/lib/postgresql/15/bin/initdb usr/lib/postgresql/15/bin/postgres"
 
 usage() {
     cat <<USAGE
 ./install.sh run [OPTIONS]     install into .venv if needed, then start the appliance in the foreground (Ctrl-C ends it)
                                OPTIONS are those of \`millrace run\`: --data DIR (one per disk), --state DIR, --listen HOST, --advertise HOST,
-                               --kafka-port N, --syslog-port N, --http-port N, --acceptors N, --zookeeper HOST:PORT,…, --zookeeper-members ID=HOST,…,
-                               --broker-id N, --rack NAME, --config FILE
+                               --kafka-port N, --syslog-port N, --http-port N, --ingest-port N, --acceptors N, --zookeeper HOST:PORT,…,
+                               --zookeeper-members ID=HOST,…, --broker-id N, --rack NAME, --config FILE
 ./install.sh test [--deep]     install what tests need, run all of them; --deep: the long campaigns too
 sudo ./install.sh              install on this machine: systemd units, user, settings in /etc/millrace (--check looks only; see below)
 ./install.sh --help            this
@@ -267,9 +267,11 @@ run_tests() {
     local workers
     workers=$(nproc)
     local several=(-n "$((workers < 4 ? workers : 4))" --dist loadfile --no-loadscope-reorder)
+    # System tests wait more than they work: half as many again keep the processors busy.
+    local waiting=(-n "$((workers < 4 ? (workers * 3 + 1) / 2 : 4))" --dist loadfile --no-loadscope-reorder)
     step "fast tests" tests "${several[@]}" -m "not slow and not system and not spark"
     step "slow tests" tests "${several[@]}" -m "slow and not system and not alone and not spark"
-    step "system tests" tests "${several[@]}" -m "system and not alone and not spark"
+    step "system tests" tests "${waiting[@]}" -m "system and not alone and not spark"
     # One process, one JVM: a session costs ten seconds and uses every processor by itself.
     step "tests of Spark" tests -m spark
     step "tests alone" tests -m alone

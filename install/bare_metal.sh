@@ -131,6 +131,7 @@ install_packages_of_system() {
 check_with_release() {
     local release=$PREFIX/releases/$1
     "$release/.venv/bin/millrace" config check "$EFFECTIVE_SETTINGS" >"$SCRATCH/checked" || { cat "$SCRATCH/checked" >&2; die "the settings are not what release $1 can run with; nothing was switched"; }
+    check_table_with "$release"
     box_is_active && return
     "$release/.venv/bin/python" -P -c '
 import os, sys
@@ -140,6 +141,14 @@ problems = machine_problems(resolve_options(RunOptions(config=sys.argv[1]), os.c
 print(*problems, sep="\n", end="\n" if problems else "")
 sys.exit(bool(problems))
 ' "$EFFECTIVE_SETTINGS" >&2 || die "the box does not fit this machine; nothing was switched"
+}
+
+# check_table_with RELEASE: the table of listeners and routes that somebody has written, if the settings name one.
+check_table_with() {
+    local table
+    table=$(sed -nE 's/^"?ingest\.table\.file"? *= *"([^"]+)".*/\1/p' "$EFFECTIVE_SETTINGS")
+    if [ -z "$table" ] || [ ! -e "$table" ]; then return 0; fi
+    "$1/.venv/bin/millrace" ingest check --config "$EFFECTIVE_SETTINGS" "$table" >"$SCRATCH/checked" || { cat "$SCRATCH/checked" >&2; die "the table of senders is not what this release can run with; nothing was switched"; }
 }
 
 # keep_settings_with VERSION: what this installation would write as settings is kept with the release.
@@ -185,7 +194,7 @@ report() {
     fi
     cat >&2 <<REPORT
 
-Millrace $1 serves: Kafka $LISTEN:$(port_of kafka 9092), syslog $LISTEN:$(port_of syslog 514) (UDP and TCP), HTTP $LISTEN:$(port_of http 8080); clients are told $ADVERTISE.
+Millrace $1 serves: Kafka $LISTEN:$(port_of kafka 9092), syslog $LISTEN:$(port_of syslog 514) (UDP and TCP), HTTP $LISTEN:$(port_of http 8080), senders by HTTP $LISTEN:$(port_of ingest 8081); clients are told $ADVERTISE.
   millrace status            processes, disks, topics          millrace doctor     is this machine fit for it?
   journalctl -u 'millrace*'  what it says                      $SETTINGS_FILE      settings
   logger -n $ADVERTISE -P $(port_of syslog 514) -d --rfc5424 "disk d3 is warm"; millrace topic tail syslog --from-beginning --max 1

@@ -135,10 +135,10 @@ check_cluster() {
 
 check_ports() {
     local port taken=
-    for port in kafka:tcp:9092 syslog:tcp:514 syslog:udp:514 http:tcp:8080; do
+    for port in kafka:tcp:9092 syslog:tcp:514 syslog:udp:514 http:tcp:8080 ingest:tcp:8081; do
         check_port "${port%%:*}" "$(echo "$port" | cut -d : -f 2)" "$(port_of "${port%%:*}" "${port##*:}")" || taken=1
     done
-    [ -n "$taken" ] || ok ports "syslog $(port_of syslog 514) (UDP and TCP), kafka $(port_of kafka 9092), http $(port_of http 8080)"
+    [ -n "$taken" ] || ok ports "syslog $(port_of syslog 514) (UDP and TCP), kafka $(port_of kafka 9092), http $(port_of http 8080), senders by HTTP $(port_of ingest 8081)"
 }
 
 # check_running: a box that does not serve before an upgrade may not after it, for the same reason, and then the upgrade is taken back.

@@ -51,6 +51,9 @@ write_settings() {
 # "num.partitions" = 1 # of a topic that is created without saying how many
 $(rack_line)
 
+# Senders beside syslog and HTTP (TLS, RELP, Fluent, Beats …), and which topic takes what: a line each in this file.
+"ingest.table.file" = "${SETTINGS_FILE%/*}/ingest.table"
+
 [box]
 # Log directories, one for each disk, each on a file system of its own.
 data = [$(printf '"%s", ' "${DISKS[@]}" | sed 's/, $//')]
@@ -63,6 +66,7 @@ listen = "$LISTEN"
 kafka-port = 9092
 syslog-port = 514 # UDP and TCP
 http-port = 8080
+ingest-port = 8081 # senders by HTTP
 
 # What Kafka clients are told to connect to: this machine as they see it. \`millrace doctor\` checks it.
 advertise = "$ADVERTISE"

@@ -42,6 +42,7 @@ activate() {
     [ -z "$BUILT" ] || CHANGED_FILES+=("$release")
     write_record || return 1
     apply_system_files || return 1
+    place_table "$release" || return 1
     make_directories || return 1
     link_command || return 1
     apply_units || return 1

@@ -2,17 +2,22 @@
 
 A follower that asks for an offset has everything before it: told to the leader's log-writer (PROGRESS), it moves the high watermark. It is told once for
 a partition and fetch, and only where the follower's log does not part from ours. A partition of a session that sleeps is not told: its follower stands at
-the log end, and the rules count it as caught up until the next append. Owned by one acceptor.
-Weak spot: a follower is who says so; there is no authorisation yet.
+the log end, and the rules count it as caught up until the next append. Followers that are not in sync are sent throttled partitions no faster than
+`leader.replication.throttled.rate`: while that is closed they get nothing of them, and are answered when it opens. Owned by one acceptor.
+Weak spots: a follower is who says so; there is no authorisation yet. The rate is for each acceptor of a box; a box has one for four cores.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from appliance.base.errors import ErrorCode
 from appliance.broker.box_view import Placement
 from appliance.broker.pending_fetch import PendingFetch, Target
 from appliance.ipc.replication_descriptors import Progress, progress_descriptor
-from appliance.protocol.fetch import FetchPartition
+from appliance.metadata.metadata_image import MetadataImage
+from appliance.protocol.fetch import FetchPartition, FetchPartitionResult
+from appliance.replication.replication_throttle import ReplicationThrottle
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import Row
 
@@ -30,6 +35,32 @@ class FollowerFetches:
     def __init__(self, counters: Counters) -> None:
         self._told = counters.counter("fetch.follower_progress")
         self._strangers = counters.counter("fetch.unassigned_followers")
+        self._throttle = ReplicationThrottle(is_follower=False)
+
+    def set_image(self, image: MetadataImage, broker_id: int) -> None:
+        self._throttle.set_image(image, broker_id)
+
+    def piece_bytes(self, pending: PendingFetch, wanted: FetchPartition, placement: Placement, most: int, now_ns: int) -> int:
+        """How much of a partition a follower may be sent now. 0: its throttle is closed, and the fetch waits no longer than for that."""
+        throttle = self._throttle
+        if (placement.topic_id, wanted.partition) not in throttle.replicas or pending.request.replica_id in placement.isr:
+            return most
+        if not throttle.is_open(now_ns):
+            pending.deadline_ns = min(pending.deadline_ns, throttle.opens_ns)
+            return 0
+        return throttle.piece_bytes(most)
+
+    def count_sent(self, image: MetadataImage, replica_id: int, results: Iterable[FetchPartitionResult], now_ns: int) -> None:
+        """What an answer carries to a follower."""
+        throttle = self._throttle
+        if not throttle.replicas:
+            return
+        for result in results:
+            topic = image.topics.get(result.topic)
+            if result.records is None or topic is None or (topic.topic_id, result.partition) not in throttle.replicas:
+                continue
+            if replica_id not in topic.partitions[result.partition].isr:
+                throttle.record(result.records.size_bytes, now_ns)  # type: ignore[union-attr]
 
     def problem(self, pending: PendingFetch, wanted: FetchPartition, placement: Placement) -> ErrorCode | None:
         """A box to which the partition is not assigned, as far as we know, has nothing to follow. One that was assigned a moment ago tries again."""

@@ -149,6 +149,10 @@ class PartitionAnswers:
         most = min(wanted.max_bytes, room)
         if most <= 0 and not is_first:
             return empty, placement
+        if request.replica_id >= 0:
+            most = self._followers.piece_bytes(pending, wanted, placement, most, self._clock.monotonic_ns())
+            if most <= 0:
+                return empty, placement
         if pending.targets >= self._targets_max:
             pending.is_partial = True
             return empty, placement

@@ -6,7 +6,7 @@ only from those that hold the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from appliance.base.errors import ErrorCode, RequestRefused
@@ -25,6 +25,7 @@ from appliance.client.messages import (
     UNREGISTER_BROKER,
     Api,
 )
+from appliance.metadata.dynamic_broker_configs import CLOSED, closed_brokers
 
 Partition = tuple[str, int]
 PREFERRED, UNCLEAN = 0, 1
@@ -176,27 +177,43 @@ def ask_controller(cluster: ClusterClient, api: Api, values: dict[str, Any], doi
 # --- settings of a box -------------------------------------------------------------------------------------------------
 
 BROKER_RESOURCE = 4
-SET_WHILE_RUNNING = 2
-"""The source of a value that was set on one broker while it runs (KIP-226)."""
+SET_WHILE_RUNNING, SET_FOR_ALL = 2, 3
+"""The sources of a value that was set on one broker, or for all, while they run (KIP-226)."""
 
 
-def box_settings(cluster: ClusterClient, broker_id: int) -> dict[str, str]:
-    """What was set on a box while it runs; the box itself tells."""
-    resource = {"resource_type": BROKER_RESOURCE, "resource_name": str(broker_id), "configuration_keys": None}
+ALL_BOXES = ""
+"""Where a broker id stands: what is set for all of them."""
+
+
+def box_settings(cluster: ClusterClient, broker_id: int, name: str | None = None) -> dict[str, str]:
+    """What was set on a box while it runs, or for all of them (`ALL_BOXES` as `name`); the box itself tells."""
+    resource = {"resource_type": BROKER_RESOURCE, "resource_name": str(broker_id) if name is None else name, "configuration_keys": None}
     body = cluster.ask_broker(BrokerId(broker_id), DESCRIBE_CONFIGS, {"resources": [resource]})
     for result in body.results:
         if result.error_code != ErrorCode.NONE:
             raise refused(int(result.error_code), f"read the settings of box {broker_id}", result.error_message)
     configs = [config for result in body.results for config in result.configs]
-    return {str(config.name): str(config.value or "") for config in configs if config.config_source == SET_WHILE_RUNNING}
+    source = SET_WHILE_RUNNING if name is None else SET_FOR_ALL
+    return {str(config.name): str(config.value or "") for config in configs if config.config_source == source}
 
 
-def alter_box_settings(cluster: ClusterClient, broker_id: int, values: Mapping[str, str], unset: Iterable[str]) -> None:
-    """Set and unset what can be set on a box while it runs; the box itself takes it."""
+def alter_box_settings(cluster: ClusterClient, broker_id: int, values: Mapping[str, str], unset: Iterable[str], name: str | None = None) -> None:
+    """Set and unset what can be set on a box while it runs, or for all of them (`ALL_BOXES` as `name`); the box itself takes it."""
     configs = [{"name": key, "config_operation": SET_VALUE, "value": value} for key, value in values.items()]
     configs += [{"name": key, "config_operation": DELETE_VALUE, "value": None} for key in unset]
-    resource = {"resource_type": BROKER_RESOURCE, "resource_name": str(broker_id), "configs": configs}
+    resource = {"resource_type": BROKER_RESOURCE, "resource_name": str(broker_id) if name is None else name, "configs": configs}
     body = cluster.ask_broker(BrokerId(broker_id), INCREMENTAL_ALTER_CONFIGS, {"resources": [resource], "validate_only": False})
     for result in body.responses:
         if result.error_code != ErrorCode.NONE:
             raise refused(int(result.error_code), f"alter the settings of box {broker_id}", result.error_message)
+
+
+def closed_boxes(cluster: ClusterClient, asked: int) -> frozenset[int]:
+    """Which boxes get no new replicas, as box `asked` tells; none where its release knows nothing of that."""
+    return closed_brokers(box_settings(cluster, asked, ALL_BOXES))
+
+
+def close_boxes(cluster: ClusterClient, asked: int, closed: Collection[int]) -> None:
+    """These boxes and no others get no new replicas from now on; box `asked` takes it."""
+    ids = ",".join(str(broker_id) for broker_id in sorted(closed))
+    alter_box_settings(cluster, asked, {CLOSED: ids} if ids else {}, () if ids else (CLOSED,), ALL_BOXES)

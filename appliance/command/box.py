@@ -1,7 +1,8 @@
 """`millrace box …`: the boxes of the cluster; fill one, empty one, take one out.
 
 Adding and draining plan as `replication/box_balance.py` says and are reassignments like any other, so they may be cut off and run again. A box that is drained
-is still a box: what is created meanwhile may be put there, and is moved off again until nothing is left. Weak spot: as of `reassigning`.
+gets no new replicas from then on (a config for all brokers says so), until it is filled again, taken out, or the drain is called off. Weak spot: as of
+`reassigning`.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def _row(view: ClusterView, broker_id: int) -> list[str]:
         held = bytes_text(sum(box.contents.sizes.values()))
         room = next(room for room in view.rooms() if room.broker_id == broker_id)
         free, total = bytes_text(room.free_bytes), bytes_text(room.total_bytes)
-    return [str(broker_id), box.address if box else NOTHING, (box.rack if box else None) or NOTHING, _state(box), str(leads), str(len(replicas)), str(behind),
+    state = f"{_state(box)}, drain" if broker_id in view.closed else _state(box)
+    return [str(broker_id), box.address if box else NOTHING, (box.rack if box else None) or NOTHING, state, str(leads), str(len(replicas)), str(behind),
             held, free, total]  # fmt: skip
 
 
@@ -89,7 +91,7 @@ def add(
     """
     bytes_per_second = None if throttle is None else bytes_of(throttle)
     with open_cluster(bootstrap, data, config) as cluster:
-        from appliance.command.cluster_view import look_at_cluster
+        from appliance.command.cluster_view import close_to_replicas, look_at_cluster
         from appliance.replication.box_balance import plan_balance
 
         view = look_at_cluster(cluster)
@@ -97,8 +99,11 @@ def add(
         if cancel:
             _cancel(cluster, view, coming_to=box)
             return
-        rooms = view.rooms()
-        carry_out(cluster, view, plan_balance(view.held(), rooms, {box}), plan, bytes_per_second, no_wait, None)
+        rooms = [room for room in view.rooms() if room.broker_id == box or room.broker_id not in view.closed]
+        made = plan_balance(view.held(), rooms, {box})
+        if not plan:
+            close_to_replicas(cluster, view, box, False)
+        carry_out(cluster, view, made, plan, bytes_per_second, no_wait, None)
 
 
 def drain(
@@ -110,17 +115,19 @@ def drain(
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Empty a box: move all its replicas to the others, while they are written and read. Cut off, it may be run again; the box may be dead already.
+    """Empty a box: move all its replicas to the others, while they are written and read. It gets no new ones from then on (until `millrace box add`, or
+    --cancel). Cut off, it may be run again; the box may be dead already.
 
     Example: millrace box drain 2 --plan; millrace box drain 2 --throttle 50MiB; then stop it, and: millrace box remove 2
     """
     bytes_per_second = None if throttle is None else bytes_of(throttle)
     with open_cluster(bootstrap, data, config) as cluster:
-        from appliance.command.cluster_view import look_at_cluster
+        from appliance.command.cluster_view import close_to_replicas, look_at_cluster
 
         view = look_at_cluster(cluster)
         require_known(view, box)
         if cancel:
+            close_to_replicas(cluster, view, box, False)
             _cancel(cluster, view, going_from=box)
             return
         _drain(cluster, view, box, plan, bytes_per_second)
@@ -128,25 +135,29 @@ def drain(
 
 def _drain(cluster: ClusterClient, view: ClusterView, box: int, only_plan: bool, throttle: int | None) -> None:
     from appliance.command import reassigning
+    from appliance.command.cluster_view import close_to_replicas
     from appliance.command.replication_throttle import lift_throttle, set_throttle
     from appliance.replication.box_balance import plan_leaving
 
-    made = plan_leaving(view.held(), view.rooms(), {box})
+    made = plan_leaving(view.held(), view.open_rooms(), {box})
     refuse_homeless(made)
     if made.changes:
         reassigning.print_plan(made, throttle)
     partitions = set(view.replicas_on(box))
     if under_way := [key for key in partitions if key in view.ongoing]:
         print(f"{plural(len(under_way), 'partition')} on the way already")
+    if not only_plan:
+        close_to_replicas(cluster, view, box, True)
     if not partitions:
         print(f"box {box} holds nothing")
     if only_plan or not partitions:
         return
 
     def order_more(look: ClusterView) -> bool:
-        """What was put on the box since."""
+        """What was on its way to the box, or is put there by name."""
+        close_to_replicas(cluster, look, box, True)
         partitions.update(look.replicas_on(box))
-        more = plan_leaving(look.held(), look.rooms(), {box})
+        more = plan_leaving(look.held(), look.open_rooms(), {box})
         if more.changes:
             refuse_homeless(more)
             reassigning.order(cluster, more)
@@ -184,7 +195,7 @@ def remove(
     """
     with open_cluster(bootstrap, data, config) as cluster:
         from appliance.client.boxes import unregister_box
-        from appliance.command.cluster_view import look_at_cluster
+        from appliance.command.cluster_view import close_to_replicas, look_at_cluster
 
         view = look_at_cluster(cluster)
         problems = []
@@ -195,6 +206,7 @@ def remove(
         if problems:
             raise RequestRefused(ErrorCode.INVALID_REQUEST, "\n".join(problems))
         unregister_box(cluster, box)
+        close_to_replicas(cluster, view, box, False)
     if held:
         print(f"box {box} is forgotten; {plural(len(held), 'replica')} wait for a new box with --broker-id {box}, or for: millrace box drain {box}")
     else:

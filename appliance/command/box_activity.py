@@ -63,7 +63,8 @@ class RequestActivity(NamedTuple):
 
 
 class SyslogActivity(NamedTuple):
-    """The ledger of all ingest processes since the box started: received = stored + counted + in flight. What the kernel dropped was never received."""
+    """The ledger of all ingest processes since the box started: received = stored + duplicate + counted + in flight. What the kernel dropped was never
+    received."""
 
     lines_per_s: float
     received: int
@@ -72,6 +73,7 @@ class SyslogActivity(NamedTuple):
     in_flight: int
     resent: int
     kernel_drops: int
+    duplicate: int = 0
 
 
 class Activity(NamedTuple):
@@ -153,9 +155,10 @@ def _request(name: str, counter: str, histogram: str, before: Reading, after: Re
 
 
 def _syslog(before: Reading, after: Reading, seconds: float) -> SyslogActivity:
-    received, stored, counted, resent, dropped = (total(after, f"ingest.{counter}") for counter in ("received", "stored", "counted", "resent", "kernel_drops"))
-    in_flight = max(received - stored - counted, 0)
-    return SyslogActivity(round(rise(before, after, "ingest.received") / seconds, 1), received, stored, counted, in_flight, resent, dropped)
+    names = ("received", "stored", "counted", "resent", "kernel_drops", "duplicate")
+    received, stored, counted, resent, dropped, duplicate = (total(after, f"ingest.{counter}") for counter in names)
+    in_flight = max(received - stored - duplicate - counted, 0)
+    return SyslogActivity(round(rise(before, after, "ingest.received") / seconds, 1), received, stored, counted, in_flight, resent, dropped, duplicate)
 
 
 def _rows(reading: Reading) -> dict[tuple[bytes, int], Any]:

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode
-from appliance.client.boxes import BoxDescription, Ongoing, Partition, describe_boxes, ongoing_reassignments
+from appliance.client.boxes import BoxDescription, Ongoing, Partition, close_boxes, closed_boxes, describe_boxes, ongoing_reassignments
 from appliance.client.cluster import ClusterClient
 from appliance.client.metadata import PartitionMetadata
 from appliance.replication.box_balance import BoxRoom, HeldPartition
@@ -21,6 +21,8 @@ class ClusterView(NamedTuple):
     boxes: dict[int, BoxDescription]
     partitions: dict[Partition, PartitionMetadata]
     ongoing: dict[Partition, Ongoing]
+    closed: frozenset[int] = frozenset()
+    """Boxes that get no new replicas: they are being emptied."""
 
     def size_on(self, partition: Partition, broker_id: int) -> int:
         box = self.boxes.get(broker_id)
@@ -57,6 +59,10 @@ class ClusterView(NamedTuple):
                 rooms.append(BoxRoom(box.broker_id, box.rack, free, total, promised[box.broker_id]))
         return rooms
 
+    def open_rooms(self) -> list[BoxRoom]:
+        """Those of boxes that may get new replicas."""
+        return [room for room in self.rooms() if room.broker_id not in self.closed]
+
     def replicas_on(self, broker_id: int) -> list[Partition]:
         return [key for key, metadata in sorted(self.partitions.items()) if broker_id in metadata.assigned_replicas]
 
@@ -68,4 +74,14 @@ class ClusterView(NamedTuple):
 def look_at_cluster(cluster: ClusterClient) -> ClusterView:
     boxes = {box.broker_id: box for box in describe_boxes(cluster)}
     partitions = {(name, partition.partition): partition for name, topic in cluster.metadata(None).topics.items() for partition in topic.partitions}
-    return ClusterView(boxes, partitions, {key: ongoing for key, ongoing in ongoing_reassignments(cluster).items() if key in partitions})
+    ongoing = {key: ongoing for key, ongoing in ongoing_reassignments(cluster).items() if key in partitions}
+    asked = next((broker_id for broker_id, box in sorted(boxes.items()) if box.contents is not None), None)
+    return ClusterView(boxes, partitions, ongoing, closed_boxes(cluster, asked) if asked is not None else frozenset())
+
+
+def close_to_replicas(cluster: ClusterClient, view: ClusterView, broker_id: int, is_closed: bool) -> None:
+    """Whether a box gets new replicas, if that is not so already."""
+    wanted = view.closed | {broker_id} if is_closed else view.closed - {broker_id}
+    asked = [box.broker_id for box in view.boxes.values() if box.contents is not None]
+    if wanted != view.closed and asked:
+        close_boxes(cluster, next((other for other in asked if other != broker_id), asked[0]), wanted)

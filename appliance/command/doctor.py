@@ -48,6 +48,7 @@ def doctor(
     kafka_port: Annotated[int | None, option("--kafka-port", metavar="PORT", help="For Kafka clients. [default: 9092]")] = None,
     syslog_port: Annotated[int | None, option("--syslog-port", metavar="PORT", help="For syslog. [default: 5514]")] = None,
     http_port: Annotated[int | None, option("--http-port", metavar="PORT", help="For health checks. [default: 8080]")] = None,
+    ingest_port: Annotated[int | None, option("--ingest-port", metavar="PORT", help="For senders by HTTP. [default: 8081]")] = None,
     zookeeper: Annotated[str | None, option("--zookeeper", metavar="HOST:PORT,…", help="An ensemble to use. [default: one of our own]")] = None,
     zookeeper_members: Annotated[list[str] | None, option("--zookeeper-members", metavar="ID=HOST,…", help="The ensemble of the boxes themselves.")] = None,
     broker_id: Annotated[int | None, option("--broker-id", metavar="N", help="Number of this box in its cluster.")] = None,
@@ -61,7 +62,8 @@ def doctor(
     from appliance.runtime.run_options import RunOptions
 
     options = RunOptions(data=data or None, state=state, listen=listen, advertise=advertise, kafka_port=kafka_port, syslog_port=syslog_port,
-                         http_port=http_port, zookeeper=zookeeper, zookeeper_members=zookeeper_members or None, broker_id=broker_id, config=config)  # fmt: skip
+                         http_port=http_port, ingest_port=ingest_port, zookeeper=zookeeper, zookeeper_members=zookeeper_members or None, broker_id=broker_id,
+                         config=config)  # fmt: skip
     patient = find_patient(options)
     findings = examine(patient)
     if as_json:
@@ -80,6 +82,7 @@ def find_patient(options: object) -> Patient:
     from appliance.base.zookeeper_member import connect_string
     from appliance.command.box_status import image_of
     from appliance.command.finding import find_running_box
+    from appliance.ingest.table_checks import read_sender_table
     from appliance.runtime.directories import in_use_problem, is_supervisor, shape_problems, writable_problem
     from appliance.runtime.run_options import RunOptions, resolve_options
 
@@ -91,9 +94,12 @@ def find_patient(options: object) -> Patient:
     except (UsageProblem, TypeError, OSError, ValueError):
         pass  # no box of this release; what is wrong with the settings file is said below
     resolved, problems = resolve_options(options, os.cpu_count() or 1)
+    senders = read_sender_table(resolved)
+    problems += [*senders.problems, *(senders.certificate_check() if senders.certificate_check is not None else [])]
     box = Box(
         box="", broker_id=resolved.broker_id or 1, disks=name_disks(resolved.data), state_directory=resolved.state, listen=resolved.listen,
         advertise=resolved.advertise, kafka_port=resolved.kafka_port, syslog_port=resolved.syslog_port, http_port=resolved.http_port,
+        ingest_port=resolved.ingest_port, ingest_table=senders.text, sender_sockets=list(senders.sockets),
         acceptors=resolved.acceptors, ingests=resolved.ingests,
         zookeeper=resolved.zookeeper or connect_string(resolved.zookeeper_members, resolved.broker_id or 0), embedded_zookeeper=resolved.runs_zookeeper,
         zookeeper_members=[member.text for member in resolved.zookeeper_members], settings=resolved.settings,

@@ -72,10 +72,10 @@ def is_local(address: str) -> bool:
 
 
 def ports(box: Box, is_running: bool) -> list[Finding]:
-    named = [("kafka", box.kafka_port), ("syslog", box.syslog_port), ("http", box.http_port)]
+    named = [("kafka", box.kafka_port), ("syslog", box.syslog_port), ("http", box.http_port), ("ingest", box.ingest_port)]
     words = ", ".join(f"{name} {port or 'any'}" for name, port in named) + f" on {box.listen}"
     if not is_running:
-        listening, problems = open_listen_sockets(box.listen, box.kafka_port, box.syslog_port, box.http_port)
+        listening, problems = open_listen_sockets(box.listen, box.kafka_port, box.syslog_port, box.http_port, box.ingest_port, box.sender_sockets)
         listening.close()
         return [from_sentence("ports", sentence) for sentence in problems] or [ok("ports", f"{words}: free")]
     silent = [(name, port) for name, port in named if not _answers(box.listen, port)]

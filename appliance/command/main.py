@@ -10,7 +10,7 @@ from typing import Literal
 
 import typer
 
-from appliance.command import box, config, disk, doctor, group, load, log_dump, run, send, status, stream, top, topic, transaction, units
+from appliance.command import box, config, disk, doctor, group, ingest, load, log_dump, run, send, status, stream, top, topic, transaction, units
 from appliance.command.failures import EXIT_CODES_HELP
 from appliance.command.run_app import run_app
 
@@ -38,6 +38,7 @@ def build_app() -> typer.Typer:
     app.add_typer(group.build_app(markup), name="group")
     app.add_typer(transaction.build_app(markup), name="transaction")
     app.add_typer(disk.build_app(markup), name="disk")
+    app.add_typer(ingest.build_app(markup), name="ingest")
     app.add_typer(config.build_app(markup), name="config")
     app.add_typer(units.build_app(markup), name="units")
     app.add_typer(log_dump.build_app(markup), name="log")

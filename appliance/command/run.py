@@ -24,6 +24,7 @@ def run(
     kafka_port: Annotated[str | None, option("--kafka-port", metavar="PORT", help="For Kafka clients; 0 takes a free one. [default: 9092]")] = None,
     syslog_port: Annotated[str | None, option("--syslog-port", metavar="PORT", help="For syslog, UDP and TCP; 0 takes a free one. [default: 5514]")] = None,
     http_port: Annotated[str | None, option("--http-port", metavar="PORT", help="For health checks; 0 takes a free one. [default: 8080]")] = None,
+    ingest_port: Annotated[str | None, option("--ingest-port", metavar="PORT", help="For senders by HTTP; 0 takes a free one. [default: 8081]")] = None,
     acceptors: Annotated[str | None, option("--acceptors", metavar="N", help="Processes that serve Kafka clients. [default: one per four cores]")] = None,
     zookeeper: Annotated[str | None, option("--zookeeper", metavar="HOST:PORT,…", help="An ensemble to use. [default: one of our own]")] = None,
     zookeeper_members: Annotated[
@@ -40,7 +41,8 @@ def run(
     """
     from appliance.runtime.run_options import RunOptions, exec_supervisor
 
-    texts = {"kafka_port": kafka_port, "syslog_port": syslog_port, "http_port": http_port, "acceptors": acceptors, "broker_id": broker_id}
+    texts = {"kafka_port": kafka_port, "syslog_port": syslog_port, "http_port": http_port, "ingest_port": ingest_port}
+    texts |= {"acceptors": acceptors, "broker_id": broker_id}
     numbers, problems = parse_numbers(texts)
     options = RunOptions(
         data=data or None,
@@ -50,6 +52,7 @@ def run(
         kafka_port=numbers.get("kafka_port"),
         syslog_port=numbers.get("syslog_port"),
         http_port=numbers.get("http_port"),
+        ingest_port=numbers.get("ingest_port"),
         acceptors=numbers.get("acceptors"),
         zookeeper=zookeeper,
         zookeeper_members=zookeeper_members or None,

@@ -16,7 +16,7 @@ from appliance.command.topic_elect import elect
 from appliance.command.topic_reassign import reassign
 from appliance.command.topic_setting import parse_setting
 from appliance.command.topic_tail import tail
-from appliance.command.topic_trim import trim
+from appliance.command.topic_trim import confirm, trim
 
 if TYPE_CHECKING:
     from appliance.client.admin import TopicDescription
@@ -138,6 +138,7 @@ def description_document(described: TopicDescription, settings: dict[str, str] |
 
 def delete(
     names: Annotated[list[str], argument("NAME…", "The topics.")],
+    yes: Annotated[bool, option("--yes", "-y", help="Do not ask.")] = False,
     bootstrap: BootstrapOption = None,
     data: DataOption = None,
     config: ConfigOption = None,
@@ -148,6 +149,8 @@ def delete(
     with open_cluster(bootstrap, data, config) as cluster:
         from appliance.client.admin import delete_topic
 
+        if not yes:
+            confirm(f"Delete {', '.join(names)} and all records for good?", "add --yes")
         for name in names:
             delete_topic(cluster, name)
             print(f"deleted topic {name}")

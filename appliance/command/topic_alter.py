@@ -81,6 +81,7 @@ def alter(
 
 
 def change_replication_factor(cluster: ClusterClient, name: str, replication_factor: int, throttle: int | None, no_wait: bool) -> None:
+    from appliance.client.boxes import elect_leaders
     from appliance.command.cluster_view import look_at_cluster
     from appliance.command.topic_reassign import carry_out
     from appliance.replication.box_balance import plan_replication_factor
@@ -88,11 +89,16 @@ def change_replication_factor(cluster: ClusterClient, name: str, replication_fac
     view = look_at_cluster(cluster)
     if not any(topic == name for topic, _ in view.partitions):
         raise RequestRefused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}")
-    rooms = view.rooms()
+    rooms = view.open_rooms()
     if replication_factor > len(rooms):
         words = f"{replication_factor} copies need as many boxes; {plural(len(rooms), 'box')} run{'s' if len(rooms) == 1 else ''}".replace("boxs", "boxes")
         raise RequestRefused(ErrorCode.INVALID_REPLICATION_FACTOR, words)
-    carry_out(cluster, view, plan_replication_factor(view.held({name}), rooms, replication_factor), False, throttle, no_wait, {name})
+    made = plan_replication_factor(view.held({name}), rooms, replication_factor)
+    carry_out(cluster, view, made, False, throttle, no_wait, {name})
+    moved = [(change.topic, change.partition) for change in made.changes if change.replicas[0] != change.former[0]]
+    if moved and not no_wait:
+        elected = elect_leaders(cluster, moved, False)
+        print(f"{plural(sum(refusal is None for refusal in elected.values()), 'partition')} led by another box now")
 
 
 def require_known_settings(topic: str, names: Iterable[str], known: Collection[str]) -> None:

@@ -138,7 +138,7 @@ def spread_plan(view: ClusterView, topics: Collection[str] | None, boxes: Collec
     from appliance.replication.box_balance import BalancePlan, PlannedReassignment, plan_balance, plan_leaving
 
     held = {(each.topic, each.partition): each for each in view.held(topics)}
-    rooms = view.rooms()
+    rooms = view.rooms() if boxes is not None else view.open_rooms()
     onto = set(boxes) if boxes is not None else {room.broker_id for room in rooms}
     outside = {replica for each in held.values() for replica in each.replicas} - onto
     left = plan_leaving(held.values(), [room for room in rooms if room.broker_id in onto], outside if boxes is not None else ())

@@ -77,7 +77,7 @@ def trim(
             print("nothing goes" if not count else f"{plural(count, 'record')} of topic {name} would go")
             return
         if not yes:
-            confirm(f"Delete {plural(count, 'record')} of topic {name} for good?")
+            confirm(f"Delete {plural(count, 'record')} of topic {name} for good?", "add --yes, or --dry-run to look only")
         _carry_out(cluster, name, trims)
         print(f"trimmed topic {name}: {plural(count, 'record')} deleted")
 
@@ -141,10 +141,10 @@ def print_plan(trims: list[Trim]) -> None:
     print_table(columns, rows)
 
 
-def confirm(question: str) -> None:
-    """UsageProblem unless somebody says yes."""
+def confirm(question: str, instead: str) -> None:
+    """UsageProblem unless somebody says yes; `instead` is what to do where nobody can be asked."""
     if not sys.stdin.isatty():
-        raise UsageProblem("nothing was deleted: there is nobody to ask; add --yes, or --dry-run to look only")
+        raise UsageProblem(f"nothing was deleted: there is nobody to ask; {instead}")
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):

@@ -14,10 +14,11 @@ from pathlib import Path
 from appliance.base.errors import ConfigurationProblems, MillraceError
 from appliance.base.layout import Disk, box_name, name_disks
 from appliance.base.settings import Box, read_settings_file
+from appliance.ingest.table_checks import read_sender_table
 from appliance.runtime.directories import shape_problems
 from appliance.runtime.disk_orders import with_kept_disks
 from appliance.runtime.run_options import RunOptions, resolve_options
-from appliance.runtime.unit_files import COMMON_DROP_IN, DROP_IN, UnitPlan, plan_units, planned_box, unit_problems
+from appliance.runtime.unit_files import COMMON_DROP_IN, DROP_IN, HEAD, UnitPlan, plan_units, planned_box, unit_problems
 
 UNIT_DIRECTORY = "etc/systemd/system"
 _MOUNT_ASSERTION = "AssertPathIsMountPoint="
@@ -30,9 +31,12 @@ def plan_of_settings(settings_file: str, root: str = "/") -> tuple[Box, UnitPlan
     disks = ordered if ordered is not None else name_disks(list(dict.fromkeys(options.data)))
     named = {} if (read := read_settings_file(settings_file)).problems else read.box
     problems += unit_problems(options, named, disks) + shape_problems(options.data, options.state)
+    senders = read_sender_table(options)
+    problems += senders.problems
+    problems += [f"{sender.where}: port 0 is any free one; a box that systemd runs has fixed ports" for sender in senders.sockets if not sender.port]
     if problems:
         raise ConfigurationProblems(list(dict.fromkeys(problems)))
-    box = planned_box(options, box_name(options.state), disks)
+    box = planned_box(options, box_name(options.state), disks, senders)
     return box, plan_of_box(box, root)
 
 
@@ -101,16 +105,18 @@ def remove_units(root: str = "/") -> list[str]:
 
 def _written(directory: Path) -> list[Path]:
     mounts = [path for path in directory.glob(f"*.mount.d/{DROP_IN}") if "Wants=millrace-log-writer@" in path.read_text(errors="replace")]
-    return sorted([*directory.glob(f"millrace*.d/{DROP_IN}"), *directory.glob(COMMON_DROP_IN), *mounts])
+    sockets = [path for path in directory.glob("millrace-ingest-*.socket") if path.read_text(errors="replace").startswith(HEAD)]
+    return sorted([*directory.glob(f"millrace*.d/{DROP_IN}"), *directory.glob(COMMON_DROP_IN), *mounts, *sockets])
 
 
 def _remove(paths: list[Path]) -> list[str]:
     for path in paths:
         path.unlink()
-        try:
-            path.parent.rmdir()
-        except OSError:
-            pass  # somebody has files of his own there
+        if path.suffix != ".socket":
+            try:
+                path.parent.rmdir()
+            except OSError:
+                pass  # somebody has files of his own there
     return [f"removed {path}" for path in paths]
 
 

@@ -256,10 +256,18 @@ ALARMS: tuple[Alarm, ...] = (
     Alarm(
         "MillraceSyslogWaits",
         CRITICAL,
-        Condition("millrace_ingest_partitions_led", "==", 0),
-        MINUTE,
-        "{process} has nowhere to put syslog lines: this box leads no partition of their topic",
-        "Lines wait in memory; then TCP senders wait, and datagrams are dropped and counted.",
+        Condition("millrace_ingest_oldest_waiting_seconds", ">", MINUTE),
+        0,
+        "{process} has nowhere to put lines of senders: no leader has taken a batch of theirs for a minute",
+        "Lines wait in memory, then on the state disk; then senders wait, and datagrams are dropped and counted.",
+    ),
+    Alarm(
+        "MillraceIngestSpool",
+        WARNING,
+        Condition("millrace_ingest_spool_bytes", ">", 0),
+        5 * MINUTE,
+        "{process} keeps lines of senders on the state disk, because no leader takes them",
+        "When it is full (ingest.spool.bytes) senders wait, and datagrams are dropped and counted.",
     ),
     Alarm(
         "MillraceSyslogKernelDrops",

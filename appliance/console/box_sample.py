@@ -14,6 +14,7 @@ from appliance.base.layout import BoxLayout
 from appliance.base.settings import Box, load_box
 from appliance.console.disk_look import DiskLook, DiskWatch
 from appliance.console.readiness import Readiness, is_alive, judge_process
+from appliance.console.senders_look import SendersLook, SendersWatch
 from appliance.metadata.metadata_image import ImageUnreadable, MetadataImage, read_image
 from appliance.runtime.process_cost import ProcessCost, read_cost
 from appliance.shm.counter_reader import CounterReader
@@ -46,6 +47,7 @@ class BoxSample(NamedTuple):
     counters: dict[str, CounterSnapshot]
     disks: dict[str, DiskLook]
     image: MetadataImage
+    senders: SendersLook = SendersLook()
 
     @property
     def is_alive(self) -> bool:
@@ -83,6 +85,7 @@ class BoxReader:
         self._box_changed_ns = -1
         self._counters: dict[str, CounterReader] = {}
         self._disks: dict[str, DiskWatch] = {}
+        self._senders = SendersWatch(layout, box.integer("ingest.sender.silent.ms"))
         self._image = MetadataImage.empty()
         self._image_identity: tuple[int, int] = (0, 0)
         self.pids: list[int] = []
@@ -98,7 +101,9 @@ class BoxReader:
         processes = tuple(self._process(name, counters.get(name), now_ns) for name in (SUPERVISOR, *self._box.process_names()))
         self.pids = [process.pid for process in processes if process.pid]
         disks = {disk.name: self._disks[disk.name].look(now_ns) for disk in self._box.disks}
-        return BoxSample(self._clock.wall_ms(), now_ns, self._box, processes, counters, disks, self._image)
+        wall_ms = self._clock.wall_ms()
+        senders = self._senders.look([f"ingest@{index}" for index in range(self._box.ingests)], wall_ms)
+        return BoxSample(wall_ms, now_ns, self._box, processes, counters, disks, self._image, senders)
 
     def _read_counters(self) -> dict[str, CounterSnapshot]:
         names = list_counters(self._layout)

@@ -7,7 +7,6 @@ label value with a quote in it is cut there.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -21,7 +20,6 @@ from appliance.replication.replication_figures import count_replication
 from appliance.shm.histogram import HistogramReading, add_readings
 
 KAFKA_LISTENER = "kafka"
-_LISTENERS = {"udp": "syslog-udp", "tcp": "syslog-tcp"}
 _LABEL = re.compile(r'([a-z_]+)="([^"]*)"')
 
 Labels = tuple[str, ...]
@@ -37,7 +35,7 @@ class Figures(NamedTuple):
 
 def gather(sample: BoxSample, groups: GroupsLook) -> Figures:
     """All of one sample."""
-    found = {**_box(sample), **_processes(sample), **_disks(sample), **_topics(sample), **_replication(sample), **_groups(groups)}
+    found = {**_box(sample), **_processes(sample), **_disks(sample), **_topics(sample), **_replication(sample), **_groups(groups), **_senders(sample)}
     figures = Figures({f"millrace_{name}": values for name, values in found.items()}, {})
     for process, snapshot in sample.counters.items():
         for label, value in snapshot.values.items():
@@ -60,9 +58,8 @@ def placed(process: str, label: str) -> tuple[MetricRow, Labels]:
     if row is None:
         return UNLISTED, (process, label)
     given: dict[str, str] = {"process": process, "disk": process.partition("@")[2], "listener": KAFKA_LISTENER}
-    renamed: Mapping[str, str] = dict(row.renamed)
     for name, value in _LABEL.findall(rest):
-        given[renamed.get(name, name)] = _LISTENERS.get(value, value) if name in renamed else value
+        given[name] = value
     return row, tuple(given.get(name, "") for name in row.labels)
 
 
@@ -122,6 +119,10 @@ def _replication(sample: BoxSample) -> dict[str, Values]:
         "replication_preferred_imbalance": {(): found.not_preferred},
         "replication_unreplicated_records": {(): found.unreplicated_records_max},
     }
+
+
+def _senders(sample: BoxSample) -> dict[str, Values]:
+    return {"ingest_senders": {(): sample.senders.known}, "ingest_silent_senders": {(): sample.senders.silent}}
 
 
 def _groups(groups: GroupsLook) -> dict[str, Values]:

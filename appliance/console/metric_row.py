@@ -15,8 +15,6 @@ MICROSECONDS = 1e-6
 MILLISECONDS = 1e-3
 
 Labels = tuple[str, ...]
-Renamed = tuple[tuple[str, str], ...]
-"""(label of the counter, what it is called here)"""
 
 
 class MetricRow(NamedTuple):
@@ -28,7 +26,6 @@ class MetricRow(NamedTuple):
     source: str = ""
     labels: Labels = ("process",)
     scale: float = 1.0
-    renamed: Renamed = ()
 
     @property
     def exposed_name(self) -> str:
@@ -36,12 +33,12 @@ class MetricRow(NamedTuple):
         return f"{self.name}_total" if self.kind == COUNTER else self.name
 
 
-def counter(name: str, source: str, meaning: str, labels: Labels = ("process",), scale: float = 1.0, renamed: Renamed = ()) -> MetricRow:
-    return MetricRow(f"millrace_{name}", COUNTER, meaning, source, labels, scale, renamed)
+def counter(name: str, source: str, meaning: str, labels: Labels = ("process",), scale: float = 1.0) -> MetricRow:
+    return MetricRow(f"millrace_{name}", COUNTER, meaning, source, labels, scale)
 
 
-def gauge(name: str, source: str, meaning: str, labels: Labels = ("process",), scale: float = 1.0, renamed: Renamed = ()) -> MetricRow:
-    return MetricRow(f"millrace_{name}", GAUGE, meaning, source, labels, scale, renamed)
+def gauge(name: str, source: str, meaning: str, labels: Labels = ("process",), scale: float = 1.0) -> MetricRow:
+    return MetricRow(f"millrace_{name}", GAUGE, meaning, source, labels, scale)
 
 
 def timing(name: str, source: str, meaning: str, labels: Labels = ("process",)) -> MetricRow:

@@ -6,12 +6,12 @@ Owned by nobody; the names are what people's dashboards and alert rules ask for,
 
 from __future__ import annotations
 
+from appliance.console.ingest_metrics import INGEST
 from appliance.console.metric_row import COUNTER, GAUGE, MICROSECONDS, MILLISECONDS, MetricRow, counter, gauge, timing
 
 _DISK = ("disk",)
 _PROCESS_DISK = ("process", "disk")
 _LISTENER = ("process", "listener")
-_BY_TRANSPORT = (("transport", "listener"),)
 
 
 def _found(name: str, meaning: str, labels: tuple[str, ...] = (), kind: str = GAUGE) -> MetricRow:
@@ -245,35 +245,6 @@ LOG_READER = (
     counter("scrub_damages", "scrub.damages", "Damaged places found, by kind.", ("disk", "kind")),
 )
 
-INGEST = (
-    counter("ingest_received_lines", "ingest.received", "Lines received; each is stored or counted as lost.", _LISTENER, renamed=_BY_TRANSPORT),
-    counter("ingest_received_bytes", "ingest.input_bytes", "Bytes of them.", _LISTENER, renamed=_BY_TRANSPORT),
-    counter("ingest_stored_lines", "ingest.stored", "Lines stored."),
-    counter(
-        "ingest_lost_lines", "ingest.counted", "Lines received and not stored, by reason: overflow, too_large, refused, shutdown, crash.", ("process", "reason")
-    ),
-    gauge("ingest_in_flight_lines", "ingest.in_flight", "Lines on their way."),
-    counter("ingest_resent_lines", "ingest.resent", "Lines offered again after a log-writer died."),
-    counter("ingest_moved_lines", "ingest.moved", "Lines that went to another partition because their disk did not take them."),
-    counter("ingest_kernel_drops", "ingest.kernel_drops", "Datagrams that the kernel dropped before they were received."),
-    gauge("ingest_kernel_drops_seen", "ingest.kernel_drops_seen", "The kernel's own count for the socket, as it was seen last."),
-    gauge("ingest_udp_socket_cookie", "ingest.udp_socket_cookie", "Which socket that count belongs to."),
-    gauge("ingest_udp_receive_buffer_bytes", "ingest.udp_receive_buffer_bytes", "Receive buffer of the UDP socket."),
-    counter("ingest_truncated_lines", "ingest.truncated", "Lines that were cut because they are too long.", _LISTENER, renamed=_BY_TRANSPORT),
-    counter("ingest_unparsed_lines", "ingest.unparsed", "Lines that are no syslog; they are stored as they came."),
-    counter("ingest_resynchronised_framings", "ingest.framing_resynchronised", "Times that octet counting was lost on a connection and found again."),
-    gauge("ingest_connections", "ingest.connections", "Sender connections that are open."),
-    counter("ingest_accepted_connections", "ingest.connections_accepted", "Sender connections accepted."),
-    counter("ingest_closed_connections", "ingest.closed", "Sender connections closed by us, by reason.", ("process", "reason")),
-    counter("ingest_paused_connections", "ingest.connections_paused", "Times that a sender was slowed down."),
-    counter("ingest_batches", "ingest.batches", "Record batches made of lines."),
-    counter("ingest_batch_bytes", "ingest.batch_bytes", "Bytes of them."),
-    counter("ingest_disk_over_budget", "ingest.disk_over_budget", "Times that a disk took no more for a while."),
-    gauge("ingest_partitions_led", "ingest.partitions_led", "Partitions of the syslog topic that this box leads; with none, lines wait."),
-    counter("ingest_dead_disks", "ingest.dead_disks", "Times that a disk was left out because it does not serve."),
-    timing("ingest_batch", "ingest.batch_us", "From a batch's first line to its place in the log."),
-)
-
 CONTROLLER = (
     gauge("controller_zookeeper_connected", "controller.zookeeper_connected", "1 while the ZooKeeper session is connected."),
     counter("controller_zookeeper_sessions_lost", "controller.zookeeper_sessions_lost", "Sessions that expired."),
@@ -383,7 +354,7 @@ GROUPS: dict[str, tuple[MetricRow, ...]] = {
     "Between processes": SOURCES,
     "Log-writers": LOG_WRITER,
     "Log-readers": LOG_READER,
-    "Syslog": INGEST,
+    "Ingestion": INGEST,
     "Controller": CONTROLLER,
     "Replica-fetcher": REPLICA_FETCHER,
     "Coordinator": COORDINATOR,

@@ -59,9 +59,11 @@ def overview(sample: BoxSample, between: Between, groups: GroupsLook, events: li
 
 
 def _ledger(sample: BoxSample) -> dict[str, int]:
-    """The sum of all ingest processes: received = stored + lost + in flight."""
-    received, stored, lost, dropped = (sample.total(f"ingest.{counter}") for counter in ("received", "stored", "counted", "kernel_drops"))
-    return {"received": received, "stored": stored, "lost": lost, "in_flight": max(received - stored - lost, 0), "kernel_drops": dropped}
+    """The sum of all ingest processes: received = stored + duplicate + lost + in flight."""
+    names = {"received": "received", "stored": "stored", "duplicate": "duplicate", "lost": "counted", "refused": "refused", "kernel_drops": "kernel_drops"}
+    sums = {name: sample.total(f"ingest.{counter}") for name, counter in names.items()}
+    in_flight = sums["received"] - sums["stored"] - sums["duplicate"] - sums["lost"]
+    return sums | {"in_flight": max(in_flight, 0), "silent_senders": sample.senders.silent}
 
 
 def _process(process: ProcessLook, sample: BoxSample, between: Between) -> dict[str, Any]:

@@ -216,3 +216,11 @@ def stamp_producer(buffer: bytearray | memoryview, producer_id: int, producer_ep
     _ATTRIBUTES.pack_into(buffer, ATTRIBUTES_AT, attributes | TRANSACTIONAL_FLAG if is_transactional else attributes & ~TRANSACTIONAL_FLAG)
     _PRODUCER.pack_into(buffer, PRODUCER_ID_AT, producer_id, producer_epoch, base_sequence)
     _CRC.pack_into(buffer, CRC_AT, batch_crc(buffer, 0, len(buffer)))
+
+
+def as_produced(buffer: bytearray | memoryview) -> None:
+    """Take off what a log stamped on the one batch in `buffer`: it may be offered again, anywhere. The CRC is old after that (`stamp_producer` sets it anew)."""
+    (batch_length,) = _LENGTH.unpack_from(buffer, BATCH_LENGTH_AT)
+    _OFFSET_LENGTH_EPOCH.pack_into(buffer, 0, 0, batch_length, -1)
+    (attributes,) = _ATTRIBUTES.unpack_from(buffer, ATTRIBUTES_AT)
+    _ATTRIBUTES.pack_into(buffer, ATTRIBUTES_AT, attributes & ~LOG_APPEND_TIME_FLAG)

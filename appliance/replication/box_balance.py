@@ -8,6 +8,7 @@ Weak spot: sizes and room are those of the moment, and a box is taken for one sp
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
@@ -187,11 +188,13 @@ def plan_balance(partitions: Iterable[HeldPartition], boxes: Sequence[BoxRoom], 
 
 def plan_replication_factor(partitions: Iterable[HeldPartition], boxes: Iterable[BoxRoom], replication_factor: int) -> BalancePlan:
     """Each partition gets as many replicas: new ones on boxes as in `plan_leaving`; those that go are out of sync, or share a rack, or stand last.
-    The first replica stays. There must be enough boxes."""
+    Where replicas go the first one stays; where some come the box that stands first the least often does, so that boxes share the leading. There must be
+    enough boxes."""
     rooms = _Boxes(boxes)
     replicas: dict[tuple[str, int], list[int]] = {}
     homeless = []
     ordered = _largest_first(partitions)
+    firsts = Counter(held.replicas[0] for held in ordered if len(held.replicas) >= replication_factor)
     for held in ordered:
         chosen = list(held.replicas)
         while len(chosen) > replication_factor:
@@ -201,8 +204,12 @@ def plan_replication_factor(partitions: Iterable[HeldPartition], boxes: Iterable
             chosen.append(new)
         if len(chosen) < replication_factor:
             homeless.append(held)
-        else:
-            replicas[(held.topic, held.partition)] = chosen
+            continue
+        if len(held.replicas) < replication_factor:
+            first = min(chosen, key=lambda box: (firsts[box], chosen.index(box)))
+            firsts[first] += 1
+            chosen = [first, *(box for box in chosen if box != first)]
+        replicas[(held.topic, held.partition)] = chosen
     return BalancePlan(_changes((held for held in ordered if (held.topic, held.partition) in replicas), replicas), tuple(homeless))
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from appliance.base.invariants import check
 from appliance.base.model import INTERNAL_TOPICS, TopicId
 from appliance.metadata.broker_registry import BoxesSeen
+from appliance.metadata.dynamic_broker_configs import closed_brokers
 from appliance.metadata.metadata_image import BrokerImage, MetadataImage, TopicImage
 from appliance.metadata.operation import Fence, Guard, OwnWrites
 from appliance.metadata.topic_configs import effective_config
@@ -88,6 +89,15 @@ class Cluster:
 
     def live_brokers(self) -> list[int]:
         return sorted(self.brokers)
+
+    def closed_brokers(self) -> frozenset[int]:
+        """Brokers that get no replicas but by name: they are being emptied, or are to stay empty."""
+        return closed_brokers(self.dynamic_configs.get(DEFAULT_BROKER, {}))
+
+    def open_brokers(self) -> list[int]:
+        """Those that live and may get new replicas."""
+        closed = self.closed_brokers()
+        return [broker_id for broker_id in self.live_brokers() if broker_id not in closed]
 
     def not_dead(self) -> set[int]:
         """Brokers that nobody is elected in place of."""

@@ -7,7 +7,7 @@ box for its own disks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode, RequestRefused
@@ -65,8 +65,10 @@ def plan_topic_creation(
     defaults: CreationDefaults,
     first_broker: int = 0,
     racks: Mapping[int, str | None] = NO_RACKS,
+    closed: Collection[int] = (),
 ) -> TopicPlan:
-    """Decide whether and how to create a topic; `RequestRefused` carries Kafka's code. `first_broker` is where the round of leaders starts."""
+    """Decide whether and how to create a topic; `RequestRefused` carries Kafka's code. `first_broker` is where the round of leaders starts. Brokers that are
+    `closed` get replicas only where the assignment names them."""
     problem = topic_name_problem(wanted.name)
     if problem is not None:
         raise RequestRefused(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
@@ -83,7 +85,7 @@ def plan_topic_creation(
     if wanted.assignments:
         assignment = _checked_assignment(wanted.assignments, live_brokers)
     else:
-        assignment = _chosen_assignment(wanted, live_brokers, defaults, first_broker, racks)
+        assignment = _chosen_assignment(wanted, live_brokers, defaults, first_broker, racks, closed)
     return TopicPlan(wanted.name, assignment, {name: str(value) for name, value in wanted.configs})
 
 
@@ -139,7 +141,12 @@ def _checked_assignment(assignments: tuple[tuple[int, tuple[int, ...]], ...], li
 
 
 def _chosen_assignment(
-    wanted: TopicCreation, live_brokers: Sequence[int], defaults: CreationDefaults, first_broker: int, racks: Mapping[int, str | None]
+    wanted: TopicCreation,
+    live_brokers: Sequence[int],
+    defaults: CreationDefaults,
+    first_broker: int,
+    racks: Mapping[int, str | None],
+    closed: Collection[int],
 ) -> dict[int, tuple[int, ...]]:
     partitions = wanted_partitions(wanted.num_partitions, 0, defaults)
     replicas = defaults.replication_factor if wanted.replication_factor == DEFAULT else wanted.replication_factor
@@ -147,9 +154,17 @@ def _chosen_assignment(
         raise RequestRefused(ErrorCode.INVALID_PARTITIONS, "Number of partitions must be larger than 0.")
     if replicas <= 0:
         raise RequestRefused(ErrorCode.INVALID_REPLICATION_FACTOR, "Replication factor must be larger than 0.")
-    if replicas > len(live_brokers):
-        raise RequestRefused(ErrorCode.INVALID_REPLICATION_FACTOR, f"Replication factor: {replicas} larger than available brokers: {len(live_brokers)}.")
-    return spread_replicas(live_brokers, partitions, replicas, first_broker, 0, racks)
+    return spread_replicas(_open_brokers(live_brokers, closed, replicas), partitions, replicas, first_broker, 0, racks)
+
+
+def _open_brokers(live_brokers: Sequence[int], closed: Collection[int], replicas: int) -> list[int]:
+    """Those that may get new replicas; they must be enough."""
+    brokers = sorted(set(live_brokers) - set(closed))
+    if replicas > len(brokers):
+        emptied = sorted(set(live_brokers) & set(closed))
+        more = f" ({', '.join(map(str, emptied))} {'is' if len(emptied) == 1 else 'are'} being emptied)" if emptied else ""
+        raise RequestRefused(ErrorCode.INVALID_REPLICATION_FACTOR, f"Replication factor: {replicas} larger than available brokers: {len(brokers)}{more}.")
+    return brokers
 
 
 class TopicGrowth(NamedTuple):
@@ -166,6 +181,7 @@ def plan_topic_growth(
     live_brokers: Sequence[int],
     defaults: CreationDefaults,
     racks: Mapping[int, str | None] = NO_RACKS,
+    closed: Collection[int] = (),
 ) -> dict[int, tuple[int, ...]]:
     """The new partitions and their brokers, for a topic that has `replicas`; `RequestRefused` carries Kafka's code."""
     existing = len(replicas)
@@ -178,9 +194,7 @@ def plan_topic_growth(
     factor = len(replicas[0])
     if wanted.assignments is not None:
         return _checked_growth(wanted, existing, factor, live_brokers)
-    if factor > len(live_brokers):
-        raise RequestRefused(ErrorCode.INVALID_REPLICATION_FACTOR, f"Replication factor: {factor} larger than available brokers: {len(live_brokers)}.")
-    brokers = sorted(live_brokers)
+    brokers = _open_brokers(live_brokers, closed, factor)
     first_broker = brokers.index(replicas[0][0]) if replicas[0] and replicas[0][0] in brokers else 0
     return spread_replicas(brokers, wanted.partition_count, factor, first_broker, existing, racks)
 

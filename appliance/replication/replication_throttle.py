@@ -1,8 +1,8 @@
 """How fast throttled replicas are copied (KIP-73): a rate over all of them together, and who they are. Pure; times in monotonic ns.
 
 Every piece that was copied closes the throttle for the time that the rate allows for it, so the mean is kept and a pause is never longer than one piece takes.
-Replicas that are in sync are not throttled: who serves acks=all must not be slowed by who catches up. Today the follower's side is used alone, which bounds
-what a box receives. Weak spot: a piece may be as large as an answer, so a small rate comes in bursts.
+Replicas that are in sync are not throttled: who serves acks=all must not be slowed by who catches up. The follower's side bounds what a box receives, the
+leader's what it sends. Weak spot: a piece may be as large as an answer, so a small rate comes in bursts.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from appliance.runtime.poller import READABLE, Poller
 from appliance.runtime.preflight import ExternalCheck, PreparedBox, prepare_box, write_box
 from appliance.runtime.ready_message import ready_line
 from appliance.runtime.run_options import RunOptions, resolve_options
+from appliance.runtime.sender_table import ReadSenders
 from appliance.runtime.service_main import EXIT_OTHER_RELEASE, EXIT_USAGE, name_process, tell_stray_exceptions
 from appliance.runtime.status_server import StatusServer
 from appliance.runtime.supervisor import NAME
@@ -205,17 +206,22 @@ def adopt_box(options: RunOptions, layout: BoxLayout) -> PreparedBox | None:
     box = box._replace(pid=os.getpid())
     write_box(layout, box)
     given = resolve_options(options, os.cpu_count() or 1)[0].data
-    sockets = ListenSockets({}, box.kafka_port, box.syslog_port, box.http_port)
+    sockets = ListenSockets({}, box.kafka_port, box.syslog_port, box.http_port, box.ingest_port, tuple(box.sender_sockets))
     return PreparedBox(box, layout, sockets, lock, given, {}, {})
 
 
-def settings_changed(options: RunOptions, box: Box) -> str | None:
+def settings_changed(options: RunOptions, box: Box, read_senders: ReadSenders) -> str | None:
     """Why what runs is not what the settings file says, with what to do; None if it is."""
     resolved, problems = resolve_options(options, os.cpu_count() or 1)
     if problems:
         return f"{options.config} has mistakes since the box was started: millrace config check {options.config}"
     resolved, ordered = with_kept_disks(resolved)
-    wanted = planned_box(resolved, box.box, ordered if ordered is not None else box.disks)
+    senders = read_senders(resolved)
+    if senders.problems:
+        return (
+            f"{resolved.settings['ingest.table.file']} has mistakes since the box was started: millrace ingest check {resolved.settings['ingest.table.file']}"
+        )
+    wanted = planned_box(resolved, box.box, ordered if ordered is not None else box.disks, senders)
     if settings_mark(wanted) != os.environ.get(SETTINGS_MARK_VARIABLE, settings_mark(wanted)):
         return "the units were written for other settings; say `millrace units apply`, then `systemctl restart millrace.target`"
     return None
@@ -258,7 +264,7 @@ def forget_file(path: str) -> None:
         pass
 
 
-def main(zookeeper_check: ExternalCheck) -> int:
+def main(zookeeper_check: ExternalCheck, read_senders: ReadSenders) -> int:
     """argv[1]: the settings file. Exit codes: 0 stopped on request, 2 the box cannot be prepared because of what is printed, 78 another release."""
     name_process("millrace")
     log = logger_from_environment(NAME)
@@ -274,7 +280,7 @@ def main(zookeeper_check: ExternalCheck) -> int:
         if adopted is None:
             clear_dead_life(state)
             clear_vanished_boxes()
-        prepared = adopted or prepare_box(options, clock, zookeeper_check, layout.runtime_directory)
+        prepared = adopted or prepare_box(options, clock, zookeeper_check, layout.runtime_directory, read_senders)
     except LayoutMismatch as error:
         log.critical(f"{error}; say `systemctl restart millrace.target`")
         return EXIT_OTHER_RELEASE
@@ -294,7 +300,7 @@ def main(zookeeper_check: ExternalCheck) -> int:
         log.error(f"{path} is left out: {reason}")
     forget_file(layout.stopping_file)
     forget_file(layout.left_file)
-    changed = settings_changed(options, prepared.box)
+    changed = settings_changed(options, prepared.box, read_senders)
     if changed is not None:
         log.warning(changed)
     for warning in peer_warnings(prepared.box.ensemble, prepared.box.broker_id, prepared.box.listen, prepared.box.advertise):

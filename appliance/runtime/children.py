@@ -5,6 +5,7 @@ Pure: no process is touched here. Time is an argument, in monotonic milliseconds
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 
 BACKOFF_MS_FIRST = 100
@@ -26,8 +27,15 @@ STOP_ORDER: tuple[tuple[str, ...], ...] = (
 )
 """Kinds that stop together, one group after the other (DESIGN §2): nobody loses whom it still needs."""
 
-LISTEN_NAMES: dict[str, tuple[str, ...]] = {"acceptor": ("kafka",), "ingest": ("syslog-tcp", "syslog-udp"), "console": ("http",)}
-"""Which listening sockets a kind is given."""
+LISTEN_NAMES: dict[str, tuple[str, ...]] = {"acceptor": ("kafka",), "ingest": ("syslog-tcp", "syslog-udp", "ingest-http"), "console": ("http",)}
+"""Which listening sockets a kind is given; ingest also those of its table, whose names begin with `INGEST_SOCKET`."""
+INGEST_SOCKET = "ingest-"
+
+
+def listen_names(kind: str, opened: Iterable[str]) -> list[str]:
+    """Which of the opened sockets are for this kind, in the order of their descriptors."""
+    own = LISTEN_NAMES.get(kind, ())
+    return [*own, *(name for name in opened if kind == "ingest" and name.startswith(INGEST_SOCKET) and name not in own)]
 
 
 class ChildState(Enum):

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from appliance.base.settings import SenderSocket
 
 KAFKA_BACKLOG = 1024
 SYSLOG_BACKLOG = 1024
 HTTP_BACKLOG = 128
+INGEST_BACKLOG = 1024
 UDP_RECEIVE_BYTES = 16 << 20
 _SO_RCVBUFFORCE = 33  # asm-generic/socket.h; the socket module does not name it
 _FREE_PORT_TRIES = 20
@@ -24,22 +28,31 @@ class ListenSockets(NamedTuple):
     kafka_port: int
     syslog_port: int
     http_port: int
+    ingest_port: int = 0
+    senders: tuple[SenderSocket, ...] = ()
+    """Those of the ingest table, with the ports they have."""
 
     def close(self) -> None:
         for sock in self.sockets.values():
             sock.close()
 
 
-def open_listen_sockets(host: str, kafka_port: int, syslog_port: int, http_port: int) -> tuple[ListenSockets, list[str]]:
+def open_listen_sockets(
+    host: str, kafka_port: int, syslog_port: int, http_port: int, ingest_port: int, senders: Sequence[SenderSocket] = ()
+) -> tuple[ListenSockets, list[str]]:
     """Open everything, and say what cannot be opened. On problems the caller closes what there is."""
     sockets: dict[str, socket.socket] = {}
     try:
         family, address = _resolve(host)
     except OSError as error:
         problem = f"--listen {host}: not a name or address of this machine ({error.strerror}); use an address of `ip addr`, or 127.0.0.1"
-        return ListenSockets(sockets, kafka_port, syslog_port, http_port), [problem]
+        return ListenSockets(sockets, kafka_port, syslog_port, http_port, ingest_port), [problem]
     problems = []
-    for name, option, port, backlog in (("kafka", "--kafka-port", kafka_port, KAFKA_BACKLOG), ("http", "--http-port", http_port, HTTP_BACKLOG)):
+    for name, option, port, backlog in (
+        ("kafka", "--kafka-port", kafka_port, KAFKA_BACKLOG),
+        ("http", "--http-port", http_port, HTTP_BACKLOG),
+        ("ingest-http", "--ingest-port", ingest_port, INGEST_BACKLOG),
+    ):
         try:
             sockets[name] = _open_tcp(family, address, port, backlog)
         except OSError as error:
@@ -48,8 +61,16 @@ def open_listen_sockets(host: str, kafka_port: int, syslog_port: int, http_port:
         sockets["syslog-tcp"], sockets["syslog-udp"] = _open_syslog(family, address, syslog_port)
     except OSError as error:
         problems.append(_bind_problem(host, syslog_port, "TCP and UDP", "--syslog-port", error))
-    ports = [sockets[name].getsockname()[1] if name in sockets else 0 for name in ("kafka", "syslog-tcp", "http")]
-    return ListenSockets(sockets, *ports), list(dict.fromkeys(problems))  # what is wrong with the address is wrong for every port
+    opened = []
+    for sender in senders:
+        try:
+            sockets[sender.name] = _open_sender(sender, family, address)
+        except OSError as error:
+            problems.append(_sender_problem(sender, error))
+        else:
+            opened.append(sender._replace(port=sockets[sender.name].getsockname()[1]))
+    kafka, syslog, http, ingest = (sockets[name].getsockname()[1] if name in sockets else 0 for name in ("kafka", "syslog-tcp", "http", "ingest-http"))
+    return ListenSockets(sockets, kafka, syslog, http, ingest, tuple(opened)), list(dict.fromkeys(problems))  # a wrong address is wrong for every port
 
 
 def _resolve(host: str) -> tuple[int, str]:
@@ -67,6 +88,22 @@ def _open_tcp(family: int, address: str, port: int, backlog: int) -> socket.sock
         sock.close()
         raise
     return sock
+
+
+def _open_sender(sender: SenderSocket, family: int, address: str) -> socket.socket:
+    """A socket of the table, at its own address or the box's. Raises OSError."""
+    if sender.address:
+        family, address = _resolve(sender.address)
+    if not sender.is_datagram:
+        return _open_tcp(family, address, sender.port, INGEST_BACKLOG)
+    udp = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        udp.bind((address, sender.port))
+    except OSError:
+        udp.close()
+        raise
+    _enlarge_receive_buffer(udp)
+    return udp
 
 
 def _open_syslog(family: int, address: str, port: int) -> tuple[socket.socket, socket.socket]:
@@ -93,6 +130,16 @@ def _enlarge_receive_buffer(udp: socket.socket) -> None:
         udp.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, UDP_RECEIVE_BYTES)
     except OSError:
         udp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, UDP_RECEIVE_BYTES)
+
+
+def _sender_problem(sender: SenderSocket, error: OSError) -> str:
+    transport, what = ("UDP" if sender.is_datagram else "TCP"), f"{sender.where}: cannot listen on {sender.address or 'the address of the box'}"
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return f"{what}: {error.strerror}; it must be an address of `ip addr`, or be left out"
+    what = f"{what} port {sender.port} ({transport}): {error.strerror}"
+    if isinstance(error, PermissionError):
+        return f"{what}; ports below 1024 need root, choose another"
+    return f"{what}; see who has it with `ss -lntup 'sport = :{sender.port}'`, stop it, or choose another port"
 
 
 def _bind_problem(host: str, port: int, transport: str, option: str, error: OSError) -> str:

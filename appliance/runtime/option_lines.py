@@ -23,7 +23,7 @@ def option_lines(path: str, cores: int) -> list[str]:
     problems += shape_problems(options.data, options.state)
     lines = [f"data\t{directory}" for directory in options.data]
     lines += [f"disk\t{directory}" for directory in with_kept_disks(options)[0].data]
-    lines += [f"{name}\t{getattr(options, name)}" for name in ("state", "listen", "advertise", "kafka_port", "syslog_port", "http_port")]
+    lines += [f"{name}\t{getattr(options, name)}" for name in ("state", "listen", "advertise", "kafka_port", "syslog_port", "http_port", "ingest_port")]
     lines.append(f"zookeeper\t{options.zookeeper or 'embedded'}")
     lines += [f"zookeeper_member\t{member.text}" for member in options.zookeeper_members]
     lines += [f"broker_id\t{options.broker_id}"] if options.broker_id is not None else []

@@ -25,12 +25,15 @@ from appliance.runtime.ensemble_checks import member_problems
 from appliance.runtime.identity import DEFAULT_BROKER_ID, Identity, choose_zookeeper_port, lock_state, plan_identity, write_identity
 from appliance.runtime.listening import ListenSockets, open_listen_sockets
 from appliance.runtime.run_options import ResolvedOptions, RunOptions, resolve_options
+from appliance.runtime.sender_table import ReadSenders, SenderTable, no_senders
 from appliance.runtime.shared_memory_need import SharedMemoryNeed, held_bytes, shared_memory_need
 from appliance.runtime.unit_mode import MILLRACE_RUN, SYSTEMD
 
 SUPPORTED_MACHINE = "x86_64"
 ZONE_DIRECTORY = "/usr/share/zoneinfo"
 SOCKET_PATH_BYTES_MAX = 107
+ZOOKEEPER_CHECK_FAILED = "the check for the embedded ZooKeeper failed (see above); install again with ./install.sh, or name a server with --zookeeper HOST:PORT"
+CERTIFICATE_CHECK_FAILED = "the check of the certificates for senders failed (see above); install again with ./install.sh, or leave `tls` out of the table"
 _SOCKET_NAME_SPARE_BYTES = 32  # "/log-writer@.sock" and the pid of the temporary name
 
 ExternalCheck = Callable[[], list[str]]
@@ -52,7 +55,9 @@ class PreparedBox(NamedTuple):
     """Directories that the box starts without, and why; only where systemd runs it."""
 
 
-def prepare_box(options: RunOptions, clock: Clock, zookeeper_check: ExternalCheck, unit_runtime: str = "") -> PreparedBox:
+def prepare_box(
+    options: RunOptions, clock: Clock, zookeeper_check: ExternalCheck, unit_runtime: str = "", read_senders: ReadSenders = no_senders
+) -> PreparedBox:
     """Check everything, then take what the box needs. Raises ConfigurationProblems.
 
     `unit_runtime`: systemd runs the processes and holds the sockets, and this is the runtime directory that it tells them. Then a directory that cannot be
@@ -73,27 +78,32 @@ def prepare_box(options: RunOptions, clock: Clock, zookeeper_check: ExternalChec
     runtime_directory, runtime_problems = (unit_runtime, _unit_problems(resolved, unit_runtime)) if unit_runtime else plan_runtime_directory(resolved)
     problems += runtime_problems
     if resolved.runs_zookeeper:
-        problems += _ask_in_a_child(zookeeper_check)
+        problems += _ask_in_a_child(zookeeper_check, ZOOKEEPER_CHECK_FAILED)
     if resolved.own_member is not None:
         problems += member_problems(resolved.own_member)
-    listening, listen_problems = _no_sockets(resolved) if unit_runtime else _own_sockets(resolved)
+    senders = read_senders(resolved)
+    problems += senders.problems
+    if senders.certificate_check is not None:
+        problems += _ask_in_a_child(senders.certificate_check, CERTIFICATE_CHECK_FAILED)
+    listening, listen_problems = _no_sockets(resolved, senders) if unit_runtime else _own_sockets(resolved, senders)
     problems += listen_problems
     try:
         if problems:
             raise ConfigurationProblems(problems)
-        return _take(resolved, ordered, given.data, identity, runtime_directory, listening, clock, looks, left_out, SYSTEMD if unit_runtime else MILLRACE_RUN)
+        managed_by = SYSTEMD if unit_runtime else MILLRACE_RUN
+        return _take(resolved, ordered, given.data, identity, runtime_directory, listening, senders.text, clock, looks, left_out, managed_by)
     except BaseException:
         listening.close()
         raise
 
 
-def _own_sockets(options: ResolvedOptions) -> tuple[ListenSockets, list[str]]:
-    return open_listen_sockets(options.listen, options.kafka_port, options.syslog_port, options.http_port)
+def _own_sockets(options: ResolvedOptions, senders: SenderTable) -> tuple[ListenSockets, list[str]]:
+    return open_listen_sockets(options.listen, options.kafka_port, options.syslog_port, options.http_port, options.ingest_port, senders.sockets)
 
 
-def _no_sockets(options: ResolvedOptions) -> tuple[ListenSockets, list[str]]:
+def _no_sockets(options: ResolvedOptions, senders: SenderTable) -> tuple[ListenSockets, list[str]]:
     """systemd holds them."""
-    return ListenSockets({}, options.kafka_port, options.syslog_port, options.http_port), []
+    return ListenSockets({}, options.kafka_port, options.syslog_port, options.http_port, options.ingest_port, senders.sockets), []
 
 
 def _left_out(options: ResolvedOptions, looks: DirectoryLooks) -> dict[str, str]:
@@ -194,8 +204,8 @@ def _foreign_owner_problem(root: str) -> str | None:
     return None if owner in (0, os.getuid()) else f"{root} belongs to user {owner}; remove it"
 
 
-def _ask_in_a_child(check: ExternalCheck) -> list[str]:
-    """Run `check` in a child that ends with it: what it imports must not stay in the supervisor."""
+def _ask_in_a_child(check: ExternalCheck, failed: str) -> list[str]:
+    """Run `check` in a child that ends with it: what it imports must not stay in the supervisor. `failed`: what to say if it dies."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -213,7 +223,7 @@ def _ask_in_a_child(check: ExternalCheck) -> list[str]:
         text = answer.read().decode()
     _, status = os.waitpid(pid, 0)
     if status:
-        return ["the check for the embedded ZooKeeper failed (see above); install again with ./install.sh, or name a server with --zookeeper HOST:PORT"]
+        return [failed]
     return [problem for problem in text.split("\0") if problem]
 
 
@@ -224,6 +234,7 @@ def _take(
     identity: Identity,
     runtime_directory: str,
     listening: ListenSockets,
+    ingest_table: str,
     clock: Clock,
     looks: DirectoryLooks,
     left_out: dict[str, str],
@@ -252,6 +263,9 @@ def _take(
         kafka_port=listening.kafka_port,
         syslog_port=listening.syslog_port,
         http_port=listening.http_port,
+        ingest_port=listening.ingest_port,
+        ingest_table=ingest_table,
+        sender_sockets=list(listening.senders),
         acceptors=options.acceptors,
         ingests=options.ingests,
         zookeeper=_connect_string(options, identity),

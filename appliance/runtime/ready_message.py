@@ -14,9 +14,9 @@ WILDCARDS = ("0.0.0.0", "::")
 
 
 def ready_line(box: Box) -> str:
-    """`millrace ready kafka=HOST:PORT syslog=HOST:PORT http=HOST:PORT`"""
+    """`millrace ready kafka=HOST:PORT syslog=HOST:PORT http=HOST:PORT ingest=HOST:PORT`"""
     host = _bracketed(reachable_host(box))
-    return f"millrace ready kafka={host}:{box.kafka_port} syslog={host}:{box.syslog_port} http={host}:{box.http_port}"
+    return f"millrace ready kafka={host}:{box.kafka_port} syslog={host}:{box.syslog_port} http={host}:{box.http_port} ingest={host}:{box.ingest_port}"
 
 
 def ready_message(box: Box) -> str:

@@ -21,6 +21,7 @@ DEFAULT_STATE = "./var/state"
 DEFAULT_KAFKA_PORT = 9092
 DEFAULT_SYSLOG_PORT = 5514
 DEFAULT_HTTP_PORT = 8080
+DEFAULT_INGEST_PORT = 8081
 CORES_PER_ACCEPTOR = 4
 
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", "*", ""})
@@ -38,6 +39,7 @@ class RunOptions(NamedTuple):
     kafka_port: int | None = None
     syslog_port: int | None = None
     http_port: int | None = None
+    ingest_port: int | None = None
     acceptors: int | None = None
     ingests: int | None = None
     zookeeper: str | None = None
@@ -67,6 +69,7 @@ class ResolvedOptions(NamedTuple):
     kafka_port: int
     syslog_port: int
     http_port: int
+    ingest_port: int
     acceptors: int
     ingests: int
     zookeeper: str | None
@@ -98,6 +101,7 @@ _KINDS: dict[str, type] = {
     "kafka_port": int,
     "syslog_port": int,
     "http_port": int,
+    "ingest_port": int,
     "acceptors": int,
     "ingests": int,
     "zookeeper": str,
@@ -109,6 +113,7 @@ _BOUNDS = {
     "kafka_port": (0, 65535),
     "syslog_port": (0, 65535),
     "http_port": (0, 65535),
+    "ingest_port": (0, 65535),
     "acceptors": (1, 64),
     "ingests": (1, 64),
     "broker_id": (0, 2**31 - 1),
@@ -144,6 +149,7 @@ def resolve_options(options: RunOptions, cores: int) -> tuple[ResolvedOptions, l
         kafka_port=chosen.get("kafka_port", DEFAULT_KAFKA_PORT),
         syslog_port=chosen.get("syslog_port", DEFAULT_SYSLOG_PORT),
         http_port=chosen.get("http_port", DEFAULT_HTTP_PORT),
+        ingest_port=chosen.get("ingest_port", DEFAULT_INGEST_PORT),
         acceptors=chosen.get("acceptors", processes),
         ingests=chosen.get("ingests", processes),
         zookeeper=chosen.get("zookeeper"),
@@ -181,7 +187,7 @@ def _text_problems(options: ResolvedOptions) -> list[str]:
         problems.append(f"--advertise is {options.advertise!r}, which no client can connect to; name this machine as clients see it")
     elif not _HOST.match(options.advertise) and (listens_well or options.advertise != options.listen):  # what follows from --listen is said there
         problems.append(f"--advertise is {options.advertise!r}; it must be a host name or an address, without a port")
-    ports = [("--kafka-port", options.kafka_port), ("--http-port", options.http_port), ("--syslog-port", options.syslog_port)]
+    ports = [(option_name(field), getattr(options, field)) for field in ("kafka_port", "http_port", "syslog_port", "ingest_port")]
     for index, (name, port) in enumerate(ports):
         for other_name, other_port in ports[index + 1 :]:
             if port and port == other_port:

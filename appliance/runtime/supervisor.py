@@ -18,7 +18,7 @@ from appliance.base.clock import Clock, SystemClock
 from appliance.base.errors import ConfigurationProblems, RequestRefused
 from appliance.base.layout import RUNTIME_VARIABLE
 from appliance.base.logging import DROPPED_COUNTER, logger_from_environment
-from appliance.runtime.children import LISTEN_NAMES, Child, ChildState, plan_stop
+from appliance.runtime.children import Child, ChildState, listen_names, plan_stop
 from appliance.runtime.disk_changes import DiskChanges, LogWriterLook
 from appliance.runtime.disk_orders import REMOVE, disk_processes
 from appliance.runtime.ensemble_checks import peer_warnings
@@ -28,6 +28,7 @@ from appliance.runtime.poller import READABLE, Poller
 from appliance.runtime.preflight import ExternalCheck, PreparedBox, prepare_box
 from appliance.runtime.ready_message import ready_message
 from appliance.runtime.run_options import RunOptions, python_arguments, resolve_options
+from appliance.runtime.sender_table import ReadSenders
 from appliance.runtime.service_main import EXIT_OTHER_RELEASE, EXIT_USAGE, name_process
 from appliance.runtime.set_aside import SetAsideProcesses
 from appliance.runtime.spawning import spawn
@@ -137,10 +138,11 @@ class Supervisor:
         environment[RUNTIME_VARIABLE] = self.layout.runtime_directory
         environment["NOTIFY_SOCKET"] = self._notify.path
         environment.setdefault("MALLOC_ARENA_MAX", "2")  # glibc gives every thread an arena of its own otherwise
-        sockets = [self._prepared.listening.sockets[name] for name in LISTEN_NAMES.get(child.kind, ())]
+        names = listen_names(child.kind, self._prepared.listening.sockets)
+        sockets = [self._prepared.listening.sockets[name] for name in names]
         if sockets:
             environment["LISTEN_FDS"] = str(len(sockets))
-            environment["LISTEN_FDNAMES"] = ":".join(LISTEN_NAMES[child.kind])
+            environment["LISTEN_FDNAMES"] = ":".join(names)
         arguments = [sys.executable, *python_arguments(f"services.{child.kind.replace('-', '_')}", environment)]
         if child.instance:
             arguments.append(child.instance)
@@ -450,7 +452,7 @@ def problem_lines(problems: Iterable[str]) -> str:
     return "".join(f"  - {problem}\n" for problem in problems)
 
 
-def main(zookeeper_check: ExternalCheck) -> int:
+def main(zookeeper_check: ExternalCheck, read_senders: ReadSenders) -> int:
     """argv[1]: the options as JSON. Exit codes: 0 stopped on request, 2 the box cannot start because of what is printed, 78 another release."""
     options = RunOptions.from_json(sys.argv[1]) if len(sys.argv) > 1 else RunOptions()
     clock = SystemClock()
@@ -460,7 +462,7 @@ def main(zookeeper_check: ExternalCheck) -> int:
         clear_dead_life(state)
     clear_vanished_boxes()
     try:
-        prepared = prepare_box(options, clock, zookeeper_check)
+        prepared = prepare_box(options, clock, zookeeper_check, read_senders=read_senders)
     except ConfigurationProblems as error:
         sys.stderr.write(CANNOT_START + problem_lines(error.problems))
         return EXIT_USAGE

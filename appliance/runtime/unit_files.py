@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from appliance.base.layout import Disk
-from appliance.base.settings import Box
+from appliance.base.settings import Box, SenderSocket
 from appliance.runtime.disk_orders import disk_processes
 from appliance.runtime.run_options import ResolvedOptions
+from appliance.runtime.sender_table import SenderTable
 
 DROP_IN = "20-settings.conf"
 COMMON_DROP_IN = "millrace-.service.d/10-box.conf"
@@ -26,7 +27,8 @@ TARGET = "millrace.target"
 RUNTIME_ROOT = "/run/millrace"
 SETTINGS_MARK_VARIABLE = "MILLRACE_UNITS_FOR"
 """What the units were written for, as `settings_mark` says it."""
-SOCKET_UNITS = ("millrace-kafka.socket", "millrace-http.socket", "millrace-syslog-tcp.socket", "millrace-syslog-udp.socket")
+SOCKET_UNITS = ("millrace-kafka.socket", "millrace-http.socket", "millrace-syslog-tcp.socket", "millrace-syslog-udp.socket", "millrace-ingest-http.socket")
+INGEST_BACKLOG = 1024
 JVM_OVERHEAD_MIB = 256
 """What a Java machine takes beside its heap, at most, with the Python process that watches it."""
 _FITS_UNIT_NAME = re.compile(r"[A-Za-z0-9_.:][A-Za-z0-9_.:\-]*\Z")
@@ -34,7 +36,7 @@ UNIT_NAME_BYTES_MAX = 255
 
 
 class UnitPlan(NamedTuple):
-    """`drop_ins`: content by path below /etc/systemd/system; `units`: every service of this box."""
+    """`drop_ins`: content by path below /etc/systemd/system, with the socket units of the ingest table; `units`: every service of this box."""
 
     drop_ins: dict[str, str]
     units: list[str]
@@ -53,11 +55,12 @@ def plan_units(box: Box, mount_points: Mapping[str, str]) -> UnitPlan:
     disks = [f"-{disk.path}" for disk in box.disks]
     state = box.state_directory
     drop_ins = {
-        TARGET: _section("Unit", [*(f"Wants={unit}" for unit in SOCKET_UNITS), *wanted]),
+        TARGET: _section("Unit", [*(f"Wants={unit}" for unit in [*SOCKET_UNITS, *map(sender_unit, box.sender_sockets)]), *wanted]),
         "millrace-kafka.socket": _listens("ListenStream", box.listen, box.kafka_port),
         "millrace-http.socket": _listens("ListenStream", box.listen, box.http_port),
         "millrace-syslog-tcp.socket": _listens("ListenStream", box.listen, box.syslog_port),
         "millrace-syslog-udp.socket": _listens("ListenDatagram", box.listen, box.syslog_port),
+        "millrace-ingest-http.socket": _listens("ListenStream", box.listen, box.ingest_port),
         "millrace-supervisor.service": _section("Unit", [f"RequiresMountsFor={state}", "ConditionPathExists=", *wanted])
         + _section("Service", [f"Environment={SETTINGS_MARK_VARIABLE}={settings_mark(box)}", f"ReadWritePaths={' '.join([state, *disks])}"]),
         "millrace-controller.service": _section("Service", [f"ReadWritePaths={state}"]),
@@ -65,6 +68,8 @@ def plan_units(box: Box, mount_points: Mapping[str, str]) -> UnitPlan:
     if box.embedded_zookeeper:
         memory = f"MemoryMax={box.integer('zookeeper.heap.mb') + JVM_OVERHEAD_MIB}M"
         drop_ins["millrace-zookeeper.service"] = _section("Service", [memory, f"ReadWritePaths={state}"])
+    if box.sender_sockets:
+        drop_ins["millrace-ingest@.service"] = _section("Service", [f"Sockets={' '.join(map(sender_unit, box.sender_sockets))}"])
     for disk in box.disks:
         bound = _section("Unit", _mount_lines(disk.path, mount_points[disk.path]))
         drop_ins[unit_name(f"log-writer@{disk.name}")] = bound + _section("Service", [f"ReadWritePaths={disk.path} {state}"])
@@ -72,15 +77,32 @@ def plan_units(box: Box, mount_points: Mapping[str, str]) -> UnitPlan:
     for mount_point in sorted({mount_points[disk.path] for disk in box.disks} - {"/"}):
         processes = [process for disk in box.disks if mount_points[disk.path] == mount_point for process in disk_processes(disk.name)]
         drop_ins[f"{escaped_path(mount_point)}.mount"] = _section("Unit", [f"Wants={unit_name(process)}" for process in processes])
-    files = {f"{unit}.d/{DROP_IN}": _HEAD + text for unit, text in drop_ins.items()}
+    files = {f"{unit}.d/{DROP_IN}": HEAD + text for unit, text in drop_ins.items()}
     runtime = f"{RUNTIME_ROOT}/{box.box}"
     files[COMMON_DROP_IN] = (
-        _HEAD + _section("Unit", [f"ConditionPathExists={runtime}/box.json"]) + _section("Service", [f"Environment=MILLRACE_RUNTIME={runtime}"])
+        HEAD + _section("Unit", [f"ConditionPathExists={runtime}/box.json"]) + _section("Service", [f"Environment=MILLRACE_RUNTIME={runtime}"])
     )
+    files |= {sender_unit(sender): HEAD + _sender_unit_text(sender, box.listen) for sender in box.sender_sockets}
     return UnitPlan(files, [unit_name("supervisor"), *units])
 
 
-_HEAD = "# Written by `millrace units apply` from the settings; put changes of your own into another file beside this one.\n"
+HEAD = "# Written by `millrace units apply` from the settings; put changes of your own into another file beside this one.\n"
+
+
+def sender_unit(sender: SenderSocket) -> str:
+    """`ingest-dmz` → `millrace-ingest-dmz.socket`"""
+    return f"millrace-{sender.name}.socket"
+
+
+def _sender_unit_text(sender: SenderSocket, listen: str) -> str:
+    """A whole unit: which listeners there are, the settings alone know."""
+    name = sender.name.removeprefix("ingest-")
+    unit = [f"Description=Millrace: senders to {name}", "StopPropagatedFrom=millrace.target", "StartLimitIntervalSec=0"]
+    kind = "ListenDatagram" if sender.is_datagram else "ListenStream"
+    address = numeric_address(sender.address) if sender.address else listen
+    room = "ReceiveBuffer=64M" if sender.is_datagram else f"Backlog={INGEST_BACKLOG}"
+    given = [f"FileDescriptorName={sender.name}", "Service=millrace-ingest@0.service", room]
+    return _section("Unit", unit) + _listens(kind, address, sender.port) + "".join(f"{line}\n" for line in given)
 
 
 def _section(name: str, lines: list[str]) -> str:
@@ -115,12 +137,13 @@ def escaped_path(path: str) -> str:
 
 def settings_mark(box: Box) -> str:
     """What of the settings is written into the units, in a word that changes with it."""
-    told = [box.listen, box.kafka_port, box.syslog_port, box.http_port, box.acceptors, box.ingests, box.embedded_zookeeper, box.state_directory]
+    told: list[object] = [box.listen, box.kafka_port, box.syslog_port, box.http_port, box.acceptors, box.ingests, box.embedded_zookeeper, box.state_directory]
     disks = sorted((disk.name, disk.path) for disk in box.disks)
+    told += [box.ingest_port, [sender[:4] for sender in box.sender_sockets]]
     return f"{zlib.crc32(json.dumps([told, disks, box.integer('zookeeper.heap.mb')]).encode()):08x}"
 
 
-def planned_box(options: ResolvedOptions, box_id: str, disks: list[Disk]) -> Box:
+def planned_box(options: ResolvedOptions, box_id: str, disks: list[Disk], senders: SenderTable) -> Box:
     """The box of these options as far as its units go. Its address is a number."""
     return Box(
         box=box_id,
@@ -132,6 +155,9 @@ def planned_box(options: ResolvedOptions, box_id: str, disks: list[Disk]) -> Box
         kafka_port=options.kafka_port,
         syslog_port=options.syslog_port,
         http_port=options.http_port,
+        ingest_port=options.ingest_port,
+        ingest_table=senders.text,
+        sender_sockets=list(senders.sockets),
         acceptors=options.acceptors,
         ingests=options.ingests,
         embedded_zookeeper=options.runs_zookeeper,
@@ -154,7 +180,7 @@ def unit_problems(options: ResolvedOptions, named: Mapping[str, object], disks: 
     for path in [*(directories if isinstance(directories, list) else [directories]), named.get("state")]:
         if isinstance(path, str) and not path.startswith("/"):
             problems.append(f"[box] {path}: a box that systemd runs has no working directory; give the whole path, from / on")
-    for key in ("kafka_port", "syslog_port", "http_port"):
+    for key in ("kafka_port", "syslog_port", "http_port", "ingest_port"):
         if not getattr(options, key):
             problems.append(f"[box] {key.replace('_', '-')} is 0 (any free one); a box that systemd runs has fixed ports")
     address = numeric_address(options.listen)

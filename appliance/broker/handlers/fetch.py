@@ -82,6 +82,7 @@ class FetchHandler:
         self._message_sets = DownConversion(view, counters)
         self._finds_nearest = finds_nearest
         self._follower_reads = FollowerReads(cold_reads, clock, self._wake_session)
+        self._followers = FollowerFetches(counters)
         self._answers = PartitionAnswers(
             view,
             readers,
@@ -90,7 +91,7 @@ class FetchHandler:
             cold_reads,
             self._message_sets,
             self._targets_max,
-            FollowerFetches(counters),
+            self._followers,
             self._follower_reads,
             lease,
             finds_nearest,
@@ -234,6 +235,7 @@ class FetchHandler:
         self._range_bytes.add(total)
         if pending.request.replica_id >= 0:
             self._follower_bytes.add(total)
+            self._followers.count_sent(self._view.image, pending.request.replica_id, results, self._clock.monotonic_ns())
         for result in results if pending.request.replica_id < 0 else ():
             records = result.records
             if records is not None:
@@ -369,6 +371,7 @@ class FetchHandler:
 
     def on_view_changed(self) -> None:
         """Image or tables changed: a follower that is not in sync any more sleeps nowhere, or nobody would hear that it has caught up."""
+        self._followers.set_image(self._view.image, self._view.broker_id)
         for session in self._sessions.of_followers():
             for partition in session.partitions.values():
                 if partition not in session.awake and not self._is_in_sync(session.replica_id, partition.wanted):

@@ -158,9 +158,11 @@ function showTopics(box) {
 }
 
 function showSyslog(box) {
-  const { received, stored, lost, in_flight, kernel_drops } = box.syslog;
-  $("syslog").textContent = `${wholeText(received)} received = ${wholeText(stored)} stored + ${wholeText(lost)} lost and counted + ${wholeText(in_flight)} in flight`;
-  $("syslog-note").textContent = kernel_drops ? `${wholeText(kernel_drops)} more dropped by the kernel` : "none dropped by the kernel";
+  const { received, stored, duplicate, lost, in_flight, refused, kernel_drops, silent_senders } = box.syslog;
+  const sums = [[stored, "stored"], [duplicate, "stored before"], [lost, "lost and counted"], [in_flight, "in flight"]];
+  $("syslog").textContent = `${wholeText(received)} lines received = ` + sums.map(([count, what]) => `${wholeText(count)} ${what}`).join(" + ");
+  $("syslog-note").textContent = (kernel_drops ? `${wholeText(kernel_drops)} more dropped by the kernel` : "none dropped by the kernel")
+    + (refused ? `, ${wholeText(refused)} refused` : "") + (silent_senders ? `; ${plural(silent_senders, "silent sender")}` : "");
 }
 
 // ---- charts

@@ -19,10 +19,12 @@ from appliance.broker.lease_gate import LeaseGate
 from appliance.broker.segment_files import FileRange, SegmentFile, SegmentFiles
 from appliance.ipc.log_reader_messages import EPOCH_END, LOOKUP, ReadAnswer
 from appliance.ipc.replication_descriptors import Progress
+from appliance.metadata.dynamic_broker_configs import LEADER_RATE
 from appliance.protocol.fetch import EpochEndOffset
 from appliance.protocol.leader_hints import CurrentLeader
 from appliance.protocol.list_offsets import REQUEST, RESPONSE, ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from appliance.protocol.request_header import RequestHeader
+from appliance.replication.replication_throttle import LEADER_REPLICAS
 from appliance.shm.counters import Counters
 from appliance.shm.lease import LeaseReader, LeaseWriter
 from appliance.shm.mapping import unlink
@@ -129,6 +131,29 @@ def test_a_follower_is_told_of_no_aborted_transactions(make: Make) -> None:
     side.writer.store_aborted_end(0, 10)
     ask(side)
     assert not [question for question in side.questions_seen if question.kind not in (LOOKUP, 1)]
+
+
+# -- how fast
+
+
+def test_a_throttled_follower_waits_for_as_long_as_the_rate_wants_for_what_it_got_and_one_in_sync_does_not(make: Make) -> None:
+    side = make()
+    rate = END // 10 * side.batch_bytes  # all that there is, in a second
+    throttled = {"config": {LEADER_REPLICAS: "0:1"}, "box_config": {LEADER_RATE: str(rate)}}
+    side.assign((1, 2, 3), (1, 3), **throttled)  # type: ignore[arg-type]
+    side.fetches.on_view_changed()
+    assert ask(side).records_size == rate
+    client = side.follow(side.connect(), [Followed(0)], max_wait_ms=5_000)
+    side.serve()
+    assert side.answers(client) == 0 and ask(side, replica_id=3).records_size == rate
+    side.clock.advance_ms(990)
+    side.delayed.expire(side.clock.monotonic_ns())
+    assert side.answers(client) == 0
+    side.clock.advance_ms(20)
+    side.delayed.expire(side.clock.monotonic_ns())
+    side.serve()
+    assert [told.records_size for told in side.followed(client)[1]] == [rate]
+    assert ask(side).records_size == 0
 
 
 # -- who

@@ -35,7 +35,7 @@ def levels(findings: list[Finding]) -> list[str]:
 
 def box(**values: Any) -> Box:
     return Box(**({"box": "", "broker_id": 1, "disks": [], "state_directory": "", "listen": "127.0.0.1", "advertise": "127.0.0.1",
-                   "kafka_port": 0, "syslog_port": 0, "http_port": 0} | values))  # fmt: skip
+                   "kafka_port": 0, "syslog_port": 0, "http_port": 0, "ingest_port": 0} | values))  # fmt: skip
 
 
 def test_a_healthy_disk_is_two_good_lines() -> None:
@@ -181,8 +181,8 @@ def test_ports_are_free_or_ours_or_said_to_be_neither() -> None:
         port = listening.getsockname()[1]
         (taken,) = ports(box(kafka_port=port), False)
         assert taken.level == PROBLEM and f"port {port}" in taken.words and "--kafka-port" in taken.advice
-        assert levels(ports(box(kafka_port=port, syslog_port=port, http_port=port), True)) == [OK]
-    assert levels(ports(box(kafka_port=port, syslog_port=port, http_port=port), True)) == [PROBLEM] * 3
+        assert levels(ports(box(kafka_port=port, syslog_port=port, http_port=port, ingest_port=port), True)) == [OK]
+    assert levels(ports(box(kafka_port=port, syslog_port=port, http_port=port, ingest_port=port), True)) == [PROBLEM] * 4
 
 
 def test_one_zookeeper_of_three_may_be_away() -> None:
@@ -193,7 +193,7 @@ def test_one_zookeeper_of_three_may_be_away() -> None:
 
 @pytest.mark.slow
 def test_everything_wrong_is_said_and_the_exit_code_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments: dict[str, Any] = {"state": str(tmp_path / "state"), "kafka_port": 0, "syslog_port": 0, "http_port": 0}
+    arguments: dict[str, Any] = {"state": str(tmp_path / "state"), "kafka_port": 0, "syslog_port": 0, "http_port": 0, "ingest_port": 0}
     ill = arguments | {"data": [str(tmp_path / "a"), str(tmp_path / "a" / "b")], "zookeeper": "127.0.0.1:1", "advertise": "0.0.0.0", "as_json": True}
     with pytest.raises(typer.Exit) as ended:
         doctor(**ill)
@@ -207,7 +207,7 @@ def test_everything_wrong_is_said_and_the_exit_code_tells(tmp_path: Path, capsys
 
 @pytest.mark.slow
 def test_without_problems_a_line_for_each_finding_and_a_sum(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    doctor(data=[str(tmp_path / "a")], state=str(tmp_path / "state"), kafka_port=0, syslog_port=0, http_port=0)
+    doctor(data=[str(tmp_path / "a")], state=str(tmp_path / "state"), kafka_port=0, syslog_port=0, http_port=0, ingest_port=0)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"box of {tmp_path}/a: not running; looked at as `millrace run` would start it"
     assert {line.split()[0] for line in lines[2:-2]} <= {OK, WARNING}

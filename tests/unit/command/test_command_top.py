@@ -19,7 +19,7 @@ from appliance.command.output import micros_text
 from appliance.command.process_usage import ProcessUsage, cpu_percent, read_usage
 from appliance.command.top_view import plain_text, rich_screen
 from appliance.command.topic_activity import describe_traffic, mean_record_bytes
-from appliance.ingest.accounting import COUNTED_COUNTER, RECEIVED_COUNTER, RESENT_COUNTER, STORED_COUNTER, LossReason, read_ledger
+from appliance.ingest.accounting import COUNTED_COUNTER, DUPLICATE_COUNTER, RECEIVED_COUNTER, RESENT_COUNTER, STORED_COUNTER, LossReason, read_ledger
 from appliance.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import DISK_ONLINE, ROLE_LEADER, PartitionTableWriter, Row
@@ -137,17 +137,18 @@ def test_topics_come_in_by_the_table_and_go_out_by_the_acceptors_bytes(box: Watc
 def test_the_syslog_ledger_is_the_one_that_ingest_keeps(box: WatchedBox) -> None:
     def work() -> None:
         counters = box.counters["ingest@0"]
-        counters.counter(RECEIVED_COUNTER.format(transport="udp")).add(60)
-        counters.counter(RECEIVED_COUNTER.format(transport="tcp")).add(40)
-        counters.counter(STORED_COUNTER).add(80)
+        counters.counter(RECEIVED_COUNTER.format(listener="syslog-udp")).add(60)
+        counters.counter(RECEIVED_COUNTER.format(listener="relp")).add(40)
+        counters.counter(STORED_COUNTER.format(listener="relp")).add(70)
+        counters.counter(DUPLICATE_COUNTER.format(listener="relp")).add(10)
         counters.counter(RESENT_COUNTER).add(9)
         for reason in LossReason:
-            counters.counter(COUNTED_COUNTER.format(reason=reason)).add(1)
+            counters.counter(COUNTED_COUNTER.format(listener="relp", reason=reason)).add(1)
 
     syslog = watched(box, work).syslog
     ledger = read_ledger(box.sample().reading.counters["ingest@0"].values)
     assert syslog[1:6] == (ledger.received, ledger.stored, ledger.counted, ledger.in_flight, ledger.resent)
-    assert syslog.lines_per_s == 200 and syslog.in_flight == 15
+    assert syslog.lines_per_s == 200 and syslog.in_flight == 20 - len(LossReason)
 
 
 @given(st.integers(1, 1_000), st.integers(1, 5_000), st.integers(0, 1_000), st.integers(1, 100))

@@ -50,6 +50,23 @@ def test_a_disk_that_goes_takes_its_drop_ins_along_and_leaves_those_of_the_owner
     assert own.exists() and "d1" not in (root / "etc/systemd/system/millrace.target.d/20-settings.conf").read_text()
 
 
+def test_a_listener_that_left_the_table_takes_its_socket_unit_along(tmp_path: Path) -> None:
+    root, table = tmp_path / "root", tmp_path / "ingest.table"
+    table.write_text("listen relp relp tcp :2514\nlisten any gelf udp :0\n")
+    text = Path(settings(tmp_path)).read_text()
+    (tmp_path / "m.toml").write_text(f'"ingest.table.file" = "{table}"\n{text}')
+    with pytest.raises(ConfigurationProblems, match="table:2: port 0 is any free one"):
+        plan_of_settings(str(tmp_path / "m.toml"), str(root))
+    table.write_text("listen relp relp tcp :2514\n")
+    install_units(plan_of_settings(str(tmp_path / "m.toml"), str(root))[1], str(root))
+    (root / "etc/systemd/system/millrace-ingest-http.socket").write_text("[Socket]\n")  # of the release, not ours
+    unit = root / "etc/systemd/system/millrace-ingest-relp.socket"
+    assert unit.exists()
+    table.write_text("# none\n")
+    done = install_units(plan_of_settings(str(tmp_path / "m.toml"), str(root))[1], str(root))
+    assert f"removed {unit}" in done and not unit.exists() and (root / "etc/systemd/system/millrace-ingest-http.socket").exists()
+
+
 def test_a_disk_that_is_not_mounted_now_stays_bound_to_its_mount(tmp_path: Path) -> None:
     root = tmp_path / "root"
     drop_in = root / "etc/systemd/system/millrace-log-writer@d0.service.d/20-settings.conf"

@@ -44,7 +44,7 @@ def test_counters_are_exposed_by_process_disk_listener_and_reason(box: Pretended
     box.counters["log-writer@d0"].counter("log_writer.bytes").add(5_000)
     box.counters["log-writer@d0"].counter("flush.round_us").add(1_500_000)
     box.counters["log-writer@d0"].counter("retention.clock_disagreement_ms").set(2_500)
-    box.counters["ingest@0"].counter('ingest.received{transport="udp"}').add(11)
+    box.counters["ingest@0"].counter('ingest.received{listener="syslog-udp"}').add(11)
     box.counters["supervisor"].counter('supervisor.restarts{process="console"}').add()
     box.counters["controller"].counter('controller.disk_draining{disk="d1"}').set(1)
     series = scrape(watch_of(box))

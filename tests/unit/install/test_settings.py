@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from appliance.base.layout import Disk
+from appliance.ingest.ingest_table import read_table
 from appliance.runtime.disk_orders import keep_disks
 from appliance.runtime.option_lines import option_lines
 from appliance.runtime.run_options import RunOptions, resolve_options
-from tests.support.install_functions import run_functions
+from tests.support.install_functions import TREE, run_functions
+from tests.unit.base.test_settings import make_box
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +28,30 @@ def test_what_it_writes_is_what_the_box_reads(tmp_path: Path) -> None:
     assert problems == []
     assert (options.data, options.state) == (["/srv/d0", "/srv/d1"], "/var/lib/millrace")
     assert (options.listen, options.advertise) == ("10.0.0.5", "10.0.0.5")
-    assert (options.kafka_port, options.syslog_port, options.http_port) == (9092, 514, 8080)
+    assert (options.kafka_port, options.syslog_port, options.http_port, options.ingest_port) == (9092, 514, 8080, 8081)
+
+
+def test_the_example_table_is_empty_as_it_is_and_right_where_its_lines_are_meant(tmp_path: Path) -> None:
+    text = (TREE / "install/ingest.table").read_text()
+    assert read_table(text, "t", make_box()) == read_table("", "t", make_box())
+    meant = [line.removeprefix("# ") for line in text.splitlines() if re.match(r"# (listen|options|route|default|dead-letter) (?!NAME|CONDITION)", line)]
+    reading = read_table("\n".join(meant), "t", make_box())
+    assert reading.problems == [] and len(meant) >= 12 and len(reading.listeners) == 8 and len(reading.routes.routes) == 3
+
+
+def test_the_table_is_written_once_for_the_service_to_read_and_never_again(tmp_path: Path) -> None:
+    place = f'place_table "{TREE}"; echo "did ${{#DONE[@]}}"'
+    code = f'SYSTEM_USER=root; {place}; echo "# mine" >"{tmp_path}/ingest.table"; {place}'
+    assert [line for line in run_functions(tmp_path, code).lines if line.startswith("did")] == ["did 1", "did 1"]
+    assert (tmp_path / "ingest.table").read_text() == "# mine\n"
+    written = run_functions(tmp_path, "DISKS=(/srv/d0) LISTEN=10.0.0.5; " + CHOOSE).output
+    assert f'"ingest.table.file" = "{tmp_path}/ingest.table"\n' in written
+    (tmp_path / "written.toml").write_text(written)
+    (tmp_path / "ingest.table").write_text("listen a\n")
+    (tmp_path / "r/.venv/bin").mkdir(parents=True)
+    (tmp_path / "r/.venv/bin/millrace").symlink_to(Path(sys.executable).parent / "millrace")
+    answer = run_functions(tmp_path, f'EFFECTIVE_SETTINGS={tmp_path}/written.toml; check_table_with "{tmp_path}/r"; echo switched')
+    assert "ingest.table:1: a listener needs a name" in answer.output and "nothing was switched" in answer.output and "switched" not in answer.lines
 
 
 def test_a_second_run_without_options_writes_the_same_and_an_option_changes_its_line_alone(tmp_path: Path) -> None:
@@ -67,7 +94,7 @@ def test_the_lines_for_shells_fill_in_defaults_and_name_every_disk(tmp_path: Pat
     (tmp_path / "some.toml").write_text('[box]\ndata = ["/srv/d0", "/srv/d1"]\nstate = "/srv/state"\n')
     assert option_lines(str(tmp_path / "some.toml"), 2) == [
         "data\t/srv/d0", "data\t/srv/d1", "disk\t/srv/d0", "disk\t/srv/d1", "state\t/srv/state", "listen\t127.0.0.1", "advertise\t127.0.0.1",
-        "kafka_port\t9092", "syslog_port\t5514", "http_port\t8080", "zookeeper\tembedded",
+        "kafka_port\t9092", "syslog_port\t5514", "http_port\t8080", "ingest_port\t8081", "zookeeper\tembedded",
     ]  # fmt: skip
 
 

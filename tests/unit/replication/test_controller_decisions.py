@@ -51,6 +51,14 @@ def test_names_that_are_taken_or_collide_are_told_apart() -> None:
     assert refusal(TopicCreation("a.b"), ("a_b", "a.b")) is ErrorCode.TOPIC_ALREADY_EXISTS
 
 
+def test_a_closed_broker_gets_only_what_names_it() -> None:
+    chosen = plan_topic_creation(TopicCreation("t", 6, 2), (), (1, 2, 3), DEFAULTS, closed={2, 9})
+    assert {broker for replicas in chosen.assignment.values() for broker in replicas} == {1, 3}
+    assert plan_topic_creation(TopicCreation("t", assignments=((0, (2, 1)),)), (), (1, 2, 3), DEFAULTS, closed={2}).assignment == {0: (2, 1)}
+    with pytest.raises(RequestRefused, match=r"3 larger than available brokers: 2 \(2 is being emptied\)"):
+        plan_topic_creation(TopicCreation("t", 1, 3), (), (1, 2, 3), DEFAULTS, closed={2})
+
+
 def test_numbers_are_checked_against_live_brokers() -> None:
     assert refusal(TopicCreation("t", 0)) is ErrorCode.INVALID_PARTITIONS
     assert refusal(TopicCreation("t", -2)) is ErrorCode.INVALID_PARTITIONS

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.base.model import TopicId
-from appliance.metadata.dynamic_broker_configs import FOLLOWER_RATE, LEADER_RATE, dynamic_config_problem
+from appliance.metadata.dynamic_broker_configs import CLOSED, FOLLOWER_RATE, LEADER_RATE, closed_brokers, dynamic_config_problem
 from appliance.metadata.metadata_image import MetadataImage, PartitionImage, TopicImage
 from appliance.replication.replication_throttle import PIECE_BYTES_MIN, ReplicationThrottle
 
@@ -68,6 +68,12 @@ def test_the_mean_is_kept(rate: int, pieces: list[tuple[int, int]]) -> None:
         throttle.record(size_bytes, now_ns)
         copied += size_bytes
     assert copied <= rate * (throttle.opens_ns - SECOND) / SECOND + len(pieces) * rate + len(pieces)
+
+
+def test_closed_brokers_are_a_list_of_ids() -> None:
+    assert closed_brokers({CLOSED: "3, 12,"}) == {3, 12} and closed_brokers({}) == frozenset()
+    assert dynamic_config_problem({CLOSED: ""}) is None and dynamic_config_problem({CLOSED: "3,4"}) is None
+    assert dynamic_config_problem({CLOSED: "3,b4"}) is not None
 
 
 def test_rates_are_numbers_of_bytes_and_nothing_else_is_dynamic() -> None:

@@ -24,6 +24,11 @@ def test_a_topic_whose_first_leader_is_gone_grows_from_the_first_live_broker_on(
     assert added == {1: (2,)}
 
 
+def test_a_broker_that_is_emptied_gets_none_of_the_new_ones() -> None:
+    added = plan_topic_growth(TopicGrowth("t", 6), {0: (2, 1)}, BROKERS, DEFAULTS, closed={2})
+    assert {broker for replicas in added.values() for broker in replicas} == {1, 3}
+
+
 def test_named_brokers_are_taken_in_order() -> None:
     assert plan_topic_growth(TopicGrowth("t", 3, ((3, 1), (2, 3))), {0: (1, 2)}, BROKERS, DEFAULTS) == {1: (3, 1), 2: (2, 3)}
 

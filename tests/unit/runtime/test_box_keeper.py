@@ -12,11 +12,13 @@ from appliance.base.clock import ManualClock, SystemClock
 from appliance.base.errors import ConfigurationProblems
 from appliance.base.layout import RUNTIME_VARIABLE, BoxLayout, Disk
 from appliance.base.logging import Logger
-from appliance.base.settings import load_box
+from appliance.base.settings import SenderSocket, load_box
+from appliance.ingest.table_checks import read_sender_table
 from appliance.runtime.box_keeper import RETRY_MS, BoxKeeper, adopt_box, settings_changed, wait_after_failure
 from appliance.runtime.known_disks import KnownDisk, read_known_disk, write_known_disk
 from appliance.runtime.preflight import PreparedBox, prepare_box
 from appliance.runtime.run_options import RunOptions
+from appliance.runtime.sender_table import no_senders
 from appliance.runtime.unit_files import SETTINGS_MARK_VARIABLE, settings_mark
 from appliance.runtime.unit_mode import SYSTEMD
 from appliance.shm.counters import Counters, read_counters, unlink_all
@@ -103,11 +105,29 @@ def test_settings_that_the_units_do_not_follow_are_told(box: UnitBox, monkeypatc
     prepared = box.prepare()
     os.close(prepared.state_lock)
     monkeypatch.setenv(SETTINGS_MARK_VARIABLE, settings_mark(prepared.box))
-    assert settings_changed(box.options, prepared.box) is None
+    assert settings_changed(box.options, prepared.box, no_senders) is None
     box.write_settings("kafka-port = 9999")
-    assert "millrace units apply" in str(settings_changed(box.options, prepared.box))
+    assert "millrace units apply" in str(settings_changed(box.options, prepared.box, no_senders))
     box.settings.write_text("[box\n")
-    assert "config check" in str(settings_changed(box.options, prepared.box))
+    assert "config check" in str(settings_changed(box.options, prepared.box, no_senders))
+
+
+def test_a_table_that_the_units_do_not_follow_or_that_has_mistakes_is_told(box: UnitBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = box.directory / "ingest.table"
+    table.write_text("listen relp relp tcp :2514\n")
+    box.settings.write_text(f'"ingest.table.file" = "{table}"\n{box.settings.read_text()}')
+    prepared = prepare_box(box.options, SystemClock(), list, box.layout.runtime_directory, read_sender_table)
+    os.close(prepared.state_lock)
+    monkeypatch.setenv(SETTINGS_MARK_VARIABLE, settings_mark(prepared.box))
+    assert load_box(box.layout).sender_sockets == [SenderSocket("ingest-relp", False, "", 2514, f"{table}:1")]
+    assert settings_changed(box.options, prepared.box, read_sender_table) is None
+    table.write_text("listen relp relp tcp :2515\n")
+    assert "millrace units apply" in str(settings_changed(box.options, prepared.box, read_sender_table))
+    table.write_text("listen relp relp udp :2515\n")
+    assert f"millrace ingest check {table}" in str(settings_changed(box.options, prepared.box, read_sender_table))
+    with pytest.raises(ConfigurationProblems) as problems:
+        prepare_box(box.options, SystemClock(), list, box.layout.runtime_directory, read_sender_table)
+    assert f"{table}:1: relp is not spoken over udp; choose one of tcp, tls" in str(problems.value)
 
 
 def described(keeper: BoxKeeper) -> dict[str, tuple[int | None, str, int | None]]:

@@ -15,7 +15,7 @@ from tests.unit.base.test_settings import make_box
 )
 def test_the_ready_line_has_addresses_that_can_be_reached(listen: str, advertise: str, host: str) -> None:
     line = ready_line(make_box(listen=listen, advertise=advertise))
-    assert line == f"millrace ready kafka={host}:9092 syslog={host}:5514 http={host}:8080"
+    assert line == f"millrace ready kafka={host}:9092 syslog={host}:5514 http={host}:8080 ingest={host}:8081"
 
 
 def test_the_commands_fit_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:

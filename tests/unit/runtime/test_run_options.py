@@ -15,7 +15,7 @@ def test_defaults_are_two_directories_under_var_on_loopback() -> None:
     assert problems == []
     assert resolved.data == [os.path.abspath("var/d0"), os.path.abspath("var/d1")]
     assert (resolved.listen, resolved.advertise, resolved.kafka_port, resolved.syslog_port, resolved.http_port) == ("127.0.0.1", "127.0.0.1", 9092, 5514, 8080)
-    assert (resolved.acceptors, resolved.ingests, resolved.zookeeper) == (1, 1, None)
+    assert (resolved.ingest_port, resolved.acceptors, resolved.ingests, resolved.zookeeper) == (8081, 1, 1, None)
 
 
 def test_there_is_one_acceptor_for_four_cores() -> None:

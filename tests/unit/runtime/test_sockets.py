@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from appliance.base.layout import BoxLayout
+from appliance.base.settings import SenderSocket
+from appliance.runtime.children import listen_names
 from appliance.runtime.listening import open_listen_sockets
 from appliance.runtime.notify_socket import NotifySocket
 from appliance.runtime.poller import READABLE, WRITABLE, Poller
@@ -17,9 +19,9 @@ from appliance.shm.counters import Counters, read_counters, unlink_all
 
 
 def test_syslog_has_one_port_number_for_both_transports() -> None:
-    listening, problems = open_listen_sockets("127.0.0.1", 0, 0, 0)
+    listening, problems = open_listen_sockets("127.0.0.1", 0, 0, 0, 0)
     assert problems == []
-    assert set(listening.sockets) == {"kafka", "http", "syslog-tcp", "syslog-udp"}
+    assert set(listening.sockets) == {"kafka", "http", "syslog-tcp", "syslog-udp", "ingest-http"}
     assert listening.sockets["syslog-tcp"].getsockname() == listening.sockets["syslog-udp"].getsockname() == ("127.0.0.1", listening.syslog_port)
     assert listening.sockets["syslog-udp"].getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) > 200_000
     listening.close()
@@ -31,20 +33,39 @@ def test_every_busy_port_is_named_with_its_option() -> None:
         tcp.listen()
         udp.bind(("127.0.0.1", 0))
         kafka, syslog = tcp.getsockname()[1], udp.getsockname()[1]
-        listening, problems = open_listen_sockets("127.0.0.1", kafka, syslog, 0)
+        listening, problems = open_listen_sockets("127.0.0.1", kafka, syslog, 0, 0)
     assert len(problems) == 2
     assert f"port {kafka} (TCP)" in problems[0] and "--kafka-port" in problems[0]
     assert f"port {syslog} (TCP and UDP)" in problems[1] and "--syslog-port" in problems[1]
-    assert set(listening.sockets) == {"http"}
+    assert set(listening.sockets) == {"http", "ingest-http"}
     listening.close()
 
 
 def test_a_name_that_is_no_host_is_one_problem() -> None:
-    listening, problems = open_listen_sockets("192.0.2.1", 0, 0, 0)
+    listening, problems = open_listen_sockets("192.0.2.1", 0, 0, 0, 0)
     listening.close()
     assert len(problems) == 1 and "192.0.2.1 is no address of this machine" in problems[0]
-    listening, problems = open_listen_sockets("no such host", 0, 0, 0)
+    listening, problems = open_listen_sockets("no such host", 0, 0, 0, 0)
     assert len(problems) == 1 and "--listen no such host" in problems[0] and listening.sockets == {}
+
+
+def test_the_table_has_sockets_beside_and_a_port_that_is_taken_names_its_line() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+        udp.bind(("127.0.0.1", 0))
+        senders = [
+            SenderSocket("ingest-relp", False, "", 0, "t:1"),
+            SenderSocket("ingest-gelf", True, "127.0.0.1", 0, "t:2"),
+            SenderSocket("ingest-taken", True, "", udp.getsockname()[1], "t:3"),
+            SenderSocket("ingest-afar", False, "192.0.2.1", 0, "t:4"),
+        ]
+        listening, problems = open_listen_sockets("127.0.0.1", 0, 0, 0, 0, senders)
+    assert [problem.partition(": ")[0] for problem in problems] == ["t:3", "t:4"] and "(UDP)" in problems[0] and "be left out" in problems[1]
+    relp, gelf = listening.senders
+    assert listening.sockets["ingest-relp"].getsockname()[1] == relp.port > 0 and listening.sockets["ingest-gelf"].getsockname()[1] == gelf.port > 0
+    assert gelf.where == "t:2" and listening.sockets["ingest-gelf"].type == socket.SOCK_DGRAM
+    listening.close()
+    assert listen_names("ingest", ["ingest-http", "kafka", "ingest-relp"]) == ["syslog-tcp", "syslog-udp", "ingest-http", "ingest-relp"]
+    assert listen_names("console", listening.sockets) == ["http"] and listen_names("controller", listening.sockets) == []
 
 
 def test_sockets_for_somebody_else_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from appliance.base.layout import Disk
-from appliance.base.settings import Box, default_settings
+from appliance.base.settings import Box, SenderSocket, default_settings
 from appliance.runtime.children import LISTEN_NAMES, STOP_ORDER
 from appliance.runtime.run_options import RunOptions, resolve_options
 from appliance.runtime.unit_files import SOCKET_UNITS, disk_problems, escaped_path, plan_units, settings_mark, unit_problems
@@ -68,6 +68,21 @@ def test_an_address_of_version_six_stands_in_brackets() -> None:
     assert "ListenDatagram=0.0.0.0:514\n" in plan(make_box(listen="0.0.0.0", syslog_port=514))["millrace-syslog-udp.socket.d/20-settings.conf"]
 
 
+def test_every_listener_of_the_table_has_a_socket_unit_that_ingest_is_given() -> None:
+    senders = [SenderSocket("ingest-dmz", False, "", 6514), SenderSocket("ingest-gelf", True, "::1", 12201)]
+    drop_ins = plan(make_box(listen="10.0.0.5", sender_sockets=senders))
+    assert "ListenStream=10.0.0.5:6514\n" in drop_ins["millrace-ingest-dmz.socket"] and "Backlog=" in drop_ins["millrace-ingest-dmz.socket"]
+    assert (
+        "ListenDatagram=[::1]:12201\n" in drop_ins["millrace-ingest-gelf.socket"]
+        and "FileDescriptorName=ingest-gelf\n" in drop_ins["millrace-ingest-gelf.socket"]
+    )
+    assert "ReceiveBuffer=64M\n" in drop_ins["millrace-ingest-gelf.socket"]
+    units = "millrace-ingest-dmz.socket millrace-ingest-gelf.socket"
+    assert f"Sockets={units}\n" in drop_ins["millrace-ingest@.service.d/20-settings.conf"]
+    assert all(f"Wants={unit}\n" in drop_ins["millrace.target.d/20-settings.conf"] for unit in units.split())
+    assert "millrace-ingest@.service.d/20-settings.conf" not in plan(make_box())
+
+
 @pytest.mark.parametrize("path", ["/", "/srv/d0", "/srv/log-1", "/srv/.hidden/x y", "/srv/ä", "/a.b_c:d"])
 def test_paths_are_escaped_as_systemd_does_it(path: str) -> None:
     if shutil.which("systemd-escape") is None:
@@ -78,7 +93,16 @@ def test_paths_are_escaped_as_systemd_does_it(path: str) -> None:
 def test_the_mark_changes_with_what_is_written_and_with_nothing_else() -> None:
     mark = settings_mark(make_box())
     assert mark == settings_mark(make_box(pid=7, started_wall_ms=8, managed_by="systemd", settings=default_settings()))
-    changes: list[dict[str, object]] = [{"listen": "::"}, {"kafka_port": 1}, {"syslog_port": 1}, {"http_port": 1}, {"acceptors": 5}, {"ingests": 5}]
+    changes: list[dict[str, object]] = [
+        {"listen": "::"},
+        {"kafka_port": 1},
+        {"syslog_port": 1},
+        {"http_port": 1},
+        {"ingest_port": 1},
+        {"acceptors": 5},
+        {"ingests": 5},
+    ]
+    changes += [{"sender_sockets": [SenderSocket("ingest-a", False, "", 1)]}, {"sender_sockets": [SenderSocket("ingest-a", True, "", 1)]}]
     changes += [{"disks": [Disk("d0", "/srv/d0")]}, {"embedded_zookeeper": False}, {"state_directory": "/x"}, {"settings": {"zookeeper.heap.mb": 99}}]
     assert len({mark, *(settings_mark(make_box(**change)) for change in changes)}) == 1 + len(changes)
 
@@ -143,7 +167,8 @@ def filled(tmp_path: Path) -> Path:
             text = text.replace(name, value)
         assert "@" not in text.replace("@.service", "").replace("@system-service", "").replace("@privileged", "").replace("@0.service", ""), path.name
         (tmp_path / path.name).write_text(text)
-    for name, text in plan_units(make_box(), {"/srv/d0": "/", "/srv/d1": "/"}).drop_ins.items():
+    senders = [SenderSocket("ingest-dmz", False, "", 6514), SenderSocket("ingest-gelf", True, "", 12201)]
+    for name, text in plan_units(make_box(sender_sockets=senders), {"/srv/d0": "/", "/srv/d1": "/"}).drop_ins.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     return tmp_path

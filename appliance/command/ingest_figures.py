@@ -1,0 +1,131 @@
+"""What the ingests of a box have counted, by listener and by sender, from shared memory and from their files of senders; pure but for reading those.
+
+Weak spot: counters and files are read one after the other while lines arrive, so `in flight` may be some lines off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from appliance.base.settings import Box
+from appliance.command.finding import FoundBox
+from appliance.ingest.accounting import Ledger, labels_of, listeners_of, read_ledger
+from appliance.ingest.ingest_table import table_of
+from appliance.ingest.listener import Listener
+from appliance.ingest.sender_accounts import OTHERS, SenderFigures, add_figures
+from appliance.ingest.senders_file import read_senders, senders_file
+from appliance.shm.counters import read_counters
+
+Values = Mapping[str, int]
+"""Counters by label, summed over the ingests."""
+INGEST = "ingest@"
+_SUMS = ("acknowledged", "copies", "input_bytes", "unparsed", "truncated", "kernel_drops")
+
+
+class ListenerFigures(NamedTuple):
+    """One listener since the box started. Received = stored + duplicate + what is in `counted` + in flight; `refused` and kernel drops were never received."""
+
+    name: str
+    protocol: str
+    place: str
+    ledger: Ledger
+    acknowledged: int
+    copies: int
+    input_bytes: int
+    unparsed: int
+    truncated: int
+    kernel_drops: int
+    counted: dict[str, int]
+    refused: dict[str, int]
+
+    def document(self) -> dict[str, Any]:
+        ledger = self.ledger
+        sums = {"received": ledger.received, "stored": ledger.stored, "duplicate": ledger.duplicate, "in_flight": ledger.in_flight}
+        return {name: value for name, value in self._asdict().items() if name != "ledger"} | sums
+
+
+class IngestFigures(NamedTuple):
+    """All of one look."""
+
+    listeners: list[ListenerFigures]
+    total: Ledger
+    connections: int
+    senders: list[SenderFigures]
+    silent: list[SenderFigures]
+    now_ms: int
+
+
+def gather(found: FoundBox, silent_ms: int | None, now_ms: int) -> IngestFigures:
+    """Look at every ingest of the box. `silent_ms` None: as the settings say."""
+    box = Box.from_document({**found.box})
+    names = [name for name in box.process_names() if name.startswith(INGEST)]
+    values = add_values(snapshot.values for name in names if (snapshot := read_counters(found.layout, name)) is not None)
+    senders = add_figures(known for name in names for known in read_senders(senders_file(found.layout, name)))
+    limit_ms = box.integer("ingest.sender.silent.ms") if silent_ms is None else silent_ms
+    silent = [known for known in senders if known.host != OTHERS and known.silent_ms(now_ms) >= limit_ms]
+    listeners = describe_listeners(table_of(box).listeners, box, values)
+    longest_first = sorted(silent, key=lambda known: known.last_seen_ms)
+    return IngestFigures(listeners, read_ledger(values), _sum(values, "ingest.connections", None), senders, longest_first, now_ms)
+
+
+def add_values(values: Iterable[Values]) -> dict[str, int]:
+    """The counters of several processes together."""
+    summed: dict[str, int] = {}
+    for process_values in values:
+        for label, value in process_values.items():
+            summed[label] = summed.get(label, 0) + value
+    return summed
+
+
+def describe_listeners(listeners: Iterable[Listener], box: Box, values: Values) -> list[ListenerFigures]:
+    """Those of the table in its order, then those that are counted and no longer there."""
+    ports = {sock.name: sock.port for sock in box.sender_sockets}
+    known = {listener.name: listener for listener in listeners}
+    described = []
+    for name in [*known, *(name for name in listeners_of(values) if name not in known)]:
+        listener = known.get(name)
+        protocol = place = "-"
+        if listener is not None:
+            protocol = f"{listener.protocol} {listener.transport}"
+            address = listener.address or box.listen
+            place = f"{f'[{address}]' if ':' in address else address}:{ports.get(listener.fd_name, listener.port)}"
+        acknowledged, copies, input_bytes, unparsed, truncated, kernel_drops = (_sum(values, f"ingest.{counter}", name) for counter in _SUMS)
+        counted, refused = _by_reason(values, "ingest.counted", name), _by_reason(values, "ingest.refused", name)
+        ledger = read_ledger(values, name)
+        described.append(ListenerFigures(name, protocol, place, ledger, acknowledged, copies, input_bytes, unparsed, truncated, kernel_drops, counted, refused))
+    return described
+
+
+def _sum(values: Values, counter: str, listener: str | None) -> int:
+    return sum(value for label, value in values.items() if label.partition("{")[0] == counter and listener in (None, labels_of(label)[1].get("listener")))
+
+
+def _by_reason(values: Values, counter: str, listener: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for label, value in values.items():
+        name, labels = labels_of(label)
+        if name == counter and labels.get("listener") == listener and value:
+            found[labels.get("reason", "")] = found.get(labels.get("reason", ""), 0) + value
+    return found
+
+
+def document_of(figures: IngestFigures, with_senders: bool) -> dict[str, Any]:
+    """What `--json` prints."""
+    total = figures.total
+    document: dict[str, Any] = {
+        "received": total.received,
+        "stored": total.stored,
+        "duplicate": total.duplicate,
+        "counted": total.counted,
+        "in_flight": total.in_flight,
+        "resent": total.resent,
+        "connections": figures.connections,
+        "listeners": [listener.document() for listener in figures.listeners],
+        "silent": [_sender(known, figures.now_ms) for known in figures.silent],
+    }
+    return document | {"senders": [_sender(known, figures.now_ms) for known in figures.senders]} if with_senders else document
+
+
+def _sender(known: SenderFigures, now_ms: int) -> dict[str, Any]:
+    return known._asdict() | {"silent_ms": known.silent_ms(now_ms)}

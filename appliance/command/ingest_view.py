@@ -1,0 +1,66 @@
+"""The figures of a box's ingests as tables for people."""
+
+from __future__ import annotations
+
+from appliance.command.ingest_figures import IngestFigures, ListenerFigures
+from appliance.command.output import NOTHING, Column, count_text, duration_text, plain_table, plural
+from appliance.ingest.sender_accounts import OTHERS, SenderFigures
+
+SILENT_SHOWN = 10
+_COUNTS = ("received", "stored", "duplicate", "lost", "refused", "dropped", "in flight")
+
+
+def status_text(figures: IngestFigures, before: IngestFigures | None, with_senders: bool, seconds: float = 1.0) -> str:
+    """Everything; with lines a second since `before`, if there is one."""
+    columns = [Column("listener"), Column("protocol"), Column("address"), *(Column(title, is_number=True) for title in _COUNTS)]
+    columns += [Column("per second", is_number=True)] if before is not None else []
+    earlier = {listener.name: listener.ledger.received for listener in before.listeners} if before is not None else {}
+    rows = [_listener_row(listener) + _rate(listener, earlier, before is not None, seconds) for listener in figures.listeners]
+    text = plain_table(columns, rows)
+    text += "".join(f"{words}\n" for listener in figures.listeners for words in _remarks(listener))
+    total = figures.total
+    sums = {"stored": total.stored, "duplicate": total.duplicate, "lost": total.counted, "in flight": max(0, total.in_flight)}
+    text += f"\n{count_text(total.received)} received = " + " + ".join(f"{count_text(count)} {what}" for what, count in sums.items())
+    text += f"; {plural(figures.connections, 'connection')}, {plural(len([known for known in figures.senders if known.host != OTHERS]), 'sender')}\n"
+    if with_senders and figures.senders:
+        text += "\n" + senders_text(figures.senders, figures.now_ms)
+    return text + silent_text(figures)
+
+
+def _listener_row(listener: ListenerFigures) -> list[str]:
+    ledger = listener.ledger
+    counts = [ledger.received, ledger.stored, ledger.duplicate, ledger.counted, sum(listener.refused.values()), listener.kernel_drops, max(0, ledger.in_flight)]
+    return [listener.name, listener.protocol, listener.place, *map(count_text, counts)]
+
+
+def _rate(listener: ListenerFigures, earlier: dict[str, int], is_wanted: bool, seconds: float) -> list[str]:
+    return [count_text(max(0, listener.ledger.received - earlier.get(listener.name, 0)) / seconds)] if is_wanted else []
+
+
+def _remarks(listener: ListenerFigures) -> list[str]:
+    """Why lines were lost or refused, and what was odd."""
+    parts = [f"{count_text(count)} lost: {reason}" for reason, count in sorted(listener.counted.items())]
+    parts += [f"{count_text(count)} refused: {reason}" for reason, count in sorted(listener.refused.items())]
+    odd = {"kept unparsed": listener.unparsed, "cut short": listener.truncated, "copies in further topics": listener.copies}
+    parts += [f"{count_text(count)} {what}" for what, count in odd.items() if count]
+    return [f"{listener.name}: {', '.join(parts)}"] if parts else []
+
+
+def senders_text(senders: list[SenderFigures], now_ms: int) -> str:
+    """One row for each sender, the busiest first."""
+    counted = [Column(title, is_number=True) for title in ("received", "stored", "duplicate", "refused")]
+    columns = [Column("sender"), *counted, Column("last heard"), Column("to")]
+    rows = []
+    for known in senders:
+        counts = [known.received, known.stored, known.duplicate, known.refused]
+        rows.append([known.host, *map(count_text, counts), f"{duration_text(known.silent_ms(now_ms) / 1000)} ago", ", ".join(known.listeners) or NOTHING])
+    return plain_table(columns, rows)
+
+
+def silent_text(figures: IngestFigures) -> str:
+    """Who was heard before and is not now, longest first."""
+    if not figures.silent:
+        return ""
+    shown = [f"{known.host} ({duration_text(known.silent_ms(figures.now_ms) / 1000)})" for known in figures.silent[:SILENT_SHOWN]]
+    more = f" and {len(figures.silent) - SILENT_SHOWN} more" if len(figures.silent) > SILENT_SHOWN else ""
+    return f"\nsilent: {', '.join(shown)}{more}\n"

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from appliance.agents.listener_books import ListenerBooks
+from appliance.base.clock import ManualClock
+from appliance.command.failures import UsageProblem
+from appliance.command.finding import FoundBox
+from appliance.command.ingest import check, duration_ms
+from appliance.command.ingest_figures import IngestFigures, document_of, gather
+from appliance.command.ingest_view import status_text
+from appliance.ingest.accounting import LossReason
+from appliance.ingest.intake import Oddity, RefusedReason
+from appliance.ingest.sender_accounts import OTHERS, SenderFigures
+from appliance.ingest.senders_file import senders_file, write_senders
+from appliance.shm.counters import Counters
+from tests.support.scratch_layout import scratch_layout
+from tests.unit.base.test_settings import make_box
+
+NOW_MS = 1_800_000_000_000
+
+
+class Ingests:
+    """Counters and senders' files of a box with two ingests, made by this very process."""
+
+    def __init__(self, layout: Any) -> None:
+        self.layout = layout
+        box = make_box(ingests=2, ingest_table="listen relp relp tcp [::1]:2514\n", settings={"ingest.sender.silent.ms": 60_000})
+        self.found = FoundBox(layout, json.loads(box.to_json()))
+        self.counters = [Counters.create_or_adopt(layout, f"ingest@{index}", 1, ManualClock().wall_ms()) for index in range(2)]
+
+    def books(self, index: int, listener: str) -> ListenerBooks:
+        return ListenerBooks(self.counters[index], listener, is_datagram=listener == "syslog-udp")
+
+    def look(self, silent_ms: int | None = None) -> IngestFigures:
+        return gather(self.found, silent_ms, NOW_MS)
+
+
+@pytest.fixture
+def ingests() -> Iterator[Ingests]:
+    with scratch_layout() as layout:
+        made = Ingests(layout)
+        yield made
+        for counters in made.counters:
+            counters.close()
+
+
+def test_all_ingests_are_added_up_by_listener_and_the_remarks_say_why(ingests: Ingests) -> None:
+    before = ingests.look()
+    for index in range(2):
+        books = ingests.books(index, "relp")
+        books.received.add(1000)
+        books.stored.add(900)
+        books.duplicate.add(50)
+        books.counted(LossReason.TOO_LARGE).add(20)
+        books.refused(RefusedReason.BUSY).add(7)
+        books.odd[Oddity.TRUNCATED].add(3)
+        books.copies.add(4)
+    ingests.books(0, "syslog-udp").kernel_drops.add(11)  # type: ignore[union-attr]
+    ingests.books(1, "gone").received.add(1)
+    figures = ingests.look()
+    assert (figures.total.received, figures.total.stored, figures.total.duplicate, figures.total.counted, figures.total.in_flight) == (2001, 1800, 100, 40, 61)
+    text = status_text(figures, before, with_senders=False)
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line}
+    assert rows["relp"] == ["relp", "relp", "tcp", "[::1]:2514", "2,000", "1,800", "100", "40", "14", "0", "60", "2,000"]
+    assert rows["syslog-udp"][-3:] == ["11", "0", "0"] and rows["gone"][1:3] == ["-", "-"]
+    assert "relp: 40 lost: too_large, 14 refused: busy, 6 cut short, 8 copies in further topics" in text
+    assert "2,001 received = 1,800 stored + 100 duplicate + 40 lost + 61 in flight; 0 connections, 0 senders" in text
+    document = document_of(figures, with_senders=False)
+    (relp,) = [listener for listener in document["listeners"] if listener["name"] == "relp"]
+    assert (relp["received"], relp["in_flight"], relp["counted"], relp["refused"]) == (2000, 60, {"too_large": 40}, {"busy": 14}) and "senders" not in document
+
+
+def sender(host: str, received: int, silent_s: int) -> SenderFigures:
+    return SenderFigures(host, received, received, 0, 0, 2, {"busy": 2}, ["relp"], NOW_MS - silent_s * 1000)
+
+
+def test_a_sender_that_any_ingest_has_heard_is_not_silent(ingests: Ingests) -> None:
+    write_senders(senders_file(ingests.layout, "ingest@0"), [sender("10.0.0.1", 5, 600), sender("10.0.0.2", 9, 3700), sender(OTHERS, 99, 9999)])
+    write_senders(senders_file(ingests.layout, "ingest@1"), [sender("10.0.0.1", 6, 1)])
+    figures = ingests.look()
+    assert [(known.host, known.received) for known in figures.senders] == [("10.0.0.1", 11), ("10.0.0.2", 9), (OTHERS, 99)]
+    assert [known.host for known in figures.silent] == ["10.0.0.2"]
+    assert ingests.look(silent_ms=3_700_001).silent == [] and len(ingests.look(silent_ms=1000).silent) == 2
+    text = status_text(figures, None, with_senders=True)
+    assert text.endswith("silent: 10.0.0.2 (1h 1m)\n") and "2 senders" in text
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line}
+    assert rows["10.0.0.1"] == ["10.0.0.1", "11", "11", "0", "4", "1s", "ago", "relp"]
+    assert document_of(figures, with_senders=True)["senders"][0]["silent_ms"] == 1000
+
+
+@pytest.mark.parametrize(("text", "duration"), [("90s", 90_000), ("10m", 600_000), ("1h", 3_600_000), ("2d", 172_800_000), ("250ms", 250), ("1 h", 3_600_000)])
+def test_a_duration_is_a_number_and_a_unit(text: str, duration: int) -> None:
+    assert duration_ms(text) == duration
+
+
+@pytest.mark.parametrize("text", ["", "10", "m", "-1m", "1.5h", "10 minutes"])
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(UsageProblem, match="90s, 10m, 1h"):
+        duration_ms(text)
+
+
+def test_a_table_is_printed_as_it_is_understood_or_with_all_its_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, settings = tmp_path / "t", tmp_path / "m.toml"
+    settings.write_text('"ingest.syslog.topic" = "lines"\n[box]\nsyslog-port = 514\n')
+    file.write_text(
+        "listen f fluent tcp :24224 shared-key=hunter2 proxy=yes acks=1\nroute severity<=err app=a*,b -> x,y key=label.job key-required=yes\ndead-letter -> d\n"
+    )
+    check(str(file), str(settings))
+    text = capsys.readouterr().out
+    assert "1. severity<=err app=a*,b -> x,y, key label.job (required)\ndefault -> lines; dead letters -> d\n" in text and "hunter2" not in text
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line}
+    assert rows["f"] == ["f", "fluent", "tcp", "(box):24224", "lines", "host", "1", "shared", "key,", "proxy", "yes"]
+    file.write_text("listen f fluent tcp :514\nlisten g gelf tcp :1 raw=maybe time-zone=Mars\nroute app -> x\n")
+    with pytest.raises(typer.Exit) as ended:
+        check(str(file), str(settings))
+    told = capsys.readouterr()
+    assert ended.value.exit_code == 1 and [line.partition(": ")[0] for line in told.out.splitlines()] == [f"{file}:1", f"{file}:2", f"{file}:2", f"{file}:3"]
+    assert "port 514 is taken by listener syslog-tcp" in told.out and "4 problems" in told.err
+    with pytest.raises(UsageProblem, match="cannot read"):
+        check(str(tmp_path / "absent"), str(settings))
