@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from loadtest.observation import Observation
@@ -69,6 +70,10 @@ class Benchmark(ABC):
     def written_bytes(self) -> int:
         """About how much one run writes to the log, its warm-up included: so much memory is warmed for its page cache."""
         return 0
+
+    def box_arguments(self, directory: Path) -> Mapping[str, Any]:
+        """Arguments of `start_box`; files that the box needs are written to `directory` here."""
+        return self.box_options
 
     def missing(self) -> str | None:
         """What this machine lacks to run it, and what to do; None if nothing."""

@@ -38,6 +38,8 @@ LOADS: dict[str, dict[str, Any]] = {
     "consume": {"records": 4_000_000},
     "fetch_large": {},
     "syslog_tcp": {},
+    "syslog_tls": {},
+    "relp": {},
     "syslog_udp": {},
     "fairness": {},
     "hostile": {"seconds": 15.0},
@@ -81,7 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def profile_benchmark(benchmark: Benchmark, program: str, scratch: Path, say: Say) -> list[Profile]:
-    roles = SYSLOG_ROLES if benchmark.name.startswith("syslog") else KAFKA_ROLES
+    roles = SYSLOG_ROLES if benchmark.name.startswith(("syslog", "relp")) else KAFKA_ROLES
     with tempfile.TemporaryDirectory(dir=scratch) as directory:
         sampler = Sampler(program, roles, Path(directory))
         try:

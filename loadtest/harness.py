@@ -58,7 +58,7 @@ def run_once(benchmark: Benchmark, scratch: Path, say: Say) -> Run:
         with WarmMemory(int(benchmark.written_bytes * WARM_MARGIN)) as memory:
             if memory.size_bytes:
                 say(str(memory))
-            box = start_box(directory / "box", **benchmark.box_options)
+            box = start_box(directory / "box", **benchmark.box_arguments(directory))
             say(f"box ready after {box.ready_seconds:.1f} s")
             memory.feed()
             return _run_on(box, benchmark, say)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from loadtest.benchmark import Benchmark
+from loadtest.benchmarks.agent_push import FluentForward, Lumberjack
 from loadtest.benchmarks.cold_backfill import ColdBackfill
 from loadtest.benchmarks.connections import Connections
 from loadtest.benchmarks.consume import Consume
@@ -17,17 +18,23 @@ from loadtest.benchmarks.footprint_six_disks import FootprintSixDisks
 from loadtest.benchmarks.growth_partitions import GrowthPartitions
 from loadtest.benchmarks.growth_stored import GrowthStored
 from loadtest.benchmarks.hostile import Hostile
+from loadtest.benchmarks.http_push import ElasticsearchBulk, LokiPush, SplunkHec
 from loadtest.benchmarks.latency import Latency
+from loadtest.benchmarks.otlp_push import OtlpGrpc, OtlpHttp
 from loadtest.benchmarks.produce_librdkafka import ProduceLibrdkafka
 from loadtest.benchmarks.produce_small_records import ProduceSmallRecords
 from loadtest.benchmarks.recovery import RecoveryTime
+from loadtest.benchmarks.relp import Relp
 from loadtest.benchmarks.replay_small import ReplaySmall
 from loadtest.benchmarks.spark_load import SparkLoad
 from loadtest.benchmarks.spark_micro_batches import SparkMicroBatches
 from loadtest.benchmarks.spark_query import SparkQuery
 from loadtest.benchmarks.spark_read import SparkReadFetch, SparkReadSegments
 from loadtest.benchmarks.spark_write import SparkWrite
+from loadtest.benchmarks.syslog_beside_rsyslog import SyslogBesideRsyslog
+from loadtest.benchmarks.syslog_latency import SyslogLatency
 from loadtest.benchmarks.syslog_tcp import SyslogTcp
+from loadtest.benchmarks.syslog_tls import SyslogTls
 from loadtest.benchmarks.syslog_udp import SyslogUdp
 from loadtest.benchmarks.tail_stays import TailStays
 from loadtest.benchmarks.unit_restarts import UnitRestarts
@@ -35,8 +42,10 @@ from loadtest.benchmarks.unit_restarts import UnitRestarts
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark
     for benchmark in (
-        ProduceLibrdkafka(), ProduceSmallRecords(), ReplaySmall(), Connections(), Latency(), Consume(), FetchLarge(), ColdBackfill(),
-        TailStays(), SyslogTcp(), SyslogUdp(), Fairness(), Hostile(), Footprint(), FootprintSixDisks(), FlushAck(), RecoveryTime(), DiskFaults(),
+        ProduceLibrdkafka(), ProduceSmallRecords(), ReplaySmall(), Connections(), Latency(), Consume(), FetchLarge(), ColdBackfill(), TailStays(),
+        SyslogTcp(), SyslogBesideRsyslog(), SyslogLatency(), SyslogTls(), Relp(), SyslogUdp(), ElasticsearchBulk(), LokiPush(), SplunkHec(),
+        OtlpHttp(), OtlpGrpc(), FluentForward(), Lumberjack(), Fairness(), Hostile(), Footprint(), FootprintSixDisks(), FlushAck(),
+        RecoveryTime(), DiskFaults(),
         GrowthStored(), GrowthPartitions(), Coordination(), UnitRestarts(), FailOver(), SparkReadSegments(), SparkReadFetch(), SparkLoad(), SparkWrite(),
         SparkQuery(), SparkMicroBatches(),
     )

@@ -17,7 +17,7 @@ from loadtest.benchmark import Benchmark, BenchmarkFailed, Figure, Run, Say
 from loadtest.load_generator import LoadGenerator
 from loadtest.observation import Observer
 from loadtest.topics import count_records
-from tests.support.running_box import RunningBox
+from tests.support.running_box import Address, RunningBox
 
 RATE = 10_000_000
 """Lines a second and connection that loggen aims at: more than it can, so it sends what TCP lets it."""
@@ -54,6 +54,8 @@ class SyslogTcp(Benchmark):
         Figure("loggen CPU", "µs a line"),
     )
     short: ClassVar[dict[str, Any]] = {"seconds": 3}
+    plugin: ClassVar[list[str]] = ["--inet", "--stream"]
+    """How loggen connects."""
 
     seconds: int = 10
     line_bytes: int = 300
@@ -63,6 +65,9 @@ class SyslogTcp(Benchmark):
     @property
     def written_bytes(self) -> int:
         return (WARM_UP_SECONDS + self.seconds) * EXPECTED_LINES_PER_SECOND * RECORD_BYTES
+
+    def address(self, box: RunningBox) -> Address:
+        return box.syslog
 
     def missing(self) -> str | None:
         if self.framing not in FRAMINGS:
@@ -95,8 +100,8 @@ class SyslogTcp(Benchmark):
 
     def _send(self, box: RunningBox, seconds: int) -> Sent:
         """Runs loggen and waits until each of its lines is stored or counted."""
-        arguments = ["loggen", "--inet", "--stream", f"--size={self.line_bytes}", f"--rate={RATE}", f"--interval={seconds}", "--quiet"]
-        arguments += [f"--active-connections={self.connections}", *FRAMINGS[self.framing], box.syslog.host, str(box.syslog.port)]
+        arguments = ["loggen", *self.plugin, f"--size={self.line_bytes}", f"--rate={RATE}", f"--interval={seconds}", "--quiet"]
+        arguments += [f"--active-connections={self.connections}", *FRAMINGS[self.framing], *str(self.address(box)).rsplit(":", 1)]
         before = read_books(box)
         with LoadGenerator("loggen", arguments) as generator:
             # loggen takes half a second before its first line.

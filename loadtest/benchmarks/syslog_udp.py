@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from appliance.ingest.accounting import KERNEL_DROPS_COUNTER, Ledger
+from appliance.ingest.listener import SYSLOG_UDP
 from loadtest.benchmark import Benchmark, BenchmarkFailed, Figure, Run, Say
 from loadtest.benchmarks.syslog_tcp import LOOK_SECONDS, PATIENCE_SECONDS, RECORD_BYTES, read_books
 from loadtest.generators.compiler import compile_generator, missing_for_c
@@ -111,4 +112,4 @@ class SyslogUdp(Benchmark):
 
 
 def read_kernel_drops(box: RunningBox) -> int:
-    return sum(box.counters(f"ingest@{index}").values.get(KERNEL_DROPS_COUNTER, 0) for index in range(box.box.ingests))
+    return sum(box.counters(f"ingest@{index}").values.get(KERNEL_DROPS_COUNTER.format(listener=SYSLOG_UDP), 0) for index in range(box.box.ingests))

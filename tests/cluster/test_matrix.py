@@ -1,23 +1,29 @@
-"""Every fault at the leader's, a follower's and the controller's box, under plain, idempotent and transactional producers with readers reading along.
+"""Every fault at the leader's, a follower's and the controller's box, under plain, idempotent and transactional producers with readers reading along; and
+before that how the boxes of that cluster find each other.
 
-Every day one cluster bears the cells of `EVERYDAY`, one after the other. With `--deep` each cell runs `MILLRACE_CELL_RUNS` times (3), on a cluster for each
-fault, and the result is a table for tests/README.md (`.venv/log/cluster-matrix.md`). `MILLRACE_SEED` repeats a run, `MILLRACE_CELLS="cut both
-ways/leader,disk hung/follower"` chooses cells.
+Every day one cluster bears the cells of `EVERYDAY`, one after the other, each fault for as long as it is felt. With `--deep` each cell runs
+`MILLRACE_CELL_RUNS` times (3), on a cluster for each fault, and the result is a table for tests/README.md (`.venv/log/cluster-matrix.md`). `MILLRACE_SEED`
+repeats a run, `MILLRACE_CELLS="cut both ways/leader,disk hung/follower"` chooses cells.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient
+from kazoo.client import KazooClient
 
-from tests.support.cluster import Cluster, running_cluster
+from appliance.metadata.zookeeper_probe import zookeeper_serves
+from tests.support.cluster import ZOOKEEPER_PORT, Cluster, all_serve, running_cluster
 from tests.support.cluster_cell import CONTROLLER, FAULTS, FOLLOWER, LEADER, ROLES, Cell, CellResult
 from tests.support.cluster_table import table
-from tests.support.running_box import ROOT
+from tests.support.machine import address_of
+from tests.support.running_box import ROOT, eventually
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
@@ -36,11 +42,45 @@ PAUSE_SECONDS_MAX = 20.0
 """In the everyday run the machine may be busy with other tests: that a partition takes acks=all again at all is what is held here."""
 
 
-def run_cell(cluster: Cluster, fault: str, role: str, number: int) -> CellResult:
+def brokers_known_to(address: str) -> dict[int, str]:
+    told = AdminClient({"bootstrap.servers": address, "log_level": 0}).list_topics(timeout=5).brokers
+    return {number: f"{broker.host}:{broker.port}" for number, broker in told.items()}
+
+
+def test_three_boxes_find_each_other_by_their_settings_alone(cluster: Cluster) -> None:
+    everybody = {number: box.address for number, box in cluster.boxes.items()}
+    for box in cluster.boxes.values():
+        eventually(lambda box=box: brokers_known_to(box.address) == everybody, f"box {box.number} knows all boxes")  # type: ignore[misc]
+    client = KazooClient(cluster.zookeeper, timeout=5)
+    client.start(10)
+    racks = [client.get(f"/brokers/ids/{number}")[0].decode() for number in cluster.boxes]
+    client.stop()
+    client.close()
+    assert [f'"rack{number}"' in rack for number, rack in zip(cluster.boxes, racks, strict=True)] == [True] * 3
+
+
+def test_a_member_that_is_killed_is_back_and_one_that_waits_says_for_whom(cluster: Cluster) -> None:
+    box = cluster.boxes[1].box
+    old = box.kill("zookeeper")
+    box.await_restart("zookeeper", old, 20)
+    stopped = [cluster.boxes[number].box.stop_process("zookeeper") for number in (2, 3)]
+    try:
+        words = "waits for members 2 and 3 of the ZooKeeper ensemble; one of them is enough"
+        eventually(lambda: box.status()["zookeeper"].get("status") == words, "the member says that it waits", 20)
+        assert not zookeeper_serves(address_of(1), ZOOKEEPER_PORT)
+        assert box.status()["zookeeper"]["pid"] != old and all_serve(box)
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    eventually(lambda: zookeeper_serves(address_of(1), ZOOKEEPER_PORT) and "status" not in box.status()["zookeeper"], "the ensemble serves again", 20)
+    cluster.mend()
+
+
+def run_cell(cluster: Cluster, fault: str, role: str, number: int, is_brief: bool = False) -> CellResult:
     seed = SEED + number
     print(f"{fault} at the {role}, MILLRACE_SEED={seed} MILLRACE_CELLS={fault}/{role}")
     began = time.monotonic()
-    result = Cell(cluster, FAULTS[fault], role, seed, number).run()
+    result = Cell(cluster, FAULTS[fault], role, seed, number, is_brief).run()
     print(f"{result.words()}, in {time.monotonic() - began:.0f} s; client errors {result.errors}")
     return result
 
@@ -48,7 +88,7 @@ def run_cell(cluster: Cluster, fault: str, role: str, number: int) -> CellResult
 @pytest.mark.parametrize(("fault", "role"), EVERYDAY)
 def test_nothing_acknowledged_is_lost_doubled_or_changed(cluster: Cluster, fault: str, role: str) -> None:
     try:
-        result = run_cell(cluster, fault, role, EVERYDAY.index((fault, role)))
+        result = run_cell(cluster, fault, role, EVERYDAY.index((fault, role)), is_brief=True)
     except AssertionError:
         print(cluster.last_words())
         cluster.mend()

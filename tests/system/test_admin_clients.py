@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic, ResourceType
 
+from appliance.metadata.dynamic_broker_configs import DYNAMIC_BROKER_CONFIGS
 from tests.support.running_box import RunningBox, eventually
 from tests.support.stored_batches import stored_batches
 
@@ -144,7 +145,7 @@ def test_the_brokers_configs_are_what_the_box_runs_with_and_read_only(shared_box
     assert configs["advertised.listeners"].value == f"PLAINTEXT://{shared_box.bootstrap}"
     assert (configs["num.partitions"].value, configs["num.partitions"].source) == ("1", 5)
     assert configs["ssl.keystore.password"].is_sensitive and configs["ssl.keystore.password"].value is None
-    assert {name for name, config in configs.items() if not config.is_read_only} == {f"{side}.replication.throttled.rate" for side in ("leader", "follower")}
+    assert {name for name, config in configs.items() if not config.is_read_only} == set(DYNAMIC_BROKER_CONFIGS)
     with pytest.raises(KafkaException) as unknown:
         describe(admin, ResourceType.TOPIC, "nowhere")
     assert unknown.value.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART

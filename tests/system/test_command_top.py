@@ -136,7 +136,7 @@ def test_the_doctor_finds_a_running_box_well(shared_box: RunningBox) -> None:
 
 def test_the_doctor_says_whose_the_directories_are(shared_box: RunningBox) -> None:
     """Another box that wants one of the directories, and a port, of one that runs."""
-    ports = ["--kafka-port", str(shared_box.kafka.port), "--syslog-port", "0", "--http-port", "0"]
+    ports = ["--kafka-port", str(shared_box.kafka.port), "--syslog-port", "0", "--http-port", "0", "--ingest-port", "0"]
     data = ["--data", str(shared_box.directory / "elsewhere"), "--data", str(shared_box.disks[1]), "--state", str(shared_box.directory / "other")]
     done = subprocess.run([*COMMAND, "doctor", *ports, *data], env=environment(), capture_output=True, text=True, timeout=60, check=False)
     problems = [line for line in done.stdout.splitlines() if line.startswith("problem")]

@@ -11,6 +11,7 @@ import orjson
 import pytest
 from kazoo.client import KazooClient
 
+from appliance.agents import controller_requests
 from appliance.base.errors import ErrorCode
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
@@ -506,7 +507,9 @@ def test_an_expired_session_is_opened_again_without_a_restart(box: SteppedBox, t
     assert box.create(CreatableTopic("after", 1, 1))[0].error_code == 0
 
 
-def test_admin_requests_wait_while_zookeeper_is_away(make_box: Callable[..., SteppedBox], tmp_path: Path) -> None:
+def test_admin_requests_wait_while_zookeeper_is_away_but_not_for_long(
+    make_box: Callable[..., SteppedBox], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = RealZooKeeper(tmp_path / "own")
     try:
         box = make_box(server.connect)
@@ -517,6 +520,11 @@ def test_admin_requests_wait_while_zookeeper_is_away(make_box: Callable[..., Ste
         box.until(lambda: not box.agent._arrived, "noticed")
         (late,) = box.create(CreatableTopic("late", 1, 1), timeout_ms=20)
         assert late.error_code == ErrorCode.REQUEST_TIMED_OUT
+        with monkeypatch.context() as shorter:
+            shorter.setattr(controller_requests, "UNREACHED_MS", 50)
+            (hopeless,) = box.create(CreatableTopic("hopeless", 1, 1))
+            assert hopeless.error_code == ErrorCode.REQUEST_TIMED_OUT
+            assert f"ZooKeeper ({server.connect}) has not been reached" in (hopeless.error_message or "")
         box.send_create(CreatableTopic("patient", 1, 1))
         server.start()
         box.answer()

@@ -16,6 +16,7 @@ from appliance.base.errors import ErrorCode
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
 from appliance.metadata import config_notifications, topic_registry
+from appliance.metadata.dynamic_broker_configs import DYNAMIC_BROKER_CONFIGS
 from appliance.protocol import alter_configs, create_partitions, describe_configs, incremental_alter_configs
 from appliance.protocol.alter_configs import AlterConfigsRequest, ConfigToSet, ResourceToReplace
 from appliance.protocol.config_resources import AlteredResource
@@ -383,7 +384,7 @@ def test_what_cannot_be_described_is_told_with_kafkas_codes(box: SteppedBox) -> 
     assert everywhere == DescribedResource(0, None, BROKER, "", ())
     segment = next(config for config in broker.configs if config.name == "log.segment.bytes")
     assert (segment.value, segment.config_source, segment.read_only) == ("1000000", 4, True)
-    assert all(config.read_only != config.name.endswith("throttled.rate") and config.documentation for config in broker.configs)
+    assert all(config.read_only != (config.name in DYNAMIC_BROKER_CONFIGS) and config.documentation for config in broker.configs)
 
 
 def test_what_would_take_the_controller_away_is_refused_whole(box: SteppedBox) -> None:

@@ -181,6 +181,11 @@ def test_a_box_is_emptied_filled_and_taken_out_by_commands(boxes: list[RunningBo
         assert "become" in shown.lower() and logs(boxes[2], "kept") == {"kept-1", "kept-2"}
         assert "holds nothing any more" in millrace(boxes, "box", "drain", "3", "--throttle", "100M")
         assert all(3 not in replicas for _, replicas, _ in placed(admin, "kept").values())
+        admin.create_topics([NewTopic("later", 6, 1)])["later"].result(SECONDS)
+        assert {box for _, replicas, _ in placed(admin, "later").values() for box in replicas} == {1, 2}, "an emptied box gets nothing new"
+        create(admin, "astray", [[1], [1]])
+        assert "1 partition led by another box now" in millrace(boxes, "topic", "alter", "astray", "--replication-factor", "2")
+        eventually(lambda: {leader for leader, _, _ in placed(admin, "astray").values()} == {1, 2}, "the boxes share the leading")
         assert "stop it first" in millrace(boxes, "box", "remove", "3", code=1)
     eventually(lambda: logs(boxes[2], "") == set(), "nothing is left on the box")
     boxes[2].stop()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.client
 import os
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from appliance.protocol.list_offsets import ListOffsetsPartition, ListOffsetsReq
 from appliance.records.batch import BATCH_LENGTH_AT, read_batch_header
 from appliance.runtime.poller import Poller
 from tests.support.real_zookeeper import RealZooKeeper
+from tests.support.reconcile import Reconciliation
 from tests.support.running_box import RunningBox, eventually, start_box
 
 pytestmark = pytest.mark.system
@@ -133,6 +136,36 @@ def damage(path: Path, at: int, content: bytes) -> None:
         file.seek(at)
         file.write(content)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_what_an_ingest_takes_for_both_boxes_is_there_once_whatever_is_killed(boxes: list[RunningBox], copied: str) -> None:
+    """Box 1 takes documents for a topic that both lead; a sender that is not answered comes again with the same key."""
+    cluster = ClusterClient([Address(*boxes[0].kafka)])
+    create_topic(cluster, "taken", partitions=PARTITIONS, replication_factor=2)
+    cluster.close()
+    url = f"http://{boxes[0].ingest}/ingest/taken"
+    victims = {5: (1, "acceptor@0"), 10: (1, "log-writer@d0"), 15: (0, "log-writer@d0"), 20: (0, "ingest@0")}
+    books = Reconciliation(boxes[0], "taken")
+    for number in range(25):
+        body = b"".join(b'{"host": "h%d", "message": "%d"}\n' % (each % 40, number * 100 + each) for each in range(100))
+        if number in victims:
+            box, name = victims[number]
+            boxes[box].kill(name)
+        eventually(lambda number=number, body=body: is_taken(url, str(number), body), f"request {number} is answered", 30)  # type: ignore[misc]
+    assert sorted(int(document["message"]) for document in books.records("taken")) == list(range(2_500))
+    balance = books.balance("http")
+    assert (balance.stored, balance.in_flight) == (2_500, 0) and balance.received == 2_500 + balance.duplicate + balance.counted
+    assert boxes[0].counters("ingest@0").values["ingest.batches_elsewhere"] > 0
+    books.close()
+
+
+def is_taken(url: str, key: str, body: bytes) -> bool:
+    request = urllib.request.Request(url, body, {"Idempotency-Key": key, "Content-Type": "application/x-ndjson"})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return bool(response.status == 200)
+    except (OSError, http.client.HTTPException):
+        return False
 
 
 def test_a_peer_connection_asks_a_real_acceptor(boxes: list[RunningBox], copied: str) -> None:

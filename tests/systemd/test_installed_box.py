@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -69,6 +70,21 @@ def test_a_line_that_comes_by_syslog_is_read_by_a_kafka_client(installed: Instal
         eventually(read, "both lines are read", 20)
     finally:
         consumer.close()
+
+
+def test_a_listener_of_the_table_is_a_socket_unit_from_the_next_start_on_and_as_long_as_it_is_in_the_table(installed: InstalledBox) -> None:
+    table, port = "/etc/millrace/ingest.table", 6514
+    assert installed.box.output(f"stat -c '%U:%G %a' {table}") == "root:millrace 640"
+    installed.box.output(f"cp -p {table} /tmp/table && echo 'listen relays syslog tcp :{port} topic=relayed' >>{table} && millrace ingest check {table}")
+    installed.box.output("millrace units apply && systemctl restart millrace.target")
+    installed.await_all_active()
+    with installed.box.inside(), socket.create_connection((SYSLOG[0], port)) as stream:
+        stream.sendall(b"<13>1 2026-01-01T00:00:00Z host app - - - by the table\n")
+    stored = 'millrace ingest status --json | grep -q \'"name": "relays".*"stored": 1,\''
+    eventually(lambda: installed.box.run(stored, check=False).returncode == 0, "the line is stored", 20)
+    installed.box.output(f"cp -p /tmp/table {table} && millrace units apply")
+    with installed.box.inside(), socket.socket() as stream:
+        assert stream.connect_ex((SYSLOG[0], port)) == errno.ECONNREFUSED
 
 
 def test_no_acknowledged_record_is_lost_when_each_unit_and_the_whole_box_is_restarted_under_load(installed: InstalledBox) -> None:
