@@ -17,7 +17,7 @@ JAVA_MIN=11
 SIZE="about 620 MB to download (456 MB of it PySpark, which has ZooKeeper in it), 900 MB on disk, a minute on a fast line"
 
 # chromium for the console's page; of prometheus only promtool is used, which needs no other package; postgresql for `millrace load`.
-PEER_PACKAGES="kcat rsyslog rsyslog-relp rsyslog-openssl rsyslog-kafka syslog-ng-core systemd-journal-remote chromium chromium-driver prometheus postgresql-15"
+PEER_PACKAGES="kcat rsyslog rsyslog-relp rsyslog-openssl rsyslog-kafka rsyslog-elasticsearch syslog-ng-core systemd-journal-remote chromium chromium-driver prometheus postgresql-15"
 PEER_COMMANDS="usr/bin/kcat usr/sbin/rsyslogd usr/bin/loggen usr/sbin/syslog-ng lib/systemd/systemd-journal-upload lib/systemd/systemd-journal-remote usr/lib/chromium/chromium usr/bin/chromedriver usr/bin/promtool usr/lib/postgresql/15/bin/initdb usr/lib/postgresql/15/bin/postgres"
 
 usage() {

@@ -1,7 +1,7 @@
 """What becomes of batches that were offered, whoever leads: stored, appended and not yet committed, to be offered again, refused for good.
 
-Owned by the outlet; implements `local_leaders.Answers`. Weak: a batch that is refused for good is lost for the senders that nobody answers; the others are told,
-and may send it again for ever.
+Owned by the outlet; implements `local_leaders.Answers`. Weak: a batch that is refused for good is lost for the senders that nobody answers; the others are
+told, and may send it again for ever.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from struct import Struct
 
 from appliance.agents.peer_address import address_text
 from appliance.base.logging import Logger
+from appliance.ingest.accounting import INPUT_BYTES_COUNTER, KERNEL_DROPS_COUNTER
 from appliance.ingest.event import EventSource
 from appliance.ingest.intake import Intake
 from appliance.ingest.listener import Listener
@@ -50,8 +51,8 @@ class DatagramSocket:
         self._units: dict[Peer, Unit] = {}
         self.drained = False
         label = f'{{listener="{listener.name}"}}'
-        self._kernel_drops = counters.counter(f"ingest.kernel_drops{label}")
-        self._input_bytes = counters.counter(f"ingest.input_bytes{label}")
+        self._kernel_drops = counters.counter(KERNEL_DROPS_COUNTER.format(listener=listener.name))
+        self._input_bytes = counters.counter(INPUT_BYTES_COUNTER.format(listener=listener.name))
         self._kernel_drops_seen = counters.counter(f"ingest.kernel_drops_seen{label}")
         self._socket_cookie = counters.counter(f"ingest.udp_socket_cookie{label}")
         sock.setblocking(False)

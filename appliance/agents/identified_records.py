@@ -20,7 +20,7 @@ from appliance.ingest.replay_memory import Known, ReplayMemory
 from appliance.ingest.unit import Outcome, ReplayedStream, Unit
 
 Records = Sequence[Record | bytes]
-Store = Callable[[Unit, Records, Iterable[int], Iterable[tuple[bytes, int]] | None], None]
+Store = Callable[[Unit, Records, Iterable[int], Sequence[tuple[bytes, int]] | None], None]
 _UNKNOWN = (Known.UNDER_WAY, Known.UNSURE)
 
 
@@ -93,10 +93,14 @@ class IdentifiedRecords:
         else:
             self._take_each(unit, memory, records, numbers)
 
+    def is_doubtful(self, unit: Unit, first_ordinal: int) -> bool:
+        """Whether any of these records, which go up from the first, may have been stored before."""
+        memory: _Memory = unit.replay
+        return memory.is_doubtful or first_ordinal < memory.doubtful_below
+
     def is_stored(self, unit: Unit, identity: bytes, ordinal: int, topic: str, is_copy: bool) -> bool:
         """Whether a record was stored in the topic before; counted, if this is where it counts."""
-        memory: _Memory = unit.replay
-        if not (memory.is_doubtful or ordinal < memory.doubtful_below) or not self._memory.has(identity, topic, ordinal):
+        if not self.is_doubtful(unit, ordinal) or not self._memory.has(identity, topic, ordinal):
             return False
         if not is_copy:
             self._books.on_duplicate(unit, 1)

@@ -13,16 +13,13 @@ from appliance.agents.image_follower import ImageFollower
 from appliance.agents.ingest_books import IngestBooks
 from appliance.agents.ingest_disks import IngestDisks
 from appliance.agents.ingest_intake import IngestIntake
-from appliance.agents.ingest_left_over import IngestLeftOver
 from appliance.agents.ingest_listeners import Room, hand_out
 from appliance.agents.ingest_outlet import IngestOutlet
-from appliance.agents.ingest_previous_life import IngestPreviousLife
+from appliance.agents.ingest_past import IngestPast
 from appliance.agents.ingest_settlement import IngestSettlement
-from appliance.agents.ingest_spool import IngestSpool
 from appliance.agents.ingest_topics import IngestTopics
 from appliance.agents.outgoing_batch import OutgoingBatch
 from appliance.agents.producer_id_leases import ProducerIdLeases
-from appliance.agents.replays import Replays
 from appliance.agents.sender_books import SenderBooks
 from appliance.agents.sender_connections import SenderConnections
 from appliance.agents.sender_datagrams import SenderDatagrams
@@ -32,7 +29,7 @@ from appliance.broker.lease_gate import LeaseGate
 from appliance.client.peers import Peers
 from appliance.ingest.accounting import LossReason, read_ledger
 from appliance.ingest.ingest_table import table_of
-from appliance.ingest.listener import SYSLOG_TCP, Transport
+from appliance.ingest.listener import Transport
 from appliance.ipc.box_disks import BoxDisks
 from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.disk_health import DiskHealth
@@ -55,18 +52,11 @@ class IngestAgent:
         self._clock = context.clock
         self._poller = context.poller
         counters, box, log = context.counters, context.box, context.log
-        now_ns = self._clock.monotonic_ns()
         disks = [disk.name for disk in box.disks]
         table = table_of(box)
         self._topic = table.routes.default.topics[0]
         """The one that has to be there before anything is read."""
         self._source = Source(context.layout, context.process_name, context.incarnation, box.integer("ingest.arena.bytes"), box.integer("channel.ring.entries"))
-        state = f"{box.state_directory}/ingest/{context.instance or '0'}"
-        spool = IngestSpool(f"{state}/spool", box.integer("ingest.spool.bytes"), self._clock, counters, log)
-        by_name = {listener.name: listener for listener in table.listeners}
-        found = {label: counters.counter(label).value for label in counters.labels()}
-        self._left_over = IngestLeftOver(spool, found, by_name, lambda name: by_name[SYSLOG_TCP]._replace(name=name))
-        self._previous_life = IngestPreviousLife(context.layout, context.process_name, context.incarnation, counters, log, now_ns, self._left_over.records)
         self._proxies = LogWriterProxies(
             self._source,
             disks,
@@ -88,16 +78,8 @@ class IngestAgent:
         books = IngestBooks(table.listeners, self._senders, counters)
         self._settlement = IngestSettlement(books)
         self._peers = Peers("millrace-ingest", self._poller, self._clock)
-        self._replays = Replays(
-            f"{state}/journal",
-            f"{context.process_name}.{context.incarnation:x}",
-            box.integer("ingest.replay.entries.max"),
-            box.integer("ingest.replay.ms"),
-            self._peers,
-            self._clock,
-            counters,
-            log,
-        )
+        self._past = IngestPast(context, {listener.name: listener for listener in table.listeners}, self._peers, self._writer_incarnation)
+        self._previous_life, self._replays = self._past.life, self._past.replays
         self._outlet = IngestOutlet(
             self._source.arena,
             self._view,
@@ -109,12 +91,12 @@ class IngestAgent:
             self._settlement,
             self._producer_ids,
             self._replays,
-            spool,
+            self._past.spool,
             self._peers,
             lambda placement: not self._lease.is_shut(placement),
             self._on_blocks,
         )
-        self._topics = IngestTopics(box, self._outlet, self._controller, self._clock, log, self._on_stale)
+        self._topics = IngestTopics(box, self._topic, self._outlet, self._controller, self._clock, log, self._on_stale)
         self._intake = IngestIntake(table.listeners, table.router(), self._topics, books, self._settlement, self._replays, self._clock)
         self._box_disks = BoxDisks(context.layout, box)
         self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), lambda _disk, _operation: None, lambda _disk: None)
@@ -144,13 +126,9 @@ class IngestAgent:
         if self._disks.look(now_ns):
             self._outlet.set_dead_disks(self._disks.dead)
             work += 1
-        if not self._left_over.is_done:
-            work += self._left_over.turn(self._replays, self._outlet, now_ns)
-        if not (self._previous_life.settled and self._previous_life.is_final):
-            work += self._previous_life.settle(now_ns, self._writer_incarnation)
         self._topics.ask(now_ns)
         work += self._peers.do_work(now_ns)
-        work += self._replays.do_work(now_ns // 1_000_000, self._view.image, self._previous_life.is_final)
+        work += self._past.turn(now_ns, self._view.image, self._outlet)
         work += self._outlet.do_work(now_ns)
         work += self._settlement.settle()
         if self._drain_until_ns:
@@ -228,10 +206,9 @@ class IngestAgent:
         if lost:
             words = f"{lost} records are lost that nobody took before the stop; counted as shutdown"
             self._context.log.error(words, reason=str(LossReason.SHUTDOWN))
-        self._previous_life.close()
         self._controller.close()
         self._outlet.close()
-        self._replays.close()
+        self._past.close()
         self._peers.close()
         self._lease.close()
         self._proxies.close()

@@ -8,6 +8,8 @@ Weak: lines of one burst are parsed one after the other in pure Python, 4-8 µs 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import repeat
+from typing import Final, cast
 
 from appliance.agents.dead_letters import DeadLetters
 from appliance.agents.identified_records import IdentifiedRecords, Replays
@@ -28,6 +30,7 @@ from appliance.ingest.topic_backlog import Delayed, TopicBacklog
 from appliance.ingest.unit import ReplayedStream, Unit
 
 _TOO_LARGE = Acceptance.TOO_LARGE
+_NO_ADDRESS: Final[tuple[None, int]] = (None, 0)
 
 
 class IngestIntake:
@@ -64,12 +67,7 @@ class IngestIntake:
             self._identified.take(unit, records)
             return
         self._receive(unit, len(records))
-        source = self._inputs[unit.listener.name]
-        collector = self._topics.of(source.plain_topic).collector if source.plain_topic and not unit.topic else None
-        if isinstance(collector, Batcher):
-            self._store_plain(source, collector, unit, records)
-        else:
-            self._store(unit, records, range(unit.record_count - len(records), unit.record_count), None)
+        self._store(unit, records, range(unit.record_count - len(records), unit.record_count), None)
 
     def take_syslog(self, unit: Unit, messages: Sequence[bytes]) -> None:
         source = self._inputs[unit.listener.name]
@@ -140,19 +138,27 @@ class IngestIntake:
         if unparsed:
             self._books.on_odd(unit.listener, origin.host, Oddity.UNPARSED, unparsed)
 
-    def _store_plain(self, source: IngestInput, collector: Batcher, unit: Unit, records: Sequence[Record]) -> None:
-        """The same for records without an identity."""
+    def _store_plain(
+        self,
+        source: IngestInput,
+        collector: Batcher,
+        unit: Unit,
+        records: Sequence[Record],
+        numbers: Iterable[int],
+        addresses: Iterable[tuple[bytes | None, int]],
+    ) -> None:
+        """The same for records of which no route and no memory is asked."""
         arrival_ms, now_ms = self._clock.wall_ms(), self._clock.monotonic_ms()
         append, can_wait, by_host, by_app = collector.append, source.can_wait, source.is_keyed_by_host, source.is_keyed_by_app
         origin = unit.source
         sender = origin.host
         whole = source.events.headers(origin, arrival_ms, False)
-        for number, (value, time_ms, host, app, _, _, _, _, _, is_cut) in enumerate(records, unit.record_count - len(records)):
+        for (value, time_ms, host, app, _, _, _, _, _, is_cut), number, (identity, ordinal) in zip(records, numbers, addresses, strict=False):
             timestamp_ms = arrival_ms if time_ms is None else timestamp_of(time_ms, arrival_ms)
             name = host if by_host else app if by_app else None
             key = name.encode("utf-8", "replace") if name else sender if by_host else None
             event = Event(timestamp_ms, key, value, source.events.headers(origin, arrival_ms, True) if is_cut else whole)
-            outcome = append(event, now_ms, unit, can_wait)
+            outcome = append(event, now_ms, unit, can_wait, identity, ordinal)
             if outcome:
                 if outcome is Acceptance.TAKEN_BEYOND:
                     self.slowed_by = (source.plain_topic, collector.slowed_by)
@@ -161,9 +167,16 @@ class IngestIntake:
                 else:
                     self._books.on_counted(unit, LossReason.OVERFLOW, 1)
 
-    def _store(self, unit: Unit, records: Sequence[Record | bytes], numbers: Iterable[int], addresses: Iterable[tuple[bytes, int]] | None) -> None:
+    def _store(self, unit: Unit, records: Sequence[Record | bytes], numbers: Iterable[int], addresses: Sequence[tuple[bytes, int]] | None) -> None:
         """Route and batch received records of a unit; `numbers` are theirs in it, `addresses` where replay memory looks for them."""
+        if not records:
+            return
         source = self._inputs[unit.listener.name]
+        if source.plain_topic and not unit.topic and not isinstance(records[0], bytes):
+            collector = self._topics.of(source.plain_topic).collector
+            if isinstance(collector, Batcher) and (addresses is None or not self._identified.is_doubtful(unit, addresses[0][1])):
+                self._store_plain(source, collector, unit, cast("Sequence[Record]", records), numbers, addresses or repeat(_NO_ADDRESS))
+                return
         arrival_ms, now_ms = self._clock.wall_ms(), self._clock.monotonic_ms()
         given = source.direct(unit.topic) if unit.topic else None
         address_of = iter(addresses) if addresses is not None else None

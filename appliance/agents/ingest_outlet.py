@@ -1,8 +1,8 @@
 """Where the batches of an ingest go: to the leaders of their partitions, on this box or another, again if need be, until they are stored.
 
 Owned by one ingest agent. Each partition has a lane (`ingest_lane`) with a producer of its own, so that what is offered again is known to the log; who leads it
-says the image (`ingest_places`), how it goes there `local_leaders` and `remote_leaders`, what comes of it `batch_answers`. What waits for a dead disk moves to a
-partition that lives. Batches that nobody takes wait in memory up to their place's budget, then in the spool, then senders do.
+says the image (`ingest_places`), how it goes there `local_leaders` and `remote_leaders`, what comes of it `batch_answers`. What waits for a dead disk moves to
+a partition that lives. Batches that nobody takes wait in memory up to their place's budget, then in the spool, then senders do.
 Weak: a batch that was offered to a dead disk is stored twice if that disk had taken it; and the order of a key's lines holds within a partition: when its
 disk dies or comes back, lines before and after are in two partitions.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from appliance.agents.batch_answers import BatchAnswers, Replays
 from appliance.agents.doubtful_lanes import DoubtfulLanes
-from appliance.agents.ingest_lane import Lane
+from appliance.agents.ingest_lane import UNDER_WAY_MAX, Lane
 from appliance.agents.ingest_lanes import IngestLanes
 from appliance.agents.ingest_places import IngestPlaces, Key
 from appliance.agents.ingest_producers import IngestProducers, ProducerIds
@@ -92,7 +92,11 @@ class IngestOutlet:
     def has_room(self, topic: str, partition: int) -> bool:
         """Whether a batch that is closed now can go at once: if not, it may as well grow."""
         lane = self.lanes.by_key.get((topic, partition))
-        return lane is None or (not lane.waiting and (lane.is_open or not lane.under_way))
+        return lane is None or (not lane.waiting and len(lane.under_way) < (UNDER_WAY_MAX if lane.is_open else 1))
+
+    def holds(self, topic: str) -> bool:
+        """Whether batches of a topic are somewhere on their way."""
+        return any(lane.waiting or lane.under_way or lane.behind for lane in self.lanes.by_key.values() if lane.topic == topic)
 
     # -- in
 

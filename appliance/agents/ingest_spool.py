@@ -17,18 +17,18 @@ Weak spots: a partition whose leader never comes back keeps its file, and with i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
+from appliance.agents.spool_files import Place, SpoolFile, find_batches, spool_path
 from appliance.base.clock import Clock
 from appliance.base.logging import Logger
 from appliance.ingest.share import Share
-from appliance.ingest.spool_records import HEADER, SpooledBatch, SpooledShare, encode_batch, encode_done, read_description, read_header
+from appliance.ingest.spool_records import SpooledBatch, SpooledShare, encode_batch, encode_done
 from appliance.records.crc32c import crc32c
 from appliance.shm.counters import Counters
 from appliance.storage import file_io
 
-SUFFIX: Final = ".spool"
 FILES: Final = 16
 RETRY_MS: Final = 1000
 
@@ -42,27 +42,6 @@ class Spoolable(Protocol):
 
     @property
     def shares(self) -> Sequence[Share]: ...
-
-
-class _Place(NamedTuple):
-    """Where the data of a batch is."""
-
-    number: int
-    file: int
-    position: int
-    size_bytes: int
-    crc: int
-
-
-class _File:
-    """One file; `live` batches are not done."""
-
-    __slots__ = ("live", "number", "size_bytes")
-
-    def __init__(self, number: int, size_bytes: int = 0) -> None:
-        self.number = number
-        self.size_bytes = size_bytes
-        self.live = 0
 
 
 class IngestSpool:
@@ -81,15 +60,15 @@ class IngestSpool:
         self._is_failing = False
         self._fd = -1
         self._retry_at_ms = 0
-        self._files: dict[int, _File] = {}
-        self._places: dict[object, _Place] = {}
+        self._files: dict[int, SpoolFile] = {}
+        self._places: dict[object, Place] = {}
         self._next_number = 0
         self._first_file = 0
         self.left_over: list[SpooledBatch] = []
         """What previous lives left, in order; each is to be given to `adopt`, or to `forget`."""
-        self._left_places: dict[int, _Place] = {}
+        self._left_places: dict[int, Place] = {}
         self.on_done: Callable[[object], None] = lambda _batch: None
-        self._find_files()
+        self._find()
 
     @property
     def size_bytes(self) -> int:
@@ -106,64 +85,23 @@ class IngestSpool:
 
     # -- what previous lives left
 
-    def _find_files(self) -> None:
-        found: dict[int, SpooledBatch] = {}
+    def _find(self) -> None:
         try:
-            if not file_io.exists(self._directory):
-                return
-            names = sorted(name for name in file_io.listdir(self._directory) if name.endswith(SUFFIX) and name[: -len(SUFFIX)].isdigit())
-            for name in names:
-                self._find_batches(int(name[: -len(SUFFIX)]), found)
+            found = find_batches(self._directory, self._on_damage)
         except OSError as error:
+            # It is left to the next life. Files and batches of this one have numbers above all that may be in use.
             self._on_failure("read", error)
-            self._go_past_unknown()
+            self._first_file = self._clock.wall_ms()
+            self._next_number = self._first_file << 20
             return
-        self.left_over = [found[number] for number in sorted(found)]
-        self._next_number = max([self._next_number, *(number + 1 for number in found)])
+        self._files, self._next_number = found.files, found.next_number
+        self.left_over = list(found.batches.values())
+        self._left_places = found.places
         self._remove_done()
 
-    def _go_past_unknown(self) -> None:
-        """What is there cannot be read: it is left to the next life. Files and batches of this one have numbers above all that may be in use."""
-        self._left_places.clear()
-        self._files.clear()
-        self._first_file = self._clock.wall_ms()
-        self._next_number = self._first_file << 20
-
-    def _find_batches(self, number: int, found: dict[int, SpooledBatch]) -> None:
-        fd = file_io.open_path(self._path(number), file_io.READ_ONLY)
-        try:
-            file = self._files[number] = _File(number, file_io.size_of(fd))
-            for batch, place in self._records_of(fd, file):
-                if place is None:
-                    done = self._left_places.pop(batch.number, None)
-                    if done is not None:
-                        self._files[done.file].live -= 1
-                        del found[done.number]
-                else:
-                    found[batch.number] = batch
-                    self._left_places[batch.number] = place
-                    file.live += 1
-                self._next_number = max(self._next_number, batch.number + 1)
-        finally:
-            file_io.close_all([fd])
-
-    def _records_of(self, fd: int, file: _File) -> Iterator[tuple[SpooledBatch, _Place | None]]:
-        """Batches with their places; one that is done without."""
-        position = 0
-        while position < file.size_bytes:
-            header = read_header(file_io.pread_all(fd, position, HEADER.size))
-            content = file_io.pread_all(fd, position, HEADER.size + header.description_bytes) if header else b""
-            described = read_description(header, content) if header else None
-            if header is None or described is None or position + len(content) + header.data_bytes > file.size_bytes:
-                self._damages.add()
-                self._log.warning(f"the spool file {self._path(file.number)} ends in a half-written record at {position}")
-                return
-            data_at = position + len(content)
-            if isinstance(described, int):
-                yield SpooledBatch(described, "", 0, 0, ()), None
-            else:
-                yield described, _Place(described.number, file.number, data_at, header.data_bytes, header.data_crc)
-            position = data_at + header.data_bytes
+    def _on_damage(self, path: str, position: int) -> None:
+        self._damages.add()
+        self._log.warning(f"the spool file {path} ends in a half-written record at {position}")
 
     def adopt(self, batch: object, left: SpooledBatch) -> None:
         """From now on `batch` stands for what was left."""
@@ -191,7 +129,7 @@ class IngestSpool:
             return False
         self._next_number += 1
         file.live += 1
-        self._places[batch] = _Place(spooled.number, file.number, data_at, len(data), data_crc)
+        self._places[batch] = Place(spooled.number, file.number, data_at, len(data), data_crc)
         self._written.add()
         return True
 
@@ -199,7 +137,7 @@ class IngestSpool:
         """Its bytes; None: they cannot be read, or are not what was written. It is lost then."""
         place = self._places[batch]
         try:
-            fd = file_io.open_path(self._path(place.file), file_io.READ_ONLY)
+            fd = file_io.open_path(spool_path(self._directory, place.file), file_io.READ_ONLY)
             try:
                 data = file_io.pread_all(fd, place.position, place.size_bytes)
             finally:
@@ -210,7 +148,7 @@ class IngestSpool:
         if len(data) == place.size_bytes and crc32c(data) == place.crc:
             return data
         self._damages.add()
-        self._log.error(f"the spool file {self._path(place.file)} is damaged at {place.position}: a batch in it is lost")
+        self._log.error(f"the spool file {spool_path(self._directory, place.file)} is damaged at {place.position}: a batch in it is lost")
         return None
 
     def done(self, batch: object) -> None:
@@ -228,10 +166,7 @@ class IngestSpool:
 
     # -- files
 
-    def _path(self, number: int) -> str:
-        return f"{self._directory}/{number:010d}{SUFFIX}"
-
-    def _open(self) -> _File | None:
+    def _open(self) -> SpoolFile | None:
         """The file to write to."""
         if self._fd >= 0:
             file = self._files[max(self._files)]
@@ -243,14 +178,14 @@ class IngestSpool:
         number = max(self._files, default=self._first_file) + 1
         try:
             file_io.make_directories(self._directory)
-            self._fd = file_io.open_path(self._path(number), file_io.CREATE_EMPTY)
+            self._fd = file_io.open_path(spool_path(self._directory, number), file_io.CREATE_EMPTY)
         except OSError as error:
             self._on_failure("opened", error)
             return None
-        file = self._files[number] = _File(number)
+        file = self._files[number] = SpoolFile(number)
         return file
 
-    def _append(self, file: _File, pieces: tuple[bytes, ...]) -> bool:
+    def _append(self, file: SpoolFile, pieces: tuple[bytes, ...]) -> bool:
         size_bytes = sum(map(len, pieces))
         try:
             file_io.write_all(self._fd, pieces, file.size_bytes, size_bytes)
@@ -275,7 +210,7 @@ class IngestSpool:
             if self._files[number].live or (self._fd >= 0 and number == max(self._files)):
                 break
             try:
-                file_io.unlink_if_there(self._path(number))
+                file_io.unlink_if_there(spool_path(self._directory, number))
             except OSError as error:
                 self._on_failure("removed", error)
                 break

@@ -1,6 +1,6 @@
 """The topics that an ingest writes to: a batcher for each that is there, a backlog for each that is being made.
 
-Owned by one ingest agent. A topic is asked of the controller when a record needs it first, and again every second until the image has it; a topic that was made
+Owned by one ingest agent. A topic is asked of the controller when a record needs it, and again every second until the image has it; a topic that was made
 anew under its name begins with a new batcher. Weak: a name that the controller refuses is asked for again and again; the table's names are checked at start.
 """
 
@@ -45,8 +45,12 @@ class IngestTopic:
 class IngestTopics:
     """All of one ingest. `on_too_large`: a record of a backlog that no batch may hold; `on_batched`: every one that was in a backlog."""
 
-    def __init__(self, box: Box, outlet: IngestOutlet, controller: ControllerLink, clock: Clock, log: Logger, on_stale: Callable[[], None]) -> None:
+    def __init__(
+        self, box: Box, default: str, outlet: IngestOutlet, controller: ControllerLink, clock: Clock, log: Logger, on_stale: Callable[[], None]
+    ) -> None:
+        """`default` is needed always: nothing is read before it is there."""
         self._box = box
+        self._default = default
         self._outlet = outlet
         self._controller = controller
         self._clock = clock
@@ -83,6 +87,7 @@ class IngestTopics:
         if image is None or not partitions:
             topic.topic_id = None
             self._missing[topic.name] = topic
+            self._end(topic)
             return
         self._missing.pop(topic.name, None)
         collector = topic.collector
@@ -92,6 +97,13 @@ class IngestTopics:
             collector.resize(len(partitions))
         topic.topic_id = image.topic_id
         collector.limit(int(image.config.get("max.message.bytes", self._box.integer("message.max.bytes"))))
+
+    def _end(self, topic: IngestTopic) -> None:
+        """It is gone: what is open goes to the outlet, what comes waits until it is made again."""
+        if isinstance(topic.collector, Batcher):
+            topic.collector.close_all()
+            self._outlet.put(topic.name, topic.collector.take_ready())
+            topic.collector = TopicBacklog()
 
     def _begin(self, topic: IngestTopic, partition_count: int) -> Batcher:
         """A new batcher; what the old one or the backlog holds goes on."""
@@ -168,13 +180,18 @@ class IngestTopics:
         """Ask the controller for topics that are not there."""
         if self._image.generation == 0:
             return
-        due = [topic for topic in self._missing.values() if now_ns >= topic.ask_at_ns]
+        due = [topic for topic in self._missing.values() if now_ns >= topic.ask_at_ns and self._is_needed(topic)]
         if due:
             for topic in due:
                 topic.ask_at_ns = now_ns + ASK_AGAIN_NS
             partitions = self._box.integer("ingest.syslog.partitions")
             payload = orjson.dumps({"topics": {topic.name: partitions for topic in due}})
             self._controller.request(AUTO_CREATE, payload, CREATE_TIMEOUT_MS, lambda answer: self._on_answer([topic.name for topic in due], answer))
+
+    def _is_needed(self, topic: IngestTopic) -> bool:
+        """Who deletes a topic that nobody writes to does not get it back."""
+        has_backlog = isinstance(topic.collector, TopicBacklog) and len(topic.collector) > 0
+        return topic.name == self._default or has_backlog or self._outlet.holds(topic.name)
 
     def _on_answer(self, names: list[str], answer: bytes | None) -> None:
         self._on_stale()

@@ -142,8 +142,8 @@ class ReplayJournal:
             self._on_failure("written", error)
             return False
         self._position += size_bytes
-        self._bytes.add(size_bytes)
         self._sizes[self._number] = self._position
+        self._bytes.set(sum(self._sizes.values()))
         self._written_ms[self._number] = self._clock.wall_ms()
         if self._is_failing:
             self._is_failing = False

@@ -1,7 +1,7 @@
 """Replays: the one door through which an ingest asks whether something was stored before, and says what it does, so that its next life can answer that.
 
 Owned by one ingest. Memory of identities and streams (`ingest/replay_memory`, `ingest/frame_streams`), the journal that carries both over a crash, and the
-questions to leaders about what the previous lives had under way. In the beginning the journal is read, a file each turn (`is_loaded`); nobody may send
+questions to leaders about what the previous lives had under way. In the beginning the journal is read, 20 ms each turn (`is_loaded`); nobody may send
 before.
 
 Killed with -9, and what a sender's replay meets then:
@@ -15,6 +15,7 @@ Leader moved: the new one is asked; what it does not have is stored when it come
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from appliance.agents.journalled_batches import Asker, JournalledBatches
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 ENTRY_BYTES = 150
 LOOK_MS = 1_000
+LOAD_NS = 20_000_000
+LOADED_AT_ONCE = 200
 
 
 class BatchWithParts(Protocol):
@@ -67,7 +70,8 @@ class Replays:
         self._checkpoint_bytes_max = self._journal.limit_bytes // 4
         self._under_way: dict[BatchWithParts, JournalledBatch] = {}
         self._asked = JournalledBatches(peers, self._on_resolved, now_ms)
-        self._findings: JournalFindings | None = JournalFindings()
+        self._findings: JournalFindings | None = JournalFindings(self.memory)
+        self._reading: Iterator[JournalRecord] = iter(())
         self._next_look_ms = now_ms
         self._found = counters.counter("ingest.replay_batches_found")
         self._found_stored = counters.counter("ingest.replay_batches_found_stored")
@@ -112,19 +116,29 @@ class Replays:
     # -- what previous lives left
 
     def _load(self, findings: JournalFindings, now_ms: int) -> int:
-        if self._journal.unread:
-            for record in self._journal.read_one():
+        deadline_ns = self._clock.monotonic_ns() + LOAD_NS
+        while self._clock.monotonic_ns() < deadline_ns:
+            records = list(islice(self._reading, LOADED_AT_ONCE))
+            for record in records:
                 findings.add(record)
-            return 1
+            if records:
+                continue
+            self.memory.bound_found()
+            if not self._journal.unread:
+                self._take_findings(findings, now_ms)
+                break
+            self._reading = self._journal.read_one()
+        return 1
+
+    def _take_findings(self, findings: JournalFindings, now_ms: int) -> None:
         self._findings = None
         for stream in findings.broken_streams():
             self._streams.add_broken(stream)
-        for batch in findings.take_stored(self.memory):
+        for batch in findings.open_batches():
             self.memory.add_unsure(batch.parts)
             self._asked.add(batch)
             self._found.add()
         self.memory.remember_found(now_ms)
-        return 1
 
     def _on_resolved(self, batch: JournalledBatch, is_stored: bool) -> None:
         self._found_stored.add(is_stored)

@@ -136,7 +136,7 @@ class SenderConnection:
         try:
             header = read_proxy_header(data, self.listener.proxy)
         except BadProxyHeader as error:
-            raise StreamError("proxy-header", f"sends a PROXY header that cannot be read: {error}") from error
+            raise StreamError("proxy-header", f"is turned away: {error}") from error
         if header is None:
             self._head = data
             return b""

@@ -29,6 +29,8 @@ TICKS_A_TURN = 256
 KEEPALIVE_SECONDS = 60
 FINISH_MS_MAX = 30_000
 """How long units under way may keep a connection whose peer has ended its side."""
+STOP_MS_MAX = 5_000
+"""The same while the process stops: who is not answered by then brings it again."""
 LINGER_MS = 2_000
 _BROKEN = select.EPOLLHUP | select.EPOLLERR
 
@@ -294,6 +296,7 @@ class SenderConnections:
         for connection in list(self._connections.values()):
             if not connection.is_finishing and not connection.close_reason:
                 self._on_end(connection, False)
+            connection.deadline_ms = self._clock.monotonic_ms() + STOP_MS_MAX
             self._settle(connection)
 
     @property

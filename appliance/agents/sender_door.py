@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from appliance.agents.peer_address import address_text
 from appliance.agents.sender_stream import PLAIN, SenderStream, StreamError
 from appliance.base.logging import Logger
+from appliance.ingest.accounting import INPUT_BYTES_COUNTER
 from appliance.ingest.event import EventSource
 from appliance.ingest.listener import Listener, Transport
 from appliance.ingest.protocols import session_of
@@ -35,7 +36,7 @@ class SenderDoor:
     def __init__(self, listener: Listener, sock: socket.socket, room: SenderConnections, poller: Poller, counters: Counters, log: Logger) -> None:
         self.listener = listener
         self.source_transport = str(listener.protocol).encode() if listener.protocol != "syslog" else str(listener.transport).encode()
-        self.input_bytes = counters.counter(f'ingest.input_bytes{{listener="{listener.name}"}}')
+        self.input_bytes = counters.counter(INPUT_BYTES_COUNTER.format(listener=listener.name))
         self._socket = sock
         self._room = room
         self._poller = poller

@@ -73,7 +73,7 @@ def _no_password() -> str:
 
 def _words(error: Exception) -> str:
     if isinstance(error, ssl.SSLError):
-        return (error.reason or str(error)).replace("_", " ").lower()
+        return error.reason.replace("_", " ").lower() if error.reason else "what should be in them is not"
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 

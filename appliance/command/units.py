@@ -36,7 +36,7 @@ def apply(config: SettingsOption = SYSTEM_SETTINGS_FILE, root: RootOption = "/")
         print(line)
     if done and root == "/":
         if gone := [line.rpartition("/")[2] for line in done if line.startswith("removed ") and line.endswith(".socket")]:
-            systemctl("stop", *gone)  # nobody serves it any more: who connects shall be refused, and not wait
+            systemctl("stop", *gone)  # from the next start on nobody serves it: who connects then shall be refused, and not wait
         systemctl("daemon-reload")
 
 

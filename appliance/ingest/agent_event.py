@@ -47,15 +47,16 @@ def agent_record(
     """The record of one event of an agent.
 
     `fields`: the sender's, as they came; names that are no text must have been made text (`document.key_text`).
-    `known`: what the protocol itself says, by the document's names. What is in it (even None) is not looked for in `fields`; other names (tag, labels, resource …)
-    are put behind the syslog fields. A message that is no text becomes its JSON.
+    `known`: what the protocol itself says, by the document's names. What is in it (even None) is not looked for in `fields`; other names (tag, labels,
+    resource …) are put behind the syslog fields. A message that is no text becomes its JSON.
     `time_ns`, `time_text`: the protocol's own time; without one it is looked for in `fields`. A text that is no time is kept as `time_text`.
     `raw`: the sender's own bytes, the value where the listener says `raw=yes`; else the JSON of `fields` is.
     `careful`: a value may be NaN or infinite.
     """
     document = _EMPTY.copy()
     document.update(known)
-    rest = fields
+    rest: Mapping[str, Any] = fields
+    moved: list[str] = []
     time_ms = None
     if time_ns is not None:
         time_ms = _put_time(document, time_ns)
@@ -90,9 +91,11 @@ def agent_record(
             document[part] = facility_of(value) if kind is _FACILITY else severity_of_python(value)
             continue
         if not inner:
-            if rest is fields:
-                rest = {**fields}
-            del rest[name]
+            moved.append(name)
+    if moved:
+        rest = left = {**fields}
+        for name in moved:
+            del left[name]
     severity, facility, message = document["severity"], document["facility"], document["message"]
     if severity is not None:
         document["severity_name"] = SEVERITY_NAMES[severity]
@@ -178,4 +181,3 @@ def _reader(time_zone: str) -> TimestampReader:
     import zoneinfo  # 1 MB that only who needs another zone should pay for
 
     return TimestampReader(zoneinfo.ZoneInfo(time_zone))
-

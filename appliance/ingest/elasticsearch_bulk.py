@@ -19,10 +19,12 @@ from appliance.ingest.elasticsearch_filter import AnswerFilter, answer_filter
 from appliance.ingest.elasticsearch_words import busy, error_answer, json_answer, unauthorized
 from appliance.ingest.http_request import WAITING, Answer, Request, Waiting
 from appliance.ingest.intake import RefusedReason
+from appliance.ingest.json_text import has_long_number
+from appliance.ingest.record import Record
 from appliance.ingest.unit import IDENTITY_BYTES, Unit
 
-SLICE_RECORDS: Final = 1_000
-"""So many records are taken before it is asked again whether more can be."""
+SLICE_RECORDS: Final = 64
+"""So many records are read and taken before it is asked again whether more can be; they are still in the processor's caches then."""
 CREATED, BAD_ITEM, BUSY_ITEM = 201, 400, 429
 _STORED_ITEM: Final = {"_version": 1, "result": "created", "_shards": {"total": 1, "successful": 1, "failed": 0}, "status": CREATED}
 
@@ -48,61 +50,68 @@ def document(request: Request) -> Answer | Waiting:
     """`/INDEX/_doc`, `/INDEX/_doc/ID`, `/INDEX/_create/ID`: one document, answered as one."""
     index, document_id = request.arguments["index"], request.arguments.get("id")
     labels = {"index": index} if document_id is None else {"index": index, "id": document_id}
-    item = read_document(Action("create" if "/_create/" in request.pattern else "index", index, document_id, {"labels": labels}), request.body)
-    if item.document is None:
-        request.intake.refuse(request.listener, request.source, RefusedReason.MALFORMED, 1, request.wire_bytes)
-        return error_answer(request, 400, "document_parsing_exception", item.problem)
-    return _Bulk(request, [item], is_single=True).take([item])
+    action = Action("create" if "/_create/" in request.pattern else "index", index, document_id, {"labels": labels})
+    items = [BulkItem(action, request.body)]
+    return _Bulk(request, items, is_single=True).take(items)
 
 
 class _Bulk:
-    """What becomes of the items of one request. It keeps their actions until they are answered, not the documents."""
+    """What becomes of the items of one request. It keeps their actions until they are answered, not their sources."""
 
     def __init__(self, request: Request, items: Sequence[BulkItem], is_single: bool = False) -> None:
         self._request = request
         self._began_ms = request.intake.monotonic_ms()
         self._is_single = is_single
         self._actions = [item.action for item in items]
-        self._problems = {number: item.problem for number, item in enumerate(items) if item.document is None}
-        self._record_items = [number for number, item in enumerate(items) if item.document is not None]
+        self._problems: dict[int, str] = {}
+        self._record_items: list[int] = []
         """Which item each record of the unit is."""
-        self._busy_items: frozenset[int] = frozenset()
-        """Those that could not be taken any more."""
+        self._busy_from = len(items)
+        """The first item that could not be taken any more."""
 
     def take(self, items: Sequence[BulkItem]) -> Waiting:
-        request, numbers = self._request, self._record_items
-        if self._problems:
-            request.intake.refuse(request.listener, request.source, RefusedReason.MALFORMED, len(self._problems))
-        whole = request.identities()
-        identities = self._identities(items) if whole is None else None
+        request = self._request
+        intake, listener, is_plain = request.intake, request.listener, not has_long_number(request.body)
+        is_one_thing = request.identities() is not None
+        identities: list[bytes] | None = None
+        if not is_one_thing and any(action.document_id is not None for action in self._actions):
+            identities = []
+        prefix = request.identity(b"_id") if identities is not None else b""
         unit = request.open_unit(self._answer, identities)
-        for first in range(0, len(numbers), SLICE_RECORDS):
-            if first and whole is None and request.intake.blocked_by(request.listener):
-                self._busy_items = frozenset(numbers[first:])
-                del numbers[first:]
-                if identities is not None:
-                    del identities[first:]
-                break
-            taken = (items[number] for number in numbers[first : first + SLICE_RECORDS])
-            request.intake.take(unit, [agent_record(fields or {}, request.listener, action.known, raw=source) for action, fields, source, _ in taken])
-        request.intake.seal(unit)
+        records: list[Record] = []
+        for number, (action, source, problem) in enumerate(items):
+            if not problem:
+                try:
+                    records.append(agent_record(read_document(source, is_plain), listener, action.known, raw=source))
+                except ValueError as error:
+                    problem = f"failed to parse: {error}"
+            if problem:
+                self._problems[number] = problem
+                continue
+            self._record_items.append(number)
+            if identities is not None:
+                identities.append(self._identity(prefix, number, source))
+            if len(records) == SLICE_RECORDS:
+                intake.take(unit, records)
+                records = []
+                if not is_one_thing and intake.blocked_by(listener):
+                    self._busy_from = number + 1
+                    break
+        if records:
+            intake.take(unit, records)
+        if self._problems:
+            intake.refuse(listener, request.source, RefusedReason.MALFORMED, len(self._problems))
+        intake.seal(unit)
         return WAITING
 
-    def _identities(self, items: Sequence[BulkItem]) -> list[bytes] | None:
-        """One for each record if any has an `_id`; those without get one that nothing else has."""
-        if all(self._actions[number].document_id is None for number in self._record_items):
-            return None
-        prefix = self._request.identity(b"_id")
-        nonce = b"%b %d" % (self._request.source.address, self._request.intake.now_ms())
-        identities = []
-        for number in self._record_items:
-            (_, index, document_id, _), _, source, _ = items[number]
-            if document_id is None:
-                content = b"%b\n%b %d\n%b" % (prefix, nonce, number, source)
-            else:
-                content = b"%b%b\n%b\n%b" % (prefix, index.encode("utf-8", "replace"), document_id.encode("utf-8", "replace"), source)
-            identities.append(hashlib.blake2b(content, digest_size=IDENTITY_BYTES).digest())
-        return identities
+    def _identity(self, prefix: bytes, number: int, source: bytes) -> bytes:
+        """That of an item with an `_id`; one without gets what nothing else has."""
+        _, index, document_id, _ = self._actions[number]
+        if document_id is None:
+            content = b"%b\n%b %d %d\n%b" % (prefix, self._request.source.address, self._request.intake.now_ms(), number, source)
+        else:
+            content = b"%b%b\n%b\n%b" % (prefix, index.encode("utf-8", "replace"), document_id.encode("utf-8", "replace"), source)
+        return hashlib.blake2b(content, digest_size=IDENTITY_BYTES).digest()
 
     def _answer(self, unit: Unit) -> Answer:
         rejected = self._rejected_items(unit)
@@ -112,16 +121,16 @@ class _Bulk:
         writer = _ItemWriter(shown)
         items: list[dict[str, Any]] = []
         for number, action in enumerate(self._actions):
-            if number in self._problems:
+            if number >= self._busy_from:
+                items += writer.refused(action, BUSY_ITEM, "es_rejected_execution_exception", "the record cannot be stored now; send it again")
+            elif number in self._problems:
                 kind = "document_parsing_exception" if action.operation in CARRIES_RECORD else "illegal_argument_exception"
                 items += writer.refused(action, BAD_ITEM, kind, self._problems[number])
-            elif number in self._busy_items:
-                items += writer.refused(action, BUSY_ITEM, "es_rejected_execution_exception", "the record cannot be stored now; send it again")
             elif number in rejected:
                 items += writer.refused(action, BAD_ITEM, "illegal_argument_exception", rejected[number])
             else:
                 items += writer.stored(action)
-        has_errors = bool(self._problems or self._busy_items or rejected)
+        has_errors = bool(self._problems or rejected) or self._busy_from < len(self._actions)
         answer: dict[str, Any] = {"errors": has_errors, "took": max(0, self._request.intake.monotonic_ms() - self._began_ms)}
         if shown is not None:
             answer = shown.apply(answer)
@@ -138,6 +147,8 @@ class _Bulk:
         return rejected
 
     def _single_answer(self, rejected: dict[int, str]) -> Answer:
+        if self._problems:
+            return error_answer(self._request, 400, "document_parsing_exception", self._problems[0])
         if rejected:
             return error_answer(self._request, 400, "illegal_argument_exception", rejected[0])
         stored = {name: value for name, value in _STORED_ITEM.items() if name != "status"}

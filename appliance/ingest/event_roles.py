@@ -1,7 +1,7 @@
 """Which of a sender's field names mean what: `level` is a severity, `hostname` the host, `log` the message.
 
-One table, first name first; `name>inner` looks into an object (`kubernetes>host`), whose value stays where it is. A name in it may be a text, a number, anything:
-whether the value fits is for `agent_event` to see. What a record of given names has is worked out once (senders repeat their names).
+One table, first name first; `name>inner` looks into an object (`kubernetes>host`), whose value stays where it is. A value may be a text, a
+number, anything: whether it fits is for `agent_event` to see. What a record of given names has is worked out once (senders repeat their names).
 Weak: names are guesses about strangers; whatever they are wrong about is still in the event, in one place or the other.
 """
 

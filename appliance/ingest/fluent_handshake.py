@@ -1,7 +1,7 @@
 """The shared-key handshake of Fluent's forward protocol: HELO from us, PING from the sender, PONG from us; each side proves that it knows the key.
 
-Owned by one connection; imported by the first one whose listener has a `shared-key` (hashlib brings OpenSSL). Chance is an argument. Neither side sends the key,
-but a SHA-512 over salt, name, nonce and key, as version 1 of the protocol says.
+Owned by one connection; imported by the first one whose listener has a `shared-key` (hashlib brings OpenSSL). Chance is an argument. Neither side sends the
+key, but a SHA-512 over salt, name, nonce and key, as version 1 of the protocol says.
 Weak: users and passwords of the protocol are not asked for; certificates of clients (TLS) do more.
 """
 

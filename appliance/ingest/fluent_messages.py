@@ -1,14 +1,15 @@
 """The four forms of a message of Fluent's forward protocol (v1), and their entries as records.
 
-Pure functions over whole messages: `[tag, time, record, option?]` (Message), `[tag, [[time, record], …], option?]` (Forward), `[tag, bytes, option?]` (PackedForward, and
-CompressedPackedForward with `compressed: gzip` or `zstd`). Entries are decoded some at a time. An entry that is none is kept as an event with
-`parsed: false`; so is a chunk that cannot be opened, and one of metrics or traces (`fluent_signal`), which have no entries.
+Pure functions over whole messages: `[tag, time, record, option?]` (Message), `[tag, [[time, record], …], option?]` (Forward), `[tag, bytes, option?]`
+(PackedForward, and CompressedPackedForward with `compressed: gzip` or `zstd`). Entries are decoded some at a time. An entry that is none is kept as an event
+with `parsed: false`; so is a chunk that cannot be opened, and one of metrics or traces (`fluent_signal`), which have no entries.
 Weak: `size` in the options is not believed, and not looked at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from struct import Struct
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -21,8 +22,8 @@ from appliance.ingest.msgpack_stream import decode_in_pieces, decode_objects, ha
 from appliance.ingest.record import Record
 
 _NS: Final = 1_000_000_000
-_EVENT_TIME, _EVENT_TIME_BYTES = 0, 8
-"""The extension type of a time: seconds and nanoseconds, 32 bits each."""
+_EVENT_TIME, _EVENT_TIME_LAYOUT = 0, Struct(">II")
+"""The extension type of a time: seconds and nanoseconds."""
 _LARGE_BYTES: Final = 1 << 18
 _COMPRESSIONS: Final = ("gzip", "zstd")
 _LOGS: Final = 0
@@ -80,7 +81,7 @@ def _second_at(data: bytes) -> int:
         unpacker.skip()
     except (msgpack.UnpackException, ValueError):
         return 0
-    return unpacker.tell()
+    return int(unpacker.tell())
 
 
 def _read_large_forward(data: bytes) -> Message | None:
@@ -140,14 +141,14 @@ def records_of(message: Message, listener: Listener) -> Iterator[tuple[list[Reco
     except NotCompressed as problem:
         yield [unparsed_record(message.packed, str(problem), listener, known)], 1
         return
-    ends, problem = split_objects(entries)
+    ends, behind = split_objects(entries)
     for decoded, _first, piece in decode_in_pieces(entries, ends):
         if decoded == [None]:
             yield [unparsed_record(piece, "not an entry that can be decoded", listener, known)], 1
         else:
             yield _records(decoded, listener, known, may_hold_nan(piece))
-    if problem:
-        yield [unparsed_record(entries[ends[-1] if ends else 0 :], problem, listener, known)], 1
+    if behind:
+        yield [unparsed_record(entries[ends[-1] if ends else 0 :], behind, listener, known)], 1
 
 
 def _opened(message: Message, opened_bytes_max: int) -> bytes:
@@ -184,8 +185,9 @@ def _records(entries: Sequence[Any], listener: Listener, known: dict[str, Any], 
 
 def _time_of(time: Any) -> tuple[int | None, str]:
     kind = type(time)
-    if kind is Extension and time.code == _EVENT_TIME and len(time.data) == _EVENT_TIME_BYTES:
-        return int.from_bytes(time.data[:4], "big") * _NS + int.from_bytes(time.data[4:], "big"), ""
+    if kind is Extension and time.code == _EVENT_TIME and len(time.data) == _EVENT_TIME_LAYOUT.size:
+        seconds, nanoseconds = _EVENT_TIME_LAYOUT.unpack(time.data)
+        return seconds * _NS + nanoseconds, ""
     if kind is int or kind is float:
         time_ns = epoch_ns(time)  # milliseconds from some loggers
         return (time_ns, "") if time_ns is not None else (None, deep_text(time))

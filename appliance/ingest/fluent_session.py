@@ -1,8 +1,8 @@
 """Fluent's forward protocol (v1) on one connection: chunks are acknowledged when their records are where the listener's `acks` wants them.
 
-Owned by one connection. A message with `chunk` is a unit with one identity, the chunk's id: sent again, on whatever connection, it is not stored again. Each chunk is
-answered `{"ack": chunk}` when it settles, in whatever order; one that is refused for now is not answered, and the connection ends: the sender brings it
-again. Messages without `chunk` are one unit that nobody waits for. `nil` is a heartbeat of senders that have nothing to say.
+Owned by one connection. A message with `chunk` is a unit with one identity, the chunk's id: sent again, on whatever connection, it is not stored again. Each
+chunk is answered `{"ack": chunk}` when it settles, in whatever order; one that is refused for now is not answered, and the connection ends: the sender brings
+it again. Messages without `chunk` are one unit that nobody waits for. `nil` is a heartbeat of senders that have nothing to say.
 What cannot be read (no msgpack, no message) ends the connection; entries that cannot be read are kept (`fluent_messages`).
 
 Weak: heartbeats over UDP are not answered (`heartbeat_type transport` or `none` at the sender); the old form in JSON is no message; a chunk id counts for a

@@ -11,9 +11,9 @@ from __future__ import annotations
 import binascii
 from collections.abc import Callable
 from struct import Struct
-from typing import TYPE_CHECKING
 
 from appliance.ingest.bounded_inflate import NotCompressed, TooLarge, inflate
+from appliance.ingest.http2_stream import Reply
 from appliance.ingest.http_exchange import count
 from appliance.ingest.http_request import BUSY_SECONDS, Answer, Request
 from appliance.ingest.http_wire import has_token
@@ -23,9 +23,6 @@ from appliance.ingest.otlp_answers import as_any, encode_status, encode_success,
 from appliance.ingest.otlp_protobuf import read_protobuf
 from appliance.ingest.otlp_reading import BadPayload, TooManyRecords
 from appliance.ingest.unit import Unit
-
-if TYPE_CHECKING:
-    from appliance.ingest.http2_session import Reply
 
 GRPC_TYPES = (b"application/grpc", b"application/grpc+proto")
 EXPORT_PATH = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
@@ -124,8 +121,6 @@ class GrpcCall:
 
     def reply(self) -> Reply:
         """Header, message and trailers; an error is all header."""
-        from appliance.ingest.http2_session import Reply
-
         headers = [(b":status", b"200"), (b"content-type", b"application/grpc")]
         if self._error is None:
             return Reply(headers, _PREFIX.pack(0, len(self._message)) + self._message, [(b"grpc-status", b"0")])
@@ -141,9 +136,11 @@ class GrpcCall:
     def _open(self, request: Request, body: bytes) -> bytes | None:
         """The one message of a body, or None: then the call has failed."""
         if len(body) < _PREFIX.size or (size := _PREFIX.unpack_from(body)[1]) > len(body) - _PREFIX.size:
-            return self._malformed(request, "the call ended inside its message")
+            self._malformed(request, "the call ended inside its message")
+            return None
         if size < len(body) - _PREFIX.size:
-            return self._malformed(request, "Export takes one message")
+            self._malformed(request, "Export takes one message")
+            return None
         message = body[_PREFIX.size :]
         if not body[0]:
             return message

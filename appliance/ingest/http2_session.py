@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
 
 import h2.config
 import h2.connection
@@ -20,6 +19,7 @@ import h2.exceptions
 import h2.settings
 
 from appliance.ingest.grpc_call import GRPC_TYPES, GrpcCall
+from appliance.ingest.http2_stream import Stream, reply_of
 from appliance.ingest.http_exchange import Exchange
 from appliance.ingest.http_request import Request
 from appliance.ingest.http_wire import split_target
@@ -29,6 +29,8 @@ from appliance.ingest.session import Connection
 STREAMS_MAX = 64
 STREAM_WINDOW_BYTES = 262_144
 CONNECTION_WINDOW_BYTES = STREAMS_MAX * STREAM_WINDOW_BYTES
+FRAME_BYTES_MAX = 65536
+"""Four times the default: every frame costs 50 µs, whatever is in it."""
 CREDIT_BYTES_MIN = 65536
 """Windows are opened by so much at a time, not by every frame."""
 BODIES_BYTES_MAX = 4 << 20
@@ -39,55 +41,6 @@ CHEAP_FRAMES_A_REQUEST = 8
 UNSENT_BYTES_MAX = 262_144
 KEPT_IDLE_FACTOR = 10
 _RESET_COST, _SETTINGS_COST = 4, 4
-Headers = list[tuple[bytes, bytes]]
-
-
-class Reply:
-    """What goes back on a stream: header, data, trailers (empty: none)."""
-
-    __slots__ = ("data", "headers", "trailers")
-
-    def __init__(self, headers: Headers, data: bytes, trailers: Headers) -> None:
-        self.headers = headers
-        self.data = data
-        self.trailers = trailers
-
-
-class Call(Protocol):
-    """A request on a stream: an `Exchange` or a `GrpcCall`."""
-
-    @property
-    def unsettled_bytes(self) -> int: ...
-
-    @property
-    def taken_bytes(self) -> int: ...
-
-    @property
-    def is_stream(self) -> bool: ...
-
-    def begin(self) -> None: ...
-
-    def take(self, data: bytes) -> None: ...
-
-    def end(self) -> None: ...
-
-    def abandon(self) -> None: ...
-
-    def forget(self) -> None: ...
-
-
-class Stream:
-    """One stream. `owed_bytes` were received and are not granted again yet."""
-
-    __slots__ = ("call", "heard_ms", "is_whole", "owed_bytes", "rest", "trailers")
-
-    def __init__(self, now_ms: int) -> None:
-        self.call: Call
-        self.heard_ms = now_ms
-        self.is_whole = False
-        self.owed_bytes = 0
-        self.rest: bytes | None = None  # of the answer, when the peer's window is full
-        self.trailers: Headers = []
 
 
 class Http2Session:
@@ -98,7 +51,12 @@ class Http2Session:
         self._listener = connection.listener
         self._h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False, header_encoding=None))
         codes = h2.settings.SettingCodes
-        values = {codes.MAX_CONCURRENT_STREAMS: STREAMS_MAX, codes.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES, codes.MAX_HEADER_LIST_SIZE: 65536}
+        values = {
+            codes.MAX_CONCURRENT_STREAMS: STREAMS_MAX,
+            codes.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
+            codes.MAX_FRAME_SIZE: FRAME_BYTES_MAX,
+            codes.MAX_HEADER_LIST_SIZE: 65536,
+        }
         self._h2.local_settings = h2.settings.Settings(client=False, initial_values=values)
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(CONNECTION_WINDOW_BYTES - 65535)
@@ -254,7 +212,7 @@ class Http2Session:
         stream = self._streams.get(stream_id)
         if stream is None or self._is_lost:
             return
-        reply = stream.call.reply() if isinstance(stream.call, GrpcCall) else _reply_of(stream.call)
+        reply = stream.call.reply() if isinstance(stream.call, GrpcCall) else reply_of(stream.call)
         stream.rest, stream.trailers = reply.data, reply.trailers
         has_more = bool(reply.data or reply.trailers)
         try:
@@ -328,15 +286,3 @@ class Http2Session:
 
     def _refuse(self, reason: RefusedReason) -> None:
         self._connection.intake.refuse(self._listener, self._connection.source, reason)
-
-
-def _reply_of(call: Call) -> Reply:
-    assert isinstance(call, Exchange) and call.answer is not None
-    answer = call.answer
-    headers: Headers = [(b":status", b"%d" % answer.status)]
-    if answer.body:
-        headers.append((b"content-type", answer.content_type))
-    if answer.status != 204:
-        headers.append((b"content-length", b"%d" % len(answer.body)))
-    headers += [(name.lower(), value) for name, value in answer.headers]
-    return Reply(headers, b"" if call.is_head else answer.body, [])

@@ -39,7 +39,8 @@ class Path(NamedTuple):
 
     @property
     def endpoint(self) -> Endpoint:
-        return self._load(self.function)
+        endpoint: Endpoint = self._load(self.function)
+        return endpoint
 
     @property
     def busy_answer(self) -> Callable[[Request], Answer]:
@@ -62,7 +63,7 @@ def _splunk(path: str, function: str, stores: bool = True) -> Path:
 
 
 def _elastic(methods: tuple[str, ...], path: str, module: str, function: str) -> Path:
-    words = "Elasticsearch" if path == "/_bulk" else ""
+    words = "Elasticsearch, with what its clients ask before they send" if path == "/_bulk" else ""
     return Path(methods, path, module, function, words, busy="busy", unauthorized="unauthorized")
 
 

@@ -12,7 +12,7 @@ WORDS = "Millrace ingests logs here"
 
 def root(request: Request) -> Answer:
     """What this is, and its inputs; and what Elasticsearch's clients look for before they send anything."""
-    inputs = [{"methods": path.methods, "path": path.pattern, "what": path.words} for path in PATHS]
+    inputs = [{"methods": path.methods, "path": path.pattern, "what": path.words} for path in PATHS if path.words]
     return json_answer(request, 200, {"what": WORDS, **root_document(), "inputs": inputs})
 
 

@@ -8,6 +8,7 @@ nothing is kept, and it comes out as None, so that the stream goes on behind it.
 from __future__ import annotations
 
 from struct import Struct
+from typing import cast
 
 NAME_BYTES_MAX = 256
 """systemd's own names have 64 at most."""
@@ -83,7 +84,7 @@ class JournalExportReader:
             return 0
         pairs = [line.split(b"=", 1) for line in data[position:entry_end].split(b"\n")]
         try:
-            entry: Entry = dict(pairs)  # type: ignore[arg-type]
+            entry = cast("Entry", dict(pairs))
         except ValueError:
             return 0
         if len(entry) != len(pairs) or len(pairs) > FIELDS_MAX or b"" in entry or max(map(len, entry)) > NAME_BYTES_MAX:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from appliance.ingest.alignment import DIGEST_BYTES
 from appliance.ingest.frame_stream import REMEMBERED_FRAMES, FrameStream
-from appliance.ingest.journal_records import Done, Forgotten, Frames, JournalledBatch, JournalRecord, Stored
+from appliance.ingest.journal_records import Done, Forgotten, Frames, JournalledBatch, JournalRecord
 from appliance.ingest.ordinals import Ordinals
 from appliance.ingest.replay_memory import ReplayMemory
 
@@ -18,42 +18,48 @@ _Stamp = tuple[int, int, int]
 
 
 class JournalFindings:
-    """`add` every record, oldest first; then take what came of it."""
+    """`add` every record, oldest first; what is stored the memory knows at once. Then take what is open."""
 
-    def __init__(self) -> None:
-        self._batches: dict[_Stamp, tuple[int, JournalledBatch]] = {}
-        """With the number of the record."""
-        self._done: dict[_Stamp, bool] = {}
+    def __init__(self, memory: ReplayMemory) -> None:
+        self._memory = memory
+        self._open: dict[_Stamp, JournalledBatch] = {}
         self._streams: dict[bytes, FrameStream] = {}
-        self._stored: list[Stored] = []
-        self._forgotten: dict[bytes, int] = {}
-        """What stands before the record with this number does not count."""
-        self._records = 0
 
     def add(self, record: JournalRecord) -> None:
-        self._records += 1
         if isinstance(record, JournalledBatch):
-            self._batches[record.stamp] = self._records, record
+            self._open[record.stamp] = record
         elif isinstance(record, Done):
-            self._done[record[:3]] = record.is_stored
+            batch = self._open.pop(record[:3], None)
+            if batch is not None and record.is_stored:
+                self._memory.add_stored(batch.topic, batch.parts)
         elif isinstance(record, Frames):
             self._add_frames(record)
         elif isinstance(record, Forgotten):
-            self._streams.pop(record.identity, None)
-            self._forgotten[record.identity] = self._records
+            self._forget(record.identity)
         else:
-            self._stored.append(record)
+            for first, count in Ordinals(record.first, record.bits).runs():
+                self._memory.add_stored(record.topic, [(record.identity, first, count)])
+
+    def _forget(self, identity: bytes) -> None:
+        """What comes under it from here on is new."""
+        self._streams.pop(identity, None)
+        self._memory.forget(identity)
+        for stamp, batch in self._open.items():
+            if any(part[0] == identity for part in batch.parts):
+                self._open[stamp] = batch._replace(parts=[part for part in batch.parts if part[0] != identity])
 
     def _add_frames(self, record: Frames) -> None:
         stream = self._streams.get(record.identity)
         if stream is None or not stream.base <= record.first_serial <= stream.end:
             stream = self._streams[record.identity] = FrameStream((record.listener, record.host), record.identity, record.first_serial)
+            self._memory.keep(record.identity)
         known = (stream.end - record.first_serial) * DIGEST_BYTES
         stream.digests += record.digests[known:]
         surplus = stream.end - stream.base - REMEMBERED_FRAMES
         if surplus > REMEMBERED_FRAMES:
             del stream.digests[: surplus * DIGEST_BYTES]
             stream.base += surplus
+            self._memory.trim_stream(record.identity)
 
     def broken_streams(self) -> Iterator[FrameStream]:
         """All that had no clean end; of what was answered only as much is known as is stored."""
@@ -62,19 +68,6 @@ class JournalFindings:
             stream.journalled_end = stream.end
             yield stream
 
-    def take_stored(self, memory: ReplayMemory) -> list[JournalledBatch]:
-        """Tell the memory what is stored; the batches of which that is not known are left."""
-        for record in self._stored:
-            for first, count in Ordinals(record.first, record.bits).runs():
-                memory.add_stored(record.topic, [(record.identity, first, count)])
-        unknown = []
-        for stamp, (number, found) in self._batches.items():
-            batch = found._replace(parts=[part for part in found.parts if self._forgotten.get(part[0], 0) < number])
-            is_stored = self._done.get(stamp)
-            if not batch.parts:
-                continue
-            if is_stored is None:
-                unknown.append(batch)
-            elif is_stored:
-                memory.add_stored(batch.topic, batch.parts)
-        return unknown
+    def open_batches(self) -> list[JournalledBatch]:
+        """Those whose end nobody wrote down."""
+        return [batch for batch in self._open.values() if batch.parts]

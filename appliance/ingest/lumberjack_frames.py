@@ -1,7 +1,7 @@
 """The frames of Lumberjack v2 (Beats): a stream into events with their sequence numbers.
 
-Owned by one connection; no socket. `2W` count begins a window, `2J` sequence JSON is an event, `2C` holds frames compressed by zlib (no `2C` in it). A frame is whole
-before it is looked at, and no larger than the listener allows; what a `2C` holds is bounded, too. Version 1 (`1W`, `1D`) ends the stream.
+Owned by one connection; no socket. `2W` count begins a window, `2J` sequence JSON is an event, `2C` holds frames compressed by zlib (no `2C` in it). A frame is
+whole before it is looked at, and no larger than the listener allows; what a `2C` holds is bounded, too. Version 1 (`1W`, `1D`) ends the stream.
 Weak: the old data frames (`2D`, pairs of texts), which no Beat sends, end it, too; events beyond the count of a window are taken like the others.
 """
 
@@ -28,7 +28,7 @@ class Event(NamedTuple):
 class Window(NamedTuple):
     """So many events are sent before the sender waits."""
 
-    count: int
+    event_count: int
 
 
 class LumberjackSplitter:

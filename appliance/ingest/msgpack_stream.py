@@ -22,6 +22,8 @@ CONTAINERS_MAX: Final = 1_000_000
 """Maps and lists in one object: an empty one takes a byte to send and eighty to keep."""
 _FEW_BYTES = CONTAINERS_MAX
 _NOT_CONTAINERS = bytes(byte for byte in range(256) if not (0x80 <= byte <= 0x9F or 0xDC <= byte <= 0xDF))
+_FLOATS = (b"\xcb", b"\xca")
+_ONES = (b"\x7f", b"\xff")
 PIECE_BYTES: Final = 1 << 18
 """As much is decoded at a time, or one object."""
 _RECEIVED_BYTES_MAX = 1 << 20
@@ -144,9 +146,7 @@ def decode_objects(data: bytes, ends: Sequence[int]) -> list[Any]:
 
 def decode_slowly(data: bytes) -> Any:
     """One whole object with keys of any kind."""
-    unpacker = msgpack.Unpacker(
-        max_buffer_size=0, unicode_errors="surrogateescape", ext_hook=Extension, strict_map_key=False, object_pairs_hook=_map_of
-    )
+    unpacker = msgpack.Unpacker(max_buffer_size=0, unicode_errors="surrogateescape", ext_hook=Extension, strict_map_key=False, object_pairs_hook=_map_of)
     unpacker.feed(data)
     try:
         return unpacker.unpack()
@@ -167,7 +167,16 @@ def _map_of(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
 
 def may_hold_nan(data: bytes) -> bool:
     """Whether a float of this msgpack may be NaN or infinite: its exponent begins with ones."""
-    return (b"\xcb" in data and (b"\xcb\x7f" in data or b"\xcb\xff" in data)) or (b"\xca" in data and (b"\xca\x7f" in data or b"\xca\xff" in data))
+    return any(_is_followed_by_ones(data, kind) for kind in _FLOATS)
+
+
+def _is_followed_by_ones(data: bytes, kind: bytes) -> bool:
+    position = data.find(kind)
+    while position >= 0:
+        if data[position + 1 : position + 2] in _ONES:
+            return True
+        position = data.find(kind, position + 1)
+    return False
 
 
 def pack(value: Any) -> bytes:

@@ -1,8 +1,9 @@
 """OTLP's log requests in protobuf: found record by record by hand, each record read by protobuf's library.
 
 Owned by nobody. Two bytes of a message can become a hundred in memory, so a request is never parsed as a whole: one record at a time is, and no record is
-larger than `MESSAGE_BYTES_MAX`. One that cannot be parsed is kept as an event with `parsed: false`, like a bad line of a file; a request whose records cannot be told
-apart is refused. The library and OpenTelemetry's schema (12 MB) are imported by the first request. Weak: what a newer schema puts beside the records (entities of a resource, profiles) is skipped.
+larger than `MESSAGE_BYTES_MAX`. One that cannot be parsed is kept as an event with `parsed: false`, like a bad line of a file; a request whose records
+cannot be told apart is refused. The library and OpenTelemetry's schema (12 MB) are imported by the first request. Weak: what a newer schema puts beside the
+records (entities of a resource, profiles) is skipped.
 """
 
 from __future__ import annotations

@@ -57,19 +57,23 @@ class ReplayMemory:
         self._entries_max: Final = entries_max
         self._keep_ms: Final = keep_ms
         self._entries: dict[bytes, _Entry] = {}
+        self._runs: dict[bytes, tuple[str, int, int]] = {}
+        """Of which nothing is known but one run that is stored (topic, first, count): nearly all that a previous life leaves, and entries are large."""
         self._settled_ms: dict[bytes, int] = {}
-        """Identities that settled, oldest first; one that is not in `_entries` was stored whole."""
+        """Identities that settled, oldest first; one that is neither in `_entries` nor in `_runs` was stored whole."""
         self._kept: set[bytes] = set()
         self._now_known: list[OnKnown] = []
 
     def __len__(self) -> int:
-        return len(self._settled_ms.keys() | self._entries.keys())
+        return len(self._settled_ms) + sum(identity not in self._settled_ms for identity in self._entries)
 
     # -- asking
 
     def look(self, identity: bytes) -> Known:
         entry = self._entries.get(identity)
         if entry is None:
+            if identity in self._runs:
+                return Known.PARTLY
             return Known.STORED if identity in self._settled_ms else Known.NEW
         if entry.is_under_way:
             return Known.UNDER_WAY
@@ -81,6 +85,9 @@ class ReplayMemory:
         """Whether this record is stored in that topic."""
         entry = self._entries.get(identity)
         if entry is None:
+            run = self._runs.get(identity)
+            if run is not None:
+                return run[0] == topic and run[1] <= ordinal < run[1] + run[2]
             return identity in self._settled_ms
         stored = entry.stored.get(topic)
         return stored is not None and ordinal in stored
@@ -106,7 +113,7 @@ class ReplayMemory:
 
     def begin(self, identity: bytes) -> None:
         """Its records are being taken."""
-        entry = self._entries.setdefault(identity, _Entry())
+        entry = self._entry_of(identity)
         check(not entry.is_under_way and not entry.unsure, "an identity is taken by one unit at a time, and when its past is known")
         entry.is_under_way = True
         self._settled_ms.pop(identity, None)
@@ -128,15 +135,18 @@ class ReplayMemory:
         for identity, first, count in parts:
             entry = self._entries.get(identity)
             if entry is None:
-                if identity in self._settled_ms:
-                    continue  # it is known whole
-                entry = self._entries[identity] = _Entry()
+                if identity in self._runs or identity in self._kept:
+                    entry = self._entry_of(identity)
+                else:
+                    if identity not in self._settled_ms:  # else it is known whole
+                        self._runs[identity] = topic, first, count
+                    continue
             entry.stored.setdefault(topic, Ordinals()).add(first, count)
 
     def add_unsure(self, parts: Iterable[Part]) -> None:
         """A batch of the previous life, of which nothing is known yet; `resolve` ends that."""
         for identity in {identity for identity, _, _ in parts}:
-            self._entries.setdefault(identity, _Entry()).unsure += 1
+            self._entry_of(identity).unsure += 1
 
     def resolve(self, topic: str, parts: Iterable[Part], is_stored: bool, now_ms: int) -> None:
         """What became of a batch given to `add_unsure`."""
@@ -165,6 +175,7 @@ class ReplayMemory:
         """Its sender will not send it again."""
         self._kept.discard(identity)
         self._settled_ms.pop(identity, None)
+        self._runs.pop(identity, None)
         entry = self._entries.get(identity)
         if entry is not None and not entry.is_under_way and not entry.unsure:
             del self._entries[identity]
@@ -201,9 +212,26 @@ class ReplayMemory:
 
     def remember_found(self, now_ms: int) -> None:
         """What `add_stored` told of identities that nobody began counts from now on as settled: it is all that previous lives left."""
-        for identity, entry in list(self._entries.items()):
-            if not entry.is_under_way and not entry.unsure and identity in self._entries:
-                self._remember(identity, now_ms)
+        self._settled_ms.update(dict.fromkeys(self._runs, now_ms))
+        for identity, entry in self._entries.items():
+            if not entry.is_under_way and not entry.unsure and identity not in self._kept:
+                self._settled_ms[identity] = now_ms
+        self.expire(now_ms)
+
+    def bound_found(self) -> None:
+        """While a previous life is being read: no more than is kept."""
+        while len(self._runs) > self._entries_max:
+            del self._runs[next(iter(self._runs))]
+
+    def _entry_of(self, identity: bytes) -> _Entry:
+        entry = self._entries.get(identity)
+        if entry is None:
+            entry = self._entries[identity] = _Entry()
+            run = self._runs.pop(identity, None)
+            if run is not None:
+                entry.stored[run[0]] = Ordinals()
+                entry.stored[run[0]].add(run[1], run[2])
+        return entry
 
     def _remember(self, identity: bytes, now_ms: int) -> None:
         if identity in self._kept:

@@ -42,7 +42,7 @@ def severity_of(value: object) -> int | None:
     if type(value) is bytes:
         return _severity_of_text(value.decode("utf-8", "replace"))
     if type(value) is int or (type(value) is float and value.is_integer()):
-        return int(value) if 0 <= value <= 7 else _TENS.get(int(value))  # type: ignore[operator,call-overload,no-any-return]
+        return int(value) if 0 <= value <= 7 else _TENS.get(int(value))
     return None
 
 

@@ -219,7 +219,7 @@ def stamp_producer(buffer: bytearray | memoryview, producer_id: int, producer_ep
 
 
 def as_produced(buffer: bytearray | memoryview) -> None:
-    """Take off what a log stamped on the one batch in `buffer`: it may be offered again, anywhere. The CRC is old after that (`stamp_producer` sets it anew)."""
+    """Take off what a log stamped on the one batch in `buffer`: it may be offered again, anywhere. The CRC is wrong after that; `stamp_producer` sets it."""
     (batch_length,) = _LENGTH.unpack_from(buffer, BATCH_LENGTH_AT)
     _OFFSET_LENGTH_EPOCH.pack_into(buffer, 0, 0, batch_length, -1)
     (attributes,) = _ATTRIBUTES.unpack_from(buffer, ATTRIBUTES_AT)

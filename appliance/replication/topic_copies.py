@@ -2,7 +2,7 @@
 
 Such a topic is made as soon as somebody needs it, often by the first box of a cluster while it is alone; nobody ordered it, so nobody would give it more
 replicas later. `agents/topic_copies.py` does. New replicas go to racks without one first, then to the box with the fewest of the topic; first replicas go
-round the boxes, so that each leads some of the partitions (an ingest stores into those that its own box leads). Nothing is ever taken away. Weak spot: free
+round the boxes, so that each leads some of the partitions. Nothing is ever taken away. Weak spot: free
 space of other boxes is not looked at.
 """
 

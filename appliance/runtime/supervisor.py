@@ -47,6 +47,7 @@ LEAVE_MS = 3_000
 KILLED_MS = 3_000
 """A killed process that is not gone by then waits in the kernel for its disk; a stop goes on without it."""
 NOTICE_MS = 10_000
+TRIM_BYTES = 16 << 20
 CANNOT_START = "millrace cannot start:\n"
 JVM_STOPPED = 128 + signal.SIGTERM
 """How a JVM ends that was asked to."""
@@ -138,6 +139,9 @@ class Supervisor:
         environment[RUNTIME_VARIABLE] = self.layout.runtime_directory
         environment["NOTIFY_SOCKET"] = self._notify.path
         environment.setdefault("MALLOC_ARENA_MAX", "2")  # glibc gives every thread an arena of its own otherwise
+        if child.kind == "ingest":
+            # Else glibc gives the memory of each request back to the kernel, and the next one pays for its pages again (10 % of OTLP's time).
+            environment.setdefault("MALLOC_TRIM_THRESHOLD_", str(TRIM_BYTES))
         names = listen_names(child.kind, self._prepared.listening.sockets)
         sockets = [self._prepared.listening.sockets[name] for name in names]
         if sockets:

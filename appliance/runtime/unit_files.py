@@ -68,8 +68,8 @@ def plan_units(box: Box, mount_points: Mapping[str, str]) -> UnitPlan:
     if box.embedded_zookeeper:
         memory = f"MemoryMax={box.integer('zookeeper.heap.mb') + JVM_OVERHEAD_MIB}M"
         drop_ins["millrace-zookeeper.service"] = _section("Service", [memory, f"ReadWritePaths={state}"])
-    if box.sender_sockets:
-        drop_ins["millrace-ingest@.service"] = _section("Service", [f"Sockets={' '.join(map(sender_unit, box.sender_sockets))}"])
+    listens = [f"Sockets={' '.join(map(sender_unit, box.sender_sockets))}"] if box.sender_sockets else []
+    drop_ins["millrace-ingest@.service"] = _section("Service", [*listens, f"ReadWritePaths={state}"])
     for disk in box.disks:
         bound = _section("Unit", _mount_lines(disk.path, mount_points[disk.path]))
         drop_ins[unit_name(f"log-writer@{disk.name}")] = bound + _section("Service", [f"ReadWritePaths={disk.path} {state}"])

@@ -1,6 +1,6 @@
 """RELP: lines acknowledged per second, each when it is stored; and the books compared: acknowledged = stored, and the log holds it.
 
-Weak spot: the clients are ours (`generators/relp_sender.py`); a real rsyslog takes 10 µs of CPU a line, and two cores have to do for both.
+Weak spot: the clients are ours (`generators/relp_sender.py`); a real rsyslog would take its share of the cores, and not keep its windows full.
 """
 
 from __future__ import annotations

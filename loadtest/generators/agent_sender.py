@@ -2,8 +2,8 @@
 
     agent_sender.py HOST PORT FORM SECONDS CONNECTIONS RECORDS
 
-FORM is packed (PackedForward), gzip (CompressedPackedForward), message (one Message a record, the last of RECORDS with a chunk) or beats (Lumberjack, compressed).
-Prints one line of JSON: records acknowledged, chunks, seconds. Weak spot: the same records come again and again, made before the clock starts.
+FORM is packed (PackedForward), gzip (CompressedPackedForward), message (one Message a record, the last of RECORDS with a chunk) or beats (Lumberjack,
+compressed). Prints one line of JSON: records acknowledged, chunks, seconds. Weak spot: the same records come again and again, made before the clock starts.
 """
 
 from __future__ import annotations

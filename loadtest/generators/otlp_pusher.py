@@ -114,7 +114,7 @@ class GrpcPusher:
             raise OSError("the connection was closed")
         for event in self._h2.receive_data(data):
             if isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
-                self._status = dict(event.headers).get("grpc-status", self._status)  # type: ignore[call-overload,arg-type]
+                self._status = dict(event.headers).get("grpc-status", self._status)  # type: ignore[call-overload]
             elif isinstance(event, h2.events.DataReceived) and len(event.data or b"") > 5:
                 self.problem = f"a partial success: {event.data!r}"
 

@@ -3,7 +3,8 @@
     relp_sender.py HOST PORT CONNECTIONS WINDOW LINE_BYTES SECONDS
 
 Prints "ready" when its sessions are open, sends from the next line on stdin, and after SECONDS prints one line of JSON when everything is acknowledged. A
-window is sent again as soon as half of it is acknowledged, as librelp does one by one. Weak spot: the lines of a connection are all alike but their numbers.
+window is sent again as soon as half of it is acknowledged, as librelp does one by one. Sessions end as they should, by `close`: what a broken one has sent is
+looked for in the next. Weak spot: the lines of a connection differ by their number alone.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Session:
         self.sent = self.acknowledged = 0
         self.latest_s = self.slowest_s = 0.0
         header = f"<13>1 2026-01-01T00:00:00.000000Z {host} relp 1 - - ".encode()
-        line = header + b"x" * (line_bytes - len(header))
-        self._frame = b"%%d syslog %d %b\n" % (len(line), line)
+        line = header + b"%09d " + b"x" * (line_bytes - len(header) - 10)
+        self._frame = b"%%d syslog %d %b\n" % (line_bytes, line)
         self._rest = b""
 
     def fill(self) -> None:
@@ -42,9 +43,15 @@ class Session:
         if count:
             first = self.sent + 2
             frame = self._frame
-            self.socket.sendall(b"".join([frame % number for number in range(first, first + count)]))
+            self.socket.sendall(b"".join([frame % (number, number) for number in range(first, first + count)]))
             self.sent += count
             self.latest_s = time.monotonic()
+
+    def close(self) -> None:
+        self.socket.sendall(b"%d close 0\n" % (self.sent + 2))
+        while self.socket.recv(RECEIVE_BYTES):
+            pass  # the answer, and the server's end
+        self.socket.close()
 
     def take(self) -> None:
         data = self._rest + self.socket.recv(RECEIVE_BYTES)
@@ -81,6 +88,8 @@ def main(host: str, port: int, connections: int, window: int, line_bytes: int, s
                 session.fill()
     finished = time.monotonic()
     lines = sum(session.acknowledged for session in sessions)
+    for session in sessions:
+        session.close()
     print(json.dumps({"lines": lines, "seconds": finished - started, "slowest_ms": max(session.slowest_s for session in sessions) * 1000}))
 
 

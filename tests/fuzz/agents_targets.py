@@ -125,8 +125,13 @@ def _inflate_seeds() -> Iterator[bytes]:
     text = b"a line and a line and a line\n" * 9
     bare = zlib.compressobj(wbits=-15)
     compressed = {
-        **{"gzip": gzip.compress(text) * 2, "x-gzip": gzip.compress(text) + bytes(3), "zlib": zlib.compress(text), "zstd": zstandard.compress(text)},
-        **{"deflate": bare.compress(text) + bare.flush(), "snappy-framed": bytes(cramjam.snappy.compress(text)), "identity": text},
+        "gzip": gzip.compress(text) * 2,
+        "x-gzip": gzip.compress(text) + bytes(3),
+        "zlib": zlib.compress(text),
+        "zstd": zstandard.compress(text),
+        "deflate": bare.compress(text) + bare.flush(),
+        "snappy-framed": bytes(cramjam.snappy.compress(text)),
+        "identity": text,
         "snappy": bytes(cramjam.snappy.compress_raw(text)),
     }
     for index, coding in enumerate(_CODINGS):

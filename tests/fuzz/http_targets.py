@@ -1,7 +1,7 @@
 """Fuzzed HTTP itself, both versions, and the inputs OTLP, NDJSON and journal upload.
 
-Each function is given what a stranger sends, and asserts that the same comes of it whether it arrives whole or in pieces, that every answer is whole, and that each
-record is JSON. Weak spot: frames of HTTP/2 are mutated as bytes, so most of what is compressed in them becomes nonsense soon.
+Each function is given what a stranger sends, and asserts that the same comes of it whether it arrives whole or in pieces, that every answer is whole, and that
+each record is JSON. Weak spot: frames of HTTP/2 are mutated as bytes, so most of what is compressed in them becomes nonsense soon.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Streams of real senders as they came over a connection: `python -m tests.golden.capture_senders` makes tests/golden/senders/*.stream again.
 
-A file has one connection, in hexadecimal lines of 64 bytes. Times and random ids in them are those of the day they were made. Weak spot: what a client sends only when
-it is refused or left without an answer is not in them.
+A file has one connection, in hexadecimal lines of 64 bytes. Times and random ids in them are those of the day they were made. Weak spot: what a client sends
+only when it is refused or left without an answer is not in them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def _fluent_python(nanoseconds: bool) -> bytes:
 def _fluent_npm(**options: object) -> bytes:
     with SessionServer(FLUENT, FluentSession) as server:
         script = client_packages.SOURCES / "js" / "fluent_sender.mjs"
-        subprocess.run([client_packages.NODE, script, str(server.port), client_packages.JS, json.dumps(options), "3"], check=True, timeout=30, stdout=subprocess.DEVNULL)
+        command = [client_packages.NODE, script, str(server.port), client_packages.JS, json.dumps(options), "3"]
+        subprocess.run(command, check=True, timeout=30, stdout=subprocess.DEVNULL)
         return bytes(server.streams[0])
 
 

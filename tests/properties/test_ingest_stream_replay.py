@@ -37,12 +37,12 @@ class Receiver:
         self.memory = ReplayMemory(100_000, 600_000)
         self.streams = FrameStreams(self.memory, 600_000, b"life %d" % self.lives)
         self.session: StreamReplay | None = None
-        findings = JournalFindings()
+        findings = JournalFindings(self.memory)
         for record in decode_all(bytes(self.journal)):
             findings.add(record)
         for stream in findings.broken_streams():
             self.streams.add_broken(stream)
-        for batch in findings.take_stored(self.memory):
+        for batch in findings.open_batches():
             self.memory.add_unsure(batch.parts)
             self.memory.resolve(TOPIC, batch.parts, batch.base_sequence in self.in_log, self.now_ms)
         self.memory.remember_found(self.now_ms)

@@ -1,4 +1,4 @@
-"""A sender of Fluent chunks as fluentd's and Fluent Bit's outputs are: chunks with ids, several under way, and again under their ids until each is acknowledged.
+"""A sender of Fluent chunks as fluentd's and Fluent Bit's outputs are: chunks with ids, several under way, sent again until each is acknowledged.
 
 fluentd itself is not to be had for tests, and the loggers of PyPI and npm forget what was not acknowledged. Weak spot: it waits for nothing between two
 connections but the box.

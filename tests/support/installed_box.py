@@ -24,6 +24,7 @@ from tests.support.systemd_box import SystemdBox
 SOURCES = ["appliance", "services", "pyspark_millrace", "systemd", "install", "install.sh", "pyproject.toml", "README.md", "LICENSE"]
 SYSTEM_PYTHON = "/usr/bin/python3"
 KAFKA, SYSLOG, HTTP = Address("127.0.0.1", 9092), Address("127.0.0.1", 514), Address("127.0.0.1", 8080)
+INGEST = Address("127.0.0.1", 8081)
 DISKS = ["/srv/d0", "/srv/d1"]
 RESTART_SECONDS = 30.0
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import logging
+import socket
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -35,6 +38,7 @@ route label.sourcetype=* -> events
 default -> gelf
 """
 MESSAGES = 40
+OMELASTICSEARCH = Path(sys.prefix) / "peers/usr/lib/x86_64-linux-gnu/rsyslog/omelasticsearch.so"
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +204,51 @@ def test_bulk_items_with_ids_are_stored_once_when_ingest_is_killed(box: RunningB
     sender.join(60)
     assert said == {True: count}
     assert numbers(read_documents(box, "killed-bulk"), "bulk") == list(range(count))
+
+
+@pytest.mark.skipif(not OMELASTICSEARCH.exists(), reason="there is no omelasticsearch; ./install.sh test unpacks it under .venv/peers")
+def test_what_rsyslog_sends_by_bulk_is_stored_once_when_ingest_is_killed(box: RunningBox, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        entrance = probe.getsockname()[1]
+    (tmp_path / "rsyslog.conf").write_text(f"""
+global(workDirectory="{tmp_path}")
+module(load="imtcp")
+module(load="omelasticsearch")
+template(name="document" type="list" option.jsonf="on") {{
+    property(outname="@timestamp" name="timereported" dateFormat="rfc3339" format="jsonf")
+    property(outname="host" name="hostname" format="jsonf")
+    property(outname="message" name="msg" position.from="2" format="jsonf")
+}}
+template(name="id" type="string" string="%uuid%")
+input(type="imtcp" address="127.0.0.1" port="{entrance}" ruleset="out")
+ruleset(name="out" queue.type="LinkedList" queue.size="100000") {{
+    action(type="omelasticsearch" server="http://{box.ingest.host}" serverport="{box.ingest.port}" template="document" searchIndex="relayed" searchType=""
+           bulkmode="on" bulkid="id" dynbulkid="on" writeoperation="create" action.resumeRetryCount="-1" action.resumeInterval="1")
+}}
+""")
+    count = 6_000
+    with open(tmp_path / "rsyslog.log", "wb") as log:
+        rsyslog = subprocess.Popen(["rsyslogd", "-n", "-f", str(tmp_path / "rsyslog.conf"), "-i", str(tmp_path / "pid")], stdout=log, stderr=log)
+    try:
+        sender = eventually(lambda: connected(entrance), "rsyslog takes lines", 20)
+        wanted = _received(box) + 200
+        sender.sendall(b"".join(b"<29>Jan  5 12:00:00 relay prog[7]: rsyslog %d\n" % number for number in range(count)))
+        eventually(lambda: _received(box) >= wanted, "lines come in", 20)
+        box.await_restart("ingest@0", box.kill("ingest@0"))
+        documents = await_stored(box, "bulk", "rsyslog", count)
+        sender.close()
+    finally:
+        rsyslog.terminate()
+        rsyslog.wait(20)
+    assert numbers(documents, "rsyslog") == list(range(count)) and {document["host"] for document in documents} == {"relay"}
+
+
+def connected(port: int) -> socket.socket | None:
+    try:
+        return socket.create_connection(("127.0.0.1", port), 10)
+    except OSError:
+        return None
 
 
 class AckingSender:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -270,7 +271,10 @@ def test_a_new_certificate_is_taken_up_while_an_old_connection_lives_on(site: Si
             except (ssl.SSLError, OSError):
                 return ""
 
+        pid = site.box.pid("ingest@0")
+        os.kill(pid, signal.SIGHUP)  # whoever is used to ask for a reload does no harm
         eventually(lambda: common_name() == "renewed", "new connections get the new certificate")
+        assert site.box.pid("ingest@0") == pid
         old.sendall(b"<13>after\n")
         eventually(lambda: stored(site.box, "open") - before == 2, "the old connection lives on")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
+from appliance.base.clock import SystemClock
 from appliance.ingest.accounting import read_ledger
 from tests.support.running_box import Address, RunningBox, eventually, start_box
 from tests.support.topic_documents import read_documents
@@ -70,6 +71,7 @@ class ChunkSender(threading.Thread):
         super().__init__(daemon=True)
         self._target = target
         self._is_over = threading.Event()
+        self._time = SystemClock.wall_ms() // 1000  # of a producer whose records are a day old a log remembers nothing
         self.acknowledged = 0
         self.connections = 0
 
@@ -86,7 +88,7 @@ class ChunkSender(threading.Thread):
     def _send(self, connection: socket.socket) -> None:
         chunk = f"chunk-{self.acknowledged}"
         first = self.acknowledged * 10
-        entries = b"".join(msgpack.packb([1_700_000_000, {"message": f"record {number}"}]) for number in range(first, first + 10))
+        entries = b"".join(msgpack.packb([self._time, {"message": f"record {number}"}]) for number in range(first, first + 10))
         connection.sendall(msgpack.packb(["app", entries, {"chunk": chunk, "size": 10}]))
         answer = connection.recv(1000)
         if not answer:

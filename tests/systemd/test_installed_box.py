@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import http.client
 import json
 import os
 import socket
@@ -13,7 +14,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from tests.faults.hurt_box import KAFKA_STORAGE_ERROR, batch
-from tests.support.installed_box import DISKS, KAFKA, SYSLOG, InstalledBox, why_not_installed
+from tests.support.installed_box import DISKS, INGEST, KAFKA, SYSLOG, InstalledBox, why_not_installed
 from tests.support.raw_client import RawClient
 from tests.support.running_box import eventually
 from tests.support.systemd_box import why_not
@@ -82,9 +83,32 @@ def test_a_listener_of_the_table_is_a_socket_unit_from_the_next_start_on_and_as_
         stream.sendall(b"<13>1 2026-01-01T00:00:00Z host app - - - by the table\n")
     stored = 'millrace ingest status --json | grep -q \'"name": "relays".*"stored": 1,\''
     eventually(lambda: installed.box.run(stored, check=False).returncode == 0, "the line is stored", 20)
-    installed.box.output(f"cp -p /tmp/table {table} && millrace units apply")
+    installed.box.output(f"cp -p /tmp/table {table} && millrace units apply && systemctl restart millrace.target")
+    installed.await_all_active()
     with installed.box.inside(), socket.socket() as stream:
         assert stream.connect_ex((SYSLOG[0], port)) == errno.ECONNREFUSED
+
+
+def test_a_request_that_comes_again_after_a_crash_of_ingest_is_known_by_its_key(installed: InstalledBox) -> None:
+    """What it knows it has written to the state directory, which its unit must let it."""
+
+    def push() -> None:
+        with installed.box.inside():
+            connection = http.client.HTTPConnection(*INGEST, timeout=20)
+            connection.request("POST", "/ingest/syslog", b'{"message": "once"}', {"Content-Type": "application/json", "Idempotency-Key": "one"})
+            assert connection.getresponse().status == 200
+            connection.close()
+
+    def told() -> tuple[int, int]:
+        listeners = json.loads(installed.box.output("millrace ingest status --json"))["listeners"]
+        return next((listener["stored"], listener["duplicate"]) for listener in listeners if listener["name"] == "http")
+
+    push()
+    pid = installed.pid(unit := "millrace-ingest@0.service")
+    installed.box.output(f"kill -9 {pid}")
+    installed.await_active(unit, unlike=pid)
+    push()
+    eventually(lambda: told() == (1, 1), "it is stored once and known once", 20)
 
 
 def test_no_acknowledged_record_is_lost_when_each_unit_and_the_whole_box_is_restarted_under_load(installed: InstalledBox) -> None:

@@ -274,6 +274,19 @@ def test_a_stop_takes_what_has_arrived_and_answers_what_is_under_way(room: Stepp
     assert relay.recv(1000).endswith(b"2 rsp 6 200 OK\n")
 
 
+def test_a_stop_does_not_wait_for_ever_for_what_cannot_be_settled(room: SteppedRoom) -> None:
+    room.listen(protocol=Protocol.RELP)
+    relay = room.connect()
+    relay.sendall(RELP_OPEN + b"2 syslog 1 x\n")
+    room.run_until(lambda: len(room.intake.unsettled) == 1)
+    room.room.finish_all()
+    room.pass_time(4)
+    states = [room.room.is_empty]
+    room.pass_time(2)
+    assert [*states, room.room.is_empty] == [False, True]
+    room.intake.settle_all()  # nobody is there to be told
+
+
 def _peek(sender: socket.socket) -> bytes:
     try:
         return sender.recv(1000, socket.MSG_PEEK)

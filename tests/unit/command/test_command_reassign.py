@@ -77,6 +77,13 @@ def test_a_spread_leaves_boxes_that_are_not_wanted_and_fills_those_that_are() ->
         refuse_homeless(spread_plan(view(), None, [1]))
 
 
+def test_a_box_that_is_emptied_takes_part_in_nothing_unless_it_is_named() -> None:
+    emptied = view()._replace(closed=frozenset({3}))
+    assert [room.broker_id for room in emptied.open_rooms()] == [1, 2] and len(emptied.rooms()) == 3
+    assert spread_plan(emptied, None, None).changes == ()
+    assert spread_plan(emptied, {"t"}, [1, 3]).changes == spread_plan(view(), {"t"}, [1, 3]).changes
+
+
 def test_what_is_on_its_way_counts_with_its_target_and_its_room() -> None:
     moving = view({("t", 1): Ongoing((3, 1, 2), (3,), (2,))}, on_3={("t", 1): 5 * MIB})
     assert moving.held() == [HeldPartition("t", 0, (1, 2), 10 * MIB, (1, 2)), HeldPartition("t", 1, (3, 1), 20 * MIB, (3, 1, 2))]

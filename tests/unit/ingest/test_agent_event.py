@@ -88,7 +88,7 @@ def test_a_time_beyond_all_years_is_kept_as_its_number() -> None:
 
 
 def test_numbers_are_times_by_their_size() -> None:
-    assert [epoch_ns(number) for number in (1_700_000_000, 1_700_000_000_000, 1_700_000_000_000_000, 1_700_000_000_000_000_000)] == [1_700_000_000_000_000_000] * 4
+    assert [epoch_ns(1_700_000_000 * 1000**power) for power in range(4)] == [1_700_000_000_000_000_000] * 4
     assert [epoch_ns(number) for number in (float("nan"), float("inf"), -1, 1 << 80)] == [None] * 4
 
 

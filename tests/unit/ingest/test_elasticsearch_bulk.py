@@ -202,7 +202,7 @@ def test_a_single_document_is_answered_as_one() -> None:
     asked = stored(intake, "/web/_doc/7", b'{\n  "message": "a\\nb"\n}')
     assert asked.answer.status == 201 and asked.json["_id"] == "7" and asked.json["result"] == "created"
     assert documents(intake)[0]["message"] == "a\nb" and intake.records[0].labels == {"index": "web", "id": "7"}
-    asked = ask(intake, "/web/_doc", b"[]")
+    asked = stored(intake, "/web/_doc", b"[]")
     assert asked.answer.status == 400 and asked.json["error"]["type"] == "document_parsing_exception"
 
 

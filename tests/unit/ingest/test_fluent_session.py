@@ -168,12 +168,17 @@ def test_a_chunk_that_cannot_be_opened_is_kept_and_acknowledged(packed: bytes, o
 
 
 def test_records_with_everything_that_msgpack_has_and_json_has_not() -> None:
-    fields = {1: "one", "nan": float("nan"), "bytes": b"\xff\x00", "ext": msgpack.ExtType(7, b"x"), "large": (1 << 64) - 1, "small": -(1 << 63), "text": "plain"}
-    packed = msgpack.packb([TIME, fields]).replace(b"plain", b"pl\xffin")
+    fields = {1: "one", "nan": float("nan"), "bytes": b"\xff\x00", "ext": msgpack.ExtType(7, b"x"), "large": (1 << 64) - 1, "small": -(1 << 63)}
+    packed = msgpack.packb([TIME, {**fields, "text": "plain"}]).replace(b"plain", b"pl\xffin")
     talk = Talk().send(msgpack.packb(["web", packed, {"chunk": "a"}]))
     document = talk.documents[0]
     assert document["fields"] == {
-        "1": "one", "nan": "NaN", "bytes": "\ufffd\0", "ext": {"ext": 7, "base64": "eA=="}, "large": (1 << 64) - 1, "small": -(1 << 63),
+        "1": "one",
+        "nan": "NaN",
+        "bytes": "\ufffd\0",
+        "ext": {"ext": 7, "base64": "eA=="},
+        "large": (1 << 64) - 1,
+        "small": -(1 << 63),
     }
     assert document["message"] == "pl\ufffdin"
     assert document["bytes_base64"] == {"/fields/bytes": "/wA=", "/message": "cGz/aW4="}

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import gzip
+import subprocess
+import sys
 import zlib
+from pathlib import Path
 
 import cramjam
 import pytest
@@ -16,6 +19,7 @@ from appliance.ingest.intake import RefusedReason
 from appliance.ingest.unit import Outcome
 from tests.support.http_talk import LISTENER, HttpTalk, chunked, request
 
+ROOT = Path(__file__).parents[3]
 LINE = b'{"message":"hello"}\n'
 POST = request("/ingest/web", LINE)
 GUARDED = LISTENER._replace(tokens=("secret", "other"))
@@ -25,6 +29,20 @@ SMALL = LISTENER._replace(frame_bytes_max=1000, decompressed_bytes_max=4000)
 def test_every_input_of_the_table_can_be_loaded() -> None:
     for path in PATHS:
         assert callable(path.endpoint) and callable(path.busy_answer) and callable(path.unauthorized_answer), path.pattern
+
+
+def test_an_idle_ingest_holds_neither_http_2_nor_protobuf() -> None:
+    words = "import sys, appliance.ingest.http_session, appliance.ingest.ndjson, appliance.ingest.journal_upload, appliance.ingest.otlp; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
+    assert not {name.partition(".")[0] for name in loaded} & {"h2", "hpack", "google", "opentelemetry", "ssl", "asyncio", "logging"}
+
+
+def test_what_this_is_names_every_input_once() -> None:
+    (answer,) = HttpTalk().ask(request("/", method="GET"))
+    assert (
+        all(each["what"] for each in answer.words["inputs"])
+        and {"path": "/v1/logs", "methods": ["POST"], "what": "OTLP logs, protobuf or JSON"} in answer.words["inputs"]
+    )
 
 
 def test_a_request_is_answered_when_its_unit_has_settled_and_not_before() -> None:

@@ -159,6 +159,23 @@ def test_a_topic_that_is_not_there_is_asked_for_and_its_records_wait_for_it(box:
     assert [record.value for record in box.records_of(0, "other")] == [b"a"]
 
 
+def test_a_topic_that_was_deleted_is_made_again_only_if_a_record_needs_it(box: SteppedIngest) -> None:
+    intake, settled = box.agent._intake, []
+    box.create_other("other")
+    for wanted in (set(), {"other"}):
+        unit = Unit(listener_of(box), SOURCE, None, settled.append, topic="other")
+        intake.take(unit, [Record(b"a")])
+        intake.seal(unit)
+        if not wanted:
+            box.run_until(lambda: settled)
+            del box.others["other"]
+            box.publish(box.partitions)
+        for _ in range(20):
+            box.step()
+        assert box.controller.wanted == wanted
+    assert len(settled) == 1
+
+
 def test_a_record_goes_to_each_of_its_topics_and_counts_once(make: Callable[..., SteppedIngest]) -> None:
     box = make(table="route app=sshd -> security,syslog key=app\n")
     box.create_other("security")

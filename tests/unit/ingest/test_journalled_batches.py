@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from appliance.agents.journalled_batches import ABSENT_MS, GRACE_MS, JournalledBatches
@@ -12,9 +9,8 @@ from appliance.base.model import BrokerId, LeaderEpoch, TopicId
 from appliance.ingest.identity import digest_of
 from appliance.ingest.journal_records import JournalledBatch
 from appliance.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
-from appliance.protocol import describe_producers, list_offsets, offset_for_leader_epoch
-from appliance.protocol.schema import Message
 from appliance.storage.producer_state import LARGEST_SEQUENCE
+from tests.support.played_leaders import PlayedLeaders
 
 TOPIC_ID = TopicId(b"syslog-topic-id!")
 PRODUCER = 1001
@@ -22,54 +18,6 @@ PRODUCER = 1001
 
 def batch(sequence: int, count: int = 5, producer_epoch: int = 0, partition: int = 0) -> JournalledBatch:
     return JournalledBatch("syslog", TOPIC_ID, partition, PRODUCER, producer_epoch, sequence, count, [(digest_of(b"%d" % sequence), 0, count)])
-
-
-class PlayedLeaders:
-    """Answers as brokers would, when the test steps; every message goes through its codec."""
-
-    def __init__(self) -> None:
-        self.last: dict[int, tuple[int, int]] = {}
-        """producer id → (epoch, last sequence)"""
-        self.end_offset = self.high_watermark = 100
-        self.error_code = 0
-        self.is_away = False
-        self.leader_epoch = 3
-        self.asked: list[tuple[int, str]] = []
-        self._waiting: list[tuple[Message[Any], Any, Callable[[Any], None]]] = []
-
-    def ask(
-        self,
-        broker_id: int,
-        question: Message[Any],
-        reply: Message[Any],
-        body: Any,
-        on_answer: Callable[[Any], None],
-        timeout_ms: int,
-        *,
-        version_min: int | None = None,
-        lane: int = 0,
-    ) -> None:
-        version = question.api.version_max
-        encoded = question.encode(version, body)
-        self.asked.append((broker_id, type(question.decode(encoded, 0, len(encoded), version)).__name__))
-        self._waiting.append((question, body, on_answer))
-
-    def answer(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for question, body, on_answer in waiting:
-            on_answer(None if self.is_away else self._answer_to(question, body.topics[0]))
-
-    def _answer_to(self, question: Message[Any], topic: Any) -> Any:
-        if question is describe_producers.REQUEST:
-            producers = tuple(describe_producers.ActiveProducer(producer_id, *last) for producer_id, last in self.last.items())
-            partition = describe_producers.ProducersOfPartition(topic.partitions[0], self.error_code, None, producers)
-            return describe_producers.DescribeProducersResponse(0, (describe_producers.ProducersOfTopic(topic.topic, (partition,)),))
-        number = topic.partitions[0].partition
-        if question is offset_for_leader_epoch.REQUEST:
-            found = offset_for_leader_epoch.EpochPartitionResult(self.error_code, number, self.leader_epoch, self.end_offset)
-            return offset_for_leader_epoch.OffsetForLeaderEpochResponse(0, (offset_for_leader_epoch.EpochTopicResult(topic.topic, (found,)),))
-        result = list_offsets.ListOffsetsPartitionResult(number, self.error_code, -1, self.high_watermark)
-        return list_offsets.ListOffsetsResponse(0, (list_offsets.ListOffsetsTopicResult(topic.topic, (result,)),))
 
 
 class World:

@@ -63,7 +63,11 @@ class Talk:
 
 
 @pytest.mark.parametrize("step", [0, 1, 7])
-@pytest.mark.parametrize("frames", [events(1, 5), compressed(events(1, 5)), compressed(events(1, 2)) + event(3) + compressed(events(4, 5))], ids=["plain", "compressed", "both"])
+@pytest.mark.parametrize(
+    "frames",
+    [events(1, 5), compressed(events(1, 5)), compressed(events(1, 2)) + event(3) + compressed(events(4, 5))],
+    ids=["plain", "compressed", "both"],
+)
 def test_a_window_in_pieces_of_any_size(frames: bytes, step: int) -> None:
     talk = Talk().send(window(5) + frames, step)
     assert talk.messages == [f"line {number}" for number in range(1, 6)] and talk.acks() == []

@@ -128,7 +128,8 @@ def test_every_call_may_fail_and_the_rest_is_read(state: IngestState, monkeypatc
 
 
 def test_findings_tell_stored_unknown_and_forgotten_apart() -> None:
-    findings, memory = JournalFindings(), ReplayMemory(100, 1000)
+    memory = ReplayMemory(100, 1000)
+    findings = JournalFindings(memory)
     other = digest_of(b"other")
     for record in (
         batch(0, (CHUNK, 0, 2)),
@@ -141,12 +142,12 @@ def test_findings_tell_stored_unknown_and_forgotten_apart() -> None:
         batch(7, (other, 0, 1)),
     ):
         findings.add(record)
-    assert [found.base_sequence for found in findings.take_stored(memory)] == [4, 7]
+    assert [found.base_sequence for found in findings.open_batches()] == [4, 7]
     assert [ordinal for ordinal in range(8) if memory.has(CHUNK, "syslog", ordinal)] == [0, 1]
 
 
 def test_findings_put_the_frames_of_a_stream_together() -> None:
-    findings = JournalFindings()
+    findings = JournalFindings(ReplayMemory(100, 1000))
     digests = b"".join(b"%08d" % number for number in range(20))
     findings.add(Frames(STREAM, 0, "relp", b"h", digests[:80]))
     findings.add(Frames(STREAM, 5, "relp", b"h", digests[40:120]))

@@ -80,7 +80,8 @@ def test_every_listener_of_the_table_has_a_socket_unit_that_ingest_is_given() ->
     units = "millrace-ingest-dmz.socket millrace-ingest-gelf.socket"
     assert f"Sockets={units}\n" in drop_ins["millrace-ingest@.service.d/20-settings.conf"]
     assert all(f"Wants={unit}\n" in drop_ins["millrace.target.d/20-settings.conf"] for unit in units.split())
-    assert "millrace-ingest@.service.d/20-settings.conf" not in plan(make_box())
+    without = plan(make_box())["millrace-ingest@.service.d/20-settings.conf"]
+    assert "Sockets=" not in without and "ReadWritePaths=" in without, "its journal and its spool are in the state directory"
 
 
 @pytest.mark.parametrize("path", ["/", "/srv/d0", "/srv/log-1", "/srv/.hidden/x y", "/srv/ä", "/a.b_c:d"])

@@ -1,0 +1,57 @@
+"""Leaders that say what they have of producers: played, with every question through its codec. For those who ask what became of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from appliance.protocol import describe_producers, list_offsets, offset_for_leader_epoch
+from appliance.protocol.schema import Message
+
+
+class PlayedLeaders:
+    """Answers as brokers would, when the test steps; every message goes through its codec."""
+
+    def __init__(self) -> None:
+        self.last: dict[int, tuple[int, int]] = {}
+        """producer id → (epoch, last sequence)"""
+        self.end_offset = self.high_watermark = 100
+        self.error_code = 0
+        self.is_away = False
+        self.leader_epoch = 3
+        self.asked: list[tuple[int, str]] = []
+        self._waiting: list[tuple[Message[Any], Any, Callable[[Any], None]]] = []
+
+    def ask(
+        self,
+        broker_id: int,
+        question: Message[Any],
+        reply: Message[Any],
+        body: Any,
+        on_answer: Callable[[Any], None],
+        timeout_ms: int,
+        *,
+        version_min: int | None = None,
+        lane: int = 0,
+    ) -> None:
+        version = question.api.version_max
+        encoded = question.encode(version, body)
+        self.asked.append((broker_id, type(question.decode(encoded, 0, len(encoded), version)).__name__))
+        self._waiting.append((question, body, on_answer))
+
+    def answer(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for question, body, on_answer in waiting:
+            on_answer(None if self.is_away else self._answer_to(question, body.topics[0]))
+
+    def _answer_to(self, question: Message[Any], topic: Any) -> Any:
+        if question is describe_producers.REQUEST:
+            producers = tuple(describe_producers.ActiveProducer(producer_id, *last) for producer_id, last in self.last.items())
+            partition = describe_producers.ProducersOfPartition(topic.partitions[0], self.error_code, None, producers)
+            return describe_producers.DescribeProducersResponse(0, (describe_producers.ProducersOfTopic(topic.topic, (partition,)),))
+        number = topic.partitions[0].partition
+        if question is offset_for_leader_epoch.REQUEST:
+            found = offset_for_leader_epoch.EpochPartitionResult(self.error_code, number, self.leader_epoch, self.end_offset)
+            return offset_for_leader_epoch.OffsetForLeaderEpochResponse(0, (offset_for_leader_epoch.EpochTopicResult(topic.topic, (found,)),))
+        result = list_offsets.ListOffsetsPartitionResult(number, self.error_code, -1, self.high_watermark)
+        return list_offsets.ListOffsetsResponse(0, (list_offsets.ListOffsetsTopicResult(topic.topic, (result,)),))
