@@ -58,6 +58,7 @@ class Http2Session:
             codes.MAX_HEADER_LIST_SIZE: 65536,
         }
         self._h2.local_settings = h2.settings.Settings(client=False, initial_values=values)
+        self._h2.max_inbound_frame_size = FRAME_BYTES_MAX  # h2 takes it from the settings when they change, and these never do
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(CONNECTION_WINDOW_BYTES - 65535)
         self._streams: dict[int, Stream] = {}

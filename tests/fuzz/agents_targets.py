@@ -49,7 +49,7 @@ def _talk(make: MakeSession, listener: Listener, stream: bytes, step: int) -> tu
 def fuzz_fluent(data: bytes) -> None:
     """The same however it is cut; what is acknowledged was taken."""
     if data:
-        step, stream = data[0] + 1, data[1:]
+        step, stream = data[0] + 5, data[1:]
         whole = _talk(FluentSession, _FLUENT, stream, len(stream) or 1)
         assert _talk(FluentSession, _FLUENT, stream, step)[0] == whole[0]
         if stream and stream[0] & 1:
@@ -139,7 +139,7 @@ def _inflate_seeds() -> Iterator[bytes]:
 
 
 AGENTS_TARGETS: dict[str, tuple[Callable[[bytes], None], Callable[[], Iterator[bytes]], int]] = {
-    "fluent": (fuzz_fluent, _fluent_seeds, 2048),
+    "fluent": (fuzz_fluent, _fluent_seeds, 512),
     "lumberjack": (fuzz_lumberjack, _lumberjack_seeds, 2048),
     "json_text": (fuzz_json_text, _json_seeds, 512),
     "msgpack": (fuzz_msgpack, _msgpack_seeds, 512),

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgpack
@@ -96,6 +97,9 @@ class ChunkSender(threading.Thread):
         assert msgpack.unpackb(answer) == {"ack": chunk}
         self.acknowledged += 1
 
+    def has_acknowledged(self, chunks: int) -> bool:
+        return self.acknowledged >= chunks
+
     def stop(self) -> None:
         self._is_over.set()
         self.join(10)
@@ -118,10 +122,10 @@ def test_every_acknowledged_record_is_there_once_whoever_was_killed(box: Running
                 written += LINES_PER_VICTIM // 3
                 lines.flush()
                 if part == 0:
-                    eventually(lambda seen=acknowledged: sender.acknowledged > seen + 3, "chunks are acknowledged")
+                    eventually(partial(sender.has_acknowledged, acknowledged + 4), "chunks are acknowledged")
                     old_pid = box.kill(name)
             box.await_restart(name, old_pid)
-            eventually(lambda seen=sender.acknowledged: sender.acknowledged > seen + 3, f"chunks are acknowledged after the death of {name}", 20)
+            eventually(partial(sender.has_acknowledged, sender.acknowledged + 4), f"chunks are acknowledged after the death of {name}", 20)
         wanted = {f"line {number}" for number in range(written)}
         eventually(lambda: len(texts(box, "lines")) >= written, "the relay has sent everything", 30)
     sender.stop()

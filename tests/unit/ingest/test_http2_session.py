@@ -14,7 +14,7 @@ from h2.settings import SettingCodes
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 
 from appliance.ingest import grpc_call
-from appliance.ingest.http2_session import BODIES_BYTES_MAX, SILENT_BYTES_MAX, STREAM_WINDOW_BYTES, STREAMS_MAX
+from appliance.ingest.http2_session import BODIES_BYTES_MAX, FRAME_BYTES_MAX, SILENT_BYTES_MAX, STREAM_WINDOW_BYTES, STREAMS_MAX
 from appliance.ingest.intake import RefusedReason
 from appliance.ingest.listener import Listener
 from appliance.ingest.unit import Outcome
@@ -171,11 +171,14 @@ def test_every_input_of_http_is_there_over_http_2_as_well() -> None:
 def test_a_large_body_goes_through_the_window_and_two_do_not_hold_each_other_up() -> None:
     talk = Http2Talk(LISTENER._replace(frame_bytes_max=BODIES_BYTES_MAX))
     unknown_field = b"\x7a\x80\x80\xc0\x01" + bytes(3 << 20)
+    assert talk.client.max_outbound_frame_size == FRAME_BYTES_MAX
     left = dict.fromkeys([talk.call(end=False), talk.call(end=False)], framed(unknown_field))
     while left:
         before = sum(map(len, left.values()))
         for stream_id in list(left):
-            while stream_id in left and (room := min(talk.client.local_flow_control_window(stream_id), 16_384, len(left[stream_id]))):
+            while stream_id in left and (
+                room := min(talk.client.local_flow_control_window(stream_id), talk.client.max_outbound_frame_size, len(left[stream_id]))
+            ):
                 talk.client.send_data(stream_id, left[stream_id][:room], end_stream=room == len(left[stream_id]))
                 left[stream_id] = left[stream_id][room:]
                 if not left[stream_id]:

@@ -33,7 +33,7 @@ class World:
 
     def with_leader(self, leader: int, topic_id: TopicId = TOPIC_ID) -> MetadataImage:
         partition = PartitionImage(BrokerId(leader), LeaderEpoch(3), (), ())
-        return MetadataImage(1, "", BrokerId(1), dict(self.brokers), {"syslog": TopicImage("syslog", topic_id, (partition,), {})})  # type: ignore[arg-type]
+        return MetadataImage(1, "", BrokerId(1), dict(self.brokers), {"syslog": TopicImage("syslog", topic_id, (partition,), {})})
 
     def _on_resolved(self, resolved: JournalledBatch, is_stored: bool) -> None:
         assert resolved.base_sequence not in self.resolved

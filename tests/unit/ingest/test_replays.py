@@ -67,10 +67,10 @@ def test_a_batch_that_was_offered_is_asked_for_and_until_then_a_replay_waits(liv
     lives.replays.before_offer(WaitingBatch(10, [(CHUNK, 0, 10)]))
     lives.kill()
     memory = lives.replays.memory
-    assert memory.look(CHUNK) is Known.UNSURE and not lives.replays.is_settled
+    assert memory.look(CHUNK) is Known.UNSURE
     lives.leaders.last = {7: (0, last_sequence)} if last_sequence is not None else {}
     lives.run(rings_are_final=False)
-    assert memory.look(CHUNK) is Known.UNSURE and not lives.leaders.asked, "its rings may still be appended from"
+    assert lives.replays.memory.look(CHUNK) is Known.UNSURE and not lives.leaders.asked, "its rings may still be appended from"
     told: list[Known] = []
     memory.when_known(CHUNK, lambda: told.append(memory.look(CHUNK)))
     lives.run()
