@@ -46,7 +46,7 @@ from appliance.agents.tree_looks import TreeLooks
 from appliance.base.model import TopicId
 from appliance.base.settings import Box
 from appliance.client.peers import Peers
-from appliance.ingest.ingest_table import table_of
+from appliance.ingest.table.ingest_table import table_of
 from appliance.ipc.box_disks import BoxDisks
 from appliance.ipc.controller_frames import GENERATION, IMAGE_CHANGED
 from appliance.ipc.frames import Frame

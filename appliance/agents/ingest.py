@@ -10,26 +10,26 @@ Weak: one thread does all of it, so a slow parser is everybody's; several ingest
 from __future__ import annotations
 
 from appliance.agents.image_follower import ImageFollower
-from appliance.agents.ingest_books import IngestBooks
-from appliance.agents.ingest_disks import IngestDisks
-from appliance.agents.ingest_intake import IngestIntake
-from appliance.agents.ingest_listeners import Room, hand_out
-from appliance.agents.ingest_outlet import IngestOutlet
-from appliance.agents.ingest_past import IngestPast
-from appliance.agents.ingest_settlement import IngestSettlement
-from appliance.agents.ingest_topics import IngestTopics
-from appliance.agents.outgoing_batch import OutgoingBatch
+from appliance.agents.intake.ingest_books import IngestBooks
+from appliance.agents.intake.ingest_intake import IngestIntake
+from appliance.agents.intake.ingest_settlement import IngestSettlement
+from appliance.agents.intake.ingest_topics import IngestTopics
+from appliance.agents.intake.sender_books import SenderBooks
+from appliance.agents.outlet.ingest_disks import IngestDisks
+from appliance.agents.outlet.ingest_outlet import IngestOutlet
+from appliance.agents.outlet.ingest_past import IngestPast
+from appliance.agents.outlet.outgoing_batch import OutgoingBatch
 from appliance.agents.producer_id_leases import ProducerIdLeases
-from appliance.agents.sender_books import SenderBooks
-from appliance.agents.sender_connections import SenderConnections
-from appliance.agents.sender_datagrams import SenderDatagrams
+from appliance.agents.senders.ingest_listeners import Room, hand_out
+from appliance.agents.senders.sender_connections import SenderConnections
+from appliance.agents.senders.sender_datagrams import SenderDatagrams
 from appliance.base.model import NO_LEADER
 from appliance.broker.box_view import BoxView
 from appliance.broker.lease_gate import LeaseGate
 from appliance.client.peers import Peers
 from appliance.ingest.accounting import LossReason, read_ledger
-from appliance.ingest.ingest_table import table_of
 from appliance.ingest.listener import Transport
+from appliance.ingest.table.ingest_table import table_of
 from appliance.ipc.box_disks import BoxDisks
 from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.disk_health import DiskHealth

@@ -82,7 +82,7 @@ def find_patient(options: object) -> Patient:
     from appliance.base.zookeeper_member import connect_string
     from appliance.command.box_status import image_of
     from appliance.command.finding import find_running_box
-    from appliance.ingest.table_checks import read_sender_table
+    from appliance.ingest.table.table_checks import read_sender_table
     from appliance.runtime.directories import in_use_problem, is_supervisor, shape_problems, writable_problem
     from appliance.runtime.run_options import RunOptions, resolve_options
 

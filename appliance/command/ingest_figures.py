@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from appliance.base.settings import Box
 from appliance.command.finding import FoundBox
 from appliance.ingest.accounting import Ledger, labels_of, listeners_of, read_ledger
-from appliance.ingest.ingest_table import table_of
 from appliance.ingest.listener import Listener
 from appliance.ingest.sender_accounts import OTHERS, SenderFigures, add_figures
-from appliance.ingest.senders_file import read_senders, senders_file
+from appliance.ingest.table.ingest_table import table_of
+from appliance.ingest.table.senders_file import read_senders, senders_file
 from appliance.shm.counters import read_counters
 
 Values = Mapping[str, int]

@@ -14,7 +14,7 @@ from pathlib import Path
 from appliance.base.errors import ConfigurationProblems, MillraceError
 from appliance.base.layout import Disk, box_name, name_disks
 from appliance.base.settings import Box, read_settings_file
-from appliance.ingest.table_checks import read_sender_table
+from appliance.ingest.table.table_checks import read_sender_table
 from appliance.runtime.directories import shape_problems
 from appliance.runtime.disk_orders import with_kept_disks
 from appliance.runtime.run_options import RunOptions, resolve_options

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from appliance.base.layout import BoxLayout
 from appliance.ingest.sender_accounts import OTHERS
-from appliance.ingest.senders_file import read_senders, senders_file
+from appliance.ingest.table.senders_file import read_senders, senders_file
 
 
 class SendersLook(NamedTuple):

@@ -19,8 +19,8 @@ from appliance.ingest.event_roles import Kind, roles_of
 from appliance.ingest.listener import Listener
 from appliance.ingest.record import Record
 from appliance.ingest.severity import facility_of, severity_of, severity_of_python
-from appliance.ingest.syslog_names import FACILITY_NAMES, SEVERITY_NAMES
-from appliance.ingest.syslog_timestamp import TimestampReader, rfc3339_text
+from appliance.ingest.syslog.syslog_names import FACILITY_NAMES, SEVERITY_NAMES
+from appliance.ingest.syslog.syslog_timestamp import TimestampReader, rfc3339_text
 
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _NS_A_MS: Final = 1_000_000

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from appliance.ingest.structured_data import read_structured_data
-from appliance.ingest.syslog_framing import CutMessage
-from appliance.ingest.syslog_message import SyslogMessage
-from appliance.ingest.syslog_names import FACILITY_NAMES, SEVERITY_NAMES
+from appliance.ingest.syslog.structured_data import read_structured_data
+from appliance.ingest.syslog.syslog_framing import CutMessage
+from appliance.ingest.syslog.syslog_message import SyslogMessage
+from appliance.ingest.syslog.syslog_names import FACILITY_NAMES, SEVERITY_NAMES
 from appliance.records.builder import encode_headers
 
 KEYS = ("host", "app", "none")

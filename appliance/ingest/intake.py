@@ -1,4 +1,4 @@
-"""The one contract of all inputs: units of records in, one settlement for each out. What sessions see of it; `agents/ingest_intake.py` does it.
+"""The one contract of all inputs: units of records in, one settlement for each out. What sessions see of it; `ingest_intake` does it.
 
 A session takes a `Unit` for what it will answer, gives its records with `take` (in pieces, if it likes) and seals it. The settlement comes from the agent's
 turn, never from inside `take` or `seal`, exactly once, when every record is stored as the listener's `acks` wants it, was stored before, or cannot be stored.

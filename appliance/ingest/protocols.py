@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from appliance.ingest.session import MakeSession
 
 SESSIONS: dict[Protocol, tuple[str, str]] = {
-    Protocol.SYSLOG: ("appliance.ingest.syslog_session", "SyslogSession"),
-    Protocol.RELP: ("appliance.ingest.relp_session", "RelpSession"),
-    Protocol.FLUENT: ("appliance.ingest.fluent_session", "FluentSession"),
-    Protocol.LUMBERJACK: ("appliance.ingest.lumberjack_session", "LumberjackSession"),
-    Protocol.GELF: ("appliance.ingest.gelf_session", "GelfSession"),
-    Protocol.HTTP: ("appliance.ingest.http_session", "HttpSession"),
+    Protocol.SYSLOG: ("appliance.ingest.syslog.syslog_session", "SyslogSession"),
+    Protocol.RELP: ("appliance.ingest.syslog.relp_session", "RelpSession"),
+    Protocol.FLUENT: ("appliance.ingest.fluent.fluent_session", "FluentSession"),
+    Protocol.LUMBERJACK: ("appliance.ingest.lumberjack.lumberjack_session", "LumberjackSession"),
+    Protocol.GELF: ("appliance.ingest.gelf.gelf_session", "GelfSession"),
+    Protocol.HTTP: ("appliance.ingest.http.http_session", "HttpSession"),
 }
 """Over streams: (module, what makes a session of a connection)."""
 DATAGRAM_HANDLERS: dict[Protocol, tuple[str, str]] = {
-    Protocol.SYSLOG: ("appliance.ingest.syslog_datagrams", "SyslogDatagrams"),
-    Protocol.GELF: ("appliance.ingest.gelf_datagrams", "GelfDatagrams"),
+    Protocol.SYSLOG: ("appliance.ingest.syslog.syslog_datagrams", "SyslogDatagrams"),
+    Protocol.GELF: ("appliance.ingest.gelf.gelf_datagrams", "GelfDatagrams"),
 }
 """Over datagrams: (module, what makes the handler of a listener)."""
 

@@ -1,6 +1,6 @@
 """Who sent how much: one account for each sender (an address without its port), bounded, with those seen longest ago folded into one.
 
-Pure; time is an argument (wall clock, ms). Owned by one ingest, which writes the accounts into a file once a second (`agents/sender_books.py`);
+Pure; time is an argument (wall clock, ms). Owned by one ingest, which writes the accounts into a file once a second (`sender_books`);
 `millrace ingest status` adds up those of all ingests. Weak: an address is a sender: what comes through a relay or a proxy that is not believed
 is the relay's.
 """

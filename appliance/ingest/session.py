@@ -1,6 +1,6 @@
 """What one connection of a sender is made of: a session that eats bytes and hands over records, on a connection that carries its answers.
 
-A session owns its protocol's state and no socket, no clock and no shared memory; the room of its transport (`agents/sender_connections.py`) drives it.
+A session owns its protocol's state and no socket, no clock and no shared memory; the room of its transport (`sender_connections`) drives it.
 It never raises for bad input: it counts it (`Intake.refuse`), or keeps it as an event with `parsed: false`, and closes only where the stream cannot be found
 again. It takes no memory for a size that a sender claims before that size is checked. Weak: a session trusts its room not to call it after `lost`.
 """

@@ -7,7 +7,7 @@ stands here, and the original stays in the event's fields.
 
 from __future__ import annotations
 
-from appliance.ingest.syslog_names import FACILITIES, SEVERITIES
+from appliance.ingest.syslog.syslog_names import FACILITIES, SEVERITIES
 
 _WORDS = SEVERITIES | {
     **dict.fromkeys(("emergency", "emerg", "panic"), 0),

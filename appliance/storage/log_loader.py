@@ -380,12 +380,13 @@ def load_producers(
     replay_from = first_producer_offset if snapshot_offset is None else snapshot_offset
     if snapshot_offset is None and (had_producers or rebuilt_from >= 0):  # those there are tell of more than the log holds now, or are broken
         replay_from = bases[0]
+    # Before what is behind the snapshot, as Kafka does it: who wrote that was here lately, however old his records are, and may send it again.
+    state.expire(now_ms, expiration_ms)
     aborted = _replay_producers(directory, bases, state, replay_from, snapshots) if replay_from >= 0 else []
     if aborted or any(name.endswith(TRANSACTION_INDEX_SUFFIX) for name in names):
         doubted = [offset for offset in (rebuilt_from, scanned_from) if offset >= 0]
         settle(directory, bases, end_offset, aborted, min(doubted, default=-1))
     if replay_from >= 0:
-        state.expire(now_ms, expiration_ms)
         if not len(state):
             snapshots.remove_all()
         elif snapshots.latest is None:

@@ -16,11 +16,11 @@ import zstandard
 
 from appliance.ingest.bounded_inflate import CODINGS, NotCompressed, TooLarge, inflate
 from appliance.ingest.document import encode_document
-from appliance.ingest.fluent_session import FluentSession
+from appliance.ingest.fluent.fluent_session import FluentSession
+from appliance.ingest.fluent.msgpack_stream import decode_objects, split_objects
 from appliance.ingest.json_text import read_json
 from appliance.ingest.listener import Listener, Protocol, Transport
-from appliance.ingest.lumberjack_session import LumberjackSession
-from appliance.ingest.msgpack_stream import decode_objects, split_objects
+from appliance.ingest.lumberjack.lumberjack_session import LumberjackSession
 from appliance.ingest.session import MakeSession
 from tests.golden.capture_senders import read_stream, stream_names
 from tests.support.recording_connection import RecordingConnection

@@ -14,11 +14,11 @@ import h2.config
 import h2.connection
 import orjson
 
-from appliance.ingest.http_wire import CONTINUE
-from appliance.ingest.journal_export import BadExport, JournalExportReader
-from appliance.ingest.otlp_json import read_otlp_json
-from appliance.ingest.otlp_protobuf import read_protobuf
-from appliance.ingest.otlp_reading import BadPayload
+from appliance.ingest.http.http_wire import CONTINUE
+from appliance.ingest.http.journal_export import BadExport, JournalExportReader
+from appliance.ingest.otlp.otlp_json import read_otlp_json
+from appliance.ingest.otlp.otlp_protobuf import read_protobuf
+from appliance.ingest.otlp.otlp_reading import BadPayload
 from appliance.ingest.record import Record
 from tests.support.http_talk import LISTENER, HttpTalk, chunked, request
 from tests.support.otlp_requests import SPAN_ID, TRACE_ID, otlp_request

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 import cramjam
 import orjson
 
-from appliance.ingest.elasticsearch_filter import answer_filter
+from appliance.ingest.elasticsearch.elasticsearch_filter import answer_filter
 from appliance.ingest.event import EventSource
-from appliance.ingest.gelf_chunks import MAGIC, SENDER_BYTES_MAX
-from appliance.ingest.gelf_datagrams import GelfDatagrams
-from appliance.ingest.gelf_session import GelfSession
+from appliance.ingest.gelf.gelf_chunks import MAGIC, SENDER_BYTES_MAX
+from appliance.ingest.gelf.gelf_datagrams import GelfDatagrams
+from appliance.ingest.gelf.gelf_session import GelfSession
 from appliance.ingest.listener import Listener, Protocol, Transport
-from appliance.ingest.loki_labels import parse_labels
+from appliance.ingest.loki.loki_labels import parse_labels
 from appliance.ingest.unit import Unit
 from tests.support.recording_connection import RecordingConnection
 from tests.support.recording_intake import RecordingIntake

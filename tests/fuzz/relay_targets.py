@@ -9,12 +9,12 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from appliance.agents.sender_stream import StreamError
-from appliance.agents.tls_contexts import make_context
-from appliance.agents.tls_stream import TlsStream
+from appliance.agents.senders.sender_stream import StreamError
+from appliance.agents.senders.tls_contexts import make_context
+from appliance.agents.senders.tls_stream import TlsStream
 from appliance.ingest.listener import Listener, Protocol, ProxyMode, Transport
 from appliance.ingest.proxy_header import V2_START, BadProxyHeader, read_proxy_header
-from appliance.ingest.relp_session import RelpSession
+from appliance.ingest.syslog.relp_session import RelpSession
 from tests.support.certificates import Authority
 from tests.support.recording_connection import RecordingConnection
 

@@ -20,8 +20,8 @@ import orjson
 from appliance.base.errors import ProtocolViolation, RequestRefused
 from appliance.broker.receiver import OTHER_REQUEST_BYTES_MAX
 from appliance.ingest.event import EventBuilder, EventSource
-from appliance.ingest.syslog_framing import SyslogSplitter
-from appliance.ingest.syslog_message import SyslogParser
+from appliance.ingest.syslog.syslog_framing import SyslogSplitter
+from appliance.ingest.syslog.syslog_message import SyslogParser
 from appliance.protocol import kio_adapter
 from appliance.protocol.apis import CODED_APIS, ApiKey
 from appliance.protocol.framing import FrameSplitter

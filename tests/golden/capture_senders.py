@@ -13,9 +13,9 @@ from pathlib import Path
 from fluent.sender import FluentSender
 from pylogbeat import PyLogBeatClient
 
-from appliance.ingest.fluent_session import FluentSession
+from appliance.ingest.fluent.fluent_session import FluentSession
 from appliance.ingest.listener import Listener, Protocol, Transport
-from appliance.ingest.lumberjack_session import LumberjackSession
+from appliance.ingest.lumberjack.lumberjack_session import LumberjackSession
 from tests.support import client_packages
 from tests.support.running_box import eventually
 from tests.support.session_server import SessionServer

@@ -8,10 +8,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.ingest.conditions import Condition, Subject, field_of, text_of
-from appliance.ingest.ingest_table import read_table
 from appliance.ingest.listener import Listener, Protocol, Transport
-from appliance.ingest.router import Route, Router, RouteTable
+from appliance.ingest.table.conditions import Condition, Subject, field_of, text_of
+from appliance.ingest.table.ingest_table import read_table
+from appliance.ingest.table.router import Route, Router, RouteTable
 from tests.unit.base.test_settings import make_box
 from tests.unit.ingest.test_router import Routed
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from appliance.ingest.http_session import HttpSession
+from appliance.ingest.http.http_session import HttpSession
 from appliance.ingest.listener import Listener, Protocol, Transport
 from tests.support.recording_connection import RecordingConnection
 

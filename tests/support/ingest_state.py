@@ -6,14 +6,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from appliance.agents.ingest_spool import IngestSpool
-from appliance.agents.replay_journal import Checkpoint, ReplayJournal
+from appliance.agents.outlet.ingest_spool import IngestSpool
+from appliance.agents.outlet.replay_journal import Checkpoint, ReplayJournal
 from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout
 from appliance.ingest.event import EventSource
-from appliance.ingest.journal_records import JournalRecord
 from appliance.ingest.listener import Listener, Protocol, Transport
-from appliance.ingest.replay_memory import Part
+from appliance.ingest.replay.journal_records import JournalRecord
+from appliance.ingest.replay.replay_memory import Part
 from appliance.ingest.share import Share
 from appliance.ingest.unit import Unit
 from appliance.shm.counters import Counters, unlink_all

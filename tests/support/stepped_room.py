@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from appliance.agents.sender_connections import SenderConnections
+from appliance.agents.senders.sender_connections import SenderConnections
 from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout, Disk
 from appliance.base.logging import Logger, Severity

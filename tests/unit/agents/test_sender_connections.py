@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.agents.sender_connection import UNSENT_BYTES_MAX
+from appliance.agents.senders.sender_connection import UNSENT_BYTES_MAX
 from appliance.ingest.listener import Protocol, ProxyMode
 from appliance.ingest.proxy_header import V2_START
 from appliance.ingest.unit import Outcome

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from appliance.agents.datagram_socket import SENDERS_MAX
-from appliance.agents.sender_datagrams import SenderDatagrams
+from appliance.agents.senders.datagram_socket import SENDERS_MAX
+from appliance.agents.senders.sender_datagrams import SenderDatagrams
 from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger, Severity

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from appliance.agents.tls_contexts import make_context
-from appliance.agents.tls_stream import certificate_names, name_matches
+from appliance.agents.senders.tls_contexts import make_context
+from appliance.agents.senders.tls_stream import certificate_names, name_matches
 from appliance.ingest.listener import Listener, Protocol, ProxyMode, Transport
 from tests.support.certificates import Authority, Certificate
 from tests.support.stepped_room import SteppedRoom

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import typer
 
-from appliance.agents.listener_books import ListenerBooks
+from appliance.agents.intake.listener_books import ListenerBooks
 from appliance.base.clock import ManualClock
 from appliance.command.failures import UsageProblem
 from appliance.command.finding import FoundBox
@@ -18,7 +18,7 @@ from appliance.command.ingest_view import status_text
 from appliance.ingest.accounting import LossReason
 from appliance.ingest.intake import Oddity, RefusedReason
 from appliance.ingest.sender_accounts import OTHERS, SenderFigures
-from appliance.ingest.senders_file import senders_file, write_senders
+from appliance.ingest.table.senders_file import senders_file, write_senders
 from appliance.shm.counters import Counters
 from tests.support.scratch_layout import scratch_layout
 from tests.unit.base.test_settings import make_box

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import orjson
 
 from appliance.ingest.event import EventSource
-from appliance.ingest.http_endpoints import Found, find_path
-from appliance.ingest.http_request import Answer, Request, Waiting
+from appliance.ingest.http.http_endpoints import Found, find_path
+from appliance.ingest.http.http_request import Answer, Request, Waiting
 from appliance.ingest.listener import Listener, Protocol, Transport
 from appliance.ingest.unit import Outcome
 from tests.support.recording_intake import RecordingIntake

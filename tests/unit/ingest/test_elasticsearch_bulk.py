@@ -5,9 +5,9 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from appliance.ingest import elasticsearch_actions, elasticsearch_bulk
-from appliance.ingest.elasticsearch_filter import answer_filter
-from appliance.ingest.http_endpoints import PATHS, Found, find_path
+from appliance.ingest.elasticsearch import elasticsearch_actions, elasticsearch_bulk
+from appliance.ingest.elasticsearch.elasticsearch_filter import answer_filter
+from appliance.ingest.http.http_endpoints import PATHS, Found, find_path
 from appliance.ingest.intake import RefusedReason
 from appliance.ingest.unit import Outcome
 from tests.support.recording_intake import RecordingIntake

@@ -10,8 +10,8 @@ import orjson
 import pytest
 
 from appliance.ingest.event import Event, EventBuilder, EventSource
-from appliance.ingest.syslog_framing import CutMessage
-from appliance.ingest.syslog_message import SyslogParser
+from appliance.ingest.syslog.syslog_framing import CutMessage
+from appliance.ingest.syslog.syslog_message import SyslogParser
 from appliance.records.builder import BatchBuilder
 from appliance.records.record import iterate_records
 

@@ -11,7 +11,7 @@ import orjson
 import pytest
 from fluent.sender import FluentSender
 
-from appliance.ingest.fluent_session import FluentSession
+from appliance.ingest.fluent.fluent_session import FluentSession
 from appliance.ingest.listener import Listener, Protocol, Transport
 from tests.support import client_packages
 from tests.support.session_server import SessionServer

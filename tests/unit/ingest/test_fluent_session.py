@@ -11,7 +11,7 @@ import orjson
 import pytest
 import zstandard
 
-from appliance.ingest.fluent_session import FluentSession
+from appliance.ingest.fluent.fluent_session import FluentSession
 from appliance.ingest.intake import Oddity, RefusedReason
 from appliance.ingest.listener import Listener, Protocol, Transport
 from appliance.ingest.unit import Outcome

@@ -13,8 +13,8 @@ import pytest
 from h2.settings import SettingCodes
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 
-from appliance.ingest import grpc_call
-from appliance.ingest.http2_session import BODIES_BYTES_MAX, FRAME_BYTES_MAX, SILENT_BYTES_MAX, STREAM_WINDOW_BYTES, STREAMS_MAX
+from appliance.ingest.http import grpc_call
+from appliance.ingest.http.http2_session import BODIES_BYTES_MAX, FRAME_BYTES_MAX, SILENT_BYTES_MAX, STREAM_WINDOW_BYTES, STREAMS_MAX
 from appliance.ingest.intake import RefusedReason
 from appliance.ingest.listener import Listener
 from appliance.ingest.unit import Outcome

@@ -258,7 +258,7 @@ def test_what_a_log_writer_refuses_for_now_is_sent_again(box: SteppedIngest, mon
     assert box.log_writer is not None
     answers = [6, 56, 19, 0]
     monkeypatch.setattr(box.log_writer.agent._appends, "refusal", lambda _hosted, _entry: answers.pop(0) if len(answers) > 1 else 0)
-    monkeypatch.setattr("appliance.agents.batch_answers.RETRY_NS", 1_000)
+    monkeypatch.setattr("appliance.agents.outlet.batch_answers.RETRY_NS", 1_000)
     box.connect().sendall(line(0) + b"\n")
     box.run_until(lambda: box.ledger().stored == 1)
     assert box.messages() == ["line 0"]

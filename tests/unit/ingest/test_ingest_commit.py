@@ -203,7 +203,7 @@ def test_a_record_that_cannot_be_stored_where_it_belongs_is_a_dead_letter_that_s
 
 
 def test_nothing_waits_for_producer_ids_that_nobody_would_miss(make: Callable[..., SteppedIngest], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("appliance.agents.ingest_producers.PATIENCE_NS", 0)
+    monkeypatch.setattr("appliance.agents.outlet.ingest_producers.PATIENCE_NS", 0)
     box = make()
     box.kill_ingest()
     box.controller.is_away = True

@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from appliance.agents.ingest_disks import AWAY_NS
+from appliance.agents.outlet.ingest_disks import AWAY_NS
 from appliance.base.errors import StorageFailed
 from appliance.records.key_hash import partition_of_key
 from tests.unit.ingest.stepped_ingest import TOPIC, SteppedIngest

@@ -104,7 +104,7 @@ def test_what_was_under_way_to_a_lost_connection_goes_again_under_its_sequences_
 
 
 def test_a_leader_that_refuses_for_now_gets_everything_again_in_order(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("appliance.agents.batch_answers.RETRY_NS", 1_000)
+    monkeypatch.setattr("appliance.agents.outlet.batch_answers.RETRY_NS", 1_000)
     world.led_by_other(0, 1, 2, 3)
     world.leader.error = ErrorCode.NOT_LEADER_OR_FOLLOWER
     world.box.connect().sendall(lines(range(400)))
@@ -147,7 +147,7 @@ def test_what_a_leader_has_and_does_not_remember_is_not_stored_again(world: Worl
 
 
 def test_a_leader_that_lost_what_it_acknowledged_gets_what_follows_in_a_new_epoch(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("appliance.agents.journalled_batches.GRACE_MS", 0)
+    monkeypatch.setattr("appliance.agents.outlet.journalled_batches.GRACE_MS", 0)
     world.led_by_other(0)
     sender = world.box.connect()
     sender.sendall(lines(range(0, 400, 4)))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from appliance.agents.ingest_lane import UNDER_WAY_MAX, Lane
-from appliance.agents.outgoing_batch import OutgoingBatch
+from appliance.agents.outlet.ingest_lane import UNDER_WAY_MAX, Lane
+from appliance.agents.outlet.outgoing_batch import OutgoingBatch
 from appliance.ingest.batcher import ReadyBatch
 from appliance.records.batch import read_batch_header, stamp_batch
 from appliance.records.builder import BatchBuilder

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from appliance.ingest.identity import digest_of
-from appliance.ingest.spool_records import SpooledBatch, SpooledShare, without_counted
+from appliance.ingest.replay.identity import digest_of
+from appliance.ingest.replay.spool_records import SpooledBatch, SpooledShare, without_counted
 from appliance.storage import file_io
 from tests.support.ingest_state import IngestState, WaitingBatch, fail_all
 

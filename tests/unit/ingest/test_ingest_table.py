@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from appliance.base.settings import SenderSocket
-from appliance.ingest.conditions import Condition, Subject
-from appliance.ingest.ingest_table import TableReading, read_table
-from appliance.ingest.listen_line import OPTIONS
 from appliance.ingest.listener import HTTP, SYSLOG_TCP, SYSLOG_UDP, KeyKind, KeyRule, Listener, Protocol, ProxyMode, Transport
-from appliance.ingest.route_line import SUBJECT_WORDS
-from appliance.ingest.router import Route
-from appliance.ingest.table_checks import certificate_problems, machine_problems, read_sender_table
-from appliance.ingest.table_words import words_of
+from appliance.ingest.table.conditions import Condition, Subject
+from appliance.ingest.table.ingest_table import TableReading, read_table
+from appliance.ingest.table.listen_line import OPTIONS
+from appliance.ingest.table.route_line import SUBJECT_WORDS
+from appliance.ingest.table.router import Route
+from appliance.ingest.table.table_checks import certificate_problems, machine_problems, read_sender_table
+from appliance.ingest.table.table_words import words_of
 from appliance.runtime.run_options import RunOptions, resolve_options
 from tests.support.running_box import ROOT
 from tests.unit.base.test_settings import make_box
@@ -211,7 +211,7 @@ def test_a_key_of_another_certificate_is_found_before_the_start(tmp_path: Path) 
 
 
 def test_who_reads_a_table_stays_lean() -> None:
-    code = "import sys, appliance.ingest.table_checks; print(*{'ssl', 'orjson', 'logging', 'subprocess', 'typer'} & set(sys.modules))"
+    code = "import sys, appliance.ingest.table.table_checks; print(*{'ssl', 'orjson', 'logging', 'subprocess', 'typer'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3]).stdout.strip() == ""
 
 

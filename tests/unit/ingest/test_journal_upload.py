@@ -8,8 +8,8 @@ import zlib
 import orjson
 import pytest
 
+from appliance.ingest.http.journal_export import BadExport, JournalExportReader
 from appliance.ingest.intake import RefusedReason
-from appliance.ingest.journal_export import BadExport, JournalExportReader
 from appliance.ingest.unit import Outcome
 from tests.support.http_talk import LISTENER, HttpTalk, Response, chunked
 

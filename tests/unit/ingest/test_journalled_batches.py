@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from appliance.agents.journalled_batches import ABSENT_MS, GRACE_MS, JournalledBatches
+from appliance.agents.outlet.journalled_batches import ABSENT_MS, GRACE_MS, JournalledBatches
 from appliance.base.model import BrokerId, LeaderEpoch, TopicId
-from appliance.ingest.identity import digest_of
-from appliance.ingest.journal_records import JournalledBatch
+from appliance.ingest.replay.identity import digest_of
+from appliance.ingest.replay.journal_records import JournalledBatch
 from appliance.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from appliance.storage.producer_state import LARGEST_SEQUENCE
 from tests.support.played_leaders import PlayedLeaders

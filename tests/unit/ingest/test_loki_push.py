@@ -9,10 +9,10 @@ import orjson
 import pytest
 from google.protobuf.internal.encoder import _VarintBytes as varint  # type: ignore[attr-defined]
 
-from appliance.ingest import loki_push
-from appliance.ingest.http_request import Answer
+from appliance.ingest.http.http_request import Answer
 from appliance.ingest.intake import RefusedReason
-from appliance.ingest.loki_labels import parse_labels
+from appliance.ingest.loki import loki_push
+from appliance.ingest.loki.loki_labels import parse_labels
 from appliance.ingest.unit import Outcome
 from tests.support.recording_intake import RecordingIntake
 from tests.unit.ingest.http_requests import HTTP, ask, documents, stored

@@ -12,7 +12,7 @@ from logstash_async.transport import BeatsTransport
 from pylogbeat import PyLogBeatClient
 
 from appliance.ingest.listener import Listener, Protocol, Transport
-from appliance.ingest.lumberjack_session import LumberjackSession
+from appliance.ingest.lumberjack.lumberjack_session import LumberjackSession
 from tests.support.session_server import SessionServer
 
 LISTENER = Listener("beats", Protocol.LUMBERJACK, Transport.TCP, 0)

@@ -9,10 +9,10 @@ from typing import Any
 import orjson
 import pytest
 
-from appliance.ingest.identity import digest_of
 from appliance.ingest.intake import Oddity, RefusedReason
 from appliance.ingest.listener import Listener, Protocol, Transport
-from appliance.ingest.lumberjack_session import KEEP_ALIVE_MS, PART_EVENTS_MAX, LumberjackSession
+from appliance.ingest.lumberjack.lumberjack_session import KEEP_ALIVE_MS, PART_EVENTS_MAX, LumberjackSession
+from appliance.ingest.replay.identity import digest_of
 from appliance.ingest.unit import Outcome
 from tests.golden.capture_senders import read_stream
 from tests.support.recording_connection import RecordingConnection

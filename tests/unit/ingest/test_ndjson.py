@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
-from appliance.ingest import ndjson
-from appliance.ingest.http_request import RECORDS_MAX
+from appliance.ingest.http import ndjson
+from appliance.ingest.http.http_request import RECORDS_MAX
 from appliance.ingest.intake import Oddity, RefusedReason
 from appliance.ingest.unit import Outcome
 from tests.support.http_talk import LISTENER, HttpTalk, Response, request

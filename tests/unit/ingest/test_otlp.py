@@ -10,12 +10,12 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 
-from appliance.ingest import otlp_protobuf
-from appliance.ingest.http_request import RECORDS_MAX
+from appliance.ingest.http.http_request import RECORDS_MAX
 from appliance.ingest.intake import Oddity, RefusedReason
-from appliance.ingest.otlp_json import read_otlp_json
-from appliance.ingest.otlp_protobuf import MESSAGE_BYTES_MAX, read_protobuf
-from appliance.ingest.otlp_reading import BadPayload, Reading, TooManyRecords
+from appliance.ingest.otlp import otlp_protobuf
+from appliance.ingest.otlp.otlp_json import read_otlp_json
+from appliance.ingest.otlp.otlp_protobuf import MESSAGE_BYTES_MAX, read_protobuf
+from appliance.ingest.otlp.otlp_reading import BadPayload, Reading, TooManyRecords
 from appliance.ingest.record import Record
 from appliance.ingest.unit import Outcome
 from tests.support.http_talk import LISTENER, HttpTalk, Response, request

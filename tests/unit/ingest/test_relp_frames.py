@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.ingest.relp_frames import RelpSplitter, is_cut, next_transaction
+from appliance.ingest.syslog.relp_frames import RelpSplitter, is_cut, next_transaction
 
 OPEN = b"1 open 86 relp_version=0\nrelp_software=librelp,1.11.0,http://librelp.adiscon.com\ncommands=syslog\n"
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from appliance.ingest.identity import digest_of
 from appliance.ingest.intake import Oddity, RefusedReason
 from appliance.ingest.listener import Listener, Protocol, Transport
-from appliance.ingest.relp_session import RelpSession
+from appliance.ingest.replay.identity import digest_of
+from appliance.ingest.syslog.relp_session import RelpSession
 from appliance.ingest.unit import Outcome
 from tests.support.recording_connection import RecordingConnection
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.ingest.identity import digest_of
-from appliance.ingest.journal_findings import JournalFindings
-from appliance.ingest.journal_records import Damaged, Done, Forgotten, Frames, JournalledBatch, JournalRecord, Stored, decode_all, encode
-from appliance.ingest.replay_memory import ReplayMemory
+from appliance.ingest.replay.identity import digest_of
+from appliance.ingest.replay.journal_findings import JournalFindings
+from appliance.ingest.replay.journal_records import Damaged, Done, Forgotten, Frames, JournalledBatch, JournalRecord, Stored, decode_all, encode
+from appliance.ingest.replay.replay_memory import ReplayMemory
 from appliance.storage import file_io
 from tests.support.ingest_state import IngestState, fail_all
 

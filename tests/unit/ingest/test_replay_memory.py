@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.ingest.identity import digest_of, identity_of
-from appliance.ingest.ordinals import NUMBERS_MAX, Ordinals
-from appliance.ingest.replay_memory import Known, ReplayMemory
+from appliance.ingest.replay.identity import digest_of, identity_of
+from appliance.ingest.replay.ordinals import NUMBERS_MAX, Ordinals
+from appliance.ingest.replay.replay_memory import Known, ReplayMemory
 
 CHUNK, OTHER = digest_of(b"chunk"), digest_of(b"other")
 

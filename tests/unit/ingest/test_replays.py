@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from appliance.agents.left_over_batches import LeftOverBatches
-from appliance.agents.replays import Replays
+from appliance.agents.outlet.left_over_batches import LeftOverBatches
+from appliance.agents.outlet.replays import Replays
 from appliance.base.model import BrokerId, LeaderEpoch, TopicId
-from appliance.ingest.identity import digest_of
-from appliance.ingest.replay_memory import Known
-from appliance.ingest.stream_replay import HOLD_MS
+from appliance.ingest.replay.identity import digest_of
+from appliance.ingest.replay.replay_memory import Known
+from appliance.ingest.replay.stream_replay import HOLD_MS
 from appliance.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from tests.support.ingest_state import LISTENER, SOURCE, IngestState, WaitingBatch
 from tests.support.played_leaders import PlayedLeaders

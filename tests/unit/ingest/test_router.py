@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from appliance.ingest.conditions import field_of
-from appliance.ingest.ingest_table import read_table
 from appliance.ingest.listener import KeyKind, KeyRule
-from appliance.ingest.router import Destination, Router, direct, key_of
+from appliance.ingest.table.conditions import field_of
+from appliance.ingest.table.ingest_table import read_table
+from appliance.ingest.table.router import Destination, Router, direct, key_of
 from tests.unit.base.test_settings import make_box
 
 

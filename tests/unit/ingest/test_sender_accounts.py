@@ -8,11 +8,11 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.agents.sender_books import SenderBooks
+from appliance.agents.intake.sender_books import SenderBooks
 from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout
 from appliance.ingest.sender_accounts import OTHERS, SenderAccounts, SenderFigures, add_figures
-from appliance.ingest.senders_file import read_senders, senders_file
+from appliance.ingest.table.senders_file import read_senders, senders_file
 
 
 def received(accounts: SenderAccounts) -> dict[str, int]:

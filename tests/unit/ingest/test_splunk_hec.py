@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
-from appliance.ingest import splunk_acks, splunk_events, splunk_hec
-from appliance.ingest.http_endpoints import Found, find_path
+from appliance.ingest.http.http_endpoints import Found, find_path
 from appliance.ingest.intake import RefusedReason
-from appliance.ingest.splunk_acks import AckBook
+from appliance.ingest.splunk import splunk_acks, splunk_events, splunk_hec
+from appliance.ingest.splunk.splunk_acks import AckBook
 from appliance.ingest.unit import Outcome
 from tests.support.recording_intake import RecordingIntake
 from tests.unit.ingest.http_requests import Asked, ask, documents, stored

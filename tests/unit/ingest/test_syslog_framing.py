@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from appliance.ingest.syslog_framing import BELIEVED_COUNT_MAX, CutMessage, SyslogSplitter, cut_message, unframe_datagram
+from appliance.ingest.syslog.syslog_framing import BELIEVED_COUNT_MAX, CutMessage, SyslogSplitter, cut_message, unframe_datagram
 
 
 def split(*pieces: bytes, max_message_bytes: int = 64) -> list[bytes]:

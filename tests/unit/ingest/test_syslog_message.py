@@ -6,8 +6,8 @@ from datetime import datetime
 
 import pytest
 
-from appliance.ingest.structured_data import read_structured_data
-from appliance.ingest.syslog_message import (
+from appliance.ingest.syslog.structured_data import read_structured_data
+from appliance.ingest.syslog.syslog_message import (
     BAD_PRIORITY,
     BAD_STRUCTURED_DATA,
     BAD_TIMESTAMP,

@@ -7,8 +7,8 @@ from appliance.ingest.event import EventSource
 from appliance.ingest.intake import Oddity
 from appliance.ingest.listener import Listener, Protocol, Transport
 from appliance.ingest.protocols import DATAGRAM_HANDLERS, SESSIONS, handler_of, session_of
-from appliance.ingest.syslog_framing import CutMessage
-from appliance.ingest.syslog_session import SyslogSession
+from appliance.ingest.syslog.syslog_framing import CutMessage
+from appliance.ingest.syslog.syslog_session import SyslogSession
 from appliance.ingest.unit import Unit
 from tests.support.recording_connection import RecordingConnection
 from tests.support.recording_intake import RecordingIntake

@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from appliance.ingest.syslog_timestamp import CACHE_ENTRIES_MAX, TimestampReader, rfc3339_text
+from appliance.ingest.syslog.syslog_timestamp import CACHE_ENTRIES_MAX, TimestampReader, rfc3339_text
 
 
 def ms(text: str) -> int:

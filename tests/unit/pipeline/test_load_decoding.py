@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from appliance.ingest.event import value_of
-from appliance.ingest.syslog_message import SyslogParser
+from appliance.ingest.syslog.syslog_message import SyslogParser
 from appliance.pipeline.hour_files import FileNames, HourFiles, hour_directory
 from appliance.pipeline.json_fields import column_names, infer_fields, parse_fields
 from appliance.pipeline.load_problem import LoadProblem

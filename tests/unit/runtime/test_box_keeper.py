@@ -13,7 +13,7 @@ from appliance.base.errors import ConfigurationProblems
 from appliance.base.layout import RUNTIME_VARIABLE, BoxLayout, Disk
 from appliance.base.logging import Logger
 from appliance.base.settings import SenderSocket, load_box
-from appliance.ingest.table_checks import read_sender_table
+from appliance.ingest.table.table_checks import read_sender_table
 from appliance.runtime.box_keeper import RETRY_MS, BoxKeeper, adopt_box, settings_changed, wait_after_failure
 from appliance.runtime.known_disks import KnownDisk, read_known_disk, write_known_disk
 from appliance.runtime.preflight import PreparedBox, prepare_box

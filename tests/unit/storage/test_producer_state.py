@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode
 from appliance.records.crc32c import crc32c
 from appliance.storage.append_plan import RefusedBatch
@@ -13,7 +14,7 @@ from appliance.storage.log import Log
 from appliance.storage.log_config import LogConfig
 from appliance.storage.producer_state import BrokenSnapshot, ProducerState, advance_sequence
 from appliance.storage.recovery import CLEAN, Recovery, SameBoot, Unclean
-from tests.unit.storage.storage_support import NOW_MS, batch, open_log, stored_bytes
+from tests.unit.storage.storage_support import NAME, NOW_MS, SMALL, TOPIC_ID, batch, open_log, stored_bytes
 
 GAP = RefusedBatch(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
 FENCED = RefusedBatch(ErrorCode.INVALID_PRODUCER_EPOCH)
@@ -160,4 +161,20 @@ def test_producers_that_are_silent_for_a_day_are_forgotten(tmp_path: Path) -> No
     log.close()
     log = open_log(tmp_path)
     assert len(log.producers) == 1 and log.producers.entry(8) is not None
+    log.close()
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_producer_of_old_records_is_known_after_a_death_that_no_snapshot_saw(tmp_path: Path, is_closed: bool) -> None:
+    """He wrote a moment ago, whatever the times of his records say, and sends his last batch again; of long ago is only who stands in a snapshot."""
+    log = open_log(tmp_path, producer_expiration_ms=1_000)
+    answer = send(log, 0)
+    recovery: Recovery = CLEAN
+    if is_closed:
+        log.close()
+    else:
+        recovery = SameBoot(log.log_end_offset, log.active_base_offset, log.active_position)
+        log.abandon()
+    log = Log.open(str(tmp_path), NAME, TOPIC_ID, SMALL, ManualClock(NOW_MS + 10_000), recovery, producer_expiration_ms=1_000)
+    assert (send(log, 0) == answer) == (not is_closed) and log.log_end_offset == 1 + is_closed
     log.close()

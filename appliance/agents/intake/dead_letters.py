@@ -1,0 +1,49 @@
+"""Records that can never be stored where they belong: counted, told to their sender, and kept as dead letters if the table names a topic for them.
+
+Owned by the intake. A dead letter is the record's own value, cut to what its topic takes, with headers that say why, and where it should have gone. Weak: it is
+a copy in the books; one that finds its own topic too small is counted and gone.
+"""
+
+from __future__ import annotations
+
+from appliance.agents.intake.ingest_books import IngestBooks
+from appliance.agents.intake.ingest_topics import IngestTopics
+from appliance.base.clock import Clock
+from appliance.ingest.accounting import LossReason
+from appliance.ingest.batcher import Batcher
+from appliance.ingest.event import Event
+from appliance.ingest.unit import Unit
+from appliance.records.builder import encode_headers
+
+OVERHEAD_BYTES = 1024
+"""Of a batch and the headers of a dead letter."""
+CUT_BYTES = 1 << 20
+"""While the topic is not there, and its limit not known."""
+
+
+class DeadLetters:
+    """`topic` is "" where the table names none."""
+
+    def __init__(self, topic: str, topics: IngestTopics, books: IngestBooks, clock: Clock) -> None:
+        self._topic = topic
+        self._topics = topics
+        self._books = books
+        self._clock = clock
+
+    def reject(self, unit: Unit, number: int, reason: LossReason, topic: str, event: Event) -> None:
+        """A record of the unit that `topic` cannot have."""
+        self._books.on_counted(unit, reason, 1)
+        if unit.on_settled is not None:
+            unit.rejected.append((number, str(reason)))
+        if self._topic:
+            self._bury(unit, reason, topic, event)
+
+    def _bury(self, unit: Unit, reason: LossReason, topic: str, event: Event) -> None:
+        collector = self._topics.of(self._topic).collector
+        limit = (collector.max_batch_bytes if isinstance(collector, Batcher) else CUT_BYTES) - OVERHEAD_BYTES - len(event.key or b"")
+        headers = [("source", unit.source.address), ("transport", unit.source.transport), ("listener", unit.listener.name.encode())]
+        headers += [("dead_letter_reason", str(reason).encode()), ("dead_letter_topic", topic.encode())]
+        if len(event.value) > limit:
+            headers.append(("truncated", b"true"))
+        letter = Event(event.timestamp_ms, event.key, event.value[: max(0, limit)], encode_headers(headers))
+        collector.append(letter, self._clock.monotonic_ms(), unit, not unit.listener.is_datagram, None, 0, True)

@@ -1,0 +1,201 @@
+"""Records whose sender can be recognised when it sends them again: what was stored is not stored twice, what is under way is waited for, the rest is new.
+
+Owned by the intake. A unit has one identity, or one for each record, or its records are the next ones of a stream (`replay_memory` says what an
+address is). What replay memory cannot answer yet is kept here, with its unit, until it can. Weak: what is kept is bounded by the windows of senders alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Protocol
+
+from appliance.agents.intake.ingest_books import IngestBooks
+from appliance.agents.intake.ingest_settlement import IngestSettlement
+from appliance.base.clock import Clock
+from appliance.ingest.event import EventSource
+from appliance.ingest.listener import Listener
+from appliance.ingest.record import Record
+from appliance.ingest.replay.replay_memory import Known, ReplayMemory
+from appliance.ingest.unit import Outcome, ReplayedStream, Unit
+
+Records = Sequence[Record | bytes]
+Store = Callable[[Unit, Records, Iterable[int], Sequence[tuple[bytes, int]] | None], None]
+_UNKNOWN = (Known.UNDER_WAY, Known.UNSURE)
+
+
+class Replays(Protocol):
+    """`replays`."""
+
+    @property
+    def memory(self) -> ReplayMemory: ...
+
+    def open_stream(self, listener: Listener, source: EventSource, on_aligned: Callable[[tuple[Unit, Records], int], None]) -> ReplayedStream: ...
+
+    def forget(self, identity: bytes) -> None: ...
+
+
+class _Memory:
+    """What is known of one unit's identities."""
+
+    __slots__ = ("begun", "doubtful_below", "held", "is_doubtful", "serials", "taken", "verdict")
+
+    def __init__(self) -> None:
+        self.taken = 0
+        """Records seen so far."""
+        self.verdict: Known | None = None
+        """Of the one identity."""
+        self.begun: dict[bytes, None] = {}
+        """Identities that are under way by this unit."""
+        self.is_doubtful = False
+        """Some of its records may be stored."""
+        self.doubtful_below = 0
+        """The same for a stream: those with serials below."""
+        self.held: list[tuple[Records, range]] = []
+        self.serials: list[tuple[int, int]] = []
+
+
+class IdentifiedRecords:
+    """`store` routes and batches."""
+
+    def __init__(self, replays: Replays, books: IngestBooks, settlement: IngestSettlement, store: Store, clock: Clock) -> None:
+        self._replays = replays
+        self._memory = replays.memory
+        self._books = books
+        self._settlement = settlement
+        self._store = store
+        self._clock = clock
+
+    def open_stream(self, listener: Listener, source: EventSource) -> ReplayedStream:
+        return self._replays.open_stream(listener, source, self._on_aligned)
+
+    def forget(self, identity: bytes) -> None:
+        self._replays.forget(identity)
+
+    def take(self, unit: Unit, records: Records) -> None:
+        """Records of a unit with identities."""
+        memory: _Memory = unit.replay or _Memory()
+        unit.replay = memory
+        first = memory.taken
+        memory.taken += len(records)
+        identities = unit.identities or ()
+        if unit.stream is not None:
+            serial = unit.stream.take(identities[first : memory.taken], (unit, records))
+            if serial is None:
+                unit.pending += 1
+            else:
+                self._take_serials(unit, memory, records, serial)
+            return
+        self._receive(unit, len(records))
+        numbers = range(first, memory.taken)
+        if len(identities) == 1:
+            self._take_one(unit, memory, records, numbers)
+        else:
+            self._take_each(unit, memory, records, numbers)
+
+    def is_doubtful(self, unit: Unit, first_ordinal: int) -> bool:
+        """Whether any of these records, which go up from the first, may have been stored before."""
+        memory: _Memory = unit.replay
+        return memory.is_doubtful or first_ordinal < memory.doubtful_below
+
+    def is_stored(self, unit: Unit, identity: bytes, ordinal: int, topic: str, is_copy: bool) -> bool:
+        """Whether a record was stored in the topic before; counted, if this is where it counts."""
+        if not self.is_doubtful(unit, ordinal) or not self._memory.has(identity, topic, ordinal):
+            return False
+        if not is_copy:
+            self._books.on_duplicate(unit, 1)
+        return True
+
+    def on_settled(self, unit: Unit) -> None:
+        """Its session is told next."""
+        memory: _Memory | None = unit.replay
+        if memory is None:
+            return
+        is_stored = unit.outcome is not Outcome.REFUSED
+        now_ms = self._clock.monotonic_ms()
+        for identity in memory.begun:
+            self._memory.settled(identity, is_stored, now_ms)
+        if unit.stream is not None:
+            for serial, count in memory.serials:
+                unit.stream.settled(serial, count)
+
+    def _receive(self, unit: Unit, count: int) -> None:
+        unit.record_count += count
+        self._books.on_received(unit, count, self._clock.wall_ms())
+
+    # -- streams
+
+    def _on_aligned(self, token: tuple[Unit, Records], serial: int) -> None:
+        """It is known now where held frames belong."""
+        unit, records = token
+        self._take_serials(unit, unit.replay, records, serial)
+        self._settlement.release(unit)
+
+    def _take_serials(self, unit: Unit, memory: _Memory, records: Records, serial: int) -> None:
+        stream = unit.stream
+        assert stream is not None
+        first = unit.record_count
+        self._receive(unit, len(records))
+        memory.serials.append((serial, len(records)))
+        memory.doubtful_below = stream.replayed_end
+        identity = stream.identity
+        addresses = [(identity, ordinal) for ordinal in range(serial, serial + len(records))]
+        self._store(unit, records, range(first, unit.record_count), addresses)
+
+    # -- one identity
+
+    def _take_one(self, unit: Unit, memory: _Memory, records: Records, numbers: range) -> None:
+        assert unit.identities is not None
+        identity = unit.identities[0]
+        if memory.verdict is None:
+            self._look(unit, memory, identity)
+        if memory.verdict in _UNKNOWN:
+            memory.held.append((records, numbers))
+        elif memory.verdict is Known.STORED:
+            self._books.on_duplicate(unit, len(records))
+        else:
+            self._store(unit, records, numbers, [(identity, number) for number in numbers])
+
+    def _look(self, unit: Unit, memory: _Memory, identity: bytes) -> None:
+        verdict = memory.verdict = self._memory.look(identity)
+        if verdict in _UNKNOWN:
+            unit.pending += 1
+            self._memory.when_known(identity, partial(self._on_known, unit, memory, identity))
+        elif verdict is not Known.STORED:
+            self._begin(memory, identity, verdict)
+
+    def _begin(self, memory: _Memory, identity: bytes, verdict: Known) -> None:
+        self._memory.begin(identity)
+        memory.begun[identity] = None
+        memory.is_doubtful = memory.is_doubtful or verdict is Known.PARTLY
+
+    def _on_known(self, unit: Unit, memory: _Memory, identity: bytes) -> None:
+        self._look(unit, memory, identity)
+        if memory.verdict not in _UNKNOWN:
+            held, memory.held = memory.held, []
+            for records, numbers in held:
+                self._take_one(unit, memory, records, numbers)
+        self._settlement.release(unit)
+
+    # -- one for each record
+
+    def _take_each(self, unit: Unit, memory: _Memory, records: Records, numbers: range) -> None:
+        assert unit.identities is not None
+        chosen: list[int] = []
+        for place, number in enumerate(numbers):
+            identity = unit.identities[number]
+            verdict = self._memory.look(identity)
+            if verdict is Known.STORED or identity in memory.begun:
+                self._books.on_duplicate(unit, 1)
+            elif verdict in _UNKNOWN:
+                unit.pending += 1
+                self._memory.when_known(identity, partial(self._on_record_known, unit, memory, records[place : place + 1], range(number, number + 1)))
+            else:
+                self._begin(memory, identity, verdict)
+                chosen.append(place)
+        taken: Records = [records[place] for place in chosen]
+        self._store(unit, taken, [numbers[place] for place in chosen], [(unit.identities[numbers[place]], 0) for place in chosen])
+
+    def _on_record_known(self, unit: Unit, memory: _Memory, record: Records, number: range) -> None:
+        self._take_each(unit, memory, record, number)
+        self._settlement.release(unit)

@@ -1,0 +1,262 @@
+"""The intake: every record of every protocol passes here, from its session into the batch of its partition. Implements `appliance.ingest.intake.Intake`.
+
+Owned by one ingest agent; the hot loop of the process. `received` is counted before anything else is done with a record, so that the books balance wherever the
+process is killed. What has an identity goes through `identified_records` first; plain syslog takes the short way, with nothing per line that is not needed.
+Weak: lines of one burst are parsed one after the other in pure Python, 4-8 µs each; that is what bounds the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from typing import Final, cast
+
+from appliance.agents.intake.dead_letters import DeadLetters
+from appliance.agents.intake.identified_records import IdentifiedRecords, Replays
+from appliance.agents.intake.ingest_books import IngestBooks
+from appliance.agents.intake.ingest_input import IngestInput, SyslogRecord
+from appliance.agents.intake.ingest_settlement import IngestSettlement
+from appliance.agents.intake.ingest_topics import IngestTopics
+from appliance.base.clock import Clock
+from appliance.ingest.accounting import LossReason
+from appliance.ingest.batcher import Acceptance, Batcher
+from appliance.ingest.event import Event, EventSource, timestamp_of
+from appliance.ingest.intake import Oddity, RefusedReason
+from appliance.ingest.listener import Listener
+from appliance.ingest.record import Record
+from appliance.ingest.syslog.syslog_message import SyslogMessage
+from appliance.ingest.table.router import Destinations, Router, key_of
+from appliance.ingest.topic_backlog import Delayed, TopicBacklog
+from appliance.ingest.unit import ReplayedStream, Unit
+
+_TOO_LARGE = Acceptance.TOO_LARGE
+_NO_ADDRESS: Final[tuple[None, int]] = (None, 0)
+
+
+class IngestIntake:
+    """One process's."""
+
+    def __init__(
+        self,
+        listeners: Iterable[Listener],
+        router: Router,
+        topics: IngestTopics,
+        books: IngestBooks,
+        settlement: IngestSettlement,
+        replays: Replays,
+        clock: Clock,
+    ) -> None:
+        self._inputs = {listener.name: IngestInput(listener, router) for listener in listeners}
+        self._router = router
+        self._topics = topics
+        self._books = books
+        self._settlement = settlement
+        self._clock = clock
+        self._dead_letters = DeadLetters(router.dead_letter, topics, books, clock)
+        self._identified = IdentifiedRecords(replays, self._books, settlement, self._store, clock)
+        settlement.on_settled = self._identified.on_settled
+        topics.on_too_large = self._on_late_too_large
+        topics.on_batched = self._on_batched
+        self.slowed_by: tuple[str, int] | None = None
+        """The partition that a record met which takes no more; whoever looks sets it back."""
+
+    # -- Intake
+
+    def take(self, unit: Unit, records: Sequence[Record]) -> None:
+        if unit.identities is not None and len(records):
+            self._identified.take(unit, records)
+            return
+        self._receive(unit, len(records))
+        self._store(unit, records, range(unit.record_count - len(records), unit.record_count), None)
+
+    def take_syslog(self, unit: Unit, messages: Sequence[bytes]) -> None:
+        source = self._inputs[unit.listener.name]
+        if unit.identities is not None and len(messages):
+            self._identified.take(unit, messages)
+        elif source.plain_topic and not unit.topic:
+            self._take_plain(source, unit, messages)
+        else:
+            self._receive(unit, len(messages))
+            self._store(unit, messages, range(unit.record_count - len(messages), unit.record_count), None)
+
+    def seal(self, unit: Unit) -> None:
+        self._settlement.seal(unit)
+
+    def open_stream(self, listener: Listener, source: EventSource) -> ReplayedStream:
+        return self._identified.open_stream(listener, source)
+
+    def forget(self, identity: bytes) -> None:
+        self._identified.forget(identity)
+
+    def blocked_by(self, listener: Listener) -> bool:
+        return self._topics.of(self._inputs[listener.name].topic).is_blocked
+
+    def refuse(self, listener: Listener, source: EventSource, reason: RefusedReason, count: int = 1, size_bytes: int = 0) -> None:
+        self._books.on_refused(listener, source.host, reason, count)
+
+    def note(self, listener: Listener, source: EventSource, oddity: Oddity, count: int = 1) -> None:
+        self._books.on_odd(listener, source.host, oddity, count)
+
+    def has_topic(self, topic: str) -> bool:
+        return topic in self._router.topics or (self._topics.is_there(topic) and not topic.startswith("__"))
+
+    def now_ms(self) -> int:
+        return self._clock.wall_ms()
+
+    def monotonic_ms(self) -> int:
+        return self._clock.monotonic_ms()
+
+    # -- the way in
+
+    def _receive(self, unit: Unit, count: int) -> None:
+        unit.record_count += count
+        self._books.on_received(unit, count, self._clock.wall_ms())
+
+    def _take_plain(self, source: IngestInput, unit: Unit, messages: Sequence[bytes]) -> None:
+        """One topic, a key that the event builder makes, nobody who recognises a replay: most of all lines."""
+        arrival_ms = self._clock.wall_ms()
+        unit.record_count += len(messages)
+        self._books.on_received(unit, len(messages), arrival_ms)
+        now_ms = self._clock.monotonic_ms()
+        collector = self._topics.of(source.plain_topic).collector
+        parse, build, append, can_wait = source.parser.parse, source.events.build, collector.append, source.can_wait
+        origin = unit.source
+        unparsed = 0
+        for raw in messages:
+            message = parse(raw, arrival_ms)
+            if message.parse_error is not None:
+                unparsed += 1
+            event = build(message, origin, arrival_ms)
+            outcome = append(event, now_ms, unit, can_wait)
+            if outcome:
+                if outcome is Acceptance.TAKEN_BEYOND:
+                    self.slowed_by = (source.plain_topic, collector.slowed_by)
+                elif outcome is _TOO_LARGE:
+                    self._dead_letters.reject(unit, -1, LossReason.TOO_LARGE, source.plain_topic, event)
+                else:
+                    self._books.on_counted(unit, LossReason.OVERFLOW, 1)
+        if unparsed:
+            self._books.on_odd(unit.listener, origin.host, Oddity.UNPARSED, unparsed)
+
+    def _store_plain(
+        self,
+        source: IngestInput,
+        collector: Batcher,
+        unit: Unit,
+        records: Sequence[Record],
+        numbers: Iterable[int],
+        addresses: Iterable[tuple[bytes | None, int]],
+    ) -> None:
+        """The same for records of which no route and no memory is asked."""
+        arrival_ms, now_ms = self._clock.wall_ms(), self._clock.monotonic_ms()
+        append, can_wait, by_host, by_app = collector.append, source.can_wait, source.is_keyed_by_host, source.is_keyed_by_app
+        origin = unit.source
+        sender = origin.host
+        whole = source.events.headers(origin, arrival_ms, False)
+        for (value, time_ms, host, app, _, _, _, _, _, is_cut), number, (identity, ordinal) in zip(records, numbers, addresses, strict=False):
+            timestamp_ms = arrival_ms if time_ms is None else timestamp_of(time_ms, arrival_ms)
+            name = host if by_host else app if by_app else None
+            key = name.encode("utf-8", "replace") if name else sender if by_host else None
+            event = Event(timestamp_ms, key, value, source.events.headers(origin, arrival_ms, True) if is_cut else whole)
+            outcome = append(event, now_ms, unit, can_wait, identity, ordinal)
+            if outcome:
+                if outcome is Acceptance.TAKEN_BEYOND:
+                    self.slowed_by = (source.plain_topic, collector.slowed_by)
+                elif outcome is _TOO_LARGE:
+                    self._dead_letters.reject(unit, number, LossReason.TOO_LARGE, source.plain_topic, event)
+                else:
+                    self._books.on_counted(unit, LossReason.OVERFLOW, 1)
+
+    def _store(self, unit: Unit, records: Sequence[Record | bytes], numbers: Iterable[int], addresses: Sequence[tuple[bytes, int]] | None) -> None:
+        """Route and batch received records of a unit; `numbers` are theirs in it, `addresses` where replay memory looks for them."""
+        if not records:
+            return
+        source = self._inputs[unit.listener.name]
+        if source.plain_topic and not unit.topic and not isinstance(records[0], bytes):
+            collector = self._topics.of(source.plain_topic).collector
+            if isinstance(collector, Batcher) and (addresses is None or not self._identified.is_doubtful(unit, addresses[0][1])):
+                self._store_plain(source, collector, unit, cast("Sequence[Record]", records), numbers, addresses or repeat(_NO_ADDRESS))
+                return
+        arrival_ms, now_ms = self._clock.wall_ms(), self._clock.monotonic_ms()
+        given = source.direct(unit.topic) if unit.topic else None
+        address_of = iter(addresses) if addresses is not None else None
+        unparsed = 0
+        for number, record in zip(numbers, records, strict=True):
+            identity, ordinal = next(address_of) if address_of is not None else (None, 0)
+            if isinstance(record, bytes):
+                message = source.parser.parse(record, arrival_ms)
+                unparsed += message.parse_error is not None
+                self._put_syslog(source, unit, number, message, given, arrival_ms, now_ms, identity, ordinal)
+                continue
+            destinations = given or source.route(record)
+            timestamp_ms = arrival_ms if record.time_ms is None else timestamp_of(record.time_ms, arrival_ms)
+            event = Event(timestamp_ms, None, record.value, source.events.headers(unit.source, arrival_ms, record.is_cut))
+            self._put(source, unit, number, event, record, destinations, now_ms, identity, ordinal)
+        if unparsed:
+            self._books.on_odd(unit.listener, unit.source.host, Oddity.UNPARSED, unparsed)
+
+    def _put_syslog(
+        self,
+        source: IngestInput,
+        unit: Unit,
+        number: int,
+        message: SyslogMessage,
+        given: Destinations | None,
+        arrival_ms: int,
+        now_ms: int,
+        identity: bytes | None,
+        ordinal: int,
+    ) -> None:
+        event = source.events.build(message, unit.source, arrival_ms)
+        destinations = given or source.route_syslog(message)
+        if source.plain_topic and given is None:
+            if identity is None or not self._identified.is_stored(unit, identity, ordinal, source.plain_topic, False):
+                self._append(source, unit, number, event, source.plain_topic, now_ms, identity, ordinal, False)
+        else:
+            self._put(source, unit, number, event, SyslogRecord(message), destinations, now_ms, identity, ordinal)
+
+    def _put(
+        self,
+        source: IngestInput,
+        unit: Unit,
+        number: int,
+        event: Event,
+        record: Record | SyslogRecord,
+        destinations: Destinations,
+        now_ms: int,
+        identity: bytes | None,
+        ordinal: int,
+    ) -> None:
+        """To each of its topics, under the key that it has there."""
+        is_copy = False
+        for destination in destinations:
+            key = key_of(destination.key, record, unit.source.host)
+            if key is None and destination.is_key_required:
+                if not is_copy:
+                    self._dead_letters.reject(unit, number, LossReason.NO_KEY, destination.topic, event)
+            elif identity is None or not self._identified.is_stored(unit, identity, ordinal, destination.topic, is_copy):
+                self._append(source, unit, number, event._replace(key=key), destination.topic, now_ms, identity, ordinal, is_copy)
+            is_copy = True
+
+    def _append(
+        self, source: IngestInput, unit: Unit, number: int, event: Event, topic: str, now_ms: int, identity: bytes | None, ordinal: int, is_copy: bool
+    ) -> None:
+        collector = self._topics.of(topic).collector
+        if isinstance(collector, TopicBacklog):
+            outcome = collector.delay(Delayed(event, unit, identity, ordinal, is_copy, number), source.can_wait)
+        else:
+            outcome = collector.append(event, now_ms, unit, source.can_wait, identity, ordinal, is_copy)
+        if outcome is Acceptance.TAKEN_BEYOND:
+            self.slowed_by = (topic, collector.slowed_by)
+        elif outcome is _TOO_LARGE and not is_copy:
+            self._dead_letters.reject(unit, number, LossReason.TOO_LARGE, topic, event)
+        elif outcome is Acceptance.OVERFLOW and not is_copy:
+            self._books.on_counted(unit, LossReason.OVERFLOW, 1)
+
+    def _on_late_too_large(self, delayed: Delayed) -> None:
+        """Its topic is there now, and does not take it."""
+        if not delayed.is_copy:
+            self._dead_letters.reject(delayed.unit, delayed.number, LossReason.TOO_LARGE, "", delayed.event)
+
+    def _on_batched(self, delayed: Delayed) -> None:
+        self._settlement.release(delayed.unit)

@@ -1,0 +1,1 @@
+"""From closed batches to their leaders, with what must survive a death."""

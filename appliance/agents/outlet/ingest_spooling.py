@@ -1,0 +1,86 @@
+"""Batches behind a lane whose leader nobody can reach: to the state disk when the memory for them is used up, and back in order when there is room.
+
+Owned by the outlet. What is behind a lane stays behind it, on disk or, when the spool is full, in memory: nothing overtakes. A batch on disk is an object here
+still, so that its units, its order and its books are those of any other. Weak: a batch that was read back is in memory and on disk until it is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from appliance.agents.outlet.ingest_lane import UNDER_WAY_MAX, Lane
+from appliance.agents.outlet.outgoing_batch import OutgoingBatch
+from appliance.ingest.accounting import LossReason
+
+
+class Spool(Protocol):
+    """`ingest_spool`."""
+
+    @property
+    def has_room(self) -> bool: ...
+
+    def write(self, batch: OutgoingBatch, data: bytes) -> bool: ...
+
+    def read(self, batch: OutgoingBatch) -> bytes | None: ...
+
+    def done(self, batch: OutgoingBatch) -> None: ...
+
+
+class IngestSpooling:
+    """`put` behind, `refill` from behind. `charge(lane, batch)`: it takes memory from now on; `on_lost(batch, reason)`."""
+
+    def __init__(self, spool: Spool, charge: Callable[[Lane, OutgoingBatch], None], on_lost: Callable[[OutgoingBatch, LossReason], int]) -> None:
+        self._spool = spool
+        self._charge = charge
+        self._on_lost = on_lost
+        self._is_full = False
+        """It has refused a batch; nothing in it was done since, and something waits."""
+
+    @property
+    def has_room(self) -> bool:
+        return not self._is_full and self._spool.has_room
+
+    def put(self, lane: Lane, batch: OutgoingBatch) -> bool:
+        """Behind the lane; whether it is on disk."""
+        lane.behind.append(batch)
+        if self._spool.write(batch, batch.data):
+            batch.data = b""
+            batch.is_spooled = True
+            return True
+        self._is_full = True
+        self._charge(lane, batch)
+        return False
+
+    def refill(self, lane: Lane) -> None:
+        """As much as may be offered next."""
+        while lane.behind and len(lane.waiting) < UNDER_WAY_MAX:
+            batch = lane.behind.popleft()
+            if batch.is_spooled:
+                data = self._spool.read(batch)
+                if data is None:
+                    self._on_lost(batch, LossReason.DAMAGED)
+                    self.done(batch)
+                    continue
+                batch.fill(data)
+                self._charge(lane, batch)
+            lane.waiting.append(batch)
+
+    def done(self, batch: OutgoingBatch) -> None:
+        """It is stored, or will never be."""
+        if batch.is_spooled:
+            batch.is_spooled = self._is_full = False
+            self._spool.done(batch)
+
+    def rest(self) -> None:
+        """Nothing waits: whatever was wrong with the spool may be over."""
+        self._is_full = False
+
+    def keep(self, lane: Lane) -> None:
+        """The process ends: what waits goes to disk as far as there is room, for the next life."""
+        for batch in list(lane.waiting):
+            if batch.is_spooled or (batch.slot < 0 and self._spool.write(batch, batch.data)):
+                lane.waiting.remove(batch)
+        for batch in list(lane.behind):
+            if batch.is_spooled or self._spool.write(batch, batch.data):
+                lane.behind.remove(batch)

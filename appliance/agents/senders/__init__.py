@@ -1,0 +1,1 @@
+"""Where senders connect: listening sockets, streams, TLS, datagrams."""

@@ -1,0 +1,312 @@
+"""The room of all senders that come by a stream: accepts them, reads them in fair shares, stops reading those whose records nobody can take, ends them.
+
+Owned by one ingest agent. Nothing that was received is dropped: a connection is paused after the piece that met a block or filled its window, and its
+sender feels it through TCP. Bounds: connections in total and for each address (the claimed one behind believed proxies), answers not taken, frames not
+finished, handshakes. Weak: the share of a turn is one for all; with many busy senders each waits for its turn in the poller's order.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from appliance.agents.senders.sender_connection import RECEIVE_BYTES, SenderConnection
+from appliance.agents.senders.sender_door import SenderDoor
+from appliance.agents.senders.sender_limits import SenderLimits
+from appliance.agents.senders.sender_stream import StreamError
+from appliance.base.clock import Clock
+from appliance.base.logging import Logger
+from appliance.base.settings import Box
+from appliance.ingest.intake import Intake
+from appliance.ingest.listener import Listener
+from appliance.runtime.poller import Poller
+from appliance.shm.counters import Counters
+
+TURN_BYTES = 1 << 18
+TICKS_A_TURN = 256
+KEEPALIVE_SECONDS = 60
+FINISH_MS_MAX = 30_000
+"""How long units under way may keep a connection whose peer has ended its side."""
+STOP_MS_MAX = 5_000
+"""The same while the process stops: who is not answered by then brings it again."""
+LINGER_MS = 2_000
+_BROKEN = select.EPOLLHUP | select.EPOLLERR
+
+Partition = tuple[str, int]
+
+
+class SlowingIntake(Intake, Protocol):
+    """The intake as the room sees it."""
+
+    slowed_by: Partition | None
+    """The partition that takes no more, which a record met since this was last set to None."""
+
+
+class SenderConnections:
+    """All streams of one ingest, over all its listeners."""
+
+    def __init__(self, poller: Poller, clock: Clock, intake: SlowingIntake, box: Box, counters: Counters, log: Logger) -> None:
+        self._poller = poller
+        self._clock = clock
+        self._intake = intake
+        self._counters = counters
+        self._log = log
+        self._limits = SenderLimits(box.integer("max.connections"), box.integer("max.connections.per.ip"))
+        self._window_bytes = box.integer("ingest.connection.window.bytes")
+        self._doors: list[SenderDoor] = []
+        self._connections: dict[int, SenderConnection] = {}
+        self._changed: dict[SenderConnection, None] = {}  # something to send, or to read again, or to end
+        self._blocked: dict[SenderConnection, None] = {}
+        self._windowed: dict[SenderConnection, None] = {}
+        self._ticks: Iterator[SenderConnection] = iter(())
+        self._turn_bytes_left = TURN_BYTES
+        self._open = counters.counter("ingest.connections")
+        self._accepted = counters.counter("ingest.connections_accepted")
+        self._pauses = counters.counter("ingest.connections_paused")
+        self._open.set(0)
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    # -- coming and going
+
+    def add(self, listener: Listener, sock: socket.socket) -> None:
+        """Senders of `listener` come by this listening socket."""
+        self._doors.append(SenderDoor(listener, sock, self, self._poller, self._counters, self._log))
+
+    def accept(self, accepting: bool) -> None:
+        for door in self._doors:
+            door.accept(accepting)
+
+    def enter(self, door: SenderDoor, sock: socket.socket, address: str, port: int) -> None:
+        """A connected sender."""
+        if not self._limits.enter(address):
+            door.count_closed("connection-limit")
+            sock.close()
+            return
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_SECONDS)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = SenderConnection(sock, door, address, door.source_of(address, port), self._intake, self._on_changed, self._clock.monotonic_ms())
+        self._connections[connection.descriptor] = connection
+        self._accepted.add()
+        self._open.set(len(self._connections))
+        try:
+            connection.stream = door.make_stream()
+        except StreamError as error:
+            door.count_closed(error.reason)
+            self._leave(connection)
+            return
+        connection.begin(door.make_session)
+        self._settle(connection)
+
+    def move_address(self, connection: SenderConnection, address: str) -> None:
+        """The sender behind a believed proxy counts for itself. Raises StreamError if it has too many connections."""
+        if not self._limits.move(connection.address, address):
+            raise StreamError("connection-limit")
+        connection.address = address
+
+    def _leave(self, connection: SenderConnection) -> None:
+        """It is gone, whoever ended it."""
+        connection.is_gone = True
+        self._poller.unregister(connection.descriptor)
+        del self._connections[connection.descriptor]
+        for paused in (self._blocked, self._windowed, self._changed):
+            paused.pop(connection, None)
+        self._limits.leave(connection.address)
+        connection.socket.close()
+        self._open.set(len(self._connections))
+        if connection.session is not None:
+            connection.session.lost()
+
+    # -- reading
+
+    def _on_event(self, connection: SenderConnection, events: int) -> None:
+        if connection.is_gone:
+            return
+        if connection.interest & select.EPOLLIN:
+            if self._turn_bytes_left > 0:
+                self._read(connection)
+        elif events & _BROKEN:
+            self._leave(connection)
+            return
+        self._settle(connection)
+
+    def _read(self, connection: SenderConnection) -> bool:
+        """One piece; False when there was none, or the connection ended or pauses now."""
+        is_reset = False
+        try:
+            received = connection.socket.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            received, is_reset = b"", True  # what came before it is still worth keeping
+        self._turn_bytes_left -= len(received)
+        if connection.is_lingering:
+            if not received:
+                self._leave(connection)
+            return False
+        if not received:
+            self._on_end(connection, is_reset)
+            return False
+        connection.door.input_bytes.add(len(received))
+        self._intake.slowed_by = None
+        try:
+            connection.take(received)
+        except StreamError as error:
+            connection.door.say_once(connection, error)
+            connection.fail(error)
+            return False
+        return not self._maybe_pause(connection)
+
+    def _on_end(self, connection: SenderConnection, is_reset: bool) -> None:
+        if connection.session is not None:
+            connection.session.finished()
+        connection.is_finishing = True
+        connection.deadline_ms = self._clock.monotonic_ms() + FINISH_MS_MAX
+        self._changed[connection] = None
+        if is_reset:
+            self._leave(connection)
+
+    def _maybe_pause(self, connection: SenderConnection) -> bool:
+        session = connection.session
+        if session is None:
+            return False
+        if session.unsettled_bytes > self._window_bytes:
+            connection.is_windowed = True
+            self._windowed[connection] = None
+        if self._intake.slowed_by is not None:
+            connection.blocked_by = self._intake.slowed_by
+            self._blocked[connection] = None
+            self._pauses.add()
+        return connection.blocked_by is not None or connection.is_windowed or connection.held or bool(connection.close_reason)
+
+    def resume(self, still_blocks: Callable[[Partition], bool]) -> None:
+        """What is blocked has changed: go on reading those whose partition takes records again."""
+        for connection in [each for each in self._blocked if each.blocked_by is None or not still_blocks(each.blocked_by)]:
+            del self._blocked[connection]
+            connection.blocked_by = None
+            self._changed[connection] = None
+
+    # -- a turn
+
+    def _on_changed(self, connection: SenderConnection) -> None:
+        self._changed[connection] = None
+
+    def do_work(self) -> int:
+        """Send what sessions have answered, read on where windows have room again, tick some; and a new share of bytes."""
+        self._turn_bytes_left = TURN_BYTES
+        for connection in [each for each in self._windowed if each.session is None or each.session.unsettled_bytes <= self._window_bytes]:
+            del self._windowed[connection]
+            connection.is_windowed = False
+            self._changed[connection] = None
+        changed = list(self._changed)
+        for connection in changed:
+            self._settle(connection)
+        return len(changed) + self._tick_some()
+
+    def _settle(self, connection: SenderConnection) -> None:
+        """Bring a connection to where its state says it should be: sent, registered, ended."""
+        self._changed.pop(connection, None)
+        if connection.is_gone:
+            return
+        if connection.unsent_bytes and not connection.flush():
+            self._leave(connection)
+            return
+        if not connection.unsent_bytes and not connection.is_lingering and self._is_over(connection) and not self._linger(connection):
+            self._leave(connection)
+            return
+        wanted = connection.wanted_interest
+        if wanted != connection.interest:
+            if not connection.interest:
+                self._poller.register(connection.descriptor, wanted, lambda events: self._on_event(connection, events))
+            elif wanted:
+                self._poller.modify(connection.descriptor, wanted)
+            else:
+                self._poller.unregister(connection.descriptor)
+            connection.interest = wanted
+
+    @staticmethod
+    def _is_over(connection: SenderConnection) -> bool:
+        return bool(connection.close_reason) or (connection.is_finishing and (connection.session is None or not connection.session.unsettled_bytes))
+
+    def _linger(self, connection: SenderConnection) -> bool:
+        """Everything is out: what the peer still sends is thrown away until it ends, too. False if it has already."""
+        if connection.is_finishing:
+            return False
+        connection.is_lingering = True
+        connection.deadline_ms = self._clock.monotonic_ms() + LINGER_MS
+        try:
+            connection.socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            return False
+        return True
+
+    # -- once a second
+
+    def look(self) -> None:
+        """Once a second: doors, and a round of ticks."""
+        for door in self._doors:
+            door.look()
+        self._ticks = iter(list(self._connections.values()))
+
+    def _tick_some(self) -> int:
+        now_ms = self._clock.monotonic_ms()
+        ticked = 0
+        for connection in self._ticks:
+            if not connection.is_gone:
+                self._tick(connection, now_ms)
+            ticked += 1
+            if ticked == TICKS_A_TURN:
+                break
+        return ticked
+
+    def _tick(self, connection: SenderConnection, now_ms: int) -> None:
+        idle_ms_max = connection.listener.idle_ms_max
+        if connection.deadline_ms and now_ms >= connection.deadline_ms:
+            self._leave(connection)
+        elif connection.unsent_bytes and now_ms - connection.taken_ms > idle_ms_max:
+            connection.door.count_closed("answers-not-taken")
+            self._leave(connection)
+        elif connection.session is None:
+            if now_ms - connection.opened_ms > idle_ms_max:
+                connection.close("handshake-timeout")
+                self._settle(connection)
+        elif not connection.is_lingering:
+            connection.session.tick(now_ms)
+            self._settle(connection)
+
+    # -- the end
+
+    def drain(self) -> bool:
+        """Stopping: take what has arrived, as far as this turn's share goes. True when nothing is left to be taken."""
+        for connection in list(self._connections.values()):
+            while connection.interest & select.EPOLLIN and not connection.is_gone and self._read(connection):
+                if self._turn_bytes_left <= 0:
+                    return False
+            self._settle(connection)
+        return True
+
+    def finish_all(self) -> None:
+        """Tell every session that its stream ends; connections close when their units are settled and their answers are out."""
+        for connection in list(self._connections.values()):
+            if not connection.is_finishing and not connection.close_reason:
+                self._on_end(connection, False)
+            connection.deadline_ms = self._clock.monotonic_ms() + STOP_MS_MAX
+            self._settle(connection)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody waits for an answer any more."""
+        return not any(connection.unsent_bytes or not self._is_over(connection) for connection in self._connections.values())
+
+    def close(self) -> None:
+        for connection in list(self._connections.values()):
+            connection.flush()
+            self._leave(connection)
+        for door in self._doors:
+            door.close()

@@ -1,0 +1,1 @@
+"""Elasticsearch's _bulk, and what its clients ask before it."""

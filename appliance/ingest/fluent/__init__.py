@@ -1,0 +1,1 @@
+"""Fluentd's forward protocol."""

@@ -1,0 +1,1 @@
+"""GELF over UDP, TCP and HTTP."""

@@ -1,0 +1,134 @@
+"""`POST /upload` of systemd-journal-upload: journal entries in export format, in a body that goes on for as long as there are any.
+
+Owned by one request. Each piece that arrives is a unit, taken and settled as it comes, so that memory does not grow with the body; the answer (202) comes
+when the body has ended and all of it is stored. An entry's cursor is its identity: the sender begins again behind the last body that was answered, and what
+it sends again is not stored again. Weak: an entry without a cursor has no identity; zstd bodies are opened at their end.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from appliance.ingest.agent_event import agent_record
+from appliance.ingest.bounded_inflate import CODINGS, Inflater, NotCompressed, TooLarge
+from appliance.ingest.http.http_exchange import BodyStream, count
+from appliance.ingest.http.http_request import Answer, Request, refusal
+from appliance.ingest.http.journal_export import BadExport, Entry, JournalExportReader, Value
+from appliance.ingest.intake import RefusedReason
+from appliance.ingest.listener import Listener
+from appliance.ingest.record import Record
+from appliance.ingest.unit import Outcome, Unit
+
+EXPORT_TYPE = b"application/vnd.fdo.journal"
+_CURSOR, _REALTIME = b"__CURSOR", b"__REALTIME_TIMESTAMP"
+_ENDLESS = 1 << 62
+
+
+def upload(request: Request) -> BodyStream | Answer:
+    """The endpoint: takes the body as it comes."""
+    if request.media_type != EXPORT_TYPE:
+        return refusal(415, "a journal is sent in export format", "Content-Type", f"send {EXPORT_TYPE.decode()}")
+    coding = request.headers.get(b"content-encoding", b"identity").decode("latin-1").lower()
+    if coding not in CODINGS:
+        return refusal(415, f"content encoding {coding[:40]} is not known", "Content-Encoding", f"use one of {', '.join(sorted(CODINGS))}")
+    return JournalUpload(request, coding)
+
+
+class JournalUpload:
+    """One body."""
+
+    def __init__(self, request: Request, coding: str) -> None:
+        self._request = request
+        self._inflater = Inflater(coding, request.listener.decompressed_bytes_max if coding == "zstd" else _ENDLESS) if coding != "identity" else None
+        self._reader = JournalExportReader(request.listener.frame_bytes_max)
+        self._units = 0
+        self._is_refused = False
+        self._problem: Answer | None = None
+        self._has_ended = False
+        self.unsettled_bytes = 0
+
+    def received(self, data: bytes) -> None:
+        if self._problem is not None:
+            return
+        try:
+            self._take(data if self._inflater is None else self._inflater.feed(data))
+        except (BadExport, NotCompressed, TooLarge) as problem:
+            self._give_up(str(problem))
+
+    def finished(self) -> None:
+        if self._problem is None and self._inflater is not None:
+            try:
+                self._take(self._inflater.finish())
+            except (BadExport, NotCompressed, TooLarge) as problem:
+                self._give_up(str(problem))
+        if self._problem is None and self._reader.is_inside_entry:
+            count(self._request, RefusedReason.INCOMPLETE)
+            self._problem = refusal(400, "the body ends inside an entry", self._request.path, "end every entry with an empty line")
+        self._has_ended = True
+        self._maybe_answer()
+
+    def lost(self) -> None:
+        """What was whole is stored; the sender begins again behind what was answered."""
+
+    def _take(self, data: bytes) -> None:
+        entries = self._reader.feed(data) if data else []
+        too_large = entries.count(None)
+        if too_large:
+            self._request.intake.refuse(self._request.listener, self._request.source, RefusedReason.TOO_LARGE, too_large)
+        whole = [entry for entry in entries if entry is not None]
+        for has_cursor, group in groupby(whole, lambda entry: type(entry.get(_CURSOR)) is bytes):
+            self._take_entries(list(group), has_cursor, len(data) // max(1, len(whole)))
+
+    def _take_entries(self, entries: list[Entry], have_cursors: bool, entry_bytes: int) -> None:
+        request = self._request
+        identities = [request.identity(entry[_CURSOR]) for entry in entries] if have_cursors else None  # type: ignore[arg-type]
+        unit = Unit(request.listener, request.source, identities, self._on_settled)
+        unit.context = entry_bytes * len(entries)
+        self.unsettled_bytes += unit.context
+        self._units += 1
+        request.intake.take(unit, [journal_record(entry, request.listener) for entry in entries])
+        request.intake.seal(unit)
+
+    def _on_settled(self, unit: Unit) -> None:
+        self._units -= 1
+        self.unsettled_bytes -= unit.context
+        if unit.outcome is Outcome.REFUSED:
+            self._is_refused = True
+        self._maybe_answer()
+
+    def _give_up(self, words: str) -> None:
+        """Nothing behind this can be read: no need to wait for the end of the body."""
+        count(self._request, RefusedReason.MALFORMED)
+        self._problem = refusal(400, words, self._request.path, "send the journal in export format")
+        self._has_ended = True
+        self._maybe_answer()
+
+    def _maybe_answer(self) -> None:
+        request = self._request
+        if not self._has_ended or self._units or request.is_answered:
+            return
+        if self._is_refused:
+            request.answer(request.busy(request))
+        else:
+            request.answer(self._problem or Answer(202, b"OK.\n", b"text/plain"))
+
+
+def journal_record(entry: Entry, listener: Listener) -> Record:
+    """The record of an entry: all of it is `fields`, as texts; what is not UTF-8 is kept as bytes."""
+    realtime = entry.get(_REALTIME, b"")
+    time_ns = int(realtime) * 1000 if type(realtime) is bytes and realtime.isdigit() and len(realtime) < 20 else None
+    fields = {name.decode("utf-8", "replace"): _plain(value) for name, value in entry.items()}
+    return agent_record(fields, listener, time_ns=time_ns)
+
+
+def _plain(value: Value) -> str | bytes | list[str | bytes]:
+    if isinstance(value, list):
+        return [_text(each) for each in value]
+    return _text(value)
+
+
+def _text(value: bytes) -> str | bytes:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value

@@ -1,0 +1,1 @@
+"""Lumberjack, which Beats and Logstash speak."""

@@ -1,0 +1,1 @@
+"""OpenTelemetry's logs, over HTTP and gRPC."""

@@ -1,0 +1,143 @@
+"""OTLP's log requests in JSON (OTLP 1.x: names in lowerCamelCase, ids in hex, 64-bit integers as texts or numbers, unknown names ignored).
+
+Owned by nobody; pure functions. Weak: what has another type than the schema says is taken for absent, or kept as it is where it is a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from appliance.ingest.document import deep_text, encode_document
+from appliance.ingest.http.http_request import RECORDS_MAX
+from appliance.ingest.json_text import read_json
+from appliance.ingest.listener import Listener
+from appliance.ingest.otlp.otlp_reading import SLICE_RECORDS, BadPayload, Reading, TooManyRecords
+from appliance.ingest.otlp.otlp_record import Origin, log_record, origin_of
+from appliance.ingest.record import Record
+
+LEVELS_MAX = 48
+"""Of lists and dictionaries inside a value; what lies deeper is kept as its JSON text."""
+_INTEGER_DIGITS_MAX = 20
+
+
+def read_otlp_json(data: bytes, listener: Listener) -> Reading:
+    """The records of a request, in order. Raises `BadPayload`."""
+    try:
+        request = read_json(data)
+    except ValueError as problem:
+        raise BadPayload(f"no JSON: {problem}") from None
+    if type(request) is not dict:
+        raise BadPayload("no JSON of OTLP: the request is an object with resourceLogs")
+    scopes: list[tuple[Origin, list[dict[str, Any]]]] = []
+    records = 0
+    for resource_logs in _objects(request, "resourceLogs"):
+        resource = _object(resource_logs, "resource")
+        shared = (_attributes(resource), _integer(resource, "droppedAttributesCount"), _text(resource_logs, "schemaUrl"))
+        for scope_logs in _objects(resource_logs, "scopeLogs"):
+            origin = origin_of(*shared, _scope(_object(scope_logs, "scope")), _text(scope_logs, "schemaUrl"))
+            found = _objects(scope_logs, "logRecords")
+            records += len(found)
+            if records > RECORDS_MAX:
+                raise TooManyRecords(f"more than {RECORDS_MAX} records in one request")
+            scopes.append((origin, found))
+    return Reading(_slices(scopes, listener))
+
+
+def _slices(scopes: list[tuple[Origin, list[dict[str, Any]]]], listener: Listener) -> Iterator[list[Record]]:
+    for origin, found in scopes:
+        for first in range(0, len(found), SLICE_RECORDS):
+            yield [_read_log_record(record, origin, listener) for record in found[first : first + SLICE_RECORDS]]
+
+
+def _read_log_record(record: dict[str, Any], origin: Origin, listener: Listener) -> Record:
+    return log_record(
+        listener,
+        origin,
+        _integer(record, "timeUnixNano"),
+        _integer(record, "observedTimeUnixNano"),
+        _integer(record, "severityNumber"),
+        _text(record, "severityText"),
+        _value(record.get("body"), 0),
+        _attributes(record),
+        _text(record, "traceId").lower(),
+        _text(record, "spanId").lower(),
+        _text(record, "eventName"),
+        _integer(record, "flags"),
+        _integer(record, "droppedAttributesCount"),
+        encode_document(record, True) if listener.raw else b"",
+    )
+
+
+def _attributes(holder: dict[str, Any]) -> dict[str, Any]:
+    return _pairs(_objects(holder, "attributes"), 0)
+
+
+def _pairs(pairs: list[dict[str, Any]], level: int) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        key = _text(pair, "key")
+        if key in values:
+            number = 2
+            while f"{key}#{number}" in values:
+                number += 1
+            key = f"{key}#{number}"
+        values[key] = _value(pair.get("value"), level)
+    return values
+
+
+def _value(value: Any, level: int) -> Any:
+    """An AnyValue. Whatever is none is kept as it is."""
+    if type(value) is not dict or len(value) != 1:
+        return value if value or type(value) is not dict else None
+    ((kind, content),) = value.items()
+    if kind == "intValue":
+        return int(content) if type(content) is str and _is_integer(content) else content
+    if kind == "arrayValue" or kind == "kvlistValue":
+        if type(content) is not dict:
+            return content
+        if level >= LEVELS_MAX:
+            return deep_text(content)
+        found = content.get("values", [])
+        if type(found) is not list:
+            return content
+        if kind == "arrayValue":
+            return [_value(each, level + 1) for each in found]
+        return _pairs([each for each in found if type(each) is dict], level + 1)
+    return content if kind in ("stringValue", "boolValue", "doubleValue", "bytesValue") else value
+
+
+def _scope(scope: dict[str, Any]) -> dict[str, Any]:
+    parts = {
+        "name": _text(scope, "name"),
+        "version": _text(scope, "version"),
+        "attributes": _attributes(scope),
+        "dropped_attributes_count": _integer(scope, "droppedAttributesCount"),
+    }
+    return {name: value for name, value in parts.items() if value}
+
+
+def _object(holder: dict[str, Any], name: str) -> dict[str, Any]:
+    value = holder.get(name)
+    return value if type(value) is dict else {}
+
+
+def _objects(holder: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    values = holder.get(name)
+    return [value for value in values if type(value) is dict] if type(values) is list else []
+
+
+def _text(holder: dict[str, Any], name: str) -> str:
+    value = holder.get(name)
+    return value if type(value) is str else ""
+
+
+def _integer(holder: dict[str, Any], name: str) -> int:
+    value = holder.get(name)
+    if type(value) is int:
+        return value
+    return int(value) if type(value) is str and _is_integer(value) else 0
+
+
+def _is_integer(text: str) -> bool:
+    return text.removeprefix("-").isdecimal() and len(text) <= _INTEGER_DIGITS_MAX

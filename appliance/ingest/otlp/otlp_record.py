@@ -1,0 +1,110 @@
+"""The event of an OTLP log record, whichever encoding it came in.
+
+Values only; the document's form is `agent_event`'s. What OTLP has and syslog has not is `resource`, `scope`, `trace_id`, `span_id`, `body` (one that is no
+text) and `otlp` (severity_number, severity_text, event_name, observed_time, flags, counts of dropped attributes, schema URLs), each where there is any;
+the record's attributes are `fields`. Weak: the sender's host and app are where OpenTelemetry's conventions put them, and senders of other conventions have
+none.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from appliance.ingest.agent_event import agent_record
+from appliance.ingest.document import deep_text
+from appliance.ingest.listener import Listener
+from appliance.ingest.record import Record
+from appliance.ingest.severity import severity_of, severity_of_otel
+from appliance.ingest.syslog.syslog_timestamp import rfc3339_text
+
+HOST_NAMES = ("host.name", "k8s.node.name", "k8s.pod.name")
+APP_NAMES = ("service.name", "k8s.container.name", "container.name")
+MESSAGE_NAMES = ("message", "msg")
+_YEAR_10000_NS = 253_402_300_800 * 10**9
+
+
+class Origin(NamedTuple):
+    """What the records of one scope have in common: the beginning of what is `known` of each, and of their part `otlp`."""
+
+    known: dict[str, Any]
+    otlp: dict[str, Any]
+
+
+def origin_of(resource: dict[str, Any], resource_dropped: int, resource_schema: str, scope: dict[str, Any], scope_schema: str) -> Origin:
+    """Of a resource's attributes, and a scope as it is to stand in the document."""
+    known: dict[str, Any] = {}
+    for part, names in (("host", HOST_NAMES), ("app", APP_NAMES)):
+        name = next((resource[name] for name in names if resource.get(name)), None)
+        if name is not None:
+            known[part] = name if type(name) is str else deep_text(name)
+    process = resource.get("process.pid")
+    if process is not None:
+        known["proc_id"] = process if type(process) is str else deep_text(process)
+    if resource:
+        known["resource"] = resource
+    if scope:
+        known["scope"] = scope
+    otlp: dict[str, Any] = {}
+    if resource_dropped:
+        otlp["resource_dropped_attributes_count"] = resource_dropped
+    if resource_schema:
+        otlp["resource_schema_url"] = resource_schema
+    if scope_schema:
+        otlp["scope_schema_url"] = scope_schema
+    return Origin(known, otlp)
+
+
+def log_record(
+    listener: Listener,
+    origin: Origin,
+    time_ns: int,
+    observed_ns: int,
+    severity_number: int,
+    severity_text: str,
+    body: Any,
+    attributes: dict[str, Any],
+    trace_id: str,
+    span_id: str,
+    event_name: str,
+    flags: int,
+    dropped: int,
+    raw: bytes = b"",
+) -> Record:
+    """The record; zeros and empty texts stand for what is not there. `attributes` becomes part of it."""
+    known = origin.known.copy()
+    otlp = origin.otlp.copy()
+    if severity_number:
+        known["severity"] = severity_of_otel(severity_number)
+        otlp["severity_number"] = severity_number
+    elif severity_text:
+        known["severity"] = severity_of(severity_text)
+    if severity_text:
+        otlp["severity_text"] = severity_text
+    if type(body) is str:
+        known["message"] = body
+    elif body is not None:
+        known["body"] = body
+        known["message"] = _message_of(body)
+    if event_name:
+        known["msg_id"] = otlp["event_name"] = event_name
+    if trace_id:
+        known["trace_id"] = trace_id
+    if span_id:
+        known["span_id"] = span_id
+    if observed_ns:
+        otlp["observed_time"] = rfc3339_text(observed_ns // 1_000_000).decode() if 0 < observed_ns < _YEAR_10000_NS else observed_ns
+    if flags:
+        otlp["flags"] = flags
+    if dropped:
+        otlp["dropped_attributes_count"] = dropped
+    if otlp:
+        known["otlp"] = otlp
+    return agent_record(attributes, listener, known, time_ns or observed_ns or None, "", raw)
+
+
+def _message_of(body: Any) -> Any:
+    if type(body) is dict:
+        for name in MESSAGE_NAMES:
+            if type(body.get(name)) is str:
+                return body[name]
+    return body

@@ -1,0 +1,1 @@
+"""What was taken before: identities, streams, the records of journal and spool."""

@@ -1,0 +1,129 @@
+"""Finds in the first frames of a new session the last ones of a session that broke: RELP and Lumberjack number anew on each connection.
+
+Pure; one for each session. A **stream** is what one sender sends over any number of sessions; its frames have serials that go on. librelp (1.11, seen) opens
+a session after a broken one with transaction 1 and sends every frame whose answer it has not read, all of them, in their order, before anything new;
+Lumberjack clients send the unacknowledged window again. So of the last frames of each stream the digests are remembered, by listener and host, and the frames
+of a new session are held back until it is certain where they begin in one of the broken streams:
+
+* their order breaks off before the end of what is remembered: they are new, and so is the stream;
+* they go on to its end: the session goes on with that stream. Frames below its old end are replays, the next one is new.
+
+Where lines repeat themselves there may be several such places. The one with the fewest replays holds that the rules of the sender allow (it begins no later
+than the first frame that was not answered); a place further back is taken only if a frame that would be new otherwise is one that its host sent exactly
+once. So a line that may be new is stored. A session that goes quiet meanwhile gets `HOLD_MS`; then it is aligned if what came has such a frame, else new. A
+clean end empties a stream, because then the sender has all answers. A session that begins while nothing of its host is broken is never held back.
+
+Weak: a new line that equals the very last answered line, and no other of the last thousand, is taken for its replay when the session broke between the two. A
+session that the sender has left, and whose connection we still think is open, is not looked at (keep-alive finds it): its replays are stored twice. So are
+those of a sender with another address, and of one that sends in another order (a restart of rsyslog with a queue on disk).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from appliance.ingest.replay.alignment import DIGEST_BYTES
+from appliance.ingest.replay.frame_stream import FrameStream, StreamKey
+from appliance.ingest.replay.frame_streams import FrameStreams
+
+HOLD_MS: Final = 1000
+
+Token = Any
+OnAligned = Callable[[Token, int], None]
+
+
+class StreamReplay:
+    """One session's view of its stream."""
+
+    def __init__(self, streams: FrameStreams, key: StreamKey, on_aligned: OnAligned) -> None:
+        self._streams = streams
+        self._key = key
+        self._on_aligned = on_aligned
+        self._held: list[tuple[Token, Sequence[bytes]]] = []
+        self._held_digests = bytearray()
+        self._held_until_ms: int | None = None
+        self._next_replayed = -1
+        """the serial that is due while what was replayed has not reached the old end"""
+        self._has_ended = False
+        self.replayed_end = 0
+        """Serials below it may be replays."""
+        self.stream: FrameStream | None = None
+        if not streams.has_broken(key):
+            self.stream = streams.make(key)
+
+    @property
+    def identity(self) -> bytes:
+        """Of the stream; not before a frame has a serial."""
+        assert self.stream is not None
+        return self.stream.identity
+
+    @property
+    def is_holding(self) -> bool:
+        return bool(self._held)
+
+    def take(self, digests: Sequence[bytes], token: Token) -> int | None:
+        """The serial of the first of these frames, the others follow by one; None: they are held back, and `on_aligned(token, serial)` comes later."""
+        stream = self.stream
+        if stream is None:
+            self._held.append((token, digests))
+            self._held_digests += b"".join([digest[:DIGEST_BYTES] for digest in digests])
+            self._streams.holding[self] = None
+            return None
+        return self._serial_of(stream, digests)
+
+    def _serial_of(self, stream: FrameStream, digests: Sequence[bytes]) -> int:
+        count = len(digests)
+        stream.unsettled += count
+        if self._next_replayed < 0:
+            return stream.append(digests)
+        serial = self._next_replayed
+        due = stream.digests[(serial - stream.base) * DIGEST_BYTES :]
+        came = b"".join([digest[:DIGEST_BYTES] for digest in digests])
+        if not came.startswith(bytes(due)) and not due.startswith(came):
+            serial = stream.append(digests)  # its order broke off after all: in doubt it is new
+            self._next_replayed = -1
+            return serial
+        replayed = min(count, len(due) // DIGEST_BYTES)
+        self._next_replayed = serial + replayed
+        if self._next_replayed == stream.end:
+            self._next_replayed = -1
+            stream.append(digests[replayed:])
+        return serial
+
+    def settled(self, first_serial: int, count: int) -> None:
+        """A unit with these frames is settled; so they are answered, if there is still a session to answer."""
+        stream = self.stream
+        assert stream is not None
+        stream.unsettled -= count
+        if not self._has_ended:
+            stream.answered_end = max(stream.answered_end or stream.base, first_serial + count)
+        self._streams.maybe_end(stream)
+
+    def end(self, is_clean: bool) -> None:
+        """The session is over. What was held back was never taken: the sender brings it again."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        self._held.clear()
+        self._streams.holding.pop(self, None)
+        if self.stream is not None:
+            self._streams.on_end(self.stream, is_clean)
+
+    def decide(self, now_ms: int) -> bool:
+        """Whether it is known now what the held frames are; then they are handed over."""
+        if self._held_until_ms is None:
+            self._held_until_ms = now_ms + HOLD_MS
+        found = self._streams.find(self._key, bytes(self._held_digests), now_ms >= self._held_until_ms)
+        if found is None:
+            return False
+        stream, serial = found
+        self.stream = stream
+        self.replayed_end = stream.end
+        self._next_replayed = serial if serial < stream.end else -1
+        self._streams.holding.pop(self, None)
+        held, self._held = self._held, []
+        for token, digests in held:
+            self._on_aligned(token, self._serial_of(stream, digests))
+        self._held_digests.clear()
+        return True

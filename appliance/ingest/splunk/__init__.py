@@ -1,0 +1,1 @@
+"""Splunk's HTTP event collector."""

@@ -1,0 +1,1 @@
+"""Syslog and RELP: frames, messages, sessions."""

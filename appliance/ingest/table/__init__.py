@@ -1,0 +1,1 @@
+"""The ingest table: listeners and routes."""
