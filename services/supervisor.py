@@ -19,7 +19,7 @@ def read_senders(options: ResolvedOptions) -> SenderTable:
     """The ingest table, read by who understands it; a box without one need not hold that."""
     if not options.settings["ingest.table.file"]:
         return SenderTable()
-    from appliance.ingest.table_checks import read_sender_table
+    from appliance.ingest.table.table_checks import read_sender_table
 
     return read_sender_table(options)
 
