@@ -38,6 +38,11 @@ class Connection(Protocol):
     def unsent_bytes(self) -> int:
         """Bytes of answers that the peer does not take."""
 
+    @property
+    def has_delivered(self) -> bool:
+        """Whether the peer has every answer: a peer that ended its side when it had them all, and was not cut off, has read them (a kernel resets a
+        connection whose program leaves without reading)."""
+
     def send(self, data: bytes) -> None:
         """Send an answer, behind those before it. A connection that is gone takes it and forgets it."""
 

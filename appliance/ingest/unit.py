@@ -46,6 +46,9 @@ class ReplayedStream(Protocol):
     def settled(self, first_serial: int, count: int) -> None:
         """Of these the sender is told. For the intake."""
 
+    def hurry(self) -> None:
+        """Nothing more comes before what was held back is answered: it is decided with what there is."""
+
     def end(self, is_clean: bool) -> None:
         """The session is over. Clean: everything was answered, and the sender knows it. The first call counts."""
 

@@ -139,11 +139,12 @@ class Cell:
         self._cluster, self._fault, self._role, self._seed = cluster, fault, role, seed
         self._is_brief = is_brief
         self._random = random.Random(seed)
-        self._admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0, "socket.timeout.ms": 20_000})
         self._topics = {kind: f"{kind}-{number}" for kind in ("plain", "idempotent", "transactional", "probe")}
 
     def run(self) -> CellResult:
         victim, replicas = self._cast()
+        # Not before all know the controller: librdkafka asks whom it heard of first, and does not ask again when that one says that it is not.
+        self._admin = AdminClient({"bootstrap.servers": self._cluster.bootstrap, "log_level": 0, "socket.timeout.ms": 20_000})
         self._make_topics(replicas)
         with ExitStack() as books:
             producers, readers = self._start_clients()

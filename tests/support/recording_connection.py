@@ -18,6 +18,7 @@ class RecordingConnection:
         self.unsent_bytes = 0
         """A test says how much the peer does not take."""
         self.sent = bytearray()
+        self.has_delivered = True
         self.is_held = False
         self.closed = ""
         """The reason."""

@@ -18,6 +18,7 @@ class RecordingStream:
     def __init__(self) -> None:
         self.identity = b"a stream's digest"[:16]
         self.replayed_end = 0
+        self.is_hurried = False
         self.ends: list[bool] = []
         """Whether it was clean, at each call; the first counts."""
 
@@ -26,6 +27,9 @@ class RecordingStream:
 
     def settled(self, first_serial: int, count: int) -> None:
         raise AssertionError("streams are told by the intake")
+
+    def hurry(self) -> None:
+        self.is_hurried = True
 
     def end(self, is_clean: bool) -> None:
         self.ends.append(is_clean)

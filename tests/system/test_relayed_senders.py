@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import time
 from collections import Counter
@@ -202,6 +203,38 @@ def test_relppy_is_answered_for_every_line(site: Site, tls: bool) -> None:
     assert {answer.result(10) for answer in answers} == {b"200 OK"}
     client.close()
     assert texts(site.box, name, "relppy") == expected("relppy", 300)
+
+
+def relp_session(address: Address, *lines: bytes, end: bytes = b"") -> bytes:
+    """What a sender hears that brings these lines, and leaves when each is answered; `end` is sent with them."""
+    offers = b"relp_version=0\ncommands=syslog"
+    frames = [b"1 open %d %b\n" % (len(offers), offers)]
+    frames += [b"%d syslog %d %b\n" % (number, len(line), line) for number, line in enumerate(lines, 2)]
+    heard = b""
+    with socket.create_connection(address, 10) as sender:
+        sender.sendall(b"".join(frames) + end)
+        while heard.count(b"200 OK") <= len(lines) or (end and b"serverclose" not in heard):
+            received = sender.recv(65536)
+            assert received, heard
+            heard += received
+    return heard
+
+
+def test_lines_that_repeat_themselves_over_sessions_are_stored_each_time(site: Site) -> None:
+    """Every sender has all answers when it leaves, with a `close` or without: nothing of it is a replay."""
+    address, line = site.box.sender("relp"), b"<13>1 - again cron - - - again-%b"
+    for _ in range(3):
+        relp_session(address, line % b"start", line % b"done")
+        relp_session(address, line % b"beat")
+    with socket.create_connection(address, 10) as leaving:  # one that breaks off: what its host sends next is looked at, and held back
+        leaving.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        broken = line % b"broken"
+        leaving.sendall(b"1 open 16 commands=syslog\n\n" + b"2 syslog %d %b\n" % (len(broken), broken))
+        eventually(lambda: texts(site.box, "relp", "again-broken"), "the line that is broken off is stored", 20)
+    for _ in range(2):
+        assert b"4 rsp 0" in relp_session(address, line % b"last", line % b"words", end=b"4 close 0\n")
+    wanted = {"again-start": 3, "again-done": 3, "again-beat": 3, "again-broken": 1, "again-last": 2, "again-words": 2}
+    assert texts(site.box, "relp", "again-") == wanted
 
 
 def _client_context(site: Site) -> Any:

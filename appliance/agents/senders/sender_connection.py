@@ -8,9 +8,12 @@ for each send, so a peer that takes them in small sips costs a copy of the rest 
 
 from __future__ import annotations
 
+import fcntl
 import select
 import socket
+import termios
 from collections.abc import Callable
+from struct import Struct
 from typing import TYPE_CHECKING
 
 from appliance.agents.senders.sender_stream import PLAIN, SenderStream, StreamError
@@ -27,6 +30,7 @@ RECEIVE_BYTES = 65536
 UNSENT_BYTES_MAX = 1 << 20
 """With more answers than this that the peer does not take, it is not read."""
 READING = select.EPOLLIN | select.EPOLLRDHUP
+_INT = Struct("i")
 _TLS_RECORD_START = (b"\x16\x03\x01", b"\x16\x03\x03")
 
 
@@ -35,6 +39,7 @@ class SenderConnection:
 
     __slots__ = (
         "_began", "_head", "_unsent", "address", "blocked_by", "close_reason", "deadline_ms", "descriptor", "door", "held", "intake", "interest",
+        "is_broken",
         "is_finishing", "is_gone", "is_lingering", "is_windowed", "listener", "on_changed", "opened_ms", "session", "socket", "source", "stream", "taken_ms",
         "unsent_bytes",
     )  # fmt: skip
@@ -67,6 +72,8 @@ class SenderConnection:
         self.blocked_by: tuple[str, int] | None = None
         """The partition that its reading waits for."""
         self.held = self.is_windowed = self.is_finishing = self.is_lingering = self.is_gone = False
+        self.is_broken = False
+        """Cut off, by either side: who knows what the peer has read."""
         self.close_reason = ""
         self.unsent_bytes = 0
         self._unsent: list[bytes] = []
@@ -76,6 +83,13 @@ class SenderConnection:
     @property
     def principal(self) -> str:
         return self.stream.principal
+
+    @property
+    def has_delivered(self) -> bool:
+        if self.is_broken or self.unsent_bytes:
+            return False
+        (unacknowledged,) = _INT.unpack(fcntl.ioctl(self.socket, termios.TIOCOUTQ, _INT.pack(0)))
+        return not unacknowledged
 
     # -- what the session may do
 
@@ -150,6 +164,7 @@ class SenderConnection:
     def fail(self, error: StreamError) -> None:
         """The stream cannot go on: its last words (an alert) go out, then it closes."""
         self._send_raw(self.stream.take_outgoing())
+        self.is_broken = True
         if self.session is not None:
             self.session.finished()
         if not self.close_reason:

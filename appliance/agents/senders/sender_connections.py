@@ -163,7 +163,8 @@ class SenderConnections:
             return False
         return not self._maybe_pause(connection)
 
-    def _on_end(self, connection: SenderConnection, is_reset: bool) -> None:
+    def _on_end(self, connection: SenderConnection, is_reset: bool, is_by_us: bool = False) -> None:
+        connection.is_broken = is_reset or is_by_us
         if connection.session is not None:
             connection.session.finished()
         connection.is_finishing = True
@@ -295,7 +296,7 @@ class SenderConnections:
         """Tell every session that its stream ends; connections close when their units are settled and their answers are out."""
         for connection in list(self._connections.values()):
             if not connection.is_finishing and not connection.close_reason:
-                self._on_end(connection, False)
+                self._on_end(connection, False, is_by_us=True)
             connection.deadline_ms = self._clock.monotonic_ms() + STOP_MS_MAX
             self._settle(connection)
 

@@ -121,7 +121,9 @@ class LumberjackSession:
             return
         if self._splitter.buffered_bytes:
             self._connection.intake.refuse(self._connection.listener, self._connection.source, RefusedReason.INCOMPLETE)
-        elif not self._parts:
+        elif self._parts:
+            self._stream.hurry()
+        elif self._connection.has_delivered:
             self._stream.end(True)
 
     def lost(self) -> None:

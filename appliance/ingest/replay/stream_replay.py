@@ -11,7 +11,8 @@ of a new session are held back until it is certain where they begin in one of th
 Where lines repeat themselves there may be several such places. The one with the fewest replays holds that the rules of the sender allow (it begins no later
 than the first frame that was not answered); a place further back is taken only if a frame that would be new otherwise is one that its host sent exactly
 once. So a line that may be new is stored. A session that goes quiet meanwhile gets `HOLD_MS`; then it is aligned if what came has such a frame, else new. A
-clean end empties a stream, because then the sender has all answers. A session that begins while nothing of its host is broken is never held back.
+clean end empties a stream (a close, or the end of a connection on which every answer was delivered), because then the sender has all answers. A session
+that begins while nothing of its host is broken is never held back.
 
 Weak: a new line that equals the very last answered line, and no other of the last thousand, is taken for its replay when the session broke between the two. A
 session that the sender has left, and whose connection we still think is open, is not looked at (keep-alive finds it): its replays are stored twice. So are
@@ -99,6 +100,10 @@ class StreamReplay:
         if not self._has_ended:
             stream.answered_end = max(stream.answered_end or stream.base, first_serial + count)
         self._streams.maybe_end(stream)
+
+    def hurry(self) -> None:
+        """The sender waits, and sends nothing more: decide with what came."""
+        self._held_until_ms = 0
 
     def end(self, is_clean: bool) -> None:
         """The session is over. What was held back was never taken: the sender brings it again."""

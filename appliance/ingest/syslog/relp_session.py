@@ -21,6 +21,7 @@ from appliance.ingest.unit import Outcome, Unit
 
 SOFTWARE = b"millrace"
 REASON_BYTES_MAX = 80
+CLOSED = "relp-closed"
 _OFFERS = b"200 OK\nrelp_version=0\nrelp_software=" + SOFTWARE + b"\ncommands=syslog"
 _SERVER_CLOSE = b"0 serverclose 0\n"
 
@@ -124,9 +125,9 @@ class RelpSession:
         elif transaction != self._expected:
             self._refuse(transaction, b"transaction %d was expected" % self._expected, "relp-transaction-order")
         elif command == b"close":
-            self._stream.end(True)
+            self._stream.hurry()  # what is held back comes first, and then this is answered
             self._answer(transaction, b"")
-            self._end("relp-closed")
+            self._end(CLOSED)
         else:
             self._expected = next_transaction(transaction)
             self._answer(transaction, b"500 command %b is not known" % command)
@@ -148,7 +149,11 @@ class RelpSession:
         return any(transaction in answer.transactions for answer in self._answers)
 
     def finished(self) -> None:
-        pass  # what is under way is still answered; the room closes when it is
+        """What is under way is still answered; the room closes when it is."""
+        if self._answers:
+            self._stream.hurry()
+        elif self._connection.has_delivered:
+            self._stream.end(True)  # many a sender leaves without a `close`
 
     def lost(self) -> None:
         self._is_lost = self._is_ended = True
@@ -199,6 +204,8 @@ class RelpSession:
             elif unit is not None:
                 answer.ready = _responses(answer.transactions, unit.rejected)
             self._connection.send(answer.ready)
+            if answer.closes == CLOSED:
+                self._stream.end(True)
             if answer.closes:
                 self._connection.close(answer.closes)
 

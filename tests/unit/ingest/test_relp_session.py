@@ -176,3 +176,32 @@ def test_a_frame_that_does_not_go_on_ends_the_session_and_an_idle_one_does_not()
     for now_ms in range(100_000, 107_000, 1_000):
         session.tick(now_ms)
     assert connection.closed == "idle" and connection.intake.refused[RefusedReason.TIMED_OUT] == 1
+
+
+def test_a_sender_that_leaves_with_every_answer_has_them_and_one_that_does_not_may_come_again() -> None:
+    """Many leave without a `close`; the same lines in their next session are new then."""
+    for has_delivered, ends in ((True, [True, False]), (False, [False])):
+        session, connection = opened()
+        session.received(lines(2, b"start", b"done"))
+        connection.intake.settle(connection.intake.unsettled[0])
+        connection.has_delivered = has_delivered
+        session.finished()
+        session.lost()
+        assert connection.intake.streams[0].ends == ends
+
+
+def test_what_comes_before_a_close_is_answered_before_it_even_if_it_is_held_back() -> None:
+    session, connection = opened()
+    session.received(lines(2, b"start", b"done") + b"4 close 0\n")
+    (stream,) = connection.intake.streams
+    assert stream.is_hurried and stream.ends == [] and connection.take_sent() == b""
+    connection.intake.settle(connection.intake.unsettled[0])
+    assert connection.take_sent() == b"2 rsp 6 200 OK\n3 rsp 6 200 OK\n4 rsp 0\n0 serverclose 0\n"
+    assert stream.ends == [True] and connection.closed == "relp-closed"
+
+
+def test_a_sender_that_ends_its_side_with_answers_due_waits_for_them() -> None:
+    session, connection = opened()
+    session.received(lines(2, b"start"))
+    session.finished()
+    assert connection.intake.streams[0].is_hurried and connection.intake.streams[0].ends == []
