@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from appliance.command.ingest_figures import IngestFigures, ListenerFigures
 from appliance.command.output import NOTHING, Column, count_text, duration_text, plain_table, plural
+from appliance.ingest.accounting import LossReason
+from appliance.ingest.listener import Protocol
 from appliance.ingest.sender_accounts import OTHERS, SenderFigures
 
 SILENT_SHOWN = 10
+ACKNOWLEDGING = (Protocol.RELP, Protocol.FLUENT, Protocol.LUMBERJACK, Protocol.HTTP)
+"""Their senders can wait until lines are stored, and send again what nobody acknowledged."""
 _COUNTS = ("received", "stored", "duplicate", "lost", "refused", "dropped", "in flight")
 
 
@@ -39,11 +43,16 @@ def _rate(listener: ListenerFigures, earlier: dict[str, int], is_wanted: bool, s
 
 def _remarks(listener: ListenerFigures) -> list[str]:
     """Why lines were lost or refused, and what was odd."""
-    parts = [f"{count_text(count)} lost: {reason}" for reason, count in sorted(listener.counted.items())]
+    parts = [f"{count_text(count)} lost: {_reason_text(listener, reason)}" for reason, count in sorted(listener.counted.items())]
     parts += [f"{count_text(count)} refused: {reason}" for reason, count in sorted(listener.refused.items())]
     odd = {"kept unparsed": listener.unparsed, "cut short": listener.truncated, "copies in further topics": listener.copies}
     parts += [f"{count_text(count)} {what}" for what, count in odd.items() if count]
     return [f"{listener.name}: {', '.join(parts)}"] if parts else []
+
+
+def _reason_text(listener: ListenerFigures, reason: str) -> str:
+    is_crash = reason == LossReason.CRASH
+    return f"{reason} (what was not acknowledged, senders that wait send again)" if is_crash and listener.protocol.split()[0] in ACKNOWLEDGING else reason
 
 
 def senders_text(senders: list[SenderFigures], now_ms: int) -> str:

@@ -251,7 +251,7 @@ ALARMS: tuple[Alarm, ...] = (
         Condition("millrace_ingest_lost_lines_total", ">", 0, over_seconds=5 * MINUTE),
         0,
         "{process} could not store syslog lines ({reason})",
-        "Lines that were received are lost, and counted by reason.",
+        "Lines that were received are lost, and counted by reason. After a crash senders that wait for an acknowledgement send theirs again.",
     ),
     Alarm(
         "MillraceSyslogWaits",

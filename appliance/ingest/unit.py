@@ -57,8 +57,8 @@ class Unit:
     """`identities` is None (a replay cannot be recognised), one digest (the whole unit is one thing: a chunk, a request) or one for each record (RELP)."""
 
     __slots__ = (
-        "context", "duplicate_count", "identities", "is_sealed", "listener", "on_settled", "outcome", "pending", "record_count", "rejected", "replay",
-        "sender_book", "source", "stream", "topic",
+        "context", "duplicate_count", "identities", "is_sealed", "keeps_identity", "listener", "on_settled", "outcome", "pending", "record_count", "rejected",
+        "replay", "sender_book", "source", "stream", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +73,8 @@ class Unit:
         self.source = source
         self.identities = identities
         self.on_settled = on_settled
+        self.keeps_identity = True
+        """False: its one identity is looked up, and where nothing is known of it nothing is remembered. Once the unit is settled: whether it is known now."""
         self.stream: ReplayedStream | None = None
         """Whose next records these are, where a protocol numbers frames anew on each connection: `identities` are digests of the frames then."""
         self.topic = topic

@@ -21,7 +21,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from appliance.runtime.parent_death import die_with_parent
-from tests.support.copier import EXIT_FATAL
+from tests.support.copier import CALL_SECONDS, EXIT_FATAL
 from tests.support.copy_history import CopiedRecord, Event, Finding, findings
 from tests.support.load import QUICK_RECONNECT
 from tests.support.running_box import ROOT, RunningBox, environment, eventually
@@ -31,6 +31,9 @@ SOURCE, TARGET, GROUP = "copied-from", "copied-to", "copiers"
 SETTINGS = {"group.min.session.timeout.ms": 1_000, "group.initial.rebalance.delay.ms": 0}
 """Of the box: members that are killed are soon missed, and those that come are not kept waiting."""
 COPIERS = ("copier-0", "copier-1")
+STUCK_SECONDS = CALL_SECONDS + 5
+IN_A_CALL = ("begin", "commit", "again", "problem")
+"""A history that ends so has a call of librdkafka's under way."""
 
 
 class CopyPlan(NamedTuple):
@@ -104,6 +107,9 @@ class _CopierProcess:
         self._config: dict[str, object] = {"bootstrap": box.bootstrap, "source": SOURCE, "target": TARGET, "group": GROUP, "name": name, "mode": plan.mode}
         self._config |= {"history": str(self.history), "batch": plan.batch}
         self._process = self._start()
+        self._written_bytes, self._written_at = 0, time.monotonic()
+        self.stuck = 0
+        """How often a call of librdkafka's had not come back long after its own time-out."""
 
     def _start(self) -> subprocess.Popen[bytes]:
         config = json.dumps(self._config | {"seed": self._chance.randrange(1 << 30)})
@@ -120,6 +126,18 @@ class _CopierProcess:
         self._process.kill()
         self._process.wait()
         self._process = self._start()
+        self._written_at = time.monotonic()
+
+    def _is_stuck(self) -> bool:
+        """It is in the middle of a transaction and has said nothing for longer than any of its calls may take: librdkafka's send_offsets_to_transaction
+        sometimes never comes back, whatever its time-out, when coordinators die under it. Who runs such a program kills it then."""
+        written = self.history.stat().st_size if self.history.exists() else 0
+        if written != self._written_bytes:
+            self._written_bytes, self._written_at = written, time.monotonic()
+        if time.monotonic() - self._written_at < STUCK_SECONDS:
+            return False
+        events = self.events()
+        return bool(events) and events[-1]["event"] in IN_A_CALL
 
     def tend(self) -> None:
         """Its producer may be over, after which a client is expected to begin anew; anything else is no answer."""
@@ -127,11 +145,18 @@ class _CopierProcess:
         if code is not None:
             assert code == EXIT_FATAL, f"a copier ended with {code}\n{Path(self._messages.name).read_text()}"
             self._process = self._start()
+        elif self._is_stuck():
+            self.stuck += 1
+            self.kill()
 
     def end(self) -> None:
         self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            if not self._is_stuck():
+                raise
+            self.stuck += 1
         finally:
             self._process.kill()
             self._process.wait()
@@ -180,6 +205,8 @@ def run_copy(box: CopiedThrough, plan: CopyPlan, seed: int) -> CopyOutcome:
     after.read_to_end()
     along.read_to_end()
     assert along.copied == after.copied, "who reads along and who comes after see the same"
+    if stuck := sum(copier.stuck for copier in copiers.values()):
+        print(f"{stuck} times a call of librdkafka's did not come back {STUCK_SECONDS - CALL_SECONDS:g} s after its own time-out, and its copier was killed")
     transactions = sum(event["event"] == "committed" for history in histories for event in history)
     committed = _committed(observer)
     observer.close()

@@ -153,6 +153,8 @@ class IdentifiedRecords:
             memory.held.append((records, numbers))
         elif memory.verdict is Known.STORED:
             self._books.on_duplicate(unit, len(records))
+        elif memory.verdict is Known.NEW and not unit.keeps_identity:
+            self._store(unit, records, numbers, None)
         else:
             self._store(unit, records, numbers, [(identity, number) for number in numbers])
 
@@ -161,7 +163,9 @@ class IdentifiedRecords:
         if verdict in _UNKNOWN:
             unit.pending += 1
             self._memory.when_known(identity, partial(self._on_known, unit, memory, identity))
-        elif verdict is not Known.STORED:
+            return
+        unit.keeps_identity = unit.keeps_identity or verdict is not Known.NEW
+        if verdict is not Known.STORED and unit.keeps_identity:
             self._begin(memory, identity, verdict)
 
     def _begin(self, memory: _Memory, identity: bytes, verdict: Known) -> None:

@@ -43,9 +43,9 @@ class Message(NamedTuple):
 
     @property
     def chunk(self) -> Any:
-        """What the sender wants to have acknowledged; None if nothing, or something that nobody would choose."""
+        """What the sender wants to have acknowledged; None if nothing, or something that nobody would choose: an empty one would be every chunk's."""
         chunk = self.option.get("chunk")
-        return chunk if type(chunk) in (str, bytes, int) else None
+        return chunk if type(chunk) in (str, bytes, int) and chunk not in ("", b"") else None
 
 
 def read_messages(data: bytes, ends: Sequence[int]) -> Iterator[Message | None]:

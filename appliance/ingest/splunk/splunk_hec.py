@@ -1,20 +1,22 @@
 """Splunk's HTTP event collector as an input: `/services/collector` and its kin, with its own error codes, and indexer acknowledgement.
 
 Without a channel a request is answered when its records are stored. With one (`X-Splunk-Request-Channel`, or `channel` in the query) it is answered at once
-with an `ackId`, and `/services/collector/ack` says true when they are stored; a client that is not told so sends again, and its request is known as the same.
+with an `ackId`, and `/services/collector/ack` says true when they are stored. Within one life of ingest each request is a new thing, whatever its bytes; after
+a death what a client sends again is known, if it had polled `/ack` before it sent that first (`splunk_acks`). When in doubt a request is stored.
 Weak: records that can never be stored (too large for the topic) are told only to senders without a channel; with one they are counted, and the
 request is acknowledged, because it would be sent for ever.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 from appliance.ingest.document import encode_document
 from appliance.ingest.http.http_request import BUSY_SECONDS, JSON, WAITING, Answer, Request, Waiting
 from appliance.ingest.intake import RefusedReason
 from appliance.ingest.json_text import read_json
-from appliance.ingest.splunk.splunk_acks import AckBook
+from appliance.ingest.splunk.splunk_acks import AckBook, Channel, Taken
 from appliance.ingest.splunk.splunk_codes import (
     CHANNEL_MISSING,
     HEALTHY,
@@ -62,13 +64,10 @@ class Collector:
         numbers = asked.get("acks") if type(asked) is dict else None
         if type(numbers) is not list or len(numbers) > ACK_IDS_ASKED_MAX or not all(type(number) is int for number in numbers):
             return _answer(INVALID_FORMAT)
-        channel = self._acks.find(_channel_key(request, channel_name))
-        if channel is None:
-            said = dict.fromkeys(numbers, False)
-        else:
-            said, told = channel.ask(numbers)
-            for identity in told:
-                request.intake.forget(identity)
+        channel = self._channel(request, channel_name)
+        said = channel.ask(numbers) if channel is not None else dict.fromkeys(numbers, False)
+        if channel is not None:
+            _forget(request, channel.take_forgotten())
         return Answer(200, encode_document({"acks": {str(number): is_stored for number, is_stored in said.items()}}))
 
     def _take(self, request: Request, is_raw: bool) -> Answer | Waiting:
@@ -87,17 +86,25 @@ class Collector:
             intake.take(unit, records)
             intake.seal(unit)
             return WAITING
-        seed = b"%b %d" % (request.source.address, intake.now_ms())
-        channel = self._acks.channel(_channel_key(request, channel_name), seed)
+        channel = self._channel(request, channel_name)
         if channel is None or channel.is_full:
             intake.refuse(request.listener, request.source, RefusedReason.BUSY, 1, request.wire_bytes)
             return busy(request)
-        identity = (request.identities() or [request.identity(channel_name, request.body)])[0]
-        ack_id = channel.open(identity)
-        unit = Unit(request.listener, request.source, [identity], lambda settled: channel.on_settled(ack_id, settled.outcome is not Outcome.REFUSED))
+        _forget(request, channel.take_forgotten())
+        key = request.identities()
+        taken = channel.open_keyed(key[0]) if key else channel.open(request.identity(channel_name, request.body))
+        unit = Unit(request.listener, request.source, [taken.identity], partial(_on_settled, channel, taken))
+        unit.keeps_identity = channel.has_polled or key is not None
         intake.take(unit, records)
         intake.seal(unit)
-        return _answer(SUCCESS, ack_id=ack_id)
+        return _answer(SUCCESS, ack_id=taken.ack_id)
+
+    def _channel(self, request: Request, channel_name: bytes) -> Channel | None:
+        """The channel, made if need be; None: there are too many."""
+        seed = b"%b %d" % (request.source.address, request.intake.now_ms())
+        channel = self._acks.channel(_channel_key(request, channel_name), seed)
+        _forget(request, self._acks.take_forgotten())
+        return channel
 
 
 def health(request: Request) -> Answer:
@@ -113,6 +120,15 @@ def busy(request: Request) -> Answer:
 def unauthorized(request: Request) -> Answer:
     """401 without a token, 403 with a wrong one."""
     return _answer(INVALID_TOKEN if request.headers.get(b"authorization") else TOKEN_REQUIRED)
+
+
+def _forget(request: Request, identities: list[bytes]) -> None:
+    for identity in identities:
+        request.intake.forget(identity)
+
+
+def _on_settled(channel: Channel, taken: Taken, unit: Unit) -> None:
+    channel.on_settled(taken, unit.outcome is not Outcome.REFUSED, unit.keeps_identity)
 
 
 def _stored(unit: Unit) -> Answer:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from appliance.base.model import topic_name_problem
-from appliance.ingest.listener import KeyRule, Listener, Protocol, ProxyMode, Transport, parse_key
+from appliance.ingest.listener import KeyKind, KeyRule, Listener, Protocol, ProxyMode, Transport, parse_key
 from appliance.ingest.table.table_words import nearest
 
 TRANSPORTS: dict[Protocol, tuple[Transport, ...]] = {
@@ -22,6 +22,7 @@ TRANSPORTS: dict[Protocol, tuple[Transport, ...]] = {
     Protocol.GELF: (Transport.TCP, Transport.UDP, Transport.TLS),
     Protocol.HTTP: (Transport.TCP, Transport.TLS),
 }
+NEEDS_NO_KEY = "key=none gives no record a key, and key-required=yes would make each a dead letter; name a key, or leave key-required out"
 KEY_WORDS = "host, app, tag, none, label.NAME or field.PATH"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,31}\Z")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[0-9A-Za-z.\-]*|\*):(\d{1,5})\Z")
@@ -197,6 +198,8 @@ def _relation_problems(listener: Listener, said: set[str]) -> list[str]:
         problems.append("a listener with TLS needs certificate=FILE and private-key=FILE; add them")
     if "client-names" in said and "client-ca" not in said:
         problems.append("client-names needs client-ca=FILE, by which certificates are checked; add it")
+    if listener.is_key_required and listener.key.kind is KeyKind.NONE:
+        problems.append(NEEDS_NO_KEY)
     if listener.proxy_from and listener.proxy is ProxyMode.NO:
         problems.append("proxy-from says whose headers are believed, and no header is read; add proxy=yes or proxy=required")
     return problems

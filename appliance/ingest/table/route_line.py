@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from appliance.ingest.listener import KeyRule
+from appliance.ingest.listener import KeyKind, KeyRule
 from appliance.ingest.syslog.syslog_names import FACILITIES, FACILITY_NAMES, SEVERITIES, SEVERITY_NAMES
 from appliance.ingest.table.conditions import Condition, Subject
-from appliance.ingest.table.listen_line import BadValue, read_flag, read_key, topic_problem
+from appliance.ingest.table.listen_line import NEEDS_NO_KEY, BadValue, read_flag, read_key, topic_problem
 from appliance.ingest.table.router import Route
 from appliance.ingest.table.table_words import nearest
 
@@ -48,6 +48,8 @@ def read_target(words: list[str]) -> tuple[Route | None, list[str]]:
                 problems.append(f"{word!r} is not known behind a topic; there are key=… and key-required=yes")
         except BadValue as error:
             problems.append(f"{name} is {text!r}: {error}")
+    if is_required and key is not None and key.kind is KeyKind.NONE:
+        problems.append(NEEDS_NO_KEY)
     return Route((), tuple(topics), key, is_required), problems
 
 

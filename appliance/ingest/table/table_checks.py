@@ -40,7 +40,7 @@ def read_sender_table(options: ResolvedOptions) -> SenderTable:
 def read_file(path: str) -> tuple[str, str | None]:
     """The text, or why it cannot be read."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:  # editors of Windows put a byte order mark before the first line
             return file.read(), None
     except OSError as error:
         return "", f"cannot read the ingest table: {error.strerror}"

@@ -51,6 +51,14 @@ def ingests() -> Iterator[Ingests]:
             counters.close()
 
 
+def test_a_crash_lost_for_good_only_what_nobody_sends_again(ingests: Ingests) -> None:
+    for name in ("relp", "syslog-tcp"):
+        ingests.books(0, name).received.add(1)
+        ingests.books(0, name).counted(LossReason.CRASH).add(1)
+    lines = status_text(ingests.look(), None, with_senders=False).splitlines()
+    assert "relp: 1 lost: crash (what was not acknowledged, senders that wait send again)" in lines and "syslog-tcp: 1 lost: crash" in lines
+
+
 def test_all_ingests_are_added_up_by_listener_and_the_remarks_say_why(ingests: Ingests) -> None:
     before = ingests.look()
     for index in range(2):

@@ -126,6 +126,12 @@ def test_nobody_waits_for_messages_without_a_chunk() -> None:
     assert len({id(unit) for unit, _ in talk.intake.taken}) == 1, "one unit for the connection"
 
 
+@pytest.mark.parametrize("chunk", ["", b""])
+def test_an_empty_chunk_is_none(chunk: str | bytes) -> None:
+    talk = Talk().say(["web", PACKED, {"chunk": chunk}], ["web", ENTRIES, {"chunk": chunk}])
+    assert talk.intake.records and not talk.intake.sealed and all(unit.identities is None for unit, _ in talk.intake.taken)
+
+
 @pytest.mark.parametrize(
     ("time", "text", "time_ms"),
     [

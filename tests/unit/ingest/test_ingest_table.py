@@ -94,6 +94,10 @@ MISTAKES = {
     "listen a syslog tcp :5514": "port 5514 is taken by listener syslog-tcp, which is built in",
     "listen a relp tcp :1 topic=a/b": "characters other than",
     "listen a relp tcp :1 key=pid": "a key is host, app, tag, none, label.NAME or field.PATH",
+    "listen a relp tcp :1 key=none key-required=yes": "key=none gives no record a key",
+    "options syslog-tcp key-required=yes key=none": "key=none gives no record a key",
+    "route app=a -> b key-required=yes key=none": "key=none gives no record a key",
+    "default -> b key=none key-required=yes": "key=none gives no record a key",
     "listen a relp tcp :1 acks=2": "acks is '2'",
     "listen a relp tcp :1 raw=maybe": "it is yes or no",
     "listen a relp tcp :1 token=x": "token is for http, and this listener speaks relp",
@@ -178,6 +182,11 @@ def test_a_start_learns_the_sockets_and_their_lines(tmp_path: Path) -> None:
     table = read_sender_table(resolve_options(options(tmp_path, "listen a relp tcp :0\nlisten b gelf udp 127.0.0.1:7\n"), 1)[0])
     assert table.sockets == (SenderSocket("ingest-a", False, "", 0, f"{tmp_path}/t:1"), SenderSocket("ingest-b", True, "127.0.0.1", 7, f"{tmp_path}/t:2"))
     assert table.problems == () and table.certificate_check is None and "relp" in table.text
+
+
+def test_a_byte_order_mark_before_the_first_line_is_nothing(tmp_path: Path) -> None:
+    table = read_sender_table(resolve_options(options(tmp_path, "\ufefflisten a relp tcp :0\n"), 1)[0])
+    assert table.problems == () and len(table.sockets) == 1 and table.text.startswith("listen")
 
 
 def test_files_and_zones_that_are_not_there_are_told(tmp_path: Path) -> None:

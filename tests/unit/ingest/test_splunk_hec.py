@@ -139,18 +139,97 @@ def test_with_a_channel_the_answer_is_a_number_that_is_true_when_it_is_stored() 
     assert ask_acks(intake, first, second) == {str(first): True, str(second): True}, "what was told once is told again"
 
 
-def test_the_same_bytes_on_a_channel_are_the_same_thing_until_their_sender_is_told() -> None:
+def identities(intake: RecordingIntake) -> list[bytes]:
+    """Of the units so far."""
+    return [unit.identities[0] for unit in intake.sealed if unit.identities]
+
+
+def test_equal_requests_of_one_life_are_different_things_and_the_next_life_meets_them_in_order(new_life: Callable[[], None]) -> None:
     intake = RecordingIntake()
-    first, again = send(intake), send(intake)
-    other = send(intake, headers={b"x-splunk-request-channel": b"other"})
-    one, same, different = (unit.identities for unit in intake.sealed)
-    assert one == same != different and len({first, again, other}) == 3
+    ask_acks(intake)
+    for _ in range(3):
+        send(intake)
+    send(intake, headers={b"x-splunk-request-channel": b"other"})
+    assert len(set(identities(intake))) == 4
+    new_life()
+    again = RecordingIntake()
+    for _ in range(3):
+        send(again)
+    assert identities(again) == identities(intake)[:3]
+
+
+def test_an_occurrence_is_free_again_when_its_sender_is_told_and_those_left_are_the_lowest() -> None:
+    intake = RecordingIntake()
+    ask_acks(intake)
+    ack_ids = [send(intake) for _ in range(3)]
+    zero, one, two = identities(intake)
     intake.settle_all()
     assert not intake.forgotten
-    ask_acks(intake, first)
-    assert one is not None and intake.forgotten == [one[0]]
-    ask_acks(intake, first)
-    assert len(intake.forgotten) == 1, "once"
+    ask_acks(intake, ack_ids[0])
+    assert intake.forgotten == [two], "one of the three is told, and a new life may be sent two"
+    ask_acks(intake, ack_ids[0])
+    assert intake.forgotten == [two], "once"
+    send(intake)
+    assert identities(intake)[-1] == two, "not one that is remembered"
+    ask_acks(intake, *ack_ids)
+    assert intake.forgotten == [two, one, zero]
+
+
+def test_what_was_refused_has_its_occurrence_when_it_comes_again() -> None:
+    intake = RecordingIntake()
+    ask_acks(intake)
+    send(intake)
+    intake.settle_all(Outcome.REFUSED)
+    send(intake)
+    assert len(set(identities(intake))) == 1 and not intake.forgotten
+
+
+def test_a_channel_that_has_not_polled_keeps_no_identities() -> None:
+    intake = RecordingIntake()
+    before = send(intake)
+    intake.settle_all()
+    ask_acks(intake)
+    after = send(intake)
+    other = send(intake, headers={b"x-splunk-request-channel": b"other"})
+    assert [unit.keeps_identity for unit in intake.sealed] == [False, True, False] and other
+    assert len(set(identities(intake))) == 2, "what is not remembered holds no occurrence"
+    intake.settle_all()
+    assert ask_acks(intake, before, after) == {str(before): True, str(after): True} and intake.forgotten == [identities(intake)[1]]
+
+
+def test_a_replay_that_a_channel_without_polls_brings_is_told_and_forgotten() -> None:
+    intake = RecordingIntake()
+    ack_id = send(intake)
+    intake.sealed[0].keeps_identity = True  # the intake knew it
+    intake.settle_all(Outcome.DUPLICATE)
+    send(intake)
+    assert len(set(identities(intake))) == 2, "the next equal one is new"
+    ask_acks(intake, ack_id)
+    assert intake.forgotten == identities(intake)[:1]
+
+
+def test_a_key_of_the_sender_is_its_own_identity() -> None:
+    intake = RecordingIntake()
+    ack_ids = [send(intake, headers={**CHANNEL, b"idempotency-key": b"k"}) for _ in range(2)]
+    intake.settle_all()
+    assert len(set(identities(intake))) == 1 and all(unit.keeps_identity for unit in intake.sealed)
+    assert all(ask_acks(intake, *ack_ids).values()) and not intake.forgotten
+
+
+def test_identities_that_nobody_can_ask_for_any_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splunk_acks, "UNTOLD_MAX", 1)
+    monkeypatch.setattr(splunk_hec._COLLECTOR, "_acks", AckBook(1))
+    intake = RecordingIntake()
+    ask_acks(intake)
+    send(intake)
+    send(intake)
+    intake.settle_all()
+    send(intake, "other")
+    assert intake.forgotten == identities(intake)[1:2], "one too many waits to be asked for"
+    intake.settle_all()
+    intake.forgotten.clear()
+    send(intake, headers={b"x-splunk-request-channel": b"other"})
+    assert intake.forgotten == [identities(intake)[0], identities(intake)[2]], "the older one is too many too, and the channel had to go"
 
 
 def test_a_number_of_a_dead_ingest_is_false_and_given_to_nobody_else(new_life: Callable[[], None]) -> None:
@@ -179,12 +258,14 @@ def test_channels_and_what_they_wait_for_are_bounded(monkeypatch: pytest.MonkeyP
     book = AckBook(2)
     channel = book.channel(b"a", b"")
     assert channel is not None and book.channel(b"b", b"") is not None
-    ack_ids = [channel.open(b"%d" % number) for number in range(3)]
+    taken = [channel.open(b"%d" % number) for number in range(3)]
+    ack_ids = [one.ack_id for one in taken]
     assert channel.is_full and book.channel(b"c", b"") is not None and book.find(b"b") is None, "the one that waits for nothing goes"
-    for ack_id in ack_ids:
-        channel.on_settled(ack_id, True)
-    assert channel.ask(ack_ids) == (dict(zip(ack_ids, (False, True, True))), [b"1", b"2"])
-    assert channel.ask(ack_ids)[0] == dict(zip(ack_ids, (False, False, True)))
+    for one in taken:
+        channel.on_settled(one, True, True)
+    assert channel.take_forgotten() == [b"0"]
+    assert channel.ask(ack_ids) == dict(zip(ack_ids, (False, True, True))) and channel.take_forgotten() == [b"1", b"2"] and not channel._equals
+    assert channel.ask(ack_ids) == dict(zip(ack_ids, (False, False, True)))
     for name in (b"c", b"d"):
         waiting = book.channel(name, b"")
         assert waiting is not None
