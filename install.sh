@@ -267,11 +267,9 @@ run_tests() {
     local workers
     workers=$(nproc)
     local several=(-n "$((workers < 4 ? workers : 4))" --dist loadfile --no-loadscope-reorder)
-    # System tests wait more than they work: half as many again keep the processors busy.
-    local waiting=(-n "$((workers < 4 ? (workers * 3 + 1) / 2 : 4))" --dist loadfile --no-loadscope-reorder)
     step "fast tests" tests "${several[@]}" -m "not slow and not system and not spark"
     step "slow tests" tests "${several[@]}" -m "slow and not system and not alone and not spark"
-    step "system tests" tests "${waiting[@]}" -m "system and not alone and not spark"
+    step "system tests" tests "${several[@]}" -m "system and not alone and not spark"
     # One process, one JVM: a session costs ten seconds and uses every processor by itself.
     step "tests of Spark" tests -m spark
     step "tests alone" tests -m alone
