@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from loadtest.benchmarks.http_push import HttpPush
+from loadtest.benchmark import Figure
+from loadtest.benchmarks.http_push import HttpPush, figures_of
 
 _GENERATOR = Path(__file__).parent.parent / "generators" / "otlp_pusher.py"
 
@@ -15,6 +16,7 @@ _GENERATOR = Path(__file__).parent.parent / "generators" / "otlp_pusher.py"
 class OtlpHttp(HttpPush):
     name: ClassVar[str] = "otlp_http"
     title: ClassVar[str] = "OTLP over HTTP (protobuf): requests of 500 records of 230 B over 4 connections, each answered when its records are stored."
+    figures: ClassVar[tuple[Figure, ...]] = figures_of(60_000)
     form: ClassVar[str] = "http"
     generator: ClassVar[Path] = _GENERATOR
 
@@ -23,5 +25,6 @@ class OtlpHttp(HttpPush):
 class OtlpGrpc(HttpPush):
     name: ClassVar[str] = "otlp_grpc"
     title: ClassVar[str] = "OTLP over gRPC: calls of 500 records of 230 B over 4 connections, each answered when its records are stored."
+    figures: ClassVar[tuple[Figure, ...]] = figures_of(60_000)
     form: ClassVar[str] = "grpc"
     generator: ClassVar[Path] = _GENERATOR
