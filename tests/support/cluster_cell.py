@@ -199,16 +199,15 @@ class Cell:
         return self._random.sample(numbers, len(numbers))
 
     def _controller(self) -> int:
-        """As all boxes agree: after a fault of the controller one of them may be late."""
+        """As all boxes agree, all seen live by all: after a fault of the controller one may be late, after one of the ensemble one may not be registered yet."""
 
         def agreed() -> int | None:
-            told = {
-                int(AdminClient({"bootstrap.servers": box.address, "log_level": 0}).list_topics(timeout=5).controller_id)
-                for box in self._cluster.boxes.values()
-            }
-            return told.pop() if len(told) == 1 and told != {-1} else None
+            told = [AdminClient({"bootstrap.servers": box.address, "log_level": 0}).list_topics(timeout=5) for box in self._cluster.boxes.values()]
+            controllers = {int(metadata.controller_id) for metadata in told}
+            are_live = all(set(metadata.brokers) == set(self._cluster.boxes) for metadata in told)
+            return controllers.pop() if are_live and len(controllers) == 1 and controllers != {-1} else None
 
-        return int(eventually(agreed, "all boxes know the controller", 20))
+        return int(eventually(agreed, "all boxes know the controller, and each other", 20))
 
     def _make_topics(self, replicas: list[list[int]]) -> None:
         config = {"min.insync.replicas": str(min(2, len(replicas[0])))}
