@@ -131,8 +131,8 @@ class AcceptorAgent:
         handlers[ApiKey.API_VERSIONS] = ApiVersionsHandler(mark_dirty)
         self._dispatch = Dispatch(self._produce, handlers)
         self._connections.serve(self._dispatch.on_request, self._cold)
-        self._arena_used_bytes = counters.counter("acceptor.arena_used_bytes")
-        self._requests_parked = counters.counter("acceptor.parked")
+        self._arena_used_bytes = counters.gauge("acceptor.arena_used_bytes")
+        self._requests_parked = counters.gauge("acceptor.parked")
         self._next_sweep_ns = 0
         self._ready = False
         self._wait_for_disks_until_ns = self._clock.monotonic_ns() + WAIT_FOR_DISKS_NS

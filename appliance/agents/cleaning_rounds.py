@@ -88,13 +88,13 @@ class CleaningRounds:
         self._failure: Exception | None = None
         self._runs = counters.counter("cleaner.runs")
         self._failures = counters.counter("cleaner.failures")
-        self._uncleanable_logs = counters.counter("cleaner.uncleanable_logs")
+        self._uncleanable_logs = counters.gauge("cleaner.uncleanable_logs")
         self._read_bytes = counters.counter("cleaner.read_bytes")
         self._written_bytes = counters.counter("cleaner.written_bytes")
         self._dropped = counters.counter("cleaner.dropped_records")
         self._swaps = counters.counter("cleaner.swapped_segments")
         self._swap_time = counters.histogram("cleaner.swap_us")
-        self._running = counters.counter("cleaner.running")
+        self._running = counters.gauge("cleaner.running")
 
     @property
     def goes_on(self) -> bool:

@@ -64,15 +64,14 @@ class ClientConnections:
         self._accept_failures = counters.counter("acceptor.accept_failures")
         self._closings = Closings(counters, self._clock, context.log)
         self._held = HeldMemory(box.integer("acceptor.heap.bytes"))
-        self._held_bytes = counters.counter("acceptor.held_bytes")
+        self._held_bytes = counters.gauge("acceptor.held_bytes")
         self._connections_max = self._find_connections_max(box.integer("max.connections"), segment_files_max)
         self._per_address_max = box.integer("max.connections.per.ip")
         self._idle_ns = box.integer("connections.max.idle.ms") * 1_000_000
         self._frame_timeout_ns = box.integer("request.frame.timeout.ms") * 1_000_000
-        self._connections_open = counters.counter("acceptor.connections")
+        self._connections_open = counters.gauge("acceptor.connections")
         self._connections_accepted = counters.counter("acceptor.connections_accepted")
         self._sendfile_bytes = counters.counter("fetch.sendfile_bytes")
-        self._connections_open.set(0)
         self._unswept: list[Connection] = []
         """connections that this second's sweep has not come to"""
         self._stopping = False

@@ -148,10 +148,8 @@ class ColdReading:
         self._coalesced = counters.counter("log_reader.coalesced")
         self._ahead = counters.counter("log_reader.read_ahead")
         self._failures = counters.counter("log_reader.failed_reads")
-        self._waiting = counters.counter("log_reader.reads_waiting")
-        self._held = counters.counter("log_reader.held_slots")
-        self._waiting.set(0)
-        self._held.set(0)
+        self._waiting = counters.gauge("log_reader.reads_waiting")
+        self._held = counters.gauge("log_reader.held_slots")
 
     # -- questions
 

@@ -253,15 +253,15 @@ class ControllerAgent:
         self.session.start()
 
     def _make_counters(self) -> None:
-        counter = self._context.counters.counter
-        self._connected_gauge = counter("controller.zookeeper_connected")
+        counter, gauge = self._context.counters.counter, self._context.counters.gauge
+        self._connected_gauge = gauge("controller.zookeeper_connected")
         self._sessions_lost = counter("controller.zookeeper_sessions_lost")
         self._suspensions = counter("controller.zookeeper_suspensions")
-        self._leads_gauge = counter("controller.is_controller")
+        self._leads_gauge = gauge("controller.is_controller")
         self._terms = counter("controller.terms")
         self._last_term = -1
-        self._topics_gauge = counter("controller.topics")
-        self._generation_gauge = counter("controller.image_generation")
+        self._topics_gauge = gauge("controller.topics")
+        self._generation_gauge = gauge("controller.image_generation")
 
     def _count_term(self) -> None:
         """A role that was kept over a look at everything is no new one."""

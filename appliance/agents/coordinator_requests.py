@@ -65,7 +65,7 @@ class CoordinatorRequests:
         self._received = counters.counter("coordinator.requests")
         self._refused = counters.counter("coordinator.requests_unreadable")
         self._cut_off = counters.counter("coordinator.requests_while_cut_off")
-        self._waiting_gauge = counters.counter("coordinator.waiting")
+        self._waiting_gauge = counters.gauge("coordinator.waiting")
 
     def on_frame(self, client: RequestClient, frame: Frame) -> None:
         """Take a request in."""

@@ -55,7 +55,7 @@ class DiskBringUp:
         self._missing_gauges = {disk: self._missing_gauge(disk) for disk in cluster.disks}
 
     def _missing_gauge(self, disk: str) -> Counter:
-        return self._counters.counter(f'controller.partitions_missing{{disk="{disk}"}}')
+        return self._counters.gauge(f'controller.partitions_missing{{disk="{disk}"}}')
 
     # --- what is known of a disk
 

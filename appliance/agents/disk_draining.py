@@ -49,7 +49,7 @@ class DiskDraining:
         """Start what is wanted, and let go of marks of directories that are not of this box any more."""
         cluster = self._cluster
         for disk in cluster.disks:
-            self._counters.counter(f'controller.disk_draining{{disk="{disk}"}}').set(int(self.is_draining(disk)))
+            self._counters.gauge(f'controller.disk_draining{{disk="{disk}"}}').set(int(self.is_draining(disk)))
         if not cluster.has_arrived or self._runner.is_running("draining"):
             return
         stale = tuple(directory_id for directory_id in cluster.box.draining if cluster.disk_of(directory_id) is None)

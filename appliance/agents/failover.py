@@ -60,7 +60,7 @@ class Failover:
         self._withdrawals = counters.counter('controller.elections{reason="disk"}')
         self._departures = counters.counter('controller.elections{reason="stop"}')
         self._unclean = counters.counter("controller.unclean_elections")
-        self._offline = counters.counter("controller.offline_partitions")
+        self._offline = counters.gauge("controller.offline_partitions")
 
     def on_arrived(self) -> None:
         """Everything was loaded anew. Who is not registered may have lost its session when we lost ours, or be starting as we are."""

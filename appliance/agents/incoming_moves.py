@@ -134,7 +134,7 @@ class IncomingMoves:
         self._begun = counters.counter("moves.begun")
         self._failures = counters.counter("moves.failures")
         self._promoted = counters.counter("moves.promoted")
-        self._copying = counters.counter("moves.copying")
+        self._copying = counters.gauge("moves.copying")
 
     def open(self, promoted: list[HostedPartition]) -> None:
         """At the end of the start: describe the copies that are here. `promoted` still have the record of their move in them. Raises StorageFailed."""

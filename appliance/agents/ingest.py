@@ -105,8 +105,8 @@ class IngestAgent:
         self._datagrams = SenderDatagrams(self._poller, self._clock, self._intake, context.instance in ("", "0"), counters, log)
         rooms: dict[Transport, Room] = {Transport.TCP: self._connections, Transport.TLS: self._connections, Transport.UDP: self._datagrams}
         hand_out(table.listeners, context.listen_sockets, rooms, log)
-        self._in_flight = counters.counter("ingest.in_flight")
-        self._oldest_waiting = counters.counter("ingest.oldest_waiting_ms")
+        self._in_flight = counters.gauge("ingest.in_flight")
+        self._oldest_waiting = counters.gauge("ingest.oldest_waiting_ms")
         self._blocks_changed = False
         self._next_sweep_ns = 0
         self._drain_until_ns = 0

@@ -112,7 +112,7 @@ class MoveAdministration:
         self._target_ids: set[str] = set()
         self._copies: dict[str, int] = {}
         """By target directory: copies that it was told of and that may end soon, at the last look at all moves."""
-        self._standing = counters.counter("controller.moves")
+        self._standing = counters.gauge("controller.moves")
         self._done = counters.counter("controller.moves_done")
         self._taken_back = counters.counter("controller.hand_overs_taken_back")
         self._pauses = counters.histogram("controller.hand_over_us")

@@ -41,7 +41,7 @@ class ReassignmentAdministration:
         self._on_failure = on_failure
         self._wanted: dict[str, deque[Order]] = {}
         self._quiet: set[str] = set()
-        self._under_way_gauge = counters.counter("controller.reassignments_under_way")
+        self._under_way_gauge = counters.gauge("controller.reassignments_under_way")
         self._finished = counters.counter("controller.reassignments_finished")
 
     def is_busy(self) -> bool:

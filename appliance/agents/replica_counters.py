@@ -46,8 +46,8 @@ class ReplicaCounters:
         self.sessions = counters.counter("replica_fetcher.sessions")
         self.lost_fetches = counters.counter("replica_fetcher.lost_fetches")
         self.interrupts = counters.counter("replica_fetcher.interrupts")
-        self.partitions = counters.counter("replica_fetcher.partitions")
-        self.stalled = counters.counter("replica_fetcher.stalled_partitions")
+        self.partitions = counters.gauge("replica_fetcher.partitions")
+        self.stalled = counters.gauge("replica_fetcher.stalled_partitions")
 
     def on_error(self, error: int) -> None:
         """A leader's, or our own log-writer's, refusal."""

@@ -105,9 +105,9 @@ class RetentionRounds:
         self._counters = counters
         self._rounds = counters.counter("retention.rounds")
         self._held_by_clock = counters.counter("retention.rounds_without_time")
-        self._disagreement = counters.counter("retention.clock_disagreement_ms")
-        self._departing_files = counters.counter("retention.departing_files")
-        self._missing = counters.counter("retention.reserve_missing_bytes")
+        self._disagreement = counters.gauge("retention.clock_disagreement_ms")
+        self._departing_files = counters.gauge("retention.departing_files")
+        self._missing = counters.gauge("retention.reserve_missing_bytes")
         self._without_checkpoint = counters.counter("retention.removals_without_checkpoint")
         self._delete_records = counters.counter("retention.delete_records")
         names = [*(policy.name for policy in TOPIC_POLICIES), self._reserve.name]

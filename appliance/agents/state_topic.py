@@ -166,8 +166,8 @@ class StateTopic:
         self._failures = counters.counter(f"coordinator.failed_appends{label}")
         self._loaded = counters.counter(f"coordinator.loaded_records{label}")
         self._load_failures = counters.counter(f"coordinator.failed_loads{label}")
-        self._led = counters.counter(f"coordinator.partitions{label}")
-        self._not_served = counters.counter(f"coordinator.partitions_loading{label}")
+        self._led = counters.gauge(f"coordinator.partitions{label}")
+        self._not_served = counters.gauge(f"coordinator.partitions_loading{label}")
         self._latency = counters.histogram(f"coordinator.load_us{label}")
 
     def serve(self, coordinator: Coordinator) -> None:

@@ -67,6 +67,7 @@ class Counters:
         self._shared = shared
         self._words = shared.words
         self._slots: dict[str, Counter] = {}
+        self._gauges: dict[str, Counter] = {}
         for index in range(self._words[USED_WORD]):
             self._slots[read_label(shared.memory, LABELS_POSITION, index)] = Counter(self._words, VALUES_POSITION // WORD_BYTES + index)
         self._histograms: dict[str, Histogram] = {}
@@ -96,6 +97,14 @@ class Counters:
         found = self._slots.get(label)
         if found is None:
             found = self._add_slot(label)
+        return found
+
+    def gauge(self, label: str) -> Counter:
+        """The slot of `label`, at zero when this life asks for it first: what is the case now, not what was when the last life was killed."""
+        found = self._gauges.get(label)
+        if found is None:
+            found = self._gauges[label] = self.counter(label)
+            found.set(0)
         return found
 
     def _add_slot(self, label: str) -> Counter:

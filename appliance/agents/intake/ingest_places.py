@@ -38,7 +38,7 @@ class IngestPlaces:
         """Partitions that others stand in for."""
         self.blocked: dict[str, frozenset[int]] = {}
         self._blockings = counters.counter("ingest.disk_over_budget")
-        self._led = counters.counter("ingest.partitions_led")
+        self._led = counters.gauge("ingest.partitions_led")
 
     # -- what is where
 

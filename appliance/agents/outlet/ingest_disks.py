@@ -23,8 +23,7 @@ class IngestDisks:
         self._proxies = proxies
         self._log = log
         self._away_since_ns: dict[str, int] = {}
-        self._dead_count = counters.counter("ingest.dead_disks")
-        self._dead_count.set(0)
+        self._dead_count = counters.gauge("ingest.dead_disks")
         self.dead: frozenset[str] = frozenset()
 
     def look(self, now_ns: int) -> bool:

@@ -56,7 +56,7 @@ class IngestSpool:
         self._failures = counters.counter("ingest.spool_failures")
         self._damages = counters.counter("ingest.spool_damages")
         self._written = counters.counter("ingest.spool_batches")
-        self._bytes_now = counters.counter("ingest.spool_bytes")
+        self._bytes_now = counters.gauge("ingest.spool_bytes")
         self._is_failing = False
         self._fd = -1
         self._retry_at_ms = 0

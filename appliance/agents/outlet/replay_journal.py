@@ -48,7 +48,7 @@ class ReplayJournal:
         self._checkpoint = checkpoint
         self._failures = counters.counter("ingest.replay_journal_failures")
         self._damages = counters.counter("ingest.replay_journal_damages")
-        self._bytes = counters.counter("ingest.replay_journal_bytes")
+        self._bytes = counters.gauge("ingest.replay_journal_bytes")
         self._is_failing = False
         self._fd = -1
         self._position = 0

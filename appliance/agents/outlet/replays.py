@@ -75,7 +75,7 @@ class Replays:
         self._next_look_ms = now_ms
         self._found = counters.counter("ingest.replay_batches_found")
         self._found_stored = counters.counter("ingest.replay_batches_found_stored")
-        self._identities = counters.counter("ingest.replay_identities")
+        self._identities = counters.gauge("ingest.replay_identities")
 
     @property
     def is_loaded(self) -> bool:

@@ -62,10 +62,9 @@ class SenderConnections:
         self._windowed: dict[SenderConnection, None] = {}
         self._ticks: Iterator[SenderConnection] = iter(())
         self._turn_bytes_left = TURN_BYTES
-        self._open = counters.counter("ingest.connections")
+        self._open = counters.gauge("ingest.connections")
         self._accepted = counters.counter("ingest.connections_accepted")
         self._pauses = counters.counter("ingest.connections_paused")
-        self._open.set(0)
 
     def __len__(self) -> int:
         return len(self._connections)

@@ -44,6 +44,17 @@ def test_the_next_life_adopts_values_and_starts_its_own_clock(layout: BoxLayout)
     heir.close()
 
 
+def test_a_gauge_says_what_is_the_case_in_this_life(layout: BoxLayout) -> None:
+    dead = Counters.create_or_adopt(layout, NAME, 5)
+    dead.gauge("cleaner.running").set(1)
+    dead.close()
+    heir = Counters.create_or_adopt(layout, NAME, 6)
+    assert heir.gauge("cleaner.running").value == 0
+    heir.gauge("cleaner.running").set(2)
+    assert heir.gauge("cleaner.running").value == 2 == heir.counter("cleaner.running").value
+    heir.close()
+
+
 def test_a_life_that_died_while_it_added_a_slot_is_adopted_without_it(layout: BoxLayout) -> None:
     dead = Counters.create_or_adopt(layout, NAME, 5)
     dead.counter("whole").add(3)
