@@ -54,6 +54,18 @@ def test_a_box_whose_disks_are_away_at_a_creation_begins_out_of_sync_and_follows
     assert three.writer_of(2, "t").following[("t", 0)] == (1, 0)
 
 
+def test_a_box_has_longer_to_make_the_directories_of_many_partitions(three: SteppedCluster) -> None:
+    """2,000 partitions made on three boxes at once were all led by the controller's box, which was done first."""
+    for disk in ("d0", "d1"):
+        three.boxes[2].kill_writer(disk)
+    three.create("t", *((2, 1), (1, 2)) * 40, wait=False)
+    three.pass_ms(3_000)
+    three.boxes[2].start_writers()
+    three.until(lambda: three.boxes[2].on_disks("t"), "box 2 has it")
+    three.until_quiet()
+    assert [three.state("t", partition).leader for partition in range(4)] == [2, 1, 2, 1]
+
+
 # --- deaths ------------------------------------------------------------------------------------------------------------
 
 
