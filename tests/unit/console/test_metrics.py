@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,27 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from appliance.base.clock import ManualClock
 from appliance.console.box_sample import BoxReader
 from appliance.console.group_lag import GroupLag, GroupsLook, TopicLag
-from appliance.console.metric_row import GAUGE
-from appliance.console.metric_rows import ROWS
 from appliance.console.watch import BoxWatch
 from tests.support.pretended_box import PretendedBox
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
-
-
-OUTLIVES_ITS_PROCESS = {
-    "runtime.failed_starts",
-    "counters.overflow",
-    "disk.free_bytes",
-    "disk.total_bytes",
-    "disk.fences_of_late",
-    "disk.fences_waited_for",
-    "disk.reopen_attempts",
-    "ingest.kernel_drops_seen",
-    "ingest.udp_socket_cookie",
-    "ingest.udp_receive_buffer_bytes",
-}
-"""Gauges whose last value counts after a death as well."""
 
 
 def watch_of(box: PretendedBox) -> BoxWatch:
@@ -162,11 +143,3 @@ def test_a_box_without_processes_is_not_alive(box: PretendedBox) -> None:
         if name != "console":
             counters._words[6] = nobody  # PID_WORD: a process that is gone
     assert not watch.is_alive()
-
-
-def test_no_other_gauge_is_left_as_a_dead_process_had_it() -> None:
-    sources = {row.source for row in ROWS if row.kind == GAUGE and row.source} - OUTLIVES_ITS_PROCESS
-    code = "\n".join(path.read_text() for path in Path("appliance").rglob("*.py"))
-    taken = {label.split("{")[0] for label in re.findall(r"""counter\(f?["']([a-z_.]+)""", code)}
-    assert len(sources) > 30 and not sources & taken
-    assert not {source for source in sources if f'gauge("{source}' not in code and f'gauge(f"{source}' not in code and f"gauge(f'{source}" not in code}
