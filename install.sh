@@ -109,12 +109,37 @@ ensure_java() {
     die "the embedded ZooKeeper needs Java: sudo apt-get install openjdk-17-jre-headless   (or name a server: --zookeeper HOST:PORT)"
 }
 
+# ensure_classes: what ZooKeeper loads, as a file, so that it starts faster; once for each .venv. Without it everything works, too.
+ensure_classes() { [ -f "$VENV/share/millrace/zookeeper-classes.jsa" ] || "$VENV/bin/python" -P -m appliance.agents.zookeeper_classes >&2 || true; }
+
 # requirement NAME: as pyproject.toml pins it.
 requirement() { sed -nE "s/.*\"($1==[^\"]+)\".*/\1/p" "$ROOT/pyproject.toml" | head -n 1; }
 
 pip_install() { "$VENV/bin/python" -m pip install --disable-pip-version-check --no-input "$@" >&2; }
 
 stamp_of() { { cat "$ROOT/pyproject.toml"; printf '%s\n' "$1" "$ROOT"; } | sha256sum | cut -d ' ' -f 1; }
+
+# fetch_packages run|test: PySpark, which is half of the work, and beside it everything else. The installation that comes after finds them there.
+fetch_packages() {
+    local wanted spark
+    # Byte code of what tests never import (most of it) is not made for them; of the rest it is made when it is imported.
+    PIP_OPTIONS=()
+    [ "$1" != test ] || PIP_OPTIONS=(--no-compile)
+    wanted=$("$VENV/bin/python" -c '
+import re, sys, tomllib
+project = tomllib.load(open(sys.argv[1], "rb"))["project"]
+wanted, extras = list(project["dependencies"]), list(sys.argv[2:])
+while extras:
+    for line in project["optional-dependencies"][extras.pop()]:
+        own = re.match(r"millrace\[(.*)\]", line)
+        (extras.extend(own.group(1).split(",")) if own else wanted.append(line))
+print(*(line for line in wanted if not line.startswith("pyspark==")))
+' "$ROOT/pyproject.toml" $([ "$1" = test ] && echo test || echo "$PIPELINE_EXTRAS")) || return 1
+    pip_install "${PIP_OPTIONS[@]}" --no-deps "$(requirement pyspark)" & spark=$!
+    # shellcheck disable=SC2086  # words are meant
+    pip_install "${PIP_OPTIONS[@]}" $wanted || { wait "$spark"; return 1; }
+    wait "$spark"
+}
 
 # ensure_venv run|test: quick when it is there and pyproject.toml is what it was.
 ensure_venv() {
@@ -129,9 +154,10 @@ ensure_venv() {
         say "bringing .venv up to date …"
     fi
     if [ "$kind" = test ]; then target="${ROOT}[test]"; else target="${ROOT}[${PIPELINE_EXTRAS// /,}]"; fi
+    fetch_packages "$kind" || say "not all packages could be fetched side by side; one after the other then …"
     # "compat" puts this directory on the path by a plain .pth line; the default would import a finder in each of our processes (1 MB and 10 ms).
-    pip_install --config-settings editable_mode=compat -e "$target" || die "pip could not install what pyproject.toml lists; its message is above"
-    rm -f "$VENV"/.stamp-*
+    pip_install "${PIP_OPTIONS[@]}" --config-settings editable_mode=compat -e "$target" || die "pip could not install what pyproject.toml lists; its message is above"
+    rm -f "$VENV"/.stamp-* "$VENV/share/millrace/zookeeper-classes.jsa"
     if [ "$kind" = test ]; then stamp_of run >"$VENV/.stamp-run"; fi # what tests need includes what running needs
     echo "$stamp" >"$VENV/.stamp-$kind"
     say ".venv is ready: $(du -sm "$VENV" | cut -f 1) MB, $((SECONDS - started)) s"
@@ -146,7 +172,7 @@ run() {
     ensure_venv run
     case " $* " in
         *" --zookeeper "* | *" --zookeeper="* | *" --help "*) ;;
-        *) ensure_java run ;;
+        *) ensure_java run && ensure_classes ;;
     esac
     unlock
     exec "$VENV/bin/millrace" run "$@"
@@ -195,6 +221,44 @@ wrap_peers() {
     done
 }
 
+# beside FUNCTION ARGUMENT…: in the background, since it waits for a network most of the time; `join` waits for it. What it says, and what it has to
+# skip, is told then.
+beside() {
+    BESIDE=$VENV/beside-$1
+    mkdir -p "$VENV"
+    { SKIPPED=(); "$@" </dev/null || true; [ ${#SKIPPED[@]} = 0 ] || printf '%s\n' "${SKIPPED[@]}" >"$BESIDE.skipped"; } >"$BESIDE.log" 2>&1 9<&- & BESIDE_PID=$!
+}
+
+join() {
+    local line
+    wait "$BESIDE_PID" || true
+    cat "$BESIDE.log" >&2
+    if [ -f "$BESIDE.skipped" ]; then while read -r line; do SKIPPED+=("$line"); done <"$BESIDE.skipped"; fi
+    rm -f "$BESIDE.log" "$BESIDE.skipped"
+}
+
+# packages_of_system DEEP: all that apt-get brings, one after the other; none of it needs .venv.
+packages_of_system() {
+    java_is_there || apt_install openjdk-17-jre-headless || apt_install default-jre-headless || true
+    ensure_peers
+    [ -z "$1" ] || has_commands mkfs.xfs || apt_install xfsprogs || SKIPPED+=("faults of XFS: there is no mkfs.xfs")
+    [ -z "$1" ] || { has gcc && has g++ && has make; } || apt_install gcc g++ make zlib1g-dev libssl-dev || true
+    # Tests under systemd boot their own, in namespaces; it installs a release with the system's Python. Both need root. What is still missing, tests say.
+    ! is_root || [ -x /lib/systemd/systemd ] || apt_install systemd || true
+    ! is_root || has_commands ip tc || apt_install iproute2 || true
+    ! is_root || has_commands mkfs.ext4 losetup mount unshare nsenter || apt_install e2fsprogs mount util-linux || true
+    ! is_root || [ ! -x /usr/bin/python3 ] || python_makes_venvs /usr/bin/python3 || apt_install python3-venv || true
+}
+
+# clients_and_judges DEEP: what comes from npm and Maven Central, and other projects' test suites; what is there already is not fetched again.
+clients_and_judges() {
+    "$VENV/bin/python" -c 'from appliance.pipeline.spark_java import spark_java_home; spark_java_home()' 2>/dev/null || apt_install openjdk-17-jre-headless || true # a Java for ZooKeeper may be too old for Spark
+    "$VENV/bin/python" -m tests.support.client_packages || SKIPPED+=("JavaScript and Java clients, Kafka: they could not be fetched")
+    "$VENV/bin/python" -m tests.judges install kafka-python || SKIPPED+=("kafka-python's integration tests: they could not be fetched")
+    # This one takes minutes to build.
+    [ -z "$1" ] || "$VENV/bin/python" -m tests.judges install librdkafka || SKIPPED+=("librdkafka's test suite: it could not be fetched or built (gcc, g++, make, npm)")
+}
+
 FAILED=()
 RESULTS=()
 LOGS=()
@@ -238,41 +302,39 @@ run_tests() {
     say "JavaScript and Java clients from npm and Maven Central (220 MB under .venv/clients). As root also systemd, iproute2 and e2fsprogs, for tests"
     say "that boot a systemd, or several machines with disks and a network between them (apt-get)."
     lock
+    [ -x "$VENV/bin/python" ] || ensure_python
+    beside packages_of_system "$deep"
     ensure_venv test
+    join
     ensure_java test
-    "$VENV/bin/python" -c 'from appliance.pipeline.spark_java import spark_java_home; spark_java_home()' 2>/dev/null || apt_install openjdk-17-jre-headless || true # a Java for ZooKeeper may be too old for Spark
-    ensure_peers
+    ensure_classes
     cd "$ROOT"
-    [ -z "$deep" ] || has_commands mkfs.xfs || apt_install xfsprogs || SKIPPED+=("faults of XFS: there is no mkfs.xfs")
-    # Tests under systemd boot their own, in namespaces; it installs a release with the system's Python. Both need root. What is still missing, tests say.
-    ! is_root || [ -x /lib/systemd/systemd ] || apt_install systemd || true
-    ! is_root || has_commands ip tc || apt_install iproute2 || true
-    ! is_root || has_commands mkfs.ext4 losetup mount unshare nsenter || apt_install e2fsprogs mount util-linux || true
-    ! is_root || [ ! -x /usr/bin/python3 ] || python_makes_venvs /usr/bin/python3 || apt_install python3-venv || true
-    "$VENV/bin/python" -m tests.support.client_packages >&2 || SKIPPED+=("JavaScript and Java clients, Kafka: they could not be fetched")
-    # Other projects' test suites; what is there already is not fetched again. librdkafka's takes minutes to build, so --deep only.
-    "$VENV/bin/python" -m tests.judges install kafka-python >&2 || SKIPPED+=("kafka-python's integration tests: they could not be fetched")
-    if [ -n "$deep" ]; then
-        { has gcc && has g++ && has make; } || apt_install gcc g++ make zlib1g-dev libssl-dev || true
-        "$VENV/bin/python" -m tests.judges install librdkafka >&2 || SKIPPED+=("librdkafka's test suite: it could not be fetched or built (gcc, g++, make, npm)")
-    fi
-    unlock
     mkdir -p "$VENV/log"
     export PATH="$VENV/bin:$PEERS/bin:$PATH" PYTHONDONTWRITEBYTECODE=
     [ -z "$deep" ] || export MILLRACE_DEEP=1
+    beside clients_and_judges "$deep"
     step ruff ruff check .
     step mypy mypy
     step layers lint-imports --no-logo
+    join
+    unlock
     # Files of tests side by side, one for each processor, four at most (they are real processes, and some measure); what is marked `alone` comes after that.
     local workers
     workers=$(nproc)
     local several=(-n "$((workers < 4 ? workers : 4))" --dist loadfile --no-loadscope-reorder)
-    step "fast tests" tests "${several[@]}" -m "not slow and not system and not spark"
-    step "slow tests" tests "${several[@]}" -m "slow and not system and not alone and not spark"
-    step "system tests" tests "${several[@]}" -m "system and not alone and not spark"
-    # One process, one JVM: a session costs ten seconds and uses every processor by itself.
-    step "tests of Spark" tests -m spark
-    step "tests alone" tests -m alone
+    # Fuzzers take what processor time nobody else wants, a minute for each target, until the end; but nothing while times are held.
+    setsid "$VENV/bin/python" -m tests.fuzz ingest --idle --seconds 60 --seconds-an-input 900 --workers 3 --findings "$VENV/log/fuzzing" >"$VENV/log/fuzzing.jsonl" 2>"$VENV/log/fuzzing.err" &
+    local fuzzers=$!
+    # shellcheck disable=SC2064  # as it is now
+    trap "kill -- -$fuzzers 2>/dev/null || true" EXIT
+    step "fast and slow tests" tests "${several[@]}" -m "not system and not alone and not spark"
+    step "system tests" tests "${several[@]}" --word mark.system -m "system and not alone and not spark"
+    # Two processes, each with one JVM, whatever the machine has: a session costs ten seconds, and waits half of its time.
+    step "tests of Spark" tests -n 2 --dist loadfile --no-loadscope-reorder --word spark -m spark
+    kill -STOP -- "-$fuzzers" 2>/dev/null || true
+    step "tests alone" tests --word mark.alone -m alone
+    kill -CONT -- "-$fuzzers" 2>/dev/null || true
+    step "fuzzing" "$VENV/bin/python" -m tests.fuzz.report "$VENV/log/fuzzing.jsonl" --pid "$fuzzers"
     local results line skipped=
     while read -r line; do SKIPPED+=("$line"); done < <(skips "${LOGS[@]}")
     results=$(printf '%s, ' "${RESULTS[@]:-nothing}")

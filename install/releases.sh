@@ -106,6 +106,7 @@ finish_release() {
     printf '#!%s -P\nfrom appliance.command.main import main\n\nmain()\n' "$python" >"$1/.venv/bin/millrace"
     chmod 0755 "$1/.venv/bin/millrace"
     "$python" -m compileall -q -j 0 "$1/appliance" "$1/services" "$(site_packages "$1")" >"$SCRATCH/compile" 2>&1 || true # packages bring files of other Pythons
+    PYTHONPATH=$1 "$python" -B -P -m appliance.agents.zookeeper_classes >"$SCRATCH/classes" 2>&1 || true # it starts faster with them, and works without
     chmod -R a+rX,go-w "$1" && chown -R root:root "$1" || return 1
     "$1/.venv/bin/millrace" --help >/dev/null || { say "its command does not start"; return 1; }
     # Every process's main can be imported: a package that is not there is found out before anything is switched.

@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -34,12 +34,24 @@ os.environ["PATH"] = f"{ROOT}/.venv/peers/bin:{os.environ.get('PATH', '')}"
 
 
 LONGEST = (
-    *("test_matrix.py", "test_simulation.py", "test_broken_rules.py"),
-    *("test_disk_faults.py", "test_controller.py", "test_kafka_python_suite.py", "test_command.py", "test_supervisor.py", "test_hostile_clients.py"),
-    *("test_reassignment.py", "test_cluster_copies.py"),
-    *("test_load.py", "test_partition_moves.py", "test_group_commands.py", "test_kafka_tools.py", "test_fuzz.py", "test_storage_torture.py"),
+    *("test_matrix.py", "test_simulation.py", "test_broken_rules.py", "test_stream_command.py"),
+    *("test_installed_box.py", "test_upgrades.py", "test_the_lab.py"),  # one group, see below
+    *("test_supervisor.py", "test_controller.py", "test_disk_faults.py", "test_hostile_clients.py", "test_kafka_python_suite.py", "test_command.py"),
+    *("test_reassignment.py", "test_cluster_copies.py", "test_kafka_tools.py", "test_controller_moves.py", "test_hostile_senders.py", "test_disks.py"),
+    *("test_load.py", "test_spark_sink.py", "test_group_commands.py", "test_controller_admin.py", "test_fetch_sessions.py", "test_transactional_log.py"),
+    *("test_syslog_senders.py", "test_sink_commits.py", "test_partition_moves.py", "test_fuzz.py", "test_storage_torture.py"),
 )
 """Files that come first, so that those who work side by side (`-n`, a file at a time) end at about the same time."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--word", help="leave out files in which this word does not stand: reading all takes seconds, and a marker is in the file that has it")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    word: str | None = config.getoption("--word")
+    is_file_of_tests = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if word and is_file_of_tests and word not in collection_path.read_text() else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects by markers
@@ -55,6 +67,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("deep"):
             item.add_marker(pytest.mark.skip(reason="a long campaign; run by ./install.sh test --deep"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file in one process, and all of tests/systemd, whose files have one installed box."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "tests/systemd" if file.startswith("tests/systemd/") else file
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,8 @@ SYSLOG_BACKLOG = 1024
 HTTP_BACKLOG = 128
 INGEST_BACKLOG = 1024
 UDP_RECEIVE_BYTES = 16 << 20
+NO_ROOM_TO_ACCEPT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+"""Of `accept`: who goes on at once, spins."""
 _SO_RCVBUFFORCE = 33  # asm-generic/socket.h; the socket module does not name it
 _FREE_PORT_TRIES = 20
 

@@ -45,7 +45,7 @@ class Runner:
         self._collection_time = context.counters.counter("runtime.gc_pause_us")
 
     def request_stop(self) -> None:
-        """Safe in a signal handler: the loop sees it at its next turn, at most a park away."""
+        """Safe in a signal handler: the loop sees it at its next turn, at most a park away (`service_main` ends that wait)."""
         self._stop_requested = True
 
     def run(self) -> None:

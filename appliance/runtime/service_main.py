@@ -25,7 +25,7 @@ from appliance.base.settings import load_box
 from appliance.runtime.agent import Agent, AgentFactory, ServiceContext
 from appliance.runtime.disk_priority import take_disk_priority
 from appliance.runtime.parent_death import PARENT_VARIABLE, bind_to_parent
-from appliance.runtime.poller import Poller
+from appliance.runtime.poller import READABLE, Poller
 from appliance.runtime.runner import Runner
 from appliance.runtime.short_slices import take_short_slices
 from appliance.runtime.systemd import SystemdNotifier, take_listen_sockets
@@ -71,7 +71,13 @@ def service_main(process_kind: str, agent_factory: AgentFactory) -> int:
 
     def body(context: ServiceContext, stop: StopRequest) -> None:
         runner = Runner(agent_factory(context), context, process_kind in FELT_BY_USERS, heart_of(context), stop_turn_of(context))
-        stop.on_request = runner.request_stop
+        end_wait = wait_ender(context.poller)
+
+        def on_request() -> None:
+            runner.request_stop()
+            end_wait()
+
+        stop.on_request = on_request
         if stop.requested:
             runner.request_stop()
         _settle_memory(process_kind)
@@ -80,6 +86,17 @@ def service_main(process_kind: str, agent_factory: AgentFactory) -> int:
         runner.run()
 
     return run_service(process_kind, body)
+
+
+def wait_ender(poller: Poller) -> Callable[[], None]:
+    """What ends the wait of this poller at once, also when a signal handler calls it: by itself a wait goes on after a signal."""
+    descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def on_end(_events: int) -> None:
+        os.eventfd_read(descriptor)
+
+    poller.register(descriptor, READABLE, on_end)
+    return lambda: os.eventfd_write(descriptor, 1)
 
 
 def run_service(process_kind: str, body: ServiceBody) -> int:

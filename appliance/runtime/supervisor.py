@@ -49,8 +49,8 @@ KILLED_MS = 3_000
 NOTICE_MS = 10_000
 TRIM_BYTES = 16 << 20
 CANNOT_START = "millrace cannot start:\n"
-JVM_STOPPED = 128 + signal.SIGTERM
-"""How a JVM ends that was asked to."""
+STOP_SIGNALS = {ZOOKEEPER: signal.SIGKILL}
+"""Where it is not SIGTERM. A server of ZooKeeper does nothing at its end that SIGKILL would keep it from, but Java waits 0.3 s for threads that listen."""
 START_FACTOR = 10
 """A process that is still starting (a recovery, perhaps) may be silent for this many watchdog periods."""
 
@@ -182,7 +182,7 @@ class Supervisor:
         if self._stop_signals or self.exit_code:
             child.pid = 0
             child.state = ChildState.STOPPED
-            if code not in (0, JVM_STOPPED):
+            if code not in (0, -STOP_SIGNALS.get(child.name, 0)):
                 self.log.warning(f"{child.name} ended {how} while the box stops", peer=child.name)
             return
         lived_ms = now_ms - child.since_ms
@@ -375,7 +375,7 @@ class Supervisor:
             members = [self.children[name] for name in group]
             for child in members:
                 if child.pid:
-                    send_signal(child.pid, signal.SIGTERM)
+                    send_signal(child.pid, STOP_SIGNALS.get(child.name, signal.SIGTERM))
             self._await_end(members, self._clock.monotonic_ms() + GROUP_STOP_MS)
         while self._set_aside.may_end_by_itself(self._clock.monotonic_ms()) and self._stop_signals == 1:
             self._poller.poll(TURN_MS_MAX)

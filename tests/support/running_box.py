@@ -1,4 +1,4 @@
-"""A real `millrace run` in a directory of its own, on free ports of loopback, for tests that want the whole appliance.
+"""A real box in a directory of its own, on free ports of loopback, for tests that want the whole appliance.
 
 `start_box` returns when the ready line is out, or fails with everything the box has said. `stop` and `leftovers` hold it to its promise that
 no process, socket, shared-memory object, directory or lock is left.
@@ -27,6 +27,7 @@ from appliance.base.settings import Box, load_box
 from appliance.ipc.frames import connect_unix
 from appliance.runtime.directories import lock_holder
 from appliance.runtime.parent_death import die_with_parent
+from appliance.runtime.run_options import RunOptions, python_arguments
 from appliance.runtime.status_server import STATUS
 from appliance.shm.counters import CounterSnapshot, read_counters
 from appliance.shm.mapping import list_names
@@ -35,6 +36,7 @@ ROOT = Path(__file__).parent.parent.parent
 READY_SECONDS = 30.0
 STOP_SECONDS = 60.0
 COMMAND = [sys.executable, "-P", "-c", "from appliance.command.main import main; main()", "run"]
+LIST_OPTIONS = ("data", "zookeeper_members")
 READY = "millrace ready "
 
 
@@ -55,33 +57,45 @@ def eventually(condition: Callable[[], Any], what: str, seconds: float = 10.0) -
     return answer
 
 
-def run_arguments(
+def chosen_options(
     directory: Path,
     disks: int = 2,
     data: list[Path] | None = None,
     settings: Mapping[str, object] | None = None,
     broker_id: int | None = None,
     **options: object,
-) -> list[str]:
-    """Options of `millrace run` for a box in `directory`; `options` by their Python names (`kafka_port=0`). Writes the settings file."""
+) -> dict[str, object]:
+    """Options of `millrace run` for a box in `directory`, by their Python names (`kafka_port=0`). Writes the settings file."""
     directory.mkdir(parents=True, exist_ok=True)
     data = [directory / f"d{index}" for index in range(disks)] if data is None else data
     if "config" not in options:  # a topic that comes by itself after ten seconds is none of most tests' business
         settings = {"host.figures.interval.ms": 0, **(settings or {})}
-    chosen = {"state": directory / "state", "kafka_port": 0, "syslog_port": 0, "http_port": 0, "ingest_port": 0} | options
-    arguments = [part for path in data for part in ("--data", str(path))]
+    chosen = {"data": data, "state": directory / "state", "kafka_port": 0, "syslog_port": 0, "http_port": 0, "ingest_port": 0} | options
     if settings or broker_id is not None:
         file = directory / "millrace.toml"
         lines = [f"{json.dumps(name)} = {json.dumps(value)}\n" for name, value in (settings or {}).items()]
         file.write_text("".join(lines if broker_id is None else [*lines, f"[box]\nbroker-id = {broker_id}\n"]))
         chosen["config"] = file
-    for name, value in chosen.items():
-        arguments += [f"--{name.replace('_', '-')}", str(value)]
-    return arguments
+    return chosen
+
+
+def run_arguments(directory: Path, **options: Any) -> list[str]:
+    """Those options as `millrace run` takes them."""
+    named = [(f"--{name.replace('_', '-')}", value) for name, value in chosen_options(directory, **options).items()]
+    return [part for name, value in named for each in (value if isinstance(value, list) else [value]) for part in (name, str(each))]
+
+
+def supervisor_command(directory: Path, **options: Any) -> list[str]:
+    """What `millrace run` makes of itself when it has understood those options. A box comes a fifth of a second sooner by it."""
+    chosen = chosen_options(directory, **options)
+    lists = {name: [str(each) for each in (value if isinstance(value, list) else [value])] for name, value in chosen.items() if name in LIST_OPTIONS}
+    others = {name: value if isinstance(value, int) else str(value) for name, value in chosen.items() if name not in LIST_OPTIONS}
+    return [sys.executable, *python_arguments("services.supervisor", environment()), RunOptions(**lists, **others).to_json()]  # type: ignore[arg-type]
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    """Of boxes and commands: as users have it, in which there are no packages for tests."""
+    return {**os.environ, "PYTHONPATH": f"{ROOT}/tests/support/not_for_users{os.pathsep}{ROOT}", "COLUMNS": "200"}
 
 
 def run_and_wait(arguments: list[str], seconds: float = 20.0) -> subprocess.CompletedProcess[str]:
@@ -108,14 +122,14 @@ class StartingBox(NamedTuple):
         return RunningBox(self.process, self.directory, output, self.messages, time.monotonic() - self.started)
 
 
-def begin_box(directory: Path, **options: Any) -> StartingBox:
-    """Start a box; `wait` for it."""
-    arguments = run_arguments(directory, **options)
+def begin_box(directory: Path, by_command: bool = False, **options: Any) -> StartingBox:
+    """Start a box, as `millrace run` starts it or (`by_command`) by that; `wait` for it."""
+    command = [*COMMAND, *run_arguments(directory, **options)] if by_command else supervisor_command(directory, **options)
     messages = directory / "messages"
     with open(messages, "ab") as file:
         started = time.monotonic()
         process = subprocess.Popen(
-            [*COMMAND, *arguments],
+            command,
             env=environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

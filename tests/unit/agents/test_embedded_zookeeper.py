@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from appliance.agents import zookeeper
+from appliance.agents.zookeeper_classes import make_class_archive
 from appliance.base.errors import ConfigurationProblems
 from appliance.base.layout import Disk
 from appliance.base.settings import Box
@@ -62,3 +64,25 @@ def test_a_member_of_an_ensemble_listens_on_its_own_address_and_knows_the_others
     assert {"clientPort=2191", "clientPortAddress=10.0.0.2", "tickTime=100", "initLimit=100", "syncLimit=6", "connectToLearnerMasterLimit=8"} <= set(written)
     assert {"server.1=10.0.0.1:2888:3888", "server.2=10.0.0.2:2889:3889", "server.3=[fd00::3]:2888:3888"} <= set(written)
     assert (tmp_path / "zookeeper" / "data" / "myid").read_text() == "2\n"
+
+
+@pytest.mark.slow
+def test_a_server_finds_its_classes_in_the_file_that_an_installation_makes(tmp_path: Path) -> None:
+    java, archive = zookeeper.find_java(), tmp_path / "made" / "classes.jsa"
+    assert java is not None and java.version >= 13
+    assert make_class_archive(str(archive)) is None
+    assert [path.name for path in archive.parent.iterdir()] == ["classes.jsa"]
+    program, *arguments = zookeeper.server_command(java.path, zookeeper.find_jars(), str(tmp_path), 64, str(archive))
+    asked = [program, *arguments[:-1], "-of", "-no", "-such", "-file"]  # it says how it wants to be called, and ends
+    loaded = subprocess.run([*asked[:1], "-Xlog:class+load", *asked[1:]], capture_output=True, text=True, timeout=30, check=False).stdout
+    assert f"{zookeeper.MAIN_CLASS} source: shared objects file (top)" in loaded
+
+
+def test_a_server_is_given_the_file_of_classes_only_if_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    box = Box("x", 1, [Disk("d0", "/nonexistent")], str(tmp_path / "state"), "127.0.0.1", "h", 1, 1, 1, zookeeper="127.0.0.1:2999")
+    monkeypatch.setattr(zookeeper.sys, "prefix", str(tmp_path))
+    option = f"-XX:SharedArchiveFile={zookeeper.class_archive()}"
+    assert option not in zookeeper.prepare(box)
+    Path(zookeeper.class_archive()).parent.mkdir(parents=True)
+    Path(zookeeper.class_archive()).touch()
+    assert option in zookeeper.prepare(box)
