@@ -30,8 +30,6 @@ class LossReason(StrEnum):
     """The log-writer said no, for good."""
     NO_KEY = "no_key"
     """It has no key where its listener or route requires one."""
-    UNREPRESENTABLE = "unrepresentable"
-    """Its document cannot be written."""
     DAMAGED = "damaged"
     """It waited in the spool, and cannot be read there."""
     SHUTDOWN = "shutdown"

@@ -152,7 +152,7 @@ def _find_time(document: dict[str, Any], value: object, listener: Listener) -> t
     """(milliseconds, whether the text is the document's own now) of what may be a time."""
     if type(value) is str:
         data = value.encode("utf-8", "replace")
-        instant = _reader(listener.time_zone).read_rfc3339(data) if data else None
+        instant = time_reader(listener.time_zone).read_rfc3339(data) if data else None
         if instant is None:
             return None, False
         document["time"] = instant[1].decode()
@@ -175,7 +175,8 @@ def epoch_ns(value: float) -> int | None:
 
 
 @lru_cache(maxsize=64)
-def _reader(time_zone: str) -> TimestampReader:
+def time_reader(time_zone: str) -> TimestampReader:
+    """For texts; one for each zone."""
     if time_zone == "UTC":
         return TimestampReader(UTC)
     import zoneinfo  # 1 MB that only who needs another zone should pay for

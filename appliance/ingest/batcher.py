@@ -7,7 +7,7 @@ in this process's heap, so a crash loses up to `batch_age_ms` of lines that nobo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -15,12 +15,10 @@ from appliance.ingest.event import Event
 from appliance.ingest.partitioner import Partitioner
 from appliance.ingest.share import Share
 from appliance.ingest.unit import Unit
-from appliance.records.builder import BatchBuilder
+from appliance.records.builder import RECORD_OVERHEAD_BYTES_MAX, BatchBuilder
 
 DEFAULT_BATCH_BYTES = 65536
 DEFAULT_BATCH_AGE_MS = 10
-RECORD_OVERHEAD_BYTES_MAX = 36
-"""Attributes 1, timestamp delta 10, offset delta 5, lengths of record, key and value 5 each, rounded up."""
 
 
 class Acceptance(IntEnum):
@@ -45,6 +43,15 @@ class ReadyBatch(NamedTuple):
     data: bytes
     record_count: int
     shares: list[Share]
+
+
+class _Run(NamedTuple):
+    """Records of one partition, by columns; `numbers` are theirs among those that came together."""
+
+    timestamps_ms: Sequence[int]
+    values: Sequence[bytes]
+    keys: Sequence[bytes | None]
+    numbers: Sequence[int]
 
 
 class Batcher:
@@ -78,6 +85,11 @@ class Batcher:
         return self._partitioner.partition_count
 
     @property
+    def is_blocked(self) -> bool:
+        """Whether no partition takes anything."""
+        return len(self._blocked) == self.partition_count
+
+    @property
     def open_records(self) -> int:
         return sum(builder.count for builder in self._builders)
 
@@ -98,7 +110,7 @@ class Batcher:
         size_bytes_max = len(value) + len(headers) + RECORD_OVERHEAD_BYTES_MAX
         if key is not None:
             size_bytes_max += len(key)
-        if builder.count and builder.size_bytes + size_bytes_max > self._batch_bytes:
+        while builder.count and builder.size_bytes + size_bytes_max > self._batch_bytes:
             self._close(partition)
             if key is None and identity is None:
                 partition = self._partitioner.choose(None)
@@ -117,6 +129,85 @@ class Batcher:
         if builder.size_bytes >= self._batch_bytes:
             self._close(partition)
         return outcome
+
+    def append_all(
+        self,
+        timestamps_ms: Sequence[int],
+        values: Sequence[bytes],
+        keys: Sequence[bytes | None],
+        headers: bytes,
+        now_ms: int,
+        unit: Unit,
+        can_wait: bool = True,
+        identity: bytes | None = None,
+        first_ordinal: int = 0,
+    ) -> list[tuple[int, Acceptance]]:
+        """The same as `append` for records of `unit` that have headers and identity in common, and whose ordinals go up by one. What was not plainly taken:
+        (its number here, what became of it); TAKEN_BEYOND is told once for each batch. Records keep their order in each partition."""
+        different = set(keys)
+        if len(different) == 1:
+            run = _Run(timestamps_ms, values, keys, range(len(values)))
+            return self._append_run(run, headers, now_ms, unit, can_wait, identity, first_ordinal)
+        choose = self._partitioner.choose
+        where = {key: choose(key) if key is not None else self._partitioner.place(identity) if identity is not None else -1 for key in different}
+        numbers: dict[int, list[int]] = {}
+        for number, key in enumerate(keys):
+            numbers.setdefault(where[key], []).append(number)
+        odd: list[tuple[int, Acceptance]] = []
+        for some in numbers.values():
+            run = _Run([timestamps_ms[number] for number in some], [values[number] for number in some], [keys[number] for number in some], some)
+            odd += self._append_run(run, headers, now_ms, unit, can_wait, identity, first_ordinal)
+        return sorted(odd)
+
+    def _append_run(
+        self, run: _Run, headers: bytes, now_ms: int, unit: Unit, can_wait: bool, identity: bytes | None, first_ordinal: int
+    ) -> list[tuple[int, Acceptance]]:
+        """Records of one partition, or without keys."""
+        timestamps_ms, values, keys, numbers = run
+        odd: list[tuple[int, Acceptance]] = []
+        place = 0
+        while place < len(values):
+            key = keys[place]
+            partition = self._partitioner.choose(key) if key is not None or identity is None else self._partitioner.place(identity)
+            is_beyond = partition in self._blocked
+            if is_beyond:
+                if not can_wait:
+                    odd.append((numbers[place], Acceptance.OVERFLOW))
+                    place += 1
+                    continue
+                self.slowed_by = partition
+            builder = self._builders[partition]
+            size_bytes_max = len(values[place]) + len(headers) + RECORD_OVERHEAD_BYTES_MAX + (len(key) if key is not None else 0)
+            while builder.count and builder.size_bytes + size_bytes_max > self._batch_bytes:
+                self._close(partition)
+                if key is None and identity is None:
+                    partition = self._partitioner.choose(None)
+                    builder = self._builders[partition]
+            if not builder.count:
+                if builder.size_bytes + size_bytes_max > self.max_batch_bytes:
+                    odd.append((numbers[place], Acceptance.TOO_LARGE))
+                    place += 1
+                    continue
+                self._opened_ms[partition] = now_ms
+            if is_beyond:
+                odd.append((numbers[place], Acceptance.TAKEN_BEYOND))
+            if self._last_units[partition] is not unit:
+                self._add_share(partition, unit)
+            end = builder.append_run(timestamps_ms, values, keys, headers, place, self._batch_bytes)
+            if identity is not None:
+                self._add_parts(partition, identity, first_ordinal, numbers[place:end])
+            place = end
+            if builder.size_bytes >= self._batch_bytes:
+                self._close(partition)
+        return odd
+
+    def _add_parts(self, partition: int, identity: bytes, first_ordinal: int, numbers: Sequence[int]) -> None:
+        share = self._shares[partition][-1]
+        if numbers[-1] - numbers[0] == len(numbers) - 1:
+            share.add_part(identity, first_ordinal + numbers[0], len(numbers))
+        else:
+            for number in numbers:
+                share.add_part(identity, first_ordinal + number)
 
     def _add_share(self, partition: int, unit: Unit) -> None:
         """Units take turns on a partition: one that is back after another has a second share. What it holds is counted when the next one begins."""

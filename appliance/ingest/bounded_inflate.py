@@ -50,6 +50,11 @@ class Inflater:
         """`coding`: one of `CODINGS`; any other raises KeyError."""
         self._opened = _STREAMS[coding](limit_bytes)
 
+    @property
+    def kept_bytes(self) -> int:
+        """Of what was fed, bytes that nothing came out of yet."""
+        return self._opened.kept_bytes
+
     def feed(self, data: Data) -> bytes:
         return self._opened.feed(data)
 
@@ -84,6 +89,8 @@ def _whole(codec: Codec, data: Data, limit_bytes: int) -> bytes:
 class _Identity:
     """Not compressed; the limit holds nevertheless."""
 
+    kept_bytes = 0
+
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = self._room = limit_bytes
 
@@ -99,6 +106,8 @@ class _Identity:
 
 class _Zlib:
     """zlib's format and the bare stream (one stream), gzip (one member or more)."""
+
+    kept_bytes = 0
 
     def __init__(self, limit_bytes: int, window_bits: int = _ZLIB) -> None:
         self._limit_bytes = self._room = limit_bytes
@@ -154,6 +163,8 @@ class _Gzip(_Zlib):
 class _Deflate:
     """zlib's format, or the bare stream: the first two bytes tell."""
 
+    kept_bytes = 0
+
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._first = b""
@@ -180,6 +191,10 @@ class _Zstd:
         self._limit_bytes = limit_bytes
         self._data = bytearray()
 
+    @property
+    def kept_bytes(self) -> int:
+        return len(self._data)
+
     def feed(self, data: Data) -> bytes:
         if len(self._data) + len(data) > self._limit_bytes + 1024:  # what does not shrink is a few bytes longer than its content
             raise _too_large(self._limit_bytes)
@@ -197,6 +212,10 @@ class _SnappyFramed:
         self._limit_bytes = self._room = limit_bytes
         self._kept = bytearray()
         self._begun = False
+
+    @property
+    def kept_bytes(self) -> int:
+        return len(self._kept)
 
     def feed(self, data: Data) -> bytes:
         self._kept += data

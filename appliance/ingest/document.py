@@ -3,7 +3,8 @@
 Pure functions. What orjson can write, it writes. The rest takes a slow way: bytes are text, and where they are not UTF-8 (or a text holds half a surrogate
 pair) the text has U+FFFD and the document `bytes_base64`, {JSON pointer to the text: its bytes}; integers beyond 64 bits are written in full; NaN and
 infinities are the texts "NaN", "Infinity", "-Infinity"; a key that is no text is its JSON; a key that is there twice then gets `#2`; what is nested deeper
-than 64 levels is its JSON as one text; msgpack's extensions are {"ext": type, "base64": data}.
+than 64 levels is its JSON as one text, and so is a text whose pointer would be one too many (`POINTER_BYTES_MAX`: a long name, and below it very many bad
+texts); msgpack's extensions are {"ext": type, "base64": data}.
 Weak: orjson writes NaN as null and says nothing, so who may have met one must say `careful`.
 """
 
@@ -18,8 +19,12 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 LEVELS_MAX = 64
+POINTER_BYTES_MAX: Final = 1 << 18
+"""Of all pointers to bad texts of one document, which repeat the names above them."""
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
 BYTES_KEY: Final = "bytes_base64"
+_Place = tuple[Any, str | int] | None
+"""Where a value is: what it is in, and its name or number there; None for the document."""
 
 
 class Extension:
@@ -40,11 +45,11 @@ def encode_document(document: Any, careful: bool = False) -> bytes:
     """The JSON of a document. `careful`: it may hold NaN or an infinity."""
     if not careful:
         try:
-            return orjson.dumps(document, default=_default)
+            return orjson.dumps(document, default=plain_default)
         except TypeError:
             pass  # the slow way finds out what it was
     writer = _Writer()
-    plain = writer.plain(document, "", 1)
+    plain = writer.plain(document, None, 1)
     if writer.bytes_base64 and type(plain) is dict:
         plain[FreeNames().free(plain, BYTES_KEY)] = writer.bytes_base64
     return orjson.dumps(plain)
@@ -62,7 +67,8 @@ def _base64(data: bytes) -> str:
     return binascii.b2a_base64(data, newline=False).decode()
 
 
-def _default(value: object) -> Any:
+def plain_default(value: object) -> Any:
+    """For orjson: bytes that are text, and extensions. Raises TypeError for what only the slow way can write."""
     if isinstance(value, bytes | bytearray | memoryview):
         return str(value, "utf-8")
     if isinstance(value, Extension):
@@ -95,10 +101,11 @@ class _Writer:
 
     def __init__(self) -> None:
         self.bytes_base64: dict[str, str] = {}
+        self._pointer_bytes_left = POINTER_BYTES_MAX
 
-    def plain(self, value: Any, pointer: str, level: int) -> Any:
+    def plain(self, value: Any, place: _Place, level: int) -> Any:
         if isinstance(value, str):
-            return self._text(utf8(value), pointer)
+            return self._text(utf8(value), place)
         if value is None or isinstance(value, bool | orjson.Fragment):
             return value
         if isinstance(value, int):
@@ -106,37 +113,50 @@ class _Writer:
         if isinstance(value, float):
             return value if math.isfinite(value) else _not_finite(value)
         if isinstance(value, bytes | bytearray | memoryview):
-            return self._text(bytes(value), pointer)
+            return self._text(bytes(value), place)
         if isinstance(value, Extension):
             return value.plain
         if isinstance(value, dict):
-            return self._map(value, pointer, level) if level <= LEVELS_MAX else deep_text(value)
+            return self._map(value, place, level) if level <= LEVELS_MAX else deep_text(value)
         if isinstance(value, list | tuple):
             if level > LEVELS_MAX:
                 return deep_text(value)
-            return [self.plain(item, f"{pointer}/{index}", level + 1) for index, item in enumerate(value)]
-        return self._text(utf8(str(value)), pointer)
+            return [self.plain(item, (place, index), level + 1) for index, item in enumerate(value)]
+        return self._text(utf8(str(value)), place)
 
-    def _text(self, data: bytes, pointer: str) -> str:
+    def _text(self, data: bytes, place: _Place) -> str:
         try:
             return data.decode()
         except UnicodeDecodeError:
-            self.bytes_base64[pointer] = _base64(data)
-            return data.decode("utf-8", "replace")
+            return data.decode("utf-8", "replace") if self._keep(data, place) else deep_text(data)
 
-    def _map(self, value: dict[Any, Any], pointer: str, level: int) -> dict[str, Any]:
+    def _keep(self, data: bytes, place: _Place, mark: str = "") -> bool:
+        """The bytes of a bad text beside the document; False if there is no room for one more pointer."""
+        names: list[str] = []
+        size_bytes = 0
+        while place is not None:
+            place, name = place
+            names.append(str(name))
+            size_bytes += 1 + len(names[-1])
+        if size_bytes > self._pointer_bytes_left:
+            return False
+        self._pointer_bytes_left -= size_bytes
+        pointer = "".join(["/" + name.replace("~", "~0").replace("/", "~1") for name in reversed(names)])
+        self.bytes_base64[pointer + mark] = _base64(data)
+        return True
+
+    def _map(self, value: dict[Any, Any], place: _Place, level: int) -> dict[str, Any]:
         written: dict[str, Any] = {}
         names = FreeNames()
         for key, item in value.items():
             data = utf8(key_text(key))
-            name = names.free(written, data.decode("utf-8", "replace"))
-            inner = f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}"
-            if "\ufffd" in name:
-                try:
-                    data.decode()
-                except UnicodeDecodeError:
-                    self.bytes_base64[f"{inner}#name"] = _base64(data)
-            written[name] = self.plain(item, inner, level + 1)
+            try:
+                name = names.free(written, data.decode())
+            except UnicodeDecodeError:
+                name = names.free(written, data.decode("utf-8", "replace"))
+                if not self._keep(data, (place, name), "#name"):
+                    name = names.free(written, deep_text(data))
+            written[name] = self.plain(item, (place, name), level + 1)
         return written
 
 

@@ -20,6 +20,7 @@ from appliance.ingest.syslog.syslog_framing import CutMessage
 from appliance.ingest.syslog.syslog_message import SyslogMessage
 from appliance.ingest.syslog.syslog_names import FACILITY_NAMES, SEVERITY_NAMES
 from appliance.records.builder import encode_headers
+from appliance.records.varint import encode_varint
 
 KEYS = ("host", "app", "none")
 _DAY_MS = 86_400_000
@@ -47,17 +48,20 @@ class Event(NamedTuple):
 
 
 class EventBuilder:
-    """`build` with the choice of key and a cache of header sections (they repeat within one millisecond's burst)."""
+    """`build` with the choice of key and a cache of header sections: of one source only the time of arrival changes."""
 
     def __init__(self, key: str = "host", listener: bytes = b"", is_raw: bool = False) -> None:
         """`listener` is named in the headers, if it is given; `is_raw`: the value is what the sender wrote."""
         if key not in KEYS:
             raise ValueError(f"a syslog record's key is one of {', '.join(KEYS)}, not {key!r}")
-        self._key = key
+        self.is_keyed_by_host = key == "host"
+        self.is_keyed_by_app = key == "app"
+        self.is_raw = is_raw
         self._listener = listener
         self._value_of = raw_of if is_raw else value_of
-        self._headers: dict[tuple[EventSource, bool], bytes] = {}
-        self._headers_arrival_ms = -1
+        self._around_arrival: dict[tuple[EventSource, bool], tuple[bytes, bytes]] = {}
+        self._arrival_ms = -1
+        self._arrival = b""
 
     def build(self, message: SyslogMessage, source: EventSource, arrival_ms: int) -> Event:
         """The record of one message that arrived from `source` at `arrival_ms`."""
@@ -66,28 +70,36 @@ class EventBuilder:
             time_ms = message.instant[0]
             if arrival_ms - PAST_MS_MAX <= time_ms <= arrival_ms + FUTURE_MS_MAX and time_ms >= 0:
                 timestamp_ms = time_ms
-        if self._key == "host":
+        if self.is_keyed_by_host:
             key = message.host or source.host  # a device that does not name itself still keeps its order
         else:
-            key = message.app if self._key == "app" else None  # type: ignore[assignment]
+            key = message.app if self.is_keyed_by_app else None  # type: ignore[assignment]
         return Event(timestamp_ms, key, self._value_of(message), self.headers(source, arrival_ms, type(message.raw) is CutMessage))
 
     def headers(self, source: EventSource, arrival_ms: int, is_cut: bool) -> bytes:
         """source, transport, arrival_ms; also truncated and proxied_source where they apply."""
-        if arrival_ms != self._headers_arrival_ms or len(self._headers) >= HEADER_CACHE_ENTRIES_MAX:
-            self._headers.clear()
-            self._headers_arrival_ms = arrival_ms
-        section = self._headers.get((source, is_cut))
-        if section is None:
-            headers = [("source", source.address), ("transport", source.transport), ("arrival_ms", b"%d" % arrival_ms)]
-            if is_cut:
-                headers.append(("truncated", b"true"))
-            if source.proxied_source is not None:
-                headers.append(("proxied_source", source.proxied_source))
-            if self._listener:
-                headers.append(("listener", self._listener))
-            section = self._headers[source, is_cut] = encode_headers(headers)
-        return section
+        if arrival_ms != self._arrival_ms:
+            self._arrival_ms = arrival_ms
+            digits = b"%d" % arrival_ms
+            self._arrival = encode_varint(len(digits)) + digits
+        around = self._around_arrival.get((source, is_cut))
+        if around is None:
+            if len(self._around_arrival) >= HEADER_CACHE_ENTRIES_MAX:
+                self._around_arrival.clear()
+            around = self._around_arrival[source, is_cut] = self._headers_around_arrival(source, is_cut)
+        return around[0] + self._arrival + around[1]
+
+    def _headers_around_arrival(self, source: EventSource, is_cut: bool) -> tuple[bytes, bytes]:
+        """What stands before the time of arrival, and behind it: that is all that changes."""
+        behind = [("truncated", b"true")] if is_cut else []
+        if source.proxied_source is not None:
+            behind.append(("proxied_source", source.proxied_source))
+        if self._listener:
+            behind.append(("listener", self._listener))
+        before = [("source", source.address), ("transport", source.transport), ("arrival_ms", b"")]
+        count_bytes = len(encode_varint(len(before)))
+        encoded = encode_headers(before)[count_bytes : -len(encode_varint(0))]
+        return encode_varint(len(before) + len(behind)) + encoded, encode_headers(behind)[len(encode_varint(len(behind))) :]
 
 
 def timestamp_of(time_ms: int, arrival_ms: int) -> int:

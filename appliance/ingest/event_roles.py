@@ -1,14 +1,14 @@
 """Which of a sender's field names mean what: `level` is a severity, `hostname` the host, `log` the message.
 
 One table, first name first; `name>inner` looks into an object (`kubernetes>host`), whose value stays where it is. A value may be a text, a
-number, anything: whether it fits is for `agent_event` to see. What a record of given names has is worked out once (senders repeat their names).
+number, anything: whether it fits is for `agent_event` to see. What a record of given names has is worked out once (senders repeat their names), unless
+they are very many or very long: nobody's names are kept beyond `PLAN_BYTES_MAX`.
 Weak: names are guesses about strangers; whatever they are wrong about is still in the event, in one place or the other.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 NAMES: Final[dict[str, tuple[str, ...]]] = {
@@ -30,6 +30,7 @@ NAMES: Final[dict[str, tuple[str, ...]]] = {
     "time": ("@timestamp", "timestamp", "time", "ts", "datetime", "date"),
 }
 PLANS_MAX = 4096
+PLAN_NAMES_MAX, PLAN_BYTES_MAX = 256, 4096
 
 
 class Kind(IntEnum):
@@ -62,7 +63,17 @@ for _rank, (_part, _text) in enumerate((_part, _text) for _part, _texts in NAMES
     _BY_NAME.setdefault(_name, []).append((_rank, Role(_KIND_OF_NAME.get(_name) or _KINDS.get(_part, Kind.TEXT), _part, _name, _inner)))
 
 
-@lru_cache(maxsize=PLANS_MAX)
+_plans: dict[tuple[str, ...], tuple[Role, ...]] = {}
+
+
 def roles_of(names: tuple[str, ...]) -> tuple[Role, ...]:
     """The roles that fields of these names may have: part by part, the best name of each first."""
-    return tuple(role for _, role in sorted(ranked for name in names for ranked in _BY_NAME.get(name, ())))
+    try:
+        return _plans[names]
+    except KeyError:
+        roles = tuple(role for _, role in sorted(ranked for name in names for ranked in _BY_NAME.get(name, ())))
+        if len(names) <= PLAN_NAMES_MAX and sum(map(len, names)) <= PLAN_BYTES_MAX:
+            if len(_plans) >= PLANS_MAX:
+                _plans.clear()
+            _plans[names] = roles
+        return roles

@@ -1,6 +1,7 @@
 """Which partition a record goes to: by its key where any Kafka producer would put it, else by turns; and, while a disk is dead, past its partitions.
 
-Values only. Weak: hashing is pure Python, hence the cache of keys seen; the partition that stands in for a dead one gets the lines of both.
+Values only. Weak: hashing is pure Python, hence the cache of keys seen, as far as they are short, and a key of more than a mebibyte goes where its first
+mebibyte would; the partition that stands in for a dead one gets the lines of both.
 """
 
 from __future__ import annotations
@@ -9,6 +10,10 @@ from appliance.base.invariants import check
 from appliance.records.key_hash import partition_of_key
 
 CACHED_KEYS_MAX = 65536
+CACHED_KEY_BYTES_MAX = 256
+"""A sender may call itself anything, of any length, and each time something else."""
+HASHED_BYTES_MAX = 1 << 20
+"""65 ms."""
 
 
 def stand_in(partition: int, partition_count: int, dead: frozenset[int]) -> int:
@@ -39,9 +44,11 @@ class Partitioner:
             return self._sticky_partition
         partition = self._by_key.get(key)
         if partition is None:
-            if len(self._by_key) >= CACHED_KEYS_MAX:
-                self._by_key.clear()
-            partition = self._by_key[key] = stand_in(partition_of_key(key, self.partition_count), self.partition_count, self._dead)
+            partition = stand_in(partition_of_key(key[:HASHED_BYTES_MAX], self.partition_count), self.partition_count, self._dead)
+            if len(key) <= CACHED_KEY_BYTES_MAX:
+                if len(self._by_key) >= CACHED_KEYS_MAX:
+                    self._by_key.clear()
+                self._by_key[key] = partition
         return partition
 
     def place(self, identity: bytes) -> int:

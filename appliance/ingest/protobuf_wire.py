@@ -7,6 +7,7 @@ from __future__ import annotations
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 VARINT_BITS_MAX = 70
+_TAG_MIN, _TAG_MAX = 8, (1 << 32) - 1
 
 Field = tuple[int, int, int]
 """Number, and where its content begins and ends."""
@@ -16,15 +17,18 @@ class BadWire(ValueError):
     """No message of protobuf."""
 
 
-def split_fields(data: bytes, position: int, end: int, fields_max: int) -> list[Field]:
-    """The fields between two places that have a length, `fields_max` at most: who gets so many does not know whether there are more."""
+def split_fields(data: bytes, position: int, end: int, parts_max: int) -> tuple[list[Field], int]:
+    """The fields between two places that have a length, and how many parts, numbers too, were looked at: `parts_max` at most, and then there may be more."""
     fields: list[Field] = []
-    numbers_left = fields_max
-    while position < end:
+    parts_left = parts_max
+    while position < end and parts_left:
+        parts_left -= 1
         tag = data[position]
         position += 1
         if tag & 0x80:
             tag, position = _varint(data, position - 1, end)
+        if not _TAG_MIN <= tag <= _TAG_MAX:
+            raise BadWire(f"a field without a number before byte {position}")
         kind = tag & 7
         if kind == _BYTES:
             if position >= end:
@@ -37,8 +41,6 @@ def split_fields(data: bytes, position: int, end: int, fields_max: int) -> list[
                 raise BadWire(f"a field at byte {position} is longer than what is left")
             fields.append((tag >> 3, position, position + size))
             position += size
-            if len(fields) >= fields_max:
-                break
             continue
         if kind == _VARINT:
             _, position = _varint(data, position, end)
@@ -48,10 +50,7 @@ def split_fields(data: bytes, position: int, end: int, fields_max: int) -> list[
                 raise BadWire("it ends inside a number")
         else:
             raise BadWire(f"a field at byte {position} has wire type {kind}")
-        numbers_left -= 1
-        if not numbers_left:
-            raise BadWire(f"more than {fields_max} numbers")
-    return fields
+    return fields, parts_max - parts_left
 
 
 def _varint(data: bytes, position: int, end: int) -> tuple[int, int]:

@@ -63,6 +63,11 @@ class Session(Protocol):
     def unsettled_bytes(self) -> int:
         """Bytes of units that are not settled; the room stops reading while they are above `ingest.connection.window.bytes`."""
 
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes that are kept of a frame or request that is not whole; the room reads large ones one after the other while there are too many of all
+        connections together (`ingest.unfinished.bytes`)."""
+
     def received(self, data: bytes | memoryview) -> None:
         """The next piece of the stream, or one datagram. A memoryview is valid during the call only."""
 

@@ -33,11 +33,11 @@ class Share:
         """Whether it is stored only when all in-sync replicas have it."""
         return self.unit.listener.acks == -1
 
-    def add_part(self, identity: bytes, ordinal: int) -> None:
-        """The address of the record that was added last."""
+    def add_part(self, identity: bytes, ordinal: int, count: int = 1) -> None:
+        """The addresses of the records that were added last."""
         if self.parts:
-            last, first, count = self.parts[-1]
-            if last == identity and first + count == ordinal:
-                self.parts[-1] = (identity, first, count + 1)
+            last, first, counted = self.parts[-1]
+            if last == identity and first + counted == ordinal:
+                self.parts[-1] = (identity, first, counted + count)
                 return
-        self.parts.append((identity, ordinal, 1))
+        self.parts.append((identity, ordinal, count))

@@ -38,7 +38,8 @@ class TopicBacklog:
         self._size_bytes = 0
 
     @property
-    def is_full(self) -> bool:
+    def is_blocked(self) -> bool:
+        """Whether it is full."""
         return self._size_bytes >= BACKLOG_BYTES_MAX
 
     def __len__(self) -> int:
@@ -53,12 +54,12 @@ class TopicBacklog:
     def delay(self, delayed: Delayed, can_wait: bool) -> Acceptance:
         """Keep a record; its unit waits for it."""
         event, unit = delayed[:2]
-        if self.is_full and not can_wait:
+        if self.is_blocked and not can_wait:
             return Acceptance.OVERFLOW
         self._delayed.append(delayed)
         self._size_bytes += len(event.value) + len(event.headers) + RECORD_COST_BYTES
         unit.pending += 1
-        return Acceptance.TAKEN_BEYOND if self.is_full else Acceptance.TAKEN
+        return Acceptance.TAKEN_BEYOND if self.is_blocked else Acceptance.TAKEN
 
     def take(self) -> list[Delayed]:
         """All of it, in order; each is released from its unit when it is in a batch (`Unit.pending`)."""

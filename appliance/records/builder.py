@@ -7,7 +7,7 @@ compression, so compressed batches close earlier than their limit would allow.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from appliance.records.batch import ATTRIBUTES_AT, BATCH_HEADER, LOG_OVERHEAD, MAGIC, RECORDS_AT, TRANSACTIONAL_FLAG
 from appliance.records.compression import Codec, compress
@@ -15,6 +15,8 @@ from appliance.records.crc32c import crc32c
 from appliance.records.varint import NULL_LENGTH, TABLE, TABLE_END, encode_varint
 
 NO_HEADERS = encode_varint(0)
+RECORD_OVERHEAD_BYTES_MAX = 36
+"""Attributes 1, timestamp delta 10, offset delta 5, lengths of record, key and value 5 each, rounded up."""
 _ATTRIBUTES = b"\x00"
 
 
@@ -75,6 +77,44 @@ class BatchBuilder:
         self._pieces += (length, body)
         self.count = count + 1
         self.size_bytes += size_bytes + len(length)
+
+    def append_run(
+        self, timestamps_ms: Sequence[int], values: Sequence[bytes], keys: Sequence[bytes | None], headers: bytes, first: int, size_bytes_max: int
+    ) -> int:
+        """Add records that have their headers in common, beginning with number `first`, which is added in any case, as long as the next one is sure to leave
+        the batch within `size_bytes_max`. Returns the number of the first that was not added. The same as `append` for each, in one loop."""
+        count, size_bytes, latest = self.count, self.size_bytes, self._max_timestamp
+        base = self._base_timestamp if count else timestamps_ms[first]
+        extend = self._pieces.extend
+        key: bytes | None = b""
+        key_and_length = b""
+        fixed_bytes = room_bytes = -1
+        number = first
+        for number in range(first, len(values)):
+            value, timestamp_ms = values[number], timestamps_ms[number]
+            if keys[number] is not key or fixed_bytes < 0:
+                key = keys[number]
+                key_and_length = NULL_LENGTH if key is None else encode_varint(len(key)) + key
+                fixed_bytes = 1 + len(key_and_length) + len(headers)
+                room_bytes = size_bytes_max - RECORD_OVERHEAD_BYTES_MAX - len(headers) - (len(key) if key is not None else 0)
+            value_bytes = len(value)
+            if size_bytes + value_bytes > room_bytes and number != first:
+                break
+            if timestamp_ms > latest:
+                latest = timestamp_ms
+            delta = timestamp_ms - base
+            delta_text = TABLE[delta] if 0 <= delta < TABLE_END else encode_varint(delta)
+            count_text = TABLE[count] if count < TABLE_END else encode_varint(count)
+            length_text = TABLE[value_bytes] if value_bytes < TABLE_END else encode_varint(value_bytes)
+            body_bytes = fixed_bytes + len(delta_text) + len(count_text) + len(length_text) + value_bytes
+            size_text = TABLE[body_bytes] if body_bytes < TABLE_END else encode_varint(body_bytes)
+            extend((size_text, _ATTRIBUTES, delta_text, count_text, key_and_length, length_text, value, headers))
+            count += 1
+            size_bytes += body_bytes + len(size_text)
+        else:
+            number = len(values)
+        self.count, self.size_bytes, self._base_timestamp, self._max_timestamp = count, size_bytes, base, latest
+        return number
 
     def build(self, producer_id: int = -1, producer_epoch: int = -1) -> bytes:
         """The batch; the builder is empty afterwards. At least one record must have been appended. With a producer id it is part of his transaction

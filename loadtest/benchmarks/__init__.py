@@ -19,6 +19,7 @@ from loadtest.benchmarks.growth_partitions import GrowthPartitions
 from loadtest.benchmarks.growth_stored import GrowthStored
 from loadtest.benchmarks.hostile import Hostile
 from loadtest.benchmarks.http_push import ElasticsearchBulk, LokiPush, SplunkHec
+from loadtest.benchmarks.image_follow import ImageFollow
 from loadtest.benchmarks.latency import Latency
 from loadtest.benchmarks.otlp_push import OtlpGrpc, OtlpHttp
 from loadtest.benchmarks.produce_librdkafka import ProduceLibrdkafka
@@ -37,6 +38,7 @@ from loadtest.benchmarks.syslog_tcp import SyslogTcp
 from loadtest.benchmarks.syslog_tls import SyslogTls
 from loadtest.benchmarks.syslog_udp import SyslogUdp
 from loadtest.benchmarks.tail_stays import TailStays
+from loadtest.benchmarks.two_ingests import TwoIngests
 from loadtest.benchmarks.unit_restarts import UnitRestarts
 
 BENCHMARKS: dict[str, Benchmark] = {
@@ -44,9 +46,9 @@ BENCHMARKS: dict[str, Benchmark] = {
     for benchmark in (
         ProduceLibrdkafka(), ProduceSmallRecords(), ReplaySmall(), Connections(), Latency(), Consume(), FetchLarge(), ColdBackfill(), TailStays(),
         SyslogTcp(), SyslogBesideRsyslog(), SyslogLatency(), SyslogTls(), Relp(), SyslogUdp(), ElasticsearchBulk(), LokiPush(), SplunkHec(),
-        OtlpHttp(), OtlpGrpc(), FluentForward(), Lumberjack(), Fairness(), Hostile(), Footprint(), FootprintSixDisks(), FlushAck(),
+        OtlpHttp(), OtlpGrpc(), FluentForward(), TwoIngests(), Lumberjack(), Fairness(), Hostile(), Footprint(), FootprintSixDisks(), FlushAck(),
         RecoveryTime(), DiskFaults(),
-        GrowthStored(), GrowthPartitions(), Coordination(), UnitRestarts(), FailOver(), SparkReadSegments(), SparkReadFetch(), SparkLoad(), SparkWrite(),
-        SparkQuery(), SparkMicroBatches(),
+        GrowthStored(), GrowthPartitions(), Coordination(), UnitRestarts(), FailOver(), ImageFollow(), SparkReadSegments(), SparkReadFetch(), SparkLoad(),
+        SparkWrite(), SparkQuery(), SparkMicroBatches(),
     )
 }  # fmt: skip

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from appliance.ingest.replay.frame_streams import FrameStreams
 from appliance.ingest.replay.identity import digest_of
 from appliance.ingest.replay.journal_findings import JournalFindings
-from appliance.ingest.replay.journal_records import Forgotten, Frames, JournalledBatch, JournalRecord, decode_all, encode
+from appliance.ingest.replay.journal_records import Begun, Forgotten, Frames, JournalledBatch, JournalRecord, decode_all, encode
 from appliance.ingest.replay.replay_memory import ReplayMemory
 from appliance.ingest.replay.stream_replay import HOLD_MS, StreamReplay
 
 KEY = ("relp", b"192.0.2.1")
 TOPIC = "syslog"
+BOOT = bytes(16)
 
 
 class Receiver:
@@ -37,7 +38,8 @@ class Receiver:
         self.memory = ReplayMemory(100_000, 600_000)
         self.streams = FrameStreams(self.memory, 600_000, b"life %d" % self.lives)
         self.session: StreamReplay | None = None
-        findings = JournalFindings(self.memory)
+        findings = JournalFindings(self.memory, BOOT)
+        findings.add(Begun(BOOT))
         for record in decode_all(bytes(self.journal)):
             findings.add(record)
         for stream in findings.broken_streams():

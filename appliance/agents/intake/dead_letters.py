@@ -1,16 +1,18 @@
 """Records that can never be stored where they belong: counted, told to their sender, and kept as dead letters if the table names a topic for them.
 
-Owned by the intake. A dead letter is the record's own value, cut to what its topic takes, with headers that say why, and where it should have gone. Weak: it is
-a copy in the books; one that finds its own topic too small is counted and gone.
+Owned by the intake. A dead letter is the record's own value, cut to what its topic takes, with headers that say why, and where it should have gone. Who sends
+such is slowed down like others. Weak: it is a copy in the books; one whose own topic is too small, or cannot be made, is counted and gone.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from appliance.agents.intake.ingest_books import IngestBooks
 from appliance.agents.intake.ingest_topics import IngestTopics
 from appliance.base.clock import Clock
 from appliance.ingest.accounting import LossReason
-from appliance.ingest.batcher import Batcher
+from appliance.ingest.batcher import Acceptance, Batcher
 from appliance.ingest.event import Event
 from appliance.ingest.unit import Unit
 from appliance.records.builder import encode_headers
@@ -22,13 +24,14 @@ CUT_BYTES = 1 << 20
 
 
 class DeadLetters:
-    """`topic` is "" where the table names none."""
+    """`topic` is "" where the table names none. `on_slowed(topic, partition)`: that takes no more."""
 
-    def __init__(self, topic: str, topics: IngestTopics, books: IngestBooks, clock: Clock) -> None:
+    def __init__(self, topic: str, topics: IngestTopics, books: IngestBooks, clock: Clock, on_slowed: Callable[[str, int], None]) -> None:
         self._topic = topic
         self._topics = topics
         self._books = books
         self._clock = clock
+        self._on_slowed = on_slowed
 
     def reject(self, unit: Unit, number: int, reason: LossReason, topic: str, event: Event) -> None:
         """A record of the unit that `topic` cannot have."""
@@ -40,10 +43,14 @@ class DeadLetters:
 
     def _bury(self, unit: Unit, reason: LossReason, topic: str, event: Event) -> None:
         collector = self._topics.of(self._topic).collector
-        limit = (collector.max_batch_bytes if isinstance(collector, Batcher) else CUT_BYTES) - OVERHEAD_BYTES - len(event.key or b"")
+        limit, can_wait = CUT_BYTES, False
+        if isinstance(collector, Batcher):
+            limit, can_wait = collector.max_batch_bytes, not unit.listener.is_datagram
+        limit -= OVERHEAD_BYTES + len(event.key or b"")
         headers = [("source", unit.source.address), ("transport", unit.source.transport), ("listener", unit.listener.name.encode())]
         headers += [("dead_letter_reason", str(reason).encode()), ("dead_letter_topic", topic.encode())]
         if len(event.value) > limit:
             headers.append(("truncated", b"true"))
         letter = Event(event.timestamp_ms, event.key, event.value[: max(0, limit)], encode_headers(headers))
-        collector.append(letter, self._clock.monotonic_ms(), unit, not unit.listener.is_datagram, None, 0, True)
+        if collector.append(letter, self._clock.monotonic_ms(), unit, can_wait, None, 0, True) is Acceptance.TAKEN_BEYOND and can_wait:
+            self._on_slowed(self._topic, collector.slowed_by)

@@ -6,9 +6,9 @@ address is). What replay memory cannot answer yet is kept here, with its unit, u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from appliance.agents.intake.ingest_books import IngestBooks
 from appliance.agents.intake.ingest_settlement import IngestSettlement
@@ -20,7 +20,23 @@ from appliance.ingest.replay.replay_memory import Known, ReplayMemory
 from appliance.ingest.unit import Outcome, ReplayedStream, Unit
 
 Records = Sequence[Record | bytes]
-Store = Callable[[Unit, Records, Iterable[int], Sequence[tuple[bytes, int]] | None], None]
+
+
+class AddressRun(NamedTuple):
+    """Addresses of one identity whose ordinals go up by one."""
+
+    identity: bytes
+    first_ordinal: int
+    record_count: int
+
+    @property
+    def pairs(self) -> list[tuple[bytes, int]]:
+        return [(self.identity, ordinal) for ordinal in range(self.first_ordinal, self.first_ordinal + self.record_count)]
+
+
+Addresses = AddressRun | list[tuple[bytes, int]]
+"""Of records, in their order: identity and ordinal each."""
+Store = Callable[[Unit, Records, Sequence[int], Addresses | None], None]
 _UNKNOWN = (Known.UNDER_WAY, Known.UNSURE)
 
 
@@ -139,8 +155,7 @@ class IdentifiedRecords:
         memory.serials.append((serial, len(records)))
         memory.doubtful_below = stream.replayed_end
         identity = stream.identity
-        addresses = [(identity, ordinal) for ordinal in range(serial, serial + len(records))]
-        self._store(unit, records, range(first, unit.record_count), addresses)
+        self._store(unit, records, range(first, unit.record_count), AddressRun(identity, serial, len(records)))
 
     # -- one identity
 
@@ -156,7 +171,7 @@ class IdentifiedRecords:
         elif memory.verdict is Known.NEW and not unit.keeps_identity:
             self._store(unit, records, numbers, None)
         else:
-            self._store(unit, records, numbers, [(identity, number) for number in numbers])
+            self._store(unit, records, numbers, AddressRun(identity, numbers.start, len(numbers)))
 
     def _look(self, unit: Unit, memory: _Memory, identity: bytes) -> None:
         verdict = memory.verdict = self._memory.look(identity)

@@ -12,8 +12,12 @@ from typing import Any
 from appliance.ingest.event import KEYS, EventBuilder
 from appliance.ingest.listener import SYSLOG_TCP, SYSLOG_UDP, KeyKind, Listener
 from appliance.ingest.syslog.structured_data import read_structured_data
+from appliance.ingest.syslog.syslog_lines import SyslogLines
 from appliance.ingest.syslog.syslog_message import SyslogMessage, SyslogParser
 from appliance.ingest.table.router import ANSWERS_KEPT_MAX, Destinations, Router, direct
+
+KEPT_NAMES_BYTES_MAX = 512
+"""Of host and app: who sends longer ones has routes asked each time."""
 
 
 class SyslogRecord:
@@ -59,6 +63,7 @@ class IngestInput:
         self.parser = SyslogParser(time_zone_of(listener.time_zone))
         key = listener.key.kind.value if listener.key.kind.value in KEYS else "none"
         self.events = EventBuilder(key, b"" if listener.name in (SYSLOG_TCP, SYSLOG_UDP) else listener.name.encode(), listener.raw)
+        self.lines = SyslogLines(self.parser, self.events)
         self._routes = router.of(listener)
         self.constant = self._routes.constant
         self.topic = self._routes.fallback[0].topic
@@ -96,12 +101,15 @@ class IngestInput:
             return self.constant
         if not self._routes.looks_at_header_only:
             return self._routes.route(SyslogRecord(message))
-        key = (message.facility, message.severity, message.host, message.app)
+        host, app = message.host, message.app
+        key = (message.facility, message.severity, host, app)
         destinations = self._answers.get(key)
         if destinations is None:
-            if len(self._answers) >= ANSWERS_KEPT_MAX:
-                self._answers.clear()
-            destinations = self._answers[key] = self._routes.route(SyslogRecord(message))
+            destinations = self._routes.route(SyslogRecord(message))
+            if len(host or b"") + len(app or b"") <= KEPT_NAMES_BYTES_MAX:
+                if len(self._answers) >= ANSWERS_KEPT_MAX:
+                    self._answers.clear()
+                self._answers[key] = destinations
         return destinations
 
 

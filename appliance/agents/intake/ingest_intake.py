@@ -7,12 +7,12 @@ Weak: lines of one burst are parsed one after the other in pure Python, 4-8 µs 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Final, cast
 
 from appliance.agents.intake.dead_letters import DeadLetters
-from appliance.agents.intake.identified_records import IdentifiedRecords, Replays
+from appliance.agents.intake.identified_records import Addresses, AddressRun, IdentifiedRecords, Replays
 from appliance.agents.intake.ingest_books import IngestBooks
 from appliance.agents.intake.ingest_input import IngestInput, SyslogRecord
 from appliance.agents.intake.ingest_settlement import IngestSettlement
@@ -20,13 +20,14 @@ from appliance.agents.intake.ingest_topics import IngestTopics
 from appliance.base.clock import Clock
 from appliance.ingest.accounting import LossReason
 from appliance.ingest.batcher import Acceptance, Batcher
-from appliance.ingest.event import Event, EventSource, timestamp_of
+from appliance.ingest.event import FUTURE_MS_MAX, PAST_MS_MAX, Event, EventSource, timestamp_of
 from appliance.ingest.intake import Oddity, RefusedReason
 from appliance.ingest.listener import Listener
 from appliance.ingest.record import Record
+from appliance.ingest.record_columns import RecordColumns, columns_of
 from appliance.ingest.syslog.syslog_message import SyslogMessage
 from appliance.ingest.table.router import Destinations, Router, key_of
-from appliance.ingest.topic_backlog import Delayed, TopicBacklog
+from appliance.ingest.topic_backlog import Collector, Delayed, TopicBacklog
 from appliance.ingest.unit import ReplayedStream, Unit
 
 _TOO_LARGE = Acceptance.TOO_LARGE
@@ -52,7 +53,7 @@ class IngestIntake:
         self._books = books
         self._settlement = settlement
         self._clock = clock
-        self._dead_letters = DeadLetters(router.dead_letter, topics, books, clock)
+        self._dead_letters = DeadLetters(router.dead_letter, topics, books, clock, self._on_slowed)
         self._identified = IdentifiedRecords(replays, self._books, settlement, self._store, clock)
         settlement.on_settled = self._identified.on_settled
         topics.on_too_large = self._on_late_too_large
@@ -114,72 +115,84 @@ class IngestIntake:
 
     def _take_plain(self, source: IngestInput, unit: Unit, messages: Sequence[bytes]) -> None:
         """One topic, a key that the event builder makes, nobody who recognises a replay: most of all lines."""
-        arrival_ms = self._clock.wall_ms()
-        unit.record_count += len(messages)
-        self._books.on_received(unit, len(messages), arrival_ms)
-        now_ms = self._clock.monotonic_ms()
-        collector = self._topics.of(source.plain_topic).collector
-        parse, build, append, can_wait = source.parser.parse, source.events.build, collector.append, source.can_wait
-        origin = unit.source
-        unparsed = 0
-        for raw in messages:
-            message = parse(raw, arrival_ms)
-            if message.parse_error is not None:
-                unparsed += 1
-            event = build(message, origin, arrival_ms)
-            outcome = append(event, now_ms, unit, can_wait)
-            if outcome:
-                if outcome is Acceptance.TAKEN_BEYOND:
-                    self.slowed_by = (source.plain_topic, collector.slowed_by)
-                elif outcome is _TOO_LARGE:
-                    self._dead_letters.reject(unit, -1, LossReason.TOO_LARGE, source.plain_topic, event)
-                else:
-                    self._books.on_counted(unit, LossReason.OVERFLOW, 1)
-        if unparsed:
-            self._books.on_odd(unit.listener, origin.host, Oddity.UNPARSED, unparsed)
+        self._receive(unit, len(messages))
+        self._store_lines(source, unit, messages, None, None)
 
-    def _store_plain(
+    def _store_lines(self, source: IngestInput, unit: Unit, messages: Sequence[bytes], numbers: Sequence[int] | None, addresses: AddressRun | None) -> None:
+        """Syslog messages of which no route and no memory is asked."""
+        arrival_ms = self._clock.wall_ms()
+        lines = source.lines.read(messages, unit.source, arrival_ms)
+        if lines.unparsed:
+            self._books.on_odd(unit.listener, unit.source.host, Oddity.UNPARSED, lines.unparsed)
+        whole = source.events.headers(unit.source, arrival_ms, False)
+        self._append_plain(source, unit, lines.timestamps_ms, lines.values, lines.keys, whole, lines.headers, numbers, addresses)
+
+    def _store_records(self, source: IngestInput, unit: Unit, records: Sequence[Record], numbers: Sequence[int], addresses: Addresses | None) -> None:
+        """The same for records of all other protocols."""
+        arrival_ms = self._clock.wall_ms()
+        values, times_ms, names = columns_of(records, source.is_keyed_by_host, source.is_keyed_by_app)
+        earliest_ms, latest_ms = max(0, arrival_ms - PAST_MS_MAX), arrival_ms + FUTURE_MS_MAX
+        timestamps_ms = [arrival_ms if time_ms is None or not earliest_ms <= time_ms <= latest_ms else time_ms for time_ms in times_ms]
+        nobody = unit.source.host if source.is_keyed_by_host else None
+        written = {name: name.encode("utf-8", "replace") if name else nobody for name in set(names)}
+        keys = [written[name] for name in names]
+        whole = source.events.headers(unit.source, arrival_ms, False)
+        headers: dict[int, bytes] = {}
+        if not isinstance(records, RecordColumns):
+            headers = {place: source.events.headers(unit.source, arrival_ms, True) for place, record in enumerate(records) if record.is_cut}
+        self._append_plain(source, unit, timestamps_ms, values, keys, whole, headers, numbers, addresses)
+
+    def _append_plain(
         self,
         source: IngestInput,
-        collector: Batcher,
         unit: Unit,
-        records: Sequence[Record],
-        numbers: Iterable[int],
-        addresses: Iterable[tuple[bytes | None, int]],
+        timestamps_ms: Sequence[int],
+        values: Sequence[bytes],
+        keys: Sequence[bytes | None],
+        whole: bytes,
+        headers: Mapping[int, bytes],
+        numbers: Sequence[int] | None,
+        addresses: Addresses | None,
     ) -> None:
-        """The same for records of which no route and no memory is asked."""
-        arrival_ms, now_ms = self._clock.wall_ms(), self._clock.monotonic_ms()
-        append, can_wait, by_host, by_app = collector.append, source.can_wait, source.is_keyed_by_host, source.is_keyed_by_app
-        origin = unit.source
-        sender = origin.host
-        whole = source.events.headers(origin, arrival_ms, False)
-        for (value, time_ms, host, app, _, _, _, _, _, is_cut), number, (identity, ordinal) in zip(records, numbers, addresses, strict=False):
-            timestamp_ms = arrival_ms if time_ms is None else timestamp_of(time_ms, arrival_ms)
-            name = host if by_host else app if by_app else None
-            key = name.encode("utf-8", "replace") if name else sender if by_host else None
-            event = Event(timestamp_ms, key, value, source.events.headers(origin, arrival_ms, True) if is_cut else whole)
-            outcome = append(event, now_ms, unit, can_wait, identity, ordinal)
+        """Into batches of the one topic, together if they may. `headers`: of those that have others than `whole`."""
+        collector = self._topics.of(source.plain_topic).collector
+        now_ms = self._clock.monotonic_ms()
+        if isinstance(collector, Batcher) and not headers and not isinstance(addresses, list):
+            identity, ordinal = (None, 0) if addresses is None else addresses[:2]
+            for place, outcome in collector.append_all(timestamps_ms, values, keys, whole, now_ms, unit, source.can_wait, identity, ordinal):
+                event = Event(timestamps_ms[place], keys[place], values[place], whole)
+                self._on_odd_outcome(outcome, collector, unit, -1 if numbers is None else numbers[place], source.plain_topic, event)
+            return
+        address_of = repeat(_NO_ADDRESS) if addresses is None else addresses.pairs if isinstance(addresses, AddressRun) else addresses
+        for place, (identity, ordinal) in zip(range(len(values)), address_of, strict=False):
+            event = Event(timestamps_ms[place], keys[place], values[place], headers.get(place, whole))
+            outcome = collector.append(event, now_ms, unit, source.can_wait, identity, ordinal)
             if outcome:
-                if outcome is Acceptance.TAKEN_BEYOND:
-                    self.slowed_by = (source.plain_topic, collector.slowed_by)
-                elif outcome is _TOO_LARGE:
-                    self._dead_letters.reject(unit, number, LossReason.TOO_LARGE, source.plain_topic, event)
-                else:
-                    self._books.on_counted(unit, LossReason.OVERFLOW, 1)
+                self._on_odd_outcome(outcome, collector, unit, -1 if numbers is None else numbers[place], source.plain_topic, event)
 
-    def _store(self, unit: Unit, records: Sequence[Record | bytes], numbers: Iterable[int], addresses: Sequence[tuple[bytes, int]] | None) -> None:
+    def _on_odd_outcome(self, outcome: Acceptance, collector: Collector, unit: Unit, number: int, topic: str, event: Event) -> None:
+        if outcome is Acceptance.TAKEN_BEYOND:
+            self.slowed_by = (topic, collector.slowed_by)
+        elif outcome is _TOO_LARGE:
+            self._dead_letters.reject(unit, number, LossReason.TOO_LARGE, topic, event)
+        else:
+            self._books.on_counted(unit, LossReason.OVERFLOW, 1)
+
+    def _store(self, unit: Unit, records: Sequence[Record | bytes], numbers: Sequence[int], addresses: Addresses | None) -> None:
         """Route and batch received records of a unit; `numbers` are theirs in it, `addresses` where replay memory looks for them."""
         if not records:
             return
         source = self._inputs[unit.listener.name]
-        if source.plain_topic and not unit.topic and not isinstance(records[0], bytes):
-            collector = self._topics.of(source.plain_topic).collector
-            if isinstance(collector, Batcher) and (addresses is None or not self._identified.is_doubtful(unit, addresses[0][1])):
-                self._store_plain(source, collector, unit, cast("Sequence[Record]", records), numbers, addresses or repeat(_NO_ADDRESS))
+        if source.plain_topic and not unit.topic and self._may_go_plainly(source, unit, addresses):
+            if isinstance(records, RecordColumns) or not isinstance(records[0], bytes):
+                self._store_records(source, unit, cast("Sequence[Record]", records), numbers, addresses)
+                return
+            if not isinstance(addresses, list):
+                self._store_lines(source, unit, cast("Sequence[bytes]", records), numbers, addresses)
                 return
         arrival_ms, now_ms = self._clock.wall_ms(), self._clock.monotonic_ms()
         given = source.direct(unit.topic) if unit.topic else None
-        address_of = iter(addresses) if addresses is not None else None
+        address_of = iter(addresses.pairs if isinstance(addresses, AddressRun) else addresses) if addresses is not None else None
         unparsed = 0
         for number, record in zip(numbers, records, strict=True):
             identity, ordinal = next(address_of) if address_of is not None else (None, 0)
@@ -194,6 +207,14 @@ class IngestIntake:
             self._put(source, unit, number, event, record, destinations, now_ms, identity, ordinal)
         if unparsed:
             self._books.on_odd(unit.listener, unit.source.host, Oddity.UNPARSED, unparsed)
+
+    def _may_go_plainly(self, source: IngestInput, unit: Unit, addresses: Addresses | None) -> bool:
+        """Whether the topic is there, and no record has to be looked for in it."""
+        if not isinstance(self._topics.of(source.plain_topic).collector, Batcher):
+            return False
+        if addresses is None:
+            return True
+        return not self._identified.is_doubtful(unit, addresses.first_ordinal if isinstance(addresses, AddressRun) else addresses[0][1])
 
     def _put_syslog(
         self,
@@ -257,6 +278,10 @@ class IngestIntake:
         """Its topic is there now, and does not take it."""
         if not delayed.is_copy:
             self._dead_letters.reject(delayed.unit, delayed.number, LossReason.TOO_LARGE, "", delayed.event)
+
+    def _on_slowed(self, topic: str, partition: int) -> None:
+        """A dead letter met a partition that takes no more."""
+        self.slowed_by = (topic, partition)
 
     def _on_batched(self, delayed: Delayed) -> None:
         self._settlement.release(delayed.unit)

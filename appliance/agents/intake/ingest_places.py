@@ -117,6 +117,10 @@ class IngestPlaces:
     def is_over(self, place: Place) -> bool:
         return place in self._over_budget
 
+    @property
+    def has_any_over(self) -> bool:
+        return bool(self._over_budget)
+
     def look_at_budgets(self) -> None:
         for place, charged in self._charged.items():
             if charged >= self._budget_bytes:

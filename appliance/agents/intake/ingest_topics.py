@@ -30,16 +30,19 @@ _THERE = (0, 36)
 class IngestTopic:
     """One of them. `collector` changes: ask for it at each use."""
 
-    __slots__ = ("ask_at_ns", "collector", "is_blocked", "name", "topic_id")
+    __slots__ = ("ask_at_ns", "collector", "name", "topic_id")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.collector: Collector = TopicBacklog()
         self.topic_id: TopicId | None = None
         """None: it is not there."""
-        self.is_blocked = False
-        """None of its partitions takes anything."""
         self.ask_at_ns = 0
+
+    @property
+    def is_blocked(self) -> bool:
+        """None of its partitions takes anything."""
+        return self.collector.is_blocked
 
 
 class IngestTopics:
@@ -129,13 +132,12 @@ class IngestTopics:
         blocked = self._outlet.places.blocked.get(name, frozenset())
         topic.collector.block(blocked)
         topic.collector.avoid(self._outlet.places.dead.get(name, frozenset()))
-        topic.is_blocked = len(blocked) == topic.collector.partition_count
 
     def still_blocks(self, key: tuple[str, int]) -> bool:
         """Whether a partition that slowed a sender down still takes no more."""
         topic = self._topics[key[0]]
         if isinstance(topic.collector, TopicBacklog):
-            return topic.collector.is_full
+            return topic.collector.is_blocked
         return key[1] in self._outlet.places.blocked.get(key[0], frozenset())
 
     # -- in turns

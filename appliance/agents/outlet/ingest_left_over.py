@@ -41,20 +41,26 @@ class IngestLeftOver:
         self._units: dict[str, Unit] = {}
         self._batches: LeftOverBatches | None = None
         self._number = -len(spool.left_over)
+        self._keys = {(batch.topic, batch.partition) for batch in spool.left_over}
         self.is_done = not spool.left_over
 
     def turn(self, replays: Replays, outlet: IngestOutlet, now_ns: int) -> int:
         """Give the outlet what is known not to be stored; how many batches."""
         if not replays.is_loaded:
+            outlet.hold(self._keys)
             return 0
         if self._batches is None:
             self._batches = LeftOverBatches(self._spool, replays)
         left_over = self._batches.turn()
+        for left in self._batches.found_stored:
+            outlet.book_stored(self._batch_of(left, now_ns))
+        self._batches.found_stored.clear()
         for left in left_over:
             batch = self._batch_of(left, now_ns)
             self._batches.adopt(batch, left)
             outlet.adopt(batch)
         self.is_done = self._batches.is_empty
+        outlet.hold(self._batches.keys)
         return len(left_over)
 
     def _batch_of(self, left: SpooledBatch, now_ns: int) -> OutgoingBatch:

@@ -9,7 +9,9 @@ disk dies or comes back, lines before and after are in two partitions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from bisect import insort
+from collections.abc import Callable, Collection, Mapping
+from operator import attrgetter
 from typing import Any
 
 from appliance.agents.intake.ingest_places import IngestPlaces, Key
@@ -34,6 +36,8 @@ from appliance.ipc.proxies import Registry
 from appliance.metadata.metadata_image import BrokerImage
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
+
+_by_number = attrgetter("number")
 
 
 class IngestOutlet:
@@ -63,12 +67,15 @@ class IngestOutlet:
         self._producers = IngestProducers(producer_ids, clock.monotonic_ns())
         self.places = IngestPlaces(view.broker_id, budget_bytes, counters, self._can_spool, on_changed)
         self.lanes = IngestLanes(self.places, counters)
-        self._spooling = IngestSpooling(spool, self.lanes.charge, settlement.on_lost)
+        self._spooling = IngestSpooling(spool, self.lanes.charge, lambda batch: batch.bytes_in(arena), settlement.on_lost)
         answers = BatchAnswers(self.lanes, self.places.topic_ids, settlement, replays, self._on_ended, clock, counters, log)
         self._local = LocalLeaders(arena, view, self.lanes.of, answers, may_lead_alone)
         self._remote = RemoteLeaders(registry, clock, answers, self._local.take_out, counters)
         self._doubtful = DoubtfulLanes(peers, answers.on_found, answers.on_sequences_lost)
         self._next_number = 0
+        self._held: Collection[Key] = ()
+        self._away: set[int] = set()
+        """Boxes that could not be reached when budgets were looked at last."""
         self._batches = counters.counter("ingest.batches")
         self._batch_bytes = counters.counter("ingest.batch_bytes")
 
@@ -138,10 +145,22 @@ class IngestOutlet:
             elif not self._spooling.put(lane, batch):
                 self.places.look_at_budgets()  # it is full
 
+    def hold(self, keys: Collection[Key]) -> None:
+        """Nothing is offered to these partitions: of what a previous life left for them it is not known yet what is stored, and that comes first."""
+        self._held = keys
+
     def adopt(self, batch: OutgoingBatch) -> None:
-        """One that a previous life left in the spool."""
+        """One that a previous life left in the spool: before everything of this one, which is not offered yet."""
         batch.is_spooled = True
-        self.lanes.enter(batch).behind.append(batch)
+        lane = self.lanes.enter(batch)
+        if lane.waiting and batch.number < lane.waiting[0].number:
+            lane.behind.extendleft(reversed(lane.waiting))
+            lane.waiting.clear()
+        insort(lane.behind, batch, key=_by_number)
+
+    def book_stored(self, batch: OutgoingBatch) -> None:
+        """One that a previous life had in flight, and that its leader has."""
+        self._settlement.on_stored(batch)
 
     def _is_served(self, lane: Lane) -> bool:
         """Whether its leader can be reached, as far as is known."""
@@ -159,6 +178,8 @@ class IngestOutlet:
         elsewhere: dict[int, list[Lane]] = {}
         waiting = self.lanes.waiting
         for lane in list(waiting):
+            if self._held and (lane.topic, lane.partition) in self._held:
+                continue
             if lane.behind:
                 self._refill(lane)
             if lane.is_doubtful and lane.waiting:
@@ -189,6 +210,10 @@ class IngestOutlet:
     def do_work(self, now_ns: int) -> int:
         """High watermarks, and answers of other boxes."""
         work = self._remote.do_work(now_ns)
+        if self.places.has_any_over and (away := self._remote.away) != self._away:
+            self._away = away
+            self.places.look_at_budgets()  # what waits for them may go to the spool, or may not any more
+            work += 1
         if self._doubtful:
             work += self._doubtful.turn(now_ns // 1_000_000, self._view.image)
         if self._local.waits_for_rows:

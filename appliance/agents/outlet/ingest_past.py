@@ -14,6 +14,7 @@ from appliance.agents.outlet.ingest_previous_life import IngestPreviousLife, Wri
 from appliance.agents.outlet.ingest_spool import IngestSpool
 from appliance.agents.outlet.journalled_batches import Asker
 from appliance.agents.outlet.replays import Replays
+from appliance.base.layout import boot_id
 from appliance.ingest.listener import SYSLOG_TCP, Listener
 from appliance.metadata.metadata_image import MetadataImage
 from appliance.runtime.agent import ServiceContext
@@ -33,6 +34,7 @@ class IngestPast:
         self.replays = Replays(
             f"{state}/journal",
             f"{context.process_name}.{context.incarnation:x}",
+            boot_id(),
             box.integer("ingest.replay.entries.max"),
             box.integer("ingest.replay.ms"),
             peers,

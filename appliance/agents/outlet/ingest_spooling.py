@@ -1,7 +1,9 @@
 """Batches behind a lane whose leader nobody can reach: to the state disk when the memory for them is used up, and back in order when there is room.
 
-Owned by the outlet. What is behind a lane stays behind it, on disk or, when the spool is full, in memory: nothing overtakes. A batch on disk is an object here
-still, so that its units, its order and its books are those of any other. Weak: a batch that was read back is in memory and on disk until it is stored.
+Owned by the outlet. What is behind a lane stays behind it, on disk or, when the spool is full, in memory: nothing overtakes. Nor does it after a death: before
+the first batch of a lane goes to disk, what is before it is written there, too, so the next life finds all of a lane's line from its head on, and who brings
+again what was lost with the memory stands behind that. A batch on disk is an object here still, so that its units, its order and its books are those of any
+other. Weak: the head of a lane, and a batch that was read back, are in memory and on disk until they are stored; and the head is written in one turn.
 """
 
 from __future__ import annotations
@@ -28,11 +30,19 @@ class Spool(Protocol):
 
 
 class IngestSpooling:
-    """`put` behind, `refill` from behind. `charge(lane, batch)`: it takes memory from now on; `on_lost(batch, reason)`."""
+    """`put` behind, `refill` from behind. `charge(lane, batch)`: it takes memory from now on; `bytes_of` gives those of a batch in memory;
+    `on_lost(batch, reason)`."""
 
-    def __init__(self, spool: Spool, charge: Callable[[Lane, OutgoingBatch], None], on_lost: Callable[[OutgoingBatch, LossReason], int]) -> None:
+    def __init__(
+        self,
+        spool: Spool,
+        charge: Callable[[Lane, OutgoingBatch], None],
+        bytes_of: Callable[[OutgoingBatch], bytes],
+        on_lost: Callable[[OutgoingBatch, LossReason], int],
+    ) -> None:
         self._spool = spool
         self._charge = charge
+        self._bytes_of = bytes_of
         self._on_lost = on_lost
         self._is_full = False
         """It has refused a batch; nothing in it was done since, and something waits."""
@@ -42,21 +52,31 @@ class IngestSpooling:
         return not self._is_full and self._spool.has_room
 
     def put(self, lane: Lane, batch: OutgoingBatch) -> bool:
-        """Behind the lane; whether it is on disk."""
+        """Behind the lane; whether it is on disk, as everything before it is then."""
+        is_written = self._has_line(lane) and self._write(batch)
         lane.behind.append(batch)
-        if self._spool.write(batch, batch.data):
+        if is_written:
             batch.data = b""
-            batch.is_spooled = True
             return True
         self._is_full = True
         self._charge(lane, batch)
         return False
 
+    def _has_line(self, lane: Lane) -> bool:
+        """Whether all of a lane is on disk; what is not is written, as far as there is room."""
+        if lane.behind and lane.behind[-1].is_spooled:
+            return True
+        return all(batch.is_spooled or self._write(batch) for batch in (*lane.under_way, *lane.waiting, *lane.behind))
+
+    def _write(self, batch: OutgoingBatch) -> bool:
+        batch.is_spooled = self._spool.write(batch, self._bytes_of(batch))
+        return batch.is_spooled
+
     def refill(self, lane: Lane) -> None:
         """As much as may be offered next."""
         while lane.behind and len(lane.waiting) < UNDER_WAY_MAX:
             batch = lane.behind.popleft()
-            if batch.is_spooled:
+            if batch.is_spooled and not batch.data:
                 data = self._spool.read(batch)
                 if data is None:
                     self._on_lost(batch, LossReason.DAMAGED)
@@ -77,7 +97,10 @@ class IngestSpooling:
         self._is_full = False
 
     def keep(self, lane: Lane) -> None:
-        """The process ends: what waits goes to disk as far as there is room, for the next life."""
+        """The process ends: what waits goes to disk as far as there is room, for the next life. So does what is under way and there already."""
+        for batch in list(lane.under_way):
+            if batch.is_spooled:
+                lane.under_way.remove(batch)
         for batch in list(lane.waiting):
             if batch.is_spooled or (batch.slot < 0 and self._spool.write(batch, batch.data)):
                 lane.waiting.remove(batch)

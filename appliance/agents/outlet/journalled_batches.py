@@ -84,11 +84,6 @@ class JournalledBatches:
     def is_empty(self) -> bool:
         return not self._partitions
 
-    @property
-    def waiting_for(self) -> list[str]:
-        """Partitions whose leader has not answered yet."""
-        return sorted(f"{partition.topic}-{partition.number}" for partition in self._partitions.values())
-
     def batches(self) -> Iterator[JournalledBatch]:
         """Those of which nothing is known yet."""
         for partition in self._partitions.values():

@@ -23,6 +23,8 @@ class LeftOverBatches:
         self._replays = replays
         self._waiting: dict[tuple[str, int], deque[SpooledBatch]] = {}
         self._offered: dict[object, SpooledBatch] = {}
+        self.found_stored: list[SpooledBatch] = []
+        """Those that need not be offered; their owner books and removes them."""
         for left in spool.left_over:
             self._waiting.setdefault((left.topic, left.partition), deque()).append(left)
             replays.await_left_over(left.parts)
@@ -32,6 +34,11 @@ class LeftOverBatches:
     @property
     def is_empty(self) -> bool:
         return not self._waiting
+
+    @property
+    def keys(self) -> list[tuple[str, int]]:
+        """Topics and partitions for which something is left of which it is not known whether it is stored."""
+        return list(self._waiting)
 
     def turn(self) -> list[SpooledBatch]:
         """Those that are to be offered now; make a batch of each and `adopt` it."""
@@ -45,6 +52,7 @@ class LeftOverBatches:
                 if is_stored:
                     self._spool.forget(left)
                     self._replays.end_left_over(left.topic, left.parts, is_stored=True)
+                    self.found_stored.append(left)
                 else:
                     ready.append(left)
             if not queue:

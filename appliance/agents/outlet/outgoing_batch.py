@@ -44,7 +44,7 @@ class OutgoingBatch:
         self.is_copy = False
         """It took the place of another one, and was not offered since."""
         self.is_spooled = False
-        """Its bytes are in the spool."""
+        """Its bytes are in the spool; in memory too, unless `data` is empty."""
 
     @property
     def parts(self) -> list[Part]:

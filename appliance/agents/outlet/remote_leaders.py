@@ -66,6 +66,11 @@ class RemoteLeaders:
         peer = self._peers.get(leader)
         return leader in self._brokers and (peer is None or peer.connection.is_ready or not peer.connection.failures)
 
+    @property
+    def away(self) -> set[int]:
+        """Boxes that cannot be reached now, of those that were tried."""
+        return {broker_id for broker_id in self._peers if not self.serves(broker_id)}
+
     def offer(self, leader: int, lanes: Sequence[Lane], now_ns: int) -> int:
         """Send what waits in lanes that this box leads; how many batches went."""
         peer = self._peer(leader)

@@ -8,7 +8,8 @@ files older than `keep_ms`, or beyond `limit_bytes`, are removed.
 What a failure leaves behind:
 * `kill -9` before the write: the batch was never offered; its records are new when they come again. In the middle of the write: the same, the CRC says so.
 * `kill -9` after the write, before or after the offer, the append, the completion, the answer: the next life asks the leader (`journalled_batches`).
-* power cut: the end of the journal, or all of it, may be missing or zeros. Nothing is lost by that, but replays are stored twice, as without a journal.
+* power cut: the end of the journal, or all of it, may be missing or zeros. Nothing is lost by that, but replays are stored twice, as without a journal. The
+  log may have lost what the journal says is stored; so each file begins with its boot, and what one of another boot says is asked of the leaders again.
 * a damaged record: the rest of that file is not believed; replays of what stood there are stored twice.
 * disk full or failing: counted (`ingest.replay_journal_failures`), said once, tried again with a new file every second. Meanwhile this life recognises
   replays, the next will not.
@@ -22,7 +23,7 @@ from typing import Final
 
 from appliance.base.clock import Clock
 from appliance.base.logging import Logger
-from appliance.ingest.replay.journal_records import Damaged, JournalRecord, decode_all, encode
+from appliance.ingest.replay.journal_records import UNKNOWN_BOOT, Begun, Damaged, JournalRecord, decode_all, encode
 from appliance.shm.counters import Counters
 from appliance.storage import file_io
 
@@ -38,8 +39,18 @@ class ReplayJournal:
     """`read` the files of previous lives, then `write`."""
 
     def __init__(
-        self, directory: str, limit_bytes: int, keep_ms: int, clock: Clock, counters: Counters, log: Logger, checkpoint: Checkpoint = lambda: ()
+        self,
+        directory: str,
+        boot: bytes,
+        limit_bytes: int,
+        keep_ms: int,
+        clock: Clock,
+        counters: Counters,
+        log: Logger,
+        checkpoint: Checkpoint = lambda: (),
     ) -> None:
+        """`boot` is the machine's present one (`boot_id`)."""
+        self._boot = boot
         self._directory = directory
         self.limit_bytes = limit_bytes
         self._keep_ms = keep_ms
@@ -85,13 +96,13 @@ class ReplayJournal:
     # -- what previous lives wrote
 
     def read_one(self) -> Iterator[JournalRecord]:
-        """The records of the oldest file that was not read yet. One that is too old is not read."""
+        """The records of the oldest file that was not read yet, its boot first. One that is too old is not read."""
         number = self.unread.pop(0)
         if self._clock.wall_ms() - self._written_ms[number] >= self._keep_ms:
             return
         try:
-            content = file_io.read_file(self._path(number))
-            yield from decode_all(content)
+            yield UNKNOWN_BOOT  # unless it says so itself: earlier versions did not
+            yield from decode_all(file_io.read_file(self._path(number)))
         except OSError as error:
             self._on_failure("read", error)
         except Damaged as damage:
@@ -162,7 +173,7 @@ class ReplayJournal:
             return False
         self._number, self._position, self._opened_ms = number, 0, now_ms
         self._sizes[number], self._written_ms[number] = 0, self._clock.wall_ms()
-        if not self._append([encode(record) for record in self._checkpoint()]):
+        if not self._append([encode(Begun(self._boot)), *[encode(record) for record in self._checkpoint()]]):
             self._unlink(number)
             return False
         self._checkpoint_bytes = self._position

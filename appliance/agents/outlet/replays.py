@@ -59,18 +59,20 @@ class BatchWithParts(Protocol):
 class Replays:
     """`do_work` each turn; `before_offer`, `stored` and `refused` for each batch that has parts."""
 
-    def __init__(self, directory: str, life: str, entries_max: int, keep_ms: int, peers: Asker, clock: Clock, counters: Counters, log: Logger) -> None:
-        """`directory`: `STATE/ingest/K/journal`; `life` is no other life's."""
+    def __init__(
+        self, directory: str, life: str, boot: bytes, entries_max: int, keep_ms: int, peers: Asker, clock: Clock, counters: Counters, log: Logger
+    ) -> None:
+        """`directory`: `STATE/ingest/K/journal`; `life` is no other life's; `boot` is the machine's."""
         self._clock = clock
         self._log = log
         now_ms = clock.monotonic_ms()
         self.memory = ReplayMemory(entries_max, keep_ms)
         self._streams = FrameStreams(self.memory, keep_ms, f"{life}.{clock.wall_ms():x}".encode())
-        self._journal = ReplayJournal(directory, entries_max * ENTRY_BYTES, keep_ms, clock, counters, log, self._checkpoint)
+        self._journal = ReplayJournal(directory, boot, entries_max * ENTRY_BYTES, keep_ms, clock, counters, log, self._checkpoint)
         self._checkpoint_bytes_max = self._journal.limit_bytes // 4
         self._under_way: dict[BatchWithParts, JournalledBatch] = {}
         self._asked = JournalledBatches(peers, self._on_resolved, now_ms)
-        self._findings: JournalFindings | None = JournalFindings(self.memory)
+        self._findings: JournalFindings | None = JournalFindings(self.memory, boot)
         self._reading: Iterator[JournalRecord] = iter(())
         self._next_look_ms = now_ms
         self._found = counters.counter("ingest.replay_batches_found")

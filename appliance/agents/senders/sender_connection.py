@@ -38,10 +38,9 @@ class SenderConnection:
     """What the session sees of it is `ingest.session.Connection`."""
 
     __slots__ = (
-        "_began", "_head", "_unsent", "address", "blocked_by", "close_reason", "deadline_ms", "descriptor", "door", "held", "intake", "interest",
-        "is_broken",
-        "is_finishing", "is_gone", "is_lingering", "is_windowed", "listener", "on_changed", "opened_ms", "session", "socket", "source", "stream", "taken_ms",
-        "unsent_bytes",
+        "_began", "_head", "_unsent", "address", "blocked_by", "close_reason", "deadline_ms", "descriptor", "door", "held", "intake", "interest", "is_broken",
+        "is_crowded", "is_finishing", "is_gone", "is_lingering", "is_windowed", "listener", "on_changed", "opened_ms", "session", "socket", "source", "stream",
+        "taken_ms", "unfinished_bytes", "unsent_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -71,10 +70,12 @@ class SenderConnection:
         self.interest = 0
         self.blocked_by: tuple[str, int] | None = None
         """The partition that its reading waits for."""
-        self.held = self.is_windowed = self.is_finishing = self.is_lingering = self.is_gone = False
+        self.held = self.is_windowed = self.is_crowded = self.is_finishing = self.is_lingering = self.is_gone = False
         self.is_broken = False
         """Cut off, by either side: who knows what the peer has read."""
         self.close_reason = ""
+        self.unfinished_bytes = 0
+        """What of it `unfinished_frames` counts."""
         self.unsent_bytes = 0
         self._unsent: list[bytes] = []
         self._head: bytes | None = b"" if self.listener.proxy is not ProxyMode.NO else None
@@ -83,6 +84,16 @@ class SenderConnection:
     @property
     def principal(self) -> str:
         return self.stream.principal
+
+    @property
+    def held_bytes(self) -> int:
+        """What is here of a frame or request that is not whole."""
+        return 0 if self.session is None else self.session.buffered_bytes
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a handshake or a header is due, which has a deadline: every listener may wait for one, and many a sender says nothing for hours."""
+        return bool(self._head) or self.stream is not PLAIN or self.listener.proxy is ProxyMode.REQUIRED
 
     @property
     def has_delivered(self) -> bool:
@@ -128,6 +139,8 @@ class SenderConnection:
     def take(self, received: bytes) -> None:
         """A piece from the wire, through header and TLS, to the session. Raises StreamError."""
         if self._head is not None:
+            if not self._head:
+                self.opened_ms = self.intake.monotonic_ms()
             received = self._take_header(self._head + received)
             if not received:
                 return
@@ -196,8 +209,13 @@ class SenderConnection:
     # -- what follows from its state
 
     @property
+    def is_paused(self) -> bool:
+        """Whether it is not read for now, because of its session, its partition, its window or all others."""
+        return self.held or self.blocked_by is not None or self.is_windowed or self.is_crowded
+
+    @property
     def wanted_interest(self) -> int:
         """What the poller shall tell us: nothing of a paused connection, because a hang-up is told whatever the interest, and would spin."""
-        is_paused = self.held or self.blocked_by is not None or self.is_windowed or self.is_finishing or self.unsent_bytes > UNSENT_BYTES_MAX
+        is_paused = self.is_paused or self.is_finishing or self.unsent_bytes > UNSENT_BYTES_MAX
         is_reading = self.is_lingering or not (is_paused or self.close_reason)
         return (READING if is_reading else 0) | (select.EPOLLOUT if self.unsent_bytes else 0)

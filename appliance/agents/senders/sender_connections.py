@@ -14,8 +14,9 @@ from typing import Protocol
 
 from appliance.agents.senders.sender_connection import RECEIVE_BYTES, SenderConnection
 from appliance.agents.senders.sender_door import SenderDoor
-from appliance.agents.senders.sender_limits import SenderLimits
+from appliance.agents.senders.sender_limits import SenderLimits, connections_possible
 from appliance.agents.senders.sender_stream import StreamError
+from appliance.agents.senders.unfinished_frames import UnfinishedFrames
 from appliance.base.clock import Clock
 from appliance.base.logging import Logger
 from appliance.base.settings import Box
@@ -53,13 +54,16 @@ class SenderConnections:
         self._intake = intake
         self._counters = counters
         self._log = log
-        self._limits = SenderLimits(box.integer("max.connections"), box.integer("max.connections.per.ip"))
+        self._limits = SenderLimits(connections_possible(box.integer("max.connections"), log), box.integer("max.connections.per.ip"))
+        self.is_one_of_several = box.ingests > 1
+        """Whether other processes accept from the same sockets."""
         self._window_bytes = box.integer("ingest.connection.window.bytes")
         self._doors: list[SenderDoor] = []
         self._connections: dict[int, SenderConnection] = {}
         self._changed: dict[SenderConnection, None] = {}  # something to send, or to read again, or to end
         self._blocked: dict[SenderConnection, None] = {}
         self._windowed: dict[SenderConnection, None] = {}
+        self._unfinished = UnfinishedFrames(box.integer("ingest.unfinished.bytes"), counters)
         self._ticks: Iterator[SenderConnection] = iter(())
         self._turn_bytes_left = TURN_BYTES
         self._open = counters.gauge("ingest.connections")
@@ -116,6 +120,7 @@ class SenderConnections:
         del self._connections[connection.descriptor]
         for paused in (self._blocked, self._windowed, self._changed):
             paused.pop(connection, None)
+        self._unfinished.leave(connection)
         self._limits.leave(connection.address)
         connection.socket.close()
         self._open.set(len(self._connections))
@@ -183,7 +188,8 @@ class SenderConnections:
             connection.blocked_by = self._intake.slowed_by
             self._blocked[connection] = None
             self._pauses.add()
-        return connection.blocked_by is not None or connection.is_windowed or connection.held or bool(connection.close_reason)
+        connection.is_crowded = self._unfinished.look(connection)
+        return connection.is_paused or bool(connection.close_reason)
 
     def resume(self, still_blocks: Callable[[Partition], bool]) -> None:
         """What is blocked has changed: go on reading those whose partition takes records again."""
@@ -203,6 +209,9 @@ class SenderConnections:
         for connection in [each for each in self._windowed if each.session is None or each.session.unsettled_bytes <= self._window_bytes]:
             del self._windowed[connection]
             connection.is_windowed = False
+            self._changed[connection] = None
+        for connection in self._unfinished.released():
+            connection.is_crowded = False
             self._changed[connection] = None
         changed = list(self._changed)
         for connection in changed:
@@ -273,7 +282,7 @@ class SenderConnections:
             connection.door.count_closed("answers-not-taken")
             self._leave(connection)
         elif connection.session is None:
-            if now_ms - connection.opened_ms > idle_ms_max:
+            if connection.has_begun and now_ms - connection.opened_ms > idle_ms_max:
                 connection.close("handshake-timeout")
                 self._settle(connection)
         elif not connection.is_lingering:

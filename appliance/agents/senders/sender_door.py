@@ -18,6 +18,7 @@ from appliance.ingest.event import EventSource
 from appliance.ingest.listener import Listener, Transport
 from appliance.ingest.protocols import session_of
 from appliance.ingest.proxy_header import Networks, ProxyHeader
+from appliance.runtime.listening import NO_ROOM_TO_ACCEPT
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from appliance.ingest.session import MakeSession
 
 ACCEPT_BURST = 64
+FAIR_BURST = 4
+"""Where several ingests share the socket."""
 
 
 class SenderDoor:
@@ -45,7 +48,8 @@ class SenderDoor:
         self._proxies = Networks(listener.proxy_from)
         self._make_session: MakeSession | None = None
         self._tls = self._tls_context()
-        self._accepting = False
+        self._accepting = self._is_pausing = False
+        self._accept_failures = counters.counter("ingest.accept_failures")
         self._said: set[str] = set()
         sock.setblocking(False)
 
@@ -81,22 +85,39 @@ class SenderDoor:
         if accepting != self._accepting:
             self._accepting = accepting
             if accepting:
-                self._poller.register(self._socket.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE, self._on_acceptable)
+                self._listen()
             else:
                 self._poller.unregister(self._socket.fileno())
+
+    def _listen(self) -> None:
+        self._is_pausing = False
+        self._poller.register(self._socket.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE, self._on_acceptable)
 
     def look(self) -> None:
         """Once a second: connections that nobody was woken for, and the certificate's files."""
         if self._accepting:
+            if self._is_pausing:
+                self._listen()
             self._on_acceptable(0)
         if self._tls is not None:
             self._tls.look()
 
-    def _on_acceptable(self, _events: int) -> None:
-        for _ in range(ACCEPT_BURST):
+    def _on_acceptable(self, events: int) -> None:
+        self._accept_some(FAIR_BURST if self._room.is_one_of_several else ACCEPT_BURST)
+        if events and self._room.is_one_of_several and self._accepting and not self._is_pausing:
+            self._poller.unregister(self._socket.fileno())  # the kernel wakes who has waited longest since it was registered: let that be another one
+            self._listen()
+
+    def _accept_some(self, burst: int) -> None:
+        for _ in range(burst):
             try:
                 sock, peer = self._socket.accept()
-            except OSError:
+            except OSError as error:
+                if error.errno in NO_ROOM_TO_ACCEPT:
+                    # The sender stays in the queue and the socket stays readable: without a pause until the next look we would spin.
+                    self._accept_failures.add()
+                    self._poller.unregister(self._socket.fileno())
+                    self._is_pausing = True
                 return
             self._room.enter(self, sock, peer[0], peer[1])
 

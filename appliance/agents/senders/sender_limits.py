@@ -5,7 +5,24 @@ Weak: an address is an address, so all senders behind one translated address sha
 
 from __future__ import annotations
 
+import resource
 from collections import Counter as Tally
+
+from appliance.base.logging import Logger
+
+DESCRIPTORS_RESERVED = 256
+"""For rings, journal, spool and other boxes: senders never take these."""
+
+
+def connections_possible(wanted: int, log: Logger) -> int:
+    """As the setting says, or fewer where the process may not open so many descriptors."""
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if allowed == resource.RLIM_INFINITY:
+        return wanted
+    possible = max(allowed - DESCRIPTORS_RESERVED, allowed // 2)
+    if possible < wanted:
+        log.notice(f"takes {possible} senders by streams, not the {wanted} of max.connections: it may open {allowed} descriptors (ulimit -Hn)")
+    return min(wanted, possible)
 
 
 class SenderLimits:
@@ -33,6 +50,8 @@ class SenderLimits:
 
     def move(self, old: str, new: str) -> bool:
         """One that is there counts for another address from now on. False, and nothing changes, if that has its fill."""
+        if old == new:
+            return True
         if self._per_address[new] >= self._per_address_max:
             return False
         self.leave(old)

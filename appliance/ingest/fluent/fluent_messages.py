@@ -15,9 +15,10 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 from appliance.ingest.agent_event import agent_record, epoch_ns, unparsed_record
-from appliance.ingest.bounded_inflate import NotCompressed, inflate
+from appliance.ingest.agent_events import Common, agent_records, common_of
+from appliance.ingest.bounded_inflate import NotCompressed, TooLarge, inflate
 from appliance.ingest.document import Extension, deep_text, encode_document, utf8
-from appliance.ingest.fluent.msgpack_stream import decode_in_pieces, decode_objects, has_many_containers, may_hold_nan, split_objects
+from appliance.ingest.fluent.msgpack_stream import decode_objects, has_many_containers, may_hold_nan, pieces_of, read_stamped, split_objects
 from appliance.ingest.listener import Listener
 from appliance.ingest.record import Record
 
@@ -25,7 +26,11 @@ _NS: Final = 1_000_000_000
 _EVENT_TIME, _EVENT_TIME_LAYOUT = 0, Struct(">II")
 """The extension type of a time: seconds and nanoseconds."""
 _LARGE_BYTES: Final = 1 << 18
+SLICE_RECORDS: Final = 128
+"""So many are written at a time: what they are made of is still in the processor's caches when they are stored."""
 _COMPRESSIONS: Final = ("gzip", "zstd")
+ENTRIES_MAX: Final = 500_000
+"""Of one chunk: a byte can be one, and a compressed byte a thousand, of which each costs hundreds here. Fluentd's largest honest chunk (8 MB) has fewer."""
 _LOGS: Final = 0
 _LIST_HEADERS: Final = {0xDC: 3, 0xDD: 5}
 _TEXTS: Final = frozenset((*range(0xA0, 0xC0), 0xC4, 0xC5, 0xC6, 0xD9, 0xDA, 0xDB))
@@ -127,11 +132,16 @@ def _text(tag: object) -> str:
     return tag if type(tag) is str else tag.decode("utf-8", "surrogateescape") if type(tag) is bytes else deep_text(tag)
 
 
-def records_of(message: Message, listener: Listener) -> Iterator[tuple[list[Record], int]]:
+def records_of(message: Message, listener: Listener) -> Iterator[tuple[Sequence[Record], int]]:
     """The records of a message, some at a time, and how many of them could not be read. Raises TooLarge for a chunk that holds more than it may."""
     known = {"tag": message.tag}
+    if len(message.opened) > ENTRIES_MAX:
+        raise _too_many()
     if message.packed is None:
-        yield _records(message.opened, listener, known, message.careful)
+        if message.careful:
+            yield _records(message.opened, listener, known, True)
+        else:
+            yield from _records_of(message.opened, listener, common_of(known))
         return
     if message.option.get("fluent_signal", _LOGS) != _LOGS:
         yield [unparsed_record(message.packed, "not logs, but metrics or traces", listener, known)], 1
@@ -141,14 +151,63 @@ def records_of(message: Message, listener: Listener) -> Iterator[tuple[list[Reco
     except NotCompressed as problem:
         yield [unparsed_record(message.packed, str(problem), listener, known)], 1
         return
-    ends, behind = split_objects(entries)
-    for decoded, _first, piece in decode_in_pieces(entries, ends):
-        if decoded == [None]:
+    ends, behind = split_objects(entries, ENTRIES_MAX)
+    if len(ends) > ENTRIES_MAX:
+        raise _too_many()
+    common = common_of(known)
+    start = first = 0
+    for piece, last in pieces_of(entries, ends):
+        piece_ends = [end - start for end in ends[first:last]]
+        careful = may_hold_nan(piece)
+        if last == first + 1 and has_many_containers(piece):
             yield [unparsed_record(piece, "not an entry that can be decoded", listener, known)], 1
+        elif careful:
+            yield _records(decode_objects(piece, piece_ends), listener, known, True)
+        elif (stamped := read_stamped(piece, piece_ends)) is not None:
+            yield from _plain_records(*stamped, listener, common)
         else:
-            yield _records(decoded, listener, known, may_hold_nan(piece))
+            yield from _records_of(decode_objects(piece, piece_ends), listener, common)
+        start, first = ends[last - 1], last
     if behind:
         yield [unparsed_record(entries[ends[-1] if ends else 0 :], behind, listener, known)], 1
+
+
+def _records_of(entries: Sequence[Any], listener: Listener, common: Common) -> Iterator[tuple[Sequence[Record], int]]:
+    """Of entries without NaN."""
+    plain = _plain_entries(entries)
+    if plain is None:
+        yield _records(entries, listener, common.known, False)
+    else:
+        yield from _plain_records(*plain, listener, common)
+
+
+def _plain_entries(entries: Sequence[Any]) -> tuple[list[int | None], list[dict[str, Any]]] | None:
+    """Times and maps, if all entries are pairs of these and nothing else is said."""
+    times_ns: list[int | None] = []
+    fields: list[dict[str, Any]] = []
+    for entry in entries:
+        if type(entry) not in (list, tuple) or len(entry) != 2 or type(entry[1]) is not dict:
+            return None
+        time = entry[0]
+        if type(time) is list and _is_time_with_metadata(time) and not time[1]:
+            time = time[0]
+        time_ns, time_text = _time_of(time)
+        if time_text:
+            return None
+        times_ns.append(time_ns)
+        fields.append(entry[1])
+    return times_ns, fields
+
+
+def _plain_records(
+    times_ns: Sequence[int | None], fields: Sequence[dict[str, Any]], listener: Listener, common: Common
+) -> Iterator[tuple[Sequence[Record], int]]:
+    for start in range(0, len(fields), SLICE_RECORDS):
+        yield agent_records(fields[start : start + SLICE_RECORDS], listener, common, times_ns[start : start + SLICE_RECORDS]), 0
+
+
+def _too_many() -> TooLarge:
+    return TooLarge(f"a chunk has more than {ENTRIES_MAX} entries")
 
 
 def _opened(message: Message, opened_bytes_max: int) -> bytes:

@@ -50,6 +50,10 @@ class FluentSession:
 
     # -- in
 
+    @property
+    def buffered_bytes(self) -> int:
+        return self._splitter.buffered_bytes
+
     def received(self, data: bytes | memoryview) -> None:
         if self._is_ended:
             return

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import Any, Final, cast
 
 import msgpack
@@ -24,6 +25,8 @@ _FEW_BYTES = CONTAINERS_MAX
 _NOT_CONTAINERS = bytes(byte for byte in range(256) if not (0x80 <= byte <= 0x9F or 0xDC <= byte <= 0xDF))
 _FLOATS = (b"\xcb", b"\xca")
 _ONES = (b"\x7f", b"\xff")
+_STAMP, _NUMBERED = b"\x92\xd7\x00", b"\x93\xc0\xcf"
+"""How [EventTime, … and [nil, 64 bits, … begin."""
 PIECE_BYTES: Final = 1 << 18
 """As much is decoded at a time, or one object."""
 _RECEIVED_BYTES_MAX = 1 << 20
@@ -95,15 +98,18 @@ class ObjectSplitter:
         return whole, ends
 
 
-def split_objects(data: bytes) -> tuple[list[int], str]:
-    """Where each object of a whole payload ends; and what is wrong behind the last one: "" or what to say about it."""
+def split_objects(data: bytes, objects_max: int) -> tuple[list[int], str]:
+    """Where each object of a whole payload ends; and what is wrong behind the last one: "" or what to say about it. Looks no further than one object
+    more than `objects_max`."""
     unpacker = msgpack.Unpacker(max_buffer_size=0)
     unpacker.feed(data)
-    skip, tell, ends = unpacker.skip, unpacker.tell, []
+    skip, tell = unpacker.skip, unpacker.tell
+    ends: list[int] = []
     try:
-        while True:
+        while len(ends) <= objects_max:
             skip()
             ends.append(tell())
+        return ends, ""
     except msgpack.OutOfData:
         is_whole = (ends[-1] if ends else 0) == len(data)
         return ends, "" if is_whole else "msgpack that ends too early"
@@ -111,17 +117,29 @@ def split_objects(data: bytes) -> tuple[list[int], str]:
         return ends, "no msgpack"
 
 
-def decode_in_pieces(data: bytes, ends: Sequence[int]) -> Iterator[tuple[list[Any], int, bytes]]:
-    """All objects, some at a time: (objects, number of the first, their bytes). An object of too many containers is None."""
+def pieces_of(data: bytes, ends: Sequence[int]) -> Iterator[tuple[bytes, int]]:
+    """All objects, some at a time: their bytes, and the number of the first object that is not among them."""
     first = start = 0
     while first < len(ends):
         last = max(first + 1, bisect_right(ends, start + PIECE_BYTES))
-        piece = data[start : ends[last - 1]] if start or last < len(ends) else data
-        if last == first + 1 and has_many_containers(piece):
-            yield [None], first, piece
-        else:
-            yield decode_objects(piece, [end - start for end in ends[first:last]]), first, piece
+        yield data[start : ends[last - 1]] if start or last < len(ends) else data, last
         first, start = last, ends[last - 1]
+
+
+def read_stamped(data: bytes, ends: Sequence[int]) -> tuple[list[int], list[dict[str, Any]]] | None:
+    """Of objects that all are [EventTime, map], as most senders of Fluent's protocol write them: nanoseconds and maps. None for any others.
+
+    Each EventTime is made a number of 64 bits in the bytes, where it takes no more room: an object of Python for each extension would cost as much as the
+    rest of its map."""
+    if not all(map(data.startswith, repeat(_STAMP), (0, *ends[:-1]))) or data.count(_STAMP) != len(ends):
+        return None  # or the same bytes are in a text
+    objects = decode_objects(data.replace(_STAMP, _NUMBERED), ends)
+    if None in objects:
+        return None
+    _, stamps, fields = zip(*objects, strict=True)
+    if set(map(type, fields)) != {dict}:
+        return None
+    return [(stamp >> 32) * 1_000_000_000 + (stamp & 0xFFFFFFFF) for stamp in stamps], list(fields)
 
 
 def has_many_containers(data: bytes) -> bool:

@@ -54,6 +54,16 @@ class _Unfinished:
 _Name = tuple[bytes, bytes]
 
 
+class _Sender:
+    """What one has unfinished: `ids` in the order of their deadlines."""
+
+    __slots__ = ("ids", "size_bytes")
+
+    def __init__(self) -> None:
+        self.ids: dict[bytes, None] = {}
+        self.size_bytes = 0
+
+
 class ChunkAssembly:
     """The unfinished messages of all senders."""
 
@@ -61,7 +71,7 @@ class ChunkAssembly:
         self._sender_bytes_max = sender_bytes_max
         self._bytes_max = bytes_max
         self._unfinished: OrderedDict[_Name, _Unfinished] = OrderedDict()  # by deadline, since all have the same time
-        self._sender_bytes: dict[bytes, int] = {}
+        self._senders: dict[bytes, _Sender] = {}
         self._lost: list[LostMessage] = []
         self.size_bytes = 0
 
@@ -86,6 +96,7 @@ class ChunkAssembly:
         unfinished = self._unfinished.get(name)
         if unfinished is None:
             unfinished = self._unfinished[name] = _Unfinished(count, now_ms + DEADLINE_MS)
+            self._senders.setdefault(host, _Sender()).ids[name[1]] = None
             self._charge(host, UNFINISHED_OVERHEAD_BYTES)
         elif unfinished.count != count:
             self._give_up(name, LossReason.BROKEN)
@@ -115,8 +126,8 @@ class ChunkAssembly:
         return lost
 
     def _make_room(self, host: bytes) -> None:
-        while self._sender_bytes.get(host, 0) > self._sender_bytes_max:
-            self._give_up(next(name for name in self._unfinished if name[0] == host), LossReason.CROWDED_OUT)
+        while (sender := self._senders.get(host)) is not None and sender.size_bytes > self._sender_bytes_max:
+            self._give_up((host, next(iter(sender.ids))), LossReason.CROWDED_OUT)
         while self.size_bytes > self._bytes_max:
             self._give_up(next(iter(self._unfinished)), LossReason.CROWDED_OUT)
 
@@ -126,13 +137,13 @@ class ChunkAssembly:
 
     def _drop(self, name: _Name) -> _Unfinished:
         unfinished = self._unfinished.pop(name)
-        self._charge(name[0], -unfinished.size_bytes)
+        host, message_id = name
+        self._charge(host, -unfinished.size_bytes)
+        del self._senders[host].ids[message_id]
+        if not self._senders[host].ids:
+            del self._senders[host]
         return unfinished
 
     def _charge(self, host: bytes, size_bytes: int) -> None:
         self.size_bytes += size_bytes
-        left = self._sender_bytes.get(host, 0) + size_bytes
-        if left:
-            self._sender_bytes[host] = left
-        else:
-            self._sender_bytes.pop(host, None)
+        self._senders[host].size_bytes += size_bytes

@@ -1,7 +1,7 @@
 """GELF over TCP: messages that end with a NUL, uncompressed. Nobody is answered.
 
 Owned by one connection. Memory is bounded by the listener's frame limit: a message beyond it is left out to its end, and counted. One that stands unfinished
-too long closes the connection. What is left when the sender ends is a message if it is whole JSON, since some senders leave out the last NUL.
+too long closes the connection. What is left when the sender ends is a message, too, since some senders leave out the last NUL.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class GelfSession:
         self._tail.clear()
 
     def lost(self) -> None:
-        if self._is_skipping or self._tail.strip():
+        if self._tail.strip():
             self._connection.intake.refuse(self._connection.listener, self._connection.source, RefusedReason.INCOMPLETE, 1, len(self._tail))
         self._tail.clear()
         self._is_skipping = False

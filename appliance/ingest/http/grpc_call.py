@@ -59,6 +59,10 @@ class GrpcCall:
     def taken_bytes(self) -> int:
         return len(self._body)
 
+    @property
+    def buffered_bytes(self) -> int:
+        return len(self._body)
+
     def begin(self) -> None:
         """The header is there."""
         request = self._request

@@ -74,6 +74,10 @@ class Http2Session:
     def unsettled_bytes(self) -> int:
         return sum(stream.call.unsettled_bytes for stream in self._streams.values())
 
+    @property
+    def buffered_bytes(self) -> int:
+        return sum(stream.call.buffered_bytes for stream in self._streams.values())
+
     def received(self, data: bytes | memoryview) -> None:
         if self._is_closing:
             return

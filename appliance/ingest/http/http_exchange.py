@@ -23,6 +23,9 @@ class BodyStream(Protocol):
     @property
     def unsettled_bytes(self) -> int: ...
 
+    @property
+    def buffered_bytes(self) -> int: ...
+
     def received(self, data: bytes) -> None: ...
 
     def finished(self) -> None:
@@ -75,6 +78,11 @@ class Exchange:
     def taken_bytes(self) -> int:
         """Of its body, so far."""
         return len(self._body) + self._thrown_bytes
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What is kept of a body that is not whole."""
+        return len(self._body) if self._stream is None else self._stream.buffered_bytes
 
     @property
     def is_stream(self) -> bool:
@@ -143,7 +151,11 @@ class Exchange:
         if path.needs_token and not has_token(request):
             count(request, RefusedReason.UNAUTHORIZED)
             return path.unauthorized_answer(request)
-        size_bytes = int(request.headers.get(b"content-length", b"0"))  # digits, the parser saw to it
+        length = request.headers.get(b"content-length", b"0")
+        if not length.isdigit():  # said twice, over HTTP/2: h2 looks at the first alone
+            count(request, RefusedReason.MALFORMED)
+            return refusal(400, "the length of the body is no number, or is said twice", "Content-Length", "say it once, or not at all")
+        size_bytes = int(length)
         if size_bytes > request.listener.frame_bytes_max and not path.is_stream:
             return _too_large(request, size_bytes)
         if path.stores and request.intake.blocked_by(request.listener):

@@ -53,6 +53,12 @@ class HttpSession:
             return self._http2.unsettled_bytes
         return sum(exchange.unsettled_bytes for exchange in self._exchanges)
 
+    @property
+    def buffered_bytes(self) -> int:
+        if self._http2 is not None:
+            return self._http2.buffered_bytes
+        return 0 if self._current is None else self._current.buffered_bytes
+
     def received(self, data: bytes | memoryview) -> None:
         if self._http2 is not None:
             self._http2.received(data)
@@ -63,6 +69,7 @@ class HttpSession:
             data = self._first = self._first + bytes(data)
             if len(data) < 3 and HTTP2_PREFACE_START.startswith(data):
                 return
+            self._first = b""
             if data.startswith(HTTP2_PREFACE_START):
                 self._switch(data)
                 return

@@ -40,6 +40,10 @@ class JournalExportReader:
     def is_inside_entry(self) -> bool:
         return bool(self._tail or self._entry or self._entry_bytes)
 
+    @property
+    def buffered_bytes(self) -> int:
+        return len(self._tail) + (self._entry_bytes if self._entry_bytes <= self._entry_bytes_max else 0)
+
     def feed(self, data: bytes) -> list[Entry | None]:
         """Raises `BadExport`; what was whole before it is lost with it, so feed pieces, not streams."""
         entries: list[Entry | None] = []

@@ -7,6 +7,7 @@ it sends again is not stored again. Weak: an entry without a cursor has no ident
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import groupby
 
 from appliance.ingest.agent_event import agent_record
@@ -22,6 +23,10 @@ from appliance.ingest.unit import Outcome, Unit
 EXPORT_TYPE = b"application/vnd.fdo.journal"
 _CURSOR, _REALTIME = b"__CURSOR", b"__REALTIME_TIMESTAMP"
 _ENDLESS = 1 << 62
+PIECE_ENTRIES_MAX = 200_000
+"""That come out of one piece of the body, or of a whole zstd body: four bytes of a compressed piece's content are one, and cost hundreds here."""
+READ_BYTES = 1 << 20
+"""Of what was opened, so much is read and taken before the next."""
 
 
 def upload(request: Request) -> BodyStream | Answer:
@@ -47,20 +52,22 @@ class JournalUpload:
         self._has_ended = False
         self.unsettled_bytes = 0
 
+    @property
+    def buffered_bytes(self) -> int:
+        return self._reader.buffered_bytes + (self._inflater.kept_bytes if self._inflater is not None else 0)
+
     def received(self, data: bytes) -> None:
         if self._problem is not None:
             return
-        try:
-            self._take(data if self._inflater is None else self._inflater.feed(data))
-        except (BadExport, NotCompressed, TooLarge) as problem:
-            self._give_up(str(problem))
+        if self._inflater is None:
+            self._open(lambda: data)
+        else:
+            inflater = self._inflater
+            self._open(lambda: inflater.feed(data))
 
     def finished(self) -> None:
         if self._problem is None and self._inflater is not None:
-            try:
-                self._take(self._inflater.finish())
-            except (BadExport, NotCompressed, TooLarge) as problem:
-                self._give_up(str(problem))
+            self._open(self._inflater.finish)
         if self._problem is None and self._reader.is_inside_entry:
             count(self._request, RefusedReason.INCOMPLETE)
             self._problem = refusal(400, "the body ends inside an entry", self._request.path, "end every entry with an empty line")
@@ -70,14 +77,30 @@ class JournalUpload:
     def lost(self) -> None:
         """What was whole is stored; the sender begins again behind what was answered."""
 
-    def _take(self, data: bytes) -> None:
-        entries = self._reader.feed(data) if data else []
+    def _open(self, opened: Callable[[], bytes]) -> None:
+        """Take what a piece of the body holds."""
+        try:
+            data = opened()
+            left = PIECE_ENTRIES_MAX
+            for start in range(0, len(data), READ_BYTES):
+                left -= self._take(data[start : start + READ_BYTES])
+                if left < 0:
+                    raise TooLarge(f"a piece of the body holds more than {PIECE_ENTRIES_MAX} entries")
+        except TooLarge as problem:
+            self._give_up(RefusedReason.TOO_LARGE, 413, str(problem), "send less at a time")
+        except (BadExport, NotCompressed) as problem:
+            self._give_up(RefusedReason.MALFORMED, 400, str(problem), "send the journal in export format")
+
+    def _take(self, data: bytes) -> int:
+        """How many entries end in it."""
+        entries = self._reader.feed(data)
         too_large = entries.count(None)
         if too_large:
             self._request.intake.refuse(self._request.listener, self._request.source, RefusedReason.TOO_LARGE, too_large)
         whole = [entry for entry in entries if entry is not None]
         for has_cursor, group in groupby(whole, lambda entry: type(entry.get(_CURSOR)) is bytes):
             self._take_entries(list(group), has_cursor, len(data) // max(1, len(whole)))
+        return len(entries)
 
     def _take_entries(self, entries: list[Entry], have_cursors: bool, entry_bytes: int) -> None:
         request = self._request
@@ -96,10 +119,10 @@ class JournalUpload:
             self._is_refused = True
         self._maybe_answer()
 
-    def _give_up(self, words: str) -> None:
-        """Nothing behind this can be read: no need to wait for the end of the body."""
-        count(self._request, RefusedReason.MALFORMED)
-        self._problem = refusal(400, words, self._request.path, "send the journal in export format")
+    def _give_up(self, reason: RefusedReason, status: int, words: str, do: str) -> None:
+        """Nothing behind this can be read, or is: no need to wait for the end of the body."""
+        count(self._request, reason)
+        self._problem = refusal(status, words, self._request.path, do)
         self._has_ended = True
         self._maybe_answer()
 

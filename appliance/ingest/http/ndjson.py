@@ -1,10 +1,9 @@
 """`POST /ingest/TOPIC`: JSON documents or lines of text from anybody, into a topic that the request names.
 
 Pure functions. `application/x-ndjson` (also `application/jsonl`, or no type at all): one document a line; `application/json`: an array of documents, or one;
-`text/plain`: a message a line. The topic must be there, or may come into being as it does for a Kafka producer (`Intake.has_topic`: the table names it,
-or `auto.create.topics.enable`), and never begins with `__`; routes are not asked. A line that is no JSON object is kept as an event with
-`parsed: false`; an array that is no JSON is refused, because nobody can say where its documents end. Weak: a document is kept as the listener's event form;
-who wants it as it came sets `raw=yes` on the listener.
+`text/plain`: a message a line. The topic must be there, or be named in the table (`Intake.has_topic`), and never begins with `__`; routes are not asked.
+A line that is no JSON object is kept as an event with `parsed: false`; an array that is no JSON is refused, because nobody can say where its documents end.
+Weak: a document is kept as the listener's event form; who wants it as it came sets `raw=yes` on the listener.
 """
 
 from __future__ import annotations
@@ -39,6 +38,8 @@ def ingest_lines(request: Request) -> Answer | Waiting:
         shown = topic[:100]
         return refusal(404, f"there is no topic {shown} that records may be sent to", request.path[:200], f"create it: millrace topic create {shown}")
     media_type = request.media_type
+    if media_type != b"application/json" and request.body.count(b"\n") > 2 * RECORDS_MAX:  # before each is something in memory; half of them may be empty
+        return _too_many(request, request.body.count(b"\n"))
     if media_type in NDJSON_TYPES:
         lines = _lines(request.body)
         parse = _record_of_line

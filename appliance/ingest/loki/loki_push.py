@@ -18,12 +18,15 @@ from appliance.ingest.intake import RefusedReason
 from appliance.ingest.json_text import read_json
 from appliance.ingest.listener import Listener
 from appliance.ingest.loki.loki_labels import parse_labels
-from appliance.ingest.loki.loki_messages import decode_push
+from appliance.ingest.loki.loki_messages import TooManyParts, read_streams
+from appliance.ingest.protobuf_wire import BadWire
 from appliance.ingest.record import Record
 from appliance.ingest.severity import severity_of
 from appliance.ingest.unit import Unit
 
 LABELS_CACHED_MAX = 1024
+PARTS_MAX: Final = 4 * RECORDS_MAX
+"""Streams, labels and entries of one push in protobuf."""
 TENANT_LABEL: Final = "__tenant_id__"
 _HOST_LABELS = ("host", "hostname", "nodename", "node_name", "node", "instance")
 _APP_LABELS = ("app", "service_name", "application", "service", "job", "container")
@@ -131,15 +134,17 @@ def _open(body: bytes, content_encoding: bytes, listener: Listener) -> bytes:
 
 
 def _read_protobuf(data: bytes, labels: _Labels, listener: Listener) -> Iterator[Record]:
-    request = decode_push(data)
-    if request is None:
-        raise BadPush("the body is no PushRequest")
-    for stream in request.streams:
-        known = labels.of_text(stream.labels).known
-        for entry in stream.entries:
-            metadata = {pair.name: pair.value for pair in entry.structured_metadata}
-            time_ns = entry.timestamp.seconds * _NANOSECONDS + entry.timestamp.nanos
-            yield _record(entry.line, metadata, time_ns, known, listener)
+    try:
+        for text, entries in read_streams(data, PARTS_MAX):
+            known = labels.of_text(text).known
+            for entry in entries:
+                metadata = {pair.name: pair.value for pair in entry.structured_metadata}
+                time_ns = entry.timestamp.seconds * _NANOSECONDS + entry.timestamp.nanos
+                yield _record(entry.line, metadata, time_ns, known, listener)
+    except BadWire as problem:
+        raise BadPush(f"the body is no PushRequest: {problem}") from problem
+    except TooManyParts as problem:
+        raise TooLarge(str(problem)) from problem
 
 
 def _read_json(body: bytes, labels: _Labels, listener: Listener) -> Iterator[Record]:

@@ -1,7 +1,7 @@
 """The frames of Lumberjack v2 (Beats): a stream into events with their sequence numbers.
 
 Owned by one connection; no socket. `2W` count begins a window, `2J` sequence JSON is an event, `2C` holds frames compressed by zlib (no `2C` in it). A frame is
-whole before it is looked at, and no larger than the listener allows; what a `2C` holds is bounded, too. Version 1 (`1W`, `1D`) ends the stream.
+whole before it is looked at, and no larger than the listener allows; what a `2C` holds is bounded, in bytes and in frames. Version 1 (`1W`, `1D`) ends it.
 Weak: the old data frames (`2D`, pairs of texts), which no Beat sends, end it, too; events beyond the count of a window are taken like the others.
 """
 
@@ -16,6 +16,8 @@ _NUMBER = Struct(">I")
 ACK: Final = Struct(">2sI")
 ACK_KIND: Final = b"2A"
 assert ACK.size == 6
+FRAMES_MAX: Final = 100_000
+"""That come out of one received piece: ten bytes of a compressed frame's content are one, and cost hundreds here. A window has 2,048 events as a rule."""
 
 
 class Event(NamedTuple):
@@ -58,6 +60,9 @@ class LumberjackSplitter:
             del self._buffer[:end]
         if self._buffer and self._buffer[:1] != b"2" and not self.problem:
             self.problem = _stranger(self._buffer)
+        if len(found) > FRAMES_MAX:
+            self.problem = "too-large"
+            return []  # none of it is acknowledged
         return found
 
     def _read(self, data: bytes | bytearray, found: list[Event | Window], is_opened: bool) -> int:
@@ -92,6 +97,8 @@ class LumberjackSplitter:
                 break
             self.frames_done += 1
             position = end
+            if len(found) > FRAMES_MAX:
+                break
         return position
 
     def _open(self, compressed: bytes, found: list[Event | Window]) -> None:
@@ -103,7 +110,7 @@ class LumberjackSplitter:
         except NotCompressed:
             self.problem = "malformed"
             return
-        if self._read(opened, found, True) != len(opened) and not self.problem:
+        if self._read(opened, found, True) != len(opened) and not self.problem and len(found) <= FRAMES_MAX:
             self.problem = "malformed"
 
     def _is_too_large(self, length: int) -> bool:

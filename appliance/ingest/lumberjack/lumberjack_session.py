@@ -63,6 +63,10 @@ class LumberjackSession:
 
     # -- in
 
+    @property
+    def buffered_bytes(self) -> int:
+        return self._splitter.buffered_bytes
+
     def received(self, data: bytes | memoryview) -> None:
         if self._is_ended:
             return
@@ -121,9 +125,9 @@ class LumberjackSession:
             return
         if self._splitter.buffered_bytes:
             self._connection.intake.refuse(self._connection.listener, self._connection.source, RefusedReason.INCOMPLETE)
-        elif self._parts:
+        if self._parts:
             self._stream.hurry()
-        elif self._connection.has_delivered:
+        elif self._connection.has_delivered and not self._splitter.buffered_bytes:
             self._stream.end(True)
 
     def lost(self) -> None:

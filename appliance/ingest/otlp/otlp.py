@@ -16,6 +16,7 @@ from appliance.ingest.listener import Listener
 from appliance.ingest.otlp.otlp_answers import encode_status, encode_success, json_status, json_success
 from appliance.ingest.otlp.otlp_protobuf import read_protobuf
 from appliance.ingest.otlp.otlp_reading import BadPayload, Reading, TooManyRecords
+from appliance.ingest.record_columns import RecordColumns
 from appliance.ingest.unit import Unit
 
 PROTOBUF = b"application/x-protobuf"
@@ -52,7 +53,7 @@ def take(intake: Intake, unit: Unit, reading: Reading) -> None:
     if reading.too_large:
         intake.refuse(unit.listener, unit.source, RefusedReason.TOO_LARGE, reading.too_large)
     for records in reading.slices:
-        unparsed = sum(record.fields is None for record in records)
+        unparsed = 0 if isinstance(records, RecordColumns) else sum(record.fields is None for record in records)
         if unparsed:
             intake.note(unit.listener, unit.source, Oddity.UNPARSED, unparsed)
         intake.take(unit, records)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from appliance.ingest.document import deep_text, encode_document
+from appliance.ingest.document import FreeNames, deep_text, encode_document
 from appliance.ingest.http.http_request import RECORDS_MAX
 from appliance.ingest.json_text import read_json
 from appliance.ingest.listener import Listener
@@ -75,14 +75,9 @@ def _attributes(holder: dict[str, Any]) -> dict[str, Any]:
 
 def _pairs(pairs: list[dict[str, Any]], level: int) -> dict[str, Any]:
     values: dict[str, Any] = {}
+    names = FreeNames()
     for pair in pairs:
-        key = _text(pair, "key")
-        if key in values:
-            number = 2
-            while f"{key}#{number}" in values:
-                number += 1
-            key = f"{key}#{number}"
-        values[key] = _value(pair.get("value"), level)
+        values[names.free(values, _text(pair, "key"))] = _value(pair.get("value"), level)
     return values
 
 

@@ -1,4 +1,4 @@
-"""OTLP's log requests in protobuf: found record by record by hand, each record read by protobuf's library.
+"""OTLP's log requests in protobuf: found record by record by hand; a record in the plainest form is read by hand, too (`otlp_wire`), any other by the library.
 
 Owned by nobody. Two bytes of a message can become a hundred in memory, so a request is never parsed as a whole: one record at a time is, and no record is
 larger than `MESSAGE_BYTES_MAX`. One that cannot be parsed is kept as an event with `parsed: false`, like a bad line of a file; a request whose records
@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import binascii
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import orjson
 
 from appliance.ingest.agent_event import unparsed_record
+from appliance.ingest.document import FreeNames
 from appliance.ingest.http.http_request import RECORDS_MAX
 from appliance.ingest.listener import Listener
 from appliance.ingest.otlp.otlp_reading import SLICE_RECORDS, BadPayload, Reading, TooManyRecords
-from appliance.ingest.otlp.otlp_record import Origin, log_record, origin_of
+from appliance.ingest.otlp.otlp_record import Origin, Row, log_record, log_records, origin_of
+from appliance.ingest.otlp.otlp_wire import Pair, read_plain
 from appliance.ingest.protobuf_wire import BadWire, Field, split_fields
 from appliance.ingest.record import Record
 
@@ -33,6 +35,8 @@ _SCOPE, _LOG_RECORD, _SCOPE_SCHEMA_URL = 1, 2, 3
 
 class _Library(NamedTuple):
     log_record: Callable[[bytes], Any]
+    pair: Callable[[bytes], Pair]
+    value: Callable[[bytes], Any]
     resource: Callable[[bytes], Any]
     scope: Callable[[bytes], Any]
     error: type[Exception]
@@ -41,11 +45,18 @@ class _Library(NamedTuple):
 @lru_cache(maxsize=1)
 def _library() -> _Library:
     from google.protobuf.message import DecodeError
-    from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
+    from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
     from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
     from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
-    return _Library(LogRecord.FromString, Resource.FromString, InstrumentationScope.FromString, DecodeError)
+    def pair(data: bytes) -> Pair:
+        read = KeyValue.FromString(data)
+        return read.key, read_value(read.value)
+
+    def value(data: bytes) -> Any:
+        return read_value(AnyValue.FromString(data))
+
+    return _Library(LogRecord.FromString, pair, value, Resource.FromString, InstrumentationScope.FromString, DecodeError)
 
 
 def read_protobuf(data: bytes, listener: Listener) -> Reading:
@@ -65,7 +76,7 @@ class _Request:
         self._data = data
         self._scopes: list[tuple[Origin, list[Field]]] = []
         self._records = 0
-        self._fields_left = 4 * RECORDS_MAX
+        self._parts_left = 4 * RECORDS_MAX
         self.too_large = 0
 
     def read(self) -> None:
@@ -73,19 +84,24 @@ class _Request:
             if number == _RESOURCE_LOGS:
                 self._read_resource_logs(start, end)
 
-    def slices(self, listener: Listener) -> Iterator[list[Record]]:
+    def slices(self, listener: Listener) -> Iterator[Sequence[Record]]:
         """A few records at a time: what they are made of is still in the processor's caches when they are stored."""
         for origin, fields in self._scopes:
             for first in range(0, len(fields), SLICE_RECORDS):
-                yield [_read_log_record(self._data[start:end], origin, listener) for _, start, end in fields[first : first + SLICE_RECORDS]]
+                some = fields[first : first + SLICE_RECORDS]
+                rows = None if listener.raw else _read_rows(self._data, some)
+                if rows is not None:
+                    yield log_records(rows, origin, listener)
+                else:
+                    yield [_read_log_record(self._data[start:end], origin, listener) for _, start, end in some]
 
     def _fields(self, start: int, end: int) -> list[Field]:
         try:
-            fields = split_fields(self._data, start, end, self._fields_left)
+            fields, parts = split_fields(self._data, start, end, self._parts_left)
         except BadWire as problem:
             raise BadPayload(f"no protobuf of OTLP: {problem}") from None
-        self._fields_left -= len(fields)
-        if not self._fields_left:
+        self._parts_left -= parts
+        if not self._parts_left:
             raise TooManyRecords(f"more than {RECORDS_MAX} records in one request")
         return fields
 
@@ -128,16 +144,21 @@ class _Request:
         return self._data[start:end]
 
 
-def _read_log_record(data: bytes, origin: Origin, listener: Listener) -> Record:
+def _read_rows(data: bytes, fields: list[Field]) -> list[Row] | None:
+    """What some records say; None if one of them is no record."""
     library = _library()
+    rows: list[Row] = []
     try:
-        message = library.log_record(data)
-    except library.error as problem:
-        return unparsed_record(data, f"no LogRecord: {problem}", listener, origin.known)
+        for _, start, end in fields:
+            rows.append(read_plain(data, start, end, library.pair, library.value) or _row_of(library.log_record(data[start:end])))
+    except library.error:
+        return None
+    return rows
+
+
+def _row_of(message: Any) -> Row:
     attributes = message.attributes
-    return log_record(
-        listener,
-        origin,
+    return (
         message.time_unix_nano,
         message.observed_time_unix_nano,
         message.severity_number,
@@ -149,8 +170,16 @@ def _read_log_record(data: bytes, origin: Origin, listener: Listener) -> Record:
         message.event_name,
         message.flags,
         message.dropped_attributes_count,
-        _raw(message) if listener.raw else b"",
     )
+
+
+def _read_log_record(data: bytes, origin: Origin, listener: Listener) -> Record:
+    library = _library()
+    try:
+        message = library.log_record(data)
+    except library.error as problem:
+        return unparsed_record(data, f"no LogRecord: {problem}", listener, origin.known)
+    return log_record(listener, origin, *_row_of(message), _raw(message) if listener.raw else b"")
 
 
 def read_attributes(attributes: Any) -> dict[str, Any]:
@@ -164,12 +193,9 @@ def read_attributes(attributes: Any) -> dict[str, Any]:
 
 def _with_repeated_keys(attributes: Any) -> dict[str, Any]:
     values: dict[str, Any] = {}
+    names = FreeNames()
     for pair in attributes:
-        key, number = pair.key, 1
-        while key in values:
-            number += 1
-            key = f"{pair.key}#{number}"
-        values[key] = read_value(pair.value)
+        values[names.free(values, pair.key)] = read_value(pair.value)
     return values
 
 

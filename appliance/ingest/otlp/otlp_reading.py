@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from appliance.ingest.record import Record
 
-SLICE_RECORDS = 64
+SLICE_RECORDS = 128
 
 
 class BadPayload(ValueError):
@@ -21,5 +21,5 @@ class TooManyRecords(BadPayload):
 class Reading(NamedTuple):
     """A request's records, in order, a slice at a time; and how many of it can never be stored because they are too large to be read."""
 
-    slices: Iterator[list[Record]]
+    slices: Iterator[Sequence[Record]]
     too_large: int = 0

@@ -8,9 +8,11 @@ none.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from appliance.ingest.agent_event import agent_record
+from appliance.ingest.agent_events import Common, agent_records, common_of
 from appliance.ingest.document import deep_text
 from appliance.ingest.listener import Listener
 from appliance.ingest.record import Record
@@ -20,7 +22,12 @@ from appliance.ingest.syslog.syslog_timestamp import rfc3339_text
 HOST_NAMES = ("host.name", "k8s.node.name", "k8s.pod.name")
 APP_NAMES = ("service.name", "k8s.container.name", "container.name")
 MESSAGE_NAMES = ("message", "msg")
+_NS_A_MS = 1_000_000
 _YEAR_10000_NS = 253_402_300_800 * 10**9
+
+
+Row = tuple[int, int, int, str, Any, dict[str, Any], str, str, str, int, int]
+"""What a record says, in the order of `log_record`'s arguments from `time_ns` on."""
 
 
 class Origin(NamedTuple):
@@ -28,6 +35,8 @@ class Origin(NamedTuple):
 
     known: dict[str, Any]
     otlp: dict[str, Any]
+    common: Common
+    """`known`, for many records."""
 
 
 def origin_of(resource: dict[str, Any], resource_dropped: int, resource_schema: str, scope: dict[str, Any], scope_schema: str) -> Origin:
@@ -51,7 +60,7 @@ def origin_of(resource: dict[str, Any], resource_dropped: int, resource_schema: 
         otlp["resource_schema_url"] = resource_schema
     if scope_schema:
         otlp["scope_schema_url"] = scope_schema
-    return Origin(known, otlp)
+    return Origin(known, otlp, common_of(known))
 
 
 def log_record(
@@ -100,6 +109,63 @@ def log_record(
     if otlp:
         known["otlp"] = otlp
     return agent_record(attributes, listener, known, time_ns or observed_ns or None, "", raw)
+
+
+def log_records(rows: Sequence[Row], origin: Origin, listener: Listener) -> Sequence[Record]:
+    """Of many of one scope, none of them raw: the same as `log_record` of each."""
+    times_ns, observed_ns, numbers, texts, bodies, attributes, trace_ids, span_ids, event_names, flags, dropped = zip(*rows, strict=True)
+    severities = {said: _severity_of(*said) for said in set(zip(numbers, texts, strict=True))}
+    if any(severity is None and (number or text) for (number, text), severity in severities.items()):
+        return [log_record(listener, origin, *row) for row in rows]  # what is no severity is not looked for elsewhere
+    observed = {time_ns // _NS_A_MS: "" for time_ns in observed_ns if 0 < time_ns < _YEAR_10000_NS}
+    for time_ms in observed:
+        observed[time_ms] = rfc3339_text(time_ms).decode()
+    begins = {said: {**origin.otlp, **_said_severity(*said)} for said in severities}
+    rest = zip(numbers, texts, observed_ns, event_names, flags, dropped, strict=True)
+    are_texts = set(map(type, bodies)) == {str}
+    said: dict[str, Sequence[Any]] = {
+        "severity": [severities[row] for row in zip(numbers, texts, strict=True)],
+        "body": () if are_texts else [None if type(body) is str else body for body in bodies],
+        "message": bodies if are_texts else [_text_of(body) for body in bodies],
+        "msg_id": [name or None for name in event_names],
+        "trace_id": [text or None for text in trace_ids],
+        "span_id": [text or None for text in span_ids],
+        "otlp": [_otlp(begins[row[:2]], observed, *row[2:]) for row in rest],
+    }
+    if are_texts:
+        del said["body"]
+    times = [time_ns or seen_ns or None for time_ns, seen_ns in zip(times_ns, observed_ns, strict=True)]
+    return agent_records(attributes, listener, origin.common, times, said)
+
+
+def _severity_of(number: int, text: str) -> int | None:
+    return severity_of_otel(number) if number else severity_of(text) if text else None
+
+
+def _said_severity(number: int, text: str) -> dict[str, Any]:
+    said: dict[str, Any] = {"severity_number": number} if number else {}
+    if text:
+        said["severity_text"] = text
+    return said
+
+
+def _otlp(begin: dict[str, Any], observed: Mapping[int, str], observed_ns: int, event_name: str, flags: int, dropped: int) -> dict[str, Any] | None:
+    """The part `otlp` of a record; None if it has none."""
+    said: dict[str, Any] = {**begin, "event_name": event_name} if event_name else begin.copy()
+    if observed_ns:
+        said["observed_time"] = observed.get(observed_ns // _NS_A_MS, observed_ns)
+    if flags:
+        said["flags"] = flags
+    if dropped:
+        said["dropped_attributes_count"] = dropped
+    return said or None
+
+
+def _text_of(body: Any) -> str | None:
+    if body is None or type(body) is str:
+        return body
+    message = _message_of(body)
+    return message if type(message) is str else deep_text(message)
 
 
 def _message_of(body: Any) -> Any:

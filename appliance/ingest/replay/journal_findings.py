@@ -1,5 +1,8 @@
 """Puts together what the files of the replay journal say: batches whose end nobody wrote down, what is stored, and the streams that broke with the process.
 
+What a file of another boot says is stored was in the page cache of that boot, and a power cut may have taken it from the log: of such a file every batch is
+open again, until its leader says what it has. A record that was acknowledged by a journal's word alone would be lost.
+
 Pure; made while a new life reads the journal, and gone after that. Weak: a stream whose older frames stood in a file that is gone or damaged is known from
 there on.
 """
@@ -10,7 +13,7 @@ from collections.abc import Iterator
 
 from appliance.ingest.replay.alignment import DIGEST_BYTES
 from appliance.ingest.replay.frame_stream import REMEMBERED_FRAMES, FrameStream
-from appliance.ingest.replay.journal_records import Done, Forgotten, Frames, JournalledBatch, JournalRecord
+from appliance.ingest.replay.journal_records import Begun, Done, Forgotten, Frames, JournalledBatch, JournalRecord
 from appliance.ingest.replay.ordinals import Ordinals
 from appliance.ingest.replay.replay_memory import ReplayMemory
 
@@ -20,25 +23,34 @@ _Stamp = tuple[int, int, int]
 class JournalFindings:
     """`add` every record, oldest first; what is stored the memory knows at once. Then take what is open."""
 
-    def __init__(self, memory: ReplayMemory) -> None:
+    def __init__(self, memory: ReplayMemory, boot: bytes) -> None:
         self._memory = memory
+        self._boot = boot
+        self._is_of_this_boot = False
         self._open: dict[_Stamp, JournalledBatch] = {}
         self._streams: dict[bytes, FrameStream] = {}
 
     def add(self, record: JournalRecord) -> None:
         if isinstance(record, JournalledBatch):
             self._open[record.stamp] = record
+        elif isinstance(record, Begun):
+            self._is_of_this_boot = record.boot == self._boot
         elif isinstance(record, Done):
-            batch = self._open.pop(record[:3], None)
-            if batch is not None and record.is_stored:
-                self._memory.add_stored(batch.topic, batch.parts)
+            self._on_done(record)
         elif isinstance(record, Frames):
             self._add_frames(record)
         elif isinstance(record, Forgotten):
             self._forget(record.identity)
-        else:
+        elif self._is_of_this_boot:
             for first, count in Ordinals(record.first, record.bits).runs():
                 self._memory.add_stored(record.topic, [(record.identity, first, count)])
+
+    def _on_done(self, record: Done) -> None:
+        if record.is_stored and not self._is_of_this_boot:
+            return
+        batch = self._open.pop(record[:3], None)
+        if batch is not None and record.is_stored:
+            self._memory.add_stored(batch.topic, batch.parts)
 
     def _forget(self, identity: bytes) -> None:
         """What comes under it from here on is new."""
@@ -69,5 +81,5 @@ class JournalFindings:
             yield stream
 
     def open_batches(self) -> list[JournalledBatch]:
-        """Those whose end nobody wrote down."""
+        """Those whose end nobody wrote down, or in another boot."""
         return [batch for batch in self._open.values() if batch.parts]

@@ -25,6 +25,7 @@ _DONE: Final = Struct("<qiiB")
 _FRAMES: Final = Struct(f"<{IDENTITY_BYTES}sQHHI")  # stream, first serial, bytes of the listener's name, bytes of the host, frames
 _STORED: Final = Struct(f"<{IDENTITY_BYTES}sQHI")  # identity, first ordinal, bytes of the topic's name, bytes of the bits
 _CRC_COVERS_FROM: Final = 4
+BOOT_BYTES: Final = 16
 RECORD_BYTES_MAX: Final = 256 << 20
 assert _FRAME.size == _CRC_COVERS_FROM + 4 + 1
 
@@ -37,6 +38,7 @@ class Kind(IntEnum):
     FRAMES = 3
     FORGOTTEN = 4
     STORED = 5
+    BEGUN = 6
 
 
 class JournalledBatch(NamedTuple):
@@ -90,7 +92,14 @@ class Stored(NamedTuple):
     bits: int
 
 
-JournalRecord = JournalledBatch | Done | Frames | Forgotten | Stored
+class Begun(NamedTuple):
+    """A file's first record: the boot of the machine in which it was written. What it says is stored a power cut may have taken from the log since."""
+
+    boot: bytes
+
+
+UNKNOWN_BOOT: Final = Begun(bytes(BOOT_BYTES))
+JournalRecord = JournalledBatch | Done | Frames | Forgotten | Stored | Begun
 
 
 def encode(record: JournalRecord) -> bytes:
@@ -116,6 +125,8 @@ def _content(record: JournalRecord) -> tuple[Kind, bytes]:
         return Kind.FRAMES, b"".join((fixed, listener, record.host, record.digests))
     if isinstance(record, Forgotten):
         return Kind.FORGOTTEN, record.identity
+    if isinstance(record, Begun):
+        return Kind.BEGUN, record.boot
     topic = record.topic.encode()
     bits = record.bits.to_bytes((record.bits.bit_length() + 7) // 8, "little")
     return Kind.STORED, _STORED.pack(record.identity, record.first, len(topic), len(bits)) + topic + bits
@@ -173,6 +184,10 @@ def _decode(kind: int, content: bytes) -> JournalRecord | None:
         if len(content) != IDENTITY_BYTES:
             raise ValueError("no identity")
         return Forgotten(content)
+    if kind == Kind.BEGUN:
+        if len(content) != BOOT_BYTES:
+            raise ValueError("no boot")
+        return Begun(content)
     if kind == Kind.STORED:
         identity, first, topic_size, bits_size = _STORED.unpack_from(content)
         bits = content[_STORED.size + topic_size :]

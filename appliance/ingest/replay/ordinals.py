@@ -35,6 +35,8 @@ class Ordinals:
         return self.base + self.bits.bit_length()
 
     def add(self, first: int, count: int) -> None:
+        if count > NUMBERS_MAX:  # a journal may say anything
+            first, count = first + count - NUMBERS_MAX, NUMBERS_MAX
         self.forget_below(first + count - NUMBERS_MAX)
         if not self.bits:
             self.base = first

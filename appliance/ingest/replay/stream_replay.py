@@ -59,10 +59,6 @@ class StreamReplay:
         assert self.stream is not None
         return self.stream.identity
 
-    @property
-    def is_holding(self) -> bool:
-        return bool(self._held)
-
     def take(self, digests: Sequence[bytes], token: Token) -> int | None:
         """The serial of the first of these frames, the others follow by one; None: they are held back, and `on_aligned(token, serial)` comes later."""
         stream = self.stream

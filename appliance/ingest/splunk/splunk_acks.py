@@ -25,6 +25,8 @@ from appliance.ingest.replay.identity import identity_of
 CHANNELS_MAX: Final = 1_024
 UNSETTLED_MAX: Final = 10_000
 UNTOLD_MAX: Final = 100_000
+UNPOLLED_MAX: Final = 2_000
+"""The same for a channel that has never polled: many a sender names a channel and asks for nothing, ever."""
 TOLD_MAX: Final = 10_000
 _FIRST_ID_BITS = 52
 """Below what a double holds exactly: clients in JavaScript read it so."""
@@ -116,7 +118,7 @@ class Channel:
                 content = None
         if is_stored:
             self._untold[taken.ack_id] = content
-            if len(self._untold) > UNTOLD_MAX:
+            if len(self._untold) > (UNTOLD_MAX if self.has_polled else UNPOLLED_MAX):
                 self._forget(self._untold.popitem(last=False)[1])
 
     def ask(self, ack_ids: Iterable[int]) -> dict[int, bool]:

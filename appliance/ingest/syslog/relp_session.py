@@ -73,6 +73,10 @@ class RelpSession:
 
     # -- in
 
+    @property
+    def buffered_bytes(self) -> int:
+        return self._splitter.buffered_bytes
+
     def received(self, data: bytes | memoryview) -> None:
         if self._is_ended:
             return
@@ -150,6 +154,8 @@ class RelpSession:
 
     def finished(self) -> None:
         """What is under way is still answered; the room closes when it is."""
+        if self._splitter.buffered_bytes and not self._is_ended:
+            self._connection.intake.refuse(self._connection.listener, self._connection.source, RefusedReason.INCOMPLETE)
         if self._answers:
             self._stream.hurry()
         elif self._connection.has_delivered:

@@ -39,7 +39,8 @@ def _priorities(suffix: bytes) -> dict[bytes, tuple[int, int]]:
 
 
 _PRIORITIES = _priorities(b"")
-_RFC5424_STARTS = _priorities(b"1")
+RFC5424_STARTS = _priorities(b"1")
+"""The first field of a message of RFC 5424: its facility and severity."""
 
 
 class SyslogMessage(NamedTuple):
@@ -62,13 +63,13 @@ class SyslogParser:
     """`parse` with its caches. `time_zone` is meant for times that name none."""
 
     def __init__(self, time_zone: tzinfo = UTC) -> None:
-        self._timestamps = TimestampReader(time_zone)
+        self.timestamps = TimestampReader(time_zone)
 
     def parse(self, raw: bytes, arrival_ms: int) -> SyslogMessage:
         """`raw` is one datagram or one frame's content, line ends and NULs at its end included or not."""
         text = raw.rstrip(_TRAILERS) if raw and raw[-1] < 0x20 else raw
         fields = text.split(b" ", _HEADER_FIELDS - 1)
-        priority = _RFC5424_STARTS.get(fields[0])
+        priority = RFC5424_STARTS.get(fields[0])
         if priority is not None:
             if len(fields) < _HEADER_FIELDS:
                 message = self._parse_incomplete(raw, fields, priority)
@@ -82,7 +83,7 @@ class SyslogParser:
         _, time, host, app, proc_id, msg_id, rest = fields
         instant = parse_error = None
         if time != b"-":
-            instant = self._timestamps.read_rfc3339(time)
+            instant = self.timestamps.read_rfc3339(time)
             if instant is None:
                 parse_error = BAD_TIMESTAMP
         structured_data = b""
@@ -110,7 +111,7 @@ class SyslogParser:
 
     def _parse_incomplete(self, raw: bytes, fields: list[bytes], priority: tuple[int, int]) -> SyslogMessage | None:
         """A header that ends early: still RFC 5424 if what stands where the time belongs is one."""
-        if len(fields) < 2 or (fields[1] != b"-" and self._timestamps.read_rfc3339(fields[1]) is None):
+        if len(fields) < 2 or (fields[1] != b"-" and self.timestamps.read_rfc3339(fields[1]) is None):
             return None
         padded = fields + [b"-"] * (_HEADER_FIELDS - len(fields))
         message = self._parse_rfc5424(raw, padded, priority)
@@ -126,7 +127,7 @@ class SyslogParser:
             return _unparsed(raw, text, EMPTY)
         if priority is None:
             return _unparsed(raw, text, BAD_PRIORITY)
-        content = read_legacy(text, position, arrival_ms, self._timestamps)
+        content = read_legacy(text, position, arrival_ms, self.timestamps)
         if position == 0 and content.instant is None and content.msg_id is None:
             return _unparsed(raw, text, NO_PRIORITY)
         structured_data = b'[meta sequenceId="%b"]' % content.sequence_id if content.sequence_id else b""

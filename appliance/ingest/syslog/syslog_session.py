@@ -32,6 +32,10 @@ class SyslogSession:
         self._cut_messages = 0
         self._resynchronisations = 0
 
+    @property
+    def buffered_bytes(self) -> int:
+        return self._splitter.buffered_bytes
+
     def received(self, data: bytes | memoryview) -> None:
         self._hand_over(self._splitter.feed(bytes(data)))
 

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
+from appliance.ingest import event_roles
 from appliance.ingest.agent_event import agent_record, epoch_ns, unparsed_record
 from appliance.ingest.listener import Listener, Protocol, Transport
 from appliance.ingest.record import Record
@@ -24,6 +25,13 @@ def document(record: Record) -> dict[str, Any]:
 
 def event(fields: dict[str, Any], **options: Any) -> dict[str, Any]:
     return document(agent_record(fields, LISTENER, **options))
+
+
+def test_names_are_remembered_unless_they_are_long_or_many() -> None:
+    for fields in ({"host": "a", "n" * 10_000: 1}, {"host": "a", **{f"n{number}": 1 for number in range(1000)}}, {"host": "a", "short": 1}):
+        assert event(fields)["host"] == event(fields)["host"] == "a"
+    assert ("host", "short") in event_roles._plans
+    assert all(len(names) <= event_roles.PLAN_NAMES_MAX and sum(map(len, names)) <= event_roles.PLAN_BYTES_MAX for names in event_roles._plans)
 
 
 def test_the_fields_of_a_syslog_event_are_always_there_and_first() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from appliance.ingest.document import LEVELS_MAX, Extension, encode_document
+from appliance.ingest.document import LEVELS_MAX, POINTER_BYTES_MAX, Extension, encode_document
 from appliance.ingest.json_text import CONTAINERS_MAX, read_json
 
 
@@ -55,6 +55,24 @@ def test_bytes_that_are_no_text_are_kept_beside_it() -> None:
     assert (found["a"][0]["b/c~"], found["surrogate"], found["good"]) == ("\ufffd\ufffd", "x\ufffd", "\u00e9")
     kept = {pointer: base64.b64decode(data) for pointer, data in found["bytes_base64"].items()}
     assert kept == {"/a/0/b~1c~0": b"\xff\xfe", "/surrogate": b"x\xff", "/half": "\ud800".encode("utf-8", "surrogatepass")}
+
+
+def test_bad_texts_below_a_long_name_cost_no_more_than_they_are() -> None:
+    long = "n" * 10_000
+    texts = [b"\xff%d" % number for number in range(3000)]
+    encoded = encode_document({long: texts, b"\xfe": b"\xff"})
+    assert len(encoded) < 2 * POINTER_BYTES_MAX
+    found = orjson.loads(encoded)
+    pointed, unpointed = 0, 0
+    for number, text in enumerate(found[long]):
+        if (kept := found["bytes_base64"].get(f"/{long}/{number}")) is not None:
+            assert text == f"\ufffd{number}" and base64.b64decode(kept) == texts[number]
+            pointed += 1
+        else:
+            assert text == f'"\\udcff{number}"'
+            unpointed += 1
+    assert 0 < pointed <= POINTER_BYTES_MAX // len(long) < unpointed
+    assert (found["\ufffd"], found["bytes_base64"]["/\ufffd"], found["bytes_base64"]["/\ufffd#name"]) == ("\ufffd", "/w==", "/g==")
 
 
 def test_keys_that_are_no_texts() -> None:

@@ -22,6 +22,8 @@ LISTENER = Listener("fluent", Protocol.FLUENT, Transport.TCP, 24224)
 TIME = msgpack.ExtType(0, (1_700_000_000).to_bytes(4, "big") + (123_456_789).to_bytes(4, "big"))
 ENTRIES = [[TIME, {"log": f"line {number}", "level": "warn"}] for number in range(3)]
 PACKED = b"".join(map(msgpack.packb, ENTRIES))
+IN_TWO = gzip.compress(PACKED[:9], mtime=0) + gzip.compress(PACKED[9:], mtime=0)
+NOTHINGS = gzip.compress(b"\xc0" * 3_000_000, mtime=0)
 FLUENT_STREAMS = [name for name in stream_names() if name.startswith("fluent")]
 
 
@@ -64,8 +66,8 @@ class Talk:
         pytest.param(["web", ENTRIES], ["line 0", "line 1", "line 2"], id="Forward"),
         pytest.param(["web", PACKED], ["line 0", "line 1", "line 2"], id="PackedForward"),
         pytest.param(["web", PACKED, {"compressed": "text"}], ["line 0", "line 1", "line 2"], id="PackedForward-text"),
-        pytest.param(["web", gzip.compress(PACKED), {"compressed": "gzip"}], ["line 0", "line 1", "line 2"], id="CompressedPackedForward"),
-        pytest.param(["web", gzip.compress(PACKED[:9]) + gzip.compress(PACKED[9:]), {"compressed": "gzip"}], ["line 0", "line 1", "line 2"], id="two-members"),
+        pytest.param(["web", gzip.compress(PACKED, mtime=0), {"compressed": "gzip"}], ["line 0", "line 1", "line 2"], id="CompressedPackedForward"),
+        pytest.param(["web", IN_TWO, {"compressed": "gzip"}], ["line 0", "line 1", "line 2"], id="two-members"),
         pytest.param(["web", zstandard.compress(PACKED), {"compressed": "zstd"}], ["line 0", "line 1", "line 2"], id="zstd"),
         pytest.param(["web", [TIME, {"meta": 1}], {"message": "one"}, {}], ["one"], id="Message-with-metadata"),
         pytest.param(["web", [[[TIME, {"meta": 1}], {"message": "one"}]], {}], ["one"], id="Forward-with-metadata"),
@@ -160,7 +162,7 @@ def test_what_is_no_entry_is_kept_as_it_came() -> None:
         (PACKED[:-2], {}, 2, "msgpack that ends too early"),
         (PACKED + b"\xc1", {}, 3, "no msgpack"),
         (b"junk", {"compressed": "gzip"}, 0, "a compressed stream is broken"),
-        (gzip.compress(PACKED)[:-9], {"compressed": "gzip"}, 0, "a compressed stream ends too early"),
+        (gzip.compress(PACKED, mtime=0)[:-9], {"compressed": "gzip"}, 0, "a compressed stream ends too early"),
         (PACKED, {"compressed": "lzma"}, 0, 'compressed: "lzma" is not known'),
         (b"metrics", {"fluent_signal": 1}, 0, "not logs"),
     ],
@@ -229,8 +231,17 @@ def test_a_list_of_four_billion_elements_is_only_a_claim() -> None:
 
 def test_a_bomb_is_refused() -> None:
     listener = LISTENER._replace(decompressed_bytes_max=1 << 20)
-    talk = Talk(listener).say(["web", gzip.compress(bytes(8 << 20)), {"compressed": "gzip", "chunk": "a"}])
+    talk = Talk(listener).say(["web", gzip.compress(bytes(8 << 20), mtime=0), {"compressed": "gzip", "chunk": "a"}])
     assert talk.connection.closed == "fluent-too-large" and talk.intake.refused == {RefusedReason.TOO_LARGE: 1} and not talk.documents
+
+
+@pytest.mark.parametrize(
+    "message",
+    [["web", NOTHINGS, {"compressed": "gzip"}], ["web", b"\xc0" * 600_000], ["web", [[]] * 600_000], ["web", [None] * 600_000]],
+)
+def test_a_chunk_of_more_entries_than_its_bytes_are_worth_is_refused(message: list[Any]) -> None:
+    talk = Talk().say(message)
+    assert talk.connection.closed == "fluent-too-large" and talk.intake.refused == {RefusedReason.TOO_LARGE: 1} and not talk.intake.taken
 
 
 def test_a_frame_that_does_not_go_on_is_given_up() -> None:

@@ -82,7 +82,7 @@ def test_an_export_is_answered_when_its_unit_has_settled() -> None:
 
 def test_calls_split_at_every_byte_are_the_same_calls() -> None:
     talk = Http2Talk()
-    first, second = talk.call(framed(MESSAGE)), talk.call(framed(gzip.compress(MESSAGE), True), more=[("grpc-encoding", "gzip")])
+    first, second = talk.call(framed(MESSAGE)), talk.call(framed(gzip.compress(MESSAGE, mtime=0), True), more=[("grpc-encoding", "gzip")])
     talk.exchange(step=1)
     talk.intake.settle_all()
     assert talk.headers_of(first)["grpc-status"] == talk.headers_of(second)["grpc-status"] == "0" and len(talk.intake.records) == 4
@@ -132,7 +132,7 @@ def test_other_methods_are_unimplemented_in_words(path: str) -> None:
         (framed(b"\xff\xff"), (), "3"),
         (framed(b"no gzip", True), (("grpc-encoding", "gzip"),), "3"),
         (framed(MESSAGE, True), (("grpc-encoding", "br"),), "12"),
-        (framed(gzip.compress(bytes(100_000)), True), (("grpc-encoding", "gzip"),), "3"),
+        (framed(gzip.compress(bytes(100_000), mtime=0), True), (("grpc-encoding", "gzip"),), "3"),
         (framed(bytes(10_000)), (), "3"),
     ],
 )
@@ -166,6 +166,15 @@ def test_every_input_of_http_is_there_over_http_2_as_well() -> None:
     talk.intake.settle_all()
     assert talk.headers_of(stored)[":status"] == "200" and b'"stored":1' in talk.data_of(stored)
     assert talk.headers_of(missing)[":status"] == "404" and b"/v1/logs" in talk.data_of(missing)
+
+
+@pytest.mark.parametrize("lengths", [("5", "5"), ("0", "0")])
+def test_a_length_that_is_said_twice_is_refused_and_harms_nobody_else(lengths: tuple[str, str]) -> None:
+    talk = Http2Talk()
+    talk.client.config.validate_outbound_headers = talk.client.config.normalize_outbound_headers = False
+    twice = talk.call(path="/ingest/web", media_type="text/plain", more=[("content-length", length) for length in lengths], end=False)
+    assert talk.headers_of(twice)[":status"] == "400" and talk.intake.refused == {RefusedReason.MALFORMED: 1}
+    assert talk.headers_of(talk.call(path="/health", media_type=""))[":status"] == "405" and not talk.connection.closed
 
 
 def test_a_large_body_goes_through_the_window_and_two_do_not_hold_each_other_up() -> None:

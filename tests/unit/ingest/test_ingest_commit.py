@@ -11,6 +11,7 @@ import pytest
 from appliance.ingest.event import EventSource
 from appliance.ingest.listener import Listener
 from appliance.ingest.record import Record
+from appliance.ingest.topic_backlog import BACKLOG_BYTES_MAX, TopicBacklog
 from appliance.ingest.unit import Outcome, Unit
 from appliance.ipc.descriptors import DescriptorKind
 from tests.unit.ingest.stepped_ingest import SteppedIngest
@@ -200,6 +201,45 @@ def test_a_record_that_cannot_be_stored_where_it_belongs_is_a_dead_letter_that_s
     assert (headers["dead_letter_reason"], headers["dead_letter_topic"], headers["listener"]) == (b"no_key", b"syslog", b"syslog-tcp")
     assert box.messages() == ["stored"]
     assert (box.ledger().stored, box.counter('ingest.counted{reason="no_key"}')) == (1, 1)
+
+
+NO_KEY = b"<13>1 2026-01-01T00:00:00Z web sshd - - - nobody %b\n" % (b"x" * 60_000)
+
+
+def test_dead_letters_whose_topic_cannot_be_made_are_counted_and_take_no_memory(make: Callable[..., SteppedIngest]) -> None:
+    box = make(table="route app=sshd -> syslog key=field.user key-required=yes\ndead-letter -> dead\n")
+    sender = box.connect()
+    for number in range(100):
+        sender.sendall(NO_KEY)
+        box.run_until(lambda wanted=number + 1: box.ledger().received == wanted)
+    backlog = box.agent._topics.of("dead").collector
+    assert isinstance(backlog, TopicBacklog) and (len(backlog) - 1) * 60_000 < BACKLOG_BYTES_MAX
+    assert box.counter('ingest.counted{reason="no_key"}') == 100 and not box.counter("ingest.connections_paused")
+
+
+def test_a_sender_of_dead_letters_is_slowed_down_like_others(make: Callable[..., SteppedIngest]) -> None:
+    box = make(table="route app=sshd -> syslog key=field.user key-required=yes\ndead-letter -> dead\n")
+    box.create_other("dead")
+    box.step()
+    box.agent._topics.of("dead").collector.block(frozenset({0}))  # type: ignore[union-attr]
+    sender = box.connect()
+    sender.sendall(NO_KEY)
+    box.run_until(lambda: box.ledger().received == 1)
+    assert box.counter("ingest.connections_paused") == 1
+
+
+@pytest.mark.parametrize("is_full", [True, False], ids=["full", "gone while it was blocked"])
+def test_senders_are_told_to_come_later_while_a_topic_that_is_gone_has_no_room_and_no_longer(box: SteppedIngest, is_full: bool) -> None:
+    intake, listener = box.agent._intake, listener_of(box)
+    box.agent._topics.of("syslog").collector.block(frozenset({0}))  # type: ignore[union-attr]
+    assert intake.blocked_by(listener)
+    box.publish(0)
+    box.step()
+    if is_full:
+        intake.take(Unit(listener, SOURCE), [Record(bytes(1 << 20))] * 5)
+    assert intake.blocked_by(listener) == is_full
+    box.publish(box.partitions)
+    box.run_until(lambda: not intake.blocked_by(listener))
 
 
 def test_nothing_waits_for_producer_ids_that_nobody_would_miss(make: Callable[..., SteppedIngest], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import struct
 import zlib
 
+import cramjam
 import orjson
 import pytest
 
+from appliance.ingest.http import journal_upload
 from appliance.ingest.http.journal_export import BadExport, JournalExportReader
 from appliance.ingest.intake import RefusedReason
 from appliance.ingest.unit import Outcome
@@ -138,6 +141,18 @@ def test_a_compressed_journal_is_opened_as_it_comes_and_another_type_is_415() ->
     assert [answer.status for answer in talk.ask(chunked("/upload", body[:50], body[50:], Content_Type=TYPE, Content_Encoding="deflate"))] == [202]
     assert len(talk.intake.records) == 5
     assert [answer.status for answer in talk.ask(chunked("/upload", b"x", Content_Type="text/plain"))] == [415]
+
+
+@pytest.mark.parametrize("coding", ["gzip", "zstd"])
+def test_a_piece_that_opens_to_too_many_entries_is_413(coding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_upload, "PIECE_ENTRIES_MAX", 1_000)
+    monkeypatch.setattr(journal_upload, "READ_BYTES", 400)
+    compress = {"gzip": gzip.compress, "zstd": lambda data: bytes(cramjam.zstd.compress(data))}[coding]
+    talk = HttpTalk()
+    answers = talk.ask(chunked("/upload", compress(b"A=\n\n" * 100_000), Content_Type=TYPE, Content_Encoding=coding))
+    assert [answer.status for answer in answers] == [413] and talk.intake.refused == {RefusedReason.TOO_LARGE: 1}
+    assert len(talk.intake.records) <= 1_100
+    assert [answer.status for answer in HttpTalk().ask(chunked("/upload", compress(JOURNAL), Content_Type=TYPE, Content_Encoding=coding))] == [202]
 
 
 def test_a_slow_sender_of_a_large_value_costs_no_search_from_its_start_per_byte() -> None:

@@ -106,7 +106,14 @@ def test_a_push_is_read_whole_or_refused_whole(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"\xff" * 8, bytes(cramjam.snappy.compress_raw(b"\x0a\xff")), bytes(cramjam.snappy.compress_raw(protobuf_push(labels="job")))]
+    "body",
+    [
+        b"",
+        b"\xff" * 8,
+        bytes(cramjam.snappy.compress_raw(b"\x0a\xff")),
+        bytes(cramjam.snappy.compress_raw(b"\x02\x00")),
+        bytes(cramjam.snappy.compress_raw(protobuf_push(labels="job"))),
+    ],
 )
 def test_protobuf_that_is_none_is_refused(body: bytes) -> None:
     intake = RecordingIntake()
@@ -126,6 +133,18 @@ def test_more_entries_than_one_turn_takes_are_refused(monkeypatch: pytest.Monkey
     intake = RecordingIntake()
     assert ask(intake, PUSH, json_push(*[["1", "x"]] * 3), headers=JSON).answer.status == 413 and not intake.taken
     assert stored(intake, PUSH, json_push(*[["1", "x"]] * 2), headers=JSON).answer.status == 204
+
+
+@pytest.mark.parametrize(
+    "body",
+    [field(1, b"") * 9, field(1, field(1, b"{}") * 9), field(1, field(1, b"{}") + field(2, field(2, b"x" * (1 << 16)) + field(3, b"") * 9))],
+    ids=("streams", "labels", "pairs of a large entry"),
+)
+def test_a_push_of_very_many_empty_parts_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    monkeypatch.setattr(loki_push, "PARTS_MAX", 8)
+    intake = RecordingIntake()
+    asked = ask(intake, PUSH, body, headers=PROTOBUF, content_encoding=b"snappy")
+    assert asked.answer.status == 413 and not intake.records and intake.refused == {RefusedReason.TOO_LARGE: 1}
 
 
 def test_back_pressure_is_429_and_what_can_never_be_stored_400() -> None:

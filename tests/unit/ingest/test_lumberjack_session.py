@@ -180,6 +180,8 @@ def test_the_raw_form_is_the_bytes_of_the_sender() -> None:
         (compressed(compressed(event(2))), RefusedReason.MALFORMED, "lumberjack-malformed"),
         (compressed(event(2)[:-1]), RefusedReason.MALFORMED, "lumberjack-malformed"),
         (compressed(bytes(5 << 20)), RefusedReason.TOO_LARGE, "lumberjack-too-large"),
+        (compressed(event(2, b"") * 101_000), RefusedReason.TOO_LARGE, "lumberjack-too-large"),
+        (compressed(event(2, b"") * 60_000) * 2, RefusedReason.TOO_LARGE, "lumberjack-too-large"),
     ],
 )
 def test_what_is_no_frame_ends_the_connection_and_is_counted(stream: bytes, reason: RefusedReason, closed: str) -> None:
@@ -195,3 +197,9 @@ def test_a_frame_that_does_not_go_on_is_given_up_and_half_of_one_at_the_end_is_c
     ended = Talk().send(window(1) + event(1)[:-1])
     ended.session.finished()
     assert ended.intake.refused == {RefusedReason.INCOMPLETE: 1} and ended.intake.streams[0].ends == []
+
+
+def test_what_is_held_back_is_decided_when_the_sender_ends_inside_a_frame() -> None:
+    talk = Talk().send(window(2) + event(1) + event(2)[:-1])
+    talk.session.finished()
+    assert talk.intake.streams[0].is_hurried and talk.intake.streams[0].ends == []

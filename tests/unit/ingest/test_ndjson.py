@@ -87,7 +87,8 @@ def test_raw_keeps_the_sender_s_own_bytes() -> None:
 def test_very_many_records_are_413(monkeypatch: pytest.MonkeyPatch) -> None:
     assert RECORDS_MAX == 100_000
     monkeypatch.setattr(ndjson, "RECORDS_MAX", 100)
-    assert post(HttpTalk(), b"{}\n" * 101).status == 413
+    assert post(HttpTalk(), b"{}\n" * 101).status == post(HttpTalk(), b"\n" * 201).status == 413
+    assert post(HttpTalk(), b"{}\n\n" * 100).status == 200
     assert post(HttpTalk(), b"[" + b"{}," * 100 + b"{}]", "application/json").status == 413
 
 

@@ -217,7 +217,9 @@ def test_busy_is_503_with_a_status_that_can_be_read() -> None:
     assert export(talk, b"").body[:2] == b"\x08\x0e"
 
 
-@pytest.mark.parametrize("body", [b"\x0a", b"\x0a\x05abc", b"\xff" * 20, b"\x0a\x04\x12\x02\x12\x01", b"\x0b", b"\x0a\x07\x0a\x05\x0a\x03\x0a\x01\xff", b"{}"])
+@pytest.mark.parametrize(
+    "body", [b"\x0a", b"\x0a\x05abc", b"\xff" * 20, b"\x0a\x04\x12\x02\x12\x01", b"\x0b", b"\x0a\x07\x0a\x05\x0a\x03\x0a\x01\xff", b"\x02\x00", b"{}"]
+)
 def test_what_is_no_protobuf_is_answered_400_and_counted(body: bytes) -> None:
     talk = HttpTalk()
     assert export(talk, body).status == 400 and talk.intake.refused == {RefusedReason.MALFORMED: 1}
@@ -254,6 +256,25 @@ def test_a_request_of_very_many_tiny_records_is_refused_before_it_is_read(monkey
         read_protobuf(body, LISTENER)
     with pytest.raises(TooManyRecords):
         read_protobuf(b"\x0a\x00" * 401, LISTENER)
+    numbers = b"\x38\x01" * 50
+    with pytest.raises(TooManyRecords):  # numbers that nobody reads cost time all the same
+        read_protobuf((b"\x0a" + _varint(len(numbers)) + numbers) * 9, LISTENER)
+
+
+@pytest.mark.parametrize("encoding", ["protobuf", "json"])
+def test_a_key_that_is_there_thousands_of_times_costs_time_in_proportion(encoding: str) -> None:
+    count = 20_000
+    if encoding == "protobuf":
+        message = otlp_request(["x"])
+        for number in range(count):
+            message.resource_logs[0].scope_logs[0].log_records[0].attributes.add(key="k").value.int_value = number
+        (record,) = records_of(read_protobuf(message.SerializeToString(), LISTENER))
+    else:
+        pairs = b",".join(b'{"key":"k","value":{"intValue":%d}}' % number for number in range(count))
+        body = b'{"resourceLogs":[{"scopeLogs":[{"logRecords":[{"attributes":[%b]}]}]}]}' % pairs
+        (record,) = records_of(read_otlp_json(body, LISTENER))
+    fields = orjson.loads(record.value)["fields"]
+    assert len(fields) == count and fields["k"] == 0 and fields[f"k#{count}"] == count - 1
 
 
 def test_nested_json_without_an_end_is_refused_or_kept_as_text() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from appliance.base.invariants import InvariantViolation
+from appliance.ingest import partitioner as partitioner_module
 from appliance.ingest.partitioner import CACHED_KEYS_MAX, Partitioner, stand_in
 from appliance.records.key_hash import partition_of_key
 
@@ -14,6 +15,16 @@ def test_a_key_has_one_partition() -> None:
     for number in range(100):
         key = b"host-%d" % number
         assert partitioner.choose(key) == partitioner.choose(key) == partition_of_key(key, 7)
+
+
+def test_keys_of_any_length_have_a_partition_and_long_ones_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitioner_module, "HASHED_BYTES_MAX", 2000)
+    partitioner = Partitioner(7)
+    long = [b"%d" % number + b"x" * 1000 for number in range(50)]
+    assert [partitioner.choose(key) for key in long] == [partition_of_key(key, 7) for key in long]
+    assert not partitioner._by_key
+    endless = b"x" * 2000
+    assert partitioner.choose(endless + b"x") == partition_of_key(endless, 7) == partitioner.choose(endless + b"y")
 
 
 def test_records_without_key_stay_until_a_batch_is_closed_and_take_turns() -> None:

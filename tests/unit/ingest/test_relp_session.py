@@ -205,3 +205,11 @@ def test_a_sender_that_ends_its_side_with_answers_due_waits_for_them() -> None:
     session.received(lines(2, b"start"))
     session.finished()
     assert connection.intake.streams[0].is_hurried and connection.intake.streams[0].ends == []
+
+
+def test_half_a_frame_at_the_end_is_counted() -> None:
+    session, connection = opened()
+    session.received(lines(2, b"start")[:-3])
+    session.finished()
+    session.lost()
+    assert connection.intake.refused == {RefusedReason.INCOMPLETE: 1} and not connection.intake.messages

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from appliance.ingest.replay.identity import digest_of
 from appliance.ingest.replay.journal_findings import JournalFindings
-from appliance.ingest.replay.journal_records import Damaged, Done, Forgotten, Frames, JournalledBatch, JournalRecord, Stored, decode_all, encode
+from appliance.ingest.replay.journal_records import Begun, Damaged, Done, Forgotten, Frames, JournalledBatch, JournalRecord, Stored, decode_all, encode
 from appliance.ingest.replay.replay_memory import ReplayMemory
 from appliance.storage import file_io
 from tests.support.ingest_state import IngestState, fail_all
 
 CHUNK, STREAM = digest_of(b"chunk"), digest_of(b"stream")
 TOPIC_ID = b"syslog-topic-id!"
+BOOT = bytes(range(16))
 
 
 @pytest.fixture
@@ -39,6 +40,7 @@ RECORDS: list[JournalRecord] = [
     batch(13, (CHUNK, 10, 1)),
     Stored(STREAM, 2, "errors", 0b1011),
     Forgotten(CHUNK),
+    Begun(BOOT),
 ]
 
 
@@ -129,7 +131,8 @@ def test_every_call_may_fail_and_the_rest_is_read(state: IngestState, monkeypatc
 
 def test_findings_tell_stored_unknown_and_forgotten_apart() -> None:
     memory = ReplayMemory(100, 1000)
-    findings = JournalFindings(memory)
+    findings = JournalFindings(memory, BOOT)
+    findings.add(Begun(BOOT))
     other = digest_of(b"other")
     for record in (
         batch(0, (CHUNK, 0, 2)),
@@ -147,7 +150,7 @@ def test_findings_tell_stored_unknown_and_forgotten_apart() -> None:
 
 
 def test_findings_put_the_frames_of_a_stream_together() -> None:
-    findings = JournalFindings(ReplayMemory(100, 1000))
+    findings = JournalFindings(ReplayMemory(100, 1000), BOOT)
     digests = b"".join(b"%08d" % number for number in range(20))
     findings.add(Frames(STREAM, 0, "relp", b"h", digests[:80]))
     findings.add(Frames(STREAM, 5, "relp", b"h", digests[40:120]))

@@ -37,7 +37,8 @@ class Lives:
     def kill(self) -> None:
         self.number += 1
         journal = str(self.state.directory / "journal")
-        self.replays = Replays(journal, f"life{self.number}", 1000, 600_000, self.leaders, self.state.clock, self.state.counters, self.state.log)
+        state = self.state
+        self.replays = Replays(journal, f"life{self.number}", state.boot, 1000, 600_000, self.leaders, state.clock, state.counters, state.log)
         while not self.replays.is_loaded:
             self.replays.do_work(self.state.clock.monotonic_ms(), IMAGE, True)
 
@@ -93,6 +94,46 @@ def test_what_is_known_is_not_asked_for_again_by_any_later_life(lives: Lives) ->
     lives.kill()
     assert lives.replays.is_settled
     assert [ordinal for ordinal in range(20) if lives.replays.memory.has(CHUNK, "syslog", ordinal)] == [*range(10), 15, 16]
+
+
+@pytest.mark.parametrize(("last_sequence", "kept"), [(14, 15), (9, 10), (None, 0)])
+def test_after_a_power_cut_the_leader_says_what_is_stored_whatever_the_journal_says(lives: Lives, last_sequence: int | None, kept: int) -> None:
+    """The log lost with its page cache what the journal still knows as stored; a sender that brings it again must not be told yes for nothing."""
+    for batch in (WaitingBatch(10, [(CHUNK, 0, 10)]), WaitingBatch(5, [(CHUNK, 10, 5)], sequence=10)):
+        lives.replays.before_offer(batch)
+        lives.replays.stored(batch)
+    lives.replays.close()
+    lives.state.boot = digest_of(b"another boot")
+    lives.kill()
+    assert lives.replays.memory.look(CHUNK) is Known.UNSURE
+    lives.leaders.last = {7: (0, last_sequence)} if last_sequence is not None else {}
+    lives.kill()
+    assert lives.replays.memory.look(CHUNK) is Known.UNSURE, "the life between has asked nobody"
+    lives.run()
+    memory = lives.replays.memory
+    assert [ordinal for ordinal in range(15) if memory.has(CHUNK, "syslog", ordinal)] == list(range(kept))
+    lives.run()
+    lives.kill()
+    assert lives.replays.is_settled, "what a leader said in this boot is believed"
+    assert [ordinal for ordinal in range(15) if lives.replays.memory.has(CHUNK, "syslog", ordinal)] == list(range(kept))
+
+
+def test_after_a_power_cut_a_stream_is_asked_for_too(lives: Lives) -> None:
+    session = lives.open_stream()
+    session.take(frames(0, 1, 2), "first")
+    batch = WaitingBatch(3, [(session.identity, 0, 3)])
+    lives.replays.before_offer(batch)
+    lives.replays.stored(batch)
+    session.settled(0, 3)
+    lives.replays.close()
+    lives.state.boot = digest_of(b"another boot")
+    lives.kill()
+    again = lives.open_stream()
+    assert again.take(frames(0, 1, 2, 3), "all") is None, "held back until the leader has answered"
+    lives.leaders.last = {7: (0, 1)}
+    lives.run(HOLD_MS + 100)
+    ((_, serial),) = lives.aligned
+    assert not lives.replays.memory.has(again.identity, "syslog", serial), "the log has nothing of it"
 
 
 def test_what_a_sender_asked_to_be_forgotten_is_new_in_the_next_life(lives: Lives) -> None:

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from appliance.ingest.listener import KeyKind, KeyRule
+from appliance.agents.intake.ingest_input import KEPT_NAMES_BYTES_MAX, IngestInput
+from appliance.ingest.listener import SYSLOG_TCP, KeyKind, KeyRule
 from appliance.ingest.table.conditions import field_of
 from appliance.ingest.table.ingest_table import read_table
 from appliance.ingest.table.router import Destination, Router, direct, key_of
@@ -131,3 +132,15 @@ def test_a_key_is_what_its_rule_names(rule: KeyRule, record: Routed, key: bytes 
 
 def test_a_field_that_is_called_by_the_whole_path_goes_before_one_inside() -> None:
     assert field_of({"a.b": 1, "a": {"b": 2}}, "a.b") == 1 and field_of({"a": {"b": {"c": 3}}}, "a.b.c") == 3 and field_of({}, "a") is None
+
+
+def test_answers_for_syslog_are_remembered_by_short_names_alone() -> None:
+    reading = read_table("route app=sshd* -> security", "t", make_box())
+    made = reading.router()
+    source = IngestInput(next(listener for listener in reading.listeners if listener.name == SYSLOG_TCP), made)
+    long = b"h" * KEPT_NAMES_BYTES_MAX
+    for host, app, topic in ((b"h", b"sshd", "security"), (b"h", b"cron", "syslog"), (long, b"sshd2", "security"), (long, b"cron", "syslog")):
+        message = source.parser.parse(b"<13>1 - %b %b - - - x" % (host, app), 0)
+        for _ in range(2):
+            assert [destination.topic for destination in source.route_syslog(message)] == [topic]
+    assert {(host, app) for _, _, host, app in source._answers} == {(b"h", b"sshd"), (b"h", b"cron")}

@@ -254,18 +254,25 @@ def test_a_request_that_was_refused_is_never_true() -> None:
 def test_channels_and_what_they_wait_for_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(splunk_acks, "UNSETTLED_MAX", 3)
     monkeypatch.setattr(splunk_acks, "UNTOLD_MAX", 2)
+    monkeypatch.setattr(splunk_acks, "UNPOLLED_MAX", 1)
     monkeypatch.setattr(splunk_acks, "TOLD_MAX", 1)
     book = AckBook(2)
     channel = book.channel(b"a", b"")
     assert channel is not None and book.channel(b"b", b"") is not None
     taken = [channel.open(b"%d" % number) for number in range(3)]
     ack_ids = [one.ack_id for one in taken]
+    assert not any(channel.ask([7]).values()), "it polls"
     assert channel.is_full and book.channel(b"c", b"") is not None and book.find(b"b") is None, "the one that waits for nothing goes"
     for one in taken:
         channel.on_settled(one, True, True)
     assert channel.take_forgotten() == [b"0"]
     assert channel.ask(ack_ids) == dict(zip(ack_ids, (False, True, True))) and channel.take_forgotten() == [b"1", b"2"] and not channel._equals
     assert channel.ask(ack_ids) == dict(zip(ack_ids, (False, False, True)))
+    silent = book.channel(b"d", b"")
+    assert silent is not None
+    for one in [silent.open(b"%d" % number) for number in range(3)]:
+        silent.on_settled(one, True, False)
+    assert len(silent._untold) == 1
     for name in (b"c", b"d"):
         waiting = book.channel(name, b"")
         assert waiting is not None

@@ -30,6 +30,24 @@ def test_rfc3339_times_are_read_twice_alike_and_keep_their_text(text: str) -> No
     assert first == second == (ms(text), text.encode())
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("2024-10-11t22:14:15Z", "2024-10-11T22:14:15.000Z"),
+        ("2024-10-11 22:14:15.5+02:00", "2024-10-11T20:14:15.500Z"),
+        ("1924-10-11T22:14:15Z", None),
+        ("1969-12-31T23:59:59.5Z", None),
+        ("1970-01-01T00:30:00+02:00", None),
+        ("1970-01-02T00:30:00+02:00", "1970-01-02T00:30:00+02:00"),
+    ],
+)
+def test_other_times_are_read_twice_alike_too(text: str, found: str | None) -> None:
+    reader = TimestampReader()
+    for _ in range(2):
+        instant = reader.read_rfc3339(text.encode())
+        assert (instant and instant.text.decode()) == found
+
+
 def test_a_cached_second_serves_another_zone_and_fraction() -> None:
     reader = TimestampReader()
     reader.read_rfc3339(b"2024-10-11T22:14:15.003+02:00")
