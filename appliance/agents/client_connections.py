@@ -7,7 +7,6 @@ ready is sent with the turn's end, not at once; that is what makes one send of s
 
 from __future__ import annotations
 
-import errno
 import resource
 import select
 import socket
@@ -33,6 +32,7 @@ from appliance.broker.held_memory import HeldMemory
 from appliance.broker.receiver import OnRequest, Receiver
 from appliance.broker.transport import PlainTransport
 from appliance.runtime.agent import ServiceContext
+from appliance.runtime.listening import NO_ROOM_TO_ACCEPT
 from appliance.shm.arena import Arena
 
 READ_INTEREST = select.EPOLLIN | select.EPOLLRDHUP
@@ -42,7 +42,6 @@ SWEEP_SLICE = 500
 """Connections that are looked at in one turn of a sweep."""
 DESCRIPTORS_RESERVED = 512
 """For segments, channels and look-ups: connections never take these."""
-_NO_ROOM_TO_ACCEPT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 
 class ClientConnections:
@@ -167,7 +166,7 @@ class ClientConnections:
             try:
                 sock, peer = self._listening.accept()
             except OSError as error:
-                if error.errno in _NO_ROOM_TO_ACCEPT:
+                if error.errno in NO_ROOM_TO_ACCEPT:
                     # The client stays in the queue and the socket stays readable: without a pause we would spin.
                     self._accept_failures.add()
                     self._stop_accepting()

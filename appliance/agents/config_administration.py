@@ -53,7 +53,7 @@ class ConfigAdministration:
         self._add(Entity(False, name), Alteration(change, validate_only, on_result))
 
     def alter_box(self, name: str, change: ConfigChange, validate_only: bool, on_result: OnResult) -> None:
-        """The same for this broker, or all: whoever is controller."""
+        """The same for this broker, or all."""
         self._add(Entity(True, name), Alteration(change, validate_only, on_result))
 
     def _add(self, entity: Entity, alteration: Alteration) -> None:
@@ -66,7 +66,7 @@ class ConfigAdministration:
             self._go_on(entity)
 
     def _go_on(self, entity: Entity) -> None:
-        if entity in self._wanted and (entity.is_broker or self._cluster.fence is not None):
+        if entity in self._wanted and self._cluster.has_arrived:
             alteration = self._wanted[entity][0]
             alter = alter_box_config if entity.is_broker else alter_topic_config
             operation = alter(self._cluster, entity.name, alteration.change, alteration.validate_only)

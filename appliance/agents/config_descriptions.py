@@ -61,9 +61,14 @@ def _topic_synonyms(row: TopicConfigRow, topic: Mapping[str, str], broker: Broke
 
 
 def describe_dynamic(
-    own: Mapping[str, str], for_all: Mapping[str, str], with_synonyms: bool, with_documentation: bool, only_set: bool = False
+    own: Mapping[str, str],
+    for_all: Mapping[str, str],
+    settings: Mapping[str, BrokerConfig],
+    with_synonyms: bool,
+    with_documentation: bool,
+    only_set: bool = False,
 ) -> list[DescribedConfig]:
-    """What can be set on this broker while it runs: its own before what is set on all; with `only_set` what is set."""
+    """What can be set on this broker while it runs: its own before what is set on all, and before `settings`; with `only_set` what is set."""
     described = []
     for config in DYNAMIC_BROKER_CONFIGS.values():
         synonyms = [ConfigSynonym(config.name, own[config.name], ConfigSource.DYNAMIC_BROKER)] if config.name in own else []
@@ -71,6 +76,8 @@ def describe_dynamic(
             synonyms.append(ConfigSynonym(config.name, for_all[config.name], ConfigSource.DYNAMIC_DEFAULT_BROKER))
         if only_set and not synonyms:
             continue
+        if config.name in settings and not settings[config.name].is_default:
+            synonyms.append(ConfigSynonym(config.name, settings[config.name].value, ConfigSource.STATIC_BROKER))
         synonyms.append(ConfigSynonym(config.name, config.default, ConfigSource.DEFAULT))
         first = synonyms[0]
         described.append(

@@ -1,7 +1,7 @@
 """DescribeConfigs, AlterConfigs and IncrementalAlterConfigs, from the body of a request to the body of its answer.
 
-Owned by the controller process. Topics can be altered; of a broker's configs the throttles of replication (`metadata/dynamic_broker_configs.py`). A box reads
-its settings at the start, and says so when others are to be altered.
+Owned by the controller process of each box: Kafka's clients ask any broker to alter a topic's configs. Topics can be altered; of a broker's configs the
+throttles (`metadata/dynamic_broker_configs.py`). A box reads its settings at the start, and says so when others are to be altered.
 Weak spot: as of `waiting_request`; what is described is the controller's copy, which a change by other tools reaches by a notification.
 """
 
@@ -14,7 +14,7 @@ from functools import partial
 from appliance.agents.config_administration import ConfigAdministration
 from appliance.agents.config_descriptions import BrokerSide, describe_broker, describe_dynamic, describe_topic
 from appliance.agents.topic_administration import Result
-from appliance.agents.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, Waiting, told
+from appliance.agents.waiting_request import Answer, ControllerRequest, Key, Wait, Waiting, told
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import topic_name_problem
 from appliance.base.setting_rows import SETTING_ROWS
@@ -103,11 +103,12 @@ class ConfigRequests:
         if kind == ResourceType.BROKER:
             for_all = self._cluster.dynamic_configs.get(DEFAULT_BROKER, {})
             if not name:  # only what was altered for all brokers
-                return describe_dynamic({}, for_all, request.include_synonyms, request.include_documentation, only_set=True)
+                return describe_dynamic({}, for_all, {}, request.include_synonyms, request.include_documentation, only_set=True)
             _refuse_other_broker(name, self._cluster.broker_id)
             own = self._cluster.dynamic_configs.get(name, {})
-            fixed = describe_broker(self._broker_configs, request.include_synonyms, request.include_documentation)
-            return [*fixed, *describe_dynamic(own, for_all, request.include_synonyms, request.include_documentation)]
+            read_at_start = {name: config for name, config in self._broker_configs.items() if name not in DYNAMIC_BROKER_CONFIGS}
+            fixed = describe_broker(read_at_start, request.include_synonyms, request.include_documentation)
+            return [*fixed, *describe_dynamic(own, for_all, self._broker_configs, request.include_synonyms, request.include_documentation)]
         if kind != ResourceType.TOPIC:
             raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {_kind_text(kind)}")
         if result is not None and result.code is not ErrorCode.NONE:
@@ -160,9 +161,6 @@ class ConfigRequests:
             return
         if resource.resource_type == ResourceType.BROKER:
             self._administration.alter_box(resource.resource_name or DEFAULT_BROKER, change, validate_only, on_result)
-            return
-        if self._cluster.fence is None:
-            on_result(NOT_CONTROLLER)
             return
         self._administration.alter(resource.resource_name, change, validate_only, on_result)
 

@@ -19,34 +19,27 @@ from typing import Any
 
 from appliance.agents.admission import Admission, Refusal
 from appliance.agents.box_requests import BoxRequests
-from appliance.agents.config_administration import ConfigAdministration
+from appliance.agents.cluster_administration import ClusterAdministration
 from appliance.agents.controller_requests import ControllerRequests
 from appliance.agents.coordinator_services import KINDS as COORDINATOR_KINDS
 from appliance.agents.coordinator_services import CoordinatorServices
 from appliance.agents.creation_elsewhere import CreationElsewhere
 from appliance.agents.disk_bring_up import DiskBringUp
 from appliance.agents.disk_commands import DiskCommands
-from appliance.agents.disk_draining import DiskDraining
-from appliance.agents.election_administration import ElectionAdministration, LeadershipReturn
 from appliance.agents.failover import Failover
 from appliance.agents.hosting import Hosting
 from appliance.agents.image_publisher import ImagePublisher
 from appliance.agents.isr_keeper import IsrKeeper
 from appliance.agents.lease_keeper import LeaseKeeper
+from appliance.agents.live_brokers import LiveBrokers
 from appliance.agents.move_administration import MoveAdministration
 from appliance.agents.move_progress import MoveProgressFiles
 from appliance.agents.move_requests import MoveRequests
-from appliance.agents.partition_administration import PartitionAdministration
-from appliance.agents.reassignment_administration import ReassignmentAdministration
 from appliance.agents.request_server import RequestClient, RequestServer
 from appliance.agents.role_keeper import RoleKeeper
-from appliance.agents.topic_administration import TopicAdministration
-from appliance.agents.topic_copies import TopicCopies
 from appliance.agents.tree_looks import TreeLooks
 from appliance.base.model import TopicId
-from appliance.base.settings import Box
 from appliance.client.peers import Peers
-from appliance.ingest.table.ingest_table import table_of
 from appliance.ipc.box_disks import BoxDisks
 from appliance.ipc.controller_frames import GENERATION, IMAGE_CHANGED
 from appliance.ipc.frames import Frame
@@ -60,9 +53,8 @@ from appliance.metadata.topic_configs import broker_config
 from appliance.metadata.znodes import BoxRecord, BrokerRegistration, broker_path
 from appliance.replication.arrival import Arrival, arrive
 from appliance.replication.cluster import Cluster, DiskReport, topic_id_of
-from appliance.replication.controller import CreationDefaults, DiskSpace
+from appliance.replication.controller import DiskSpace
 from appliance.replication.internal_topics import internal_topic
-from appliance.replication.topic_copies import copies_wanted
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.runtime.poller import READABLE
 from appliance.runtime.systemd import notify_refused
@@ -155,6 +147,7 @@ class ControllerAgent:
             self.cluster, self._runner, self._disks, self._isr.is_settled, deadline_ms, now_ms, context.counters, context.log, self._on_failure
         )
         self._roles = RoleKeeper(self.cluster, self._own_runner, self._bring_up.is_brought_up, now_ms)
+        self._live_brokers = LiveBrokers(self.cluster, self._own_runner, now_ms)
         self._hosting = Hosting(self.cluster, self._runner, self._spaces, self._bring_up.all_told, context.counters, context.log, self._on_failure)
         self._failover = Failover(
             self.cluster,
@@ -167,45 +160,18 @@ class ControllerAgent:
             context.log,
             self._on_failure,
         )
-        self._administration = TopicAdministration(
-            self.cluster,
-            self._runner,
-            self._spaces,
-            new_topic_id,
-            self._defaults(),
-            box.flag("delete.topic.enable"),
-            lambda name: internal_topic(name, box, len(self.cluster.open_brokers())),
-            context.counters,
-            context.log,
-            self._on_failure,
-            now_ms,
-        )
+        self._administration = ClusterAdministration(context, self.cluster, self._runner, self._spaces, new_topic_id, self._on_failure)
         self._looks = TreeLooks(
             self.cluster,
             self._runner,
             new_topic_id,
-            lambda: self._administration.creating,
+            lambda: self._administration.topics.creating,
             lambda: self.session.session_id,
             context.clock,
             context.log,
             self._on_cluster_changed,
             self._on_failure,
         )
-        self._partitions = PartitionAdministration(self.cluster, self._runner, self._spaces, self._defaults(), context.counters, context.log, self._on_failure)
-        self._alterations = ConfigAdministration(self.cluster, self._runner, context.counters, context.log, self._on_failure)
-        self._reassigning = ReassignmentAdministration(self.cluster, self._runner, context.counters, context.log, self._on_failure)
-        leadership_return = LeadershipReturn(
-            box.flag("auto.leader.rebalance.enable"),
-            box.integer("leader.imbalance.check.interval.seconds") * 1000,
-            box.integer("leader.imbalance.per.broker.percentage"),
-        )
-        self._electing = ElectionAdministration(
-            self.cluster, self._runner, leadership_return, context.clock.monotonic_ms, context.counters, context.log, self._on_failure
-        )
-        self._copies = TopicCopies(
-            self.cluster, _copies_wanted(box), self._reassigning, self._electing if leadership_return.is_enabled else None, now_ms, context.log
-        )
-        self._draining = DiskDraining(self.cluster, self._runner, context.counters, context.log, self._on_failure)
         self._moves = MoveAdministration(
             self.cluster,
             self._runner,
@@ -226,13 +192,11 @@ class ControllerAgent:
         self._requests = ControllerRequests(
             self.cluster,
             self._administration,
-            self._partitions,
-            self._alterations,
-            self._reassigning,
-            self._electing,
             lambda wait, answer: BoxRequests(self.cluster, self._runner, context.log, self._on_failure, wait, answer, context.clock.monotonic_ms),
             self._elsewhere,
-            lambda wait, answer: MoveRequests(self.cluster, self._moves.orders, self._draining, box.disks, wait, answer, context.clock.monotonic_ms),
+            lambda wait, answer: MoveRequests(
+                self.cluster, self._moves.orders, self._administration.draining, box.disks, wait, answer, context.clock.monotonic_ms
+            ),
             broker_configs(box),
             lambda: self._arrived,
             lambda: box.zookeeper if self.session.state in AWAY else "",
@@ -270,9 +234,6 @@ class ControllerAgent:
             self._last_term = fence.controller_epoch
             self._terms.add()
 
-    def _defaults(self) -> CreationDefaults:
-        return CreationDefaults(self._box.integer("num.partitions"), self._box.integer("default.replication.factor"))
-
     def _open_session(self) -> ZooKeeperSession:
         saved = SavedSession.load(self._session_path, self._box.zookeeper)
         session = self._make_session(self._box.zookeeper, self._box.integer("zookeeper.session.timeout.ms"), saved, self._on_state, self._on_change)
@@ -297,15 +258,10 @@ class ControllerAgent:
             self._failover.reconsider()
             self._hosting.reconsider()
             self._administration.reconsider()
-            self._partitions.reconsider()
-            self._alterations.reconsider()
-            self._reassigning.reconsider()
-            self._electing.reconsider()
-            self._copies.reconsider()
-            self._draining.reconsider()
         work += self._lease.do_work(self._arrived and self.cluster.has_other_boxes and self._bring_up.roles_are_told())
         work += self._isr.do_work()
         work += self._roles.do_work()
+        work += self._live_brokers.do_work()
         work += self._moves.do_work(now_ns, self._arrived)
         work += self._publisher.do_work(now_ns)
         work += self._requests.do_work()
@@ -552,9 +508,3 @@ class ControllerAgent:
         """0 before the log-writer has counted: then the disks with the fewest partitions come first."""
         snapshot = read_counters(self._context.layout, f"log-writer@{disk}")
         return snapshot.values.get(FREE_BYTES_LABEL, 0) if snapshot is not None else 0
-
-
-def _copies_wanted(box: Box) -> dict[str, int]:
-    """Of the topics that boxes make by themselves; those that ingest's table names are of that kind."""
-    own = dict.fromkeys(table_of(box).router().topics, box.integer("ingest.topic.replication.factor"))
-    return own | copies_wanted(box)

@@ -16,19 +16,16 @@ from typing import Any
 import orjson
 
 from appliance.agents.box_requests import BoxRequests
-from appliance.agents.config_administration import ConfigAdministration
+from appliance.agents.cluster_administration import ClusterAdministration
 from appliance.agents.config_descriptions import BrokerSide, describe_topic
 from appliance.agents.config_requests import ConfigRequests
 from appliance.agents.creation_elsewhere import CreationElsewhere
-from appliance.agents.election_administration import ElectionAdministration
 from appliance.agents.election_requests import ElectionRequests
 from appliance.agents.move_requests import MoveRequests
-from appliance.agents.partition_administration import PartitionAdministration
 from appliance.agents.partition_requests import PartitionRequests
-from appliance.agents.reassignment_administration import ReassignmentAdministration
 from appliance.agents.reassignment_requests import ReassignmentRequests
 from appliance.agents.request_server import RequestClient
-from appliance.agents.topic_administration import Result, TopicAdministration
+from appliance.agents.topic_administration import Result
 from appliance.agents.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, Waiting, told
 from appliance.base.errors import ErrorCode, ProtocolViolation
 from appliance.base.model import NO_TOPIC_ID, TopicId
@@ -57,11 +54,7 @@ class ControllerRequests:
     def __init__(
         self,
         cluster: Cluster,
-        administration: TopicAdministration,
-        partitions: PartitionAdministration,
-        alterations: ConfigAdministration,
-        reassigning: ReassignmentAdministration,
-        electing: ElectionAdministration,
+        administration: ClusterAdministration,
         make_box_requests: Callable[[Wait, Answer], BoxRequests],
         elsewhere: CreationElsewhere,
         make_move_requests: Callable[[Wait, Answer], MoveRequests],
@@ -73,7 +66,7 @@ class ControllerRequests:
         now_ms: Callable[[], int],
     ) -> None:
         self._cluster = cluster
-        self._administration = administration
+        self._topics = administration.topics
         self._elsewhere = elsewhere
         self._broker_configs = broker_configs
         self._can_begin = can_begin
@@ -83,19 +76,19 @@ class ControllerRequests:
         self._now_ms = now_ms
         self._waiting: list[Waiting] = []
         self._move_requests = make_move_requests(self._wait, self._answer)
-        configs = ConfigRequests(cluster, alterations, broker_configs, self._wait, self._answer, now_ms)
-        reassignments = ReassignmentRequests(cluster, reassigning, self._wait, self._answer, now_ms)
+        configs = ConfigRequests(cluster, administration.configs, broker_configs, self._wait, self._answer, now_ms)
+        reassignments = ReassignmentRequests(cluster, administration.reassignments, self._wait, self._answer, now_ms)
         self._by_api: dict[int, Callable[[ControllerRequest], None]] = {
             ApiKey.CREATE_TOPICS: self._on_create_topics,
             ApiKey.DELETE_TOPICS: self._on_delete_topics,
-            ApiKey.CREATE_PARTITIONS: PartitionRequests(cluster, partitions, self._wait, self._answer, now_ms).on_create_partitions,
+            ApiKey.CREATE_PARTITIONS: PartitionRequests(cluster, administration.partitions, self._wait, self._answer, now_ms).on_create_partitions,
             ApiKey.ALTER_REPLICA_LOG_DIRS: self._move_requests.on_alter,
             ApiKey.DESCRIBE_CONFIGS: configs.on_describe,
             ApiKey.ALTER_CONFIGS: configs.on_replace,
             ApiKey.INCREMENTAL_ALTER_CONFIGS: configs.on_alter,
             ApiKey.ALTER_PARTITION_REASSIGNMENTS: reassignments.on_alter,
             ApiKey.LIST_PARTITION_REASSIGNMENTS: reassignments.on_list,
-            ApiKey.ELECT_LEADERS: ElectionRequests(cluster, electing, self._wait, self._answer, now_ms).on_elect,
+            ApiKey.ELECT_LEADERS: ElectionRequests(cluster, administration.elections, self._wait, self._answer, now_ms).on_elect,
             ApiKey.UNREGISTER_BROKER: make_box_requests(self._wait, self._answer).on_unregister,
         }
         self._received = counters.counter("controller.requests")
@@ -184,7 +177,7 @@ class ControllerRequests:
         self._wait(waiting)
 
     def _begin_create(self, waiting: Waiting, topics: tuple[CreatableTopic, ...], counts: Counter[str], validate_only: bool) -> None:
-        too_much = self._administration.request_problem((topic.num_partitions, len(topic.assignments)) for topic in topics if counts[topic.name] == 1)
+        too_much = self._topics.request_problem((topic.num_partitions, len(topic.assignments)) for topic in topics if counts[topic.name] == 1)
         for topic in _once(topics):
             on_result = partial(waiting.record, topic.name)
             if self._cluster.fence is None:
@@ -194,7 +187,7 @@ class ControllerRequests:
             elif counts[topic.name] > 1:
                 on_result(Result(ErrorCode.INVALID_REQUEST, "Create topics request from client contains multiple entries for this topic."))
             else:
-                self._administration.create(_wanted(topic), validate_only, on_result)
+                self._topics.create(_wanted(topic), validate_only, on_result)
 
     def _created_body(self, version: int, topics: tuple[CreatableTopic, ...], results: dict[Key, Result]) -> bytes:
         return encode_create_topics_body(version, tuple(self._created(topic, results) for topic in _once(topics)))
@@ -233,12 +226,12 @@ class ControllerRequests:
                 continue
             name = topic.name or self._name_of(topic) or ""
             named[index] = name, self._cluster.topics[name].topic_id
-            self._administration.delete(name, on_result)
+            self._topics.delete(name, on_result)
 
     def _deletion_refused(self, topic: TopicToDelete, version: int) -> Result | None:
         if self._cluster.fence is None:
             return NOT_CONTROLLER
-        if not self._administration.deletion_enabled:
+        if not self._topics.deletion_enabled:
             code = ErrorCode.INVALID_REQUEST if version < 3 else ErrorCode.TOPIC_DELETION_DISABLED
             return Result(code, "Topic deletion is disabled.")
         if topic.name is not None and topic.topic_id != NO_TOPIC_ID:
@@ -270,14 +263,14 @@ class ControllerRequests:
         self._wait(waiting)
 
     def _begin_ensure(self, waiting: Waiting, topics: dict[str, int]) -> None:
-        affordable = self._administration.affordable(topics)
+        affordable = self._topics.affordable(topics)
         for name, partitions in topics.items():
             if self._cluster.fence is None:
                 self._elsewhere.ensure(name, partitions, partial(waiting.record, name))
             elif name not in affordable:
                 waiting.record(name, Result(ErrorCode.LEADER_NOT_AVAILABLE))
             else:
-                self._administration.ensure(name, partitions, partial(waiting.record, name))
+                self._topics.ensure(name, partitions, partial(waiting.record, name))
 
 
 def _errors_document(results: dict[Key, Result]) -> bytes:

@@ -94,7 +94,7 @@ class CoordinatedGroups:
 
         def on_guard(code: ErrorCode, guard: int) -> None:
             def on_answer(code: ErrorCode) -> None:
-                with self._topic.guarded(partition, producer, guard):
+                with self._topic.guards.guarded(partition, producer, guard):
                     commit(code)
 
             if code is not ErrorCode.NONE or not guard:

@@ -20,7 +20,9 @@ from appliance.agents.marker_appends import MarkerAppend, MarkerAppends
 from appliance.agents.marker_requests import MarkerRequests
 from appliance.agents.producer_id_leases import ProducerIdLeases
 from appliance.agents.request_server import RequestClient, RequestServer
-from appliance.agents.state_topic import GuardQuestion, StateAppend, StateTopic
+from appliance.agents.state_partition import StateAppend
+from appliance.agents.state_topic import StateTopic
+from appliance.agents.verification_guards import GuardQuestion
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicPartition
 from appliance.broker.box_view import BoxView
@@ -210,7 +212,7 @@ class CoordinatorAgent:
         if isinstance(append, MarkerAppend):
             self._markers.on_completion(append, entry)
         elif isinstance(append, GuardQuestion):
-            append.topic.on_guard(append, entry)
+            append.guards.on_answer(append, entry)
         else:
             append.topic.on_completion(append, entry)
 
@@ -218,7 +220,7 @@ class CoordinatorAgent:
         if isinstance(append, MarkerAppend):
             self._markers.on_lost(append)
         elif isinstance(append, GuardQuestion):
-            append.topic.on_guard_lost(append)
+            append.guards.on_lost(append)
         else:
             append.topic.on_lost(append)
 

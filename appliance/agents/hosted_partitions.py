@@ -46,6 +46,8 @@ class HostedPartitions:
         self._clock = clock
         self._producers = producers
         self.room = DescriptorRoom()
+        self.live_brokers: frozenset[int] | None = None
+        """The boxes that live, as the controller says; None while it has not."""
         self.by_row: dict[int, HostedPartition] = {}
         self._by_identity: dict[tuple[TopicId, int], HostedPartition] = {}
 

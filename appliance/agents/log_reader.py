@@ -22,6 +22,7 @@ from appliance.ipc.aborted_answer import aborted_answer
 from appliance.ipc.frames import listen_unix
 from appliance.ipc.log_reader_messages import (
     ABORTED,
+    CHECK,
     EPOCH_AT,
     EPOCH_END,
     LOOKUP,
@@ -189,6 +190,9 @@ class LogReaderAgent:
             self._work += 1
             started_ns = self._clock.monotonic_ns()
             question = unpack_question(message)
+            if question.kind == CHECK:
+                self._scrubber.look_at(TopicPartition(question.topic, question.partition), question.value_a)
+                continue
             if question.kind in (READ, RELEASE):
                 self._take_cold(asker, question)
                 if asker.unsent:

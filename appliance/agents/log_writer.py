@@ -15,6 +15,7 @@ from typing import Any
 
 import orjson
 
+from appliance.agents.awaited_deletions import AwaitedDeletions
 from appliance.agents.batch_flushes import BatchFlushes
 from appliance.agents.batch_repairs import BatchRepairs
 from appliance.agents.cleaning_rounds import CleaningRounds
@@ -120,9 +121,8 @@ class LogWriterAgent:
         deadline_ms = box.integer("log.disk.deadline.ms")
         outgoing = OutgoingMoves(self._partitions, self._clock, counters, deadline_ms, context.log, self._appends.on_given_away)
         self._moves = PartitionMoves(incoming, outgoing)
-        self._retention = RetentionRounds(
-            self._directory, self._partitions, self._clock, counters, box, context.log, lambda *what: self._postponed.on_records_deleted(*what)
-        )
+        self._deletions = AwaitedDeletions(self._partitions, self._completions, self._clock, counters)
+        self._retention = RetentionRounds(self._directory, self._partitions, self._clock, counters, box, context.log, self._deletions.on_durable)
         self._postponed = PostponedWork(
             self._partitions,
             self._completions,
@@ -206,6 +206,8 @@ class LogWriterAgent:
             self._keep_house()
         elif self._flush_rounds.goes_on or self._retention.goes_on or self._cleaning.goes_on or self._moves.goes_on or self._batch_repairs.is_under_way:
             self._keep_house()
+        if self._deletions.are_awaited:
+            self._deletions.turn(now_ns)
         if self._completions.by_channel or self._completions.rows_moved or self._retention.rows_moved:
             self._completions.rows_moved = self._completions.rows_moved or self._retention.rows_moved
             self._retention.rows_moved = False
@@ -371,7 +373,8 @@ class LogWriterAgent:
         self._dropped.add(len(self._postponed.by_source.pop(channel, ())))
         self._completions.forget(channel)
         self._held.drop_source(channel)
-        self._retention.forget(lambda context: context[0] is channel)
+        self._retention.forget(lambda deletion: deletion.channel is channel)
+        self._deletions.forget(channel)
         self._moves.incoming.forget(lambda context: context[0] is channel)
         self._batch_repairs.forget(channel)
         self._context.log.info(f"{channel.source} is gone ({reason})", disk=self._disk.name, peer=channel.source)
@@ -383,6 +386,7 @@ class LogWriterAgent:
             hosted.withdraw(ROLE_OFFLINE)
             hosted.log.abandon()  # an open file would keep the file system from being unmounted
         self._retention.fail()
+        self._deletions.fail()
         self._moves.incoming.fail()
         self._batch_repairs.fail()
         self._completions.refused.add(self._held.fail_all(ErrorCode.KAFKA_STORAGE_ERROR, self._completions.by_channel))

@@ -1,4 +1,5 @@
-"""What the controller tells a log-writer to do: create, lead, follow, a new in-sync set, delete, new configuration. All of them are idempotent.
+"""What the controller tells a log-writer to do: create, lead, follow, a new in-sync set, delete, new configuration; and which boxes live.
+All of them are idempotent.
 
 A command is JSON in the controller's arena; the answer is an error code. Owned by the log-writer. Weak spot: CREATE and DELETE touch directories and
 fsync them within a turn of the duty cycle (some ms on a healthy disk).
@@ -33,6 +34,7 @@ class LogWriterCommands:
             DescriptorKind.ISR: self._take_isr,
             DescriptorKind.DELETE: self._delete,
             DescriptorKind.CONFIG: self._configure,
+            DescriptorKind.LIVE_BROKERS: self._take_live_brokers,
         }
 
     def carry_out(self, kind: int, document: bytes) -> int:
@@ -108,6 +110,10 @@ class LogWriterCommands:
         for hosted in self._partitions.of_topic(topic_id):
             self._partitions.configure(hosted, command.get("config", {}))
             hosted.take_config(int(command.get("config_generation", 0)))
+        return ErrorCode.NONE
+
+    def _take_live_brokers(self, command: dict[str, Any]) -> int:
+        self._partitions.live_brokers = frozenset(command["brokers"])
         return ErrorCode.NONE
 
 

@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from appliance.agents.awaited_deletions import Deletion
 from appliance.agents.completions import Completions
 from appliance.agents.disk_trouble import DiskTrouble
-from appliance.agents.hosted_partition import HostedPartition
 from appliance.agents.hosted_partitions import HostedPartitions
 from appliance.agents.log_writer_appends import LogWriterAppends
 from appliance.agents.log_writer_commands import LogWriterCommands
@@ -133,7 +133,7 @@ class PostponedWork:
         self._completions.add(channel, completion)
 
     def _delete_records(self, channel: SinkChannel, entry: Entry) -> None:
-        """Let a log begin at the offset in `value_a`; answered when that is durable. A full disk does it too, as soon as it can write that down."""
+        """Let a log begin at the offset in `value_a`; `AwaitedDeletions` answers. A full disk does it too, as soon as it can write that down."""
         hosted = self._partitions.by_row.get(entry[3])
         offline, is_full = self._trouble.offline, self._trouble.is_full
         code = 0 if is_full and hosted is not None and not offline else self._appends.refusal(hosted, entry)
@@ -141,7 +141,8 @@ class PostponedWork:
             if not code and hosted is not None and (hosted.is_frozen or hosted.role != ROLE_LEADER):
                 code = ErrorCode.NOT_LEADER_OR_FOLLOWER
             if not code and hosted is not None:
-                code = self._retention.delete_records(hosted, entry[10], (channel, entry))
+                wanted = Deletion(channel, entry, hosted.high_watermark if entry[10] == -1 else entry[10])
+                code = self._retention.delete_records(hosted, entry[10], wanted)
                 self._completions.rows_moved = True
         except StorageFailed as failure:
             self._trouble.on_failure(failure)
@@ -162,14 +163,4 @@ class PostponedWork:
         producers = hosted.log.producers.snapshot()
         channel.memory[position : position + length] = pack_producers(producers, length)
         completion = (entry[0], 0, 0, entry[3], entry[9], -1, -1, -1, hosted.log.log_end_offset, hosted.leader_epoch, len(producers), 0)
-        self._completions.add(channel, completion)
-
-    def on_records_deleted(self, context: tuple[SinkChannel, Entry], hosted: HostedPartition, code: int) -> None:
-        """What a DeleteRecords asked for is durable (or will not be)."""
-        channel, entry = context
-        if code:
-            self._completions.answer(channel, entry, code)
-            return
-        low_watermark = hosted.log.log_start_offset
-        completion = (entry[0], 0, 0, entry[3], entry[9], -1, -1, low_watermark, hosted.log.log_end_offset, hosted.leader_epoch, 0, 0)
         self._completions.add(channel, completion)

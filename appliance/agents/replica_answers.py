@@ -39,7 +39,7 @@ class AnswerJudge:
             if good.problem:
                 self._on_corrupt(followed, good.problem, good.problem_offset)
                 if not good.batch_count:
-                    rules.on_corrupt(now_ns)
+                    rules.on_corrupt(good.problem_offset, now_ns)
                     return True
         if fetched.error_code:
             self._counters.on_error(fetched.error_code)
@@ -63,7 +63,7 @@ class AnswerJudge:
         self._counters.corrupt_batches.add()
         topic, partition = followed.place.topic, followed.place.partition
         self._log.error(
-            f"broker {self._leader_id} sent a damaged copy of {topic}-{partition} at offset {offset}: {problem}; it is fetched again",
+            f"broker {self._leader_id} sent a damaged copy of {topic}-{partition} at offset {offset}: {problem}; that is told, and it is fetched again",
             topic=topic,
             partition=partition,
         )

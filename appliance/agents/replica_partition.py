@@ -115,7 +115,8 @@ class FollowedPartition:
     def wanted(self, max_bytes: int) -> FetchPartition:
         rules = self.rules
         topic_id, partition = self.key
-        return FetchPartition("", topic_id, partition, rules.leader_epoch, rules.log_end_offset, rules.last_fetched_epoch, rules.log_start_offset, max_bytes)
+        place = rules.leader_epoch, rules.log_end_offset, rules.last_fetched_epoch, rules.log_start_offset
+        return FetchPartition("", topic_id, partition, *place, max_bytes, rules.damaged_offset)
 
     def take_records(self, answer: ReceivedAnswer, position: int, size_bytes: int) -> None:
         """Records for the append that the rules want next."""

@@ -1,11 +1,13 @@
 """The scrubber of one disk: reads every closed segment once in a while, slowly, in a thread of the log-reader, and tells what is damaged.
 
-It keeps to a rate and begins a pass when the pause since the last one is over; where a restart interrupted a pass it goes on. What it finds is
-looked at twice, and a segment that compaction replaced meanwhile is begun anew: retention, compaction and truncation change files under its eyes.
-It reads past the page cache. Findings go to a report on tmpfs (`ipc/scrub_report.py`), to counters and to the log. An index that leads astray is
-made anew by the log-writer (`agents/index_repairs.py`); a damaged batch is fetched from a box that has it whole (`agents/replica_repairs.py`) and written in
-its place. A segment with findings that was written to is checked again, before the pass goes on: what is right now leaves the report.
-Weak spots: after a reboot a pass begins with the first log again; the rate is the same by day and by night.
+It keeps to a rate and begins a pass when the pause since the last one is over; where a restart interrupted a pass it goes on. What it finds is looked at
+twice, and a segment that compaction replaced meanwhile is begun anew: retention, compaction and truncation change files under its eyes. It reads past the
+page cache. Findings go to a report on tmpfs (`ipc/scrub_report.py`), to counters and to the log. An index that leads astray is made anew by the log-writer
+(`agents/index_repairs.py`); a damaged batch is fetched from a box that has it whole (`agents/replica_repairs.py`) and written in its place. A segment with
+findings that was written to is checked again, before the pass goes on: what is right now leaves the report. A place where somebody met a damaged batch (a
+follower that was sent it, a load) is looked at at once, in a segment that still grows, too. Where the disk has it as it was written, the page cache has not:
+that is let go, and the next reader gets what the disk has. Weak spots: after a reboot a pass begins with the first log again; the rate is the same by day and
+by night.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import threading
 from collections.abc import Generator, Iterator
 from itertools import pairwise
 
+from appliance.agents.damaged_places import DamagedPlaces, bases_in, inodes_of, unreadable
 from appliance.base.clock import Clock
 from appliance.base.layout import Disk
 from appliance.base.logging import Logger, Severity
@@ -24,24 +27,27 @@ from appliance.shm.counters import Counters
 from appliance.storage import file_io
 from appliance.storage.partition_directory import parse_partition_name
 from appliance.storage.scrub import CHECKSUM, INDEX, OFFSETS, REBUILDABLE, TIME_INDEX, UNREADABLE, Damage, SegmentScrub
-from appliance.storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, offset_of_name, segment_path
 
 PUBLISH_MS = 10_000
 IDLE_SECONDS = 1.0
+REPAIRED_BYTES_PER_SECOND = 8 << 20
+"""Where nothing else is scrubbed."""
+LOOKS_MAX = 1_000
 TIMES_ARE_LATE_MS = 10
 """A file's times are those of the kernel's last tick."""
 _KINDS = (CHECKSUM, OFFSETS, UNREADABLE, INDEX, TIME_INDEX)
 
 
 class Scrubber:
-    """Step it by hand, or `start` its thread. `bytes_per_second` 0: never."""
+    """Step it by hand, or `start` its thread. `bytes_per_second` 0: only where somebody met damage."""
 
     def __init__(self, disk: Disk, report_path: str, clock: Clock, counters: Counters, log: Logger, bytes_per_second: int, pause_ms: int) -> None:
         self._disk = disk
         self._report_path = report_path
         self._clock = clock
         self._log = log
-        self._bytes_per_second = bytes_per_second
+        self._makes_passes = bytes_per_second > 0
+        self._bytes_per_second = bytes_per_second or REPAIRED_BYTES_PER_SECOND
         self._pause_ms = pause_ms
         self._report = read_report(report_path)
         self._pass: Iterator[int] | None = None
@@ -49,37 +55,60 @@ class Scrubber:
         """A segment that was repaired is being checked."""
         self._looked_ms = 0
         self._published_ms = 0
+        self._places = DamagedPlaces(disk)
+        self._looks: dict[tuple[TopicPartition, int], None] = {}
+        """Places where somebody met damage. Two threads: nothing but single steps."""
         self._stop = threading.Event()
+        self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._passes = counters.counter("scrub.passes")
         self._bytes = counters.counter("scrub.bytes")
         self._segments = counters.counter("scrub.segments")
+        self._looked = counters.counter("scrub.looks")
         self._damages = {kind: counters.counter(f'scrub.damages{{kind="{kind}"}}') for kind in _KINDS}
 
     def start(self) -> None:
-        if self._bytes_per_second:
-            self._thread = threading.Thread(target=self._run, name="scrubber", daemon=True)
-            self._thread.start()
+        if self._makes_passes:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="scrubber", daemon=True)
+        self._thread.start()
+
+    def look_at(self, topic_partition: TopicPartition, offset: int) -> None:
+        """Somebody met a damaged batch there. For another thread than the scrubber's own."""
+        if len(self._looks) < LOOKS_MAX:
+            self._looks[topic_partition, offset] = None
+        self._wake.set()
+        if self._thread is None and not self._stop.is_set() and not self._makes_passes:
+            self._begin()
 
     def close(self) -> None:
         """Ask the thread to end; on a hung disk it cannot, and is not waited for."""
         self._stop.set()
+        self._wake.set()
         if self._thread is not None:
             self._thread.join(timeout=0.5)
 
     def _run(self) -> None:
-        while not self._stop.wait(self.step()):
-            pass
+        while not self._stop.is_set():
+            if self._wake.wait(self.step()):
+                self._wake.clear()
 
     def step(self) -> float:
         """Read one piece; how many seconds to wait for the next."""
         now_ms = self._clock.wall_ms()
+        if self._looks:
+            self._look(*self._looks.popitem()[0])
+            return 0.0
         if self._again is not None or self._pass is None or abs(now_ms - self._looked_ms) >= IDLE_SECONDS * 1000:
             size_bytes = self._see_to_repaired(now_ms)
             if size_bytes is not None:
                 self._bytes.add(size_bytes)
                 return size_bytes / self._bytes_per_second
         if self._pass is None:
+            if not self._makes_passes:
+                return IDLE_SECONDS
             if self._report.ended_ms and 0 <= now_ms - self._report.ended_ms < self._pause_ms:
                 return IDLE_SECONDS
             if not self._report.partition:
@@ -105,7 +134,7 @@ class Scrubber:
             topic_partition = parse_partition_name(name)
             if topic_partition is None or name < begin[0]:
                 continue
-            bases = self._bases(name)
+            bases = bases_in(f"{self._disk.path}/{name}")
             for base_offset, end_offset in pairwise(bases):
                 if (name, base_offset) >= begin:
                     self._report = self._report._replace(partition=name, base_offset=base_offset)
@@ -121,7 +150,7 @@ class Scrubber:
         directory = f"{self._disk.path}/{topic_partition}"
         found: list[Damage] | None = None
         while True:
-            files = self._inodes(directory, base_offset)
+            files = inodes_of(directory, base_offset)
             scrub = SegmentScrub(directory, base_offset, end_offset)
             try:
                 yield from scrub
@@ -129,30 +158,19 @@ class Scrubber:
             except FileNotFoundError:
                 return []
             except OSError as error:
-                name = segment_path("", base_offset, LOG_SUFFIX).lstrip("/")
-                damages = [Damage(UNREADABLE, name, base_offset, base_offset, 0, f"the disk cannot read it: {(error.strerror or str(error)).lower()}")]
+                damages = [unreadable(base_offset, error)]
             if not damages:
                 return []
-            bases = self._bases(str(topic_partition))
+            bases = bases_in(f"{self._disk.path}/{topic_partition}")
             behind = bases[bases.index(base_offset) + 1 :] if base_offset in bases else []
             if not behind:
                 return []  # no longer what it was
-            if self._inodes(directory, base_offset) != files or behind[0] != end_offset:
+            if inodes_of(directory, base_offset) != files or behind[0] != end_offset:
                 found, end_offset = None, behind[0]  # compaction put another one under the name: begin it anew
             elif found is None:
                 found = damages
             else:
                 return [damage for damage in damages if damage in found]
-
-    def _inodes(self, directory: str, base_offset: int) -> list[int]:
-        """Of the segment's files, 0 for one that is missing."""
-        found = []
-        for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX):
-            try:
-                found.append(file_io.stat(segment_path(directory, base_offset, suffix)).st_ino)
-            except FileNotFoundError:
-                found.append(0)
-        return found
 
     def _tell(self, topic_partition: TopicPartition, damage: Damage) -> None:
         now_ms = self._clock.wall_ms()
@@ -164,6 +182,21 @@ class Scrubber:
         self._log.log(severity, words, **topic_partition._asdict(), disk=self._disk.name, reason=damage.kind)
         self._report = self._report._replace(damages=(*self._report.damages, found))
         self._publish(now_ms)
+
+    # -- where somebody met damage
+
+    def _look(self, topic_partition: TopicPartition, offset: int) -> None:
+        self._looked.add()
+        look = self._places.look(topic_partition, offset)
+        self._bytes.add(look.read_bytes)
+        known = {(_segment(damage), damage.position) for damage in self._report.damages}
+        for damage in look.damages:
+            if ((topic_partition, damage.base_offset), damage.position) not in known:
+                self._tell(topic_partition, damage)
+        if look.is_sound:
+            words = "the disk has it as it was written, so it is taken out of the page cache"
+            text = f"disk {self._disk.name}: somebody met a damaged batch in {topic_partition} at offset {offset}; {words}"
+            self._log.warning(text, **topic_partition._asdict(), disk=self._disk.name)
 
     # -- what was repaired
 
@@ -183,8 +216,11 @@ class Scrubber:
 
     def _check_again(self, topic_partition: TopicPartition, base_offset: int, began_ms: int) -> Iterator[int]:
         """Findings that are still true are found at `began_ms`: a repair since then has it checked once more."""
-        bases = self._bases(str(topic_partition))
+        bases = bases_in(f"{self._disk.path}/{topic_partition}")
         behind = bases[bases.index(base_offset) + 1 :] if base_offset in bases else []
+        if base_offset in bases and not behind:
+            self._check_places_again(topic_partition, base_offset)
+            return
         damages = (yield from self._find(topic_partition, base_offset, behind[0])) if behind else []
         segment = (topic_partition, base_offset)
         known = {(damage.kind, damage.position) for damage in self._report.damages if _segment(damage) == segment}
@@ -195,6 +231,18 @@ class Scrubber:
         for damage in damages:
             if (damage.kind, damage.position) not in known:
                 self._tell(topic_partition, damage)
+
+    def _check_places_again(self, topic_partition: TopicPartition, base_offset: int) -> None:
+        """Of a segment that grows; it is written to all the time, so what is still wrong stays the finding that it was."""
+        left = []
+        for damage in self._report.damages:
+            if _segment(damage) != (topic_partition, base_offset) or damage.is_rebuildable:
+                left.append(damage)
+            elif any((each.kind, each.position) == (damage.kind, damage.position) for each in self._places.look(topic_partition, damage.offset).damages):
+                left.append(damage)
+        if len(left) < len(self._report.damages):
+            self._report = self._report._replace(damages=tuple(left))
+            self._publish(self._clock.wall_ms())
 
     def _forget_rebuilt(self) -> None:
         """Take indexes out of the report that were written anew since they were found bad."""
@@ -220,13 +268,6 @@ class Scrubber:
             return sorted(file_io.listdir(self._disk.path))
         except OSError:
             return []  # the log-writer tells of a directory that cannot be read
-
-    def _bases(self, name: str) -> list[int]:
-        try:
-            names = file_io.listdir(f"{self._disk.path}/{name}")
-        except OSError:
-            return []
-        return sorted(base for base in (offset_of_name(file, LOG_SUFFIX) for file in names) if base is not None)
 
     def _publish(self, now_ms: int) -> None:
         self._published_ms = now_ms

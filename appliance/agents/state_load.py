@@ -184,3 +184,4 @@ class StateLoad:
                 placement = self._placement
                 words = f"{placement.topic}-{placement.partition}: the batch at offset {header.base_offset} is left out: {problem}"
                 self._log.critical(words, topic=placement.topic, partition=placement.partition, disk=placement.disk)
+                self._reader.have_checked(placement.topic, placement.partition, header.base_offset)

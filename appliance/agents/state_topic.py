@@ -13,12 +13,12 @@ for it to come back or to leave the ISR.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from appliance.agents.state_load import StateLoad
+from appliance.agents.state_partition import NO_SLOT, READ_NOTHING, StateAppend, StatePartition, tenure_of
+from appliance.agents.verification_guards import OnGuard, VerificationGuards
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
 from appliance.base.logging import Logger
@@ -29,27 +29,11 @@ from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.records.builder import BatchBuilder
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
-from appliance.shm.partition_table import HIGH_WATERMARK, ISR_AND_CONFIG, PARTITION_AND_GENERATION, ROLE_AND_EPOCH, ROLE_LEADER, TornRow
+from appliance.shm.partition_table import HIGH_WATERMARK, ISR_AND_CONFIG, ROLE_AND_EPOCH
 
 LOADS_AT_ONCE = 4
 LOAD_AGAIN_NS = 100_000_000
-_READ_NOTHING = -1
 _HALF = (1 << 32) - 1
-_NO_SLOT = -1
-
-
-OnGuard = Callable[[ErrorCode, int], None]
-"""NONE and a guard for the append to come, 0 while a transaction of the producer is open: then nobody needs to be asked."""
-
-
-class Tenure(NamedTuple):
-    """What must stay the same for memory to follow the log."""
-
-    disk: str
-    table: str
-    row: int
-    row_generation: int
-    leader_epoch: int
 
 
 class Coordinator(Protocol):
@@ -62,72 +46,6 @@ class Coordinator(Protocol):
     def finish_load(self, partition: int, now_ms: int) -> None: ...
 
     def unload(self, partition: int, now_ms: int) -> None: ...
-
-
-class StateAppend:
-    """A batch on its way. Its bytes are in the arena (`slot`), or in `data` while they wait."""
-
-    __slots__ = (
-        "data", "deadline_ns", "end_offset", "guard", "is_answered", "is_coordinated", "on_appended", "partition", "record_count", "slot", "topic",
-    )  # fmt: skip
-
-    def __init__(
-        self, topic: StateTopic, partition: int, data: bytes, record_count: int, is_coordinated: bool, deadline_ns: int, on_appended: OnAppended
-    ) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.data = data
-        self.record_count = record_count
-        self.is_coordinated = is_coordinated
-        self.deadline_ns = deadline_ns
-        self.on_appended = on_appended
-        self.slot = _NO_SLOT
-        self.guard: int | None = None
-        """Set where another box was asked before: what the log-writer gave us then."""
-        self.end_offset = -1
-        self.is_answered = False
-
-    def answer(self, code: ErrorCode) -> None:
-        if not self.is_answered:
-            self.is_answered = True
-            self.on_appended(code)
-
-
-class GuardQuestion:
-    """A guard that a log-writer is asked for, before another box is asked about a transaction."""
-
-    __slots__ = ("deadline_ns", "is_answered", "on_guard", "topic")
-
-    def __init__(self, topic: StateTopic, deadline_ns: int, on_guard: OnGuard) -> None:
-        self.topic = topic
-        self.deadline_ns = deadline_ns
-        self.on_guard = on_guard
-        self.is_answered = False
-
-    def answer(self, code: ErrorCode, guard: int = 0) -> None:
-        if not self.is_answered:
-            self.is_answered = True
-            self.on_guard(code, guard)
-
-
-class _Partition:
-    """One partition that this box leads."""
-
-    __slots__ = ("appended", "began_ns", "is_loaded", "load", "load_at_ns", "placement", "read_to", "tenure", "waiting")
-
-    def __init__(self, tenure: Tenure, placement: Placement) -> None:
-        self.tenure = tenure
-        self.placement = placement
-        self.is_loaded = False
-        self.load: StateLoad | None = None
-        self.load_at_ns = 0
-        self.began_ns = 0
-        self.read_to = _READ_NOTHING
-        """Where the log that is read ended; served when the high watermark is there."""
-        self.waiting: deque[StateAppend] = deque()
-        """Not offered yet."""
-        self.appended: deque[StateAppend] = deque()
-        """In the log, and not below the high watermark."""
 
 
 class StateTopic:
@@ -155,12 +73,11 @@ class StateTopic:
         self._now_ms = now_ms
         self._log = log
         self._coordinator: Coordinator | None = None
-        self._partitions: dict[int, _Partition] = {}
+        self._partitions: dict[int, StatePartition] = {}
         self._refused: list[StateAppend] = []
         """Appends to partitions that are not ours, to be answered with the next turn."""
         self._under_way: set[StateAppend] = set()
-        self._questions: set[GuardQuestion] = set()
-        self._guards: dict[tuple[int, ProducerIdentity], int] = {}
+        self.guards = VerificationGuards(clock)
         label = f'{{topic="{name}"}}'
         self._appends = counters.counter(f"coordinator.appends{label}")
         self._failures = counters.counter(f"coordinator.failed_appends{label}")
@@ -198,7 +115,7 @@ class StateTopic:
         deadline_ns = self._clock.monotonic_ns() + timeout_ms * 1_000_000
         append = StateAppend(self, partition, data, len(records), producer is not None, deadline_ns, on_appended)
         if producer is not None:
-            append.guard = self._guards.pop((partition, producer), None)
+            append.guard = self.guards.take(partition, producer)
         found = self._partitions.get(partition)
         if found is None:
             self._refused.append(append)
@@ -212,49 +129,15 @@ class StateTopic:
         found = self._partitions.get(partition)
         return found is not None and bool(found.waiting)
 
-    # -- appends about which another box is asked first
-
     def begin_verification(self, partition: int, producer: ProducerIdentity, on_guard: OnGuard, timeout_ms: int = 5_000) -> None:
-        """Ask the log-writer for a guard, so that what ends here while another box is asked is not taken for what begins."""
-        question = GuardQuestion(self, self._clock.monotonic_ns() + timeout_ms * 1_000_000, on_guard)
-        found = self._partitions.get(partition)
-        words = self._led_words(found) if found is not None else None
-        if found is None or words is None:
-            on_guard(ErrorCode.NOT_LEADER_OR_FOLLOWER, 0)
-            return
-        placement = found.placement
-        descriptor = (
-            DescriptorKind.BEGIN_VERIFICATION, ACKS_ALL_FLAG, 0, placement.row, placement.row_generation, words[ROLE_AND_EPOCH] & _HALF,
-            words[ISR_AND_CONFIG] & _HALF, 0, 0, 0, producer.producer_id, 0, producer.producer_epoch & 0xFFFF, 0,
-        )  # fmt: skip
-        if placement.proxy.offer_or_queue(descriptor, 0, question):
-            self._questions.add(question)
-        else:
-            on_guard(ErrorCode.NOT_LEADER_OR_FOLLOWER, 0)
-
-    def on_guard(self, question: GuardQuestion, entry: tuple[Any, ...]) -> None:
-        """Fields of `entry` as in `ipc.descriptors.Completion`."""
-        self._questions.discard(question)
-        question.answer(ErrorCode(entry[2]), entry[11])
-
-    def on_guard_lost(self, question: GuardQuestion) -> None:
-        self._questions.discard(question)
-        question.answer(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-
-    @contextmanager
-    def guarded(self, partition: int, producer: ProducerIdentity, guard: int) -> Iterator[None]:
-        """What is appended for `producer` meanwhile comes with the guard."""
-        self._guards[partition, producer] = guard
-        try:
-            yield
-        finally:
-            self._guards.pop((partition, producer), None)
+        """Ask the log-writer for a guard, before another box is asked about a transaction."""
+        self.guards.ask(self._partitions.get(partition), producer, on_guard, timeout_ms)
 
     # -- offers
 
-    def _offer_waiting(self, partition: _Partition) -> int:
+    def _offer_waiting(self, partition: StatePartition) -> int:
         waiting = partition.waiting
-        words = self._led_words(partition)
+        words = partition.led_words()
         if words is None:
             return 0
         offered = 0
@@ -262,19 +145,6 @@ class StateTopic:
             self._under_way.add(waiting.popleft())
             offered += 1
         return offered
-
-    def _led_words(self, partition: _Partition) -> tuple[int, ...] | None:
-        """The row, if the tenure holds."""
-        placement = partition.placement
-        if placement.proxy.table is not placement.table or placement.proxy.is_hung:
-            return None
-        try:
-            words = placement.read_words()
-        except TornRow:
-            return None
-        tenure = partition.tenure
-        is_ours = words[ROLE_AND_EPOCH] == ROLE_LEADER << 32 | tenure.leader_epoch and words[PARTITION_AND_GENERATION] & _HALF == tenure.row_generation
-        return words if is_ours else None
 
     def _offer(self, append: StateAppend, placement: Placement, words: tuple[int, ...]) -> bool:
         size_bytes = len(append.data)
@@ -311,8 +181,8 @@ class StateTopic:
         self._free(append)
         self._fail(append, ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
-    def _answer_replicated(self, partition: _Partition) -> int:
-        words = self._led_words(partition)
+    def _answer_replicated(self, partition: StatePartition) -> int:
+        words = partition.led_words()
         if words is None:
             return 0
         high_watermark, answered = words[HIGH_WATERMARK], 0
@@ -328,7 +198,7 @@ class StateTopic:
     def _free(self, append: StateAppend) -> None:
         if append.slot >= 0:
             self._arena.free(append.slot)
-            append.slot = _NO_SLOT
+            append.slot = NO_SLOT
 
     @property
     def waits_for_rows(self) -> bool:
@@ -361,7 +231,7 @@ class StateTopic:
         self._not_served.set(self.loading_count)
         return work
 
-    def _expire(self, partition: _Partition, now_ns: int) -> int:
+    def _expire(self, partition: StatePartition, now_ns: int) -> int:
         """What takes too long is answered; what was offered stays its log-writer's until it is done."""
         expired = [append for append in (*partition.waiting, *partition.appended) if append.deadline_ns <= now_ns]
         for append in expired:
@@ -378,11 +248,7 @@ class StateTopic:
         expired = [append for append in self._under_way if append.deadline_ns <= now_ns and not append.is_answered]
         for append in expired:
             self._fail(append, ErrorCode.REQUEST_TIMED_OUT)
-        late = [question for question in self._questions if question.deadline_ns <= now_ns]
-        for question in late:
-            self._questions.discard(question)
-            question.answer(ErrorCode.REQUEST_TIMED_OUT)
-        return len(expired) + len(late)
+        return len(expired) + self.guards.expire(now_ns)
 
     # -- tenures
 
@@ -396,7 +262,7 @@ class StateTopic:
             self._end_tenure(number)
         for number in range(self.partition_count):
             placement = self._view.placement(self.name, number)
-            tenure = _tenure_of(placement) if placement is not None else None
+            tenure = tenure_of(placement) if placement is not None else None
             known = self._partitions.get(number)
             if known is not None and known.tenure == tenure and placement is not None:
                 known.placement = placement
@@ -404,7 +270,7 @@ class StateTopic:
             if known is not None:
                 self._end_tenure(number)
             if tenure is not None and placement is not None:
-                self._partitions[number] = _Partition(tenure, placement)
+                self._partitions[number] = StatePartition(tenure, placement)
                 coordinator.begin_load(number)
         self._led.set(len(self._partitions))
 
@@ -418,10 +284,10 @@ class StateTopic:
         if self._coordinator is not None:
             self._coordinator.unload(number, self._now_ms())
 
-    def _begin_load(self, number: int, partition: _Partition, now_ns: int) -> bool:
+    def _begin_load(self, number: int, partition: StatePartition, now_ns: int) -> bool:
         reader = self._readers.get(partition.tenure.disk)
         coordinator = self._coordinator
-        if reader is None or coordinator is None or self._led_words(partition) is None:
+        if reader is None or coordinator is None or partition.led_words() is None:
             return False
 
         def on_records(records: list[LoadedRecord]) -> None:
@@ -445,12 +311,12 @@ class StateTopic:
         load.start()
         return partition.load is not None
 
-    def _maybe_serve(self, number: int, partition: _Partition) -> int:
+    def _maybe_serve(self, number: int, partition: StatePartition) -> int:
         """Once all that was read is below the high watermark, nothing of it can vanish any more."""
-        words = self._led_words(partition)
+        words = partition.led_words()
         if words is None or words[HIGH_WATERMARK] < partition.read_to:
             return 0
-        partition.read_to = _READ_NOTHING
+        partition.read_to = READ_NOTHING
         partition.is_loaded = True
         self._latency.record(self._clock.monotonic_ns() - partition.began_ns)
         if self._coordinator is not None:
@@ -475,14 +341,3 @@ class StateTopic:
         """Let go of every partition."""
         for number in list(self._partitions):
             self._end_tenure(number)
-
-
-def _tenure_of(placement: Placement) -> Tenure | None:
-    """Who leads it now, if this box does."""
-    try:
-        role_and_epoch = placement.read_words()[ROLE_AND_EPOCH]
-    except TornRow:
-        return None
-    if role_and_epoch >> 32 != ROLE_LEADER:
-        return None
-    return Tenure(placement.disk, placement.table.shared.name, placement.row, placement.row_generation, role_and_epoch & _HALF)

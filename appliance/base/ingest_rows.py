@@ -56,6 +56,15 @@ INGEST_ROWS = (
         GIB,
     ),
     SettingRow(
+        "ingest.unfinished.bytes",
+        256 * MIB,
+        "bytes",
+        "what all connections of one ingest may hold together of frames and requests that are not whole; above it large ones are read one after the other",
+        "memory of ingest",
+        16 * MIB,
+        1024 * GIB,
+    ),
+    SettingRow(
         "ingest.decompressed.bytes.max",
         64 * MIB,
         "bytes",

@@ -21,7 +21,6 @@ BrokerId = NewType("BrokerId", int)
 
 NO_OFFSET = Offset(-1)
 NO_TIMESTAMP = -1
-NO_LEADER_EPOCH = LeaderEpoch(-1)
 NO_LEADER = BrokerId(-1)
 
 MAX_TOPIC_NAME_LENGTH = 249

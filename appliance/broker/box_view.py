@@ -222,7 +222,3 @@ class BoxView:
         return [
             NodeEndpoint(node.id, node.host, node.port, node.rack) for each in dict.fromkeys(leader[0] for leader in leaders) if (node := brokers.get(each))
         ]
-
-    def disk_is_offline(self, disk: str) -> bool:
-        table = self._proxies.by_disk[disk].table
-        return table is not None and table.disk_state == DISK_OFFLINE

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from appliance.base.errors import ErrorCode
 from appliance.broker.box_view import Placement
 from appliance.broker.pending_fetch import PendingFetch, Target
+from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.ipc.replication_descriptors import Progress, progress_descriptor
 from appliance.metadata.metadata_image import MetadataImage
 from appliance.protocol.fetch import FetchPartition, FetchPartitionResult
@@ -35,6 +36,7 @@ class FollowerFetches:
     def __init__(self, counters: Counters) -> None:
         self._told = counters.counter("fetch.follower_progress")
         self._strangers = counters.counter("fetch.unassigned_followers")
+        self._damages = counters.counter("fetch.follower_damages")
         self._throttle = ReplicationThrottle(is_follower=False)
 
     def set_image(self, image: MetadataImage, broker_id: int) -> None:
@@ -69,11 +71,14 @@ class FollowerFetches:
         self._strangers.add()
         return ErrorCode.UNKNOWN_LEADER_EPOCH if wanted.current_leader_epoch >= 0 else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
-    def tell(self, pending: PendingFetch, target: Target, wanted: FetchPartition, placement: Placement, row: Row) -> None:
-        """The follower's offset is in our log, and its log is ours up to there."""
+    def tell(self, pending: PendingFetch, target: Target, wanted: FetchPartition, placement: Placement, row: Row, reader: LogReaderProxy) -> None:
+        """The follower's offset is in our log, and its log is ours up to there. If it was sent something damaged, the disk's log-reader looks at that."""
         if target in pending.progressed:
             return
         pending.progressed.add(target)
+        if wanted.damaged_offset >= 0:
+            self._damages.add()
+            reader.have_checked(placement.topic, placement.partition, wanted.damaged_offset)
         request = pending.request
         progress = Progress(request.replica_id, wanted.fetch_offset, pending.received_ns, request.replica_epoch, wanted.log_start_offset)
         descriptor = progress_descriptor(placement.row, placement.row_generation, row.leader_epoch, progress)

@@ -31,6 +31,7 @@ from appliance.broker.segment_files import FileRange, SegmentFile, SegmentFiles
 from appliance.ipc.log_reader_messages import EPOCH_END, LOOKUP, OPEN, Answer, Span
 from appliance.ipc.log_reader_proxy import QUESTIONS_AHEAD_MAX, LogReaderProxy
 from appliance.protocol.fetch import MAGIC_2_SINCE, READ_COMMITTED, TOPIC_IDS_SINCE, EpochEndOffset, FetchPartition, FetchPartitionResult
+from appliance.replication.epoch_truncation import is_diverging
 from appliance.shm.partition_table import ROLE_LEADER, Row, TornRow
 
 ROUNDS_MAX = 8
@@ -38,6 +39,8 @@ ROUNDS_MAX = 8
 End = tuple[int, int, int]
 """Where what a fetch may read of a partition ends: offset, base offset of the segment, position in it. For consumers that is the high watermark, for
 followers the log end."""
+_AGREES = (-1, -1)
+"""No epoch and no end: nothing parts."""
 TARGETS_MAX = QUESTIONS_AHEAD_MAX
 """Partitions that one answer has records of, or fewer where fewer segments can be open; the others' turn comes with the next fetch."""
 
@@ -81,34 +84,16 @@ class PartitionAnswers:
         self, pending: PendingFetch, index: Target, wanted: FetchPartition, room: int, is_first: bool
     ) -> tuple[FetchPartitionResult | None, Placement | None]:
         """What partition `index` answers now, with its placement; None while a question is under way."""
-        topic, topic_id, partition = wanted.topic, wanted.topic_id, wanted.partition
-        if pending.version >= TOPIC_IDS_SINCE:
-            known = self._view.image.topics_by_id.get(topic_id)
-            if known is None:
-                return FetchPartitionResult("", topic_id, partition, ErrorCode.UNKNOWN_TOPIC_ID), None
-            topic = known.name
-        placement = self._view.placement(topic, partition)
-        if placement is None:
-            return FetchPartitionResult(topic, topic_id, partition, self._view.why_absent(topic, partition)), None
-        try:
-            row = placement.read_row()
-        except TornRow:
-            return FetchPartitionResult(topic, topic_id, partition, ErrorCode.NOT_LEADER_OR_FOLLOWER), None
-        request = pending.request
-        problem = leadership_problem(row, placement.row_generation, wanted.current_leader_epoch, pending.only_leader)
-        if problem is None:
-            if request.replica_id >= 0:
-                problem = self._followers.problem(pending, wanted, placement)
-            elif self._lease is not None and row.role == ROLE_LEADER and self._lease.is_shut(placement):
-                problem = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        found = self._find(pending, wanted)
+        if isinstance(found, FetchPartitionResult):
+            return found, None
+        topic, placement, row = found
+        problem = self._problem(pending, wanted, topic, placement, row)
         if problem is not None:
-            return FetchPartitionResult(topic, topic_id, partition, problem), None
-        if pending.version >= TOPIC_IDS_SINCE and placement.topic_id != topic_id:
-            return FetchPartitionResult(topic, topic_id, partition, ErrorCode.INCONSISTENT_TOPIC_ID), None
-        if pending.version < MAGIC_2_SINCE and not self._message_sets.is_allowed(topic, request.replica_id):
-            return FetchPartitionResult(topic, topic_id, partition, ErrorCode.UNSUPPORTED_VERSION), None
+            return FetchPartitionResult(topic, wanted.topic_id, wanted.partition, problem), None
         if placement.segment_list_generation != row.segment_list_generation:
             self._take_segment_list(placement, row)
+        request = pending.request
         is_committed = request.isolation_level == READ_COMMITTED and not pending.reads_to_end
         if pending.reads_to_end:
             end: End = (row.log_end_offset, row.active_base_offset, row.active_position)
@@ -116,40 +101,102 @@ class PartitionAnswers:
             end = (row.high_watermark, row.watermark_base_offset, row.watermark_position)
         limit_offset = row.last_stable_offset if is_committed else end[0]
         aborted = () if is_committed else None
-        empty = FetchPartitionResult(topic, topic_id, partition, 0, row.high_watermark, row.last_stable_offset, row.log_start_offset, None, aborted)
+        empty = FetchPartitionResult(
+            topic, wanted.topic_id, wanted.partition, 0, row.high_watermark, row.last_stable_offset, row.log_start_offset, None, aborted
+        )
         if self._finds_nearest and request.rack and not pending.reads_to_end and row.log_start_offset <= wanted.fetch_offset <= row.high_watermark:
-            nearest = nearest_replica(self._view.image, topic, partition, self._view.broker_id, request.rack) if row.role == ROLE_LEADER else THE_LEADER
+            nearest = nearest_replica(self._view.image, topic, wanted.partition, self._view.broker_id, request.rack) if row.role == ROLE_LEADER else THE_LEADER
             if nearest != THE_LEADER:
                 return empty._replace(preferred_read_replica=nearest), placement
-        is_within = row.log_start_offset <= wanted.fetch_offset <= row.log_end_offset
-        if wanted.last_fetched_epoch >= 0 and (wanted.last_fetched_epoch != row.leader_epoch or not is_within):
-            parting = self._epoch_end(pending, index, topic, wanted.last_fetched_epoch, placement, row)
-            if parting is None:
-                return None, placement
-            if isinstance(parting, ErrorCode):
-                return FetchPartitionResult(topic, topic_id, partition, parting), None
-            if wanted.fetch_offset >= row.log_start_offset and (parting[0] < wanted.last_fetched_epoch or parting[1] < wanted.fetch_offset):
-                return empty._replace(diverging_epoch=EpochEndOffset(*parting)), placement
-        if not is_within:
-            return FetchPartitionResult(topic, topic_id, partition, ErrorCode.OFFSET_OUT_OF_RANGE), None
+        parting = self._parting(pending, index, wanted, topic, placement, row)
+        if parting is None:
+            return None, placement
+        if isinstance(parting, ErrorCode):
+            return FetchPartitionResult(topic, wanted.topic_id, wanted.partition, parting), None
+        if parting is not _AGREES:
+            return empty._replace(diverging_epoch=EpochEndOffset(*parting)), placement
         if request.replica_id >= 0:
-            self._followers.tell(pending, index, wanted, placement, row)
+            self._followers.tell(pending, index, wanted, placement, row, self._readers[placement.disk])
         if wanted.fetch_offset >= limit_offset:
             if wanted.fetch_offset == end[0]:
                 placement.remember(*end)
             return empty, placement
+        return self._records(pending, index, wanted, room, is_first, topic, placement, row, end, limit_offset, empty)
+
+    def _find(self, pending: PendingFetch, wanted: FetchPartition) -> tuple[str, Placement, Row] | FetchPartitionResult:
+        """The partition's topic, place and row; or the answer where it has none here."""
+        topic = wanted.topic
+        if pending.version >= TOPIC_IDS_SINCE:
+            known = self._view.image.topics_by_id.get(wanted.topic_id)
+            if known is None:
+                return FetchPartitionResult("", wanted.topic_id, wanted.partition, ErrorCode.UNKNOWN_TOPIC_ID)
+            topic = known.name
+        placement = self._view.placement(topic, wanted.partition)
+        if placement is None:
+            return FetchPartitionResult(topic, wanted.topic_id, wanted.partition, self._view.why_absent(topic, wanted.partition))
+        try:
+            return topic, placement, placement.read_row()
+        except TornRow:
+            return FetchPartitionResult(topic, wanted.topic_id, wanted.partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    def _problem(self, pending: PendingFetch, wanted: FetchPartition, topic: str, placement: Placement, row: Row) -> ErrorCode | None:
+        """Why it answers nothing to this client, if so."""
+        replica_id = pending.request.replica_id
+        problem = leadership_problem(row, placement.row_generation, wanted.current_leader_epoch, pending.only_leader)
+        if problem is None:
+            if replica_id >= 0:
+                problem = self._followers.problem(pending, wanted, placement)
+            elif self._lease is not None and row.role == ROLE_LEADER and self._lease.is_shut(placement):
+                problem = ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if problem is not None:
+            return problem
+        if pending.version >= TOPIC_IDS_SINCE and placement.topic_id != wanted.topic_id:
+            return ErrorCode.INCONSISTENT_TOPIC_ID
+        if pending.version < MAGIC_2_SINCE and not self._message_sets.is_allowed(topic, replica_id):
+            return ErrorCode.UNSUPPORTED_VERSION
+        return None
+
+    def _parting(
+        self, pending: PendingFetch, index: Target, wanted: FetchPartition, topic: str, placement: Placement, row: Row
+    ) -> tuple[int, int] | ErrorCode | None:
+        """Where the client's log parts from ours, or `_AGREES`; an error, or None while the log-reader is asked."""
+        is_within = row.log_start_offset <= wanted.fetch_offset <= row.log_end_offset
+        if wanted.last_fetched_epoch >= 0 and (wanted.last_fetched_epoch != row.leader_epoch or not is_within):
+            known = self._epoch_end(pending, index, topic, wanted.last_fetched_epoch, placement, row)
+            if known is None or isinstance(known, ErrorCode):
+                return known
+            if wanted.fetch_offset >= row.log_start_offset and is_diverging(wanted.last_fetched_epoch, wanted.fetch_offset, *known):
+                return known
+        return _AGREES if is_within else ErrorCode.OFFSET_OUT_OF_RANGE
+
+    def _records(
+        self,
+        pending: PendingFetch,
+        index: Target,
+        wanted: FetchPartition,
+        room: int,
+        is_first: bool,
+        topic: str,
+        placement: Placement,
+        row: Row,
+        end: End,
+        limit_offset: int,
+        empty: FetchPartitionResult,
+    ) -> tuple[FetchPartitionResult | None, Placement | None]:
+        """As `look`, where there are records below `limit_offset`; `empty` is the answer without them."""
+        is_committed = empty.aborted_transactions is not None
         bound: Bound | None = None
         if is_committed and limit_offset < row.high_watermark:
             stable = self._committed_reads.bound(pending, index, topic, wanted.fetch_offset, placement, row)
             if stable is None:
                 return None, placement
             if isinstance(stable, ErrorCode):
-                return FetchPartitionResult(topic, topic_id, partition, stable), None
+                return FetchPartitionResult(topic, wanted.topic_id, wanted.partition, stable), None
             bound = stable
         most = min(wanted.max_bytes, room)
         if most <= 0 and not is_first:
             return empty, placement
-        if request.replica_id >= 0:
+        if pending.request.replica_id >= 0:
             most = self._followers.piece_bytes(pending, wanted, placement, most, self._clock.monotonic_ns())
             if most <= 0:
                 return empty, placement
@@ -160,7 +207,7 @@ class PartitionAnswers:
         unknown = pending.unknown
         records = self._range(pending, index, topic, wanted.fetch_offset, most, is_first, placement, row, end, bound)
         if isinstance(records, ErrorCode):
-            return FetchPartitionResult(topic, topic_id, partition, records), None
+            return FetchPartitionResult(topic, wanted.topic_id, wanted.partition, records), None
         if pending.unknown != unknown:
             return None, placement
         if records is None or not is_committed or isinstance(records, GatheredBatch):  # who needs it converted is older than read_committed
@@ -168,7 +215,7 @@ class PartitionAnswers:
         base_offset, position = _beginning(records, pending)
         found = self._committed_reads.aborted(pending, index, topic, wanted.fetch_offset, base_offset, position + records.size_bytes, placement, row)
         if isinstance(found, ErrorCode):
-            return FetchPartitionResult(topic, topic_id, partition, found), None
+            return FetchPartitionResult(topic, wanted.topic_id, wanted.partition, found), None
         if found is None:
             return None, placement
         return empty._replace(records=cut(records, position, found.end_position), aborted_transactions=found.transactions), placement

@@ -10,7 +10,6 @@ from typing import Final
 
 from appliance.metadata.metadata_image import MetadataImage
 
-LEADER_SELECTOR: Final = "org.apache.kafka.common.replica.LeaderSelector"
 RACK_AWARE_SELECTOR: Final = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
 THE_LEADER: Final = -1
 

@@ -23,7 +23,6 @@ from appliance.records.compression import Codec
 from appliance.records.key_hash import partition_of_key
 
 ACKS_ALL = -1
-ACKS_LEADER = 1
 ACKS_NONE = 0
 BATCH_BYTES = 256 * 1024
 BATCHES_WAITING_MAX = 2

@@ -14,6 +14,7 @@ from appliance.base.clock import Clock
 from appliance.base.errors import MillraceError
 from appliance.base.layout import BoxLayout
 from appliance.base.settings import default_settings, load_box
+from appliance.command.known_senders import KnownSenders, look_at_senders
 from appliance.command.moves import standing_moves
 from appliance.command.process_memory import BoxMemory, Memory, box_memory, memory_of
 from appliance.command.topic_status import TopicStatus, describe_topics
@@ -74,6 +75,7 @@ class Reading(NamedTuple):
     """Counters and tables at one moment."""
 
     monotonic_ms: int
+    wall_ms: int
     counters: dict[str, CounterSnapshot]
     disk_states: dict[str, str]
     rows: list[tuple[str, Row]]
@@ -102,6 +104,7 @@ class BoxStatus(NamedTuple):
     """Partitions that are being moved to another disk."""
     memory: BoxMemory | None = None
     cluster: ClusterStatus | None = None
+    senders: KnownSenders | None = None
 
     def document(self) -> dict[str, Any]:
         """What `--json` prints."""
@@ -112,6 +115,7 @@ class BoxStatus(NamedTuple):
             "topics": [topic._asdict() for topic in self.topics],
             "rates": self.rates,
             "cluster": None if self.cluster is None else self.cluster.document(),
+            "senders": None if self.senders is None else self.senders.document(),
             "moves": [move._asdict() for move in self.moves],
             "damages": [{"disk": disk, **damage._asdict()} for disk, damages in self.damages.items() for damage in damages],
         }
@@ -126,7 +130,7 @@ def read_shared_memory(layout: BoxLayout, disk_names: list[str], clock: Clock) -
             counters[name] = snapshot
     states: dict[str, str] = {}
     rows: list[tuple[str, Row]] = []
-    hung_ns = _deadline_ms(layout) * 1_000_000
+    hung_ns = _setting_ms(layout, "log.disk.deadline.ms") * 1_000_000
     for disk in disk_names:
         table = attach_table(layout, disk)
         if table is None:
@@ -136,15 +140,15 @@ def read_shared_memory(layout: BoxLayout, disk_names: list[str], clock: Clock) -
             states[disk] = "hung"
         rows += [(disk, row) for _, row in table.rows()]
         table.close()
-    return Reading(clock.monotonic_ms(), counters, states, rows)
+    return Reading(clock.monotonic_ms(), clock.wall_ms(), counters, states, rows)
 
 
-def _deadline_ms(layout: BoxLayout) -> int:
-    """How long an operation on a disk may take, as the box's settings say; where a box left no settings behind, the default."""
+def _setting_ms(layout: BoxLayout, name: str) -> int:
+    """As the box's settings say; where a box left no settings behind, the default."""
     try:
-        return load_box(layout).integer("log.disk.deadline.ms")
+        return load_box(layout).integer(name)
     except FileNotFoundError:
-        return int(default_settings()["log.disk.deadline.ms"])
+        return int(default_settings()[name])
 
 
 def ask_supervisor(layout: BoxLayout) -> list[dict[str, Any]] | None:
@@ -216,6 +220,7 @@ def gather(layout: BoxLayout, box: dict[str, Any], before: Reading, after: Readi
         standing_moves(layout, image, [str(disk["name"]) for disk in box["disks"]]),
         box_memory(pids, memories),
         describe_cluster(image, after.rows, int(box["broker_id"])),
+        look_at_senders(layout, [process.name for process in processes], _setting_ms(layout, "ingest.sender.silent.ms"), after.wall_ms),
     )
 
 

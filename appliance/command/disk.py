@@ -98,7 +98,7 @@ def remove(name: NameArgument, data: DataOption = None, config: ConfigOption = N
 
 def replace(
     name: NameArgument,
-    path: Annotated[str | None, argument("[PATH]", "The log directory of the new disk; left out: the same path.")] = None,
+    path: Annotated[str | None, argument("PATH", "The log directory of the new disk; left out: the same path.")] = None,
     accept_data_loss: Annotated[bool, option("--accept-data-loss", help="What the old disk held is given up; its partitions begin anew, empty.")] = False,
     data: DataOption = None,
     config: ConfigOption = None,

@@ -47,7 +47,7 @@ def doctor(
     advertise: Annotated[str | None, option("--advertise", metavar="HOST", help="Name or address that clients are told. [default: as for run]")] = None,
     kafka_port: Annotated[int | None, option("--kafka-port", metavar="PORT", help="For Kafka clients. [default: 9092]")] = None,
     syslog_port: Annotated[int | None, option("--syslog-port", metavar="PORT", help="For syslog. [default: 5514]")] = None,
-    http_port: Annotated[int | None, option("--http-port", metavar="PORT", help="For health checks. [default: 8080]")] = None,
+    http_port: Annotated[int | None, option("--http-port", metavar="PORT", help="For the console, metrics and health checks. [default: 8080]")] = None,
     ingest_port: Annotated[int | None, option("--ingest-port", metavar="PORT", help="For senders by HTTP. [default: 8081]")] = None,
     zookeeper: Annotated[str | None, option("--zookeeper", metavar="HOST:PORT,…", help="An ensemble to use. [default: one of our own]")] = None,
     zookeeper_members: Annotated[list[str] | None, option("--zookeeper-members", metavar="ID=HOST,…", help="The ensemble of the boxes themselves.")] = None,

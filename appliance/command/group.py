@@ -71,7 +71,7 @@ def describe(
 
 
 def lag(
-    groups: Annotated[list[str] | None, argument("[GROUP]…", "The groups. [default: all]")] = None,
+    groups: Annotated[list[str] | None, argument("GROUP", "The groups. [default: all]")] = None,
     as_json: JsonOption = False,
     bootstrap: BootstrapOption = None,
     data: DataOption = None,
@@ -147,7 +147,7 @@ def _partitions_text(partitions: tuple[TopicPartition, ...]) -> str:
 
 
 def delete(
-    groups: Annotated[list[str], argument("GROUP…", "The groups; they must have no members.")],
+    groups: Annotated[list[str], argument("GROUP", "The groups; they must have no members.")],
     bootstrap: BootstrapOption = None,
     data: DataOption = None,
     config: ConfigOption = None,

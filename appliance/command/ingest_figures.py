@@ -10,16 +10,15 @@ from typing import Any, NamedTuple
 
 from appliance.base.settings import Box
 from appliance.command.finding import FoundBox
+from appliance.command.known_senders import INGEST, look_at_senders
 from appliance.ingest.accounting import Ledger, labels_of, listeners_of, read_ledger
 from appliance.ingest.listener import Listener
-from appliance.ingest.sender_accounts import OTHERS, SenderFigures, add_figures
+from appliance.ingest.sender_accounts import SenderFigures
 from appliance.ingest.table.ingest_table import table_of
-from appliance.ingest.table.senders_file import read_senders, senders_file
 from appliance.shm.counters import read_counters
 
 Values = Mapping[str, int]
 """Counters by label, summed over the ingests."""
-INGEST = "ingest@"
 _SUMS = ("acknowledged", "copies", "input_bytes", "unparsed", "truncated", "kernel_drops")
 
 
@@ -61,12 +60,10 @@ def gather(found: FoundBox, silent_ms: int | None, now_ms: int) -> IngestFigures
     box = Box.from_document({**found.box})
     names = [name for name in box.process_names() if name.startswith(INGEST)]
     values = add_values(snapshot.values for name in names if (snapshot := read_counters(found.layout, name)) is not None)
-    senders = add_figures(known for name in names for known in read_senders(senders_file(found.layout, name)))
     limit_ms = box.integer("ingest.sender.silent.ms") if silent_ms is None else silent_ms
-    silent = [known for known in senders if known.host != OTHERS and known.silent_ms(now_ms) >= limit_ms]
+    senders = look_at_senders(found.layout, names, limit_ms, now_ms)
     listeners = describe_listeners(table_of(box).listeners, box, values)
-    longest_first = sorted(silent, key=lambda known: known.last_seen_ms)
-    return IngestFigures(listeners, read_ledger(values), _sum(values, "ingest.connections", None), senders, longest_first, now_ms)
+    return IngestFigures(listeners, read_ledger(values), _sum(values, "ingest.connections", None), senders.all, senders.silent, now_ms)
 
 
 def add_values(values: Iterable[Values]) -> dict[str, int]:

@@ -41,7 +41,7 @@ class PartedBy(StrEnum):
 
 
 def load(
-    topics: Annotated[list[str], argument("TOPIC…", "The topics.")],
+    topics: Annotated[list[str], argument("TOPIC", "The topics.")],
     to: Annotated[str, option("--to", metavar="DIR", help="A directory (local or shared by POSIX), or postgresql://USER@HOST/DATABASE[?table=NAME].")],
     decode: Annotated[Decoding | None, option("--decode", help="What values are. [default: raw, or as the topic was loaded before]")] = None,
     schema: Annotated[

@@ -5,13 +5,14 @@ Weak spot: typer costs 50 ms at every start; everything else (kio, rich, the cli
 
 from __future__ import annotations
 
-import sys
+import inspect
 from typing import Literal
 
 import typer
 
 from appliance.command import box, config, disk, doctor, group, ingest, load, log_dump, run, send, status, stream, top, topic, transaction, units
 from appliance.command.failures import EXIT_CODES_HELP
+from appliance.command.options import IS_DRAWN
 from appliance.command.run_app import run_app
 
 FINDING_HELP = (
@@ -21,8 +22,8 @@ EPILOG = f"{FINDING_HELP}\n\n{EXIT_CODES_HELP}"
 
 
 def build_app() -> typer.Typer:
-    """The command tree. Help is drawn with boxes on a terminal only, so that `millrace --help | grep` finds whole lines."""
-    markup: Literal["rich"] | None = "rich" if sys.stdout.isatty() else None
+    """The command tree."""
+    markup: Literal["rich"] | None = "rich" if IS_DRAWN else None
     context = {"help_option_names": ["-h", "--help"]}
     app = typer.Typer(name="millrace", help="A log appliance that speaks Kafka.", epilog=EPILOG, no_args_is_help=True, add_completion=False,
                       rich_markup_mode=markup, pretty_exceptions_enable=False, context_settings=context)  # fmt: skip
@@ -42,7 +43,18 @@ def build_app() -> typer.Typer:
     app.add_typer(config.build_app(markup), name="config")
     app.add_typer(units.build_app(markup), name="units")
     app.add_typer(log_dump.build_app(markup), name="log")
+    _list_whole(app)
     return app
+
+
+def _list_whole(app: typer.Typer) -> None:
+    """Lists of commands have the first paragraph of each, which typer would cut at the end of a line."""
+    for command in app.registered_commands:
+        command.short_help = inspect.cleandoc(command.callback.__doc__ or "").partition("\n\n")[0].replace("\n", " ") if command.callback else None
+    for registered in app.registered_groups:
+        if registered.typer_instance is not None:
+            registered.short_help = registered.typer_instance.info.help
+            _list_whole(registered.typer_instance)
 
 
 def main() -> None:

@@ -1,18 +1,30 @@
-"""How options of all commands are declared: a name, what stands for the value, a sentence. Defaults are said in the sentence, by meaning."""
+"""How options of all commands are declared: a name, what stands for the value, a sentence. Defaults are said in the sentence, by meaning.
+
+Weak: whether help is drawn is known by the terminal alone, when the command is imported.
+"""
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any
 
 import typer
 
+IS_DRAWN = sys.stdout.isatty()
+"""Help is drawn with boxes on a terminal only, so that `millrace --help | grep` finds whole lines."""
+
+
+def words(help: str) -> str:
+    """Where help is drawn, what stands in brackets would be taken for a colour, and left out."""
+    return help.replace("[", "\\[") if IS_DRAWN else help
+
 
 def option(*names: str, metavar: str | None = None, help: str, **more: Any) -> Any:
-    return typer.Option(*names, metavar=metavar, help=help, show_default=False, **more)
+    return typer.Option(*names, metavar=metavar, help=words(help), show_default=False, **more)
 
 
 def argument(metavar: str, help: str) -> Any:
-    return typer.Argument(metavar=metavar, help=help, show_default=False)
+    return typer.Argument(metavar=metavar, help=words(help), show_default=False)
 
 
 DataOption = Annotated[
@@ -20,4 +32,3 @@ DataOption = Annotated[
 ]
 ConfigOption = Annotated[str | None, option("--config", metavar="FILE", help="Settings file of the box.")]
 BootstrapOption = Annotated[str | None, option("--bootstrap", metavar="HOST:PORT", help="A Kafka broker to ask, instead of finding a box.")]
-TopicArgument = Annotated[str, argument("TOPIC", "The topic.")]

@@ -23,7 +23,9 @@ def run(
     advertise: Annotated[str | None, option("--advertise", metavar="HOST", help="Name or address that clients are told. [default: loopback]")] = None,
     kafka_port: Annotated[str | None, option("--kafka-port", metavar="PORT", help="For Kafka clients; 0 takes a free one. [default: 9092]")] = None,
     syslog_port: Annotated[str | None, option("--syslog-port", metavar="PORT", help="For syslog, UDP and TCP; 0 takes a free one. [default: 5514]")] = None,
-    http_port: Annotated[str | None, option("--http-port", metavar="PORT", help="For health checks; 0 takes a free one. [default: 8080]")] = None,
+    http_port: Annotated[
+        str | None, option("--http-port", metavar="PORT", help="For the console, metrics and health checks; 0 takes a free one. [default: 8080]")
+    ] = None,
     ingest_port: Annotated[str | None, option("--ingest-port", metavar="PORT", help="For senders by HTTP; 0 takes a free one. [default: 8081]")] = None,
     acceptors: Annotated[str | None, option("--acceptors", metavar="N", help="Processes that serve Kafka clients. [default: one per four cores]")] = None,
     zookeeper: Annotated[str | None, option("--zookeeper", metavar="HOST:PORT,…", help="An ensemble to use. [default: one of our own]")] = None,
@@ -37,7 +39,7 @@ def run(
 ) -> None:
     """Run the appliance in the foreground; Ctrl-C ends it cleanly.
 
-    When it serves it prints: millrace ready kafka=HOST:PORT syslog=HOST:PORT http=HOST:PORT
+    When it serves it prints: millrace ready kafka=HOST:PORT syslog=HOST:PORT http=HOST:PORT ingest=HOST:PORT
     """
     from appliance.runtime.run_options import RunOptions, exec_supervisor
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 from appliance.base.clock import SystemClock
 from appliance.command.finding import find_running_box
 from appliance.command.options import ConfigOption, DataOption, option
-from appliance.command.output import NOTHING, Column, bytes_text, count_text, duration_text, print_table
+from appliance.command.output import NOTHING, Column, bytes_text, count_text, duration_text, plural, print_table
 
 if TYPE_CHECKING:
     from appliance.command.box_status import BoxStatus, ClusterStatus, ProcessStatus
     from appliance.command.finding import FoundBox
+    from appliance.command.known_senders import KnownSenders
     from appliance.command.process_memory import BoxMemory, Memory
     from appliance.command.topic_status import TopicStatus
     from appliance.ipc.move_report import MoveProgress
@@ -24,6 +25,7 @@ MEASURE_MS = 1_000
 DAMAGES_SHOWN = 5
 MOVES_SHOWN = 10
 MISSING_SHOWN = 3
+SILENT_SHOWN = 5
 WORDS_SHOWN = 60
 """Of what a process says of itself; `disk list` and the journal tell all."""
 
@@ -79,6 +81,8 @@ def print_status(found: FoundBox, gathered: BoxStatus, now_ms: int) -> None:
     )
     if gathered.cluster is not None and len(gathered.cluster.brokers) > 1:
         print(f"\n{cluster_line(gathered.cluster)}")
+    if gathered.senders is not None and gathered.senders.known_count:
+        print(f"\n{senders_line(gathered.senders)}")
     print()
     print("  ".join(_rate(name, rate) for name, rate in gathered.rates.items()))
 
@@ -99,6 +103,16 @@ def cluster_line(cluster: ClusterStatus) -> str:
     return f"cluster of brokers {', '.join(map(str, cluster.brokers))}, {controller}; here {found.leaders} partitions led and {found.followers} followed: " + (
         ", ".join(words) or "ok"
     )
+
+
+def senders_line(senders: KnownSenders) -> str:
+    """How many senders there are, and who of them was not heard for long, longest first."""
+    words = f"{plural(senders.known_count, 'sender')} of lines"
+    if not senders.silent:
+        return f"{words}, none silent for {duration_text(senders.limit_ms / 1000)}"
+    shown = [f"{known.host} (for {duration_text(known.silent_ms(senders.now_ms) / 1000)})" for known in senders.silent[:SILENT_SHOWN]]
+    more = f" and {len(senders.silent) - SILENT_SHOWN} more" if len(senders.silent) > SILENT_SHOWN else ""
+    return f"{words}; silent: {', '.join(shown)}{more}; `millrace ingest status --senders` tells more"
 
 
 def print_memory(memory: BoxMemory) -> None:

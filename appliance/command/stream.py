@@ -29,7 +29,7 @@ LOCK_RETRY_SECONDS = 0.1
 
 
 def stream(
-    topics: Annotated[list[str], argument("TOPIC…", "The topics.")],
+    topics: Annotated[list[str], argument("TOPIC", "The topics.")],
     to: Annotated[str, option("--to", metavar="DIR", help="A directory of this job's own, local or shared by POSIX: its rows as Parquet, and its progress.")],
     to_topic: Annotated[str | None, option("--to-topic", metavar="TOPIC", help="Write the rows into this topic, too, as JSON.")] = None,
     job: Annotated[

@@ -137,7 +137,7 @@ def description_document(described: TopicDescription, settings: dict[str, str] |
 
 
 def delete(
-    names: Annotated[list[str], argument("NAME…", "The topics.")],
+    names: Annotated[list[str], argument("NAME", "The topics.")],
     yes: Annotated[bool, option("--yes", "-y", help="Do not ask.")] = False,
     bootstrap: BootstrapOption = None,
     data: DataOption = None,

@@ -98,7 +98,8 @@ def change_replication_factor(cluster: ClusterClient, name: str, replication_fac
     moved = [(change.topic, change.partition) for change in made.changes if change.replicas[0] != change.former[0]]
     if moved and not no_wait:
         elected = elect_leaders(cluster, moved, False)
-        print(f"{plural(sum(refusal is None for refusal in elected.values()), 'partition')} led by another box now")
+        led = [refusal for refusal in elected.values() if refusal is None or refusal.code is ErrorCode.ELECTION_NOT_NEEDED]  # leadership returned by itself
+        print(f"{plural(len(led), 'partition')} led by another box now")
 
 
 def require_known_settings(topic: str, names: Iterable[str], known: Collection[str]) -> None:

@@ -13,7 +13,7 @@ from appliance.command.output import plural
 
 
 def elect(
-    topics: Annotated[list[str] | None, argument("[TOPIC]…", "The topics. [default: all]")] = None,
+    topics: Annotated[list[str] | None, argument("TOPIC", "The topics. [default: all]")] = None,
     partition: Annotated[
         list[int] | None, option("--partition", metavar="P", min=0, help="This partition of one topic only; may be given several times. [default: all]")
     ] = None,

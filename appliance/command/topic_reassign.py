@@ -33,7 +33,7 @@ NoWaitOption = Annotated[bool, option("--no-wait", help="Order it and return.")]
 
 
 def reassign(
-    topics: Annotated[list[str] | None, argument("[TOPIC]…", "The topics. [default: all]")] = None,
+    topics: Annotated[list[str] | None, argument("TOPIC", "The topics. [default: all]")] = None,
     to: Annotated[str | None, option("--to", metavar="BOX,BOX", help="Only these boxes, by broker id. [default: all that run]")] = None,
     replicas: Annotated[
         list[str] | None,

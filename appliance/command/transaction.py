@@ -83,7 +83,7 @@ def describe(
 
 
 def abort(
-    transactional_id: Annotated[str | None, argument("[TRANSACTIONAL_ID]", "Whose transaction; its producer is fenced.")] = None,
+    transactional_id: Annotated[str | None, argument("TRANSACTIONAL_ID", "Whose transaction; its producer is fenced.")] = None,
     topic: Annotated[str | None, option("--hanging", metavar="TOPIC", help="Abort what hangs in this topic instead: see `list --hanging`.")] = None,
     minutes: Annotated[int, option("--minutes", metavar="N", min=0, help=f"How long it must hang. [default: {HANGING_MINUTES}]")] = HANGING_MINUTES,
     bootstrap: BootstrapOption = None,

@@ -20,7 +20,7 @@ INGEST = (
     counter(
         "ingest_lost_lines",
         "ingest.counted",
-        "Lines received and not stored, by reason: overflow, too_large, refused, no_key, unrepresentable, shutdown, crash.",
+        "Lines received and not stored, by reason: overflow, too_large, refused, no_key, damaged, shutdown, crash.",
         _REASON,
     ),
     counter(
@@ -49,6 +49,9 @@ INGEST = (
     counter("ingest_accepted_connections", "ingest.connections_accepted", "Sender connections accepted."),
     counter("ingest_closed_connections", "ingest.closed", "Sender connections closed by us, by reason.", ("process", "reason")),
     counter("ingest_paused_connections", "ingest.connections_paused", "Times that a sender was slowed down."),
+    counter("ingest_crowded_connections", "ingest.connections_crowded", "Times that a sender of a large frame waited, because all together were too much."),
+    counter("ingest_accept_failures", "ingest.accept_failures", "Sender connections that the kernel refused to hand over."),
+    gauge("ingest_unfinished_bytes", "ingest.unfinished_bytes", "Bytes of frames and requests that are not whole."),
     counter("ingest_batches", "ingest.batches", "Record batches made of lines."),
     counter("ingest_batch_bytes", "ingest.batch_bytes", "Bytes of them."),
     counter("ingest_disk_over_budget", "ingest.disk_over_budget", "Times that a disk took no more for a while."),

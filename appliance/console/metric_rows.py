@@ -121,6 +121,7 @@ FETCH = (
     counter("fetch_waited", "fetch.parked", "Fetches that had to wait for records."),
     counter("fetch_follower_bytes", "fetch.follower_bytes", "Of the record bytes in answers, those for followers."),
     counter("fetch_follower_progress", "fetch.follower_progress", "Partitions of followers' fetches of which the log-writer was told."),
+    counter("fetch_follower_damages", "fetch.follower_damages", "Times that followers said that what they were sent was damaged; the place is looked at."),
     counter("fetch_unassigned_followers", "fetch.unassigned_followers", "Partitions that a box fetched as a follower without being a replica."),
     counter("fetch_errors", "fetch.errors", "Fetches in whose answer a partition has an error."),
     gauge("fetch_sessions", "fetch.sessions", "Fetch sessions that are open (KIP-227)."),
@@ -188,6 +189,7 @@ LOG_WRITER = (
     ),
     counter("log_writer_progress", "log_writer.progress", "Fetches of followers that leaders took into account.", _DISK),
     counter("log_writer_progress_dropped", "log_writer.progress_dropped", "Those that came too late, or from no replica.", _DISK),
+    counter("log_writer_deletions_timed_out", "log_writer.deletions_timed_out", "DeleteRecords whose time was over before every follower had followed.", _DISK),
     counter("log_writer_isr_wishes", "log_writer.isr_wishes", "Changes of in-sync sets that leaders asked for.", _DISK),
     counter("log_writer_indexes_rebuilt", "log_writer.indexes_rebuilt", "Index files made anew.", _DISK),
     timing("log_writer_append_round", "log_writer.append_round_us", "A round: descriptors taken, batches written, completions published.", _DISK),
@@ -242,6 +244,7 @@ LOG_READER = (
     counter("scrub_passes", "scrub.passes", "Times that every closed segment was read and checked.", _DISK),
     counter("scrub_segments", "scrub.segments", "Segments checked.", _DISK),
     counter("scrub_bytes", "scrub.bytes", "Bytes checked.", _DISK),
+    counter("scrub_looks", "scrub.looks", "Places looked at because somebody had met a damaged batch there.", _DISK),
     counter("scrub_damages", "scrub.damages", "Damaged places found, by kind.", ("disk", "kind")),
 )
 

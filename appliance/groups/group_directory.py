@@ -102,9 +102,6 @@ class GroupDirectory:
         check(partition not in self._active, f"partition {partition} is loaded while it is active")
         self._loading.add(partition)
 
-    def is_loading_partition(self, partition: int) -> bool:
-        return partition in self._loading
-
     def activate(self, partition: int, groups: list[HostedGroup]) -> None:
         self._loading.remove(partition)
         self._active[partition] = {}

@@ -38,6 +38,7 @@ class DescriptorKind(IntEnum):
     DESCRIBE_PRODUCERS = 20
     BEGIN_VERIFICATION = 21
     REPAIR = 22
+    LIVE_BROKERS = 23
 
 
 NEEDS_VERIFICATION = 32_000
@@ -81,6 +82,8 @@ class Truncation(IntEnum):
 class Descriptor(NamedTuple):
     """One entry to a log-writer. PRODUCE: `length` bytes at `position` are exactly one checked batch; value_a is its record count, `guard` what
     NEEDS_VERIFICATION was answered with. TRANSACTION_MARKER: value_a is the producer id, value_b the coordinator epoch, value_c the producer epoch.
+    DELETE_RECORDS: value_a is where the log shall begin (-1: at the high watermark), `guard` the monotonic time in ns until which followers are waited for; the
+    completion's log start offset is the low watermark.
     BEGIN_VERIFICATION: value_a is a producer id, value_c its epoch; the completion's `guard` is for a PRODUCE to come, 0 while his transaction is open here.
     DESCRIBE_PRODUCERS: the answer is written to the `length` bytes at `position` (`producer_entries`).
     REPAIR: `length` bytes at `position` are whole checked batches of another replica, for a place in a segment.

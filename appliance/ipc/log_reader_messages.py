@@ -30,6 +30,8 @@ RELEASE = 9
 """The arena's slots in `released` were sent: one entry for each part of an answer to READ. `value_a` is the life of the log-reader. No answer."""
 ABORTED = 10
 """Which aborted transactions have records among the batches from offset `value_a` to the end of `span`, all below offset `value_b`?"""
+CHECK = 11
+"""Somebody was sent, or read, a damaged batch at offset `value_a`: let the scrubber look at that place now. No answer."""
 
 _QUESTION = Struct("<BQIQqq")
 _ANSWER = Struct("<BQhqqqqq")

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from appliance.base.clock import Clock
 from appliance.base.layout import BoxLayout
 from appliance.ipc.log_reader_messages import (
+    CHECK,
     MAX_MESSAGE_BYTES,
     OFFSETS_MAX,
     READ,
@@ -107,6 +108,14 @@ class LogReaderProxy:
             self._reads[token] = (now_ns + READ_DEADLINE_NS, on_answer)
         self._questions.add()
         return True
+
+    def have_checked(self, topic: str, partition: int, offset: int) -> None:
+        """Have its scrubber look at the batch with this offset. Nothing comes of it if nobody listens now: who found damage will find it again."""
+        sock = self._socket or self._connect(self._clock.monotonic_ns())
+        if sock is not None and len(self._unsent) < UNSENT_MAX:
+            self._unsent.append(pack_question(Question(CHECK, 0, partition, 0, offset, 0, topic)))
+            if len(self._unsent) == 1:
+                self._flush(sock)
 
     def send_releases(self) -> None:
         """Tell which parts of the log-reader's memory were let go; to be called when `arena.released` is not empty."""

@@ -1,8 +1,8 @@
 """Configs of a broker that can be set while it runs (KIP-226): names, what they mean, what they may be.
 
 Kept in `/config/brokers/N`, and for all brokers in `/config/brokers/<default>`, as Kafka keeps them; one's own go before those for all. Pure.
-Of Kafka's many only the throttles of replication; one is our own: which brokers get no new replicas. Everything else is read at the start. Weak spot: a
-list is set as a whole, so of two who change it at the same moment one may have to look again.
+Of Kafka's many only the throttles of replication and of moves between disks; one is our own: which brokers get no new replicas. Everything else is read at the
+start. Weak spots: a list is set as a whole, so of two who change it at the same moment one may have to look again; a copy that is under way keeps its throttle.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from appliance.metadata.broker_configs import BrokerConfig
 
 LEADER_RATE: Final = "leader.replication.throttled.rate"
 FOLLOWER_RATE: Final = "follower.replication.throttled.rate"
+MOVE_RATE: Final = "replica.alter.log.dirs.io.max.bytes.per.second"
 CLOSED: Final = "replica.closed.brokers"
 NO_LIMIT: Final = 2**63 - 1
 
 _MEANINGS: Final = {
     LEADER_RATE: "Bytes per second that this broker sends to followers of throttled replicas that are not in sync; set while it runs only.",
     FOLLOWER_RATE: "Bytes per second that this broker fetches for throttled replicas that are not in sync; set while it runs only.",
+    MOVE_RATE: "Bytes per second that are copied to each disk to which partitions are moved; while it runs it can be made less than the settings say.",
 }
 _CLOSED_MEANING: Final = (
     "Ids of brokers that get no replicas unless they are named, because they are being emptied; set for all brokers, while they run only (millrace box drain)."

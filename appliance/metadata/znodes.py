@@ -86,7 +86,6 @@ def delete_topic_path(topic: str) -> str:
 
 # --- our own paths -----------------------------------------------------------------------------------------------------
 
-MILLRACE = "/millrace"
 MILLRACE_BROKERS = "/millrace/brokers"
 
 

@@ -69,10 +69,6 @@ class SourceOptions(NamedTuple):
         return TopicOffsets(self.access, self.num_retries, self.retry_interval_ms)
 
 
-def wants_headers(options: Mapping[str, str]) -> bool:
-    return OptionValues(options).flag("includeHeaders", False)
-
-
 def read_options(options: Mapping[str, str], is_stream: bool | None) -> SourceOptions:
     """Raises `SourceProblem` for the first thing that is wrong. None: it is not known yet which kind of query it will be."""
     values = OptionValues(options)

@@ -62,10 +62,6 @@ class RunningSpark:
         self.gateway = gateway
         self._scratch = scratch
 
-    @property
-    def jvm_pid(self) -> int:
-        return int(self.gateway.proc.pid)
-
     def has_ended(self) -> bool:
         """Whether the JVM is dead. Waits a moment for one that is dying: its sockets close before it is gone."""
         with suppress(subprocess.TimeoutExpired):

@@ -99,7 +99,7 @@ CODED_APIS: Final[dict[int, Api]] = {
         Api(ApiKey.API_VERSIONS, "ApiVersions", 0, 4, 3, "the response header is always the old one"),
         Api(ApiKey.CREATE_TOPICS, "CreateTopics", 0, 7, 5, ""),
         Api(ApiKey.DELETE_TOPICS, "DeleteTopics", 0, 6, 4, "by topic id from 6"),
-        Api(ApiKey.DELETE_RECORDS, "DeleteRecords", 0, 2, 2, "answered when durable"),
+        Api(ApiKey.DELETE_RECORDS, "DeleteRecords", 0, 2, 2, "answered when durable, and followers that live have followed"),
         Api(ApiKey.INIT_PRODUCER_ID, "InitProducerId", 0, 5, 2, ""),
         Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, "OffsetForLeaderEpoch", 0, 4, 4, ""),
         Api(ApiKey.ADD_PARTITIONS_TO_TXN, "AddPartitionsToTxn", 0, 5, 3, "several transactions at once from 4, for brokers"),

@@ -4,7 +4,8 @@ Owned by nobody; the acceptor calls it for every fetch. Hot: a request or respon
 is a list of pieces, because records go out by sendfile: pieces of ours are bytes, pieces in between are the caller's own
 objects, of which only `size_bytes` is asked. Versions differ in the layouts `_HEAD…` and `_PARTITION…`; before 4 there are no transactions, from 7
 there are sessions, from 11 racks, from 12 compact lengths, from 13 topic ids instead of names, from 15 the replica's id in a tag,
-from 17 its directory, too, which only followers send and nobody here asks for.
+from 17 its directory, too, which only followers send and nobody here asks for. A follower of ours that was sent a damaged batch says so in a tag of ours
+(`DAMAGE_TAG`), which others skip.
 Weak spot: partition order is the request's own; which partitions a session leaves out is the caller's business.
 """
 
@@ -74,6 +75,8 @@ class FetchPartition(NamedTuple):
     last_fetched_epoch: int
     log_start_offset: int
     max_bytes: int
+    damaged_offset: int = -1
+    """What was sent from there on to this follower was damaged."""
 
 
 class ForgottenPartition(NamedTuple):
@@ -115,6 +118,9 @@ _HEAD_15: Final = Struct(">iiibii")
 """… without the replica id"""
 _NO_MAX_BYTES: Final = 2**31 - 1
 _REPLICA_STATE: Final = Struct(">iq")
+DAMAGE_TAG: Final = 19_794
+"""Of a partition, ours: an offset. Kafka counts its tags from 0."""
+DAMAGED_OFFSET: Final = Struct(">q")
 _CLUSTER_ID_TAG: Final = 0
 _REPLICA_STATE_TAG: Final = 1
 
@@ -169,7 +175,7 @@ def _decode_flexible(buffer: Buffer, position: int, limit: int, version: int) ->
             # The fields of FetchPartition stand in the order of the wire.
             partitions.append(FetchPartition(topic, topic_id, *_unpack_partition_12(buffer, position)))
             position += _PARTITION_12.size
-            position = skip_tagged_fields(buffer, position, limit) if buffer[position] else position + 1
+            position = _read_partition_tags(buffer, position, limit, partitions) if buffer[position] else position + 1
         position = skip_tagged_fields(buffer, position, limit) if buffer[position] else position + 1
     forgotten, position = _read_forgotten_flexible(buffer, position, limit, by_id)
     rack, position = read_compact_string(buffer, position, limit)
@@ -181,6 +187,15 @@ def _decode_flexible(buffer: Buffer, position: int, limit: int, version: int) ->
         max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch, replica_id, replica_epoch, rack, cluster_id, partitions, forgotten
     )
     return request, position
+
+
+def _read_partition_tags(buffer: Buffer, position: int, limit: int, partitions: list[FetchPartition]) -> int:
+    """The next position; what is said goes into the last of `partitions`."""
+    fields, position = read_tagged_fields(buffer, position, limit)
+    start, end = fields.get(DAMAGE_TAG, (0, 0))
+    if end - start == DAMAGED_OFFSET.size:
+        partitions[-1] = partitions[-1]._replace(damaged_offset=DAMAGED_OFFSET.unpack_from(buffer, start)[0])
+    return position
 
 
 def _read_topic(buffer: Buffer, position: int, limit: int, by_id: bool) -> tuple[str, TopicId, int]:

@@ -14,12 +14,9 @@ from appliance.protocol.wire import Buffer
 
 LATEST_TIMESTAMP: Final = -1
 EARLIEST_TIMESTAMP: Final = -2
-MAX_TIMESTAMP: Final = -3
+LARGEST_TIMESTAMP: Final = -3
 EARLIEST_LOCAL_TIMESTAMP: Final = -4
 LATEST_TIERED_TIMESTAMP: Final = -5
-
-SPECIAL_TIMESTAMPS_SINCE: Final = {LATEST_TIMESTAMP: 0, EARLIEST_TIMESTAMP: 0, MAX_TIMESTAMP: 7, EARLIEST_LOCAL_TIMESTAMP: 8, LATEST_TIERED_TIMESTAMP: 9}
-"""The first version in which each negative timestamp means something; before it the answer is UNSUPPORTED_VERSION."""
 
 
 class ListOffsetsPartition(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from appliance.base.errors import ProtocolViolation
 from appliance.base.model import TopicId
-from appliance.protocol.fetch import EpochEndOffset, FetchPartition, ForgottenPartition
+from appliance.protocol.fetch import DAMAGE_TAG, DAMAGED_OFFSET, EpochEndOffset, FetchPartition, ForgottenPartition
 from appliance.protocol.leader_hints import CurrentLeader
 from appliance.protocol.wire import (
     MALFORMED,
@@ -84,7 +84,7 @@ def encode_replica_fetch(fetch: ReplicaFetch) -> bytes:
     for start, end in topics:
         partitions = fetch.partitions[start:end]
         parts += (partitions[0].topic_id, write_compact_count(len(partitions)))
-        parts += [_pack_partition(*wanted[2:], 0) for wanted in partitions]
+        parts += [_pack_partition(*wanted[2:8], 0) if wanted.damaged_offset < 0 else _with_damage(wanted) for wanted in partitions]
         parts.append(NO_TAGGED_FIELDS)
     topics = _by_topic(fetch.forgotten)
     parts.append(write_compact_count(len(topics)))
@@ -93,6 +93,10 @@ def encode_replica_fetch(fetch: ReplicaFetch) -> bytes:
         parts += (gone[0].topic_id, write_compact_count(end - start), *(_INT32.pack(each.partition) for each in gone), NO_TAGGED_FIELDS)
     parts += (_NO_RACK, write_tagged_fields([(_REPLICA_STATE_TAG, _REPLICA_STATE.pack(fetch.replica_id, fetch.replica_epoch, 0))]))
     return b"".join(parts)
+
+
+def _with_damage(wanted: FetchPartition) -> bytes:
+    return _pack_partition(*wanted[2:8], 0)[: -len(NO_TAGGED_FIELDS)] + write_tagged_fields([(DAMAGE_TAG, DAMAGED_OFFSET.pack(wanted.damaged_offset))])
 
 
 def _by_topic(named: Sequence[FetchPartition] | Sequence[ForgottenPartition]) -> list[tuple[int, int]]:

@@ -1,7 +1,7 @@
 """Configs of topics, step by step: change what ZooKeeper holds, and take over what was changed.
 
-The change is the controller's; every box hears of it by Kafka's notification and tells its own log-writers. Owned by the controller process. Weak
-spot: none known.
+Any box changes them, as with Kafka: the write is conditional on what was read and on the topic, and needs no controller. Every box hears of it by Kafka's
+notification and tells its own log-writers. Owned by the controller process of each box. Weak spot: none known.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ATTEMPTS_MAX = 5
 def alter_topic_config(cluster: Cluster, name: str, change: ConfigChange, validate_only: bool) -> Operation[None]:
     """Apply `change` to the configs that ZooKeeper holds of a topic, tell every broker and our log-writers, publish. `RequestRefused`: it may not be.
 
-    Killed after the transaction, the next controller loads the new configs and sends them with BECOME_LEADER.
+    Killed after the transaction, the next life loads the new configs and sends them with BECOME_LEADER.
     """
     path = topic_config_path(name)
     for _attempt in range(ATTEMPTS_MAX):
@@ -36,7 +36,7 @@ def alter_topic_config(cluster: Cluster, name: str, change: ConfigChange, valida
         if validate_only or (config == current == topic.config):
             return
         try:
-            results = yield from cluster.writes_fenced_by().guard(topic_registry.config_writes(name, config, node.version if node is not None else None))
+            results = yield from cluster.own_writes().guard(topic_registry.config_writes(name, config, node.version if node is not None else None))
         except MultiFailed as refused:
             if isinstance(refused.cause, NoNode) and refused.write.path == topic_path(name):
                 raise RequestRefused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.") from refused

@@ -1,8 +1,8 @@
 """Where a follower's log is cut when it differs from its leader's: by leader epoch, never by high watermark (KIP-101, KIP-279, KIP-595's fetch).
 
-Pure; used by the log-writer, which knows the log's leader epochs and its end. An answer may need several rounds: each cuts at least one epoch of ours
-that the leader does not have, until the last one that both have ends at the same place. Weak spot: a log whose epochs are unknown (an empty cache) says
-nothing of where it differs, so a log that holds records must hold an epoch for them.
+Pure; used by the log-writer, which knows the log's leader epochs and its end, and by the acceptor, which asks for them. An answer may need several rounds:
+each cuts at least one epoch of ours that the leader does not have, until the last one that both have ends at the same place. Weak spot: a log whose epochs
+are unknown (an empty cache) says nothing of where it differs, so a log that holds records must hold an epoch for them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,12 @@ def truncation_offset(diverging_epoch: int, diverging_end_offset: int, end_offse
     return min(own_end_offset, diverging_end_offset, log_end_offset)
 
 
+def is_diverging(last_fetched_epoch: int, fetch_offset: int, known_epoch: int, end_offset: int) -> bool:
+    """Whether a log that ends at `fetch_offset` under `last_fetched_epoch` parts from the leader's, whose largest epoch up to that one is `known_epoch`, which
+    ends at `end_offset`."""
+    return known_epoch < last_fetched_epoch or end_offset < fetch_offset
+
+
 def diverging_answer(last_fetched_epoch: int, fetch_offset: int, end_offset_for: EndOffsetFor, log_end_offset: int) -> tuple[int, int] | None:
     """The leader's side: (epoch, end offset) with which a fetch at `fetch_offset`, whose log ends under `last_fetched_epoch`, is to be answered instead of
     records; (-1, -1): OFFSET_OUT_OF_RANGE, because the leader knows nothing of that epoch; None: the logs agree up to there."""
@@ -37,6 +43,4 @@ def diverging_answer(last_fetched_epoch: int, fetch_offset: int, end_offset_for:
     known_epoch, end_offset = end_offset_for(last_fetched_epoch, log_end_offset)
     if known_epoch == UNDEFINED or end_offset == UNDEFINED:
         return UNDEFINED, UNDEFINED
-    if known_epoch < last_fetched_epoch or end_offset < fetch_offset:
-        return known_epoch, end_offset
-    return None
+    return (known_epoch, end_offset) if is_diverging(last_fetched_epoch, fetch_offset, known_epoch, end_offset) else None

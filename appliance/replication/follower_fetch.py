@@ -51,6 +51,7 @@ class FollowerFetch:
         "_backoff_max_ns",
         "_told_high_watermark",
         "_told_log_start_offset",
+        "damaged_offset",
         "failures",
         "high_watermark",
         "is_waiting",
@@ -79,6 +80,8 @@ class FollowerFetch:
         self.high_watermark = UNKNOWN
         """The leader's."""
         self.leader_log_start_offset = UNKNOWN
+        self.damaged_offset = UNKNOWN
+        """From where on the leader sent what is damaged; it is told so, until it sends something else."""
         self.need = Need.NOTHING
         self.is_waiting = False
         """What is needed was asked for. (Of a fetch nobody keeps this: it names the offset it was asked at.)"""
@@ -110,7 +113,7 @@ class FollowerFetch:
         self.turn += 1
         self.truncation = TELL_ONLY
         self.retry_ns, self.failures, self.problem = now_ns, 0, ""
-        self._told_high_watermark = self._told_log_start_offset = UNKNOWN
+        self._told_high_watermark = self._told_log_start_offset = self.damaged_offset = UNKNOWN
 
     def is_due(self, now_ns: int) -> bool:
         return self.need != Need.NOTHING and not self.is_waiting and now_ns >= self.retry_ns
@@ -167,13 +170,14 @@ class FollowerFetch:
             self.truncation = TruncateOrder(Truncation.DIVERGED, diverging_epoch, diverging_end_offset)
             self._next(Need.TRUNCATE)
             return
-        self.failures, self.problem = 0, ""
+        self.failures, self.problem, self.damaged_offset = 0, "", UNKNOWN
         self.high_watermark, self.leader_log_start_offset = high_watermark, log_start_offset
         if has_records or high_watermark != self._told_high_watermark or log_start_offset != self._told_log_start_offset:
             self._next(Need.APPEND)
 
-    def on_corrupt(self, now_ns: int) -> None:
-        """What the leader sent does not have the checksum that it should have: once more, from the same offset."""
+    def on_corrupt(self, offset: int, now_ns: int) -> None:
+        """What the leader sent does not have the checksum that it should have, from `offset` on: once more, from the same offset."""
+        self.damaged_offset = offset
         self._back_off(Need.FETCH, "its leader sent a batch with a wrong checksum", now_ns)
 
     def on_offset(self, turn: int, error: int, offset: int, now_ns: int) -> bool:

@@ -303,10 +303,11 @@ class LeaderProgress:
 
     # --- what follows from it
 
-    @property
-    def low_watermark(self) -> int:
-        """Below it no replica in sync holds anything. `log_start_offset`, the leader's own, is its owner's to set."""
-        return min((self.log_start_offset, *(follower.log_start_offset for follower in self._counted)))
+    def low_watermark(self, live_brokers: frozenset[int] | None) -> int:
+        """Below it no replica on a box that lives holds anything (KIP-107); None: nobody has said which live, so all do. `log_start_offset`, the leader's own,
+        is its owner's to set; of a follower that has not fetched under this leader epoch nothing is known, and 0 is believed."""
+        awaited = (each for each in self._followers if live_brokers is None or each.replica_id in live_brokers)
+        return min((self.log_start_offset, *(follower.log_start_offset for follower in awaited)))
 
     @property
     def has_enough_replicas(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from appliance.base.errors import ErrorCode
 from appliance.ipc.descriptors import Completion, DescriptorKind
 from appliance.metadata.broker_registry import change_record
+from appliance.metadata.dynamic_broker_configs import MOVE_RATE, replication_rate
 from appliance.metadata.operation import DiskCommand, Operation, Publish, all_of
 from appliance.metadata.topic_registry import TopicState
 from appliance.metadata.znodes import BoxRecord, MoveOrder
@@ -141,7 +142,7 @@ def begin_copy(cluster: Cluster, topic: TopicState, partition: int, source_disk:
         "source_disk": source_disk,
         "source_path": source_path,
         "source_directory_id": directory_id,
-        "throttle": order.throttle,
+        "throttle": order.throttle or replication_rate(cluster.box_config(), MOVE_RATE),
         "config": cluster.config_of(topic),
     }
     code = yield DiskCommand(target_disk, DescriptorKind.MOVE_BEGIN, begin)

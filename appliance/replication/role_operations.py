@@ -47,6 +47,12 @@ def send_roles(cluster: Cluster, partitions: Iterable[tuple[TopicState, int]]) -
     return sum(1 for code in codes if code != ErrorCode.NONE)
 
 
+def tell_live_brokers(disk: str, live: frozenset[int]) -> Operation[int]:
+    """The error code."""
+    code: int = yield DiskCommand(disk, DescriptorKind.LIVE_BROKERS, {"brokers": sorted(live)})
+    return code
+
+
 def role_of(cluster: Cluster, topic: TopicState, partition: int) -> Role | None:
     """What this broker is to be for a partition; None where it is nothing."""
     state = topic.states.get(partition)

@@ -72,7 +72,6 @@ assert SUSPECT_WORD * WORD_BYTES < SEQUENCES_POSITION and ROWS_POSITION % WORD_B
 ) = range(ROW_WORDS)
 
 ROLE_NONE, ROLE_LEADER, ROLE_FOLLOWER, ROLE_OFFLINE = range(4)
-ROLE_NAMES = ("none", "leader", "follower", "offline")
 
 DISK_STARTING, DISK_ONLINE, DISK_FULL, DISK_OFFLINE = range(4)
 DISK_STATE_NAMES = ("starting", "online", "full", "offline")

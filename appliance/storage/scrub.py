@@ -56,15 +56,14 @@ class SegmentScrub:
         """(offset, position) of the last two batches that were passed; the segment's own where it begins."""
 
     def __iter__(self) -> Iterator[int]:
-        offset_entries = _OffsetEntries(self._index_bytes(INDEX_SUFFIX), self._base_offset)
-        time_entries = _TimeEntries(self._index_bytes(TIME_INDEX_SUFFIX), self._base_offset)
+        offset_entries = _OffsetEntries(self.index_bytes(INDEX_SUFFIX), self._base_offset)
+        time_entries = _TimeEntries(self.index_bytes(TIME_INDEX_SUFFIX), self._base_offset)
         cold = ColdFile(segment_path(self._directory, self._base_offset, LOG_SUFFIX), SEALED_WAYS)
         try:
             size_bytes = cold.size_bytes()
             read_bytes = 0
-            for position, header in self._batches(ColdPieces(cold), size_bytes):
-                self._check_offsets(position, header)
-                self._before = [self._before[1], (header.base_offset if position else self._base_offset, position)]
+            for position, header in self.batches(ColdPieces(cold), 0, size_bytes):
+                self.on_batch(position, header)
                 self._largest_timestamp = max(self._largest_timestamp, header.max_timestamp)
                 offset_entries.on_batch(position, header)
                 time_entries.on_batch(header, self._largest_timestamp)
@@ -83,9 +82,8 @@ class SegmentScrub:
             if problem:
                 self._report(kind, suffix, self._base_offset, 0, problem)
 
-    def _batches(self, pieces: ColdPieces, size_bytes: int) -> Iterator[tuple[int, BatchHeader]]:
-        """Every intact batch; what is not is reported, and passed over where its header tells how long it is."""
-        position = 0
+    def batches(self, pieces: ColdPieces, position: int, size_bytes: int) -> Iterator[tuple[int, BatchHeader]]:
+        """Every intact batch from `position` on; what is not is reported, and passed over where its header tells how long it is."""
         while position < size_bytes:
             scan = SegmentScan(-1, position, size_bytes, read=pieces.read)
             yield from scan
@@ -109,6 +107,16 @@ class SegmentScrub:
             and self._next_offset <= header.base_offset <= header.last_offset < self._end_offset
         )
 
+    def begin_at(self, offset: int, position: int) -> None:
+        """`batches` will be read from there on, where an intact batch or the segment begins."""
+        self._next_offset = offset
+        self._before = [(offset, position)] * 2
+
+    def on_batch(self, position: int, header: BatchHeader) -> None:
+        """Check the offsets of what `batches` gave."""
+        self._check_offsets(position, header)
+        self._before = [self._before[1], (header.base_offset if position else self._base_offset, position)]
+
     def _check_offsets(self, position: int, header: BatchHeader) -> None:
         if header.base_offset < self._next_offset or header.last_offset >= self._end_offset:
             words = f"a batch holds offsets {header.base_offset} to {header.last_offset}; {self._next_offset} to {self._end_offset - 1} may come here"
@@ -116,7 +124,7 @@ class SegmentScrub:
         if header.last_offset < self._end_offset:
             self._next_offset = max(self._next_offset, header.last_offset + 1)
 
-    def _index_bytes(self, suffix: str) -> bytes | None:
+    def index_bytes(self, suffix: str) -> bytes | None:
         try:
             cold = ColdFile(segment_path(self._directory, self._base_offset, suffix), SEALED_WAYS)
         except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""What a box answers to those who come by the network: followers, consumers, producers. The leader's side of a fetch is the shipped `diverging_answer`.
+"""What a box answers to those who come by the network: followers, consumers, producers.
 
-Owned by its box. A fetch that finds nothing waits until the log or its high watermark moves, half a second at most. Weak spot: one partition, no
-sessions; sizes are numbers of records.
+The leader's side of a fetch is `diverging_answer`, whose rule (`is_diverging`) is the shipped one. Owned by its box. A fetch that finds nothing waits until
+the log or its high watermark moves, half a second at most. Weak spot: one partition, no sessions; sizes are numbers of records.
 """
 
 from __future__ import annotations

@@ -55,6 +55,8 @@ class _Counters:
     def counter(self, name: str) -> _Counter:
         return _Counter()
 
+    gauge = counter
+
 
 class _Notes:
     """What the keepers log, in the trace."""

@@ -1,7 +1,7 @@
 """ZooKeeper: one tree, changed by one request after the other; sessions that time out; watches that fire once.
 
-It carries out the requests of `appliance.metadata.requests`, so the shipped operations run against it. One server stands for the ensemble: it is
-linearizable, and whether a client reaches it is the network's business. Each connection is first in, first out both ways, as TCP is; what a dead
+It carries out the requests of `appliance.metadata.requests` (`memory_tree`), so the shipped operations run against it. One server stands for the ensemble:
+it is linearizable, and whether a client reaches it is the network's business. Each connection is first in, first out both ways, as TCP is; what a dead
 connection still brings is carried out only as long as its session has made no other one. Weak spots: no rights, no quotas, and a read is never stale.
 """
 
@@ -10,37 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from appliance.metadata.requests import (
-    BadVersion,
-    Check,
-    Create,
-    Delete,
-    Exists,
-    Get,
-    GetChildren,
-    Multi,
-    MultiFailed,
-    Node,
-    NodeExists,
-    NoNode,
-    NotEmpty,
-    Request,
-    Write,
-    ZooKeeperFailed,
-)
+from appliance.metadata.requests import Exists, Get, GetChildren, Request, Write, ZooKeeperFailed
 from tests.simulation.world import MS, World
+from tests.support.memory_tree import MemoryTree
 
 SESSION_TIMEOUT = 600 * MS
 TICK = 100 * MS
-
-
-class _Znode:
-    __slots__ = ("children", "czxid", "data", "owner", "sequence", "version")
-
-    def __init__(self, data: bytes, czxid: int, owner: int) -> None:
-        self.data, self.czxid, self.owner = data, czxid, owner
-        self.version = self.sequence = 0
-        self.children: set[str] = set()
 
 
 class _Session:
@@ -50,7 +25,6 @@ class _Session:
         self.connection = 0
         self.tell: Callable[[str], None] | None = None
         """Where watches are told; None while it has no connection."""
-        self.ephemerals: set[str] = set()
 
 
 class Reply(NamedTuple):
@@ -64,12 +38,9 @@ class ZooKeeper:
     def __init__(self, world: World, on_write: Callable[[str, bytes, bytes, Write], None]) -> None:
         self._world = world
         self._on_write = on_write
-        self._nodes = {"/": _Znode(b"", 0, 0)}
+        self._tree = MemoryTree()
         self._sessions: dict[int, _Session] = {}
         self._watches: dict[str, set[int]] = {}
-        self._fired: dict[str, None] = {}
-        self._written: list[tuple[str, bytes, bytes, Write]] = []
-        self._zxid = 100
         self._last_session = 1_000
         self._connections = 0
         self.is_down = False
@@ -109,9 +80,7 @@ class ZooKeeper:
         if session is None:
             return
         self.expired += 1
-        self._zxid += 1
-        for path in sorted(session.ephemerals):
-            self._remove(path, [])
+        self._tree.end(session_id)
         self._fire()
 
     def forgive(self) -> None:
@@ -130,142 +99,33 @@ class ZooKeeper:
     # --- requests
 
     def handle(self, session_id: int, request: Request) -> Reply:
+        tree = self._tree
         try:
-            reply = Reply(self._carry_out(session_id, request))
+            reply = Reply(tree.carry_out(request, session_id))
         except ZooKeeperFailed as failure:
             return Reply(failure=failure)
-        for write in self._written:
+        if isinstance(request, Get | Exists | GetChildren):
+            if request.watch:
+                self._watches.setdefault(f"{request.path}/" if isinstance(request, GetChildren) else request.path, set()).add(session_id)
+            return reply
+        for write in tree.written:
             self._on_write(*write)
-        self._written.clear()
-        if self._fired:
-            self._fire()
+        tree.written.clear()
+        self._fire()
         return reply
 
     def data(self, path: str) -> bytes:
-        return self._nodes[path].data
+        return self._tree[path].data
 
     def version(self, path: str) -> int:
-        return self._nodes[path].version
+        return self._tree[path].version
 
     def owner(self, path: str) -> int:
         """The session that an ephemeral node belongs to; 0: there is none."""
-        node = self._nodes.get(path)
-        return node.owner if node is not None else 0
-
-    def _carry_out(self, session_id: int, request: Request) -> Any:
-        if isinstance(request, Get):
-            return self._get(session_id, request)
-        if isinstance(request, GetChildren):
-            if request.watch:
-                self._watches.setdefault(f"{request.path}/", set()).add(session_id)
-            node = self._nodes.get(request.path)
-            if node is None:
-                raise NoNode(request.path)
-            return tuple(sorted(node.children))
-        if isinstance(request, Exists):
-            if request.watch:
-                self._watches.setdefault(request.path, set()).add(session_id)
-            node = self._nodes.get(request.path)
-            return None if node is None else Node(b"", node.version, node.czxid, node.owner)
-        self._zxid += 1
-        if isinstance(request, Multi):
-            return self._all_or_nothing(session_id, request)
-        return self._write(session_id, request, [])
-
-    def _get(self, session_id: int, request: Get) -> Node:
-        node = self._nodes.get(request.path)
-        if node is None:
-            raise NoNode(request.path)
-        if request.watch:
-            self._watches.setdefault(request.path, set()).add(session_id)
-        return Node(node.data, node.version, node.czxid, node.owner)
-
-    def _all_or_nothing(self, session_id: int, multi: Multi) -> tuple[Any, ...]:
-        undo: list[Callable[[], None]] = []
-        results = []
-        for index, write in enumerate(multi.writes):
-            try:
-                results.append(self._write(session_id, write, undo))
-            except ZooKeeperFailed as cause:
-                for step in reversed(undo):
-                    step()
-                self._fired.clear()
-                self._written.clear()
-                raise MultiFailed(index, write, cause) from None
-        return tuple(results)
-
-    def _write(self, session_id: int, write: Write, undo: list[Callable[[], None]]) -> Any:
-        if isinstance(write, Create):
-            return self._create(session_id, write, undo)
-        node = self._nodes.get(write.path)
-        if node is None:
-            raise NoNode(write.path)
-        if write.version not in (-1, node.version):
-            raise BadVersion(write.path)
-        if isinstance(write, Check):
-            return None
-        if isinstance(write, Delete):
-            if node.children:
-                raise NotEmpty(write.path)
-            self._remove(write.path, undo)
-            return None
-        former, version = node.data, node.version
-
-        def put_back() -> None:
-            node.data, node.version = former, version
-
-        undo.append(put_back)
-        self._written.append((write.path, former, write.data, write))
-        node.data, node.version = write.data, version + 1
-        self._fired[write.path] = None
-        return node.version
-
-    def _create(self, session_id: int, write: Create, undo: list[Callable[[], None]]) -> str:
-        parent_path, _, name = write.path.rpartition("/")
-        parent = self._nodes.get(parent_path or "/")
-        if parent is None:
-            raise NoNode(parent_path)
-        if write.sequence:
-            name = f"{name}{parent.sequence:010d}"
-        path = f"{parent_path}/{name}"
-        if path in self._nodes:
-            raise NodeExists(path)
-        parent.sequence += 1
-        parent.children.add(name)
-        self._nodes[path] = _Znode(write.data, self._zxid, session_id if write.ephemeral else 0)
-        if write.ephemeral:
-            self._sessions[session_id].ephemerals.add(path)
-        self._fired[path] = self._fired[f"{parent_path}/"] = None
-
-        def put_back() -> None:
-            parent.sequence -= 1
-            parent.children.discard(name)
-            del self._nodes[path]
-            if write.ephemeral:
-                self._sessions[session_id].ephemerals.discard(path)
-
-        undo.append(put_back)
-        return path
-
-    def _remove(self, path: str, undo: list[Callable[[], None]]) -> None:
-        node = self._nodes.pop(path)
-        parent_path, _, name = path.rpartition("/")
-        self._nodes[parent_path or "/"].children.discard(name)
-        owner = self._sessions.get(node.owner)
-        if owner is not None:
-            owner.ephemerals.discard(path)
-        self._fired[path] = self._fired[f"{parent_path}/"] = None
-
-        def put_back() -> None:
-            self._nodes[path] = node
-            self._nodes[parent_path or "/"].children.add(name)
-            if owner is not None:
-                owner.ephemerals.add(path)
-
-        undo.append(put_back)
+        return self._tree[path].owner if path in self._tree else 0
 
     def _fire(self) -> None:
-        fired, self._fired = self._fired, {}
+        fired, self._tree.changed = self._tree.changed, {}
         for path in fired:
             for session_id in sorted(self._watches.pop(path, ())):
                 session = self._sessions.get(session_id)

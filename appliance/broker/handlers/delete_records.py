@@ -1,8 +1,8 @@
-"""DeleteRecords: hand each partition's new beginning to its disk's log-writer, answer when it is durable there.
+"""DeleteRecords: hand each partition's new beginning to its disk's log-writer, answer when it is durable there and every follower that lives begins there, too.
 
 A partition that cannot be served gets its own error at once and harms no other. Owned by one acceptor. Kafka answers before its checkpoint is
-written; here the answer means that a power cut brings no deleted record back, at the price of one sync. Weak spot: a request that timed out may be
-carried out all the same, as with Kafka.
+written; here the answer means that a power cut of the leader brings no deleted record back, at the price of one sync. The log-writer knows the followers, and
+answers REQUEST_TIMED_OUT when the client's time is over. Weak spot: a request that timed out is carried out all the same, as with Kafka.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ from appliance.protocol.delete_records import (
 from appliance.protocol.request_header import RequestHeader
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import Row, TornRow
+
+ANSWER_NS = 1_000_000_000
+"""So long after the client's time the log-writer may still answer. Only waiting for followers has to end in time: the leader's part is always done, so a
+client that gives no time at all is told of it."""
 
 
 class _PendingDeletion:
@@ -75,17 +79,17 @@ class DeleteRecordsHandler:
         request = decode_delete_records(buffer, header.body_position, limit, header.api_version)
         self._requests.add()
         deadline_ns = self._clock.monotonic_ns() + max(0, request.timeout_ms) * 1_000_000
-        pending = _PendingDeletion(self, connection.expect_reply(False), request, header, deadline_ns)
+        pending = _PendingDeletion(self, connection.expect_reply(False), request, header, deadline_ns + ANSWER_NS)
         for topic_index, topic in enumerate(request.topics):
             for index, wanted in enumerate(topic.partitions):
                 pending.remaining += 1
                 part = PartDeletion(pending, topic_index, index, wanted.partition)
-                code = self._offer(part, topic.topic, wanted.offset)
+                code = self._offer(part, topic.topic, wanted.offset, deadline_ns)
                 if code:
                     self._settle(part, DeleteRecordsPartitionResult(wanted.partition, -1, code))
         self._count_down(pending)
 
-    def _offer(self, part: PartDeletion, topic: str, offset: int) -> ErrorCode:
+    def _offer(self, part: PartDeletion, topic: str, offset: int, deadline_ns: int) -> ErrorCode:
         """Kafka's checks in its order; what a log-writer alone knows (policy, high watermark) is checked there."""
         if topic in INTERNAL_TOPICS:
             return ErrorCode.INVALID_TOPIC_EXCEPTION
@@ -101,21 +105,21 @@ class DeleteRecordsHandler:
             return problem
         if offset < -1 or offset > row.high_watermark:
             return ErrorCode.OFFSET_OUT_OF_RANGE
-        if not placement.proxy.offer_or_queue(_descriptor(placement, row, offset), 0, part):
+        if not placement.proxy.offer_or_queue(_descriptor(placement, row, offset, deadline_ns), 0, part):
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         return ErrorCode.NONE
 
     def on_completion(self, part: PartDeletion, entry: tuple[Any, ...]) -> None:
-        """The log-writer has done it, or refused. Fields of `entry` as in `ipc.descriptors.Completion`."""
-        code, log_start_offset = entry[2], entry[7]
-        self._settle(part, DeleteRecordsPartitionResult(part.partition, -1 if code else log_start_offset, code))
+        """It is done everywhere, or the log-writer refused, or followers are not there in time. Fields of `entry` as in `ipc.descriptors.Completion`."""
+        code, low_watermark = entry[2], entry[7]
+        self._settle(part, DeleteRecordsPartitionResult(part.partition, low_watermark, code))
 
     def on_lost(self, part: PartDeletion) -> None:
         """The log-writer died or hangs; the client asks again."""
         self._settle(part, DeleteRecordsPartitionResult(part.partition, -1, ErrorCode.NOT_LEADER_OR_FOLLOWER))
 
     def give_up(self, pending: _PendingDeletion) -> None:
-        """It took longer than the client waits."""
+        """It took longer than the client waits, and the log-writer does not say so."""
         for topic, results in zip(pending.request.topics, pending.results, strict=True):
             for index, wanted in enumerate(topic.partitions):
                 if results[index] is None:
@@ -148,7 +152,8 @@ class DeleteRecordsHandler:
         self._on_reply(reply.connection)
 
 
-def _descriptor(placement: Placement, row: Row, offset: int) -> tuple[int, ...]:
+def _descriptor(placement: Placement, row: Row, offset: int, deadline_ns: int) -> tuple[int, ...]:
     return (
-        DescriptorKind.DELETE_RECORDS, 0, 0, placement.row, placement.row_generation, row.leader_epoch, row.config_generation, 0, 0, 0, offset, 0, 0, 0,
+        DescriptorKind.DELETE_RECORDS, 0, 0, placement.row, placement.row_generation, row.leader_epoch, row.config_generation, 0, 0, 0, offset, 0, 0,
+        deadline_ns,
     )  # fmt: skip

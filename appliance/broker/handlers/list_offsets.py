@@ -18,6 +18,11 @@ from appliance.broker.leadership import leadership_problem
 from appliance.ipc.log_reader_messages import EPOCH_AT, EPOCH_END, MAX_TIMESTAMP, SEGMENTS, TIME, Answer
 from appliance.ipc.log_reader_proxy import QUESTIONS_AHEAD_MAX, LogReaderProxy, OnAnswer
 from appliance.protocol.list_offsets import (
+    EARLIEST_LOCAL_TIMESTAMP,
+    EARLIEST_TIMESTAMP,
+    LARGEST_TIMESTAMP,
+    LATEST_TIERED_TIMESTAMP,
+    LATEST_TIMESTAMP,
     ListOffsetsPartition,
     ListOffsetsPartitionResult,
     ListOffsetsRequest,
@@ -30,8 +35,7 @@ from appliance.shm.counters import Counters
 from appliance.shm.partition_table import Row, TornRow
 
 INT64_MAX = 2**63 - 1
-LATEST, EARLIEST, LARGEST_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
-_SINCE = {LATEST: 0, EARLIEST: 0, LARGEST_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
+_SINCE = {LATEST_TIMESTAMP: 0, EARLIEST_TIMESTAMP: 0, LARGEST_TIMESTAMP: 7, EARLIEST_LOCAL_TIMESTAMP: 8, LATEST_TIERED_TIMESTAMP: 9}
 _READ_COMMITTED = 1
 _LEADER_EPOCH_SINCE = 4
 _OFFSET_NOT_AVAILABLE_SINCE = 5
@@ -113,11 +117,11 @@ class ListOffsetsHandler:
             limit_offset = row.log_end_offset
         if pending.version == 0:
             return self._old_style(pending, topic_index, index, placement, wanted, row, limit_offset)
-        if timestamp in (EARLIEST, EARLIEST_LOCAL):
+        if timestamp in (EARLIEST_TIMESTAMP, EARLIEST_LOCAL_TIMESTAMP):
             return self._earliest(pending, topic_index, index, placement, wanted, row)
-        if timestamp == LATEST_TIERED:
+        if timestamp == LATEST_TIERED_TIMESTAMP:
             return ListOffsetsPartitionResult(wanted.partition)  # nothing is stored anywhere but here
-        if timestamp == LATEST:
+        if timestamp == LATEST_TIMESTAMP:
             result = ListOffsetsPartitionResult(wanted.partition, 0, -1, limit_offset, row.leader_epoch)
             return self._if_settled(pending, topic_index, index, placement, wanted, row, result)
         return self._by_time(pending, topic_index, index, placement, wanted, row, limit_offset)
@@ -177,10 +181,10 @@ class ListOffsetsHandler:
     ) -> ListOffsetsPartitionResult | None:
         """Version 0: base offsets of segments and the log end, descending, from the newest that is not younger than the timestamp on."""
         most = max(0, wanted.max_num_offsets)
-        if wanted.timestamp == EARLIEST:
+        if wanted.timestamp == EARLIEST_TIMESTAMP:
             return ListOffsetsPartitionResult(wanted.partition, old_style_offsets=(row.log_start_offset,)[:most])
         # The log end counts as a segment that was written to just now, unless the last segment is empty and begins there.
-        is_latest = wanted.timestamp == LATEST or wanted.timestamp >= self._clock.wall_ms()
+        is_latest = wanted.timestamp == LATEST_TIMESTAMP or wanted.timestamp >= self._clock.wall_ms()
         ends = (row.log_end_offset,) if is_latest and row.active_position else ()
 
         def on_answer(answer: Answer | None, descriptor: int) -> None:

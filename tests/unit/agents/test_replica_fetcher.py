@@ -195,6 +195,12 @@ def test_a_damaged_batch_is_never_appended_and_fetched_again(box: SteppedFollowe
     assert box.log_end_offset(0) == 1
     box.until(lambda: box.counted("corrupt_batches") >= 1)
     assert "broker 2 sent a damaged copy of t-0 at offset 1" in box.said
+    request, fetch = box.leader.next_fetch()
+    assert [(each.fetch_offset, each.damaged_offset) for each in box.leader.wanted(fetch)] == [(1, 1)], "the leader is told"
+    box.leader.answer(request, [FetchPartitionResult("", TOPIC_ID, 0, high_watermark=1, log_start_offset=0)])
+    request, fetch = box.leader.next_fetch()
+    assert [(each.fetch_offset, each.damaged_offset) for each in box.leader.wanted(fetch)] == [(1, -1)], "until it sends something else"
+    box.leader.answer(request, [FetchPartitionResult("", TOPIC_ID, 0, high_watermark=1, log_start_offset=0)])
     led.batches[1] = led.batches[1]._replace(batch=good)
     serve_until(box, 0, 3)
     assert box.content(0) == led.content()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from appliance.base.errors import ErrorCode
-from appliance.ipc.descriptors import COMMITTED_FLAG, COORDINATOR_FLAG, Truncation
+from appliance.ipc.descriptors import COMMITTED_FLAG, COORDINATOR_FLAG, DescriptorKind, Truncation
 from appliance.ipc.replication_descriptors import ReplicaAppend
 from appliance.records.batch import RECORDS_AT
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER
@@ -479,3 +479,56 @@ def _of_producer(producer_id: int, producer_epoch: int, sequence: int) -> bytes:
 
 def _until(condition: Callable[[], bool], *replicas_: Replica) -> None:
     eventually(lambda: all(each.writer.turn() >= 0 for each in replicas_) and condition(), "it comes true")
+
+
+def test_a_deletion_is_answered_when_every_replica_whose_box_lives_begins_there(tmp_path: Path) -> None:
+    with replicas(tmp_path, 3) as (one, two, three):
+        _roles([one, two, three], leader=1, leader_epoch=1)
+        _appended(one, batch(), batch(), batch())
+        for each in (two, three):
+            _catch_up(each, one)
+            fetch(each, one)
+        one.delete_records(2, timeout_ms=5_000)
+        assert one.row.log_start_offset == 2 and not one.deleted, "the leader's part is done"
+        fetch(two, one)
+        fetch(two, one)
+        assert two.row.log_start_offset == 2 and not one.deleted
+        assert one.command(DescriptorKind.LIVE_BROKERS, brokers=[1, 2, 3]) == 0
+        one.turn(1)
+        assert not one.deleted
+        fetch(three, one)
+        fetch(three, one)
+        assert one.deleted == [(0, 2)]
+
+
+def test_a_deletion_waits_for_no_box_that_is_gone_and_no_longer_than_its_client(tmp_path: Path) -> None:
+    with replicas(tmp_path, 3) as (one, two, three):
+        _roles([one, two, three], leader=1, leader_epoch=1)
+        _appended(one, batch(), batch(), batch())
+        for each in (two, three):
+            _catch_up(each, one)
+        one.delete_records(2, timeout_ms=1_000)
+        one.writer.clock.advance_ms(999)
+        one.turn(1)
+        assert not one.deleted
+        one.writer.clock.advance_ms(1)
+        one.turn(1)
+        assert one.deleted == [(ErrorCode.REQUEST_TIMED_OUT, 0)] and one.row.log_start_offset == 2
+        one.delete_records(-1, timeout_ms=1_000)
+        for _ in range(2):
+            fetch(two, one)
+        assert one.row.log_start_offset == 3 and len(one.deleted) == 1
+        assert one.command(DescriptorKind.LIVE_BROKERS, brokers=[1, 2]) == 0
+        one.turn(1)
+        assert one.deleted[1:] == [(0, 3)]
+
+
+def test_a_deletion_ends_with_the_leadership_that_took_it(tmp_path: Path) -> None:
+    with replicas(tmp_path, 2) as (one, two):
+        _roles([one, two], leader=1, leader_epoch=1)
+        _appended(one, batch(), batch())
+        _catch_up(two, one)
+        one.delete_records(1, timeout_ms=5_000)
+        _roles([one, two], leader=2, leader_epoch=2)
+        one.turn(1)
+        assert one.deleted == [(ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)]

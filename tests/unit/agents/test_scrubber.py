@@ -12,6 +12,7 @@ from appliance.agents.scrubber import IDLE_SECONDS, Scrubber
 from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout, Disk
 from appliance.base.logging import Logger
+from appliance.base.model import TopicPartition
 from appliance.ipc.scrub_report import read_report
 from appliance.shm.counters import Counters
 from appliance.storage import file_io
@@ -210,3 +211,52 @@ def test_a_pass_leaves_the_page_cache_as_it_was(make: Callable[[ManualClock], Sc
     whole_pass(scrubber, clock)
     assert (scrubber.report.damages, scrubber.report.checked_bytes > 0) == ((), True)
     assert [path.name for path in files if resident_bytes(path)] == []
+
+
+def test_where_somebody_met_damage_is_looked_at_at_once_in_a_segment_that_grows_too(
+    make: Callable[[ManualClock], Scrubber], disk: Disk, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The finding stays until what it names is right, however often the segment is written to."""
+    file = Path(disk.path, "two-1", "00000000000000000003.log")
+    good = file.read_bytes()
+    file.write_bytes(good[:-1] + bytes((good[-1] ^ 1,)))
+    clock = ManualClock()
+    scrubber = make(clock)
+    whole_pass(scrubber, clock)
+    assert not scrubber.report.damages, "no pass reads what still grows"
+    for _ in range(2):
+        scrubber.look_at(TopicPartition("two", 1), 3)
+        assert scrubber.step() == 0
+    (damage,) = scrubber.report.damages
+    assert (damage.topic, damage.partition, damage.kind, damage.offset, damage.sound_offset, damage.sound_position) == ("two", 1, "checksum", 3, 3, 0)
+    assert len(capfd.readouterr().err.splitlines()) == 1
+    for seconds in (1, 2):
+        os.utime(file, (damage.found_ms / 1000 + seconds,) * 2)
+        clock.advance_ms(2_000)
+        scrubber.step()
+        assert scrubber.report.damages == (damage,)
+    file.write_bytes(good)
+    os.utime(file, (damage.found_ms / 1000 + 3,) * 2)
+    clock.advance_ms(2_000)
+    for _ in range(2):
+        scrubber.step()
+    assert not scrubber.report.damages
+
+
+def test_damage_that_the_disk_does_not_have_is_taken_out_of_the_page_cache(
+    make: Callable[[ManualClock], Scrubber], disk: Disk, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(disk.path, "one-0", "00000000000000000001.log")
+    with open(file, "r+b") as written:
+        os.fsync(written.fileno())
+    file.read_bytes()
+    assert resident_bytes(file)
+    scrubber = make(ManualClock())
+    scrubber.look_at(TopicPartition("one", 0), 1)
+    assert scrubber.step() == 0
+    assert not scrubber.report.damages and not resident_bytes(file)
+    assert "somebody met a damaged batch in one-0 at offset 1; the disk has it as it was written" in capfd.readouterr().err
+    for nowhere in (TopicPartition("gone", 0), TopicPartition("one", 0)):
+        scrubber.look_at(nowhere, -1)
+        assert scrubber.step() == 0
+    assert not capfd.readouterr().err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import socket
 import struct
 from collections.abc import Iterator
@@ -104,6 +106,55 @@ def test_a_window_of_unsettled_bytes_stops_the_reading_and_settling_starts_it(ro
         room.intake.settle_all()
         room.step()
     room.run_until(lambda: len(room.intake.messages) == 10)
+
+
+def test_large_frames_of_all_are_read_one_after_the_other_while_they_are_too_much_together_and_small_ones_at_once(tmp_path: Path) -> None:
+    room = SteppedRoom(tmp_path, ingest_unfinished_bytes=1 << 17, ingest_connection_window_bytes=1 << 30)
+    room.listen(protocol=Protocol.RELP, message_bytes_max=1 << 20)
+    small, *large = [room.connect() for _ in range(4)]
+    for sender in (small, *large):
+        sender.sendall(RELP_OPEN)
+    frame = b"2 syslog 300000 " + b"x" * 300_000 + b"\n"
+    unsent = dict.fromkeys(large, frame)
+
+    def push() -> None:
+        for sender, left in unsent.items():
+            try:
+                unsent[sender] = left[sender.send(left[:20_000]) :] if left else b""
+            except BlockingIOError:
+                pass
+
+    for _ in range(40):
+        push()
+        room.step(0)
+        assert room.counter("ingest.unfinished_bytes") < (1 << 17) + 300_000 + 3 * 65536
+    assert room.counter("ingest.connections_crowded")
+    small.sendall(b"2 syslog 1 y\n")
+    room.run_until(lambda: b"y" in room.intake.messages)
+    room.run_until(lambda: push() or len(room.intake.messages) == 4)  # type: ignore[func-returns-value]
+    room.step()
+    assert room.counter("ingest.unfinished_bytes") == 0
+    room.close()
+
+
+def test_without_descriptors_nobody_is_accepted_and_nothing_spins(room: SteppedRoom) -> None:
+    room.listen()
+    room.step()
+    held = resource.getrlimit(resource.RLIMIT_NOFILE)
+    sender = room.connect()
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, held[1]))
+    try:
+        room.run_until(lambda: room.counter("ingest.accept_failures") == 1)
+        for _ in range(20):
+            room.step(0)
+        assert room.counter("ingest.accept_failures") == 1 and not len(room.room)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, held)
+    sender.sendall(b"<13>x\n")
+    room.pass_time(1)
+    room.run_until(lambda: room.intake.messages == [b"<13>x"])
 
 
 def test_answers_go_out_after_settlement_also_to_a_peer_that_has_ended_its_side(room: SteppedRoom) -> None:
@@ -232,6 +283,29 @@ def test_a_header_that_does_not_come_has_a_deadline(room: SteppedRoom) -> None:
     sender.sendall(b"PROX")
     room.pass_time(7)
     assert room.closed("handshake-timeout") == 1 and room.is_ended(sender)
+
+
+def test_a_silent_sender_where_a_header_may_come_is_kept_and_its_header_has_its_own_time(room: SteppedRoom) -> None:
+    room.listen(proxy=ProxyMode.V1, idle_ms_max=5_000)
+    sender, slow = room.connect(), room.connect()
+    room.run_until(lambda: len(room.room) == 2)
+    room.pass_time(100)
+    sender.sendall(PROXY_V1[:9])
+    slow.sendall(PROXY_V1[:9])
+    room.step()
+    room.pass_time(3)
+    sender.sendall(PROXY_V1[9:] + b"<13>x\n")
+    room.run_until(lambda: room.intake.messages == [b"<13>x"])
+    room.pass_time(5)
+    assert room.closed("handshake-timeout") == 1 and room.is_ended(slow) and not room.is_ended(sender)
+
+
+def test_a_proxy_that_sends_for_itself_counts_once(tmp_path: Path) -> None:
+    room = SteppedRoom(tmp_path, max_connections_per_ip=1)
+    room.listen(proxy=ProxyMode.YES, proxy_from=("127.0.0.1",))
+    room.connect().sendall(PROXY_V1.replace(b"192.0.2.7", b"127.0.0.1") + b"<13>x\n")
+    room.run_until(lambda: room.intake.messages == [b"<13>x"])
+    room.close()
 
 
 def test_senders_behind_a_believed_proxy_count_for_themselves(tmp_path: Path) -> None:

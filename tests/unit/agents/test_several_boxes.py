@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
+from appliance.metadata.config_changes import SET
+from appliance.protocol import incremental_alter_configs
+from appliance.protocol.incremental_alter_configs import ConfigToAlter, IncrementalAlterConfigsRequest, ResourceToAlter
 from tests.support.stepped_cluster import SteppedCluster
 
 pytestmark = pytest.mark.slow
+
+TOPIC = 2
 
 
 # --- topics ------------------------------------------------------------------------------------------------------------
@@ -77,6 +83,34 @@ def test_when_a_box_dies_others_in_sync_lead_what_it_led(three: SteppedCluster) 
     assert [three.state("t", partition).isr for partition in range(3)] == [(1, 3), (3, 1), (3, 1)]
     assert three.leads(3, "t", 1) == 1 and three.writer_of(1, "t", 1).following[("t", 1)] == (3, 1)
     assert three.writer_of(1, "t", 0).in_sync[("t", 0)] == [1, 3]
+
+
+def test_any_box_alters_a_topics_configs_and_all_boxes_have_them(three: SteppedCluster) -> None:
+    """Kafka's clients ask whom they please."""
+    three.create("t", (1, 2, 3))
+    assert three.controller() is three.boxes[1]
+    for broker_id, value in ((2, "1000"), (3, "2000"), (1, "3000")):
+        change = (ResourceToAlter(TOPIC, "t", (ConfigToAlter("retention.ms", SET, value),)),)
+        body = incremental_alter_configs.REQUEST.encode(1, IncrementalAlterConfigsRequest(change, False))
+        three.boxes[broker_id].send(KAFKA_REQUEST, pack_kafka_request(44, 1, "test", "::1", body))
+        three.until_quiet()
+        answer = three.boxes[broker_id].answer()
+        assert [each.error_code for each in incremental_alter_configs.RESPONSE.decode(answer, 0, len(answer), 1).responses] == [0]
+        assert [box.image().topics["t"].config["retention.ms"] for box in three.boxes.values()] == [value] * 3
+
+
+def test_every_log_writer_hears_which_boxes_live(three: SteppedCluster) -> None:
+    def heard() -> list[list[int]]:
+        return [writer.live_brokers for box in three.boxes.values() for writer in box.writers.values()]
+
+    three.until(lambda: heard() == [[1, 2, 3]] * 6, "all are told of all")
+    three.kill(2)
+    three.until(lambda: heard() == [[1, 3]] * 4, "and of a death")
+    three.boxes[3].kill_writer("d0")
+    three.boxes[3].start_writers()
+    three.until(lambda: heard() == [[1, 3]] * 4, "a new life of a log-writer, too")
+    three.start(2)
+    three.until(lambda: heard() == [[1, 2, 3]] * 6, "and of who comes back")
 
 
 def test_when_the_controller_dies_another_box_is_controller_and_elects(three: SteppedCluster) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from appliance.agents.state_topic import GuardQuestion
+from appliance.agents.verification_guards import GuardQuestion
 from appliance.base.errors import ErrorCode
 from appliance.coordination.state_log import ProducerIdentity, StateRecord
 from appliance.ipc.descriptors import ACKS_ALL_FLAG, COORDINATOR_FLAG, VERIFIED_FLAG, DescriptorKind
@@ -94,6 +94,7 @@ def test_a_batch_that_does_not_hold_together_is_left_out(world: SteppedState) ->
     world.lead()
     assert [record.key for record in world.state.records if record.key in (b"a", b"c")] == [b"a", b"c"]
     assert world.state.told[-1] == ("finish", 0)
+    assert [place[1:] for place in world.reader.checked] == [(0, 1)], "the scrubber looks at it, so that the next load has it"
 
 
 def test_another_leader_epoch_is_another_tenure_and_memory_begins_anew(world: SteppedState) -> None:
@@ -279,9 +280,9 @@ def test_an_append_comes_with_the_guard_that_was_given_before_another_box_was_as
     descriptor, question = world.offered.pop()
     assert (descriptor.kind, descriptor.value_a, descriptor.value_c, descriptor.leader_epoch) == (DescriptorKind.BEGIN_VERIFICATION, 9, 2, 3)
     assert isinstance(question, GuardQuestion) and told == []
-    world.topic.on_guard(question, (descriptor.kind, 0, 0, 0, 0, -1, -1, -1, -1, -1, 0, 77))
+    world.topic.guards.on_answer(question, (descriptor.kind, 0, 0, 0, 0, -1, -1, -1, -1, -1, 0, 77))
     assert told == [(ErrorCode.NONE, 77)]
-    with world.topic.guarded(0, PRODUCER, 77):
+    with world.topic.guards.guarded(0, PRODUCER, 77):
         _append(world, b"guarded", PRODUCER)
         _append(world, b"the next", PRODUCER)
     _append(world, b"later", PRODUCER)
@@ -291,7 +292,7 @@ def test_an_append_comes_with_the_guard_that_was_given_before_another_box_was_as
 
 def test_a_guard_that_is_not_used_is_forgotten(world: SteppedState) -> None:
     world.lead()
-    with world.topic.guarded(0, PRODUCER, 77):
+    with world.topic.guards.guarded(0, PRODUCER, 77):
         pass
     _append(world, b"later", PRODUCER)
     assert (world.offered[0][0].flags, world.offered[0][0].guard) == (ACKS_ALL_FLAG | COORDINATOR_FLAG, 0)
@@ -304,11 +305,11 @@ def test_a_guard_that_cannot_be_had_is_told_once(world: SteppedState, trouble: s
     told = _ask_for_guard(world)
     codes = {"refused": ErrorCode.KAFKA_STORAGE_ERROR, "late": ErrorCode.REQUEST_TIMED_OUT}
     if trouble == "refused":
-        world.topic.on_guard(world.offered.pop()[1], (21, 0, ErrorCode.KAFKA_STORAGE_ERROR, 0, 0, -1, -1, -1, -1, -1, 0, 0))
+        world.topic.guards.on_answer(world.offered.pop()[1], (21, 0, ErrorCode.KAFKA_STORAGE_ERROR, 0, 0, -1, -1, -1, -1, -1, 0, 0))
     elif trouble == "lost":
-        world.topic.on_guard_lost(world.offered.pop()[1])
+        world.topic.guards.on_lost(world.offered.pop()[1])
     elif trouble == "late":
         world.clock.advance_ms(5_001)
         world.turn()
-        world.topic.on_guard(world.offered.pop()[1], (21, 0, 0, 0, 0, -1, -1, -1, -1, -1, 0, 77))
+        world.topic.guards.on_answer(world.offered.pop()[1], (21, 0, 0, 0, 0, -1, -1, -1, -1, -1, 0, 77))
     assert told == [(codes.get(trouble, ErrorCode.NOT_LEADER_OR_FOLLOWER), 0)]

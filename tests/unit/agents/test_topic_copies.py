@@ -70,11 +70,11 @@ def test_nothing_grows_while_boxes_come_or_beside_an_operators_reassignment(alon
     _others_come(alone, 2)
     agent = alone.controller().agent
     assert agent is not None
-    agent._reassigning.order("mine", {0: (2,)}, lambda _partition, _result: None)
+    agent._administration.reassignments.order("mine", {0: (2,)}, lambda _partition, _result: None)
     alone.pass_ms(SETTLED_MS + 2000)
     assert _replicas(alone, "__consumer_offsets") == [(1,)], "somebody else's is under way"
     _others_come(alone, 3)
-    agent._reassigning.order("mine", {0: None}, lambda _partition, _result: None)
+    agent._administration.reassignments.order("mine", {0: None}, lambda _partition, _result: None)
     alone.pass_ms(SETTLED_MS - 1500)
     assert _replicas(alone, "__consumer_offsets") == [(1,)], "the third box came just now"
     alone.until(lambda: sorted(_replicas(alone, "__consumer_offsets")[0]) == [1, 2, 3], "it grows")

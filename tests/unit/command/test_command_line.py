@@ -14,6 +14,7 @@ from confluent_kafka import Producer as TheirProducer
 
 from appliance.records.batch import stamp_batch
 from appliance.records.builder import BatchBuilder
+from tests.support.running_box import environment
 
 COMMAND = [sys.executable, "-m", "appliance.command.main"]
 
@@ -28,7 +29,11 @@ def bootstrap() -> Iterator[str]:
 
 
 def millrace(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([*COMMAND, *arguments], input=stdin, capture_output=True, timeout=30, check=False)
+    return subprocess.run([*COMMAND, *arguments], env=environment(), input=stdin, capture_output=True, timeout=30, check=False)
+
+
+def begin(*arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([*COMMAND, *arguments], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def lines_sent(bootstrap: str, topic: str, text: bytes, *options: str) -> list[bytes]:
@@ -70,7 +75,7 @@ def test_topics_are_listed_and_described(bootstrap: str) -> None:
 
 def test_interrupting_a_tail_is_its_ordinary_end(bootstrap: str) -> None:
     millrace("send", "followed", "--bootstrap", bootstrap, stdin=b"first\n")
-    tail = subprocess.Popen([*COMMAND, "topic", "tail", "followed", "-b", "--bootstrap", bootstrap], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    tail = begin("topic", "tail", "followed", "-b", "--bootstrap", bootstrap)
     assert tail.stdout is not None
     assert tail.stdout.readline() == b"first\n"
     tail.send_signal(signal.SIGINT)
@@ -80,7 +85,7 @@ def test_interrupting_a_tail_is_its_ordinary_end(bootstrap: str) -> None:
 
 def test_a_reader_that_has_had_enough_is_no_error(bootstrap: str) -> None:
     millrace("send", "much", "--bootstrap", bootstrap, stdin=b"x" * 200 + b"\n" * 5_000)
-    tail = subprocess.Popen([*COMMAND, "topic", "tail", "much", "-b", "--bootstrap", bootstrap], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    tail = begin("topic", "tail", "much", "-b", "--bootstrap", bootstrap)
     assert tail.stdout is not None and tail.stderr is not None
     tail.stdout.close()
     assert tail.stderr.read() == b""

@@ -16,9 +16,12 @@ from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicId
 from appliance.command.box_status import BoxNotRunning, ClusterStatus, ProcessStatus, Reading, gather, rates_between, read_shared_memory
 from appliance.command.finding import FoundBox
+from appliance.command.known_senders import KnownSenders
 from appliance.command.process_memory import Memory, box_memory, memory_of
-from appliance.command.status import _state, cluster_line, print_status
+from appliance.command.status import _state, cluster_line, print_status, senders_line
 from appliance.command.topic_status import describe_topics, partition_problem
+from appliance.ingest.sender_accounts import OTHERS, SenderFigures
+from appliance.ingest.table.senders_file import senders_file, write_senders
 from appliance.ipc.frames import listen_unix
 from appliance.ipc.move_report import COPYING, MoveProgress, moves_file, write_moves
 from appliance.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage, write_image
@@ -103,6 +106,23 @@ def test_a_status_says_what_shared_memory_image_and_supervisor_know(box: StatusB
     assert document["moves"] == []
     assert document["topics"] == [{"name": "syslog", "partitions": 1, "records": 30, "bytes": 7_000, "bytes_are_whole": True, "problems": {}}]
     assert document["rates"]["records_in_per_s"] == 100
+
+
+def test_senders_that_fell_silent_are_named_longest_first(box: StatusBox) -> None:
+    ingest = Counters.create_or_adopt(box.layout, "ingest@0", 1, 99)
+    assert gather(box.layout, box.box, box.read(), box.read()).senders == KnownSenders([], [], 300_000, box.clock.wall_ms())
+    ago_s = {"192.0.2.1": 10, "192.0.2.2": 301, "192.0.2.3": 4_000, OTHERS: 9_000}
+    figures = [SenderFigures(host, 5, 5, 0, 0, 0, {}, ["relp"], box.clock.wall_ms() - seconds * 1000) for host, seconds in ago_s.items()]
+    write_senders(senders_file(box.layout, "ingest@0"), figures)
+    status = gather(box.layout, box.box, box.read(), box.read())
+    assert status.senders is not None
+    assert senders_line(status.senders) == (
+        "3 senders of lines; silent: 192.0.2.3 (for 1h 6m), 192.0.2.2 (for 5m 1s); `millrace ingest status --senders` tells more"
+    )
+    silent = [{"host": "192.0.2.3", "silent_ms": 4_000_000}, {"host": "192.0.2.2", "silent_ms": 301_000}]
+    assert status.document()["senders"] == {"known": 3, "silent_limit_ms": 300_000, "silent": silent}
+    assert senders_line(status.senders._replace(silent=[])) == "3 senders of lines, none silent for 5m"
+    ingest.close()
 
 
 def test_without_a_supervisor_processes_come_from_their_counters(box: StatusBox) -> None:

@@ -27,6 +27,7 @@ from appliance.ipc.replication_descriptors import (
 from appliance.protocol import kio_adapter
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.fetch import (
+    DAMAGE_TAG,
     EpochEndOffset,
     FetchPartition,
     FetchPartitionResult,
@@ -36,6 +37,7 @@ from appliance.protocol.fetch import (
 )
 from appliance.protocol.leader_hints import CurrentLeader, NodeEndpoint
 from appliance.protocol.replica_fetch import VERSION_MAX, VERSION_MIN, ReplicaFetch, decode_replica_fetch_response, encode_replica_fetch
+from appliance.protocol.wire import write_tagged_fields
 
 ONE, OTHER = TopicId(b"1" * 16), TopicId(b"2" * 16)
 VERSIONS = range(VERSION_MIN, VERSION_MAX + 1)
@@ -61,7 +63,7 @@ def test_what_a_follower_asks_is_what_kio_reads(version: int) -> None:
         for topic in asked.topics
         for each in topic.partitions
     ]
-    assert found == [wanted[2:] for wanted in WANTED]
+    assert found == [wanted[2:8] for wanted in WANTED]
     assert [topic.topic_id.bytes for topic in asked.topics] == [ONE, OTHER]
     assert [(topic.topic_id.bytes, topic.partitions) for topic in asked.forgotten_topics_data] == [(OTHER, (8, 9))]
 
@@ -71,6 +73,21 @@ def test_a_leader_of_ours_reads_it_too(version: int) -> None:
     body = encode_replica_fetch(FETCH)
     request = decode_fetch(body, 0, len(body), version)
     assert (request.replica_id, request.replica_epoch, request.partitions, request.forgotten) == (2, 1 << 50, WANTED, FETCH.forgotten)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_that_it_was_sent_damage_is_said_in_a_tag_which_others_pass_over(version: int) -> None:
+    """kio knows its own tags only; how a tagged section is built it says with one that it has."""
+    damaged = [*WANTED[:2], WANTED[2]._replace(damaged_offset=1 << 35)]
+    plain, told = encode_replica_fetch(FETCH), encode_replica_fetch(FETCH._replace(partitions=damaged))
+    tag = write_tagged_fields([(DAMAGE_TAG, (1 << 35).to_bytes(8, "big"))])
+    at = next(index for index in range(len(plain)) if plain[index] != told[index])
+    assert told == plain[:at] + tag + plain[at + 1 :] and plain[at] == 0
+    request = decode_fetch(told, 0, len(told), version)
+    assert (request.partitions, request.forgotten, request.replica_id) == (damaged, FETCH.forgotten, 2)
+    for strange in (write_tagged_fields([(7, b"seven")]), write_tagged_fields([(DAMAGE_TAG, b"short")])):
+        body = plain[:at] + strange + plain[at + 1 :]
+        assert decode_fetch(body, 0, len(body), version).partitions == WANTED
 
 
 def _responses() -> st.SearchStrategy[list[FetchPartitionResult]]:

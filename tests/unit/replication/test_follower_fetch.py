@@ -141,7 +141,7 @@ def test_other_errors_of_the_leader_are_tried_again_after_a_while(error: ErrorCo
 
 def test_corrupt_records_are_fetched_again() -> None:
     followed = Followed()
-    followed.fetch.on_corrupt(followed.now)
+    followed.fetch.on_corrupt(followed.fetch.log_end_offset, followed.now)
     assert followed.fetch.need == Need.FETCH and followed.fetch.log_end_offset == 10 and not followed.fetch.may_fetch(followed.now)
 
 

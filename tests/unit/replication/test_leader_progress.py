@@ -332,12 +332,13 @@ def test_where_acknowledgements_wait_for_flushes_the_leaders_own_log_counts_only
     assert led.progress.on_durable(None, led.now) and led.high_watermark == 110
 
 
-def test_the_low_watermark_is_where_the_last_replica_in_sync_begins() -> None:
+def test_the_low_watermark_is_where_the_last_replica_begins_whose_box_lives() -> None:
     led = Led()
     led.progress.log_start_offset = 50
     led.fetch(2, 100, log_start=50)
-    assert led.progress.low_watermark == 0
+    assert led.progress.low_watermark(None) == 0
     led.fetch(3, 100, log_start=40)
-    assert led.progress.low_watermark == 40
+    assert led.progress.low_watermark(None) == 40
     led.commit((1, 2))
-    assert led.progress.low_watermark == 50
+    assert led.progress.low_watermark(None) == led.progress.low_watermark(frozenset((1, 2, 3))) == 0, "out of sync, it has to show itself anew"
+    assert led.progress.low_watermark(frozenset((1, 2))) == 50

@@ -53,19 +53,19 @@ def no_id() -> TopicId:
 def new_controller(tree: PlayedTree, live: tuple[int, ...] = (1, 2, 3), broker_id: int = 1) -> Cluster:
     """What a box knows that has just become controller."""
     cluster = Cluster(broker_id, {}, [])
-    cluster.fence = Fence(1, tree.nodes[CONTROLLER_EPOCH][1])
+    cluster.fence = Fence(1, tree.version(CONTROLLER_EPOCH))
     cluster.brokers = {box: BrokerRegistration(box, (("PLAINTEXT", f"box{box}", 9092),), {"PLAINTEXT": "PLAINTEXT"}, None, 0) for box in live}
     cluster.topics = tree.run(topic_registry.load_topics(broker_id, no_id))
     return cluster
 
 
 def replicas(tree: PlayedTree, partition: int) -> Reassignment:
-    return Reassignment.of(TopicAssignment.decode("t", tree.nodes[topic_path("t")][0]), partition)
+    return Reassignment.of(TopicAssignment.decode("t", tree.data(topic_path("t"))), partition)
 
 
 def state(tree: PlayedTree, partition: int) -> PartitionState:
     path = partition_state_path("t", partition)
-    return PartitionState.decode(path, tree.nodes[path][0])
+    return PartitionState.decode(path, tree.data(path))
 
 
 def write_isr(tree: PlayedTree, partition: int, *isr: int) -> None:
@@ -74,7 +74,7 @@ def write_isr(tree: PlayedTree, partition: int, *isr: int) -> None:
 
 
 def news(tree: PlayedTree) -> list[Change]:
-    return [Change.decode(path, data) for path, (data, _) in sorted(tree.nodes.items()) if path.startswith(f"{CHANGES}/")]
+    return [Change.decode(path, tree.data(path)) for path in tree.paths() if path.startswith(f"{CHANGES}/")]
 
 
 def codes(results: dict[Any, Any]) -> dict[Any, ErrorCode]:
@@ -92,7 +92,7 @@ def test_an_order_and_its_end_are_a_transaction_each_and_everybody_is_told() -> 
     successor = new_controller(tree, broker_id=2)
     assert tree.run(finish_reassignments(successor, "t")) == [0]
     assert replicas(tree, 0) == Reassignment((3, 2)) and state(tree, 0) == PartitionState(3, 1, 1, (2, 3))
-    assert [(row.state, row.version) for row in news(tree)[-1].states] == [(state(tree, 0), tree.nodes[partition_state_path("t", 0)][1])]
+    assert [(row.state, row.version) for row in news(tree)[-1].states] == [(state(tree, 0), tree.version(partition_state_path("t", 0)))]
     assert successor.topics["t"].replicas[0] == (3, 2) and successor.topics["t"].states[0] == state(tree, 0)
 
 
@@ -213,9 +213,9 @@ def test_a_box_that_burnt_is_forgotten_however_often_it_takes() -> None:
         write_isr(tree, 0, 1)
         tree.put(partition_state_path("t", 1), PartitionState(1, 1, 1, (1,)).encode())
         ended = _killed(tree, forget_box(new_controller(tree, live=(1,)), 2), kill_at, True)
-        if box_path(2) in tree.nodes:
+        if box_path(2) in tree:
             tree.run(forget_box(new_controller(tree, live=(1,)), 2))
-        assert not [path for path in tree.nodes if path.startswith(box_path(2))] and placement_path(1, "t") in tree.nodes
+        assert not [path for path in tree.paths() if path.startswith(box_path(2))] and placement_path(1, "t") in tree
         assert replicas(tree, 0).replicas == (1, 2), "a new box under the same id begins anew"
         if ended:
             return

@@ -1,0 +1,83 @@
+"""What admin requests and the controller's own care set in motion about topics, over all boxes: each looked at again while it is not done.
+
+Owned by the controller agent. Every part runs its operations one after the other under the controller's fence, and begins anew after an arrival. Weak: all are
+looked at twice a second, whether there is something or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from appliance.agents.config_administration import ConfigAdministration
+from appliance.agents.disk_draining import DiskDraining
+from appliance.agents.election_administration import ElectionAdministration, LeadershipReturn
+from appliance.agents.partition_administration import PartitionAdministration
+from appliance.agents.reassignment_administration import ReassignmentAdministration
+from appliance.agents.topic_administration import TopicAdministration
+from appliance.agents.topic_copies import TopicCopies
+from appliance.base.model import TopicId
+from appliance.base.settings import Box
+from appliance.ingest.table.ingest_table import table_of
+from appliance.metadata.operation import OperationRunner
+from appliance.replication.cluster import Cluster
+from appliance.replication.controller import CreationDefaults, DiskSpace
+from appliance.replication.internal_topics import internal_topic
+from appliance.replication.topic_copies import copies_wanted
+from appliance.runtime.agent import ServiceContext
+
+
+class ClusterAdministration:
+    """`reconsider` while this box has arrived."""
+
+    def __init__(
+        self,
+        context: ServiceContext,
+        cluster: Cluster,
+        runner: OperationRunner,
+        spaces: Callable[[], list[DiskSpace]],
+        new_topic_id: Callable[[], TopicId],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        box, counters, log, now_ms = context.box, context.counters, context.log, context.clock.monotonic_ms
+        defaults = CreationDefaults(box.integer("num.partitions"), box.integer("default.replication.factor"))
+        self.topics = TopicAdministration(
+            cluster,
+            runner,
+            spaces,
+            new_topic_id,
+            defaults,
+            box.flag("delete.topic.enable"),
+            lambda name: internal_topic(name, box, len(cluster.open_brokers())),
+            counters,
+            log,
+            on_failure,
+            now_ms,
+        )
+        self.partitions = PartitionAdministration(cluster, runner, spaces, defaults, counters, log, on_failure)
+        self.configs = ConfigAdministration(cluster, runner, counters, log, on_failure)
+        self.reassignments = ReassignmentAdministration(cluster, runner, counters, log, on_failure)
+        leadership_return = LeadershipReturn(
+            box.flag("auto.leader.rebalance.enable"),
+            box.integer("leader.imbalance.check.interval.seconds") * 1000,
+            box.integer("leader.imbalance.per.broker.percentage"),
+        )
+        self.elections = ElectionAdministration(cluster, runner, leadership_return, now_ms, counters, log, on_failure)
+        self.draining = DiskDraining(cluster, runner, counters, log, on_failure)
+        elections = self.elections if leadership_return.is_enabled else None
+        self._copies = TopicCopies(cluster, _copies_wanted(box), self.reassignments, elections, now_ms, log)
+
+    def reconsider(self) -> None:
+        """Whatever is not done: may it go on?"""
+        self.topics.reconsider()
+        self.partitions.reconsider()
+        self.configs.reconsider()
+        self.reassignments.reconsider()
+        self.elections.reconsider()
+        self._copies.reconsider()
+        self.draining.reconsider()
+
+
+def _copies_wanted(box: Box) -> dict[str, int]:
+    """Of the topics that boxes make by themselves; those that ingest's table names are of that kind."""
+    own = dict.fromkeys(table_of(box).router().topics, box.integer("ingest.topic.replication.factor"))
+    return own | copies_wanted(box)

@@ -1,0 +1,99 @@
+"""Followers and consumers that wait, and sessions of followers that sleep: what wakes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.leader_side import END, Make, appended, in_session, make_sides
+from tests.support.stepped_fetches import Asked, Followed
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    yield from make_sides(tmp_path)
+
+
+@pytest.mark.parametrize("partitions", [1, 40])
+def test_a_parked_follower_is_woken_by_the_log_end_and_a_parked_consumer_by_the_high_watermark(make: Make, partitions: int) -> None:
+    side = make(partitions)
+    follower = side.follow(side.connect(), [Followed(each, END) for each in range(partitions)], max_wait_ms=500)
+    consumer = side.fetch(side.connect(), [Asked(each, 20) for each in range(partitions)], max_wait_ms=500)
+    side.serve()
+    appended(side, partitions - 1)
+    side.delayed.wake_moved()
+    side.serve()
+    assert (side.answers(follower), side.answers(consumer)) == (1, 0)
+    appended(side, partitions - 1, high_watermark=END + 2)
+    side.delayed.wake_moved()
+    side.serve()
+    assert side.answers(consumer) == 1
+
+
+def test_a_session_of_a_follower_sleeps_at_the_log_end_and_wakes_when_it_moves(make: Make) -> None:
+    side = make(2)
+    side.change_row(1, log_end_offset=40, active_position=4 * side.batch_bytes)
+    client = side.connect()
+    session = in_session(side, client, Followed(0, END), Followed(1, 40))
+    side.follow(client, [], (session, 1))
+    side.serve()
+    side.followed(client)
+    assert len(side.progress()) == 2, "they were awake"
+    side.follow(client, [], (session, 2), max_wait_ms=500)
+    assert side.progress() == [] and side.answers(client) == 0
+    side.change_row(1, log_end_offset=END, active_position=side.size_bytes)
+    side.delayed.wake_moved()
+    side.serve()
+    _, parts = side.followed(client)
+    assert [(part.partition, part.records_size) for part in parts] == [(1, side.batch_bytes)]
+
+
+def test_a_follower_that_is_not_in_sync_is_heard_with_every_fetch(make: Make) -> None:
+    side = make(2)
+    client = side.connect()
+    session = in_session(side, client, Followed(0, END), Followed(1, END))
+    for epoch in (1, 2):
+        side.follow(client, [], (session, epoch))
+        side.serve()
+        side.followed(client)
+    side.progress()
+    side.assign((1, 2), isr=(1,))
+    side.fetches.on_view_changed()
+    for epoch in (3, 4):
+        side.follow(client, [], (session, epoch))
+        side.serve()
+        side.followed(client)
+        assert len(side.progress()) == 2
+    side.assign((1, 2))
+    side.fetches.on_view_changed()
+    for epoch, told in ((5, 2), (6, 0)):
+        side.follow(client, [], (session, epoch))
+        side.serve()
+        side.followed(client)
+        assert len(side.progress()) == told
+
+
+def test_a_moved_high_watermark_alone_answers_followers_only_where_consumers_read_from_them(make: Make) -> None:
+    side = make(finds_nearest=True)
+    client = side.connect()
+    session = in_session(side, client, Followed(0, END))
+    side.follow(client, [], (session, 1), max_wait_ms=500)
+    assert side.answers(client) == 0
+    side.change_row(0, high_watermark=30, last_stable_offset=30, watermark_position=3 * side.batch_bytes)
+    side.delayed.wake_moved()
+    ((_, (part,))) = side.followed(client)
+    assert (part.high_watermark, part.records_size) == (30, 0)
+
+
+def test_the_sessions_of_consumers_never_push_out_that_of_a_follower(make: Make) -> None:
+    side = make()
+    client = side.connect()
+    session = in_session(side, client, Followed(0, END))
+    for _ in range(150):  # the cache has a hundred places
+        side.fetched(side.fetch(side.connect(), [Asked(0, 20)], (0, 0)))
+        side.clock.advance_ms(500)
+    side.follow(client, [Followed(0, END)], (session, 1))
+    side.serve()
+    side.followed(client)
