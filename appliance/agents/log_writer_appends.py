@@ -7,6 +7,7 @@ row has passed. Weak spot: a turn waits for its own disk whenever the kernel mak
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import Any
 
 from appliance.agents.batch_flushes import BatchFlushes
@@ -20,12 +21,24 @@ from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode, StorageFailed
 from appliance.base.invariants import InvariantViolation
 from appliance.ipc.channel import SinkChannel
-from appliance.ipc.descriptors import ACKS_ALL_FLAG, ADDS_PARTITION_FLAG, COMMITTED_FLAG, COORDINATOR_FLAG, NEEDS_VERIFICATION, VERIFIED_FLAG, DescriptorKind
+from appliance.ipc.descriptors import (
+    ACKS_ALL_FLAG,
+    ADDS_PARTITION_FLAG,
+    BEHIND_REFUSED_FLAG,
+    COMMITTED_FLAG,
+    COORDINATOR_FLAG,
+    NEEDS_VERIFICATION,
+    VERIFIED_FLAG,
+    DescriptorKind,
+)
+from appliance.records.batch import PRODUCER_ID_AT
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import APPEND_SINCE_WORD, FENCE_WORD, ROLE_LEADER, ROLE_OFFLINE
 from appliance.storage.append_plan import RefusedBatch
 from appliance.storage.verification import NeedsVerification, Offer
 
+_SEQUENCE = Struct(">qhi")
+"""producer id, producer epoch, base sequence"""
 _PRODUCE = int(DescriptorKind.PRODUCE)
 _MARKER = int(DescriptorKind.TRANSACTION_MARKER)
 APPENDS = (_PRODUCE, _MARKER)
@@ -62,7 +75,19 @@ class LogWriterAppends:
 
     def append_all(self, by_row: dict[int, list[Work]]) -> None:
         for row, group in by_row.items():
-            self._append(self._partitions.by_row.get(row), group)
+            hosted = self._partitions.by_row.get(row)
+            if hosted is not None and any(work[1][1] & BEHIND_REFUSED_FLAG for work in group):
+                for work in group:  # what is before it counts
+                    self._append(hosted, [work] if self._follows_on(hosted, *work) else [])
+            else:
+                self._append(hosted, group)
+
+    def _follows_on(self, hosted: HostedPartition, channel: SinkChannel, entry: tuple[Any, ...]) -> bool:
+        """Whether a batch behind one that its connection was refused may be taken: that one has reached the log by another leader. Else it is answered."""
+        if not entry[1] & BEHIND_REFUSED_FLAG or hosted.log.producers.follows_on(*_SEQUENCE.unpack_from(channel.memory, entry[8] + PRODUCER_ID_AT)):
+            return True
+        self._completions.answer(channel, entry, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return False
 
     def _append(self, hosted: HostedPartition | None, group: list[Work]) -> None:
         """Append the batches and markers of one partition: one plan, one write, one row update."""

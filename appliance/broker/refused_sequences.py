@@ -1,9 +1,10 @@
-"""Batches of idempotent producers that a connection was refused for now: what comes behind one is refused likewise, until it comes again.
+"""Batches of idempotent producers that a connection was refused for now: what comes behind one is taken only when it is in the log.
 
 A partition may begin to be led, or a log-writer come back, between two batches of a producer. Then the first is refused, to be tried again, and the second
 reaches the log, which refuses it for its sequence, or takes it if it does not know the producer. librdkafka answers a wrong sequence by another producer epoch,
 under which it sends again, as if they were new, batches that are in the log and waited for their replicas: duplicates. On one connection batches come in
-order, so what is behind a refused one is known here. Owned by one acceptor, by connection.
+order, so what is behind a refused one is known here. The refused one need not come again on this connection: while another box led, it went there. So what is
+behind it is offered with a flag (BEHIND_REFUSED_FLAG), and the log-writer, who knows the producers of the log, decides. Owned by one acceptor, by connection.
 """
 
 from __future__ import annotations
@@ -66,6 +67,10 @@ class RefusedSequences:
             return True
         del self._oldest[key]
         return False
+
+    def on_taken(self, topic: str, partition: int, memory: memoryview, position: int) -> None:
+        """The log has the batch at `position`, and so all before it."""
+        self._oldest.pop((topic, partition, _SEQUENCE.unpack_from(memory, position + PRODUCER_ID_AT)[0]), None)
 
 
 def _is_behind(sequence: int, other: int) -> bool:

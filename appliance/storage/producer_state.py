@@ -133,6 +133,13 @@ class ProducerState:
         """Everybody, by producer id, as they are now."""
         return list(self._entries.items())
 
+    def follows_on(self, producer_id: int, producer_epoch: int, base_sequence: int) -> bool:
+        """Whether the producer is known under this epoch, and the batch is the next one or is there."""
+        entry = self._entries.get(producer_id)
+        if entry is None or entry.producer_epoch != producer_epoch or not entry.batches:
+            return False
+        return base_sequence == advance_sequence(entry.last_sequence, 1) or any(known.base_sequence == base_sequence for known in entry.batches)
+
     def has_open_transaction(self, producer_id: int, producer_epoch: int) -> bool:
         """Of this very epoch."""
         return producer_id in self._open and self._entries[producer_id].producer_epoch == producer_epoch

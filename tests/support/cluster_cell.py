@@ -199,7 +199,7 @@ class Cell:
         return self._random.sample(numbers, len(numbers))
 
     def _controller(self) -> int:
-        """As all boxes agree, all seen live by all: after a fault of the controller one may be late, after one of the ensemble one may not be registered yet."""
+        """As all boxes agree, all seen live by all: after a fault of the controller one may be late, after the ensemble's one may not be registered."""
 
         def agreed() -> int | None:
             told = [AdminClient({"bootstrap.servers": box.address, "log_level": 0}).list_topics(timeout=5) for box in self._cluster.boxes.values()]

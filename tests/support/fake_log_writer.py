@@ -42,6 +42,8 @@ class FakeLogWriter:
         self.following: dict[tuple[str, int], tuple[int, int]] = {}
         """partition → leader and leader epoch"""
         self.in_sync: dict[tuple[str, int], list[int]] = {}
+        self.live_brokers: list[int] = []
+        """Which boxes live, as it was told last; that is not among `commands`."""
         self.refuse: Callable[[DescriptorKind, dict[str, Any]], int | None] = lambda _kind, _payload: 0
         self.frozen: set[tuple[str, int]] = set()
         self.marked: set[tuple[str, int]] = set()
@@ -90,6 +92,10 @@ class FakeLogWriter:
         answers = []
         for entry in entries:
             kind, payload = DescriptorKind(entry[0]), orjson.loads(bytes(channel.memory[entry[8] : entry[8] + entry[7]]))
+            if kind is DescriptorKind.LIVE_BROKERS:  # about no partition
+                self.live_brokers = payload["brokers"]
+                answers.append((entry[0], 0, 0, 0, entry[9], 0, -1, 0, 0, -1, 0, 0))
+                continue
             self.commands.append((kind, payload))
             code = self.refuse(kind, payload)
             if code is None:

@@ -12,7 +12,7 @@ from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout
 from appliance.ingest.event import EventSource
 from appliance.ingest.listener import Listener, Protocol, Transport
-from appliance.ingest.replay.journal_records import JournalRecord
+from appliance.ingest.replay.journal_records import Begun, JournalRecord
 from appliance.ingest.replay.replay_memory import Part
 from appliance.ingest.share import Share
 from appliance.ingest.unit import Unit
@@ -48,22 +48,24 @@ class IngestState:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.clock = ManualClock()
+        self.boot = bytes(range(16))
+        """The machine's; another one after its power was cut."""
         self.log = ListeningLog()
         self.layout = BoxLayout(tempfile.mkdtemp(prefix="millrace-"))
         self.counters = Counters.create_or_adopt(self.layout, "ingest@0", 1)
 
     def journal(self, checkpoint: Checkpoint = lambda: (), limit_bytes: int = 1 << 20, keep_ms: int = 600_000) -> ReplayJournal:
-        return ReplayJournal(str(self.directory / "journal"), limit_bytes, keep_ms, self.clock, self.counters, self.log, checkpoint)
+        return ReplayJournal(str(self.directory / "journal"), self.boot, limit_bytes, keep_ms, self.clock, self.counters, self.log, checkpoint)
 
     def spool(self, limit_bytes: int = 1 << 20) -> IngestSpool:
         return IngestSpool(str(self.directory / "spool"), limit_bytes, self.clock, self.counters, self.log)
 
     def journalled(self) -> list[JournalRecord]:
-        """What the next life reads."""
+        """What the next life reads, without what files begin with."""
         journal = self.journal()
         records: list[JournalRecord] = []
         while journal.unread:
-            records += journal.read_one()
+            records += [record for record in journal.read_one() if not isinstance(record, Begun)]
         return records
 
     def files(self, kind: str) -> list[Path]:

@@ -1,9 +1,8 @@
-"""A ZooKeeper in memory: the part of its behaviour that the controller relies on, for several boxes in one process, without time or sockets.
+"""A ZooKeeper in memory (`memory_tree`): the part of its behaviour that the controller relies on, for several boxes in one process, without time or sockets.
 
-Nodes with versions and czxid, ephemeral and sequential nodes, transactions, one-shot watches, sessions that end when a test says so. A session has the
-interface of `appliance.metadata.session.ZooKeeperSession`. Requests of one session are carried out in order, when it is drained; `lose_connection` leaves
-those that were submitted and not drained undone, or carries them out without an answer. Against the real server: `tests/system/test_controller.py` runs the
-same operations there.
+One-shot watches, and sessions that end when a test says so. A session has the interface of `appliance.metadata.session.ZooKeeperSession`. Requests of one
+session are carried out in order, when it is drained; `lose_connection` leaves those that were submitted and not drained undone, or carries them out without an
+answer.
 """
 
 from __future__ import annotations
@@ -13,51 +12,20 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from appliance.metadata.requests import (
-    BadVersion,
-    Check,
-    ConnectionLost,
-    Create,
-    Delete,
-    Exists,
-    Get,
-    GetChildren,
-    Multi,
-    MultiFailed,
-    Node,
-    NodeExists,
-    NoNode,
-    NotEmpty,
-    Request,
-    SetData,
-    Write,
-    ZooKeeperFailed,
-)
+from appliance.metadata.requests import ConnectionLost, Exists, Get, GetChildren, Request, Write, ZooKeeperFailed
 from appliance.metadata.session import OnReply, Reply, SavedSession, SessionState
-
-
-class _Znode:
-    def __init__(self, data: bytes, czxid: int, owner: int, created_ms: int) -> None:
-        self.data = data
-        self.version = 0
-        self.czxid = czxid
-        self.owner = owner
-        self.created_ms = created_ms
-        self.created_below = 0
-        """Children ever created: the next sequence number."""
+from tests.support.memory_tree import MemoryTree
 
 
 class MemoryZooKeeper:
     """The tree, its sessions and their watches. `now_ms` is the server's clock."""
 
     def __init__(self, now_ms: Callable[[], int] = lambda: 0) -> None:
-        self._now_ms = now_ms
-        self._nodes: dict[str, _Znode] = {"": _Znode(b"", 0, 0, 0)}
-        self._zxid = 0
+        self._tree = MemoryTree(now_ms)
         self._next_session_id = 1
         self._sessions: set[int] = set()
-        self._data_watches: dict[str, set[MemorySession]] = {}
-        self._child_watches: dict[str, set[MemorySession]] = {}
+        self._watches: dict[str, set[MemorySession]] = {}
+        """By path, and `PATH/` for the children of a path."""
         self.requests: list[Request] = []
         """Everything that was carried out or refused, in order."""
         self.is_reachable = True
@@ -78,20 +46,22 @@ class MemoryZooKeeper:
     # --- what tests look at and do
 
     def paths(self) -> list[str]:
-        return sorted(path for path in self._nodes if path)
+        return self._tree.paths()
 
     def data(self, path: str) -> bytes:
-        return self._nodes[path].data
+        return self._tree[path].data
 
     def version(self, path: str) -> int:
-        return self._nodes[path].version
+        return self._tree[path].version
 
     def __contains__(self, path: str) -> bool:
-        return path in self._nodes
+        return path in self._tree
 
     def write(self, write: Write) -> Any:
         """As another client."""
-        return self._apply(write, 0)
+        result = self._tree.carry_out(write)
+        self._fire()
+        return result
 
     def new_session_id(self) -> int:
         self._next_session_id += 1
@@ -101,110 +71,33 @@ class MemoryZooKeeper:
     def end_session(self, session_id: int) -> None:
         """Its ephemeral nodes go, as at a time-out or a clean end."""
         self._sessions.discard(session_id)
-        for path in [path for path, node in self._nodes.items() if node.owner == session_id and session_id]:
-            self._apply(Delete(path), 0)
+        self._tree.end(session_id)
+        self._fire()
 
     # --- carrying out
 
     def carry_out(self, request: Request, session: MemorySession) -> Any:
         """The result, or raises `ZooKeeperFailed`."""
         self.requests.append(request)
-        if isinstance(request, Get):
-            node = self._nodes.get(request.path)
-            if node is None:
-                raise NoNode(f"Get {request.path}")
-            self._watch(self._data_watches, request.path, request.watch, session)
-            return Node(node.data, node.version, node.czxid, node.owner, node.created_ms)
-        if isinstance(request, Exists):
-            self._watch(self._data_watches, request.path, request.watch, session)
-            node = self._nodes.get(request.path)
-            return None if node is None else Node(b"", node.version, node.czxid, node.owner, node.created_ms)
-        if isinstance(request, GetChildren):
-            if request.path not in self._nodes:
-                raise NoNode(f"GetChildren {request.path}")
-            self._watch(self._child_watches, request.path, request.watch, session)
-            return tuple(sorted(self._children(request.path)))
-        if isinstance(request, Multi):
-            return self._multi(request, session.session_id)
-        return self._apply(request, session.session_id)
-
-    def _children(self, path: str) -> list[str]:
-        prefix = f"{path}/"
-        return [other[len(prefix) :] for other in self._nodes if other.startswith(prefix) and "/" not in other[len(prefix) :]]
-
-    def _watch(self, watches: dict[str, set[MemorySession]], path: str, wanted: bool, session: MemorySession) -> None:
-        if wanted:
-            watches.setdefault(path, set()).add(session)
-
-    def _multi(self, multi: Multi, session_id: int) -> tuple[Any, ...]:
-        before = {path: (node, node.data, node.version, node.created_below) for path, node in self._nodes.items()}
-        fired: list[tuple[dict[str, set[MemorySession]], str]] = []
-        results = []
-        zxid = self._zxid
-        self._zxid += 1
-        for index, write in enumerate(multi.writes):
-            try:
-                results.append(self._do(write, session_id, fired))
-            except ZooKeeperFailed as refused:
-                self._nodes = {}
-                for path, (node, data, version, created_below) in before.items():
-                    node.data, node.version, node.created_below = data, version, created_below
-                    self._nodes[path] = node
-                self._zxid = zxid
-                raise MultiFailed(index, write, refused) from refused
-        self._fire(fired)
-        return tuple(results)
-
-    def _apply(self, write: Write, session_id: int) -> Any:
-        fired: list[tuple[dict[str, set[MemorySession]], str]] = []
-        self._zxid += 1
-        result = self._do(write, session_id, fired)
-        self._fire(fired)
+        result = self._tree.carry_out(request, session.session_id)
+        if isinstance(request, Get | Exists | GetChildren):
+            if request.watch:
+                watched = f"{request.path}/" if isinstance(request, GetChildren) else request.path
+                self._watches.setdefault(watched, set()).add(session)
+        else:
+            self._fire()
         return result
 
-    def _do(self, write: Write, session_id: int, fired: list[tuple[dict[str, set[MemorySession]], str]]) -> Any:
-        if isinstance(write, Create):
-            return self._create(write, session_id, fired)
-        node = self._nodes.get(write.path)
-        if node is None:
-            raise NoNode(f"{type(write).__name__} {write.path}")
-        if write.version not in (-1, node.version):
-            raise BadVersion(f"{type(write).__name__} {write.path}: version {node.version}, not {write.version}")
-        if isinstance(write, Check):
-            return True
-        if isinstance(write, SetData):
-            node.data = write.data
-            node.version += 1
-            fired.append((self._data_watches, write.path))
-            return node.version
-        if self._children(write.path):
-            raise NotEmpty(f"Delete {write.path}")
-        del self._nodes[write.path]
-        fired += [(self._data_watches, write.path), (self._child_watches, write.path), (self._child_watches, write.path.rpartition("/")[0])]
-        return True
-
-    def _create(self, write: Create, session_id: int, fired: list[tuple[dict[str, set[MemorySession]], str]]) -> str:
-        parent_path = write.path.rpartition("/")[0]
-        parent = self._nodes.get(parent_path)
-        if parent is None:
-            raise NoNode(f"Create {write.path}: there is no {parent_path}")
-        path = f"{write.path}{parent.created_below:010d}" if write.sequence else write.path
-        if path in self._nodes:
-            raise NodeExists(f"Create {path}")
-        parent.created_below += 1
-        self._nodes[path] = _Znode(write.data, self._zxid, session_id if write.ephemeral else 0, self._now_ms())
-        fired += [(self._data_watches, path), (self._child_watches, parent_path)]
-        return path
-
-    def _fire(self, fired: list[tuple[dict[str, set[MemorySession]], str]]) -> None:
-        for watches, path in fired:
-            for session in sorted(watches.pop(path, ()), key=lambda session: session.session_id):
-                session.tell_change(path)
+    def _fire(self) -> None:
+        changed, self._tree.changed = self._tree.changed, {}
+        self._tree.written.clear()
+        for path in changed:
+            for session in sorted(self._watches.pop(path, ()), key=lambda session: session.session_id):
+                session.tell_change(path.removesuffix("/"))
 
     def forget_watches(self, session: MemorySession) -> None:
-        for watches in (self._data_watches, self._child_watches):
-            for sessions in watches.values():
-                sessions.discard(session)
+        for sessions in self._watches.values():
+            sessions.discard(session)
 
 
 class MemorySession:

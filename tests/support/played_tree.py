@@ -1,4 +1,4 @@
-"""ZooKeeper as a dictionary, and operations run on it to their end at once, or killed at any of their steps.
+"""ZooKeeper's tree in memory, and operations run on it to their end at once, or killed at any of their steps.
 
 For unit tests of operations: nothing waits, nothing is lost, nobody else writes unless the test does between two steps.
 """
@@ -9,22 +9,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from appliance.metadata.operation import DiskCommand, Operation, Publish, Together
-from appliance.metadata.requests import (
-    BadVersion,
-    Check,
-    Create,
-    Delete,
-    Exists,
-    Get,
-    GetChildren,
-    Multi,
-    MultiFailed,
-    Node,
-    NodeExists,
-    NoNode,
-    SetData,
-    ZooKeeperFailed,
-)
+from appliance.metadata.requests import ZooKeeperFailed
+from tests.support.memory_tree import MemoryTree
 
 T = TypeVar("T")
 
@@ -34,20 +20,27 @@ class Killed(Exception):
 
 
 class PlayedTree:
-    """path → (data, version). `before_step(step)` is called before each step, so that a test can write in between."""
+    """`before_step(step)` is called before each step, so that a test can write in between."""
 
     def __init__(self) -> None:
-        self.nodes: dict[str, tuple[bytes, int]] = {"": (b"", 0)}
+        self._tree = MemoryTree()
         self.before_step: Callable[[Any], None] = lambda _step: None
-        self._sequence = 0
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._tree
+
+    def paths(self) -> list[str]:
+        return self._tree.paths()
+
+    def data(self, path: str) -> bytes:
+        return self._tree[path].data
+
+    def version(self, path: str) -> int:
+        return self._tree[path].version
 
     def put(self, path: str, data: bytes = b"") -> None:
         """A node and its parents, as they are; a version more for one that is there."""
-        parent = path.rpartition("/")[0]
-        if parent not in self.nodes:
-            self.put(parent)
-        version = self.nodes[path][1] + 1 if path in self.nodes else 0
-        self.nodes[path] = data, version
+        self._tree.put(path, data)
 
     def run(self, operation: Operation[T], kill_at: int | None = None, sent: bool = False) -> T:
         """The operation's result. `Killed` at the `kill_at`-th step, which with `sent` is still carried out."""
@@ -81,55 +74,8 @@ class PlayedTree:
                 except ZooKeeperFailed as refused:
                     results.append(refused)
             return results
-        if isinstance(step, Multi):
-            return self._multi(step)
         if isinstance(step, Publish):
             return None
         if isinstance(step, DiskCommand):
             return 0
-        return self._one(step)
-
-    def _multi(self, multi: Multi) -> tuple[Any, ...]:
-        before = dict(self.nodes)
-        results = []
-        for index, write in enumerate(multi.writes):
-            try:
-                results.append(self._one(write))
-            except ZooKeeperFailed as refused:
-                self.nodes = before
-                raise MultiFailed(index, write, refused) from refused
-        return tuple(results)
-
-    def _one(self, step: Any) -> Any:
-        if isinstance(step, Create):
-            return self._create(step)
-        if isinstance(step, Exists) and step.path not in self.nodes:
-            return None
-        if step.path not in self.nodes:
-            raise NoNode(step.path)
-        data, version = self.nodes[step.path]
-        if isinstance(step, Get | Exists):
-            return Node(data, version, 1, 0)
-        if isinstance(step, GetChildren):
-            return tuple(sorted(path.rpartition("/")[2] for path in self.nodes if path and path.rpartition("/")[0] == step.path))
-        assert isinstance(step, SetData | Delete | Check), step
-        if step.version not in (-1, version):
-            raise BadVersion(step.path)
-        if isinstance(step, SetData):
-            self.nodes[step.path] = step.data, version + 1
-            return version + 1
-        if isinstance(step, Delete):
-            del self.nodes[step.path]
-        return None
-
-    def _create(self, step: Create) -> str:
-        path = step.path
-        if step.sequence:
-            path = f"{path}{self._sequence:010}"
-            self._sequence += 1
-        if path in self.nodes:
-            raise NodeExists(path)
-        if path.rpartition("/")[0] not in self.nodes:
-            raise NoNode(path)
-        self.nodes[path] = step.data, 0
-        return path
+        return self._tree.carry_out(step)

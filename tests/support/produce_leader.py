@@ -31,6 +31,8 @@ class ProduceLeader:
         self.error = ErrorCode.NONE
         """For every batch, until it is taken back."""
         self.answers = True
+        self.postponed: list[tuple[ScriptedPeer, PeerRequest]] | None = None
+        """Questions about producers that wait for their answers; None: none has to. `answer_postponed` ends that."""
         self.duplicates = 0
         self.epochs: list[int] = []
         """Of the batches that were appended."""
@@ -38,21 +40,31 @@ class ProduceLeader:
         self._producers: dict[int, ProducerState] = {}
 
     def work(self) -> None:
+        if self.peer._listening.fileno() < 0:
+            return  # it is away
         self._questions._listening = self.peer._listening
         for peer in (self.peer, self._questions):
             if peer.sock is None and not peer._poll_accept():
                 continue
             while (request := peer.poll_request()) is not None:
+                if self.postponed is not None and request.api_key != ApiKey.PRODUCE:
+                    self.postponed.append((peer, request))
+                    continue
                 answer = self._produce(request) if request.api_key == ApiKey.PRODUCE else answer_frame(request, self._describe(request))
                 if self.answers:
                     peer.send(answer)
+
+    def answer_postponed(self) -> None:
+        for peer, request in self.postponed or ():
+            peer.send(answer_frame(request, self._describe(request)))
+        self.postponed = None
 
     def _describe(self, request: PeerRequest) -> bytes:
         """What it knows of producers; committed is all."""
         if request.api_key == ApiKey.DESCRIBE_PRODUCERS:
             (topic,) = describe_producers.REQUEST.decode(request.body, 0, len(request.body), request.version).topics
             (number,) = topic.partitions
-            state = self._producers[number]
+            state = self._producers.setdefault(number, ProducerState())
             known = [(producer_id, epoch, state.entry(producer_id)) for producer_id, epoch, _ in state.last_batches()]
             producers = tuple(describe_producers.ActiveProducer(producer_id, epoch, entry.last_sequence) for producer_id, epoch, entry in known if entry)
             partition = describe_producers.ProducersOfPartition(number, producers=producers)
@@ -61,12 +73,12 @@ class ProduceLeader:
         if request.api_key == ApiKey.OFFSET_FOR_LEADER_EPOCH:
             (asked,) = offset_for_leader_epoch.REQUEST.decode(request.body, 0, len(request.body), request.version).topics
             number = asked.partitions[0].partition
-            end = offset_for_leader_epoch.EpochPartitionResult(0, number, asked.partitions[0].leader_epoch, len(self.logs[number]))
+            end = offset_for_leader_epoch.EpochPartitionResult(0, number, asked.partitions[0].leader_epoch, len(self.logs.get(number, ())))
             body = offset_for_leader_epoch.OffsetForLeaderEpochResponse(0, (offset_for_leader_epoch.EpochTopicResult(asked.topic, (end,)),))
             return offset_for_leader_epoch.RESPONSE.encode(request.version, body)
         (wanted,) = list_offsets.REQUEST.decode(request.body, 0, len(request.body), request.version).topics
         number = wanted.partitions[0].partition
-        found = list_offsets.ListOffsetsPartitionResult(number, 0, offset=len(self.logs[number]))
+        found = list_offsets.ListOffsetsPartitionResult(number, 0, offset=len(self.logs.get(number, ())))
         return list_offsets.RESPONSE.encode(
             request.version, list_offsets.ListOffsetsResponse(0, (list_offsets.ListOffsetsTopicResult(wanted.topic, (found,)),))
         )
@@ -116,6 +128,10 @@ class ProduceLeader:
         fresh = self._producers[partition] = ProducerState()
         fresh.decode(snapshot)
 
-    def close(self) -> None:
+    def die(self) -> None:
+        """It is away, until its peer comes back; it keeps what it has."""
         self._questions.hang_up()
         self.peer.die()
+
+    def close(self) -> None:
+        self.die()

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from appliance.command.finding import FoundBox
 from appliance.command.ingest_figures import ListenerFigures, gather
@@ -66,7 +67,11 @@ class Reconciliation:
         self._starts = {topic: self._ends(topic) for topic in topics}
 
     def balance(self, listener: str) -> Balance:
-        return balances_of(self.box)[listener].since(self._before.get(listener, Balance()))
+        return self.balances()[listener]
+
+    def balances(self) -> dict[str, Balance]:
+        """Of all listeners, at one moment."""
+        return {name: balance.since(self._before.get(name, Balance())) for name, balance in balances_of(self.box).items()}
 
     def hold(self, listener: str, sent: int, seconds: float = SETTLE_SECONDS) -> Balance:
         """Wait until everything that was sent is accounted for; fail unless it is so to the line."""
@@ -96,24 +101,45 @@ class Reconciliation:
 
     def records(self, topic: str) -> list[Any]:
         """The values of a topic that came since, read to its end; JSON as documents."""
-        starts, ends = self._starts[topic], self._ends(topic)
-        wanted = sum(end - starts.get(partition, 0) for partition, end in ends.items())
-        self._consumer.assign([TopicPartition(topic, partition, starts.get(partition, 0)) for partition in ends])
-        values: list[Any] = []
+        return self._read([topic])[topic]
+
+    def all_records(self) -> dict[str, list[Any]]:
+        """The same of every topic that it knows, read in one go."""
+        return self._read(list(self._starts))
+
+    def _read(self, topics: Sequence[str]) -> dict[str, list[Any]]:
+        ends = {topic: self._ends(topic) for topic in topics}
+        places = [TopicPartition(topic, partition, self._starts[topic].get(partition, 0)) for topic in topics for partition in ends[topic]]
+        wanted = {topic: sum(end - self._starts[topic].get(partition, 0) for partition, end in ends[topic].items()) for topic in topics}
+        self._consumer.assign(places)
+        values: dict[str, list[Any]] = {topic: [] for topic in topics}
         deadline = time.monotonic() + SETTLE_SECONDS
-        while len(values) < wanted and time.monotonic() < deadline:
+        while any(len(values[topic]) < wanted[topic] for topic in topics) and time.monotonic() < deadline:
             for message in self._consumer.consume(1000, 0.2):
-                value = message.value()
-                assert message.error() is None and value is not None, message.error()
-                values.append(_document(value))
-        assert len(values) == wanted, f"topic {topic} has {wanted} new records, {len(values)} were read"
+                value, topic = message.value(), message.topic()
+                assert message.error() is None and value is not None and topic is not None, message.error()
+                if message.offset() < ends[topic][message.partition()]:  # type: ignore[index,operator]
+                    values[topic].append(_document(value))
+        for topic in topics:
+            assert len(values[topic]) == wanted[topic], f"topic {topic} has {wanted[topic]} new records, {len(values[topic])} were read"
         return values
 
     def _ends(self, topic: str) -> dict[int, int]:
         """By partition; none where there is no such topic."""
         known = self._consumer.list_topics(timeout=10).topics
         partitions = known[topic].partitions if topic in known and known[topic].error is None else {}
-        return {partition: self._consumer.get_watermark_offsets(TopicPartition(topic, partition), 10)[1] for partition in partitions}
+        return {partition: self._end(TopicPartition(topic, partition)) for partition in partitions}
+
+    def _end(self, partition: TopicPartition) -> int:
+        """Asked again for a while, as clients do: its log-writer may just be back."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while True:
+            try:
+                return int(self._consumer.get_watermark_offsets(partition, 10)[1])
+            except KafkaException:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.05)
 
     def close(self) -> None:
         self._consumer.close()

@@ -180,7 +180,24 @@ class Replica:
         told = Progress(replica, offset, self.writer.clock.monotonic_ns(), BROKER_EPOCH + replica if broker_epoch is None else broker_epoch, log_start_offset)
         entry = progress_descriptor(hosted.row, hosted.row_generation, hosted.leader_epoch, told)
         assert self.acceptor.by_disk[self.writer.disk].offer(entry, 0, ("progress", 0))
-        self._answer(self.acceptor)
+        before = len(self.writer.completions)
+        kind = int(DescriptorKind.PROGRESS)  # a deletion may go on waiting
+        eventually(lambda: self.writer.turn() >= 0 and kind in {each.kind for each in self.writer.completions[before:]}, "the answer")
+
+    def delete_records(self, offset: int, timeout_ms: int) -> None:
+        """`deleted` has its completion."""
+        hosted = self.hosted
+        place = hosted.row, hosted.row_generation, hosted.leader_epoch, hosted.config_generation
+        deadline_ns = self.writer.clock.monotonic_ns() + timeout_ms * 1_000_000
+        entry = (DescriptorKind.DELETE_RECORDS, 0, 0, *place, 0, 0, 0, offset, 0, 0, deadline_ns)
+        assert self.acceptor.by_disk[self.writer.disk].offer(entry, 0, ("delete", 0))
+        eventually(lambda: self.writer.turn() >= 0 and not self.writer.agent._retention.is_under_way, "the leader's part")
+        self.turn(1)
+
+    @property
+    def deleted(self) -> list[tuple[int, int]]:
+        """(error code, low watermark) of each answer."""
+        return [(each.error_code, each.log_start_offset) for each in self.writer.completions if each.kind == DescriptorKind.DELETE_RECORDS]
 
     def _answer(self, proxies: LogWriterProxies) -> list[Completion]:
         before = len(self.writer.completions)

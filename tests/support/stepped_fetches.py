@@ -33,7 +33,7 @@ from appliance.broker.transport import PlainTransport
 from appliance.ipc.aborted_answer import aborted_answer
 from appliance.ipc.descriptors import DESCRIPTOR, DescriptorKind
 from appliance.ipc.frames import listen_unix
-from appliance.ipc.log_reader_messages import ABORTED, EPOCH_END, LOOKUP, OPEN, Answer, Question, pack_answer, unpack_question
+from appliance.ipc.log_reader_messages import ABORTED, CHECK, EPOCH_END, LOOKUP, OPEN, Answer, Question, pack_answer, unpack_question
 from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.ipc.replication_descriptors import Progress, progress_of
 from appliance.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
@@ -62,6 +62,7 @@ class Followed(NamedTuple):
     offset: int = 0
     leader_epoch: int = 0
     last_fetched_epoch: int = 0
+    damaged_offset: int = -1
 
 
 class Part(NamedTuple):
@@ -184,7 +185,10 @@ class SteppedFetches:
         rack: str = "",
     ) -> Connection:
         """As `fetch`, of version 17: of box `replica_id`, or of a consumer (-1) in `rack`."""
-        partitions = [FetchPartition("", TOPIC_ID, each.partition, each.leader_epoch, each.offset, each.last_fetched_epoch, 0, 1 << 20) for each in wanted]
+        partitions = [
+            FetchPartition("", TOPIC_ID, each.partition, each.leader_epoch, each.offset, each.last_fetched_epoch, 0, 1 << 20, each.damaged_offset)
+            for each in wanted
+        ]
         body = encode_replica_fetch(ReplicaFetch(replica_id, BROKER_EPOCH, max_wait_ms, 1, 50 << 20, *session, partitions))
         if rack:
             tags = len(write_tagged_fields([(1, bytes(13))]))
@@ -324,6 +328,8 @@ class SteppedFetches:
     def answer(self, question: Question) -> None:
         assert self.peer is not None
         kind, token = question.kind, question.token
+        if kind == CHECK:
+            return
         if kind == OPEN:
             self.peer.sendmsg(
                 [pack_answer(Answer(kind, token, 0, self.size_bytes, 1))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [self._segment]))]

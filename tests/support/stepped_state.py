@@ -8,7 +8,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from appliance.agents.state_topic import StateAppend, StateTopic
+from appliance.agents.state_partition import StateAppend
+from appliance.agents.state_topic import StateTopic
 from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode
 from appliance.base.layout import BoxLayout
@@ -33,6 +34,8 @@ class PlayedLogReader:
     def __init__(self) -> None:
         self.log = b""
         self.asked: list[int] = []
+        self.checked: list[tuple[str, int, int]] = []
+        """Places that it was to have looked at."""
         self.is_away = False
         self.error_code = 0
         self.given_back = 0
@@ -67,6 +70,9 @@ class PlayedLogReader:
             return False
         on_answer(self._answer(kind, value_a, value_b, extent), -1)
         return True
+
+    def have_checked(self, topic: str, partition: int, offset: int) -> None:
+        self.checked.append((topic, partition, offset))
 
     def _answer(self, kind: int, value_a: int, value_b: int, extent: Extent | None) -> Answer:
         if self.error_code:

@@ -6,6 +6,8 @@ process of it dies. Weak spot: loopback is never cut; for that there is `cluster
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -89,3 +91,21 @@ class ThreeBoxes:
         for box in self.boxes.values():
             box.stop()
         self.zookeeper.stop()
+
+
+_KILLED_ALONE = ("coordinator", "log-writer@d0", "controller", "acceptor@0")
+
+
+class ThreeBoxesProcesses(ThreeBoxes):
+    """The same, of which single processes are killed too. Their own box starts them again."""
+
+    victims = (*ThreeBoxes.victims, *(f"{process} of box {broker_id}" for broker_id in (1, 2, 3) for process in _KILLED_ALONE))
+
+    def hurt(self, victim: str) -> bool:
+        process, _, number = victim.partition(" of box ")
+        if not number:
+            return super().hurt(victim)
+        self.await_all()
+        if pid := self.boxes[int(number)].pids().get(process):
+            os.kill(pid, signal.SIGKILL)
+        return bool(pid)

@@ -15,10 +15,13 @@ from appliance.base.errors import ErrorCode
 from appliance.ipc.controller_frames import MOVE_ORDERS
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
-from appliance.protocol import alter_replica_log_dirs, create_partitions
+from appliance.metadata.config_changes import DELETE, SET
+from appliance.metadata.dynamic_broker_configs import MOVE_RATE
+from appliance.protocol import alter_replica_log_dirs, create_partitions, incremental_alter_configs
 from appliance.protocol.alter_replica_log_dirs import AlterReplicaLogDirsRequest, LogDirToFill, LogDirTopicToMove
 from appliance.protocol.create_partitions import CreatePartitionsRequest, TopicToGrow
 from appliance.protocol.create_topics import CreatableTopic
+from appliance.protocol.incremental_alter_configs import ConfigToAlter, IncrementalAlterConfigsRequest, ResourceToAlter
 from tests.support.fake_log_writer import FakeDirectory
 from tests.support.real_zookeeper import RealZooKeeper
 from tests.support.stepped_controller import Killed, SteppedBox
@@ -27,6 +30,7 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 _chroots = itertools.count()
 ALTER_REPLICA_LOG_DIRS = 34
+BROKER = 4
 MOVES = [kind for kind in DescriptorKind if kind.name.startswith("MOVE_") and kind is not DescriptorKind.MOVE_CANCEL]
 
 
@@ -131,6 +135,27 @@ def test_a_partition_moves_and_what_was_acknowledged_moves_with_it(box: SteppedB
     assert append(box) == 1
     kinds = [kind.name for kind, _ in box.writers[source].commands][-3:]
     assert kinds == ["MOVE_MARK", "MOVE_FREEZE", "MOVE_COMMIT"]
+
+
+def test_a_copy_is_throttled_by_what_is_set_while_the_box_runs_unless_its_order_says_more(box: SteppedBox) -> None:
+    """As Kafka's tool does it: set for the moves, taken back behind them, also where it was never set."""
+
+    def alter(operation: int, value: str | None) -> int:
+        change = (ResourceToAlter(BROKER, "1", (ConfigToAlter(MOVE_RATE, operation, value),)),)
+        body = incremental_alter_configs.REQUEST.encode(1, IncrementalAlterConfigsRequest(change, False))
+        box.send(KAFKA_REQUEST, pack_kafka_request(44, 1, "test", "", body))
+        answer = box.answer()
+        return incremental_alter_configs.RESPONSE.decode(answer, 0, len(answer), 1).responses[0].error_code
+
+    throttles = []
+    for operation, value in ((SET, "5000000"), (DELETE, None), (DELETE, None)):
+        assert alter(operation, value) == 0
+        source = disk_of(box)
+        assert move(box, other(source), 0) == ["NONE"]
+        box.until_quiet()
+        throttles += [payload["throttle"] for kind, payload in box.writers[other(source)].commands if kind is DescriptorKind.MOVE_BEGIN][-1:]
+    assert throttles == [5_000_000, None, None]
+    assert alter(SET, "fast") == ErrorCode.INVALID_CONFIG
 
 
 def test_kafkas_codes_say_why_a_partition_does_not_move(box: SteppedBox) -> None:

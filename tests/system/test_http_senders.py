@@ -1,16 +1,20 @@
-"""Programs that nobody here wrote, by HTTP and gRPC: OpenTelemetry's exporters, systemd-journal-upload, curl. What they were told is stored, is stored once."""
+"""Programs that nobody here wrote, by HTTP and gRPC, plain and over TLS: OpenTelemetry's exporters, systemd-journal-upload, curl, and pylogbeat over TLS. What
+they were told is stored, is stored once.
+"""
 
 from __future__ import annotations
 
-import http.client
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Thread
+from typing import NamedTuple
 
+import grpc
 import pytest
+from elasticsearch import Elasticsearch
+from elasticsearch.helpers import bulk
 from opentelemetry._logs import LogRecord, SeverityNumber
 from opentelemetry.exporter.otlp.proto.grpc._log_exporter import OTLPLogExporter as GrpcExporter
 from opentelemetry.exporter.otlp.proto.http import Compression
@@ -18,9 +22,10 @@ from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 from opentelemetry.sdk.resources import Resource
+from pylogbeat import PyLogBeatClient
 
-from tests.support.otlp_requests import otlp_request
-from tests.support.running_box import RunningBox, eventually, start_box
+from tests.support.certificates import Authority, Certificate
+from tests.support.running_box import RunningBox, start_box
 from tests.support.topic_documents import read_documents
 from tests.unit.ingest.test_journal_upload import entry
 
@@ -28,7 +33,6 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 TABLE = """
 options http acks=all
-route label.service.name=killed -> killed
 route label.service.name=* -> otlp
 route app=sshd -> journal
 route tag=curl -> curl
@@ -38,14 +42,30 @@ RECORDS = 2_000
 """No more than the exporter keeps in its queue."""
 
 
+class Site(NamedTuple):
+    """A box with listeners for TLS that ask for a certificate, and those who may send there."""
+
+    box: RunningBox
+    authority: Authority
+    client: Certificate
+
+
 @pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     directory = tmp_path_factory.mktemp("http")
-    (directory / "ingest.table").write_text(TABLE)
+    authority = Authority(directory)
+    server, client = authority.sign("localhost", "DNS:localhost", "IP:127.0.0.1"), authority.sign("app.example.com")
+    secure = f"certificate={server.certificate} private-key={server.private_key} client-ca={authority.certificate} client-names=*.example.com"
+    (directory / "ingest.table").write_text(f"{TABLE}listen web http tls :0 topic=tls {secure}\nlisten beats lumberjack tls :0 topic=tls {secure}\n")
     box = start_box(directory / "box", settings={"ingest.table.file": str(directory / "ingest.table"), "ingest.syslog.partitions": 2})
-    yield box
+    yield Site(box, authority, client)
     box.stop()
     assert box.leftovers() == []
+
+
+@pytest.fixture
+def box(site: Site) -> RunningBox:
+    return site.box
 
 
 def peer(name: str) -> str:
@@ -78,56 +98,42 @@ def test_what_opentelemetry_exports_is_stored_once_with_all_it_says(box: Running
 
 
 def _grpc_gzip() -> object:
-    import grpc
-
     return grpc.Compression.Gzip
 
 
-class ExportingSender(Thread):
-    """Exports numbered records by POST with an idempotency key each, and again until it is told yes."""
-
-    def __init__(self, box: RunningBox, requests: int, per_request: int) -> None:
-        super().__init__()
-        self._address = box.ingest
-        self._bodies = [
-            otlp_request([f"record {request * per_request + number}" for number in range(per_request)], resource={"service.name": "killed"}).SerializeToString()
-            for request in range(requests)
-        ]
-        self.answered = 0
-        self.repeated = 0
-
-    def run(self) -> None:
-        connection = http.client.HTTPConnection(*self._address, timeout=10)
-        for number, body in enumerate(self._bodies):
-            while not self._is_taken(connection, number, body):
-                self.repeated += 1
-            self.answered += 1
-        connection.close()
-
-    def _is_taken(self, connection: http.client.HTTPConnection, number: int, body: bytes) -> bool:
-        try:
-            connection.request("POST", "/v1/logs", body, {"Content-Type": "application/x-protobuf", "Idempotency-Key": str(number)})
-            answer = connection.getresponse()
-            answer.read()
-            return answer.status == 200
-        except (OSError, http.client.HTTPException):
-            connection.close()
-            time.sleep(0.005)
-            return False
-
-
-def test_requests_with_a_key_are_stored_once_when_ingest_is_killed_under_them(box: RunningBox) -> None:
-    requests, per_request = 600, 20
-    senders = [ExportingSender(box, requests, per_request)]
-    sender = senders[0]
-    sender.start()
-    for part in (1, 2):
-        eventually(lambda part=part: sender.answered > part * requests // 4, "requests are answered", 20)
-        box.await_restart("ingest@0", box.kill("ingest@0"))
-    sender.join(60)
-    assert sender.answered == requests and sender.repeated >= 2, "it was killed under them"
-    numbers = sorted(int(document["message"].split()[1]) for document in read_documents(box, "killed"))
-    assert numbers == list(range(requests * per_request))
+def test_what_clients_send_over_tls_with_their_certificates_is_stored_once(site: Site, tmp_path: Path) -> None:
+    """HTTP/2 by gRPC and by curl, HTTP/1.1 by OpenTelemetry and Elasticsearch, Lumberjack by pylogbeat; who shows no certificate stores nothing."""
+    box, web, beats = site.box, site.box.sender("web"), site.box.sender("beats")
+    ca, certificate, key = (str(path) for path in (site.authority.certificate, site.client.certificate, site.client.private_key))
+    credentials = grpc.ssl_channel_credentials(*(Path(path).read_bytes() for path in (ca, key, certificate)))
+    exporters = {
+        "grpc": GrpcExporter(f"https://{web}", credentials=credentials),
+        "otlp": HttpExporter(f"https://{web}/v1/logs", certificate_file=ca, client_key_file=key, client_certificate_file=certificate),
+    }
+    for name, exporter in exporters.items():
+        provider = LoggerProvider(Resource.create({}))
+        provider.add_log_record_processor(BatchLogRecordProcessor(exporter, max_export_batch_size=256, schedule_delay_millis=50))
+        for number in range(RECORDS):
+            provider.get_logger(name).emit(LogRecord(timestamp=time.time_ns(), body=f"{name} {number}"))
+        assert provider.force_flush()
+        provider.shutdown()
+    with Elasticsearch(f"https://{web}", ca_certs=ca, client_cert=certificate, client_key=key) as client:
+        assert bulk(client, ({"_index": "web", "message": f"bulk {number}"} for number in range(RECORDS)), chunk_size=500) == (RECORDS, [])
+    with PyLogBeatClient(beats.host, beats.port, timeout=10, ssl_enable=True, ssl_verify=True, ca_certs=ca, certfile=certificate, keyfile=key) as beat:
+        for first in range(0, RECORDS, 500):
+            beat.send([{"message": f"beat {number}"} for number in range(first, first + 500)])
+    versions = {"--http2": "2", "--http1.1": "1.1"}
+    for option, version in versions.items():
+        (tmp_path / "lines").write_text("".join(f'{{"message": "curl{version} {number}"}}\n' for number in range(RECORDS)))
+        curl = ["curl", "-sS", "--fail-with-body", option, "--cacert", ca, "-w", "\nversion %{http_version}", "--data-binary", f"@{tmp_path}/lines"]
+        url = f"https://{web}/ingest/tls"
+        said = subprocess.run([*curl, "--cert", certificate, "--key", key, url], capture_output=True, text=True, timeout=30, check=False)
+        assert f'"stored":{RECORDS}' in said.stdout and said.stdout.endswith(f"version {version}"), (said.stdout, said.stderr)
+        stranger = subprocess.run([*curl, url], capture_output=True, text=True, timeout=30, check=False)
+        assert stranger.returncode != 0 and "stored" not in stranger.stdout
+    names = (*exporters, "bulk", "beat", "curl2", "curl1.1")
+    texts = [document["message"] for topic in ("tls", "otlp") for document in read_documents(box, topic)]
+    assert sorted(text for text in texts if text.split()[0] in names) == sorted(f"{name} {number}" for name in names for number in range(RECORDS))
 
 
 def test_a_journal_is_uploaded_once_however_often_it_is_sent(box: RunningBox, tmp_path: Path) -> None:

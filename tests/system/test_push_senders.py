@@ -1,19 +1,12 @@
-"""Libraries that applications log with, by HTTP and GELF: what they sent is stored, to the record; also when ingest is killed under them."""
+"""Libraries that applications log with, by HTTP and GELF: what they sent is stored, to the record."""
 
 from __future__ import annotations
 
-import http.client
 import json
 import logging
-import socket
 import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -30,15 +23,12 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 TABLE = """
 listen gelfudp gelf udp :0 topic=gelf
 listen gelftcp gelf tcp :0 topic=gelf
-route label.index=killed -> killed-bulk
 route label.index=* -> bulk
 route label.job=* -> loki
-route label.sourcetype=killed -> killed-events
 route label.sourcetype=* -> events
 default -> gelf
 """
 MESSAGES = 40
-OMELASTICSEARCH = Path(sys.prefix) / "peers/usr/lib/x86_64-linux-gnu/rsyslog/omelasticsearch.so"
 
 
 @pytest.fixture(scope="module")
@@ -171,141 +161,3 @@ def test_what_curl_sends_to_the_collector_is_stored_and_acknowledged(box: Runnin
     eventually(lambda: all(curl(box, "/ack", *ask)["acks"].values()), "both are acknowledged", 10)
     assert numbers(read_documents(box, "events"), "curl") == [0, 1, 2, 2, 3, 3], "the same bytes again are new lines"
     assert curl(box, "/event", "-d", "{}")["code"] == 12
-
-
-def kill_now_and_then(box: RunningBox, sender: Thread, times: int) -> None:
-    """kill -9 of ingest while the sender is at work."""
-    for _ in range(times):
-        wanted = _received(box) + 200
-        eventually(partial(_has_received, box, sender, wanted), "more comes in", 20)
-        assert sender.is_alive(), "it is killed while something is on its way"
-        box.await_restart("ingest@0", box.kill("ingest@0"))
-
-
-def _has_received(box: RunningBox, sender: Thread, wanted: int) -> bool:
-    return not sender.is_alive() or _received(box) >= wanted
-
-
-def _received(box: RunningBox) -> int:
-    return sum(value for label, value in box.counters("ingest@0").values.items() if label.startswith("ingest.received"))
-
-
-def test_bulk_items_with_ids_are_stored_once_when_ingest_is_killed(box: RunningBox) -> None:
-    count, said = 12_000, Counter[bool]()
-    actions = ({"_index": "killed", "_id": str(number), "message": f"bulk {number}", "text": "x" * 200} for number in range(count))
-
-    def send() -> None:
-        with Elasticsearch(f"http://{box.ingest}", max_retries=20, retry_on_timeout=True, request_timeout=20) as client:
-            said.update(good for good, _ in streaming_bulk(client, actions, chunk_size=100, max_retries=20, initial_backoff=0.1, max_backoff=0.5))
-
-    sender = Thread(target=send)
-    sender.start()
-    kill_now_and_then(box, sender, 2)
-    sender.join(60)
-    assert said == {True: count}
-    assert numbers(read_documents(box, "killed-bulk"), "bulk") == list(range(count))
-
-
-@pytest.mark.skipif(not OMELASTICSEARCH.exists(), reason="there is no omelasticsearch; ./install.sh test unpacks it under .venv/peers")
-def test_what_rsyslog_sends_by_bulk_is_stored_once_when_ingest_is_killed(box: RunningBox, tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        entrance = probe.getsockname()[1]
-    (tmp_path / "rsyslog.conf").write_text(f"""
-global(workDirectory="{tmp_path}")
-module(load="imtcp")
-module(load="omelasticsearch")
-template(name="document" type="list" option.jsonf="on") {{
-    property(outname="@timestamp" name="timereported" dateFormat="rfc3339" format="jsonf")
-    property(outname="host" name="hostname" format="jsonf")
-    property(outname="message" name="msg" position.from="2" format="jsonf")
-}}
-template(name="id" type="string" string="%uuid%")
-input(type="imtcp" address="127.0.0.1" port="{entrance}" ruleset="out")
-ruleset(name="out" queue.type="LinkedList" queue.size="100000") {{
-    action(type="omelasticsearch" server="http://{box.ingest.host}" serverport="{box.ingest.port}" template="document" searchIndex="relayed" searchType=""
-           bulkmode="on" bulkid="id" dynbulkid="on" writeoperation="create" action.resumeRetryCount="-1" action.resumeInterval="1")
-}}
-""")
-    count = 6_000
-    with open(tmp_path / "rsyslog.log", "wb") as log:
-        rsyslog = subprocess.Popen(["rsyslogd", "-n", "-f", str(tmp_path / "rsyslog.conf"), "-i", str(tmp_path / "pid")], stdout=log, stderr=log)
-    try:
-        sender = eventually(lambda: connected(entrance), "rsyslog takes lines", 20)
-        wanted = _received(box) + 200
-        sender.sendall(b"".join(b"<29>Jan  5 12:00:00 relay prog[7]: rsyslog %d\n" % number for number in range(count)))
-        eventually(lambda: _received(box) >= wanted, "lines come in", 20)
-        box.await_restart("ingest@0", box.kill("ingest@0"))
-        documents = await_stored(box, "bulk", "rsyslog", count)
-        sender.close()
-    finally:
-        rsyslog.terminate()
-        rsyslog.wait(20)
-    assert numbers(documents, "rsyslog") == list(range(count)) and {document["host"] for document in documents} == {"relay"}
-
-
-def connected(port: int) -> socket.socket | None:
-    try:
-        return socket.create_connection(("127.0.0.1", port), 10)
-    except OSError:
-        return None
-
-
-class AckingSender:
-    """Sends each body until it is acknowledged, as forwarders do: what is not acknowledged goes out again once, on each new connection.
-
-    Not by time: within one life of ingest what is sent again is a new thing, and a leader that is asked about the dead life may take long."""
-
-    def __init__(self, box: RunningBox, bodies: list[bytes]) -> None:
-        self._address = box.ingest
-        self._bodies = dict(enumerate(bodies))
-        self._under_way: dict[int, int] = {}  # body → its ackId
-        self._due: set[int] = set(self._bodies)
-        self.resent = 0
-
-    def run(self) -> None:
-        while self._bodies:
-            connection = http.client.HTTPConnection(*self._address, timeout=10)
-            self._due = set(self._bodies)
-            try:
-                while self._bodies:
-                    self._ask(connection)  # first: what a channel that polls sends is known again after a death of ingest
-                    self._send(connection)
-            except (OSError, http.client.HTTPException):
-                time.sleep(0.01)  # the connection is gone with ingest
-            finally:
-                connection.close()
-
-    def _send(self, connection: http.client.HTTPConnection) -> None:
-        for number in sorted(self._due)[:20]:
-            self.resent += number in self._under_way
-            answer = self._post(connection, "event", self._bodies[number])
-            if answer["code"] == 0:
-                self._under_way[number] = answer["ackId"]
-                self._due.discard(number)
-
-    def _ask(self, connection: http.client.HTTPConnection) -> None:
-        numbers = {ack_id: number for number, ack_id in self._under_way.items()}
-        acks = self._post(connection, "ack", json.dumps({"acks": list(numbers)}).encode())["acks"]
-        for text, is_stored in acks.items():
-            if is_stored:
-                number = numbers[int(text)]
-                del self._bodies[number], self._under_way[number]
-                self._due.discard(number)
-
-    def _post(self, connection: http.client.HTTPConnection, path: str, body: bytes) -> dict[str, Any]:
-        connection.request("POST", f"/services/collector/{path}", body, {"X-Splunk-Request-Channel": "killed"})
-        answer: dict[str, Any] = json.load(connection.getresponse())
-        return answer
-
-
-def test_acknowledged_events_are_stored_once_when_ingest_is_killed(box: RunningBox) -> None:
-    per_body, bodies = 10, 600
-    events = [b"".join(b'{"sourcetype":"killed","event":"hec %d"}' % (body * per_body + number) for number in range(per_body)) for body in range(bodies)]
-    acking = AckingSender(box, events)
-    sender = Thread(target=acking.run)
-    sender.start()
-    kill_now_and_then(box, sender, 2)
-    sender.join(60)
-    assert not sender.is_alive() and acking.resent, "some had to go out again"
-    assert numbers(read_documents(box, "killed-events"), "hec") == list(range(per_body * bodies))

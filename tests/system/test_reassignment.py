@@ -172,6 +172,29 @@ def test_leadership_returns_when_it_is_asked_for(admin: AdminClient, python_admi
     eventually(lambda: [leader for leader, _, _ in placed(admin, "led").values()] == [2, 2], "every box knows who leads")
 
 
+def test_a_damaged_batch_that_a_new_follower_meets_is_repaired_at_once(boxes: list[RunningBox], admin: AdminClient) -> None:
+    """In a segment that grows, which no scrubber reads: the new replica tells its leader, whose box fetches the batch from the old one."""
+    create(admin, "met", [[1, 2]])
+    producer = Producer({"bootstrap.servers": addresses(boxes), "acks": "all", "linger.ms": 5, "batch.size": 4000})
+    for number in range(300):
+        producer.produce("met", b"%0200d" % number, partition=0)
+    assert producer.flush(SECONDS) == 0
+    segment = boxes[0].disks[0] / "met-0" / f"{0:020d}.log"
+    good = segment.read_bytes()
+    place = len(good) // 2
+    with open(segment, "r+b") as file:
+        file.seek(place)
+        file.write(bytes((good[place] ^ 1,)))
+    assert placed(admin, "met") == {0: (1, [1, 2], {1, 2})}
+    assert segment.read_bytes() != good
+    millrace(boxes, "topic", "alter", "met", "--replication-factor", "3")
+    assert segment.read_bytes() == good == (boxes[2].disks[0] / "met-0" / segment.name).read_bytes()
+    assert boxes[0].counters("acceptor@0").values["fetch.follower_damages"] >= 1
+    assert boxes[0].counters("log-writer@d0").values["log_writer.batches_repaired"] == 1
+    assert "sent a damaged copy of met-0" in boxes[2].messages and "repaired with the copy of broker 2" in boxes[0].messages
+    admin.delete_topics(["met"])["met"].result(SECONDS)
+
+
 def test_a_box_is_emptied_filled_and_taken_out_by_commands(boxes: list[RunningBox], admin: AdminClient) -> None:
     create(admin, "kept", [[1, 2], [2, 3], [3, 2]])
     with records_come_in(boxes, "kept"):
@@ -183,6 +206,12 @@ def test_a_box_is_emptied_filled_and_taken_out_by_commands(boxes: list[RunningBo
         assert all(3 not in replicas for _, replicas, _ in placed(admin, "kept").values())
         admin.create_topics([NewTopic("later", 6, 1)])["later"].result(SECONDS)
         assert {box for _, replicas, _ in placed(admin, "later").values() for box in replicas} == {1, 2}, "an emptied box gets nothing new"
+        added = millrace(boxes, "box", "add", "3", "--throttle", "100M")
+        held = [box for topic in ("kept", "later") for _, replicas, _ in placed(admin, topic).values() for box in replicas]
+        assert 3 in held and "3" in added, "a box that is opened again is filled"
+        admin.create_topics([NewTopic("latest", 6, 1)])["latest"].result(SECONDS)
+        assert {box for _, replicas, _ in placed(admin, "latest").values() for box in replicas} == {1, 2, 3}, "and gets its share of what is new"
+        assert "holds nothing any more" in millrace(boxes, "box", "drain", "3")
         create(admin, "astray", [[1], [1]])
         assert "1 partition led by another box now" in millrace(boxes, "topic", "alter", "astray", "--replication-factor", "2")
         eventually(lambda: {leader for leader, _, _ in placed(admin, "astray").values()} == {1, 2}, "the boxes share the leading")

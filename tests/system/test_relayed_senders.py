@@ -1,4 +1,4 @@
-"""Relays that others wrote, over TLS with client certificates and over RELP: what they were given is stored, to the line; also when ingest is killed."""
+"""Relays that others wrote, over TLS with client certificates and over RELP: what they were given is stored, to the line."""
 
 from __future__ import annotations
 
@@ -310,21 +310,3 @@ def test_a_new_certificate_is_taken_up_while_an_old_connection_lives_on(site: Si
         assert site.box.pid("ingest@0") == pid
         old.sendall(b"<13>after\n")
         eventually(lambda: stored(site.box, "open") - before == 2, "the old connection lives on")
-
-
-def test_no_line_of_omrelp_is_lost_when_ingest_is_killed(site: Site, tmp_path: Path) -> None:
-    """Whatever rsyslog was told is stored, is; what it was not told, it brings again."""
-    entrance, box, count = free_port(), site.box, 30_000
-    actions = f"""
-  action(type="omrelp" target="127.0.0.1" port="{box.sender("relp").port}" template="RSYSLOG_SyslogProtocol23Format" windowSize="256"
-         queue.type="LinkedList" queue.size="100000" action.resumeRetryCount="-1" action.resumeInterval="1")
-"""
-    before = stored(box, "relp")
-    with daemon(rsyslog(site, tmp_path, entrance, actions), tmp_path), feed(entrance, "killed", count):
-        for share in (1000, 10_000):
-            eventually(partial(_has_stored, box, "relp", before + share), "rsyslog is under way", 20)
-            box.await_restart("ingest@0", box.kill("ingest@0"))
-        eventually(lambda: stored(box, "relp") - before >= count, f"all lines are stored: {stored(box, 'relp') - before} of {count}", 30)
-    found = texts(box, "relp", "killed")
-    assert found.keys() == expected("killed", count).keys()
-    print(f"{found.total() - count} of {count} lines are there twice")

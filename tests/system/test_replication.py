@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import http.client
 import os
+import signal
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from appliance.base.clock import SystemClock
@@ -19,10 +21,12 @@ from appliance.client.admin import create_topic
 from appliance.client.cluster import ClusterClient
 from appliance.client.peer_connection import PeerConnection
 from appliance.ipc.scrub_report import read_report, report_file
+from appliance.metadata.metadata_image import read_image
 from appliance.protocol import list_offsets
 from appliance.protocol.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from appliance.records.batch import BATCH_LENGTH_AT, read_batch_header
 from appliance.runtime.poller import Poller
+from appliance.shm.living_table import attach_table
 from tests.support.real_zookeeper import RealZooKeeper
 from tests.support.reconcile import Reconciliation
 from tests.support.running_box import RunningBox, eventually, start_box
@@ -125,6 +129,38 @@ def test_damage_on_either_box_is_repaired_from_the_other(boxes: list[RunningBox]
         assert box.counters("log-writer@d0").values["log_writer.batches_repaired"] >= 4
         assert "of scrubbed-0 at offset 0 repaired" not in box.messages and "repaired with the copy of broker" in box.messages
         assert not box.counters("replica-fetcher").values["replica_fetcher.repairs_left"]
+
+
+def test_deleted_records_are_gone_from_both_boxes_when_the_client_is_told(boxes: list[RunningBox], copied: str) -> None:
+    """While the follower fetches nothing the client is told in time that it is not done; the leader has done its part all the same."""
+    admin = AdminClient({"bootstrap.servers": str(boxes[0].kafka), "log_level": 0})
+    leader = admin.list_topics(copied, timeout=10).topics[copied].partitions[0].leader
+    follower = boxes[2 - leader]
+    result = admin.delete_records([TopicPartition(copied, 0, 100)], request_timeout=10)
+    assert next(iter(result.values())).result(15).low_watermark == 100
+    assert log_starts(boxes, copied) == [100, 100]
+    fetcher = follower.pids()["replica-fetcher"]
+    os.kill(fetcher, signal.SIGSTOP)
+    try:
+        with pytest.raises(KafkaException) as refused:
+            next(iter(admin.delete_records([TopicPartition(copied, 0, 200)], operation_timeout=0.4).values())).result(15)
+        assert refused.value.args[0].code() == KafkaError.REQUEST_TIMED_OUT
+        assert sorted(log_starts(boxes, copied)) == [100, 200]
+    finally:
+        os.kill(fetcher, signal.SIGCONT)
+    assert next(iter(admin.delete_records([TopicPartition(copied, 0, 200)]).values())).result(15).low_watermark == 200
+    assert log_starts(boxes, copied) == [200, 200]
+
+
+def log_starts(boxes: list[RunningBox], topic: str) -> list[int]:
+    """Where partition 0 begins on each box, by its table."""
+    found = []
+    for box in boxes:
+        image, table = read_image(box.layout.image_file), attach_table(box.layout, "d0")
+        assert image is not None and table is not None
+        with closing(table):
+            found += [row.log_start_offset for _, row in table.rows() if (row.topic_id, row.partition) == (image.topics[topic].topic_id, 0)]
+    return found
 
 
 def damage(path: Path, at: int, content: bytes) -> None:

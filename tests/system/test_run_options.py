@@ -22,7 +22,7 @@ Start = Callable[..., RunningBox]
 @pytest.fixture(scope="module")
 def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
     """One acceptor, and topics are not made by the way."""
-    box = start_box(tmp_path_factory.mktemp("strict") / "box", settings={"auto.create.topics.enable": False})
+    box = start_box(tmp_path_factory.mktemp("strict") / "box", by_command=True, settings={"auto.create.topics.enable": False})
     yield box
     box.stop()
     assert box.leftovers() == []
@@ -39,7 +39,7 @@ def _connections(box: RunningBox, acceptor: str) -> int:
 
 
 def test_several_acceptors_share_one_port_and_die_alone(start: Start) -> None:
-    box = start(acceptors=2)
+    box = start(by_command=True, acceptors=2)
     names = ["acceptor@0", "acceptor@1"]
     clients: list[RawClient] = []
     while not all(_connections(box, name) for name in names):
@@ -65,7 +65,7 @@ def test_several_acceptors_share_one_port_and_die_alone(start: Start) -> None:
 def test_a_box_lives_on_a_zookeeper_of_somebody_else_under_a_chroot(start: Start, tmp_path: Path) -> None:
     zookeeper = RealZooKeeper(tmp_path / "zookeeper")
     try:
-        box = start(zookeeper=f"{zookeeper.connect}/logs")
+        box = start(by_command=True, zookeeper=f"{zookeeper.connect}/logs")
         assert "zookeeper" not in box.pids()
         client = RawClient(box.kafka)
         client.create_topic("there", 1)

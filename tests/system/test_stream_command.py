@@ -68,7 +68,7 @@ def newest(directory: Path) -> int:
     return max((int(file.name) for file in directory.iterdir() if file.name.isdigit()), default=-1) if directory.exists() else -1
 
 
-@pytest.mark.alone  # Spark's start, three times, wants every processor
+@pytest.mark.spark  # three of its own, one after the other
 def test_killed_in_the_middle_driver_and_jvm_by_turns_it_has_every_minute_once(box: RunningBox, tmp_path: Path) -> None:
     faulthandler.cancel_dump_traceback_later()  # three lives may take longer than a test has; every wait here has its own end
     make_topic(box, "log")

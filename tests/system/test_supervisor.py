@@ -20,7 +20,7 @@ Start = Callable[..., RunningBox]
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
     """One box for all tests here that leave it serving."""
-    box = start_box(tmp_path_factory.mktemp("shared"))
+    box = start_box(tmp_path_factory.mktemp("shared"), by_command=True)
     yield box
     assert box.stop() == 0
     assert box.leftovers() == []
@@ -57,19 +57,32 @@ def test_supervisor_and_console_are_small(shared: RunningBox) -> None:
     assert proportional_kib(pids["console"]) < 30 * 1024
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_box_and_nothing_is_left(start: Start, number: signal.Signals) -> None:
-    box = start()
-    assert box.stop(number) == 0
-    assert box.leftovers() == []
-    assert "killed" not in box.messages
+@pytest.fixture(scope="module", params=[signal.SIGTERM, signal.SIGINT])
+def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunningBox:
+    """A box that a signal has ended."""
+    box = start_box(tmp_path_factory.mktemp("ended"), by_command=True)
+    box.stop(request.param)
+    return box
+
+
+def test_a_signal_ends_the_box_and_nothing_is_left(ended: RunningBox) -> None:
+    assert ended.exit_code == 0
+    assert ended.leftovers() == []
+    assert "killed" not in ended.messages
+
+
+def test_a_directory_of_another_box_is_refused(ended: RunningBox, tmp_path: Path) -> None:
+    refused = run_and_wait(run_arguments(tmp_path / "other", data=ended.disks))
+    assert refused.returncode == 2
+    assert ended.box.cluster_id in refused.stderr
+    assert not (tmp_path / "other" / "state").exists()
 
 
 def test_children_die_with_a_killed_supervisor_and_the_next_life_starts(start: Start) -> None:
-    box = start()
+    box = start(by_command=True)
     cluster_id, zookeeper = box.box.cluster_id, box.box.zookeeper
     box.kill_supervisor()
-    again = start()
+    again = start(by_command=True)
     assert (again.box.cluster_id, again.box.zookeeper) == (cluster_id, zookeeper)
     assert again.stop() == 0
 
@@ -130,15 +143,6 @@ def test_a_host_that_is_not_ours_is_refused(tmp_path: Path) -> None:
     assert "192.0.2.1 is no address of this machine" in refused.stderr
 
 
-def test_a_directory_of_another_box_is_refused(start: Start, tmp_path: Path) -> None:
-    box = start()
-    box.stop()
-    refused = run_and_wait(run_arguments(tmp_path / "other", data=box.disks))
-    assert refused.returncode == 2
-    assert box.box.cluster_id in refused.stderr
-    assert not (tmp_path / "other" / "state").exists()
-
-
 @pytest.mark.parametrize("name", sorted(PROCESSES - {"supervisor", "log-writer@d1", "log-reader@d1"}))
 def test_a_killed_process_is_started_again_and_counted(shared: RunningBox, name: str) -> None:
     before = shared.status()
@@ -161,14 +165,10 @@ def test_readyz_names_what_is_missing(shared: RunningBox) -> None:
     assert shared.pid("acceptor@0") == pid
 
 
-def test_a_hung_process_is_killed_and_started_again(start: Start) -> None:
+def test_a_hung_process_is_killed_and_started_again_and_one_that_will_not_stop_is_killed_at_a_second_signal(start: Start) -> None:
     box = start(settings={"watchdog.timeout.ms": 1000})
     box.await_restart("ingest@0", box.kill("ingest@0", signal.SIGSTOP))
     assert box.counters("supervisor").values['supervisor.watchdog_kills{process="ingest@0"}'] == 1
-
-
-def test_a_process_that_will_not_stop_is_killed_at_a_second_signal(start: Start) -> None:
-    box = start()
     box.kill("console", signal.SIGSTOP)
     box.process.terminate()
     eventually(lambda: "stopping" in box.messages, "it stops")

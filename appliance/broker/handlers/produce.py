@@ -256,9 +256,6 @@ class ProduceHandler:
                     self._accept_nothing(pending, index, partition)
                     return
             problem = problem or self._batch_problem(placement, pending, position, size_bytes, client_id)
-        refused = pending.reply.connection.refused_sequences
-        if problem is None and refused and refused.is_behind(partition.topic, partition.partition, self._arena.memory, position):
-            problem = (ErrorCode.NOT_LEADER_OR_FOLLOWER, "a batch before this one was refused; send it again first")
         if problem is not None or placement is None:
             if problem is not None and problem[0] in FOR_NOW:
                 self._note_refused(pending, partition.topic, partition.partition, position, size_bytes)
@@ -279,6 +276,9 @@ class ProduceHandler:
         memory = self._arena.memory
         count = int.from_bytes(memory[position + RECORDS_COUNT_AT : position + RECORDS_COUNT_AT + 4], "big")
         flags = ACKS_ALL_FLAG if pending.acks == -1 else 0
+        refused = pending.reply.connection.refused_sequences
+        if refused and refused.is_behind(partition.topic, partition.partition, memory, position):
+            flags |= BEHIND_REFUSED_FLAG
         is_transactional = memory[position + ATTRIBUTES_AT + 1] & TRANSACTIONAL_FLAG
         if is_transactional and pending.version >= ADDS_PARTITIONS_SINCE:
             flags |= ADDS_PARTITION_FLAG
@@ -366,6 +366,8 @@ class ProduceHandler:
             return
         if code and not pending.is_finished and not part.is_answered:
             code = self._settled_refusal(part, code)
+        elif not code and part.descriptor[1] & BEHIND_REFUSED_FLAG and pending.reply.connection.refused_sequences:
+            pending.reply.connection.refused_sequences.on_taken(placement.topic, placement.partition, self._arena.memory, part.descriptor[_POSITION_AT])
         part.slot.release()
         if pending.is_finished or part.is_answered:
             return

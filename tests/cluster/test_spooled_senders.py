@@ -1,0 +1,138 @@
+"""A leader on another box that cannot be reached until everything is full: memory, then the state disk, then senders wait, while ingest is killed with -9.
+When the box is back everything that was told is there once, each key in its order; datagrams, which cannot wait, are counted by their reason.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from appliance.base.clock import SystemClock
+from tests.support.certificates import Certificate
+from tests.support.cluster import SYSLOG_PORT, Cluster, running_cluster
+from tests.support.machine import address_of, why_not
+from tests.support.reconcile import Reconciliation
+from tests.support.request_senders import ChunkSender
+from tests.support.running_box import Address, RunningBox, eventually
+from tests.support.told_senders import Feed, Place
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.deep, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+
+MIB = 1 << 20
+FLUENT_PORT = 24224
+SPOOL_BYTES = 12 * MIB
+SETTINGS = {"disk.budget.bytes": 6 * MIB, "ingest.arena.bytes": 12 * MIB, "ingest.spool.bytes": SPOOL_BYTES}
+TABLE = f"""
+listen fluent fluent tcp :{FLUENT_PORT} topic=far key=host
+options syslog-udp topic=far
+"""
+HOSTS, CHUNKS, PER_CHUNK = 12, 60, 50
+DATAGRAMS = 2_000
+
+
+class Amount(Feed):
+    """So many numbers, as fast as they are taken."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(per_second=1_000_000_000)
+        self._count = count
+
+    def due(self, most: int) -> list[int]:
+        first = self.given
+        self.given = min(first + most, self._count)
+        if self.given == self._count:
+            self.end()
+        return list(range(first, self.given))
+
+
+class HostSender(ChunkSender):
+    """All records of one host, in chunks of 50 KiB, nearly all of them under way at once."""
+
+    UNDER_WAY_MAX = 50
+    per_chunk = PER_CHUNK
+
+    def _chunk(self, chunk_id: str) -> bytes:
+        now = SystemClock.wall_ms() // 1000
+        entries = [msgpack.packb([now, {"message": self.text(number), "host": self.place.word, "text": "x" * 1000}]) for number in self._waiting[chunk_id]]
+        packed: bytes = msgpack.packb(["app", b"".join(entries), {"chunk": chunk_id, "size": len(entries)}])
+        return packed
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    directory = tmp_path_factory.mktemp("spooled")
+    (directory / "ingest.table").write_text(TABLE)
+    with running_cluster(directory, disks=1, settings={**SETTINGS, "ingest.table.file": str(directory / "ingest.table")}) as made:
+        with made.clients():
+            admin = AdminClient({"bootstrap.servers": made.bootstrap})
+            admin.create_topics([NewTopic("far", 2, replica_assignment=[[2], [2]])])["far"].result(20)
+        yield made
+        assert not made.stop()
+
+
+@pytest.mark.parametrize("cut", ["all of it", "from this box alone"])
+def test_everything_told_is_there_once_and_in_order_after_a_leader_was_away_until_all_bounds_were_full(cluster: Cluster, cut: str, tmp_path: Path) -> None:
+    box = cluster.boxes[1].box
+    with cluster.clients():
+        books = Reconciliation(box, "far")
+        if cut == "all of it":
+            cluster.network.cut(2)
+        else:
+            cluster.network.cut_pair(1, 2)
+        nobody: Any = Certificate(tmp_path, tmp_path)
+        address = Address(address_of(1), FLUENT_PORT)
+        senders = [HostSender(Place(address, "far", f"{cut.split()[0]}-{host}", tmp_path, nobody, nobody), Amount(CHUNKS * PER_CHUNK)) for host in range(HOSTS)]
+        for sender in senders:
+            sender.start()
+        eventually(lambda: spooled(box) > 0, "memory is full, and the state disk is used", 40)
+        kill_ingest(box)
+        eventually(lambda: spooled(box) > 0.9 * SPOOL_BYTES, f"the spool is full: {spooled(box)}", 40)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+            for number in range(DATAGRAMS):
+                datagrams.sendto(f"<13>1 - udp app - - - datagram {number}".encode(), (address_of(1), SYSLOG_PORT))
+        eventually(lambda: overflow(box) > 0, "datagrams are counted", 20)
+        kill_ingest(box)
+        assert not any(sender.told for sender in senders), "nobody was told anything yet"
+        cluster.network.heal()
+        for sender in senders:
+            sender.finish(90)
+        balance = books.hold("syslog-udp", DATAGRAMS)
+        assert balance.counted + balance.dropped > 0 and balance.stored + balance.counted + balance.dropped == DATAGRAMS, balance
+        documents = books.records("far")
+        books.close()
+    judge(senders, documents)
+    assert sum(document["message"].startswith("datagram") for document in documents) <= DATAGRAMS - balance.dropped
+
+
+def judge(senders: list[HostSender], documents: list[Any]) -> None:
+    """Once, and in order of each key. `documents` are those of a partition behind each other, or of several mixed: a key has one."""
+    by_host: dict[str, list[int]] = defaultdict(list)
+    for document in documents:
+        host, number = document["message"].split()
+        by_host[host].append(int(number))
+    for sender in senders:
+        found = by_host[sender.place.word]
+        twice = [number for number, count in Counter(found).items() if count > 1]
+        assert len(found) == CHUNKS * PER_CHUNK and not twice, f"{sender.name}: {len(found)} of {CHUNKS * PER_CHUNK}, {len(twice)} twice"
+        assert found == sorted(found), f"{sender.name}: out of order behind {next(before for before, after in pairwise(found) if after < before)}"
+
+
+def spooled(box: RunningBox) -> int:
+    return box.counters("ingest@0").values.get("ingest.spool_bytes", 0)
+
+
+def overflow(box: RunningBox) -> int:
+    values = box.counters("ingest@0").values
+    return sum(value for label, value in values.items() if "syslog-udp" in label and ("overflow" in label or label.startswith("ingest.kernel_drops{")))
+
+
+def kill_ingest(box: RunningBox) -> None:
+    box.await_restart("ingest@0", box.kill("ingest@0"), 30)
