@@ -28,6 +28,8 @@ GATHER_SECONDS = 0.1
 PAUSE_SECONDS = 0.06
 EXIT_FATAL = 3
 TRANSACTION_TIMEOUT_MS = 10_000
+OFFSETS_SECONDS = TRANSACTION_TIMEOUT_MS / 1000
+"""For the offsets of a transaction; after that it is over anyway."""
 
 
 class History:
@@ -166,7 +168,7 @@ class Copier:
             self._producer.begin_transaction()
             self._send(polled, transaction)
             metadata = self._consumer.consumer_group_metadata()
-            self._patiently(lambda: self._producer.send_offsets_to_transaction(self._topic_partitions(ends), metadata, CALL_SECONDS))
+            self._patiently(lambda: self._send_offsets(ends, metadata))
             self._pause()
             self._history.write("commit", transaction=transaction, ends=ends)
             self._patiently(lambda: self._producer.commit_transaction(CALL_SECONDS))
@@ -181,6 +183,10 @@ class Copier:
             return
         self._history.write("committed", transaction=transaction, ends=ends)
         self._positions.update(ends)
+
+    def _send_offsets(self, ends: dict[int, int], metadata: Any) -> None:
+        self._history.write("offsets", ends=ends)
+        self._producer.send_offsets_to_transaction(self._topic_partitions(ends), metadata, OFFSETS_SECONDS)
 
     def _copy_at_least_once(self, polled: list[Message]) -> None:
         self._count += 1

@@ -1,7 +1,7 @@
 """One copy under deaths: a box, a full source topic, two copiers, and somebody who kills processes by chance until the copy is done.
 
-Everything by chance comes from the seed. The verdict is `copy_history.findings` over the copiers' histories and what two read_committed consumers saw: one
-that read along, one that came after.
+Everything by chance comes from the seed. The verdict is `copy_history.findings` over the copiers' histories, what the group said of its offsets all the while
+(`group_watcher.py`), and what two read_committed consumers saw: one that read along, one that came after.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from appliance.runtime.parent_death import die_with_parent
-from tests.support.copier import CALL_SECONDS, EXIT_FATAL
+from tests.support.copier import EXIT_FATAL, OFFSETS_SECONDS
 from tests.support.copy_history import CopiedRecord, Event, Finding, findings
+from tests.support.group_watcher import GroupWatcher
 from tests.support.load import QUICK_RECONNECT
 from tests.support.running_box import ROOT, RunningBox, environment, eventually
 
@@ -31,9 +32,7 @@ SOURCE, TARGET, GROUP = "copied-from", "copied-to", "copiers"
 SETTINGS = {"group.min.session.timeout.ms": 1_000, "group.initial.rebalance.delay.ms": 0}
 """Of the box: members that are killed are soon missed, and those that come are not kept waiting."""
 COPIERS = ("copier-0", "copier-1")
-STUCK_SECONDS = CALL_SECONDS + 5
-IN_A_CALL = ("begin", "commit", "again", "problem")
-"""A history that ends so has a call of librdkafka's under way."""
+STUCK_SECONDS = OFFSETS_SECONDS + 5
 
 
 class CopyPlan(NamedTuple):
@@ -45,6 +44,8 @@ class CopyPlan(NamedTuple):
     """Between two deaths: from, to."""
     seconds: float
     """When it is given up."""
+    client: str = "librdkafka"
+    """Of the copiers: it, "kafka-python" or "aiokafka"."""
 
 
 class CopyOutcome(NamedTuple):
@@ -105,16 +106,19 @@ class _CopierProcess:
         self.history = box.directory / f"{name}.history"
         self._messages = open(box.directory / f"{name}.messages", "ab")
         self._config: dict[str, object] = {"bootstrap": box.bootstrap, "source": SOURCE, "target": TARGET, "group": GROUP, "name": name, "mode": plan.mode}
-        self._config |= {"history": str(self.history), "batch": plan.batch}
+        number = COPIERS.index(name)
+        self._config |= {"history": str(self.history), "batch": plan.batch, "client": plan.client, "partitions": [*range(number, PARTITIONS, len(COPIERS))]}
+        self._module = "tests.support.copier" if plan.client == "librdkafka" else "tests.support.foreign_copier"
         self._process = self._start()
+        self._is_forgiven = plan.client == "librdkafka"
         self._written_bytes, self._written_at = 0, time.monotonic()
         self.stuck = 0
-        """How often a call of librdkafka's had not come back long after its own time-out."""
+        """How often librdkafka had not sent the offsets of a transaction long after its own time-out."""
 
     def _start(self) -> subprocess.Popen[bytes]:
         config = json.dumps(self._config | {"seed": self._chance.randrange(1 << 30)})
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.support.copier", config],
+            [sys.executable, "-m", self._module, config],
             cwd=ROOT,
             env=environment(),
             stdin=subprocess.DEVNULL,
@@ -129,15 +133,15 @@ class _CopierProcess:
         self._written_at = time.monotonic()
 
     def _is_stuck(self) -> bool:
-        """It is in the middle of a transaction and has said nothing for longer than any of its calls may take: librdkafka's send_offsets_to_transaction
-        sometimes never comes back, whatever its time-out, when coordinators die under it. Who runs such a program kills it then."""
+        """librdkafka's send_offsets_to_transaction never comes back, whatever its time-out, once the broker of the group coordinator that it remembers is gone
+        from the metadata (tests/README.md). Who runs such a program kills it then. No other silence is forgiven."""
         written = self.history.stat().st_size if self.history.exists() else 0
         if written != self._written_bytes:
             self._written_bytes, self._written_at = written, time.monotonic()
-        if time.monotonic() - self._written_at < STUCK_SECONDS:
+        if not self._is_forgiven or time.monotonic() - self._written_at < STUCK_SECONDS:
             return False
         events = self.events()
-        return bool(events) and events[-1]["event"] in IN_A_CALL
+        return bool(events) and events[-1]["event"] == "offsets"
 
     def tend(self) -> None:
         """Its producer may be over, after which a client is expected to begin anew; anything else is no answer."""
@@ -149,14 +153,14 @@ class _CopierProcess:
             self.stuck += 1
             self.kill()
 
-    def end(self) -> None:
+    def ask_to_end(self) -> None:
         self._process.send_signal(signal.SIGTERM)
+
+    def end(self) -> None:
+        """Who was asked to has a minute."""
         try:
-            self._process.wait(60)
-        except subprocess.TimeoutExpired:
-            if not self._is_stuck():
-                raise
-            self.stuck += 1
+            eventually(lambda: self._process.poll() is not None or self._is_stuck(), "a copier ends", 60)
+            self.stuck += self._process.poll() is None
         finally:
             self._process.kill()
             self._process.wait()
@@ -177,6 +181,7 @@ def run_copy(box: CopiedThrough, plan: CopyPlan, seed: int) -> CopyOutcome:
     victims = [everybody[index % len(everybody)] for index in range(plan.deaths)]
     chance.shuffle(victims)
     observer = Consumer({"bootstrap.servers": box.bootstrap, "group.id": GROUP, **QUICK_RECONNECT})
+    watcher = GroupWatcher(box.bootstrap, GROUP, SOURCE, PARTITIONS)
     due, killed = [*victims], list[str]()
     next_death = started + chance.uniform(*plan.pause_seconds)
     committed: dict[int, int] = {}
@@ -198,18 +203,24 @@ def run_copy(box: CopiedThrough, plan: CopyPlan, seed: int) -> CopyOutcome:
                 committed = _committed(observer)
         seconds = time.monotonic() - started
     finally:
+        watcher.close()
+        for copier in copiers.values():
+            copier.ask_to_end()
         for copier in copiers.values():
             copier.end()
-    histories = [copier.events() for copier in copiers.values()]
+    histories: list[list[Event]] = [copier.events() for copier in copiers.values()]
     after = CommittedReader(box.bootstrap)
     after.read_to_end()
     along.read_to_end()
     assert along.copied == after.copied, "who reads along and who comes after see the same"
     if stuck := sum(copier.stuck for copier in copiers.values()):
-        print(f"{stuck} times a call of librdkafka's did not come back {STUCK_SECONDS - CALL_SECONDS:g} s after its own time-out, and its copier was killed")
+        print(f"{stuck} times send_offsets_to_transaction did not come back {STUCK_SECONDS - OFFSETS_SECONDS:g} s after its time-out; its copier was killed")
     transactions = sum(event["event"] == "committed" for history in histories for event in history)
+    histories.append([*watcher.events])
     committed = _committed(observer)
     observer.close()
+    print(f"{len(watcher.events)} times the group said where it stands")
+    assert watcher.events, "nobody was told where the group stands"
     return CopyOutcome(findings(ends, after.copied, histories, committed), killed, transactions, seconds)
 
 

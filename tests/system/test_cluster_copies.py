@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.copy_history import faults
 from tests.support.copy_run import SETTINGS, CopyPlan, run_copy
-from tests.support.three_boxes import ThreeBoxes
+from tests.support.three_boxes import ThreeBoxes, ThreeBoxesProcesses
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
@@ -22,10 +22,10 @@ def _seed() -> int:
     return int(os.environ.get("MILLRACE_SEED", "0")) or random.SystemRandom().randrange(1 << 30)
 
 
-def _check(directory: Path, plan: CopyPlan, seed: int) -> None:
+def _check(directory: Path, plan: CopyPlan, seed: int, kind: type[ThreeBoxes] = ThreeBoxes) -> None:
     print(f"seed {seed}")
     faulthandler.cancel_dump_traceback_later()  # the plan has a limit of its own
-    boxes = ThreeBoxes(directory, SETTINGS)
+    boxes = kind(directory, SETTINGS)
     try:
         outcome = run_copy(boxes, plan, seed)
         print(f"{plan.records} records, {outcome.transactions} commits, killed {outcome.killed} in {outcome.seconds:.1f} s")
@@ -43,3 +43,11 @@ def test_a_copy_in_transactions_has_every_record_once_whichever_box_dies(tmp_pat
 @pytest.mark.parametrize("run", range(5))
 def test_thirty_thousand_records_are_copied_once_each_over_many_deaths_of_boxes(tmp_path: Path, run: int) -> None:
     _check(tmp_path, CopyPlan("exactly-once", records=30_000, batch=250, deaths=15, pause_seconds=(0.5, 6.0), seconds=400), _seed() + run)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("mode", ["exactly-once", "at-least-once"])
+@pytest.mark.parametrize("client", ["librdkafka", "kafka-python", "aiokafka"])
+def test_no_acknowledged_commit_is_lost_whichever_process_of_a_box_dies(tmp_path: Path, client: str, mode: str) -> None:
+    plan = CopyPlan(mode, records=12_000, batch=25, deaths=34, pause_seconds=(0.2, 2.0), seconds=240, client=client)
+    _check(tmp_path, plan, _seed(), ThreeBoxesProcesses)
