@@ -326,7 +326,7 @@ run_tests() {
     setsid "$VENV/bin/python" -m tests.fuzz ingest --idle --seconds 60 --seconds-an-input 900 --workers 3 --findings "$VENV/log/fuzzing" >"$VENV/log/fuzzing.jsonl" 2>"$VENV/log/fuzzing.err" &
     local fuzzers=$!
     # shellcheck disable=SC2064  # as it is now
-    trap "kill -- -$fuzzers 2>/dev/null || true" EXIT
+    trap "kill -KILL -- -$fuzzers 2>/dev/null || true" EXIT # a stopped group would not hear another signal
     step "fast and slow tests" tests "${several[@]}" -m "not system and not alone and not spark"
     step "system tests" tests "${several[@]}" --word mark.system -m "system and not alone and not spark"
     # Two processes, each with one JVM, whatever the machine has: a session costs ten seconds, and waits half of its time.

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from tests.support.cluster import KAFKA_PORT, Cluster, ClusterBox
@@ -142,10 +143,7 @@ class Cell:
         self._topics = {kind: f"{kind}-{number}" for kind in ("plain", "idempotent", "transactional", "probe")}
 
     def run(self) -> CellResult:
-        victim, replicas = self._cast()
-        # Not before all know the controller: librdkafka asks whom it heard of first, and does not ask again when that one says that it is not.
-        self._admin = AdminClient({"bootstrap.servers": self._cluster.bootstrap, "log_level": 0, "socket.timeout.ms": 20_000})
-        self._make_topics(replicas)
+        victim = int(eventually(self._begun, "a controller makes the topics", 60))
         with ExitStack() as books:
             producers, readers = self._start_clients()
             for client in (*producers.values(), *readers):
@@ -209,12 +207,22 @@ class Cell:
 
         return int(eventually(agreed, "all boxes know the controller, and each other", 20))
 
-    def _make_topics(self, replicas: list[list[int]]) -> None:
+    def _begun(self) -> int | None:
+        """The victim, with all topics made; None if the controller is another one since the parts were given."""
+        victim, replicas = self._cast()
+        # Not before all know the controller: librdkafka asks whom it heard of first, and does not ask again when that one says that it is not.
+        self._admin = AdminClient({"bootstrap.servers": self._cluster.bootstrap, "log_level": 0, "socket.timeout.ms": 20_000})
         config = {"min.insync.replicas": str(min(2, len(replicas[0])))}
         topics = [NewTopic(name, len(replicas), replica_assignment=replicas, config=config) for name in self._topics.values()]
-        for made in self._admin.create_topics(topics, operation_timeout=20).values():
-            made.result(30)
+        try:
+            for made in self._admin.create_topics(topics, operation_timeout=20).values():
+                made.result(30)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.NOT_CONTROLLER:
+                raise
+            return None
         assert self._await_in_sync() == []
+        return victim
 
     def _await_in_sync(self, seconds: float = IN_SYNC_SECONDS) -> list[str]:
         """What is missing after `seconds`."""
