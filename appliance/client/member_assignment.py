@@ -25,10 +25,14 @@ def read_assignment(data: bytes) -> tuple[TopicPartition, ...]:
         for _ in range(topics):
             (length,) = _LENGTH.unpack_from(data, position)
             position += _LENGTH.size
+            if length < 0:  # it would lead back to where we were
+                return ()
             topic = data[position : position + length].decode()
             position += length
             (count,) = _COUNT.unpack_from(data, position)
             position += _COUNT.size
+            if count < 0:
+                return ()
             numbers = Struct(f">{count}i")
             found += (TopicPartition(topic, number) for number in numbers.unpack_from(data, position))
             position += numbers.size

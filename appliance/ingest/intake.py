@@ -66,9 +66,10 @@ class Intake(Protocol):
     def forget(self, identity: bytes) -> None:
         """The sender knows that this is stored: the same identity is a new thing from now on."""
 
-    def blocked_by(self, listener: Listener) -> bool:
+    def blocked_by(self, listener: Listener, topic: str = "") -> bool:
         """Whether the sender should come again later, because what it brings would wait: HTTP answers 503 or 429, gRPC RESOURCE_EXHAUSTED. Streams need
-        not ask: they are not read while they are blocked."""
+        not ask: they are not read while they are blocked. `topic`: where all of it goes, as the sender says; "": where the listener's records go that no
+        route takes."""
 
     def refuse(self, listener: Listener, source: EventSource, reason: RefusedReason, count: int = 1, size_bytes: int = 0) -> None:
         """Count what was refused before it was a record."""

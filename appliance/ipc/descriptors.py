@@ -62,7 +62,8 @@ ADDS_PARTITION_FLAG = 4
 VERIFIED_FLAG = 16
 """PRODUCE of a coordinator: taken only while its producer's transaction is open here, or with the guard that BEGIN_VERIFICATION was answered with."""
 BEHIND_REFUSED_FLAG = 32
-"""PRODUCE: on its connection a batch of its producer before it was refused for now. Taken only if the log knows the producer, and this batch or the one before it."""
+"""PRODUCE: on its connection a batch of its producer before it was refused for now. Taken only if the log knows the producer, and this batch or the one
+before it."""
 COMMIT_FLAG = 8
 """TRANSACTION_MARKER: the transaction is committed; else it is aborted."""
 COMMITTED_FLAG = 1

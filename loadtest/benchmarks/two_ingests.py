@@ -1,9 +1,9 @@
 """What a second ingest process is worth: the load of `fluent_forward` on a box with one and on a box with two, in turns.
 
 Two cores are all that this machine has, and generator, log-writers and everything else want theirs: two processes cannot have one each. So there are two
-answers. The measured one is records a second of both, in the same minutes. The other is what each record costs, in CPU seconds of the ingest processes, while
-one works and while both do: whatever they take from each other (caches, locks of the kernel, smaller bursts) is in it, and only the missing cores are not. Weak spot: that
-cores are as fast when all are busy is an assumption; on processors whose cores are threads of one it is wrong, and the figure then too low.
+answers. The measured one is records a second of both, in the same minutes. The other is what a record costs, in CPU seconds of the ingest processes, while
+one works and while both do: whatever they take from each other (caches, locks of the kernel, smaller bursts) is in it, and only the missing cores are not.
+Weak spot: that cores are as fast when all are busy is an assumption; where they are threads of one core it is wrong, and the figure then too low.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ listen fluent fluent tcp :{FLUENT_PORT} topic=far key=host
 options syslog-udp topic=far
 """
 HOSTS, CHUNKS, PER_CHUNK = 12, 60, 50
-DATAGRAMS = 2_000
+DATAGRAMS, BURST = 2_000, 200
 
 
 class Amount(Feed):
@@ -78,27 +78,25 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         assert not made.stop()
 
 
-@pytest.mark.parametrize("cut", ["all of it", "from this box alone"])
-def test_everything_told_is_there_once_and_in_order_after_a_leader_was_away_until_all_bounds_were_full(cluster: Cluster, cut: str, tmp_path: Path) -> None:
+def test_everything_told_is_there_once_and_in_order_after_a_leader_was_away_until_all_bounds_were_full(cluster: Cluster, tmp_path: Path) -> None:
     box = cluster.boxes[1].box
     with cluster.clients():
         books = Reconciliation(box, "far")
-        if cut == "all of it":
-            cluster.network.cut(2)
-        else:
-            cluster.network.cut_pair(1, 2)
+        cluster.network.cut(2)
         nobody: Any = Certificate(tmp_path, tmp_path)
         address = Address(address_of(1), FLUENT_PORT)
-        senders = [HostSender(Place(address, "far", f"{cut.split()[0]}-{host}", tmp_path, nobody, nobody), Amount(CHUNKS * PER_CHUNK)) for host in range(HOSTS)]
+        senders = [HostSender(Place(address, "far", f"far-{host}", tmp_path, nobody, nobody), Amount(CHUNKS * PER_CHUNK)) for host in range(HOSTS)]
         for sender in senders:
             sender.start()
         eventually(lambda: spooled(box) > 0, "memory is full, and the state disk is used", 40)
         kill_ingest(box)
-        eventually(lambda: spooled(box) > 0.9 * SPOOL_BYTES, f"the spool is full: {spooled(box)}", 40)
+        eventually(lambda: spooled(box) > 0.9 * SPOOL_BYTES, "the spool is full", 40)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
             for number in range(DATAGRAMS):
                 datagrams.sendto(f"<13>1 - udp app - - - datagram {number}".encode(), (address_of(1), SYSLOG_PORT))
-        eventually(lambda: overflow(box) > 0, "datagrams are counted", 20)
+                if number % BURST == BURST - 1:  # more at once the switch between the machines drops, where nobody counts
+                    eventually(lambda sent=number + 1: books.balance("syslog-udp").accounted == sent, f"{number + 1} datagrams are counted", 20)  # type: ignore[misc]
+        eventually(lambda: overflow(box) > 0, "some have found no room", 20)
         kill_ingest(box)
         assert not any(sender.told for sender in senders), "nobody was told anything yet"
         cluster.network.heal()

@@ -152,6 +152,7 @@ def main() -> int:
         TARGETS[names[0]].run(options.input.read_bytes())
         return 0
     with tempfile.TemporaryDirectory(prefix="millrace-fuzz-") as directory:
+        tempfile.tempdir = directory  # what targets put there goes with it, however they end
         seconds = options.seconds or (0 if options.runs else 10)
         places = (options.corpus or Path(directory, "corpus"), options.findings or Path(directory, "findings"))
         seed = int.from_bytes(os.urandom(3), "big") + 1 if options.seed is None else options.seed

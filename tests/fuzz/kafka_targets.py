@@ -264,6 +264,7 @@ def _group_metadata() -> Iterator[bytes]:
         behind = (struct.pack(">i", 4) if version > 1 else b"") + (struct.pack(">h", -1) if version > 2 else b"")
         yield struct.pack(">hih", version, 1, 3) + b"web" + struct.pack(">i", -1) + owned + behind
     yield struct.pack(">hih", 0, 1, 3) + b"web" + struct.pack(">iiii", 2, 0, 1, -1)
+    yield struct.pack(">hihi", 0, 1 << 30, -6, 0)
 
 
 def _state_records() -> Iterator[bytes]:

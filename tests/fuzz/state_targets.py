@@ -5,7 +5,9 @@ Checksums are made right, or nothing behind them would ever be reached. Weak spo
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from functools import cache
@@ -142,7 +144,9 @@ def fuzz_senders_file(data: bytes) -> None:
 
 @cache
 def _file() -> str:
-    return os.path.join(tempfile.mkdtemp(prefix="millrace-fuzz-senders-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None), "senders.json")
+    directory = tempfile.mkdtemp(prefix="millrace-fuzz-senders-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return os.path.join(directory, "senders.json")
 
 
 def _journal_seeds() -> Iterator[bytes]:

@@ -121,6 +121,8 @@ def test_lines_read_together_are_the_lines_parsed_and_built_one_by_one(messages:
 def test_records_that_are_batched_together_make_the_batches_that_they_make_one_by_one(
     run: list[tuple[int, int, int]], keys: list[bytes | None], identity: bytes | None, blocked: set[int], can_wait: bool, before: int
 ) -> None:
+    if None in keys and identity is None and len(blocked) == 3:
+        blocked = {0, 1}  # without a key and a free partition each takes another one, a run stays with one
     if None in keys and identity is None and not set(keys) == {None}:
         run = [(later, size, keys.index(None)) for later, size, _ in run]  # which batch is next depends on what else is closed meanwhile
     one, other = Batcher(3, 2048, max_batch_bytes=3000), Batcher(3, 2048, max_batch_bytes=3000)

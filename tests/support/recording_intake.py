@@ -48,6 +48,7 @@ class RecordingIntake:
         self.streams: list[RecordingStream] = []
         self.forgotten: list[bytes] = []
         self.is_blocked = False
+        self.blocked_topics: set[str] = set()
         self.topics: set[str] = set()
         self.wall_ms = 1_760_000_000_000
         self.clock_ms = 1_000
@@ -105,8 +106,8 @@ class RecordingIntake:
     def forget(self, identity: bytes) -> None:
         self.forgotten.append(identity)
 
-    def blocked_by(self, listener: Listener) -> bool:
-        return self.is_blocked
+    def blocked_by(self, listener: Listener, topic: str = "") -> bool:
+        return self.is_blocked or topic in self.blocked_topics
 
     def refuse(self, listener: Listener, source: EventSource, reason: RefusedReason, count: int = 1, size_bytes: int = 0) -> None:
         self.refused[reason] += count

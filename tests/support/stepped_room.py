@@ -44,10 +44,10 @@ class RoomIntake(RecordingIntake):
 class SteppedRoom:
     """One room; listeners are added by the test."""
 
-    def __init__(self, directory: Path, **settings: Any) -> None:
+    def __init__(self, directory: Path, ingests: int = 1, **settings: Any) -> None:
         self.layout = BoxLayout(tempfile.mkdtemp(prefix="millrace-"))
         named = {name.replace("_", "."): value for name, value in settings.items()}
-        box = Box("stepped", 1, [Disk("d0", str(directory))], str(directory), "127.0.0.1", "127.0.0.1", 1, 1, 1, settings=named)
+        box = Box("stepped", 1, [Disk("d0", str(directory))], str(directory), "127.0.0.1", "127.0.0.1", 1, 1, 1, ingests=ingests, settings=named)
         self.clock = ManualClock()
         self.intake = RoomIntake(self.clock)
         self.poller = Poller()
@@ -57,9 +57,12 @@ class SteppedRoom:
         self._senders: list[socket.socket] = []
 
     def listen(self, name: str = "test", protocol: Protocol = Protocol.SYSLOG, transport: Transport = Transport.TCP, **options: Any) -> None:
-        listening = socket.create_server(("127.0.0.1", 0))
-        self._addresses[name] = listening.getsockname()
-        self.room.add(Listener(name, protocol, transport, 0)._replace(**options), listening)
+        self.listen_at(socket.create_server(("127.0.0.1", 0)), Listener(name, protocol, transport, 0)._replace(**options))
+
+    def listen_at(self, listening: socket.socket, listener: Listener) -> None:
+        """A socket that may be another room's, too."""
+        self._addresses[listener.name] = listening.getsockname()
+        self.room.add(listener, listening)
         self.room.accept(False)
         self.room.accept(True)
 

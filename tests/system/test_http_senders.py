@@ -101,8 +101,10 @@ def _grpc_gzip() -> object:
     return grpc.Compression.Gzip
 
 
-def test_what_clients_send_over_tls_with_their_certificates_is_stored_once(site: Site, tmp_path: Path) -> None:
+def test_what_clients_send_over_tls_with_their_certificates_is_stored_once(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """HTTP/2 by gRPC and by curl, HTTP/1.1 by OpenTelemetry and Elasticsearch, Lumberjack by pylogbeat; who shows no certificate stores nothing."""
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # requests believes these more than what its session was told
+        monkeypatch.delenv(name, raising=False)
     box, web, beats = site.box, site.box.sender("web"), site.box.sender("beats")
     ca, certificate, key = (str(path) for path in (site.authority.certificate, site.client.certificate, site.client.private_key))
     credentials = grpc.ssl_channel_credentials(*(Path(path).read_bytes() for path in (ca, key, certificate)))

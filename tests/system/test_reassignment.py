@@ -195,6 +195,22 @@ def test_a_damaged_batch_that_a_new_follower_meets_is_repaired_at_once(boxes: li
     admin.delete_topics(["met"])["met"].result(SECONDS)
 
 
+def test_a_producer_goes_on_when_leadership_leaves_a_box_and_comes_back(admin: AdminClient, python_admin: KafkaAdminClient, boxes: list[RunningBox]) -> None:
+    """On its old connection to that box a batch was refused, which went to the other one and never comes again."""
+    create(admin, "returned", [[1, 2]])
+    producer = Producer({"bootstrap.servers": addresses(boxes), "enable.idempotence": True, "linger.ms": 1})
+    producer.produce("returned", b"first", partition=0)
+    assert producer.flush(10) == 0
+    for replicas in ([2, 1], [1, 2]):
+        python_admin.alter_partition_reassignments({PythonPartition("returned", 0): replicas})
+        eventually(lambda replicas=replicas: placed(admin, "returned")[0][1] == replicas, "the order of the replicas")  # type: ignore[misc]
+        python_admin.elect_leaders(0, {"returned": [0]})
+        eventually(lambda replicas=replicas: placed(admin, "returned")[0][0] == replicas[0], "every box knows who leads")  # type: ignore[misc]
+        for number in range(50):
+            producer.produce("returned", b"%d" % number, partition=0)
+        assert producer.flush(10) == 0
+
+
 def test_a_box_is_emptied_filled_and_taken_out_by_commands(boxes: list[RunningBox], admin: AdminClient) -> None:
     create(admin, "kept", [[1, 2], [2, 3], [3, 2]])
     with records_come_in(boxes, "kept"):

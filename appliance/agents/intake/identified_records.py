@@ -1,11 +1,14 @@
 """Records whose sender can be recognised when it sends them again: what was stored is not stored twice, what is under way is waited for, the rest is new.
 
 Owned by the intake. A unit has one identity, or one for each record, or its records are the next ones of a stream (`replay_memory` says what an
-address is). What replay memory cannot answer yet is kept here, with its unit, until it can. Weak: what is kept is bounded by the windows of senders alone.
+address is). What replay memory cannot answer yet is kept here, with its unit, until it can; and behind a unit of which a previous life may have stored a part
+what follows on its connection, so that a sender's order holds over a death. Weak: what is kept is bounded by the windows of senders alone; items with an
+identity each (`_bulk`) wait each for itself.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -71,6 +74,16 @@ class _Memory:
         self.serials: list[tuple[int, int]] = []
 
 
+class _Line:
+    """What came on a connection behind a unit of which it is not known what a previous life has stored."""
+
+    __slots__ = ("behind", "head")
+
+    def __init__(self, head: Unit) -> None:
+        self.head = head
+        self.behind: deque[tuple[Unit, _Memory, Records, range]] = deque()
+
+
 class IdentifiedRecords:
     """`store` routes and batches."""
 
@@ -81,6 +94,8 @@ class IdentifiedRecords:
         self._settlement = settlement
         self._store = store
         self._clock = clock
+        self._lines: dict[bytes, _Line] = {}
+        """By the address of the peer."""
 
     def open_stream(self, listener: Listener, source: EventSource) -> ReplayedStream:
         return self._replays.open_stream(listener, source, self._on_aligned)
@@ -104,10 +119,33 @@ class IdentifiedRecords:
             return
         self._receive(unit, len(records))
         numbers = range(first, memory.taken)
-        if len(identities) == 1:
+        line = self._lines.get(unit.source.address) if self._lines else None
+        if line is None or line.head is unit:
+            self._take_known(unit, memory, records, numbers)
+        else:
+            unit.pending += 1
+            line.behind.append((unit, memory, records, numbers))
+
+    def _take_known(self, unit: Unit, memory: _Memory, records: Records, numbers: range) -> None:
+        """Of one identity, or of one for each."""
+        if len(unit.identities or ()) == 1:
             self._take_one(unit, memory, records, numbers)
         else:
             self._take_each(unit, memory, records, numbers)
+
+    def _go_on_behind(self, unit: Unit) -> None:
+        """What waited behind it, up to the next one whose past is not known."""
+        address = unit.source.address
+        line = self._lines.get(address)
+        if line is None or line.head is not unit:
+            return
+        del self._lines[address]
+        while line.behind and address not in self._lines:
+            each = line.behind.popleft()
+            self._take_known(*each)
+            self._settlement.release(each[0])
+        if line.behind:
+            self._lines[address].behind.extend(line.behind)
 
     def is_doubtful(self, unit: Unit, first_ordinal: int) -> bool:
         """Whether any of these records, which go up from the first, may have been stored before."""
@@ -178,6 +216,8 @@ class IdentifiedRecords:
         if verdict in _UNKNOWN:
             unit.pending += 1
             self._memory.when_known(identity, partial(self._on_known, unit, memory, identity))
+            if verdict is Known.UNSURE:
+                self._lines.setdefault(unit.source.address, _Line(unit))
             return
         unit.keeps_identity = unit.keeps_identity or verdict is not Known.NEW
         if verdict is not Known.STORED and unit.keeps_identity:
@@ -194,6 +234,7 @@ class IdentifiedRecords:
             held, memory.held = memory.held, []
             for records, numbers in held:
                 self._take_one(unit, memory, records, numbers)
+            self._go_on_behind(unit)
         self._settlement.release(unit)
 
     # -- one for each record

@@ -1,7 +1,8 @@
 """Where senders of one listener come in: its listening socket, its certificate, its proxies, and the protocol of its sessions.
 
-Owned by the room of the connections; the socket belongs to the supervisor and outlives us. Weak: with several ingests on one socket the kernel wakes one
-for each connection (EPOLLEXCLUSIVE), and tells nobody else if that one does not take it: hence the look once a second.
+Owned by the room of the connections; the socket belongs to the supervisor and outlives us. With several ingests on one socket the kernel wakes one for each
+connection (EPOLLEXCLUSIVE), always the same one if it can; so who has taken some registers anew and is behind the others. Weak: the kernel tells nobody else if
+that one does not take it, hence the look once a second; and turns are by connections, however much each of them sends.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owned by the room of the connections, looked at behind every piece that was received. Beyond the limit a connection with more than `SMALL_BYTES` of a frame is
 not read, but for the one that began its frame first: so one of them always comes to its end, or to its deadline. Weak: memory may go beyond the limit by
-that frame, and by one received piece of each connection.
+that frame, and by one received piece of each connection; and while the first is not read because its partition takes no more, the others wait for it, too.
 """
 
 from __future__ import annotations

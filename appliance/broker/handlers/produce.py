@@ -24,7 +24,7 @@ from appliance.broker.lease_gate import LeaseGate
 from appliance.broker.message_sets import UpConversion
 from appliance.broker.refused_sequences import FOR_NOW, RefusedSequences
 from appliance.broker.transaction_gate import ADDS_PARTITIONS_SINCE, Producer, TransactionGate, TransactionVerifier
-from appliance.ipc.descriptors import ACKS_ALL_FLAG, ADDS_PARTITION_FLAG, COMMITTED_FLAG, NEEDS_VERIFICATION, DescriptorKind
+from appliance.ipc.descriptors import ACKS_ALL_FLAG, ADDS_PARTITION_FLAG, BEHIND_REFUSED_FLAG, COMMITTED_FLAG, NEEDS_VERIFICATION, DescriptorKind
 from appliance.protocol.leader_hints import NodeEndpoint
 from appliance.protocol.produce import (
     LEADER_HINTS_SINCE,

@@ -158,7 +158,7 @@ class Exchange:
         size_bytes = int(length)
         if size_bytes > request.listener.frame_bytes_max and not path.is_stream:
             return _too_large(request, size_bytes)
-        if path.stores and request.intake.blocked_by(request.listener):
+        if path.stores and request.intake.blocked_by(request.listener, found.arguments.get("topic", "")):
             count(request, RefusedReason.BUSY, size_bytes)
             return request.busy(request)
         if path.is_stream:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from appliance.base.errors import ErrorCode
-from appliance.ipc.descriptors import COMMITTED_FLAG, COORDINATOR_FLAG, DescriptorKind, Truncation
+from appliance.ipc.descriptors import BEHIND_REFUSED_FLAG, COMMITTED_FLAG, COORDINATOR_FLAG, DescriptorKind, Truncation
 from appliance.ipc.replication_descriptors import ReplicaAppend
 from appliance.records.batch import RECORDS_AT
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER
@@ -532,3 +532,29 @@ def test_a_deletion_ends_with_the_leadership_that_took_it(tmp_path: Path) -> Non
         _roles([one, two], leader=2, leader_epoch=2)
         one.turn(1)
         assert one.deleted == [(ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)]
+
+
+def test_a_batch_behind_a_refused_one_is_taken_only_if_the_log_has_what_was_before_it(tmp_path: Path) -> None:
+    """The refused one was sent to another leader and is in the log; or it was not, and the later one must wait, whether the log knows the producer or not."""
+    with replicas(tmp_path, 2) as (one, two):
+        _roles([one, two], leader=2, leader_epoch=1)
+
+        def behind(replica: Replica, sequence: int, producer_epoch: int = 0) -> int:
+            replica.produce(stored_batch(b"v", producer=(7, producer_epoch, sequence)), flags=BEHIND_REFUSED_FLAG)
+            replica.turn(1)
+            return replica.produced[-1].error_code
+
+        assert behind(two, 0) == ErrorCode.NOT_LEADER_OR_FOLLOWER, "nobody knows the producer"
+        for sequence in range(3):
+            two.produce(stored_batch(b"v", producer=(7, 0, sequence)))
+        two.turn(1)
+        assert behind(two, 4) == ErrorCode.NOT_LEADER_OR_FOLLOWER and behind(two, 3) == 0
+        _catch_up(one, two)
+        _roles([one, two], leader=1, leader_epoch=2)
+        before = one.log_end
+        assert behind(one, 5) == behind(one, 4, producer_epoch=1) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        for sequence in (4, 5):  # in one turn
+            one.produce(stored_batch(b"v", producer=(7, 0, sequence)), flags=BEHIND_REFUSED_FLAG)
+        one.turn(1)
+        assert [each.error_code for each in one.produced[-2:]] == [0, 0] and one.log_end == before + 2
+        assert behind(one, 4) == 0 and one.log_end == before + 2, "a duplicate gets its first answer"

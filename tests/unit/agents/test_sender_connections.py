@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import resource
+import select
 import socket
 import struct
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from appliance.agents.senders.sender_connection import UNSENT_BYTES_MAX
-from appliance.ingest.listener import Protocol, ProxyMode
+from appliance.ingest.listener import Listener, Protocol, ProxyMode, Transport
 from appliance.ingest.proxy_header import V2_START
 from appliance.ingest.unit import Outcome
 from tests.support.stepped_room import SteppedRoom
@@ -366,3 +369,49 @@ def _peek(sender: socket.socket) -> bytes:
         return sender.recv(1000, socket.MSG_PEEK)
     except BlockingIOError:
         return b""
+
+
+def await_wait(thread: threading.Thread) -> None:
+    """Until a thread is where the kernel can wake it; where the kernel does not tell, for half a second."""
+    deadline = time.monotonic() + 0.5
+    while Path(f"/proc/self/task/{thread.native_id}/wchan").read_text() not in ("ep_poll", "do_epoll_wait") and time.monotonic() < deadline:
+        os.sched_yield()
+
+
+def test_ingests_that_share_a_socket_take_connections_in_turns(tmp_path: Path) -> None:
+    """One that always gets them all would leave the cores of the others idle."""
+    rooms = [SteppedRoom(tmp_path, ingests=2) for _ in range(2)]
+    listening = socket.create_server(("127.0.0.1", 0))
+    ended, at_end = socket.socketpair()
+    at_end.close()
+    for room in rooms:
+        room.listen_at(listening.dup(), Listener("test", Protocol.SYSLOG, Transport.TCP, 0))
+    changed, is_over = threading.Condition(), threading.Event()
+
+    def work(room: SteppedRoom) -> None:
+        while not is_over.is_set():
+            room.step(1000)  # the kernel wakes one of those that wait
+            with changed:
+                changed.notify()
+
+    threads = [threading.Thread(target=work, args=(room,)) for room in rooms]
+    for thread in threads:
+        thread.start()
+    try:
+        for count in range(1, 13):
+            for thread in threads:
+                await_wait(thread)
+            rooms[0].connect()
+            with changed:
+                assert changed.wait_for(lambda count=count: sum(len(room.room) for room in rooms) == count, 10)  # type: ignore[misc]
+    finally:
+        is_over.set()
+        for room in rooms:
+            room.poller.register(ended.fileno(), select.EPOLLIN, lambda _events: None)
+        for thread in threads:
+            thread.join()
+    assert min(len(room.room) for room in rooms) >= 3
+    for room in rooms:
+        room.close()
+    listening.close()
+    ended.close()

@@ -22,6 +22,7 @@ from appliance.broker.handlers.metadata import MetadataHandler
 from appliance.broker.handlers.produce import ProduceHandler
 from appliance.broker.lease_gate import LeaseGate
 from appliance.broker.transport import PlainTransport
+from appliance.ipc.descriptors import BEHIND_REFUSED_FLAG
 from appliance.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from appliance.protocol import kio_adapter
 from appliance.protocol.apis import ApiKey
@@ -274,21 +275,42 @@ def test_a_sequence_that_is_out_of_order_is_told_where_nothing_was_overtaken(led
 
 
 def test_what_comes_behind_a_refused_batch_of_a_producer_waits_for_it_to_come_again(led: OneLedPartition) -> None:
-    """The partition begins to be led between two batches. The second must not reach the log first, whether it knows the producer or not."""
+    """The partition begins to be led between two batches. The second must not reach the log first, whether it knows the producer or not: the log-writer
+    is told to look."""
     led.move(role=ROLE_FOLLOWER)
     led.produce(sequence=5)
     assert led.told() is ErrorCode.NOT_LEADER_OR_FOLLOWER
     led.move(role=ROLE_LEADER)
     led.produce(sequence=6)
-    assert led.told() is ErrorCode.NOT_LEADER_OR_FOLLOWER and not led.parts
+    assert behind(led) == [True]
+    led.refuse(led.parts.pop(), ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    assert led.told() is ErrorCode.NOT_LEADER_OR_FOLLOWER
     led.produce(sequence=5)
     led.produce(sequence=6)
-    assert len(led.parts) == 2
+    assert behind(led) == [False, False]
     led.move(role=ROLE_FOLLOWER)
     led.produce(sequence=7)
     led.move(role=ROLE_LEADER)
     led.produce(sequence=0, producer_epoch=1)
-    assert len(led.parts) == 3, "another epoch begins anew"
+    assert behind(led) == [False] * 3, "another epoch begins anew"
+
+
+def test_a_refused_batch_that_went_to_another_leader_is_awaited_until_the_log_has_what_comes_behind_it(led: OneLedPartition) -> None:
+    """Leadership leaves a box and comes back while its producer keeps the connection: what was refused here is in the log, and never comes again."""
+    led.move(role=ROLE_FOLLOWER)
+    led.produce(sequence=5)
+    led.move(role=ROLE_LEADER)
+    led.produce(sequence=90)
+    led.produce(sequence=91)
+    assert behind(led) == [True, True]
+    led.append()
+    led.produce(sequence=92)
+    assert behind(led) == [True, False]
+
+
+def behind(led: OneLedPartition) -> list[bool]:
+    """Of each batch that the log-writer was given: is it to look whether it may be taken?"""
+    return [bool(part.descriptor[1] & BEHIND_REFUSED_FLAG) for part in led.parts]
 
 
 def test_a_wrong_sequence_behind_a_batch_that_its_log_writer_refused_is_to_be_tried_again(led: OneLedPartition) -> None:

@@ -94,6 +94,12 @@ def test_while_nothing_can_be_taken_a_request_is_refused_by_its_header_and_the_c
     assert talk.intake.refused == {RefusedReason.BUSY: 1} and len(talk.intake.records) == 1
 
 
+def test_a_topic_that_is_blocked_refuses_those_who_name_it_and_nobody_else() -> None:
+    talk = HttpTalk(topics=("web", "other"))
+    talk.intake.blocked_topics = {"other"}
+    assert [answer.status for answer in talk.ask(request("/ingest/other", LINE) + request("/ingest/web", LINE))] == [503, 200]
+
+
 def test_a_sender_that_expects_100_continue_gets_it_when_its_turn_has_come() -> None:
     talk = HttpTalk()
     header, body = request("/ingest/web", LINE, Expect="100-continue").split(b"\r\n\r\n")

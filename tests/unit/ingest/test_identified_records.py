@@ -9,11 +9,13 @@ import pytest
 
 from appliance.agents.intake.identified_records import IdentifiedRecords, Records
 from appliance.base.clock import ManualClock
+from appliance.ingest.event import EventSource
 from appliance.ingest.replay.replay_memory import Known, ReplayMemory
 from appliance.ingest.unit import Outcome, Unit
 
 IDENTITY = b"i" * 16
 PARTS = [(IDENTITY, 0, 1)]
+SOURCE = EventSource(b"192.0.2.1:601", b"192.0.2.1", b"fluent")
 RECORDS = [b"one", b"two"]
 
 
@@ -35,17 +37,19 @@ class Told:
     def __init__(self) -> None:
         self.memory = ReplayMemory(100, 60_000)
         self.stored: list[bool] = []
+        self.identities: list[bytes] = []
+        """Of the units that were stored, in their order."""
         nothing: Any = Nothing()
         replays: Any = self
         self.identified = IdentifiedRecords(replays, nothing, nothing, self._store, ManualClock())
 
     def _store(self, unit: Unit, records: Records, numbers: Iterable[int], addresses: Sequence[tuple[bytes, int]] | None) -> None:
         self.stored.append(addresses is not None)
+        self.identities += unit.identities or ()
 
-    def take(self, keeps_identity: bool = False) -> Unit:
+    def take(self, keeps_identity: bool = False, identity: bytes = IDENTITY, source: EventSource = SOURCE) -> Unit:
         listener: Any = None
-        source: Any = None
-        unit = Unit(listener, source, [IDENTITY])
+        unit = Unit(listener, source, [identity])
         unit.keeps_identity = keeps_identity
         self.identified.take(unit, RECORDS)
         return unit
@@ -82,3 +86,22 @@ def test_what_an_earlier_life_had_under_way_is_waited_for(is_stored: bool) -> No
     assert told.stored == [is_stored] and unit.pending == 0, "in part: where it is missing; lost: as a new one"
     told.settle(unit)
     assert unit.keeps_identity is is_stored and told.memory.look(IDENTITY) is (Known.STORED if is_stored else Known.NEW)
+
+
+def test_what_follows_on_a_connection_does_not_overtake_a_unit_whose_past_is_not_known() -> None:
+    """Two of five are unsure; another connection goes on meanwhile."""
+    told = Told()
+    first, new, third, last, other = (bytes([letter]) * 16 for letter in b"abcde")
+    for identity in (first, third):
+        told.memory.add_unsure([(identity, 0, 1)])
+    units = [told.take(identity=identity) for identity in (first, new, third, last)]
+    told.take(identity=other, source=SOURCE._replace(address=b"192.0.2.1:602"))
+    assert told.identities == [other] and [unit.pending for unit in units] == [1, 1, 1, 1]
+    told.memory.resolve("syslog", [(first, 0, 1)], True, 0)
+    told.memory.tell()
+    assert told.identities == [other, first, new] and [unit.pending for unit in units] == [0, 0, 1, 1]
+    told.memory.resolve("syslog", [(third, 0, 1)], False, 0)
+    told.memory.tell()
+    assert told.identities == [other, first, new, third, last] and not any(unit.pending for unit in units)
+    told.take(identity=b"f" * 16)
+    assert told.identities[-1] == b"f" * 16, "nobody waits any more"
