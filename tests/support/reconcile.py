@@ -73,12 +73,13 @@ class Reconciliation:
         """Of all listeners, at one moment."""
         return {name: balance.since(self._before.get(name, Balance())) for name, balance in balances_of(self.box).items()}
 
-    def hold(self, listener: str, sent: int, seconds: float = SETTLE_SECONDS) -> Balance:
-        """Wait until everything that was sent is accounted for; fail unless it is so to the line."""
+    def hold(self, listener: str, sent: int, seconds: float = SETTLE_SECONDS, copies: int = 0) -> Balance:
+        """Wait until everything that was sent is accounted for, and `copies` of it are stored in further topics, which may be later; fail unless it is so to
+        the line."""
 
         def is_settled() -> bool:
             balance = self.balance(listener)
-            return balance.accounted >= sent and not balance.in_flight
+            return balance.accounted >= sent and not balance.in_flight and balance.copies >= copies
 
         try:
             eventually(is_settled, f"{sent} of listener {listener} are settled", seconds)
