@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -103,6 +104,10 @@ class PostgresTable:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        """The lock is given back first: of a connection that was closed the server takes notice when it comes to it, and the next load may be faster."""
+        with suppress(psycopg.Error):  # it is broken, and the lock goes with it
+            self._connection.rollback()
+            self._one("select pg_advisory_unlock_all()")
         self._connection.close()
 
     def kind(self) -> TableKind | None:
