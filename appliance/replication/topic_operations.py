@@ -86,18 +86,21 @@ def complete_topic(cluster: Cluster, topic: TopicState, spaces: Spaces, boxes_ha
 def _first_states(
     cluster: Cluster, topic: TopicState, missing: list[int], own_are_ready: bool, boxes_had_their_time: bool
 ) -> Operation[dict[int, PartitionState]]:
-    """The states of those partitions whose live replicas have all made their directories, or had their time; led by the first that has."""
+    """The states of those partitions whose live replicas have all made their directories, or had their time; led by the first that has. None of a partition
+    below one that has to wait: a topic that clients see with fewer partitions than it was made with is a smaller topic to them (`TopicState.visible_count`)."""
     epoch = cluster.writes_fenced_by().controller_epoch
     live = set(cluster.live_brokers())
     others = {replica for partition in missing for replica in topic.replicas[partition]} & live - {cluster.broker_id}
     placed = yield from topic_registry.brokers_with_placement(topic, missing, others)
     states: dict[int, PartitionState] = {}
-    for partition in missing:
+    for partition in reversed(missing):
         wanted = set(topic.replicas[partition]) & live
         ready = placed[partition] & wanted | ({cluster.broker_id} & wanted if own_are_ready else set())
         state = first_partition_state(topic.replicas[partition], ready, epoch)
         if state is not None and (ready == wanted or boxes_had_their_time):
             states[partition] = state
+        elif not boxes_had_their_time:
+            break
     return states
 
 

@@ -60,6 +60,21 @@ def test_a_box_whose_disks_are_away_at_a_creation_begins_out_of_sync_and_follows
     assert three.writer_of(2, "t").following[("t", 0)] == (1, 0)
 
 
+def test_clients_see_all_partitions_of_a_new_topic_or_none(three: SteppedCluster) -> None:
+    """A producer that saw one of three had the others refused by its own library."""
+    for disk in ("d0", "d1"):
+        three.boxes[2].kill_writer(disk)
+    three.create("t", (1, 3), (1, 2), (3, 1), wait=False)
+    for _ in range(1_000):
+        three.turn()
+        seen = {len(topic.partitions) for box in three.boxes.values() if (topic := box.image().topics.get("t")) is not None}
+        assert seen <= {0, 3}
+    three.boxes[2].start_writers()
+    three.until(lambda: three.boxes[2].on_disks("t"), "box 2 has it")
+    three.until_quiet()
+    assert [three.state("t", partition)[:4] for partition in range(3)] == [(1, 0, 1, (1, 3)), (1, 0, 1, (1, 2)), (3, 0, 1, (3, 1))]
+
+
 def test_a_box_has_longer_to_make_the_directories_of_many_partitions(three: SteppedCluster) -> None:
     """2,000 partitions made on three boxes at once were all led by the controller's box, which was done first."""
     for disk in ("d0", "d1"):
