@@ -103,8 +103,12 @@ def _fuzz_one(name: str, target: Any, campaign: Campaign) -> NoReturn:
         str(corpus),
     ]
     atheris.Setup(arguments, target.run)
-    atheris.Fuzz()
-    os._exit(0)
+    try:
+        atheris.Fuzz()
+    except SystemExit as end:
+        os._exit(int(end.code or 0) & 0xFF)
+    finally:  # what this process was forked from cleans up, not this one: others are at work in the same directory
+        os._exit(1)
 
 
 def _look_at(name: str, campaign: Campaign, known: set[Path], seconds: float, code: int) -> Ended:

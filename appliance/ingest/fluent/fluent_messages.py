@@ -99,6 +99,8 @@ def _read_large_forward(data: bytes) -> Message | None:
     unpacker.feed(data[second:])
     unpacker.skip()
     end = second + unpacker.tell()
+    if end == second + header_bytes:
+        return None  # a list of nothing, in a message that is large otherwise
     # without its entries it is a small message of the same form
     small = _message_of(decode_objects(data[:second] + b"\x90" + data[end:], [second + 1 + len(data) - end])[0], False)
     first = data[second + header_bytes]

@@ -229,6 +229,12 @@ def test_a_list_of_four_billion_elements_is_only_a_claim() -> None:
     assert not talk.documents and not talk.connection.closed, "it waits for the rest"
 
 
+def test_a_large_message_with_an_empty_list_is_an_empty_chunk() -> None:
+    talk = Talk().say(["t" * 300_000, [], {"chunk": "a"}])
+    talk.intake.settle_all(Outcome.STORED)
+    assert talk.answers() == [{"ack": "a"}] and not talk.intake.records and not talk.connection.closed
+
+
 def test_a_bomb_is_refused() -> None:
     listener = LISTENER._replace(decompressed_bytes_max=1 << 20)
     talk = Talk(listener).say(["web", gzip.compress(bytes(8 << 20), mtime=0), {"compressed": "gzip", "chunk": "a"}])
