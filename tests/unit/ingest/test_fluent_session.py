@@ -230,9 +230,9 @@ def test_a_list_of_four_billion_elements_is_only_a_claim() -> None:
 
 
 def test_a_large_message_with_an_empty_list_is_an_empty_chunk() -> None:
-    talk = Talk().say(["t" * 300_000, [], {"chunk": "a"}])
+    talk = Talk().say(["t" * 300_000, []], ["web", PACKED, {"chunk": "a"}])
     talk.intake.settle_all(Outcome.STORED)
-    assert talk.answers() == [{"ack": "a"}] and not talk.intake.records and not talk.connection.closed
+    assert talk.answers() == [{"ack": "a"}] and len(talk.intake.records) == 3 and not talk.connection.closed
 
 
 def test_a_bomb_is_refused() -> None:
