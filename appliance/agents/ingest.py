@@ -97,6 +97,8 @@ class IngestAgent:
             self._on_blocks,
         )
         self._topics = IngestTopics(box, self._topic, self._outlet, self._controller, self._clock, log, self._on_stale)
+        for left_over in self._past.topics:
+            self._topics.of(left_over)
         self._intake = IngestIntake(table.listeners, table.router(), self._topics, books, self._settlement, self._replays, self._clock)
         self._box_disks = BoxDisks(context.layout, box)
         self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), lambda _disk, _operation: None, lambda _disk: None)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.support.certificates import Authority, Certificate
-from tests.support.running_box import Address, eventually
+from tests.support.running_box import Address
 
 
 class Promise(Enum):
@@ -122,7 +122,8 @@ class ToldSender(threading.Thread):
     def finish(self, seconds: float) -> None:
         """No more numbers; wait until all is told."""
         self.feed.end()
-        eventually(lambda: not self.is_alive(), f"{self.name} was told of all that it sent: {len(self.told)} of {self.feed.given}", seconds)
+        self.join(seconds)
+        assert not self.is_alive(), f"{self.name} was told of {len(self.told)} of {self.feed.given} within {seconds:g} s"
         assert not self.failure, f"{self.name}: {self.failure}"
         if not self.forgets:
             assert len(self.told) == self.feed.given, f"{self.name} was told of {len(self.told)} of {self.feed.given}"

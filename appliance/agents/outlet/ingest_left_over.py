@@ -42,6 +42,8 @@ class IngestLeftOver:
         self._batches: LeftOverBatches | None = None
         self._number = -len(spool.left_over)
         self._keys = {(batch.topic, batch.partition) for batch in spool.left_over}
+        self.topics = sorted({batch.topic for batch in spool.left_over})
+        """Somebody has to know who leads them, also where no sender writes to them any more."""
         self.is_done = not spool.left_over
 
     def turn(self, replays: Replays, outlet: IngestOutlet, now_ns: int) -> int:

@@ -73,7 +73,7 @@ class IngestOutlet:
         self._remote = RemoteLeaders(registry, clock, answers, self._local.take_out, counters)
         self._doubtful = DoubtfulLanes(peers, answers.on_found, answers.on_sequences_lost)
         self._next_number = 0
-        self._held: Collection[Key] = ()
+        self._held: frozenset[Key] = frozenset()
         self._away: set[int] = set()
         """Boxes that could not be reached when budgets were looked at last."""
         self._batches = counters.counter("ingest.batches")
@@ -147,7 +147,9 @@ class IngestOutlet:
 
     def hold(self, keys: Collection[Key]) -> None:
         """Nothing is offered to these partitions: of what a previous life left for them it is not known yet what is stored, and that comes first."""
-        self._held = keys
+        if self._held != (held := frozenset(keys)):
+            self._held = held
+            self.places.look_at_budgets()  # what waits for them may go to the spool meanwhile
 
     def adopt(self, batch: OutgoingBatch) -> None:
         """One that a previous life left in the spool: before everything of this one, which is not offered yet."""
@@ -163,8 +165,10 @@ class IngestOutlet:
         self._settlement.on_stored(batch)
 
     def _is_served(self, lane: Lane) -> bool:
-        """Whether its leader can be reached, as far as is known."""
-        return lane.leader != NO_LEADER and (self._local.serves(lane) if lane.leader == self._broker_id else self._remote.serves(lane.leader))
+        """Whether its leader can be reached, as far as is known. What is held is not offered, so nothing gets known of its leader."""
+        if lane.leader == NO_LEADER or (lane.topic, lane.partition) in self._held:
+            return False
+        return self._local.serves(lane) if lane.leader == self._broker_id else self._remote.serves(lane.leader)
 
     def _can_spool(self, key: Key) -> bool:
         lane = self.lanes.by_key.get(key)

@@ -6,7 +6,7 @@ read when its log-writers have let go of them, the journal a file each turn. Wea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from appliance.agents.outlet.ingest_left_over import IngestLeftOver
 from appliance.agents.outlet.ingest_outlet import IngestOutlet
@@ -43,6 +43,11 @@ class IngestPast:
             log,
         )
         self._writer_incarnation = writer_incarnation
+
+    @property
+    def topics(self) -> Sequence[str]:
+        """Those of what is in the spool."""
+        return self._left_over.topics
 
     def turn(self, now_ns: int, image: MetadataImage, outlet: IngestOutlet) -> int:
         work = 0

@@ -96,6 +96,7 @@ class SteppedIngest:
         self.box = Box("stepped", 1, self.disks, str(directory / "state"), "127.0.0.1", "127.0.0.1", 1, 1, 1, settings=named, ingest_table=table)
         self.partitions = partitions
         self.others: dict[str, TopicId] = {}
+        self.leader_of_others = 1
         self.clock = SystemClock()
         self.tcp = socket.create_server(("127.0.0.1", 0))
         self.udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -259,7 +260,7 @@ class SteppedIngest:
             led = leaders or {}
             images = tuple(PartitionImage(led.get(partition, 1), 0, (1,), (1,), self.disk_of(partition)) for partition in range(partitions))
             topics[TOPIC] = TopicImage(TOPIC, TOPIC_ID, images, config or {})
-        alone = (PartitionImage(1, 0, (1,), (1,), self.disk.name),)
+        alone = (PartitionImage(self.leader_of_others, 0, (1,), (1,), self.disk.name),)
         topics |= {name: TopicImage(name, topic_id, alone, {}) for name, topic_id in self.others.items()}
         registered = {number: BrokerImage(number, *address) for number, address in (brokers or {}).items()}
         write_image(self.layout.image_file, MetadataImage(self._generation, "cluster", 1, registered, topics))

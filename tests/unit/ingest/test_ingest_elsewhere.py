@@ -220,6 +220,21 @@ def test_a_killed_ingest_leaves_its_spool_to_the_next_life_and_the_books_know(ma
     assert (len(world.numbers_there(0)), world.box.ledger().stored) == (received - crash, received - crash)
 
 
+@pytest.mark.slow
+def test_what_a_dead_life_left_for_a_topic_that_nobody_writes_to_goes_to_its_leader(make: Callable[..., World]) -> None:
+    world = make(ingest_spool_bytes=1 << 20, disk_budget_bytes=1 << 18, table="options syslog-tcp topic=far\n")
+    world.box.create_other("far")
+    world.box.leader_of_others = 2
+    world.led_by_other(0)
+    world.leader.peer.die()
+    received = fill(world, 0)
+    world.box.kill_ingest()
+    world.leader.peer.come_back()
+    world.box.start_ingest()
+    world.run_until(lambda: world.box.is_ready and world.box.ledger().balances, "the next life has stored what it found")
+    assert len(world.numbers_there(0)) == world.box.ledger().stored == received - world.box.counter('ingest.counted{reason="crash"}') > 0
+
+
 def test_an_ingest_of_a_box_that_leads_nothing_is_ready(tmp_path: Path) -> None:
     made = SteppedIngest(tmp_path, partitions=PARTITIONS)
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.ingest.test_ingest_elsewhere import HOSTS, World
+from tests.unit.ingest.test_ingest_elsewhere import HOSTS, World, fill
 
 pytestmark = pytest.mark.slow
 
@@ -115,4 +115,32 @@ def test_after_a_death_with_a_spool_what_senders_bring_again_is_there_once_and_i
     assert world.numbers_there(0) == list(range((REQUESTS + 1) * PER_REQUEST))
     world.run_until(lambda: world.box.ledger().balances, "nothing is in flight")
     assert world.box.ledger().stored == (REQUESTS + 1) * PER_REQUEST
+    sender.close()
+
+
+def test_after_a_death_the_spool_fills_while_a_leader_that_has_to_be_asked_is_away(world: World) -> None:
+    world.led_by_other(0)
+    world.leader.die()
+    sender = KeyedSender(world)
+    sender.connect()
+    world.run_until(lambda: sender.work() or world.box.ledger().received == REQUESTS * PER_REQUEST, "all is received, and waits")
+    left = world.box.counter("ingest.spool_bytes")
+    assert 500_000 < left < 2_000_000
+    world.box.kill_ingest()
+    world.box.start_ingest()
+    world.run_until(lambda: world.box.is_ready, "the next life takes lines")
+    first = 1_000_000
+    received = fill(world, first) - REQUESTS * PER_REQUEST
+    assert world.box.counter("ingest.spool_bytes") > 4_000_000
+    sender.connect()
+    world.leader.peer.come_back()
+
+    def is_answered() -> bool:
+        sender.work()
+        return sender.answered == REQUESTS and world.box.ledger().balances
+
+    world.run_until(is_answered, "all is stored")
+    found = world.numbers_there(0)
+    assert [number for number in found if number < first] == list(range(REQUESTS * PER_REQUEST))
+    assert [number for number in found if number >= first][:received] == list(range(first, first + received * 4, 4))
     sender.close()
