@@ -15,10 +15,11 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import redirect_stderr
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
@@ -103,12 +104,8 @@ def _fuzz_one(name: str, target: Any, campaign: Campaign) -> NoReturn:
         str(corpus),
     ]
     atheris.Setup(arguments, target.run)
-    try:
-        atheris.Fuzz()
-    except SystemExit as end:
-        os._exit(int(end.code or 0) & 0xFF)
-    finally:  # what this process was forked from cleans up, not this one: others are at work in the same directory
-        os._exit(1)
+    atheris.Fuzz()  # leaves by SystemExit where it finds something, and writes that when the process ends
+    os._exit(0)
 
 
 def _look_at(name: str, campaign: Campaign, known: set[Path], seconds: float, code: int) -> Ended:
@@ -118,6 +115,17 @@ def _look_at(name: str, campaign: Campaign, known: set[Path], seconds: float, co
     findings = {path.name: path.read_bytes().hex() for path in directory.iterdir() if path.name != "log" and path not in known}
     shown = log[-_LOG_SHOWN_BYTES:].decode("utf-8", "replace") if findings or code else ""
     return Ended(name, int(executed[1]) if executed else 0, round(seconds, 1), campaign.seed, code, findings, shown)
+
+
+@contextmanager
+def _directory_of_all() -> Iterator[str]:
+    """Removed by the process that made it, not by those that were forked from it and leave with a finding while others are at work there."""
+    owner, directory = os.getpid(), tempfile.mkdtemp(prefix="millrace-fuzz-")
+    try:
+        yield directory
+    finally:
+        if os.getpid() == owner:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def main() -> int:
@@ -155,7 +163,7 @@ def main() -> int:
     if options.input is not None:
         TARGETS[names[0]].run(options.input.read_bytes())
         return 0
-    with tempfile.TemporaryDirectory(prefix="millrace-fuzz-") as directory:
+    with _directory_of_all() as directory:
         tempfile.tempdir = directory  # what targets put there goes with it, however they end
         seconds = options.seconds or (0 if options.runs else 10)
         places = (options.corpus or Path(directory, "corpus"), options.findings or Path(directory, "findings"))
