@@ -55,7 +55,7 @@ class OffsetFetches:
             error = hosted.membership.fetch_problem(group.member_id, group.member_epoch)
         if error is not ErrorCode.NONE:
             return failed_group(version, group, error)
-        asked = _all_partitions(hosted) if group.topics is None else group.topics
+        asked = _all_partitions(hosted, require_stable) if group.topics is None else group.topics
         return OffsetFetchGroupResult(
             group.group_id,
             tuple([OffsetFetchTopicResult(topic, tuple([_result(hosted, topic, each, require_stable) for each in partitions])) for topic, partitions in asked]),
@@ -81,9 +81,12 @@ class OffsetFetches:
         self._replies.say(reply, OffsetFetchResponse(groups=(OffsetFetchGroupResult(group.group_id, topics),)))
 
 
-def _all_partitions(hosted: HostedGroup | None) -> Iterable[tuple[str, list[int]]]:
+def _all_partitions(hosted: HostedGroup | None, require_stable: bool) -> Iterable[tuple[str, list[int]]]:
+    """With `require_stable` also those whose first commit is undecided: who left them out would say that there is none. (Kafka leaves them out.)"""
+    if hosted is None:
+        return ()
     by_topic: dict[str, list[int]] = {}
-    for topic, partition in hosted.offsets.partitions() if hosted is not None else ():
+    for topic, partition in sorted(hosted.offsets.known_partitions()) if require_stable else hosted.offsets.partitions():
         by_topic.setdefault(topic, []).append(partition)
     return by_topic.items()
 

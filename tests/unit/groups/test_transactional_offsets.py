@@ -27,6 +27,17 @@ def test_offsets_of_a_transaction_count_from_its_commit_on() -> None:
     assert world.fetch([A0], require_stable=True)[A0].offset == 5
 
 
+def test_who_asks_for_all_offsets_hears_of_a_first_commit_that_is_undecided() -> None:
+    """Left out, it would look as if the group had none there: a sink that asks whether its batch is in went on."""
+    world = World()
+    world.txn_commit(9, {A0: 5})
+    world.settle()
+    assert world.fetch(require_stable=True)[A0].error_code == ErrorCode.UNSTABLE_OFFSET_COMMIT
+    assert world.fetch() == {}
+    world.end_transaction(9, is_commit=True)
+    assert world.fetch(require_stable=True)[A0].offset == 5
+
+
 def test_offsets_of_an_aborted_transaction_never_were() -> None:
     world = World()
     world.txn_commit(9, {A0: 5})
