@@ -84,7 +84,7 @@ class JournalExportReader:
     def _take_plain_entry(self, data: bytes, position: int, entries: list[Entry | None]) -> int:
         """The usual entry, all of whose fields are lines, in one go. 0: it is another."""
         entry_end = data.find(b"\n\n", position)
-        if entry_end <= position or entry_end - position > self._entry_bytes_max:
+        if entry_end <= position or entry_end - position >= self._entry_bytes_max:  # its last line break counts, too, as in `_add`
             return 0
         pairs = [line.split(b"=", 1) for line in data[position:entry_end].split(b"\n")]
         try:

@@ -123,9 +123,7 @@ class SyslogSplitter:
         if 0 < start < len(tail):
             self.cut_messages += 1
             return [CutMessage(tail[start : start + self._max_message_bytes])]
-        line = self._within_limit(tail[:-1] if tail[-1] == _CARRIAGE_RETURN else tail)
-        self.discarded_bytes += max(0, len(tail) - len(line) - 1)
-        return [line]
+        return [self._whole_line(tail[:-1] if tail[-1] == _CARRIAGE_RETURN else tail)]
 
     def _counted_body(self, data: bytes, position: int) -> int:
         """Where the body of the octet-counted frame at `position` starts; 0 if it is none, `_NOT_YET` while too little is here to tell."""
@@ -182,7 +180,7 @@ class SyslogSplitter:
         self._searched_bytes = 0
         line = data[position : end - 1] if data[end - 1] == _CARRIAGE_RETURN else data[position:end]
         self._on_line(data, end)
-        messages.append(self._within_limit(line))
+        messages.append(self._whole_line(line))
         return end
 
     def _on_line(self, data: bytes, end: int) -> None:
@@ -217,6 +215,12 @@ class SyslogSplitter:
         self.discarded_bytes += following - position
         self._discard_line = end < 0
         return following if following > position or end >= 0 else _NOT_YET
+
+    def _whole_line(self, line: bytes) -> bytes:
+        """As much of it as is kept; nothing of it comes behind."""
+        kept = self._within_limit(line)
+        self.discarded_bytes += len(line) - len(kept)
+        return kept
 
     def _within_limit(self, message: bytes) -> bytes:
         if len(message) <= self._max_message_bytes:

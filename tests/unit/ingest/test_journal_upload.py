@@ -115,6 +115,14 @@ def test_an_entry_over_the_limit_is_counted_and_the_next_one_taken(large: bytes,
     assert len(talk.intake.records) == 2 and talk.intake.refused == {RefusedReason.TOO_LARGE: 1}
 
 
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_an_entry_at_the_limit_is_the_same_however_it_is_cut(step: int) -> None:
+    stream = b"A=" + b"x" * 95 + b"\n\n" + b"A=" + b"x" * 97 + b"\n\n" + b"A=" + b"x" * 98 + b"\n\n"  # 98, 100 and 101 bytes with their line breaks
+    reader = JournalExportReader(100)
+    entries = [entry for start in range(0, len(stream), step) for entry in reader.feed(stream[start : start + step])]
+    assert [entry is not None for entry in entries] == [True, True, False]
+
+
 def test_a_body_that_ends_inside_an_entry_is_400_and_what_was_whole_is_stored() -> None:
     talk = HttpTalk()
     assert [answer.status for answer in upload(talk, entry(1) + entry(2)[:-1])] == [400]

@@ -94,6 +94,13 @@ def test_a_line_of_exactly_the_maximum_is_whole_with_any_trailer() -> None:
         assert type(messages[0]) is bytes
 
 
+@pytest.mark.parametrize("ended", [b"\n", b"\0", b""])
+def test_a_line_that_is_one_byte_too_long_loses_a_byte_that_is_counted(ended: bytes) -> None:
+    splitter = SyslogSplitter(10)
+    messages = [*splitter.feed(b"x" * 11 + ended), *splitter.finish()]
+    assert (messages, splitter.cut_messages, splitter.discarded_bytes) == ([b"x" * 10], 1, 1)
+
+
 def test_a_counted_frame_that_is_too_long_is_cut_marked_and_counted() -> None:
     splitter = SyslogSplitter(max_message_bytes=10)
     stream = counted(b"<13>" + b"x" * 20) + counted(b"<13>two")
