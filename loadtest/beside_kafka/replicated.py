@@ -127,7 +127,8 @@ class ReplicatedPace(Cell):
         cluster, seconds = as_cluster(contender), max(1.0, self.seconds * tools.scale)
         with topic_of_a_turn(cluster, 1, SMALL_WRITTEN, {"retention.ms": "-1"}) as topic:
             with cluster_of(cluster) as client:
-                address = client.latest.brokers[client.topic(topic).partitions[0].leader]
+                number = client.topic(topic).partitions[0].leader
+                address = client.latest.brokers[number]
             leader = (address.host, address.port)
             await_in_sync(cluster, topic)
             produce_at_a_pace(cluster, topic, self.connections, self.rate, max(1.0, seconds / 4), self.acks, leader)
