@@ -60,6 +60,21 @@ REASONS: tuple[Reason, ...] = (
         "supervisor once) to look at its clock, its counters and its disk, and needs 0.13 to 0.4 ms for that with cold caches (switches and time on a "
         "core in 20 s): 0.15 to 0.55 % of a core each. What would change it: fewer looks of who has nothing to do.",
     ),
+    Reason(
+        "replicated",
+        "produces of 300 B a second",
+        "as with produces at a fixed rate to one box, above: on quiet boxes each process on the way has to be woken, with acks=all also the follower's "
+        "replica-fetcher and log-writer and the leader's acceptor once more. The slow ones are quicker than Kafka's: p99.",
+    ),
+    Reason(
+        "replicated",
+        "produce 1 KB, acks=1",
+        "the two cores are full from the first byte until the last follower has the last one (0.1 of a core idle at most), so the row is the CPU of a copy. "
+        "Millrace needs the same for a GB whatever acks is: acceptors 3.7 to 4.0 cpu-s, log-writers 3.3 to 4.0, replica-fetchers 2.4 to 2.6, for three copies. "
+        "Kafka needs less with acks=1 than with acks=all (8.9 after 12.6): its followers are behind then, ask for more at once, and sendfile copies nothing; "
+        "ours read with RWF_NOWAIT and send the copy (as with consume, above). What would change it: larger fetches of a follower that is behind, and sendfile "
+        "to followers.",
+    ),
 )
 """The first that fits counts."""
 
