@@ -65,6 +65,15 @@ INGEST_ROWS = (
         1024 * GIB,
     ),
     SettingRow(
+        "ingest.held.bytes",
+        64 * MIB,
+        "bytes",
+        "what one ingest may hold back until it is known whether it is a replay of what is stored or under way; above it senders are told to come again",
+        "memory of ingest",
+        MIB,
+        1024 * GIB,
+    ),
+    SettingRow(
         "ingest.decompressed.bytes.max",
         64 * MIB,
         "bytes",

@@ -52,7 +52,7 @@ def common_of(known: dict[str, Any]) -> Common:
 def _written(value: Any) -> Any:
     if type(value) is dict:
         try:
-            return orjson.Fragment(orjson.dumps(value))
+            return orjson.Fragment(orjson.dumps([value])[1:-1])  # as deep as it stands in the event
         except TypeError:
             pass
     return value

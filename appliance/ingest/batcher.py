@@ -110,15 +110,11 @@ class Batcher:
         size_bytes_max = len(value) + len(headers) + RECORD_OVERHEAD_BYTES_MAX
         if key is not None:
             size_bytes_max += len(key)
-        while builder.count and builder.size_bytes + size_bytes_max > self._batch_bytes:
-            self._close(partition)
-            if key is None and identity is None:
-                partition = self._partitioner.choose(None)
-                builder = self._builders[partition]
-        if not builder.count:
-            if builder.size_bytes + size_bytes_max > self.max_batch_bytes:
+        if not builder.count or builder.size_bytes + size_bytes_max > self._batch_bytes:
+            partition = self._make_room(partition, key is None and identity is None, size_bytes_max, now_ms)
+            if partition < 0:
                 return Acceptance.TOO_LARGE
-            self._opened_ms[partition] = now_ms
+            builder = self._builders[partition]
         if self._last_units[partition] is not unit:
             self._add_share(partition, unit)
         builder.append(timestamp_ms, key, value, headers)
@@ -178,17 +174,13 @@ class Batcher:
                 self.slowed_by = partition
             builder = self._builders[partition]
             size_bytes_max = len(values[place]) + len(headers) + RECORD_OVERHEAD_BYTES_MAX + (len(key) if key is not None else 0)
-            while builder.count and builder.size_bytes + size_bytes_max > self._batch_bytes:
-                self._close(partition)
-                if key is None and identity is None:
-                    partition = self._partitioner.choose(None)
-                    builder = self._builders[partition]
-            if not builder.count:
-                if builder.size_bytes + size_bytes_max > self.max_batch_bytes:
+            if not builder.count or builder.size_bytes + size_bytes_max > self._batch_bytes:
+                partition = self._make_room(partition, key is None and identity is None, size_bytes_max, now_ms)
+                if partition < 0:
                     odd.append((numbers[place], Acceptance.TOO_LARGE))
                     place += 1
                     continue
-                self._opened_ms[partition] = now_ms
+                builder = self._builders[partition]
             if is_beyond:
                 odd.append((numbers[place], Acceptance.TAKEN_BEYOND))
             if self._last_units[partition] is not unit:
@@ -200,6 +192,21 @@ class Batcher:
             if builder.size_bytes >= self._batch_bytes:
                 self._close(partition)
         return odd
+
+    def _make_room(self, partition: int, may_turn: bool, size_bytes_max: int, now_ms: int) -> int:
+        """For a record that begins a batch, or does not fit into the open one: the partition that has room now, another one if it `may_turn` to it; -1: no
+        batch may hold the record."""
+        builder = self._builders[partition]
+        while builder.count and builder.size_bytes + size_bytes_max > self._batch_bytes:
+            self._close(partition)
+            if may_turn:
+                partition = self._partitioner.choose(None)
+                builder = self._builders[partition]
+        if not builder.count:
+            if builder.size_bytes + size_bytes_max > self.max_batch_bytes:
+                return -1
+            self._opened_ms[partition] = now_ms
+        return partition
 
     def _add_parts(self, partition: int, identity: bytes, first_ordinal: int, numbers: Sequence[int]) -> None:
         share = self._shares[partition][-1]

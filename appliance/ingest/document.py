@@ -2,9 +2,9 @@
 
 Pure functions. What orjson can write, it writes. The rest takes a slow way: bytes are text, and where they are not UTF-8 (or a text holds half a surrogate
 pair) the text has U+FFFD and the document `bytes_base64`, {JSON pointer to the text: its bytes}; integers beyond 64 bits are written in full; NaN and
-infinities are the texts "NaN", "Infinity", "-Infinity"; a key that is no text is its JSON; a key that is there twice then gets `#2`; what is nested deeper
-than 64 levels is its JSON as one text, and so is a text whose pointer would be one too many (`POINTER_BYTES_MAX`: a long name, and below it very many bad
-texts); msgpack's extensions are {"ext": type, "base64": data}.
+infinities are the texts "NaN", "Infinity", "-Infinity"; a key that is no text is its JSON; a key that is there twice then gets `#2`; an object or array that
+is nested deeper than 254 levels, as deep as orjson writes, is its JSON as one text, whichever way the document takes, and so is a text whose pointer would
+be one too many (`POINTER_BYTES_MAX`: a long name, and below it very many bad texts); msgpack's extensions are {"ext": type, "base64": data}.
 Weak: orjson writes NaN as null and says nothing, so who may have met one must say `careful`.
 """
 
@@ -18,7 +18,8 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-LEVELS_MAX = 64
+LEVELS_MAX: Final = 254
+"""Objects and arrays within each other, the document among them. orjson refuses what is deeper, so both ways agree."""
 POINTER_BYTES_MAX: Final = 1 << 18
 """Of all pointers to bad texts of one document, which repeat the names above them."""
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
@@ -114,13 +115,13 @@ class _Writer:
             return value if math.isfinite(value) else _not_finite(value)
         if isinstance(value, bytes | bytearray | memoryview):
             return self._text(bytes(value), place)
+        if isinstance(value, dict | list | tuple | Extension) and level > LEVELS_MAX:
+            return deep_text(value)
         if isinstance(value, Extension):
             return value.plain
         if isinstance(value, dict):
-            return self._map(value, place, level) if level <= LEVELS_MAX else deep_text(value)
+            return self._map(value, place, level)
         if isinstance(value, list | tuple):
-            if level > LEVELS_MAX:
-                return deep_text(value)
             return [self.plain(item, (place, index), level + 1) for index, item in enumerate(value)]
         return self._text(utf8(str(value)), place)
 

@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 NAMES: Final[dict[str, tuple[str, ...]]] = {
-    "message": ("message", "msg", "log", "MESSAGE", "@message", "short_message", "text", "body", "event"),
+    "message": ("message", "msg", "log", "MESSAGE", "@message", "short_message", "text", "body", "event", "line"),
     "host": ("host", "hostname", "HOSTNAME", "_HOSTNAME", "host.name", "logsource", "host>name", "host>hostname", "agent>hostname", "kubernetes>host"),
     "app": (
         *("app", "app_name", "appname", "application", "program", "ident", "SYSLOG_IDENTIFIER", "service", "service.name", "service>name"),

@@ -30,11 +30,13 @@ class RefusedReason(StrEnum):
     UNAUTHORIZED = "unauthorized"
     """No token, a wrong one, or a wrong shared key."""
     BUSY = "busy"
-    """The sender was told to come again later (503, 429, RESOURCE_EXHAUSTED)."""
+    """The sender was told to come again later (503, 429, RESOURCE_EXHAUSTED; its connection was ended, where its protocol says it so)."""
     TIMED_OUT = "timed_out"
     """A part of it came, and the rest never did."""
     NO_TOPIC = "no_topic"
     """It names a topic that is not there."""
+    NO_INPUT = "no_input"
+    """It came to a path, by a method or in a form that no input has."""
     INCOMPLETE = "incomplete"
     """Pieces of it never came, or the connection ended inside it (GELF chunks, half a frame)."""
 
@@ -71,7 +73,7 @@ class Intake(Protocol):
         not ask: they are not read while they are blocked. `topic`: where all of it goes, as the sender says; "": where the listener's records go that no
         route takes."""
 
-    def refuse(self, listener: Listener, source: EventSource, reason: RefusedReason, count: int = 1, size_bytes: int = 0) -> None:
+    def refuse(self, listener: Listener, source: EventSource, reason: RefusedReason, count: int = 1) -> None:
         """Count what was refused before it was a record."""
 
     def note(self, listener: Listener, source: EventSource, oddity: Oddity, count: int = 1) -> None:

@@ -33,6 +33,13 @@ class Outcome(IntEnum):
 class ReplayedStream(Protocol):
     """Frames of one sender over several connections (`Intake.open_stream`)."""
 
+    is_closed: bool
+    """Something of this session was refused for now, so nothing behind it may be taken. For the intake."""
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether it is not known yet where its frames belong. For the intake."""
+
     @property
     def identity(self) -> bytes: ...
 
@@ -48,6 +55,9 @@ class ReplayedStream(Protocol):
 
     def hurry(self) -> None:
         """Nothing more comes before what was held back is answered: it is decided with what there is."""
+
+    def leave(self) -> None:
+        """The same, and the sender has ended its side: it may bring what is not answered over its next session, while this one still answers."""
 
     def end(self, is_clean: bool) -> None:
         """The session is over. Clean: everything was answered, and the sender knows it. The first call counts."""

@@ -22,6 +22,7 @@ import msgpack
 UNDER_WAY = {"packed": 4, "gzip": 4, "message": 4, "beats": 2}
 """A Beat keeps two windows under way."""
 PATIENCE_SECONDS = 30
+SOURCES = 64
 
 
 def main(words: list[str]) -> int:
@@ -65,10 +66,11 @@ def _beat(number: int) -> bytes:
 
 
 class Sender:
-    """One connection."""
+    """One connection. Over loopback each comes from an address of its own, as real senders do: several ingests share senders by their addresses."""
 
     def __init__(self, host: str, port: int, form: str, records: int, number: int) -> None:
-        self._socket = socket.create_connection((host, port), PATIENCE_SECONDS)
+        source = (f"127.0.0.{1 + number % SOURCES}", 0) if host == "127.0.0.1" else None
+        self._socket = socket.create_connection((host, port), PATIENCE_SECONDS, source_address=source)
         self._form = form
         self._name = f"{number}-{time.time_ns():x}"
         self._under_way_max = UNDER_WAY[form]

@@ -15,7 +15,6 @@ from collections import Counter, deque
 from pathlib import Path
 
 CORRELATION_IN_REQUEST = 8
-CORRELATION_IN_REPLY = 4
 SILENCE_SECONDS = 15.0
 
 

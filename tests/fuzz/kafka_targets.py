@@ -22,7 +22,6 @@ from appliance.coordination.state_format import UnreadableRecord
 from appliance.groups.consumer_embedded import read_assignment, read_subscription
 from appliance.groups.group_records import FORMATS, read_key
 from appliance.groups.subscriptions import topics_of_subscription
-from appliance.protocol import kio_adapter
 from appliance.protocol.apis import CODED_APIS, ApiKey
 from appliance.protocol.framing import FrameSplitter
 from appliance.protocol.produce import ProduceRequest
@@ -38,6 +37,7 @@ from appliance.records.legacy import build_message, build_message_set, read_mess
 from appliance.records.record import iterate_records
 from appliance.transactions.transaction_records import decode_transaction, decode_transaction_key
 from tests.fuzz.target import Target, Targets, whole_and_pieces
+from tests.support import kio_adapter
 from tests.support.coded_header import parse_coded_header
 from tests.unit.protocol.sample_requests import DECODERS, samples
 

@@ -5,12 +5,9 @@ Checksums are made right, or nothing behind them would ever be reached. Weak spo
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
-from functools import cache
 from struct import Struct
 
 from appliance.ingest.listener import KeyKind
@@ -133,20 +130,14 @@ def fuzz_ingest_table(data: bytes) -> None:
 
 def fuzz_senders_file(data: bytes) -> None:
     """Accounts, or none; what was read is written and read again."""
-    path = _file()
+    path = os.path.join(tempfile.gettempdir(), f"senders-{os.getpid()}.json")
     with open(path, "wb") as file:
         file.write(data)
     found = read_senders(path)
     if found and all(abs(number) < 1 << 63 for figures in found for number in (*figures[1:6], figures.last_seen_ms)):
         write_senders(path, found)
         assert read_senders(path) == found
-
-
-@cache
-def _file() -> str:
-    directory = tempfile.mkdtemp(prefix="millrace-fuzz-senders-")
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    return os.path.join(directory, "senders.json")
+    os.unlink(path)
 
 
 def _journal_seeds() -> Iterator[bytes]:

@@ -58,7 +58,7 @@ class Receiver:
 
     def connect(self) -> None:
         self.settled: list[int] = []
-        self.session = StreamReplay(self.streams, KEY, self._on_aligned)
+        self.session = StreamReplay(self.streams, KEY, self._on_aligned, lambda _token: None)
 
     def disconnect(self, is_clean: bool) -> None:
         assert self.session is not None

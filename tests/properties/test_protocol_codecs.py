@@ -41,7 +41,6 @@ from appliance.protocol import (
     incremental_alter_configs,
     init_producer_id,
     join_group,
-    kio_adapter,
     leave_group,
     list_groups,
     list_offsets,
@@ -88,6 +87,7 @@ from tests.properties.protocol_messages import (
     tagged_kio,
     tagged_ours,
 )
+from tests.support import kio_adapter
 
 few = settings(max_examples=max(8, settings().max_examples // 6), deadline=None)
 """Examples for each version: there are some 350 of them."""

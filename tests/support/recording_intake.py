@@ -18,7 +18,8 @@ class RecordingStream:
     def __init__(self) -> None:
         self.identity = b"a stream's digest"[:16]
         self.replayed_end = 0
-        self.is_hurried = False
+        self.is_closed = self.is_holding = False
+        self.is_hurried = self.has_left = False
         self.ends: list[bool] = []
         """Whether it was clean, at each call; the first counts."""
 
@@ -30,6 +31,9 @@ class RecordingStream:
 
     def hurry(self) -> None:
         self.is_hurried = True
+
+    def leave(self) -> None:
+        self.is_hurried = self.has_left = True
 
     def end(self, is_clean: bool) -> None:
         self.ends.append(is_clean)
@@ -109,7 +113,7 @@ class RecordingIntake:
     def blocked_by(self, listener: Listener, topic: str = "") -> bool:
         return self.is_blocked or topic in self.blocked_topics
 
-    def refuse(self, listener: Listener, source: EventSource, reason: RefusedReason, count: int = 1, size_bytes: int = 0) -> None:
+    def refuse(self, listener: Listener, source: EventSource, reason: RefusedReason, count: int = 1) -> None:
         self.refused[reason] += count
 
     def note(self, listener: Listener, source: EventSource, oddity: Oddity, count: int = 1) -> None:

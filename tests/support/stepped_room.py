@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,9 @@ from appliance.base.logging import Logger, Severity
 from appliance.base.settings import Box
 from appliance.ingest.listener import Listener, Protocol, Transport
 from appliance.runtime.poller import Poller
-from appliance.shm.counters import Counters, unlink_all
+from appliance.shm.counters import Counters
 from tests.support.recording_intake import RecordingIntake
+from tests.support.scratch_layout import make_layout, remove_layout
 
 STEPS_MAX = 2_000
 STEP_WAIT_MS = 5
@@ -44,15 +44,16 @@ class RoomIntake(RecordingIntake):
 class SteppedRoom:
     """One room; listeners are added by the test."""
 
-    def __init__(self, directory: Path, ingests: int = 1, **settings: Any) -> None:
-        self.layout = BoxLayout(tempfile.mkdtemp(prefix="millrace-"))
+    def __init__(self, directory: Path, ingests: int = 1, index: int = 0, layout: BoxLayout | None = None, **settings: Any) -> None:
+        self.layout = layout or make_layout()
+        self._is_layout_ours = layout is None
         named = {name.replace("_", "."): value for name, value in settings.items()}
         box = Box("stepped", 1, [Disk("d0", str(directory))], str(directory), "127.0.0.1", "127.0.0.1", 1, 1, 1, ingests=ingests, settings=named)
         self.clock = ManualClock()
         self.intake = RoomIntake(self.clock)
         self.poller = Poller()
-        self.counters = Counters.create_or_adopt(self.layout, "ingest@0", 1)
-        self.room = SenderConnections(self.poller, self.clock, self.intake, box, self.counters, Logger("ingest@0", Severity.WARNING))
+        self.counters = Counters.create_or_adopt(self.layout, f"ingest@{index}", 1)
+        self.room = SenderConnections(self.layout, index, self.poller, self.clock, self.intake, box, self.counters, Logger("ingest@0", Severity.WARNING))
         self._addresses: dict[str, tuple[str, int]] = {}
         self._senders: list[socket.socket] = []
 
@@ -115,4 +116,5 @@ class SteppedRoom:
             sender.close()
         self.room.close()
         self.poller.close()
-        unlink_all(self.layout)
+        if self._is_layout_ours:
+            remove_layout(self.layout)

@@ -13,6 +13,7 @@ from itertools import repeat
 from typing import Final, cast
 
 from appliance.agents.intake.dead_letters import DeadLetters
+from appliance.agents.intake.held_records import HeldRecords
 from appliance.agents.intake.identified_records import Addresses, AddressRun, IdentifiedRecords, Replays
 from appliance.agents.intake.ingest_books import IngestBooks
 from appliance.agents.intake.ingest_input import IngestInput, SyslogRecord
@@ -46,6 +47,7 @@ class IngestIntake:
         books: IngestBooks,
         settlement: IngestSettlement,
         replays: Replays,
+        held: HeldRecords,
         clock: Clock,
     ) -> None:
         self._inputs = {listener.name: IngestInput(listener, router) for listener in listeners}
@@ -55,7 +57,7 @@ class IngestIntake:
         self._settlement = settlement
         self._clock = clock
         self._dead_letters = DeadLetters(router.dead_letter, topics, books, clock, self._on_slowed)
-        self._identified = IdentifiedRecords(replays, self._books, settlement, self._store, clock)
+        self._identified = IdentifiedRecords(replays, self._books, settlement, self._store, held, clock)
         settlement.on_settled = self._identified.on_settled
         topics.on_too_large = self._on_late_too_large
         topics.on_batched = self._on_batched
@@ -94,7 +96,7 @@ class IngestIntake:
         wanted = topic if topic and self.has_topic(topic) else self._inputs[listener.name].topic
         return self._topics.of(wanted).is_blocked
 
-    def refuse(self, listener: Listener, source: EventSource, reason: RefusedReason, count: int = 1, size_bytes: int = 0) -> None:
+    def refuse(self, listener: Listener, source: EventSource, reason: RefusedReason, count: int = 1) -> None:
         self._books.on_refused(listener, source.host, reason, count)
 
     def note(self, listener: Listener, source: EventSource, oddity: Oddity, count: int = 1) -> None:

@@ -32,7 +32,7 @@ from appliance.base.model import NO_LEADER
 from appliance.broker.box_view import BoxView, Placement
 from appliance.ingest.accounting import LossReason
 from appliance.ingest.batcher import ReadyBatch
-from appliance.ipc.proxies import Registry
+from appliance.ipc.registry import Registry
 from appliance.metadata.metadata_image import BrokerImage
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
@@ -67,7 +67,7 @@ class IngestOutlet:
         self._producers = IngestProducers(producer_ids, clock.monotonic_ns())
         self.places = IngestPlaces(view.broker_id, budget_bytes, counters, self._can_spool, on_changed)
         self.lanes = IngestLanes(self.places, counters)
-        self._spooling = IngestSpooling(spool, self.lanes.charge, lambda batch: batch.bytes_in(arena), settlement.on_lost)
+        self._spooling = IngestSpooling(spool, self.lanes.charge, lambda batch: batch.bytes_in(arena), settlement.on_lost, replays.before_offer)
         answers = BatchAnswers(self.lanes, self.places.topic_ids, settlement, replays, self._on_ended, clock, counters, log)
         self._local = LocalLeaders(arena, view, self.lanes.of, answers, may_lead_alone)
         self._remote = RemoteLeaders(registry, clock, answers, self._local.take_out, counters)
@@ -204,9 +204,10 @@ class IngestOutlet:
         return sent
 
     def _refill(self, lane: Lane) -> None:
-        """From behind, if it can go on."""
+        """From behind, if it can go on, or if nobody would find out that it can: another box is found again by those who ask it for something."""
         is_stood_in_for = self.lanes.is_stood_in_for(lane)
-        if is_stood_in_for or self._is_served(lane):
+        is_unasked = not lane.waiting and not lane.under_way and lane.leader not in (NO_LEADER, self._broker_id)
+        if is_stood_in_for or is_unasked or self._is_served(lane):
             self._spooling.refill(lane)
             if is_stood_in_for:
                 self.lanes.move_waiting(lane)
@@ -243,14 +244,12 @@ class IngestOutlet:
         self._spooling.done(batch)
 
     def give_up(self) -> int:
-        """The process ends: what waits is for the next life, as far as the spool has room; book the rest. What is under way may be stored after all; it is
-        counted as lost, never the other way round."""
+        """The process ends: what nobody took is for the next life, as far as the spool has room; book the rest. What of that is under way may be stored after
+        all; it is counted as lost, never the other way round."""
         lost = 0
         for lane in self.lanes.by_key.values():
-            self._spooling.keep(lane)
-            for batch in (*lane.under_way, *lane.waiting, *lane.behind):
+            for batch in self._spooling.keep(lane):
                 lost += self._settlement.on_lost(batch, LossReason.SHUTDOWN)
-                self._spooling.done(batch)
         self.lanes.clear()
         return lost
 

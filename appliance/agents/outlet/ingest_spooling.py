@@ -9,11 +9,15 @@ other. Weak: the head of a lane, and a batch that was read back, are in memory a
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Protocol
 
 from appliance.agents.outlet.ingest_lane import UNDER_WAY_MAX, Lane
 from appliance.agents.outlet.outgoing_batch import OutgoingBatch
 from appliance.ingest.accounting import LossReason
+from appliance.ingest.replay.identity import identity_of
+
+_by_number = attrgetter("number")
 
 
 class Spool(Protocol):
@@ -31,7 +35,7 @@ class Spool(Protocol):
 
 class IngestSpooling:
     """`put` behind, `refill` from behind. `charge(lane, batch)`: it takes memory from now on; `bytes_of` gives those of a batch in memory;
-    `on_lost(batch, reason)`."""
+    `on_lost(batch, reason)`; `journal(batch)`: under which stamp it was offered."""
 
     def __init__(
         self,
@@ -39,11 +43,13 @@ class IngestSpooling:
         charge: Callable[[Lane, OutgoingBatch], None],
         bytes_of: Callable[[OutgoingBatch], bytes],
         on_lost: Callable[[OutgoingBatch, LossReason], int],
+        journal: Callable[[OutgoingBatch], None],
     ) -> None:
         self._spool = spool
         self._charge = charge
         self._bytes_of = bytes_of
         self._on_lost = on_lost
+        self._journal = journal
         self._is_full = False
         """It has refused a batch; nothing in it was done since, and something waits."""
 
@@ -96,14 +102,19 @@ class IngestSpooling:
         """Nothing waits: whatever was wrong with the spool may be over."""
         self._is_full = False
 
-    def keep(self, lane: Lane) -> None:
-        """The process ends: what waits goes to disk as far as there is room, for the next life. So does what is under way and there already."""
-        for batch in list(lane.under_way):
-            if batch.is_spooled:
-                lane.under_way.remove(batch)
-        for batch in list(lane.waiting):
-            if batch.is_spooled or (batch.slot < 0 and self._spool.write(batch, batch.data)):
-                lane.waiting.remove(batch)
-        for batch in list(lane.behind):
-            if batch.is_spooled or self._spool.write(batch, batch.data):
-                lane.behind.remove(batch)
+    def keep(self, lane: Lane) -> list[OutgoingBatch]:
+        """The process ends: what is left of a lane goes to disk in its order, for the next life. What finds no room is given back, with all behind it."""
+        batches = sorted((*lane.under_way, *lane.waiting, *lane.behind), key=_by_number)
+        for place, batch in enumerate(batches):
+            if not batch.is_spooled:
+                self._make_known(batch)
+                if not self._write(batch):
+                    return [left for left in batches[place:] if not left.is_spooled]
+        return []
+
+    def _make_known(self, batch: OutgoingBatch) -> None:
+        """Its leader may have a batch that was offered. The next life asks about those with identities, so one that has none gets one."""
+        if batch.was_offered and batch.base_sequence >= 0 and not batch.parts:
+            identity = identity_of(b"stop", b"%d %d %d" % (batch.producer_id, batch.producer_epoch, batch.base_sequence))
+            batch.shares[0].parts.append((identity, 0, batch.record_count))
+            self._journal(batch)

@@ -15,7 +15,7 @@ from appliance.agents.outlet.outgoing_batch import OutgoingBatch
 from appliance.base.clock import Clock
 from appliance.client.address import Address
 from appliance.client.peer_connection import PeerAnswer, PeerConnection
-from appliance.ipc.proxies import Registry
+from appliance.ipc.registry import Registry
 from appliance.metadata.metadata_image import BrokerImage
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.produce_client import VERSION_MAX, VERSION_MIN, PartitionBatch, decode_produce_response, encode_produce

@@ -27,7 +27,7 @@ from appliance.ingest.replay.frame_streams import FrameStreams
 from appliance.ingest.replay.journal_findings import JournalFindings
 from appliance.ingest.replay.journal_records import Done, Forgotten, Frames, JournalledBatch, JournalRecord, Stored
 from appliance.ingest.replay.replay_memory import Part, ReplayMemory
-from appliance.ingest.replay.stream_replay import OnAligned, StreamReplay
+from appliance.ingest.replay.stream_replay import OnAligned, OnDropped, StreamReplay
 from appliance.metadata.metadata_image import MetadataImage
 from appliance.shm.counters import Counters
 
@@ -64,7 +64,6 @@ class Replays:
     ) -> None:
         """`directory`: `STATE/ingest/K/journal`; `life` is no other life's; `boot` is the machine's."""
         self._clock = clock
-        self._log = log
         now_ms = clock.monotonic_ms()
         self.memory = ReplayMemory(entries_max, keep_ms)
         self._streams = FrameStreams(self.memory, keep_ms, f"{life}.{clock.wall_ms():x}".encode())
@@ -166,9 +165,9 @@ class Replays:
 
     # -- sessions
 
-    def open_stream(self, listener: Listener, source: EventSource, on_aligned: OnAligned) -> StreamReplay:
+    def open_stream(self, listener: Listener, source: EventSource, on_aligned: OnAligned, on_dropped: OnDropped) -> StreamReplay:
         """A session of a protocol that numbers frames anew on each connection begins."""
-        return StreamReplay(self._streams, (listener.name, source.host), on_aligned)
+        return StreamReplay(self._streams, (listener.name, source.host), on_aligned, on_dropped)
 
     def forget(self, identity: bytes) -> None:
         """Its sender says that it has the answer, or wants none: what comes under it from now on is new, in the next life, too."""

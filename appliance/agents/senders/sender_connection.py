@@ -209,13 +209,13 @@ class SenderConnection:
     # -- what follows from its state
 
     @property
-    def is_paused(self) -> bool:
-        """Whether it is not read for now, because of its session, its partition, its window or all others."""
-        return self.held or self.blocked_by is not None or self.is_windowed or self.is_crowded
+    def is_stopped(self) -> bool:
+        """Whether what it brings is not taken, because of its session, its partition, its window, its unread answers or its end."""
+        is_paused = self.held or self.blocked_by is not None or self.is_windowed or self.unsent_bytes > UNSENT_BYTES_MAX
+        return is_paused or self.is_finishing or bool(self.close_reason)
 
     @property
     def wanted_interest(self) -> int:
         """What the poller shall tell us: nothing of a paused connection, because a hang-up is told whatever the interest, and would spin."""
-        is_paused = self.is_paused or self.is_finishing or self.unsent_bytes > UNSENT_BYTES_MAX
-        is_reading = self.is_lingering or not (is_paused or self.close_reason)
+        is_reading = self.is_lingering or not (self.is_stopped or self.is_crowded)
         return (READING if is_reading else 0) | (select.EPOLLOUT if self.unsent_bytes else 0)

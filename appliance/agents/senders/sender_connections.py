@@ -15,9 +15,11 @@ from typing import Protocol
 from appliance.agents.senders.sender_connection import RECEIVE_BYTES, SenderConnection
 from appliance.agents.senders.sender_door import SenderDoor
 from appliance.agents.senders.sender_limits import SenderLimits, connections_possible
+from appliance.agents.senders.sender_owners import RECOGNISING, Guest, SenderOwners
 from appliance.agents.senders.sender_stream import StreamError
 from appliance.agents.senders.unfinished_frames import UnfinishedFrames
 from appliance.base.clock import Clock
+from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
 from appliance.base.settings import Box
 from appliance.ingest.intake import Intake
@@ -33,6 +35,8 @@ FINISH_MS_MAX = 30_000
 STOP_MS_MAX = 5_000
 """The same while the process stops: who is not answered by then brings it again."""
 LINGER_MS = 2_000
+DRAIN_BYTES_MAX = 8 << 20
+"""That a stop still takes from one sender: more than a kernel keeps of a connection (`net.ipv4.tcp_rmem`), so what is beyond came after the stop began."""
 _BROKEN = select.EPOLLHUP | select.EPOLLERR
 
 Partition = tuple[str, int]
@@ -48,7 +52,8 @@ class SlowingIntake(Intake, Protocol):
 class SenderConnections:
     """All streams of one ingest, over all its listeners."""
 
-    def __init__(self, poller: Poller, clock: Clock, intake: SlowingIntake, box: Box, counters: Counters, log: Logger) -> None:
+    def __init__(self, layout: BoxLayout, index: int, poller: Poller, clock: Clock, intake: SlowingIntake, box: Box, counters: Counters, log: Logger) -> None:
+        """Of ingest number `index`."""
         self._poller = poller
         self._clock = clock
         self._intake = intake
@@ -57,12 +62,14 @@ class SenderConnections:
         self._limits = SenderLimits(connections_possible(box.integer("max.connections"), log), box.integer("max.connections.per.ip"))
         self.is_one_of_several = box.ingests > 1
         """Whether other processes accept from the same sockets."""
+        self._owners = SenderOwners(layout, index, box.ingests, poller, clock, counters, self._serve) if self.is_one_of_several else None
         self._window_bytes = box.integer("ingest.connection.window.bytes")
         self._doors: list[SenderDoor] = []
         self._connections: dict[int, SenderConnection] = {}
         self._changed: dict[SenderConnection, None] = {}  # something to send, or to read again, or to end
         self._blocked: dict[SenderConnection, None] = {}
         self._windowed: dict[SenderConnection, None] = {}
+        self._drained_bytes: dict[SenderConnection, int] = {}
         self._unfinished = UnfinishedFrames(box.integer("ingest.unfinished.bytes"), counters)
         self._ticks: Iterator[SenderConnection] = iter(())
         self._turn_bytes_left = TURN_BYTES
@@ -82,6 +89,24 @@ class SenderConnections:
     def accept(self, accepting: bool) -> None:
         for door in self._doors:
             door.accept(accepting)
+        if self._owners is not None:
+            self._owners.accept(accepting)
+
+    def welcome(self, door: SenderDoor, sock: socket.socket, address: str, port: int) -> None:
+        """Somebody has come by a door: he is ours, or another ingest's of the box."""
+        if self._owners is None or door.listener.protocol not in RECOGNISING or self._owners.is_ours(address):
+            self.enter(door, sock, address, port)
+        elif not self._owners.hand_over(Guest(door.listener.name, sock, address, port)):
+            door.count_closed("connection-limit")
+            sock.close()
+
+    def _serve(self, guest: Guest) -> None:
+        """Another ingest has accepted him; or he waited in vain for one."""
+        door = next((door for door in self._doors if door.listener.name == guest.listener), None)
+        if door is None:
+            guest.socket.close()
+            return
+        self.enter(door, guest.socket, guest.address, guest.port)
 
     def enter(self, door: SenderDoor, sock: socket.socket, address: str, port: int) -> None:
         """A connected sender."""
@@ -189,7 +214,7 @@ class SenderConnections:
             self._blocked[connection] = None
             self._pauses.add()
         connection.is_crowded = self._unfinished.look(connection)
-        return connection.is_paused or bool(connection.close_reason)
+        return connection.is_stopped or connection.is_crowded
 
     def resume(self, still_blocks: Callable[[Partition], bool]) -> None:
         """What is blocked has changed: go on reading those whose partition takes records again."""
@@ -216,7 +241,8 @@ class SenderConnections:
         changed = list(self._changed)
         for connection in changed:
             self._settle(connection)
-        return len(changed) + self._tick_some()
+        handed_over = self._owners.do_work() if self._owners is not None else 0
+        return len(changed) + handed_over + self._tick_some()
 
     def _settle(self, connection: SenderConnection) -> None:
         """Bring a connection to where its state says it should be: sent, registered, ended."""
@@ -292,9 +318,15 @@ class SenderConnections:
     # -- the end
 
     def drain(self) -> bool:
-        """Stopping: take what has arrived, as far as this turn's share goes. True when nothing is left to be taken."""
+        """Stopping: take what has arrived, as far as this turn's share goes. True when nothing is left to be taken, or only what came since."""
         for connection in list(self._connections.values()):
-            while connection.interest & select.EPOLLIN and not connection.is_gone and self._read(connection):
+            taken_bytes = self._drained_bytes.get(connection, 0)
+            while taken_bytes < DRAIN_BYTES_MAX and connection.interest & select.EPOLLIN and not connection.is_gone:
+                left = self._turn_bytes_left
+                goes_on = self._read(connection)
+                self._drained_bytes[connection] = taken_bytes = taken_bytes + left - self._turn_bytes_left
+                if not goes_on:
+                    break
                 if self._turn_bytes_left <= 0:
                     return False
             self._settle(connection)
@@ -319,3 +351,5 @@ class SenderConnections:
             self._leave(connection)
         for door in self._doors:
             door.close()
+        if self._owners is not None:
+            self._owners.close()

@@ -120,7 +120,7 @@ class SenderDoor:
                     self._poller.unregister(self._socket.fileno())
                     self._is_pausing = True
                 return
-            self._room.enter(self, sock, peer[0], peer[1])
+            self._room.welcome(self, sock, peer[0], peer[1])
 
     # -- what connections ask
 

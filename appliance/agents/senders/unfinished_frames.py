@@ -1,8 +1,10 @@
 """What all connections of an ingest hold of frames and requests that are not whole, and who waits while that is too much.
 
 Owned by the room of the connections, looked at behind every piece that was received. Beyond the limit a connection with more than `SMALL_BYTES` of a frame is
-not read, but for the one that began its frame first: so one of them always comes to its end, or to its deadline. Weak: memory may go beyond the limit by
-that frame, and by one received piece of each connection; and while the first is not read because its partition takes no more, the others wait for it, too.
+not read, but for the one that began its frame first, of those that nothing else stops (a partition that takes no more, a full window, its end): so one of them
+always comes to its end, or to its deadline. Who was stopped goes before those that began later when it goes on; it is stopped behind a piece that was whole,
+so it holds little more than a piece of its next frame. Weak: memory may go beyond the limit by one frame, and by one received piece of each connection
+(HTTP/2: by its windows); a sender that is slow itself holds up the others until its deadline.
 """
 
 from __future__ import annotations
@@ -35,12 +37,16 @@ class UnfinishedFrames:
         held_bytes = connection.held_bytes
         if held_bytes != connection.unfinished_bytes:
             self._set(connection, held_bytes)
-        if self._size_bytes <= self._limit_bytes or held_bytes <= SMALL_BYTES or connection is next(iter(self._large)):
+        if self._size_bytes <= self._limit_bytes or held_bytes <= SMALL_BYTES or connection is self._first():
             return False
         if connection not in self._waiting:
             self._waiting[connection] = None
             self._waits.add()
         return True
+
+    def _first(self) -> SenderConnection | None:
+        """Whose turn it is to be read alone."""
+        return next((connection for connection in self._large if not connection.is_stopped), None)
 
     def leave(self, connection: SenderConnection) -> None:
         """It is gone."""
@@ -61,10 +67,10 @@ class UnfinishedFrames:
         self._gauge.set(self._size_bytes)
         if not self._waiting:
             return []
-        first = next(iter(self._large), None)
         if self._size_bytes <= self._limit_bytes * RELEASE_SHARE:
             released = list(self._waiting)
         else:
+            first = self._first()
             released = [first] if first is not None and first in self._waiting else []
         for connection in released:
             del self._waiting[connection]

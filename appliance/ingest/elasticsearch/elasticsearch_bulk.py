@@ -36,10 +36,10 @@ def bulk(request: Request) -> Answer | Waiting:
     try:
         items = read_bulk(request.body, request.arguments.get("index", ""), request.query.get("pipeline", ""))
     except BadBulk as problem:
-        request.intake.refuse(request.listener, request.source, RefusedReason.MALFORMED, 1, request.wire_bytes)
+        request.intake.refuse(request.listener, request.source, RefusedReason.MALFORMED)
         return error_answer(request, 400, "illegal_argument_exception", str(problem))
     except TooManyItems as problem:
-        request.intake.refuse(request.listener, request.source, RefusedReason.TOO_LARGE, 1, request.wire_bytes)
+        request.intake.refuse(request.listener, request.source, RefusedReason.TOO_LARGE)
         return error_answer(request, 413, "content_too_large_exception", str(problem))
     if not items:
         return error_answer(request, 400, "action_request_validation_exception", "Validation Failed: 1: no requests added;")

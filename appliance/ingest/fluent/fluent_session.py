@@ -88,6 +88,8 @@ class FluentSession:
                 intake.take(unit, records)
                 if unparsed:
                     intake.note(connection.listener, connection.source, Oddity.UNPARSED, unparsed)
+                if chunk is not None and unit.outcome is Outcome.REFUSED:
+                    break  # all of it will come again
         except TooLarge:  # before the first record
             self._refuse(RefusedReason.TOO_LARGE, "fluent-too-large")
             return

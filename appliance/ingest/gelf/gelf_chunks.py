@@ -38,7 +38,6 @@ class LostMessage(NamedTuple):
 
     host: bytes
     reason: LossReason
-    size_bytes: int
 
 
 class _Unfinished:
@@ -84,11 +83,11 @@ class ChunkAssembly:
             return datagram
         self.expire(now_ms)
         if len(datagram) < _DATA_AT:
-            self._lost.append(LostMessage(host, LossReason.BROKEN, len(datagram)))
+            self._lost.append(LostMessage(host, LossReason.BROKEN))
             return None
         index, count = datagram[_INDEX_AT], datagram[_COUNT_AT]
         if not index < count <= CHUNKS_MAX:
-            self._lost.append(LostMessage(host, LossReason.BROKEN, len(datagram)))
+            self._lost.append(LostMessage(host, LossReason.BROKEN))
             return None
         if count == 1:
             return datagram[_DATA_AT:]
@@ -132,8 +131,8 @@ class ChunkAssembly:
             self._give_up(next(iter(self._unfinished)), LossReason.CROWDED_OUT)
 
     def _give_up(self, name: _Name, reason: LossReason) -> None:
-        unfinished = self._drop(name)
-        self._lost.append(LostMessage(name[0], reason, unfinished.size_bytes - UNFINISHED_OVERHEAD_BYTES))
+        self._drop(name)
+        self._lost.append(LostMessage(name[0], reason))
 
     def _drop(self, name: _Name) -> _Unfinished:
         unfinished = self._unfinished.pop(name)

@@ -36,9 +36,9 @@ class GelfDatagrams:
             try:
                 text = open_gelf(message, self._listener.decompressed_bytes_max)
             except NotCompressed:
-                self._intake.refuse(self._listener, source, RefusedReason.MALFORMED, 1, len(message))
+                self._intake.refuse(self._listener, source, RefusedReason.MALFORMED)
             except TooLarge:
-                self._intake.refuse(self._listener, source, RefusedReason.TOO_LARGE, 1, len(message))
+                self._intake.refuse(self._listener, source, RefusedReason.TOO_LARGE)
             else:
                 if text:
                     records.append(gelf_record(text, self._listener, source, self._intake))
@@ -51,6 +51,6 @@ class GelfDatagrams:
         self._count_lost()
 
     def _count_lost(self) -> None:
-        for host, reason, size_bytes in self._assembly.take_lost():
+        for host, reason in self._assembly.take_lost():
             refused = _REASONS.get(reason, RefusedReason.INCOMPLETE)
-            self._intake.refuse(self._listener, EventSource(host, host, b"gelf"), refused, 1, size_bytes)
+            self._intake.refuse(self._listener, EventSource(host, host, b"gelf"), refused)

@@ -16,7 +16,7 @@ def gelf(request: Request) -> Answer | Waiting:
     """Messages of one request."""
     body = request.body.strip()
     if not body:
-        request.intake.refuse(request.listener, request.source, RefusedReason.MALFORMED, 1, request.wire_bytes)
+        request.intake.refuse(request.listener, request.source, RefusedReason.MALFORMED)
         return refusal(400, "the body is empty", request.path, "send a GELF message, or one on each line")
     try:
         whole = read_json(body)
@@ -26,7 +26,7 @@ def gelf(request: Request) -> Answer | Waiting:
         records = [record_of(whole, body, request.listener)]
     else:
         if body.count(b"\n") >= RECORDS_MAX:
-            request.intake.refuse(request.listener, request.source, RefusedReason.TOO_LARGE, 1, request.wire_bytes)
+            request.intake.refuse(request.listener, request.source, RefusedReason.TOO_LARGE)
             return refusal(413, f"more than {RECORDS_MAX} messages in one request", request.path, "send smaller requests")
         lines = body.split(b"\n")
         records = [gelf_record(line, request.listener, request.source, request.intake) for line in lines if line.strip()]

@@ -50,7 +50,7 @@ class GelfSession:
 
     def lost(self) -> None:
         if self._tail.strip():
-            self._connection.intake.refuse(self._connection.listener, self._connection.source, RefusedReason.INCOMPLETE, 1, len(self._tail))
+            self._connection.intake.refuse(self._connection.listener, self._connection.source, RefusedReason.INCOMPLETE)
         self._tail.clear()
         self._is_skipping = False
 
@@ -76,19 +76,19 @@ class GelfSession:
             return
         self._tail += piece
         if len(self._tail) > self._connection.listener.frame_bytes_max:
-            self._refuse_large(len(self._tail))
+            self._refuse_large()
             self._tail.clear()
             self._is_skipping = True
 
     def _fits(self, message: bytes, limit_bytes: int) -> bool:
         if len(message) <= limit_bytes:
             return True
-        self._refuse_large(len(message))
+        self._refuse_large()
         return False
 
-    def _refuse_large(self, size_bytes: int) -> None:
+    def _refuse_large(self) -> None:
         connection = self._connection
-        connection.intake.refuse(connection.listener, connection.source, RefusedReason.TOO_LARGE, 1, size_bytes)
+        connection.intake.refuse(connection.listener, connection.source, RefusedReason.TOO_LARGE)
 
     def _take(self, messages: list[bytes]) -> None:
         if messages:

@@ -68,6 +68,7 @@ class GrpcCall:
         request = self._request
         assert request is not None
         if request.path != EXPORT_PATH or request.method != "POST":
+            count(request, RefusedReason.NO_INPUT)
             self._fail(UNIMPLEMENTED, f"{request.path[:200]} is not served: only logs are taken here, by {EXPORT_PATH}")
             return
         request.pattern = EXPORT_PATH
@@ -85,7 +86,7 @@ class GrpcCall:
             return
         self._body += data
         if len(self._body) > request.listener.frame_bytes_max + _PREFIX.size:
-            count(request, RefusedReason.TOO_LARGE, len(self._body))
+            count(request, RefusedReason.TOO_LARGE)
             self._fail(INVALID_ARGUMENT, f"the message has more than {request.listener.frame_bytes_max} bytes: send smaller requests")
 
     def end(self) -> None:
@@ -95,14 +96,13 @@ class GrpcCall:
         if request is None:
             return
         body, self._body = bytes(self._body), bytearray()
-        request.wire_bytes = len(body)
         message = self._open(request, body)
         if message is None:
             return
         try:
             reading = read_protobuf(message, request.listener)
         except BadPayload as problem:
-            count(request, RefusedReason.TOO_LARGE if isinstance(problem, TooManyRecords) else RefusedReason.MALFORMED, len(body))
+            count(request, RefusedReason.TOO_LARGE if isinstance(problem, TooManyRecords) else RefusedReason.MALFORMED)
             self._fail(INVALID_ARGUMENT, str(problem))
             return
 
@@ -151,20 +151,20 @@ class GrpcCall:
         coding = request.headers.get(b"grpc-encoding", b"identity").lower()
         name = _CODINGS.get(coding)
         if name is None:
-            count(request, RefusedReason.MALFORMED, len(body))
+            count(request, RefusedReason.MALFORMED)
             self._fail(UNIMPLEMENTED, f"grpc-encoding {coding.decode('latin-1')[:40]} is not known")
             return None
         try:
             return inflate(name, message, request.listener.decompressed_bytes_max)
         except TooLarge as problem:
-            count(request, RefusedReason.TOO_LARGE, len(body))
+            count(request, RefusedReason.TOO_LARGE)
             self._fail(INVALID_ARGUMENT, str(problem))
         except NotCompressed as problem:
             self._malformed(request, str(problem))
         return None
 
     def _malformed(self, request: Request, words: str) -> None:
-        count(request, RefusedReason.MALFORMED, len(self._body))
+        count(request, RefusedReason.MALFORMED)
         self._fail(INVALID_ARGUMENT, words)
 
     def _fail(self, code: int, words: str) -> None:

@@ -62,6 +62,11 @@ def _splunk(path: str, function: str, stores: bool = True) -> Path:
     return Path(POST, f"/services/collector{path}", "splunk.splunk_hec", function, words, stores=stores, busy="busy", unauthorized="unauthorized")
 
 
+def _splunk_options(path: str) -> Path:
+    """By which Docker's driver finds out, without its token, whether a collector is there; it starts no container otherwise."""
+    return Path(("OPTIONS",), f"/services/collector{path}", "splunk.splunk_hec", "options", "", stores=False, needs_token=False)
+
+
 def _elastic(methods: tuple[str, ...], path: str, module: str, function: str) -> Path:
     words = "Elasticsearch, with what its clients ask before they send" if path == "/_bulk" else ""
     return Path(methods, path, module, function, words, busy="busy", unauthorized="unauthorized")
@@ -86,6 +91,7 @@ PATHS: tuple[Path, ...] = (
     *(_splunk(path, "event") for path in ("", "/1.0", "/event", "/event/1.0")),
     *(_splunk(path, "raw") for path in ("/raw", "/raw/1.0")),
     *(_splunk(path, "ack", stores=False) for path in ("/ack", "/ack/1.0")),
+    *(_splunk_options(path) for path in ("", "/1.0", "/event", "/event/1.0", "/raw", "/raw/1.0")),
     *(Path(GET, f"/services/collector{path}", "splunk.splunk_hec", "health", "", stores=False, needs_token=False) for path in ("/health", "/health/1.0")),
     *(_elastic(POST_OR_PUT, path, "elasticsearch.elasticsearch_bulk", "bulk") for path in ("/_bulk", "/{index}/_bulk", "/{index}/{type}/_bulk")),
     *(_elastic(POST_OR_PUT, path, "elasticsearch.elasticsearch_bulk", "document") for path in ("/{index}/_doc", "/{index}/_doc/{id}", "/{index}/_create/{id}")),

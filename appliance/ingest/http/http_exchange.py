@@ -16,6 +16,8 @@ from appliance.ingest.http.http_request import Answer, Request, refusal
 from appliance.ingest.http.http_wire import has_token, open_body
 from appliance.ingest.intake import RefusedReason
 
+_WITH_RECORDS = ("POST", "PUT")
+
 
 class BodyStream(Protocol):
     """A body without an end, taken as it comes. It answers its request itself, and is told nothing after that."""
@@ -112,7 +114,7 @@ class Exchange:
             if len(self._body) > request.listener.frame_bytes_max:
                 self._thrown_bytes, self._body = len(self._body), bytearray()
                 self.keep_alive = False
-                request.answer(_too_large(request, self._thrown_bytes))
+                request.answer(_too_large(request))
 
     def end(self) -> None:
         """The body ended."""
@@ -145,6 +147,8 @@ class Exchange:
         """What the header alone decides; None: the body is wanted."""
         found = find_path(request.method, request.path)
         if isinstance(found, Answer):
+            if request.method in _WITH_RECORDS:  # what it brings is lost if its sender does not look at answers: the books say so
+                count(request, RefusedReason.NO_INPUT)
             return found
         path = self._path = found.path
         request.pattern, request.arguments, request.busy = path.pattern, found.arguments, path.busy_answer
@@ -157,9 +161,9 @@ class Exchange:
             return refusal(400, "the length of the body is no number, or is said twice", "Content-Length", "say it once, or not at all")
         size_bytes = int(length)
         if size_bytes > request.listener.frame_bytes_max and not path.is_stream:
-            return _too_large(request, size_bytes)
+            return _too_large(request)
         if path.stores and request.intake.blocked_by(request.listener, found.arguments.get("topic", "")):
-            count(request, RefusedReason.BUSY, size_bytes)
+            count(request, RefusedReason.BUSY)
             return request.busy(request)
         if path.is_stream:
             opened = cast("BodyStream | Answer", path.endpoint(request))
@@ -172,7 +176,7 @@ class Exchange:
         body, self._body = bytes(self._body), bytearray()
         refused = open_body(request, body)
         if refused is not None:
-            count(request, RefusedReason.TOO_LARGE if refused.status == 413 else RefusedReason.MALFORMED, request.wire_bytes)
+            count(request, RefusedReason.TOO_LARGE if refused.status == 413 else RefusedReason.MALFORMED)
             request.answer(refused)
             return
         assert self._path is not None
@@ -185,11 +189,11 @@ class Exchange:
             check(request.unit is not None, "an endpoint that waits has opened a unit")
 
 
-def count(request: Request, reason: RefusedReason, size_bytes: int = 0) -> None:
+def count(request: Request, reason: RefusedReason) -> None:
     """Count a request that is refused as a whole."""
-    request.intake.refuse(request.listener, request.source, reason, 1, size_bytes)
+    request.intake.refuse(request.listener, request.source, reason)
 
 
-def _too_large(request: Request, size_bytes: int) -> Answer:
-    count(request, RefusedReason.TOO_LARGE, size_bytes)
+def _too_large(request: Request) -> Answer:
+    count(request, RefusedReason.TOO_LARGE)
     return refusal(413, f"the body has more than {request.listener.frame_bytes_max} bytes", request.path, "send smaller requests")

@@ -65,7 +65,6 @@ class Request:
         "query_string",
         "source",
         "unit",
-        "wire_bytes",
     )
 
     def __init__(self, method: str, path: str, query_string: str, headers: dict[bytes, bytes], listener: Listener, source: EventSource, intake: Intake) -> None:
@@ -83,7 +82,6 @@ class Request:
         self.body = b""
         self.content_encoding = b""
         """What was taken off the body."""
-        self.wire_bytes = 0
         self.unit: Unit | None = None
         self.is_answered = False
         self.busy: Callable[[Request], Answer] = busy_answer

@@ -97,7 +97,6 @@ def open_body(request: Request, body: bytes) -> Answer | None:
     """Put the body into the request, its content encoding off; or what is wrong with it."""
     limit_bytes = request.listener.decompressed_bytes_max
     coding = request.headers.get(b"content-encoding", b"").strip().lower()
-    request.wire_bytes = len(body)
     if coding in IDENTITY or not body:
         request.body = body
         return None

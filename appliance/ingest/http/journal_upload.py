@@ -32,9 +32,11 @@ READ_BYTES = 1 << 20
 def upload(request: Request) -> BodyStream | Answer:
     """The endpoint: takes the body as it comes."""
     if request.media_type != EXPORT_TYPE:
+        count(request, RefusedReason.NO_INPUT)
         return refusal(415, "a journal is sent in export format", "Content-Type", f"send {EXPORT_TYPE.decode()}")
     coding = request.headers.get(b"content-encoding", b"identity").decode("latin-1").lower()
     if coding not in CODINGS:
+        count(request, RefusedReason.NO_INPUT)
         return refusal(415, f"content encoding {coding[:40]} is not known", "Content-Encoding", f"use one of {', '.join(sorted(CODINGS))}")
     return JournalUpload(request, coding)
 
@@ -57,7 +59,7 @@ class JournalUpload:
         return self._reader.buffered_bytes + (self._inflater.kept_bytes if self._inflater is not None else 0)
 
     def received(self, data: bytes) -> None:
-        if self._problem is not None:
+        if self._problem is not None or self._is_refused:
             return
         if self._inflater is None:
             self._open(lambda: data)
@@ -66,9 +68,9 @@ class JournalUpload:
             self._open(lambda: inflater.feed(data))
 
     def finished(self) -> None:
-        if self._problem is None and self._inflater is not None:
+        if self._problem is None and self._inflater is not None and not self._is_refused:
             self._open(self._inflater.finish)
-        if self._problem is None and self._reader.is_inside_entry:
+        if self._problem is None and not self._is_refused and self._reader.is_inside_entry:
             count(self._request, RefusedReason.INCOMPLETE)
             self._problem = refusal(400, "the body ends inside an entry", self._request.path, "end every entry with an empty line")
         self._has_ended = True
@@ -116,7 +118,7 @@ class JournalUpload:
         self._units -= 1
         self.unsettled_bytes -= unit.context
         if unit.outcome is Outcome.REFUSED:
-            self._is_refused = True
+            self._is_refused = self._has_ended = True  # what follows must not overtake it
         self._maybe_answer()
 
     def _give_up(self, reason: RefusedReason, status: int, words: str, do: str) -> None:

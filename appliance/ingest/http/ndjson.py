@@ -34,7 +34,7 @@ def ingest_lines(request: Request) -> Answer | Waiting:
     """The endpoint."""
     topic, listener = request.arguments["topic"], request.listener
     if topic_name_problem(topic) or not request.intake.has_topic(topic):
-        count(request, RefusedReason.NO_TOPIC, request.wire_bytes)
+        count(request, RefusedReason.NO_TOPIC)
         shown = topic[:100]
         return refusal(404, f"there is no topic {shown} that records may be sent to", request.path[:200], f"create it: millrace topic create {shown}")
     media_type = request.media_type
@@ -49,6 +49,7 @@ def ingest_lines(request: Request) -> Answer | Waiting:
     elif media_type == b"application/json":
         return _take_json(request, topic)
     else:
+        count(request, RefusedReason.NO_INPUT)
         what = f"{media_type.decode('latin-1')[:60]} is not taken here"
         return refusal(415, what, "Content-Type", "send application/x-ndjson, application/json or text/plain")
     if len(lines) > RECORDS_MAX:
@@ -61,7 +62,7 @@ def _take_json(request: Request, topic: str) -> Answer | Waiting:
     try:
         documents = read_json(request.body)
     except ValueError as problem:
-        count(request, RefusedReason.MALFORMED, request.wire_bytes)
+        count(request, RefusedReason.MALFORMED)
         return refusal(400, f"the body is no JSON: {problem}", request.path, "send an array of objects, or one; documents by the line are application/x-ndjson")
     if type(documents) is not list:
         documents = [documents]
@@ -117,5 +118,5 @@ def _record_of_text(line: bytes, listener: Listener) -> Record:
 
 
 def _too_many(request: Request, number: int) -> Answer:
-    count(request, RefusedReason.TOO_LARGE, request.wire_bytes)
+    count(request, RefusedReason.TOO_LARGE)
     return refusal(413, f"{number} records in one request; {RECORDS_MAX} are allowed", request.path, "send smaller requests")

@@ -45,10 +45,10 @@ def push(request: Request) -> Answer | Waiting:
     try:
         records = _read_bounded(request)
     except BadPush as problem:
-        request.intake.refuse(request.listener, request.source, RefusedReason.MALFORMED, 1, request.wire_bytes)
+        request.intake.refuse(request.listener, request.source, RefusedReason.MALFORMED)
         return _no(str(problem))
     except TooLarge as problem:
-        request.intake.refuse(request.listener, request.source, RefusedReason.TOO_LARGE, 1, request.wire_bytes)
+        request.intake.refuse(request.listener, request.source, RefusedReason.TOO_LARGE)
         return _no(str(problem), 413)
     unit = request.open_unit(_answer)
     request.intake.take(unit, records)

@@ -126,7 +126,7 @@ class LumberjackSession:
         if self._splitter.buffered_bytes:
             self._connection.intake.refuse(self._connection.listener, self._connection.source, RefusedReason.INCOMPLETE)
         if self._parts:
-            self._stream.hurry()
+            self._stream.leave()
         elif self._connection.has_delivered and not self._splitter.buffered_bytes:
             self._stream.end(True)
 

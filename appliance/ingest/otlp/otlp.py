@@ -36,12 +36,13 @@ def export_logs(request: Request) -> Answer | Waiting:
 
         read, success = read_otlp_json, json_success
     else:
+        count(request, RefusedReason.NO_INPUT)
         return refusal(415, "OTLP is protobuf or JSON", "Content-Type", "send application/x-protobuf or application/json")
     try:
         reading = read(request.body, request.listener)
     except BadPayload as problem:
         is_too_much = isinstance(problem, TooManyRecords)
-        count(request, RefusedReason.TOO_LARGE if is_too_much else RefusedReason.MALFORMED, request.wire_bytes)
+        count(request, RefusedReason.TOO_LARGE if is_too_much else RefusedReason.MALFORMED)
         return _failure(request, 413 if is_too_much else 400, INVALID_ARGUMENT, str(problem))
     unit = request.open_unit(lambda unit: Answer(200, success(*rejected(unit, reading)), request.media_type))
     take(request.intake, unit, reading)

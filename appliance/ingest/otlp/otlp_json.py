@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from appliance.ingest.document import FreeNames, deep_text, encode_document
+from appliance.ingest.document import FreeNames, encode_document
 from appliance.ingest.http.http_request import RECORDS_MAX
 from appliance.ingest.json_text import read_json
 from appliance.ingest.listener import Listener
@@ -16,9 +16,9 @@ from appliance.ingest.otlp.otlp_reading import SLICE_RECORDS, BadPayload, Readin
 from appliance.ingest.otlp.otlp_record import Origin, log_record, origin_of
 from appliance.ingest.record import Record
 
-LEVELS_MAX = 48
-"""Of lists and dictionaries inside a value; what lies deeper is kept as its JSON text."""
 _INTEGER_DIGITS_MAX = 20
+_OTHER_NAMES = {"resourceLogs": ("resource_logs",), "scopeLogs": ("scope_logs", "instrumentationLibraryLogs"), "logRecords": ("log_records", "logs")}
+"""Under these a sender may have meant his records; whoever ignored them would lose all without a word."""
 
 
 def read_otlp_json(data: bytes, listener: Listener) -> Reading:
@@ -29,14 +29,16 @@ def read_otlp_json(data: bytes, listener: Listener) -> Reading:
         raise BadPayload(f"no JSON: {problem}") from None
     if type(request) is not dict:
         raise BadPayload("no JSON of OTLP: the request is an object with resourceLogs")
+    if request and "resourceLogs" not in request:
+        raise BadPayload(f"no JSON of OTLP logs: the request has no resourceLogs, but {', '.join(map(repr, [*request][:3]))[:100]}")
     scopes: list[tuple[Origin, list[dict[str, Any]]]] = []
     records = 0
-    for resource_logs in _objects(request, "resourceLogs"):
+    for resource_logs in _children(request, "resourceLogs"):
         resource = _object(resource_logs, "resource")
         shared = (_attributes(resource), _integer(resource, "droppedAttributesCount"), _text(resource_logs, "schemaUrl"))
-        for scope_logs in _objects(resource_logs, "scopeLogs"):
+        for scope_logs in _children(resource_logs, "scopeLogs"):
             origin = origin_of(*shared, _scope(_object(scope_logs, "scope")), _text(scope_logs, "schemaUrl"))
-            found = _objects(scope_logs, "logRecords")
+            found = _children(scope_logs, "logRecords")
             records += len(found)
             if records > RECORDS_MAX:
                 raise TooManyRecords(f"more than {RECORDS_MAX} records in one request")
@@ -58,7 +60,7 @@ def _read_log_record(record: dict[str, Any], origin: Origin, listener: Listener)
         _integer(record, "observedTimeUnixNano"),
         _integer(record, "severityNumber"),
         _text(record, "severityText"),
-        _value(record.get("body"), 0),
+        _value(record.get("body")),
         _attributes(record),
         _text(record, "traceId").lower(),
         _text(record, "spanId").lower(),
@@ -70,19 +72,19 @@ def _read_log_record(record: dict[str, Any], origin: Origin, listener: Listener)
 
 
 def _attributes(holder: dict[str, Any]) -> dict[str, Any]:
-    return _pairs(_objects(holder, "attributes"), 0)
+    return _pairs(_objects(holder, "attributes"))
 
 
-def _pairs(pairs: list[dict[str, Any]], level: int) -> dict[str, Any]:
+def _pairs(pairs: list[dict[str, Any]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     names = FreeNames()
     for pair in pairs:
-        values[names.free(values, _text(pair, "key"))] = _value(pair.get("value"), level)
+        values[names.free(values, _text(pair, "key"))] = _value(pair.get("value"))
     return values
 
 
-def _value(value: Any, level: int) -> Any:
-    """An AnyValue. Whatever is none is kept as it is."""
+def _value(value: Any) -> Any:
+    """An AnyValue. Whatever is none is kept as it is. A value within another is three levels of JSON, so what was read ends long before Python's stack does."""
     if type(value) is not dict or len(value) != 1:
         return value if value or type(value) is not dict else None
     ((kind, content),) = value.items()
@@ -91,14 +93,12 @@ def _value(value: Any, level: int) -> Any:
     if kind == "arrayValue" or kind == "kvlistValue":
         if type(content) is not dict:
             return content
-        if level >= LEVELS_MAX:
-            return deep_text(content)
         found = content.get("values", [])
         if type(found) is not list:
             return content
         if kind == "arrayValue":
-            return [_value(each, level + 1) for each in found]
-        return _pairs([each for each in found if type(each) is dict], level + 1)
+            return [_value(each) for each in found]
+        return _pairs([each for each in found if type(each) is dict])
     return content if kind in ("stringValue", "boolValue", "doubleValue", "bytesValue") else value
 
 
@@ -120,6 +120,14 @@ def _object(holder: dict[str, Any], name: str) -> dict[str, Any]:
 def _objects(holder: dict[str, Any], name: str) -> list[dict[str, Any]]:
     values = holder.get(name)
     return [value for value in values if type(value) is dict] if type(values) is list else []
+
+
+def _children(holder: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    if name not in holder:
+        for other in _OTHER_NAMES[name]:
+            if other in holder:
+                raise BadPayload(f"no JSON of OTLP: {other} is not known; say {name}")
+    return _objects(holder, name)
 
 
 def _text(holder: dict[str, Any], name: str) -> str:

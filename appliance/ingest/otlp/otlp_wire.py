@@ -44,7 +44,7 @@ def read_plain(data: bytes, position: int, end: int, pair_of: Callable[[bytes], 
     try:
         while position < end:
             tag, size, begin = data[position], data[position + 1], position + 2
-            if tag == _ATTRIBUTE:
+            if tag & _WIRE_TYPE == _SIZED:
                 if size > 0x7F:
                     if data[begin] > 0x7F:
                         return None
@@ -53,19 +53,11 @@ def read_plain(data: bytes, position: int, end: int, pair_of: Callable[[bytes], 
                 if position > end:
                     return None
                 content = data[begin:position]
-                key, value = seen.get(content) or _read_pair(content, pair_of)
-                attributes[key] = value
-                attribute_count += 1
-            elif tag & _WIRE_TYPE == _SIZED:
-                if size > 0x7F:
-                    if data[begin] > 0x7F:
-                        return None
-                    size, begin = size & 0x7F | data[begin] << 7, begin + 1
-                position = begin + size
-                if position > end:
-                    return None
-                content = data[begin:position]
-                if tag == _TRACE_ID:
+                if tag == _ATTRIBUTE:
+                    key, value = seen.get(content) or _read_pair(content, pair_of)
+                    attributes[key] = value
+                    attribute_count += 1
+                elif tag == _TRACE_ID:
                     trace_id = content.hex()
                 elif tag == _SPAN_ID:
                     span_id = content.hex()

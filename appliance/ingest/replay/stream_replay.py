@@ -12,7 +12,7 @@ Where lines repeat themselves there may be several such places. The one with the
 than the first frame that was not answered); a place further back is taken only if a frame that would be new otherwise is one that its host sent exactly
 once. So a line that may be new is stored. A session that goes quiet meanwhile gets `HOLD_MS`; then it is aligned if what came has such a frame, else new. A
 clean end empties a stream (a close, or the end of a connection on which every answer was delivered), because then the sender has all answers. A session
-that begins while nothing of its host is broken is never held back.
+whose first frames come while nothing of its host is broken is never held back.
 
 Weak: a new line that equals the very last answered line, and no other of the last thousand, is taken for its replay when the session broke between the two. A
 session that the sender has left, and whose connection we still think is open, is not looked at (keep-alive finds it): its replays are stored twice. So are
@@ -32,26 +32,33 @@ HOLD_MS: Final = 1000
 
 Token = Any
 OnAligned = Callable[[Token, int], None]
+OnDropped = Callable[[Token], None]
+"""The session ended before it was known where its frames belong."""
 
 
 class StreamReplay:
     """One session's view of its stream."""
 
-    def __init__(self, streams: FrameStreams, key: StreamKey, on_aligned: OnAligned) -> None:
+    def __init__(self, streams: FrameStreams, key: StreamKey, on_aligned: OnAligned, on_dropped: OnDropped) -> None:
         self._streams = streams
         self._key = key
         self._on_aligned = on_aligned
+        self._on_dropped = on_dropped
         self._held: list[tuple[Token, Sequence[bytes]]] = []
         self._held_digests = bytearray()
         self._held_until_ms: int | None = None
         self._next_replayed = -1
         """the serial that is due while what was replayed has not reached the old end"""
-        self._has_ended = False
+        self._has_left = self._has_ended = False
+        self.is_closed = False
         self.replayed_end = 0
         """Serials below it may be replays."""
         self.stream: FrameStream | None = None
-        if not streams.has_broken(key):
-            self.stream = streams.make(key)
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether frames are held back."""
+        return self.stream is None and (bool(self._held) or self._streams.has_broken(self._key))
 
     @property
     def identity(self) -> bytes:
@@ -61,6 +68,8 @@ class StreamReplay:
 
     def take(self, digests: Sequence[bytes], token: Token) -> int | None:
         """The serial of the first of these frames, the others follow by one; None: they are held back, and `on_aligned(token, serial)` comes later."""
+        if self.stream is None and not self.is_holding:
+            self.stream = self._streams.make(self._key)
         stream = self.stream
         if stream is None:
             self._held.append((token, digests))
@@ -101,14 +110,25 @@ class StreamReplay:
         """The sender waits, and sends nothing more: decide with what came."""
         self._held_until_ms = 0
 
+    def leave(self) -> None:
+        """The sender has ended its side before it had every answer: it may not hear those to come, and its next session goes on with the stream."""
+        self.hurry()
+        if self._has_left:
+            return
+        self._has_left = True
+        if self.stream is not None and not self._has_ended:
+            self._streams.on_end(self.stream, False)
+
     def end(self, is_clean: bool) -> None:
         """The session is over. What was held back was never taken: the sender brings it again."""
         if self._has_ended:
             return
         self._has_ended = True
-        self._held.clear()
         self._streams.holding.pop(self, None)
-        if self.stream is not None:
+        held, self._held = self._held, []
+        for token, _ in held:
+            self._on_dropped(token)
+        if self.stream is not None and not self._has_left:
             self._streams.on_end(self.stream, is_clean)
 
     def decide(self, now_ms: int) -> bool:
@@ -127,4 +147,6 @@ class StreamReplay:
         for token, digests in held:
             self._on_aligned(token, self._serial_of(stream, digests))
         self._held_digests.clear()
+        if self._has_left:
+            self._streams.on_end(stream, False)
         return True

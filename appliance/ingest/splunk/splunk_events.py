@@ -16,6 +16,7 @@ from typing import Any, Final
 import orjson
 
 from appliance.ingest.agent_event import agent_record, epoch_ns
+from appliance.ingest.document import encode_document
 from appliance.ingest.http.http_request import RECORDS_MAX
 from appliance.ingest.json_text import has_long_number, read_json
 from appliance.ingest.listener import Listener
@@ -126,6 +127,7 @@ class _EnvelopeReader:
             known = self.known(envelope, indexed)
         else:
             known = self._known_plainly(envelope)
+        raw = encode_document(envelope) if self._listener.raw else b""
         fields: dict[str, Any] = event if type(event) is dict else {}
         if not _ENVELOPE.issuperset(envelope):  # the collector drops other names; here nothing is dropped
             for name in envelope.keys() - _ENVELOPE:
@@ -135,7 +137,7 @@ class _EnvelopeReader:
         if type(event) is not dict:
             known = {**known, "message": event}
         time_ns, time_text = _time(envelope.get("time", self._default_time))
-        return agent_record(fields, self._listener, known, time_ns=time_ns, time_text=time_text)
+        return agent_record(fields, self._listener, known, time_ns=time_ns, time_text=time_text, raw=raw)
 
     def _known_plainly(self, envelope: Mapping[str, Any]) -> dict[str, Any]:
         get = envelope.get

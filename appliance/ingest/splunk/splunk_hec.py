@@ -57,6 +57,8 @@ class Collector:
         channel_name = _channel_of(request)
         if not channel_name:
             return _answer(CHANNEL_MISSING)
+        if len(channel_name) > CHANNEL_BYTES_MAX:
+            return _invalid_channel(request)
         try:
             asked = read_json(request.body)
         except ValueError:
@@ -73,12 +75,12 @@ class Collector:
     def _take(self, request: Request, is_raw: bool) -> Answer | Waiting:
         channel_name = _channel_of(request)
         if len(channel_name) > CHANNEL_BYTES_MAX:
-            return _answer(INVALID_CHANNEL)
+            return _invalid_channel(request)
         try:
             records = (read_lines if is_raw else read_events)(request.body, request.query, request.listener)
         except BadEvents as problem:
             reason = RefusedReason.TOO_LARGE if problem.code is TOO_MANY else RefusedReason.MALFORMED
-            request.intake.refuse(request.listener, request.source, reason, 1, request.wire_bytes)
+            request.intake.refuse(request.listener, request.source, reason)
             return _answer(problem.code, problem.event_number)
         intake = request.intake
         if not channel_name:
@@ -88,7 +90,7 @@ class Collector:
             return WAITING
         channel = self._channel(request, channel_name)
         if channel is None or channel.is_full:
-            intake.refuse(request.listener, request.source, RefusedReason.BUSY, 1, request.wire_bytes)
+            intake.refuse(request.listener, request.source, RefusedReason.BUSY)
             return busy(request)
         _forget(request, channel.take_forgotten())
         key = request.identities()
@@ -97,6 +99,8 @@ class Collector:
         unit.keeps_identity = channel.has_polled or key is not None
         intake.take(unit, records)
         intake.seal(unit)
+        if unit.outcome is Outcome.REFUSED:
+            return busy(request)  # at once, where it is known at once; else its number stays false
         return _answer(SUCCESS, ack_id=taken.ack_id)
 
     def _channel(self, request: Request, channel_name: bytes) -> Channel | None:
@@ -112,6 +116,11 @@ def health(request: Request) -> Answer:
     return _answer(UNHEALTHY if request.intake.blocked_by(request.listener) else HEALTHY)
 
 
+def options(_request: Request) -> Answer:
+    """`OPTIONS`: a collector is there."""
+    return Answer(200, b"", JSON, ((b"Allow", b"OPTIONS, POST"),))
+
+
 def busy(request: Request) -> Answer:
     """503: the client sends the same request again."""
     return _answer(SERVER_BUSY)._replace(headers=((b"Retry-After", b"%d" % BUSY_SECONDS),))
@@ -120,6 +129,12 @@ def busy(request: Request) -> Answer:
 def unauthorized(request: Request) -> Answer:
     """401 without a token, 403 with a wrong one."""
     return _answer(INVALID_TOKEN if request.headers.get(b"authorization") else TOKEN_REQUIRED)
+
+
+def _invalid_channel(request: Request) -> Answer:
+    """Channels are kept, by their names."""
+    request.intake.refuse(request.listener, request.source, RefusedReason.MALFORMED)
+    return _answer(INVALID_CHANNEL)
 
 
 def _forget(request: Request, identities: list[bytes]) -> None:

@@ -156,8 +156,10 @@ class RelpSession:
         """What is under way is still answered; the room closes when it is."""
         if self._splitter.buffered_bytes and not self._is_ended:
             self._connection.intake.refuse(self._connection.listener, self._connection.source, RefusedReason.INCOMPLETE)
-        if self._answers:
+        if self._answers and self._is_ended:
             self._stream.hurry()
+        elif self._answers:
+            self._stream.leave()
         elif self._connection.has_delivered:
             self._stream.end(True)  # many a sender leaves without a `close`
 

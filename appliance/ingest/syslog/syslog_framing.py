@@ -18,7 +18,7 @@ COUNT_DIGITS_MAX = 8
 BELIEVED_COUNT_MAX = 16 * 1024 * 1024
 """A larger count is noise: obeying it would turn the connection into a hole that swallows lines for hours."""
 
-_LINE_FEED, _CARRIAGE_RETURN, _NUL, _SPACE, _LESS_THAN = 0x0A, 0x0D, 0x00, 0x20, 0x3C
+_LINE_FEED, _CARRIAGE_RETURN, _NUL, _LESS_THAN = 0x0A, 0x0D, 0x00, 0x3C
 _DIGIT_ONE, _DIGIT_NINE = 0x31, 0x39
 _BETWEEN_FRAMES = frozenset((_LINE_FEED, _CARRIAGE_RETURN, _NUL))
 _COUNTED_FRAME = re.compile(rb"[1-9][0-9]{0,7} <[0-9]{1,3}>")

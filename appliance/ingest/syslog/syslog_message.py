@@ -130,7 +130,6 @@ class SyslogParser:
         content = read_legacy(text, position, arrival_ms, self.timestamps)
         if position == 0 and content.instant is None and content.msg_id is None:
             return _unparsed(raw, text, NO_PRIORITY)
-        structured_data = b'[meta sequenceId="%b"]' % content.sequence_id if content.sequence_id else b""
         return SyslogMessage(
             priority[0],
             priority[1],
@@ -139,7 +138,7 @@ class SyslogParser:
             content.app,
             content.proc_id or None,
             content.msg_id,
-            structured_data,
+            content.structured_data,
             _without_mark(content.message),
             raw,
         )

@@ -46,7 +46,7 @@ def ask(
 ) -> Asked:
     """The request through the table of paths."""
     request = Request(method, path, query, headers or {}, listener, SOURCE, intake)
-    request.body, request.wire_bytes, request.content_encoding = body, len(body), content_encoding
+    request.body, request.content_encoding = body, content_encoding
     found = find_path(method, path)
     assert isinstance(found, Found), found
     request.pattern, request.arguments, request.busy = found.path.pattern, found.arguments, found.path.busy_answer

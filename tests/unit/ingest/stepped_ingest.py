@@ -5,9 +5,7 @@ A kill lets go of what the kernel would close (sockets) and of nothing that it w
 
 from __future__ import annotations
 
-import shutil
 import socket
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,21 +16,24 @@ from appliance.agents.ingest import IngestAgent
 from appliance.agents.log_writer import LogWriterAgent
 from appliance.agents.request_server import RequestClient, RequestServer
 from appliance.base.clock import SystemClock
-from appliance.base.layout import BoxLayout, Disk
+from appliance.base.layout import Disk
 from appliance.base.logging import Logger, Severity
 from appliance.base.model import TopicId
 from appliance.base.settings import Box
 from appliance.client.address import Address
 from appliance.ingest.accounting import Ledger, labels_of, read_ledger
+from appliance.ipc.commands import command_callbacks
 from appliance.ipc.controller_frames import AUTO_CREATE, COORDINATOR_ANSWER, LEASE_PRODUCER_IDS
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.frames import Frame
-from appliance.ipc.proxies import LogWriterProxies, Source, command_callbacks
+from appliance.ipc.proxies import LogWriterProxies
+from appliance.ipc.source import Source
 from appliance.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage, write_image
 from appliance.records.record import Record, iterate_records
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.poller import Poller
-from appliance.shm.counters import Counters, read_counters, unlink_all
+from appliance.shm.counters import Counters, read_counters
+from tests.support.scratch_layout import make_layout, remove_layout
 
 TOPIC = "syslog"
 TOPIC_ID = TopicId(b"syslog-topic-id!")
@@ -88,7 +89,7 @@ class SteppedIngest:
     """A box with one ingest and the topic `syslog`. Of several disks the first has the log-writer that `log_writer` names; partitions take turns."""
 
     def __init__(self, directory: Path, partitions: int = 2, disks: int = 1, table: str = "", **settings: Any) -> None:
-        self.layout = BoxLayout(tempfile.mkdtemp(prefix="millrace-"))  # short: the path of a Unix socket ends at 107 bytes
+        self.layout = make_layout()
         self.disks = [Disk(f"d{number}", str(directory / f"d{number}")) for number in range(disks)]
         self.disk = self.disks[0]
         named: dict[str, str | int | bool] = {"ingest.arena.bytes": 2 << 20, "disk.budget.bytes": 1 << 20, "channel.ring.entries": 64, "ingest.batch.ms": 0}
@@ -198,6 +199,8 @@ class SteppedIngest:
         for each in agent._datagrams._sockets:
             each._socket.close()
         agent._controller.close()
+        agent._outlet.close()
+        agent._peers.close()
         process.context.poller.close()
         self._kept.append(process)
 
@@ -233,7 +236,7 @@ class SteppedIngest:
         poller = Poller()
         counters = Counters.create_or_adopt(self.layout, "controller", self._incarnation)
         disk = self.disk_of(partition)
-        proxies = LogWriterProxies(source, [disk], poller, self.clock, counters, on_completion, on_lost, lambda _disk: None, lambda _disk: None)
+        proxies = LogWriterProxies(source, [disk], poller, counters, on_completion, on_lost, lambda _disk: None, lambda _disk: None)
         identity = {"topic": topic, "partition": partition, "topic_id": str(self.others.get(topic, TOPIC_ID))}
         is_offered = False
         for _ in range(STEPS_MAX):
@@ -339,8 +342,7 @@ class SteppedIngest:
                 process.agent.close()
                 process.context.poller.close()
         self.controller.close()
-        shutil.rmtree(self.layout.runtime_directory)
         self.tcp.close()
         self.udp.close()
         self.http.close()
-        unlink_all(self.layout)
+        remove_layout(self.layout)

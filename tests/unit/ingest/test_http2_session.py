@@ -168,6 +168,13 @@ def test_every_input_of_http_is_there_over_http_2_as_well() -> None:
     assert talk.headers_of(missing)[":status"] == "404" and b"/v1/logs" in talk.data_of(missing)
 
 
+def test_a_call_of_traces_is_unimplemented_and_counted() -> None:
+    talk = Http2Talk()
+    traces = talk.call(framed(MESSAGE), "/opentelemetry.proto.collector.trace.v1.TraceService/Export")
+    talk.exchange()
+    assert talk.headers_of(traces)["grpc-status"] == "12" and talk.intake.refused == {RefusedReason.NO_INPUT: 1}
+
+
 @pytest.mark.parametrize("lengths", [("5", "5"), ("0", "0")])
 def test_a_length_that_is_said_twice_is_refused_and_harms_nobody_else(lengths: tuple[str, str]) -> None:
     talk = Http2Talk()

@@ -123,6 +123,13 @@ def test_an_unknown_path_is_told_which_inputs_there_are_and_a_wrong_method_which
     assert wrong.status == 405 and wrong.headers["allow"] == "POST"
 
 
+def test_what_is_sent_to_no_input_is_counted_and_who_only_looks_is_not() -> None:
+    talk = HttpTalk()
+    wrong = request("/v1/log", LINE) + request("/health", LINE) + request("/favicon.ico", method="GET") + request("/v1/logs", method="OPTIONS")
+    assert [answer.status for answer in talk.ask(wrong)] == [404, 405, 404, 405]
+    assert talk.intake.refused == {RefusedReason.NO_INPUT: 2}
+
+
 @pytest.mark.parametrize(
     "authorization",
     ["Bearer secret", "bearer other", "Splunk secret", "Basic " + base64.b64encode(b"me:secret").decode(), "ApiKey " + base64.b64encode(b"id:other").decode()],

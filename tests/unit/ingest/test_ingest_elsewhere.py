@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
+from appliance.agents.outlet.ingest_lane import Lane
 from appliance.base.errors import ErrorCode
 from appliance.records.key_hash import partition_of_key
 from tests.support.produce_leader import ProduceLeader
@@ -30,6 +31,10 @@ class World:
     def led_by_other(self, *partitions: int) -> None:
         """From now on box 2 leads these."""
         self.box.publish(PARTITIONS, leaders=dict.fromkeys(partitions, 2), brokers={2: self.leader.peer.address})
+
+    @property
+    def lanes(self) -> Mapping[tuple[str, int], Lane]:
+        return self.box.agent._outlet.lanes.by_key
 
     def run_until(self, condition: Callable[[], object], what: str) -> None:
         def holds() -> object:
@@ -204,16 +209,21 @@ def test_lines_for_a_leader_that_is_away_wait_in_memory_then_in_the_spool_then_a
     assert world.numbers_there(0)[:received] == list(range(0, received * 4, 4))
 
 
+def live_again(world: World) -> None:
+    """Ingest is killed, and its next life finds the leader that was away."""
+    world.box.kill_ingest()
+    world.leader.peer.come_back()
+    world.box.start_ingest()
+    world.run_until(lambda: world.box.is_ready and world.box.ledger().balances, "the next life has stored what it found")
+
+
 @pytest.mark.slow
 def test_a_killed_ingest_leaves_its_spool_to_the_next_life_and_the_books_know(make: Callable[..., World]) -> None:
     world = make(ingest_spool_bytes=1 << 20, disk_budget_bytes=1 << 18)
     world.led_by_other(0)
     world.leader.peer.die()
     received = fill(world, 0)
-    world.box.kill_ingest()
-    world.leader.peer.come_back()
-    world.box.start_ingest()
-    world.run_until(lambda: world.box.is_ready and world.box.ledger().balances, "the next life has stored what it found")
+    live_again(world)
     crash = world.box.counter('ingest.counted{reason="crash"}')
     assert 0 < crash < received, "what waited in memory is lost with it, what waited on disk is not"
     assert world.numbers_there(0) == sorted(world.numbers_there(0))
@@ -228,11 +238,75 @@ def test_what_a_dead_life_left_for_a_topic_that_nobody_writes_to_goes_to_its_lea
     world.led_by_other(0)
     world.leader.peer.die()
     received = fill(world, 0)
-    world.box.kill_ingest()
-    world.leader.peer.come_back()
-    world.box.start_ingest()
-    world.run_until(lambda: world.box.is_ready and world.box.ledger().balances, "the next life has stored what it found")
+    live_again(world)
     assert len(world.numbers_there(0)) == world.box.ledger().stored == received - world.box.counter('ingest.counted{reason="crash"}') > 0
+
+
+def test_what_is_all_behind_finds_out_that_its_box_is_back(make: Callable[..., World]) -> None:
+    """The memory for box 2 was used up by another partition, which then went elsewhere: nobody asks box 2 for anything any more."""
+    world = make(ingest_spool_bytes=4 << 20, disk_budget_bytes=1 << 18)
+    world.led_by_other(0, 1)
+    world.leader.die()
+    sender = world.box.connect()
+    sender.sendall(lines(range(1, 1_601, 4), "a" * 1000))
+    world.run_until(lambda: world.box.ledger().received == 400 and world.box.counter("ingest.spool_bytes") > 0, "memory for box 2 is used up")
+    sender.sendall(lines(range(1)))
+    world.run_until(lambda: ("syslog", 0) in world.lanes, "one waits, and none before it")
+    world.led_by_other(0)
+    world.run_until(lambda: world.box.ledger().stored == 400, "the other partition's are stored")
+    world.leader.peer.come_back()
+    world.run_until_stored(401)
+    assert world.numbers_there(0) == [0]
+
+
+def stop(world: World) -> None:
+    """An orderly end that nobody waits for any longer."""
+    agent = world.box.agent
+    agent.begin_stop()
+    for _ in range(20):
+        world.box.step()
+    assert not agent.stopped()
+    agent.close()
+    world.box.ingest = None
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["appended", "lost on the way"])
+def test_what_was_under_way_at_a_stop_is_stored_once_by_the_next_life(world: World, is_there: bool) -> None:
+    """Plain syslog, of which nobody brings anything again."""
+    world.led_by_other(0)
+    world.leader.answers = False
+    world.box.connect().sendall(lines(range(0, 400, 4)))
+    world.run_until(lambda: world.leader.logs.get(0), "box 2 has some of it, and does not say so")
+    stop(world)
+    assert (world.box.ledger().in_flight, world.box.ledger().counted) == (100, 0)
+    if not is_there:
+        world.leader.logs.clear()
+        world.leader._producers.clear()
+    world.leader.peer.hang_up()
+    world.leader.answers = True
+    world.box.start_ingest()
+    world.run_until(lambda: world.box.ledger().stored == 100, "the next life has stored it, or found it")
+    assert world.numbers_there(0) == list(range(0, 400, 4)) and world.box.ledger().balances
+
+
+def test_what_a_dead_log_writer_gave_back_waits_in_the_spool_over_a_stop(world: World) -> None:
+    world.box.publish(PARTITIONS, brokers={1: world.leader.peer.address})  # who is asked what was stored here
+    sender = world.box.connect()
+    sender.sendall(lines(range(0, 400, 4)))
+    world.run_until_stored(100)
+    sender.sendall(lines(range(400, 800, 4)))
+    while not world.box.agent._outlet.lanes.under_way:
+        assert world.box.ingest is not None
+        world.box.ingest.turn()
+    world.box.kill_log_writer()
+    stop(world)
+    assert (world.box.ledger().in_flight, world.box.ledger().counted) == (100, 0)
+    world.box.start_log_writer()
+    for partition in range(PARTITIONS):
+        world.box.lead(partition)
+    world.box.start_ingest()
+    world.run_until(lambda: world.box.ledger().stored == 200, "the next life has stored it")
+    assert world.numbers_here(0) == list(range(0, 800, 4)) and world.box.ledger().balances
 
 
 def test_an_ingest_of_a_box_that_leads_nothing_is_ready(tmp_path: Path) -> None:

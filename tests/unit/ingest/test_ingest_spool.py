@@ -73,7 +73,7 @@ def test_it_takes_no_more_than_its_limit_and_nothing_without_one(state: IngestSt
     for batch in taken:
         spool.done(batch)
     assert spool.write(WaitingBatch(), b"x" * 100), "there is room again"
-    assert not IngestState(state.directory / "off").spool(0).write(WaitingBatch(), b"x")
+    assert not state.spool(0).write(WaitingBatch(), b"x")
 
 
 def test_files_go_from_the_oldest_on(state: IngestState) -> None:

@@ -149,6 +149,7 @@ def test_a_compressed_journal_is_opened_as_it_comes_and_another_type_is_415() ->
     assert [answer.status for answer in talk.ask(chunked("/upload", body[:50], body[50:], Content_Type=TYPE, Content_Encoding="deflate"))] == [202]
     assert len(talk.intake.records) == 5
     assert [answer.status for answer in talk.ask(chunked("/upload", b"x", Content_Type="text/plain"))] == [415]
+    assert talk.intake.refused[RefusedReason.NO_INPUT] == 1
 
 
 @pytest.mark.parametrize("coding", ["gzip", "zstd"])

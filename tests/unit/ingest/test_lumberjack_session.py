@@ -202,4 +202,4 @@ def test_a_frame_that_does_not_go_on_is_given_up_and_half_of_one_at_the_end_is_c
 def test_what_is_held_back_is_decided_when_the_sender_ends_inside_a_frame() -> None:
     talk = Talk().send(window(2) + event(1) + event(2)[:-1])
     talk.session.finished()
-    assert talk.intake.streams[0].is_hurried and talk.intake.streams[0].ends == []
+    assert talk.intake.streams[0].has_left and talk.intake.streams[0].ends == []

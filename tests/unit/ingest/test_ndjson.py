@@ -93,4 +93,5 @@ def test_very_many_records_are_413(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_content_type_is_415() -> None:
-    assert post(HttpTalk(), b"a,b", "text/csv").status == 415
+    talk = HttpTalk()
+    assert post(talk, b"a,b", "text/csv").status == 415 and talk.intake.refused == {RefusedReason.NO_INPUT: 1}

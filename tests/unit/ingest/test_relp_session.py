@@ -195,6 +195,8 @@ def test_what_comes_before_a_close_is_answered_before_it_even_if_it_is_held_back
     session.received(lines(2, b"start", b"done") + b"4 close 0\n")
     (stream,) = connection.intake.streams
     assert stream.is_hurried and stream.ends == [] and connection.take_sent() == b""
+    session.finished()  # it said so: nothing of it comes again
+    assert not stream.has_left
     connection.intake.settle(connection.intake.unsettled[0])
     assert connection.take_sent() == b"2 rsp 6 200 OK\n3 rsp 6 200 OK\n4 rsp 0\n0 serverclose 0\n"
     assert stream.ends == [True] and connection.closed == "relp-closed"
@@ -204,7 +206,7 @@ def test_a_sender_that_ends_its_side_with_answers_due_waits_for_them() -> None:
     session, connection = opened()
     session.received(lines(2, b"start"))
     session.finished()
-    assert connection.intake.streams[0].is_hurried and connection.intake.streams[0].ends == []
+    assert connection.intake.streams[0].has_left and connection.intake.streams[0].ends == []
 
 
 def test_half_a_frame_at_the_end_is_counted() -> None:

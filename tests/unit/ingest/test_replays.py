@@ -31,6 +31,7 @@ class Lives:
         self.state = IngestState(directory)
         self.leaders = PlayedLeaders()
         self.aligned: list[tuple[Any, int]] = []
+        self.dropped: list[Any] = []
         self.number = 0
         self.kill()
 
@@ -49,7 +50,7 @@ class Lives:
             self.state.clock.advance_ms(50)
 
     def open_stream(self) -> Any:
-        return self.replays.open_stream(LISTENER, SOURCE, lambda token, serial: self.aligned.append((token, serial)))
+        return self.replays.open_stream(LISTENER, SOURCE, lambda token, serial: self.aligned.append((token, serial)), self.dropped.append)
 
 
 @pytest.fixture
@@ -197,7 +198,7 @@ def test_of_another_host_nothing_is_held_back(lives: Lives) -> None:
     session = lives.open_stream()
     session.take(frames(0, 1), "first")
     session.end(False)
-    other = lives.replays.open_stream(LISTENER, SOURCE._replace(host=b"192.0.2.2"), lambda _token, _serial: None)
+    other = lives.replays.open_stream(LISTENER, SOURCE._replace(host=b"192.0.2.2"), lambda _token, _serial: None, lambda _token: None)
     assert other.take(frames(0, 1), "a") == 0
     assert lives.open_stream().take(frames(0, 1), "b") is None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -10,9 +10,12 @@ import pytest
 
 from appliance.ingest.http.http_endpoints import Found, find_path
 from appliance.ingest.intake import RefusedReason
+from appliance.ingest.record import Record
 from appliance.ingest.splunk import splunk_acks, splunk_events, splunk_hec
 from appliance.ingest.splunk.splunk_acks import AckBook
-from appliance.ingest.unit import Outcome
+from appliance.ingest.splunk.splunk_hec import CHANNEL_BYTES_MAX
+from appliance.ingest.unit import Outcome, Unit
+from tests.support.http_talk import LISTENER, HttpTalk, request
 from tests.support.recording_intake import RecordingIntake
 from tests.unit.ingest.http_requests import Asked, ask, documents, stored
 
@@ -244,6 +247,29 @@ def test_a_number_of_a_dead_ingest_is_false_and_given_to_nobody_else(new_life: C
     assert before != after and ask_acks(intake, before, after) == {str(before): False, str(after): True} and after < 1 << 53
 
 
+class FullIntake(RecordingIntake):
+    """Refuses at once what it is given."""
+
+    def take(self, unit: Unit, records: Sequence[Record]) -> None:
+        unit.outcome = Outcome.REFUSED
+
+
+def test_what_is_refused_at_once_gets_no_number() -> None:
+    intake = FullIntake()
+    asked = ask(intake, EVENT, b'{"event":"a"}', headers=CHANNEL)
+    assert asked.answer.status == 503 and asked.json == {"text": "Server is busy", "code": 9}
+    intake.settle_all(Outcome.REFUSED)
+
+
+def test_the_name_of_a_channel_is_bounded_for_events_and_for_questions() -> None:
+    intake = RecordingIntake()
+    for name, status in ((b"c" * CHANNEL_BYTES_MAX, 200), (b"c" * (CHANNEL_BYTES_MAX + 1), 400)):
+        for path, body in ((EVENT, b'{"event":"a"}'), (ACK, b'{"acks":[1]}')):
+            asked = ask(intake, path, body, headers={b"x-splunk-request-channel": name})
+            assert asked.answer.status == status and (status == 200 or asked.json == {"text": "Invalid data channel", "code": 11})
+    assert intake.refused == {RefusedReason.MALFORMED: 2}
+
+
 def test_a_request_that_was_refused_is_never_true() -> None:
     intake = RecordingIntake()
     ack_id = send(intake)
@@ -284,6 +310,28 @@ def test_channels_and_what_they_wait_for_are_bounded(monkeypatch: pytest.MonkeyP
 def test_a_question_that_is_none_is_refused(body: bytes, headers: dict[bytes, bytes], code: int) -> None:
     asked: Asked = ask(RecordingIntake(), ACK, body, headers=headers)
     assert asked.answer.status == 400 and asked.json["code"] == code
+
+
+def test_a_raw_listener_keeps_events_with_their_envelopes_and_lines_as_they_are() -> None:
+    talk = HttpTalk(LISTENER._replace(raw=True))
+    envelopes: list[dict[str, Any]] = [{"event": "hello", "host": "web-1"}, {"event": {"a": 1}, "time": 1.5, "more": 2}, {"event": ["x"]}]
+    talk.ask(request(EVENT, b"".join(map(orjson.dumps, envelopes))) + request(RAW, b"hello\n"))
+    *events, line = [record.value for record in talk.intake.records]
+    assert [orjson.loads(value) for value in events] == envelopes and line == b"hello"
+
+
+def test_docker_asks_by_options_and_without_a_token_whether_a_collector_is_there() -> None:
+    talk = HttpTalk(LISTENER._replace(tokens=("secret",)))
+    asked = [request(f"/services/collector{path}", method="OPTIONS") for path in ("/event/1.0", "/raw", "")]
+    assert [(answer.status, answer.headers["allow"], answer.body) for answer in talk.ask(b"".join(asked))] == [(200, "OPTIONS, POST", b"")] * 3
+
+
+def test_the_line_of_dockers_event_is_its_message() -> None:
+    intake = RecordingIntake()
+    event = {"line": "hello", "source": "stdout", "tag": "4f1c"}
+    assert stored(intake, f"{EVENT}/1.0", orjson.dumps({"event": event, "time": "1760000000.123000", "host": "web-1"})).json["code"] == 0
+    (record,), (document,) = intake.records, documents(intake)
+    assert (record.time_ms, document["message"], document["fields"]) == (1_760_000_000_123, "hello", {"source": "stdout", "tag": "4f1c"})
 
 
 def test_health_and_refusals_have_their_own_words() -> None:

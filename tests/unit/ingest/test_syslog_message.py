@@ -177,6 +177,19 @@ def test_the_digit_one_alone_does_not_make_a_message_rfc_5424() -> None:
         (b"<34>2024-10-11T22:14:15+00:00 host app[7]: rsyslog's ISO time", (b"host", b"app", b"7"), b"rsyslog's ISO time"),
         (b"<38>2024-10-11T22:14:15 localhost prg00000[1234]: seq: 0000000000, thread: 1", (b"localhost", b"prg00000", b"1234"), b"seq: 0000000000, thread: 1"),
         (b"<34>2024-10-11 22:14:15 host app: a space for the T", (b"host", b"app", None), b"a space for the T"),
+        (b"<34>Oct 11 22:14:15 2001:db8::7 app: a host that begins like a year", (b"2001:db8::7", b"app", None), b"a host that begins like a year"),
+        (b'<34>Oct 11 22:14:15 host {"level":"info","msg":"JSON"}', (b"host", None, None), b'{"level":"info","msg":"JSON"}'),
+        (b'<34>Oct 11 22:14:15 {"level":"info","msg":"JSON"}', (None, None, None), b'{"level":"info","msg":"JSON"}'),
+        (b"<34>Oct 11 22:14:15 date=2024-10-11 time=22:14:15 type=traffic", (None, None, None), b"date=2024-10-11 time=22:14:15 type=traffic"),
+        (b"<34>Oct 11 22:14:15 [2024-10-11 22:14:15] started", (None, None, None), b"[2024-10-11 22:14:15] started"),
+        (b'<34>Oct 11 22:14:15 host @cee: {"a": 1}', (b"host", None, None), b'@cee: {"a": 1}'),
+        (b"<34> Oct 11 22:14:15 host app[7]: behind a space", (b"host", b"app", b"7"), b"behind a space"),
+        (b"<34>Oct 11 22:14:15  app[7]: an empty host", (None, b"app", b"7"), b"an empty host"),
+        (b"<34>Oct 11 22:14:15 host  app[7]: two spaces", (b"host", b"app", b"7"), b"two spaces"),
+        (b"<34>Oct 11 22:14:15 Message forwarded from aix1: sshd[7]: text", (b"aix1", b"sshd", b"7"), b"text"),
+        (b"<34>Oct 11 22:14:15 Message forwarded", (b"Message", None, None), b"forwarded"),
+        (b"<34>Oct 11 22:14:15 last message repeated 3 times", (None, None, None), b"last message repeated 3 times"),
+        (b"<34>2024-10-11T22:14:15Z:app: a colon behind the time", (None, b"app", None), b"a colon behind the time"),
     ],
 )
 def test_rfc_3164_in_the_forms_that_senders_use(raw: bytes, expected_header: tuple[bytes | None, ...], text: bytes) -> None:
@@ -190,6 +203,15 @@ def test_a_time_alone_is_enough_without_priority() -> None:
     message = parse(b"Oct 11 22:14:15 host app: text")
     assert (message.facility, message.severity, message.parse_error) == (1, 5, None)
     assert header(message)[:2] == (b"host", b"app")
+
+
+def test_json_behind_the_priority_is_the_message() -> None:
+    message = parse(b'<13>{"level":"info","msg":"text"}')
+    assert (header(message), message.message, message.parse_error) == ((None, None, None, None), b'{"level":"info","msg":"text"}', None)
+
+
+def test_spaces_behind_the_priority_stay_where_no_time_follows() -> None:
+    assert parse(b"<13>   indented text").message == b"   indented text"
 
 
 def test_a_priority_alone_is_enough_without_time() -> None:
@@ -210,6 +232,9 @@ def test_a_priority_alone_is_enough_without_time() -> None:
         (b"<166>Oct 11 2024 22:14:15 fw1 : %SYS-5-CONFIG_I: Configured", (b"fw1", b"SYS", None, b"SYS-5-CONFIG_I"), None, TIME),
         (b"<189>: 2024 Oct 11 22:14:15 UTC: %SYS-5-CONFIG_I: Configured", (None, b"SYS", None, b"SYS-5-CONFIG_I"), None, TIME),
         (b"<189>42: 3w2d: %SYS-5-CONFIG_I: Configured", (None, b"SYS", None, b"SYS-5-CONFIG_I"), b"42", None),
+        (b"<166>2024-10-11T22:14:15Z: %SYS-5-CONFIG_I: Configured", (None, b"SYS", None, b"SYS-5-CONFIG_I"), None, TIME),
+        (b"<166>2024-10-11T22:14:15Z fw1 : %SYS-5-CONFIG_I: Configured", (b"fw1", b"SYS", None, b"SYS-5-CONFIG_I"), None, TIME),
+        (b"<113>2024-10-11T22:14:15Z fw1  %SYS-5-CONFIG_I: Configured", (b"fw1", b"SYS", None, b"SYS-5-CONFIG_I"), None, TIME),
     ],
 )
 def test_cisco_styles(raw: bytes, expected_header: tuple[bytes | None, ...], sequence: bytes | None, time: str | None) -> None:
@@ -217,6 +242,32 @@ def test_cisco_styles(raw: bytes, expected_header: tuple[bytes | None, ...], seq
     assert (header(message), message.message, message.parse_error) == (expected_header, b"%SYS-5-CONFIG_I: Configured", None)
     assert (message.instant and message.instant.time_ms) == (ms(time) if time else None)
     assert message.structured_data == (b'[meta sequenceId="%b"]' % sequence if sequence else b"")
+
+
+def test_cisco_counts_messages_and_numbers_them() -> None:
+    message = parse(b"<189>123: router1: 000345: *Oct 11 22:14:15.123: %SYS-5-CONFIG_I: Configured")
+    assert header(message) == (b"router1", b"SYS", None, b"SYS-5-CONFIG_I")
+    assert read_structured_data(message.structured_data.decode()) == {"meta": {"sequenceId": ["123", "000345"]}}
+
+
+def test_cisco_names_a_class_in_small_letters() -> None:
+    message = parse(b"<166>:Oct 11 22:14:15 EDT: %ASA-session-6-302013: Built")
+    assert (header(message), message.message) == ((None, b"ASA", None, b"ASA-session-6-302013"), b"%ASA-session-6-302013: Built")
+
+
+@pytest.mark.parametrize("time", ["Oct 11 22:14:15.000 UTC", "2024 Oct 11 22:14:15 CEST", "Oct 11 22:14:15 "])
+@pytest.mark.parametrize("host", [None, b"router1"])
+def test_ios_xr_says_which_node_and_which_process(time: str, host: bytes | None) -> None:
+    message = parse(b"<189>123: " + (host + b" " if host else b"") + f"RP/0/RSP0/CPU0:{time}: config[65720]: %MGBL-SYS-5-CONFIG_I : Configured".encode())
+    assert header(message) == (host, b"config", b"65720", b"MGBL-SYS-5-CONFIG_I")
+    assert (message.instant and message.instant.time_ms, message.message) == (ms(TIME), b"%MGBL-SYS-5-CONFIG_I : Configured")
+    assert read_structured_data(message.structured_data.decode()) == {"meta": {"sequenceId": "123"}, "cisco": {"node": "RP/0/RSP0/CPU0"}}
+
+
+def test_meraki_writes_seconds() -> None:
+    message = parse(b"<134>1 1728684855.774247467 branch-7 flows src=10.0.0.7 dst=10.0.0.8")
+    assert (header(message), message.message, message.parse_error) == ((b"branch-7", None, None, None), b"flows src=10.0.0.7 dst=10.0.0.8", None)
+    assert message.instant == (1_728_684_855_774, b"2024-10-11T22:14:15.774Z")
 
 
 def test_a_percent_sign_does_not_make_a_message_cisco() -> None:
