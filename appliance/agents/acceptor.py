@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from appliance.agents.client_connections import ClientConnections
 from appliance.agents.image_follower import ImageFollower
-from appliance.broker.box_view import BoxView
+from appliance.broker.box_view import BoxView, Change
 from appliance.broker.cold_reads import ColdReads
 from appliance.broker.delayed import Delayed
 from appliance.broker.dispatch import Dispatch, Handler
@@ -44,8 +44,9 @@ from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.coordinator_link import CoordinatorLink
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.disk_health import DiskHealth
-from appliance.ipc.log_reader_proxy import LogReaderProxy
-from appliance.ipc.proxies import LogWriterProxies, Source
+from appliance.ipc.log_reader_proxy import LogReaderProxy, follow_disks
+from appliance.ipc.proxies import LogWriterProxies
+from appliance.ipc.source import Source
 from appliance.protocol.apis import SERVED_APIS, ApiKey
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.shm.lease import LeaseReader
@@ -76,9 +77,7 @@ class AcceptorAgent:
         self._connections = ClientConnections(context, self._source.arena, segment_files_max)
         mark_dirty = self._connections.mark_dirty
         self._delayed = Delayed()
-        self._proxies = LogWriterProxies(
-            self._source, disks, self._poller, self._clock, counters, self._on_completion, self._on_lost, self._on_connected, self._on_gone
-        )
+        self._proxies = LogWriterProxies(self._source, disks, self._poller, counters, self._on_completion, self._on_lost, self._on_connected, self._on_gone)
         self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), self._on_hung, self._on_well)
         self._view = BoxView(box.broker_id, self._proxies, box.integer("message.max.bytes"))
         self._image = ImageFollower(context.layout, self._view, context.log)
@@ -152,7 +151,7 @@ class AcceptorAgent:
             self._image.load()
             work += 1
         work += self._peers.do_work(now_ns)
-        if self._view.refresh():
+        if self._view.refresh() is Change.PLACES:
             self._peers.refresh(self._view.image.brokers)
             self._fetch.files.keep_only(self._view.rows())
             self._fetch.on_view_changed()
@@ -268,17 +267,9 @@ class AcceptorAgent:
             self._produce.on_hung(part)  # type: ignore[arg-type]
 
     def _look_at_disks(self, now_ns: int) -> None:
-        """Disks that were added, removed or replaced while we run."""
         changes = self._box_disks.look(now_ns)
-        for disk in changes.came:
-            self._readers[disk.name] = self._make_reader(disk.name)
-            self._proxies.add_disk(disk.name)
-        for disk in changes.went:
-            self._proxies.remove_disk(disk.name, self._on_set_aside)
-            self._readers.pop(disk.name).close()
-        for disk in changes.replaced:
-            self._proxies.replace_disk(disk.name, self._on_set_aside)
-            self._readers[disk.name].hang_up()
+        self._proxies.follow(changes, self._on_set_aside)
+        follow_disks(self._readers, changes, self._make_reader)
 
     def _on_well(self, disk: str) -> None:
         self._context.log.notice(f"disk {disk} answers again, its clients are served", disk=disk)

@@ -1,7 +1,8 @@
 """What admin requests and the controller's own care set in motion about topics, over all boxes: each looked at again while it is not done.
 
-Owned by the controller agent. Every part runs its operations one after the other under the controller's fence, and begins anew after an arrival. Weak: all are
-looked at twice a second, whether there is something or not.
+Owned by the controller agent. Every part runs its operations one after the other under the controller's fence, and begins anew after an arrival. What was
+ordered in one term as controller is carried out in that term or never: another box may have done it since, or the opposite, and what it names may be something
+else by now (a topic made anew). Weak: all are looked at twice a second, whether there is something or not.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from appliance.agents.partition_administration import PartitionAdministration
 from appliance.agents.reassignment_administration import ReassignmentAdministration
 from appliance.agents.topic_administration import TopicAdministration
 from appliance.agents.topic_copies import TopicCopies
+from appliance.agents.waiting_request import NOT_CONTROLLER
 from appliance.base.model import TopicId
 from appliance.base.settings import Box
 from appliance.ingest.table.ingest_table import table_of
@@ -39,6 +41,9 @@ class ClusterAdministration:
         on_failure: Callable[[Exception], None],
     ) -> None:
         box, counters, log, now_ms = context.box, context.counters, context.log, context.clock.monotonic_ms
+        self._cluster = cluster
+        self._term: int | None = None
+        """The controller epoch in which orders were taken; None: another box is controller."""
         defaults = CreationDefaults(box.integer("num.partitions"), box.integer("default.replication.factor"))
         self.topics = TopicAdministration(
             cluster,
@@ -66,8 +71,13 @@ class ClusterAdministration:
         elections = self.elections if leadership_return.is_enabled else None
         self._copies = TopicCopies(cluster, _copies_wanted(box), self.reassignments, elections, now_ms, log)
 
+    def on_arrived(self) -> None:
+        """Everything was loaded anew, and who is controller is known again."""
+        self._forget_former_terms()
+
     def reconsider(self) -> None:
         """Whatever is not done: may it go on?"""
+        self._forget_former_terms()
         self.topics.reconsider()
         self.partitions.reconsider()
         self.configs.reconsider()
@@ -75,6 +85,16 @@ class ClusterAdministration:
         self.elections.reconsider()
         self._copies.reconsider()
         self.draining.reconsider()
+
+    def _forget_former_terms(self) -> None:
+        """A term that follows ours at once is ours, too: nobody was controller in between."""
+        former, fence = self._term, self._cluster.fence
+        self._term = fence.controller_epoch if fence is not None else None
+        if self._term is None or (former is not None and self._term > former + 1):
+            self.topics.forget_orders(NOT_CONTROLLER)
+            self.partitions.forget_orders(NOT_CONTROLLER)
+            self.reassignments.forget_orders(NOT_CONTROLLER)
+            self.elections.forget_orders(NOT_CONTROLLER)
 
 
 def _copies_wanted(box: Box) -> dict[str, int]:

@@ -1,25 +1,20 @@
 """What is not in the page cache, read for acceptors: questions READ become pieces in shared memory, and each piece is read once however many want it.
 
-Two threads wait for the disk, so that OPEN and LOOKUP of consumers that keep up are answered meanwhile. What has to be read is taken from each asker and
-partition in turn. A consumer that goes on where it left off finds the next pieces read already. Who was given a part of an answer holds its slot until
-he says RELEASE or is proven dead: by his pidfd, because a socket may hang up while its owner still sends. Owned by one life of a log-reader.
-Weak spots: two reads that hang stop all others of that disk (askers have a deadline); an acceptor that is stopped keeps what it holds.
+Threads wait for the disk (`cold_threads`), so that OPEN and LOOKUP of consumers that keep up are answered meanwhile. What has to be read is taken from each
+asker and partition in turn. A consumer that goes on where it left off finds the next pieces read already. Who was given a part of an answer holds its
+slot (`cold_holders`). Owned by one life of a log-reader. Weak spot: two reads that hang stop all others of that disk (askers have a deadline).
 """
 
 from __future__ import annotations
 
-import os
-import queue
-import select
 import socket
-import threading
-from collections import Counter as Tally
-from collections import OrderedDict, deque
 from collections.abc import Callable
-from struct import Struct
 from typing import Protocol
 
+from appliance.agents.cold_holders import ColdHolders
 from appliance.agents.cold_pieces import ColdPieces, Piece
+from appliance.agents.cold_segments import ColdSegment, ColdSegments
+from appliance.agents.cold_threads import THREADS, ColdThreads
 from appliance.agents.lanes import Lanes
 from appliance.base.errors import ErrorCode
 from appliance.ipc.dead_lives import sweep_arenas
@@ -27,21 +22,17 @@ from appliance.ipc.log_reader_messages import FIRST_WHATEVER, IS_ACTIVE, READ, W
 from appliance.records.batch_run import whole_batches
 from appliance.runtime.agent import ServiceContext
 from appliance.shm.piece_memory import PIECE_BYTES, PieceMemory
-from appliance.storage.cold_file import ACTIVE_WAYS, SEALED_WAYS, ColdFile
+from appliance.storage.cold_file import SEALED_WAYS
 from appliance.storage.page_cache import PAGE_BYTES
 
-THREADS = 2
 PARTS_MAX = 3
 """An answer has at most so many pieces; together they hold any batch of up to 2 MiB."""
 READ_DEADLINE_MS = 5_000
 """So long an acceptor waits; what is older is not read any more."""
 WAITING_MAX = 4096
-FILES_MAX = 64
 AHEAD = 2
-SEQUELS_MAX = 256
 IDLE_NS = 30_000_000_000
 """After so long without a question memory and files are given back."""
-_PEER = Struct("iII")
 
 
 class Asker(Protocol):
@@ -51,32 +42,12 @@ class Asker(Protocol):
     is_gone: bool
 
 
-class _File:
-    """An open segment, the reads that are under way in it, and where its readers are expected next."""
-
-    __slots__ = ("cold", "number", "reads", "sequels")
-
-    def __init__(self, number: int, cold: ColdFile) -> None:
-        self.number = number
-        self.cold = cold
-        self.reads = 0
-        self.sequels: OrderedDict[int, None] = OrderedDict()
-
-    def is_sequel(self, position: int) -> bool:
-        return self.sequels.pop(position, self) is None
-
-    def expect(self, position: int) -> None:
-        self.sequels[position] = None
-        if len(self.sequels) > SEQUELS_MAX:
-            self.sequels.popitem(last=False)
-
-
 class _Request:
     """One question READ. `end`: exclusive, as far as it may still grow towards its limit."""
 
     __slots__ = ("arrived_ns", "asker", "end", "file", "is_done", "missing", "pieces", "question")
 
-    def __init__(self, asker: Asker, question: Question, file: _File, end: int, arrived_ns: int) -> None:
+    def __init__(self, asker: Asker, question: Question, file: ColdSegment, end: int, arrived_ns: int) -> None:
         self.asker = asker
         self.question = question
         self.file = file
@@ -85,26 +56,6 @@ class _Request:
         self.pieces: list[Piece[_Request]] = []
         self.missing = 0
         self.is_done = False
-
-
-class _Holder:
-    """One acceptor process and the slots it sends from."""
-
-    __slots__ = ("askers", "pid", "pidfd", "slots")
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.askers = 0
-        self.slots: Tally[int] = Tally()
-        try:
-            self.pidfd = os.pidfd_open(pid)
-        except OSError:
-            self.pidfd = -1  # it is dead, or the kernel has no pidfds: its hang-up has to do
-
-
-Job = tuple[Piece[_Request], _File, memoryview, int, int]
-"""What to read, into what, from which position, and when that was wanted."""
-Done = tuple[Piece[_Request], _File, int, int, BaseException | None]
 
 
 def parts_of(position: int, end: int) -> list[tuple[int, int]]:
@@ -121,27 +72,19 @@ class ColdReading:
         """`answer` sends an answer to an asker that is not gone. `ways`: how files are read, the preferred way first."""
         self._context = context
         self._clock = context.clock
-        self._poller = context.poller
         self._send = answer
-        self._ways = ways
         self._disk = disk
         sweep_arenas(context.layout, context.process_name, context.incarnation)
         name = context.layout.shared_memory_name("arena", context.process_name, context.incarnation)
         self.memory = PieceMemory.create(name, context.box.integer("log.reader.arena.bytes"), context.incarnation)
         self.pieces: ColdPieces[_Request] = ColdPieces(self.memory.slots)
         self._lanes: Lanes[_Request] = Lanes()
-        self._files: OrderedDict[tuple[int, bool], _File] = OrderedDict()
-        self._retired: list[_File] = []
-        self._next_file = 0
-        self._holders: dict[int, _Holder] = {}
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._done: deque[Done] = deque()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poller.register(self._bell, select.EPOLLIN, self._on_done)
-        self._threads: list[threading.Thread] = []
-        self._running = 0
+        self._segments = ColdSegments(ways, self.pieces.forget_file)
+        self._threads: ColdThreads[_Request] = ColdThreads(context.poller, self._on_done)
         self._last_ns = 0
         counters = context.counters
+        held = counters.gauge("log_reader.held_slots")
+        self._holders = ColdHolders(context.poller, held, self.pieces.release, self._dispatch)
         self._read_bytes = counters.counter("log_reader.read_bytes")
         self._reads = counters.counter("log_reader.reads")
         self._latency = counters.histogram("log_reader.read_us")
@@ -149,7 +92,6 @@ class ColdReading:
         self._ahead = counters.counter("log_reader.read_ahead")
         self._failures = counters.counter("log_reader.failed_reads")
         self._waiting = counters.gauge("log_reader.reads_waiting")
-        self._held = counters.gauge("log_reader.held_slots")
 
     # -- questions
 
@@ -161,7 +103,7 @@ class ColdReading:
             return
         self._last_ns = now_ns = self._clock.monotonic_ns()
         try:
-            file = self._file(path, extent.inode, bool(extent.flags & IS_ACTIVE))
+            file = self._segments.open(path, extent.inode, bool(extent.flags & IS_ACTIVE))
         except OSError as error:
             self._refuse_file(asker, question, path, error)
             return
@@ -183,20 +125,14 @@ class ColdReading:
         self._send(asker, Answer(READ, question.token, ErrorCode.KAFKA_STORAGE_ERROR))
 
     def on_release(self, asker: Asker, question: Question) -> None:
-        holder = self._holders.get(_peer_pid(asker.sock))
-        if holder is None or question.value_a != self.memory.shared.incarnation:
-            return
-        for slot in question.released:
-            if holder.slots[slot] > 0:
-                self._release(holder, slot)
-        self._dispatch()
+        if question.value_a == self.memory.shared.incarnation:
+            self._holders.release(asker.sock, question.released)
+            self._dispatch()
 
     def on_gone(self, asker: Asker) -> None:
         """Its socket hung up; what its process holds it holds until it is proven dead."""
         asker.is_gone = True
-        for holder in list(self._holders.values()):
-            if holder.pidfd < 0:
-                self._bury(holder)
+        self._holders.on_hang_up()
 
     # -- from question to pieces
 
@@ -212,7 +148,7 @@ class ColdReading:
         self._dispatch()
 
     def _dispatch(self) -> None:
-        while self._lanes and self._running < THREADS:
+        while self._lanes and self._threads.running < THREADS:
             request = self._lanes.first()
             if request.asker.is_gone or self._clock.monotonic_ns() - request.arrived_ns > READ_DEADLINE_MS * 1_000_000:
                 self._lanes.take()
@@ -248,7 +184,7 @@ class ColdReading:
             self._end(request, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return has_room
 
-    def _read(self, file: _File, number: int, limit: int) -> Piece[_Request] | None:
+    def _read(self, file: ColdSegment, number: int, limit: int) -> Piece[_Request] | None:
         """Have a thread read a piece. None: there is no memory for it, though there is a slot."""
         position = number * PIECE_BYTES
         piece = self.pieces.begin((file.number, number), min(limit, position + PIECE_BYTES))
@@ -260,10 +196,7 @@ class ColdReading:
             return None
         pages = (piece.end - position + PAGE_BYTES - 1) // PAGE_BYTES
         file.reads += 1
-        self._running += 1
-        if len(self._threads) < THREADS:
-            self._start_thread()
-        self._jobs.put((piece, file, self.memory.view(piece.slot, pages * PAGE_BYTES), position, self._clock.monotonic_ns()))
+        self._threads.read((piece, file, self.memory.view(piece.slot, pages * PAGE_BYTES), position, self._clock.monotonic_ns()))
         return piece
 
     def _attach(self, request: _Request, pieces: list[Piece[_Request]], held: bool = False) -> None:
@@ -295,13 +228,12 @@ class ColdReading:
                 if not size_bytes and first_batch_bytes and self._may_grow(request, first_batch_bytes):
                     return
         answered: list[tuple[int, int, int]] = []
-        holder = self._holder(request.asker) if not request.asker.is_gone else None
+        holder = self._holders.holder(request.asker.sock) if not request.asker.is_gone else None
         for piece, at, count in parts:
             count = min(count, size_bytes)
             size_bytes -= count
             if count and holder is not None:
-                holder.slots[piece.slot] += 1
-                self._held.add()
+                self._holders.hold(holder, piece.slot)
                 answered.append((piece.slot, at, count))
             else:
                 self.pieces.release(piece.slot)
@@ -347,7 +279,7 @@ class ColdReading:
         request.is_done = True
         request.file.reads -= 1
 
-    def _read_ahead(self, file: _File, position: int, end: int, limit: int) -> None:
+    def _read_ahead(self, file: ColdSegment, position: int, end: int, limit: int) -> None:
         """A consumer that goes on where it left off will want the next pieces; but only where that pushes out nobody."""
         is_sequel = file.is_sequel(position)
         file.expect(end)
@@ -357,27 +289,17 @@ class ColdReading:
         for ahead in range(number + 1, number + 1 + AHEAD):
             at = ahead * PIECE_BYTES
             piece_end = min(limit, at + PIECE_BYTES)
-            if at >= limit or self._lanes or self._running > THREADS or self.pieces.available <= self.pieces.slots // 2:
+            if at >= limit or self._lanes or self._threads.running > THREADS or self.pieces.available <= self.pieces.slots // 2:
                 return
             if self.pieces.find((file.number, ahead), piece_end) is None and not file.cold.is_resident(at, piece_end - at):
                 self._ahead.add()
                 self._read(file, ahead, limit)
 
-    # -- threads
+    # -- what the threads have read
 
-    def _start_thread(self) -> None:
-        thread = threading.Thread(target=_read_jobs, args=(self._jobs, self._done, self._bell), daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _on_done(self, _events: int) -> None:
-        try:
-            os.eventfd_read(self._bell)
-        except BlockingIOError:
-            return
-        while self._done:
-            piece, file, count, began_ns, error = self._done.popleft()
-            self._running -= 1
+    def _on_done(self) -> None:
+        while (done := self._threads.take_done()) is not None:
+            piece, file, count, began_ns, error = done
             file.reads -= 1
             start = piece.key[1] * PIECE_BYTES
             if error is not None and not isinstance(error, OSError):
@@ -402,75 +324,12 @@ class ColdReading:
                     self._end(request, ErrorCode.KAFKA_STORAGE_ERROR)
         self._dispatch()
 
-    # -- files and holders
-
-    def _file(self, path: str, inode: int, is_active: bool) -> _File | None:
-        """The file that the asker has open. None: another one has its name now. Raises OSError."""
-        file = self._files.get((inode, is_active))
-        if file is not None:
-            self._files.move_to_end((inode, is_active))
-            return file
-        ways = tuple(way for way in self._ways if way in ACTIVE_WAYS) or self._ways if is_active else self._ways
-        cold = ColdFile(path, ways)
-        if cold.inode != inode:
-            cold.close()
-            return None
-        self._next_file += 1
-        file = self._files[(inode, is_active)] = _File(self._next_file, cold)
-        if len(self._files) > FILES_MAX:
-            self._retire(next(iter(self._files)))
-        return file
-
-    def _retire(self, key: tuple[int, bool]) -> None:
-        """Close a file, at once or when the reads in it are over."""
-        file = self._files.pop(key)
-        self.pieces.forget_file(file.number)
-        self._retired.append(file)
-        self._close_retired()
-
-    def _close_retired(self) -> None:
-        for file in self._retired:
-            if not file.reads:
-                file.cold.close()
-        self._retired = [file for file in self._retired if file.reads]
-
-    def _holder(self, asker: Asker) -> _Holder:
-        pid = _peer_pid(asker.sock)
-        holder = self._holders.get(pid)
-        if holder is None:
-            holder = self._holders[pid] = _Holder(pid)
-            if holder.pidfd >= 0:
-                self._poller.register(holder.pidfd, select.EPOLLIN, lambda _events: self._bury(holder))
-        return holder
-
-    def _release(self, holder: _Holder, slot: int) -> None:
-        holder.slots[slot] -= 1
-        if not holder.slots[slot]:
-            del holder.slots[slot]
-        self._held.add(-1)
-        self.pieces.release(slot)
-
-    def _bury(self, holder: _Holder) -> None:
-        """It is dead, and sends nothing any more."""
-        if self._holders.pop(holder.pid, None) is None:
-            return
-        for slot, count in list(holder.slots.items()):
-            for _ in range(count):
-                self._release(holder, slot)
-        if holder.pidfd >= 0:
-            self._poller.unregister(holder.pidfd)
-            os.close(holder.pidfd)
-        self._dispatch()
-
     def sweep(self, now_ns: int) -> None:
         """Now and then: let go of deleted files, whose space we would keep, and of everything that was not used for a while."""
-        for key in [key for key, file in self._files.items() if file.cold.is_deleted()]:
-            self._retire(key)
-        self._close_retired()
-        if self._last_ns and now_ns - self._last_ns > IDLE_NS and not self._running and not self._lanes:
+        self._segments.retire_deleted()
+        if self._last_ns and now_ns - self._last_ns > IDLE_NS and not self._threads.running and not self._lanes:
             self._last_ns = 0
-            for key in list(self._files):
-                self._retire(key)
+            self._segments.retire_all()
             for slot in self.pieces.give_up_unheld():
                 self.memory.give_back(slot)
 
@@ -478,36 +337,7 @@ class ColdReading:
         return f"{self.memory.allocated_slots} of {self.memory.slots} pieces in memory"
 
     def close(self) -> None:
-        for _ in self._threads:
-            self._jobs.put(None)
-        if not self._running:  # a thread that waits for its disk may still want the bell
-            for thread in self._threads:
-                thread.join()
-            self._poller.unregister(self._bell)
-            os.close(self._bell)
-        for holder in self._holders.values():
-            if holder.pidfd >= 0:
-                self._poller.unregister(holder.pidfd)
-                os.close(holder.pidfd)
-        for key in list(self._files):
-            self._retire(key)
+        self._threads.close()
+        self._holders.close()
+        self._segments.retire_all()
         self.memory.close()
-
-
-def _read_jobs(jobs: queue.SimpleQueue[Job | None], done: deque[Done], bell: int) -> None:
-    """A thread's life. Reading leaves the interpreter to others."""
-    while (job := jobs.get()) is not None:
-        piece, file, view, position, began_ns = job
-        count, error = 0, None
-        try:
-            count = file.cold.read_into(view, position)
-        except BaseException as raised:  # whatever it is, the process hears of it
-            error = raised
-        del view, job
-        done.append((piece, file, count, began_ns, error))
-        os.eventfd_write(bell, 1)
-
-
-def _peer_pid(sock: socket.socket) -> int:
-    pid: int = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[0]
-    return pid

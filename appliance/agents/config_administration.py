@@ -1,8 +1,8 @@
 """Changes of configs that are wanted, one topic's (or broker's) after another, and the operations that carry them out.
 
 Owned by the controller process. A change is a function of what is set (`metadata.config_changes`), applied to what ZooKeeper holds when its turn
-comes; doing one twice does no harm, so what a lost connection cut off is begun again. Weak spot: what waits is forgotten with the process; the client
-hears nothing and asks again.
+comes; doing one twice does no harm, so what a lost connection cut off is begun again, but not for a client that was told of a time-out meanwhile: he may
+have had the opposite done by another box. Weak spot: what waits is forgotten with the process; the client hears nothing and asks again.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ class Entity(NamedTuple):
 
 
 class Alteration(NamedTuple):
-    """A change that is wanted."""
+    """A change that is wanted for as long as somebody waits for it."""
 
     change: ConfigChange
     validate_only: bool
     on_result: OnResult
+    is_awaited: Callable[[], bool]
 
 
 class ConfigAdministration:
@@ -48,15 +49,8 @@ class ConfigAdministration:
         self._wanted: dict[Entity, deque[Alteration]] = {}
         self._altered = counters.counter("controller.configs_altered")
 
-    def alter(self, name: str, change: ConfigChange, validate_only: bool, on_result: OnResult) -> None:
+    def alter(self, entity: Entity, alteration: Alteration) -> None:
         """`on_result` is called when the change is refused, or written and known to log-writers and image."""
-        self._add(Entity(False, name), Alteration(change, validate_only, on_result))
-
-    def alter_box(self, name: str, change: ConfigChange, validate_only: bool, on_result: OnResult) -> None:
-        """The same for this broker, or all."""
-        self._add(Entity(True, name), Alteration(change, validate_only, on_result))
-
-    def _add(self, entity: Entity, alteration: Alteration) -> None:
         self._wanted.setdefault(entity, deque()).append(alteration)
         self._go_on(entity)
 
@@ -66,12 +60,19 @@ class ConfigAdministration:
             self._go_on(entity)
 
     def _go_on(self, entity: Entity) -> None:
-        if entity in self._wanted and self._cluster.has_arrived:
-            alteration = self._wanted[entity][0]
-            alter = alter_box_config if entity.is_broker else alter_topic_config
-            operation = alter(self._cluster, entity.name, alteration.change, alteration.validate_only)
-            run = f"{'box-config' if entity.is_broker else 'config'}:{entity.name}"
-            self._runner.start(run, operation, lambda outcome: self._on_altered(entity, outcome))
+        run = f"{'box-config' if entity.is_broker else 'config'}:{entity.name}"
+        waiting = self._wanted.get(entity)
+        if waiting is None or not self._cluster.has_arrived or self._runner.is_running(run):
+            return
+        while waiting and not waiting[0].is_awaited():
+            waiting.popleft()
+        if not waiting:
+            del self._wanted[entity]
+            return
+        alteration = waiting[0]
+        alter = alter_box_config if entity.is_broker else alter_topic_config
+        operation = alter(self._cluster, entity.name, alteration.change, alteration.validate_only)
+        self._runner.start(run, operation, lambda outcome: self._on_altered(entity, outcome))
 
     def _on_altered(self, entity: Entity, outcome: Outcome) -> None:
         if isinstance(outcome.failure, RequestRefused):

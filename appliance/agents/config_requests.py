@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from appliance.agents.config_administration import ConfigAdministration
+from appliance.agents.config_administration import Alteration, ConfigAdministration, Entity
 from appliance.agents.config_descriptions import BrokerSide, describe_broker, describe_dynamic, describe_topic
 from appliance.agents.topic_administration import Result
 from appliance.agents.waiting_request import Answer, ControllerRequest, Key, Wait, Waiting, told
@@ -142,7 +142,7 @@ class ConfigRequests:
 
         def begin(waiting: Waiting) -> None:
             for index, resource in enumerate(resources):
-                self._begin(resource, counts, validate_only, partial(waiting.record, index))
+                self._begin(resource, counts, validate_only, partial(waiting.record, index), lambda: not waiting.is_done)
 
         def finish(results: dict[Key, Result]) -> None:
             done = tuple(
@@ -153,16 +153,22 @@ class ConfigRequests:
 
         self._wait(Waiting(range(len(resources)), self._now_ms() + CONFIG_TIMEOUT_MS, begin, finish))
 
-    def _begin(self, resource: Resource, counts: Counter[tuple[int, str]], validate_only: bool, on_result: Callable[[Result], None]) -> None:
+    def _begin(
+        self,
+        resource: Resource,
+        counts: Counter[tuple[int, str]],
+        validate_only: bool,
+        on_result: Callable[[Result], None],
+        is_awaited: Callable[[], bool],
+    ) -> None:
         try:
             change = self._planned(resource, counts)
         except RequestRefused as refused:
             on_result(Result(refused.code, refused.message))
             return
-        if resource.resource_type == ResourceType.BROKER:
-            self._administration.alter_box(resource.resource_name or DEFAULT_BROKER, change, validate_only, on_result)
-            return
-        self._administration.alter(resource.resource_name, change, validate_only, on_result)
+        is_broker = resource.resource_type == ResourceType.BROKER
+        entity = Entity(is_broker, resource.resource_name or DEFAULT_BROKER if is_broker else resource.resource_name)
+        self._administration.alter(entity, Alteration(change, validate_only, on_result, is_awaited))
 
     def _planned(self, resource: Resource, counts: Counter[tuple[int, str]]) -> ConfigChange:
         kind, name = resource.resource_type, resource.resource_name

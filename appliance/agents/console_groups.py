@@ -14,7 +14,7 @@ from appliance.base.layout import BoxLayout
 from appliance.console.box_sample import BoxSample
 from appliance.console.group_lag import NOT_LOOKED, GroupLag, GroupsLook, group_lag, high_watermarks
 from appliance.ipc.coordinator_link import CoordinatorLink
-from appliance.ipc.proxies import Registry
+from appliance.ipc.registry import Registry
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
 from appliance.protocol import list_groups, offset_fetch
 from appliance.protocol.apis import ApiKey

@@ -56,6 +56,7 @@ from appliance.replication.cluster import Cluster, DiskReport, topic_id_of
 from appliance.replication.controller import DiskSpace
 from appliance.replication.internal_topics import internal_topic
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
+from appliance.runtime.identity import read_joined_cluster, write_joined_cluster
 from appliance.runtime.poller import READABLE
 from appliance.runtime.systemd import notify_refused
 from appliance.shm.counters import read_counters
@@ -105,6 +106,7 @@ class ControllerAgent:
         self._clock = context.clock
         self._session_path = f"{context.layout.runtime_directory}/{SESSION_FILE}"
         self._identity = box_id(box.state_directory)
+        self._joined_cluster = read_joined_cluster(box.state_directory)
         self._arrived = False
         self._arrive_at_ms: int | None = None
         self._arrived_ms = 0
@@ -122,7 +124,6 @@ class ControllerAgent:
             context.incarnation,
             disks,
             context.poller,
-            context.clock,
             context.counters,
             self._on_disk_connected,
             self._on_disk_gone,
@@ -141,7 +142,7 @@ class ControllerAgent:
         )
         self._own_runner = OperationRunner(self.session.submit, self._disks.command, self._publisher.publish)
         now_ms = context.clock.monotonic_ms
-        self._isr = IsrKeeper(self.cluster, self._runner, lambda: self._arrived, context.counters, context.log, self._on_failure)
+        self._isr = IsrKeeper(self.cluster, self._runner, lambda: self._arrived, context.counters, self._on_failure)
         deadline_ms = box.integer("log.disk.deadline.ms")
         self._bring_up = DiskBringUp(
             self.cluster, self._runner, self._disks, self._isr.is_settled, deadline_ms, now_ms, context.counters, context.log, self._on_failure
@@ -194,9 +195,7 @@ class ControllerAgent:
             self._administration,
             lambda wait, answer: BoxRequests(self.cluster, self._runner, context.log, self._on_failure, wait, answer, context.clock.monotonic_ms),
             self._elsewhere,
-            lambda wait, answer: MoveRequests(
-                self.cluster, self._moves.orders, self._administration.draining, box.disks, wait, answer, context.clock.monotonic_ms
-            ),
+            lambda wait, answer: MoveRequests(self._moves.orders, self._administration.draining, box.disks, wait, answer, context.clock.monotonic_ms),
             broker_configs(box),
             lambda: self._arrived,
             lambda: box.zookeeper if self.session.state in AWAY else "",
@@ -263,6 +262,9 @@ class ControllerAgent:
         work += self._roles.do_work()
         work += self._live_brokers.do_work()
         work += self._moves.do_work(now_ns, self._arrived)
+        if self.cluster.is_image_due:
+            self.cluster.is_image_due = False
+            self._publisher.publish(lambda _: None)
         work += self._publisher.do_work(now_ns)
         work += self._requests.do_work()
         work += self._coordinator_services.do_work()
@@ -426,9 +428,11 @@ class ControllerAgent:
         now_ms = self._clock.wall_ms()
         registration = BrokerRegistration(box.broker_id, (("PLAINTEXT", box.advertise, box.kafka_port),), {"PLAINTEXT": "PLAINTEXT"}, box.rack, now_ms)
         directories = {report.directory_id: report.disk for report in self.cluster.reports.values()}
-        cluster_id = box.cluster_id or str(new_topic_id())
+        known = box.cluster_id or self._joined_cluster
+        cluster_id = known or str(new_topic_id())
         record = BoxRecord(self._identity, directories, is_fenced=self._failover.is_leaving or not self._bring_up.all_settled())
-        return Arrival(self.session.session_id, registration, record, cluster_id, bool(box.cluster_id), now_ms, new_topic_id)
+        has_been_member = bool(self._joined_cluster)
+        return Arrival(self.session.session_id, registration, record, cluster_id, bool(known), has_been_member, now_ms, new_topic_id)
 
     def _on_arrived(self, outcome: Outcome) -> None:
         if outcome.failure is not None:
@@ -436,15 +440,26 @@ class ControllerAgent:
             return
         self._arrived = True
         self._last_trouble = ""
+        if self._joined_cluster != self.cluster.cluster_id:
+            self._keep_cluster(self.cluster.cluster_id)
         self._admission.on_admitted()
         self._arrived_ms = self._clock.monotonic_ms()
         self._leads_gauge.set(int(self.cluster.fence is not None))
         self._count_term()
         self._moves.on_arrived()
+        self._administration.on_arrived()
         self._looks.on_arrived()
         self._bring_up.on_arrived()
         self._failover.on_arrived()
         self._reconsider_at_ms = 0
+
+    def _keep_cluster(self, cluster_id: str) -> None:
+        """From now on the box, and after its next start each of its disks, is of this cluster."""
+        self._joined_cluster = cluster_id
+        try:
+            write_joined_cluster(self._box.state_directory, cluster_id)
+        except OSError as error:
+            self._log.warning(f"could not write down in {self._box.state_directory} that the box is of cluster {cluster_id}: {error.strerror}")
 
     def _on_cluster_changed(self) -> None:
         """Others have changed something: whoever may have to act on it looks at it in this turn or the next."""

@@ -264,13 +264,18 @@ class ControllerRequests:
 
     def _begin_ensure(self, waiting: Waiting, topics: dict[str, int]) -> None:
         affordable = self._topics.affordable(topics)
+
+        def record(name: str, result: Result) -> None:
+            """Who did not ask a controller asks again, whoever is one."""
+            waiting.record(name, Result(ErrorCode.LEADER_NOT_AVAILABLE) if result.code is ErrorCode.NOT_CONTROLLER else result)
+
         for name, partitions in topics.items():
             if self._cluster.fence is None:
-                self._elsewhere.ensure(name, partitions, partial(waiting.record, name))
+                self._elsewhere.ensure(name, partitions, partial(record, name))
             elif name not in affordable:
                 waiting.record(name, Result(ErrorCode.LEADER_NOT_AVAILABLE))
             else:
-                self._topics.ensure(name, partitions, partial(waiting.record, name))
+                self._topics.ensure(name, partitions, partial(record, name))
 
 
 def _errors_document(results: dict[Key, Result]) -> bytes:

@@ -32,8 +32,9 @@ from appliance.ipc.box_disks import BoxDisks
 from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.disk_health import DiskHealth
 from appliance.ipc.frames import Frame
-from appliance.ipc.log_reader_proxy import LogReaderProxy
-from appliance.ipc.proxies import LogWriterProxies, Source
+from appliance.ipc.log_reader_proxy import LogReaderProxy, follow_disks
+from appliance.ipc.proxies import LogWriterProxies
+from appliance.ipc.source import Source
 from appliance.replication.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.shm.lease import LeaseReader
@@ -57,9 +58,7 @@ class CoordinatorAgent:
         self._source = Source(
             context.layout, context.process_name, context.incarnation, box.integer("coordinator.arena.bytes"), box.integer("channel.ring.entries")
         )
-        self._proxies = LogWriterProxies(
-            self._source, disks, self._poller, self._clock, counters, self._on_completion, self._on_lost, self._on_connected, self._on_gone
-        )
+        self._proxies = LogWriterProxies(self._source, disks, self._poller, counters, self._on_completion, self._on_lost, self._on_connected, self._on_gone)
         self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), self._on_hung, lambda _disk: None)
         self._view = BoxView(box.broker_id, self._proxies, box.integer("message.max.bytes"))
         self._image = ImageFollower(context.layout, self._view, context.log)
@@ -194,17 +193,9 @@ class CoordinatorAgent:
     # -- news
 
     def _look_at_disks(self, now_ns: int) -> None:
-        """Disks that were added, removed or replaced while we run."""
         changes = self._box_disks.look(now_ns)
-        for disk in changes.came:
-            self._readers[disk.name] = self._make_reader(disk.name)
-            self._proxies.add_disk(disk.name)
-        for disk in changes.went:
-            self._proxies.remove_disk(disk.name, self._on_set_aside)
-            self._readers.pop(disk.name).close()
-        for disk in changes.replaced:
-            self._proxies.replace_disk(disk.name, self._on_set_aside)
-            self._readers[disk.name].hang_up()
+        self._proxies.follow(changes, self._on_set_aside)
+        follow_disks(self._readers, changes, self._make_reader)
 
     # -- log-writers
 

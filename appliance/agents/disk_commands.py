@@ -10,13 +10,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
+from appliance.ipc.commands import Command, command_callbacks
 from appliance.ipc.descriptors import Completion
 from appliance.ipc.disk_health import DiskHealth
-from appliance.ipc.proxies import Command, LogWriterProxies, Registry, Source, command_callbacks
+from appliance.ipc.proxies import LogWriterProxies
+from appliance.ipc.registry import Registry
+from appliance.ipc.source import Source
 from appliance.metadata.operation import DiskCommand
 from appliance.shm.counters import Counters
 from appliance.shm.disk_words import fence_life
@@ -37,7 +39,6 @@ class DiskCommands:
         incarnation: int,
         disks: list[str],
         registry: Registry,
-        clock: Clock,
         counters: Counters,
         on_connected: Callable[[str], None],
         on_gone: Callable[[str], None],
@@ -54,7 +55,7 @@ class DiskCommands:
         self._lost: list[Any] = []
         self._log = log
         self._proxies = LogWriterProxies(
-            self._source, disks, registry, clock, counters, completed, self._on_lost, on_connected, self._on_gone, on_isr_wishes=on_isr_wishes
+            self._source, disks, registry, counters, completed, self._on_lost, on_connected, self._on_gone, on_isr_wishes=on_isr_wishes
         )
         self._health = DiskHealth(self._proxies.by_disk.values(), deadline_ms, self._on_hung, lambda _disk: None)
 

@@ -1,8 +1,9 @@
 """Elections that somebody ordered, and leadership that returns by itself to the boxes that should have it.
 
-Owned by the controller process of the box that is the cluster's controller. An order that has not been carried out is forgotten with the process, and the
-client asks again. The return of leadership is looked at every `leader.imbalance.check.interval.seconds`, first a few seconds after this box has become
-controller. Weak spot: elections are one operation after another, all partitions of an order in one.
+Owned by the controller process of the box that is the cluster's controller. An order that has not been carried out is forgotten with the process, or when
+another box is controller (an unclean election that nobody wants any more loses records), and the client asks again. The return of leadership is looked at
+every `leader.imbalance.check.interval.seconds`, first a few seconds after this box has become controller. Weak spot: elections are one operation after
+another, all partitions of an order in one.
 """
 
 from __future__ import annotations
@@ -71,6 +72,15 @@ class ElectionAdministration:
         """`on_result` is called for every partition: refused, or written and known to the image."""
         self._wanted.append(ElectionOrder(tuple(partitions), is_unclean, on_result))
         self._go_on()
+
+    def forget_orders(self, result: Result) -> None:
+        """Another box is controller, or was: who waits is told `result`."""
+        if self._runner.is_running("elections"):
+            return
+        orders, self._wanted = self._wanted, deque()
+        for order in orders:
+            for partition in order.partitions:
+                order.on_result(partition, result)
 
     def reconsider(self) -> None:
         """Start what is wanted and not under way, and look after leadership from time to time."""

@@ -23,6 +23,7 @@ from appliance.replication.leader_operations import (
     to_withdraw,
     withdraw_replicas,
 )
+from appliance.runtime.leaving import GIVEN_AWAY
 from appliance.shm.counters import Counters
 
 OnLeft = Callable[[int], None]
@@ -58,7 +59,7 @@ class Failover:
         self._has_left = False
         self._elections = counters.counter('controller.elections{reason="death"}')
         self._withdrawals = counters.counter('controller.elections{reason="disk"}')
-        self._departures = counters.counter('controller.elections{reason="stop"}')
+        self._departures = counters.counter(GIVEN_AWAY)
         self._unclean = counters.counter("controller.unclean_elections")
         self._offline = counters.gauge("controller.offline_partitions")
 
@@ -152,14 +153,13 @@ class Failover:
         if self._has_left:
             self._tell_left(0)
         elif self._left and not self._runner.is_running("leave"):
-            self._runner.start("leave", leave_cluster(self._cluster), self._on_left)
+            self._runner.start("leave", leave_cluster(self._cluster, self._departures.add), self._on_left)
 
     def _on_left(self, outcome: Outcome) -> None:
         if outcome.failure is not None:
             self._on_failure(outcome.failure)
             return
         self._has_left = True
-        self._departures.add(outcome.value)
         self._tell_left(outcome.value)
 
     def _tell_left(self, moved: int) -> None:

@@ -38,7 +38,7 @@ class ImageFollower:
         """Read it; the new image, if it is another one."""
         self.is_stale = False
         try:
-            image = read_image(self._path)
+            image = read_image(self._path, self._view.image)
         except ImageUnreadable as error:
             self._log.error(f"the metadata image could not be read: {error}; the last one is used on")
             return None

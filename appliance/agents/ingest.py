@@ -10,6 +10,7 @@ Weak: one thread does all of it, so a slow parser is everybody's; several ingest
 from __future__ import annotations
 
 from appliance.agents.image_follower import ImageFollower
+from appliance.agents.intake.held_records import HeldRecords
 from appliance.agents.intake.ingest_books import IngestBooks
 from appliance.agents.intake.ingest_intake import IngestIntake
 from appliance.agents.intake.ingest_settlement import IngestSettlement
@@ -33,13 +34,14 @@ from appliance.ingest.table.ingest_table import table_of
 from appliance.ipc.box_disks import BoxDisks
 from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.disk_health import DiskHealth
-from appliance.ipc.proxies import LogWriterProxies, Source
+from appliance.ipc.proxies import LogWriterProxies
+from appliance.ipc.source import Source
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.shm.lease import LeaseReader
 
 SWEEP_NS = 1_000_000_000
-DRAIN_NS_MAX = 1_000_000_000
-"""How long a stop goes on reading from senders that never pause."""
+DRAIN_NS_MAX = 4_000_000_000
+"""How long a stop takes what had arrived; from a sender that never pauses no more than a kernel keeps."""
 WAITING_PARK_MS = 20
 """While batches wait for a leader."""
 
@@ -61,7 +63,6 @@ class IngestAgent:
             self._source,
             disks,
             self._poller,
-            self._clock,
             counters,
             self._on_completion,
             self._on_lost,
@@ -99,11 +100,12 @@ class IngestAgent:
         self._topics = IngestTopics(box, self._topic, self._outlet, self._controller, self._clock, log, self._on_stale)
         for left_over in self._past.topics:
             self._topics.of(left_over)
-        self._intake = IngestIntake(table.listeners, table.router(), self._topics, books, self._settlement, self._replays, self._clock)
+        held = HeldRecords(box.integer("ingest.held.bytes"), counters)
+        self._intake = IngestIntake(table.listeners, table.router(), self._topics, books, self._settlement, self._replays, held, self._clock)
         self._box_disks = BoxDisks(context.layout, box)
         self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), lambda _disk, _operation: None, lambda _disk: None)
         self._disks = IngestDisks(self._proxies, counters, log)
-        self._connections = SenderConnections(self._poller, self._clock, self._intake, box, counters, log)
+        self._connections = SenderConnections(context.layout, int(context.instance or 0), self._poller, self._clock, self._intake, box, counters, log)
         self._datagrams = SenderDatagrams(self._poller, self._clock, self._intake, context.instance in ("", "0"), counters, log)
         rooms: dict[Transport, Room] = {Transport.TCP: self._connections, Transport.TLS: self._connections, Transport.UDP: self._datagrams}
         hand_out(table.listeners, context.listen_sockets, rooms, log)
@@ -161,15 +163,10 @@ class IngestAgent:
         return work + self._view.refresh()
 
     def _look_at_disks(self, now_ns: int) -> None:
-        """Disks that were added, removed or replaced while we run."""
         changes = self._box_disks.look(now_ns)
-        for disk in changes.came:
-            self._proxies.add_disk(disk.name)
+        self._proxies.follow(changes, self._outlet.on_set_aside)
         for disk in changes.went:
-            self._proxies.remove_disk(disk.name, self._outlet.on_set_aside)
             self._disks.forget(disk.name)
-        for disk in changes.replaced:
-            self._proxies.replace_disk(disk.name, self._outlet.on_set_aside)
 
     def may_park(self) -> bool:
         self._source.watch_rows(self._outlet.waits_for_rows)

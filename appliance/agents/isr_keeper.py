@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from appliance.base.logging import Logger
 from appliance.metadata.operation import OperationRunner, Outcome
 from appliance.replication.cluster import Cluster
 from appliance.replication.disk_report import PartitionKey
@@ -27,13 +26,11 @@ class IsrKeeper:
         runner: OperationRunner,
         can_begin: Callable[[], bool],
         counters: Counters,
-        log: Logger,
         on_failure: Callable[[Exception], None],
     ) -> None:
         self._cluster = cluster
         self._runner = runner
         self._can_begin = can_begin
-        self._log = log
         self._on_failure = on_failure
         self._waiting: dict[str, dict[PartitionKey, IsrWish]] = {}
         self._written: dict[str, set[PartitionKey]] = {}

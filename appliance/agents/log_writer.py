@@ -155,6 +155,7 @@ class LogWriterAgent:
             counters,
             lambda: self._door.is_inside(_CONTROLLER),
             lambda wishes: self._door.tell(_CONTROLLER, ISR_WISHES, orjson.dumps({"wishes": wishes})),
+            box.integer("replica.lag.time.max.ms") * 1_000_000,
         )
         self._index_repairs = IndexRepairs(report_file(context.layout, self._disk.name), self._partitions, self._clock, counters, context.log)
         self._batch_repairs = BatchRepairs(self._partitions, self._completions, counters, context.log, self._disk.name)
@@ -206,6 +207,7 @@ class LogWriterAgent:
             self._keep_house()
         elif self._flush_rounds.goes_on or self._retention.goes_on or self._cleaning.goes_on or self._moves.goes_on or self._batch_repairs.is_under_way:
             self._keep_house()
+        self._progress.turn(now_ns)
         if self._deletions.are_awaited:
             self._deletions.turn(now_ns)
         if self._completions.by_channel or self._completions.rows_moved or self._retention.rows_moved:
@@ -408,7 +410,6 @@ class LogWriterAgent:
             self._retention.turn()
             self._cleaning.turn()
             self._moves.turn(now_ns)
-            self._progress.turn(now_ns)
             self._batch_repairs.turn()
             self._words[APPEND_SINCE_WORD] = 0
             if self._flush_rounds.take_found_space():

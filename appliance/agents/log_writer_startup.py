@@ -54,7 +54,6 @@ class LogWriterStartup:
         producers = ProducerSettings(box.integer("producer.id.expiration.ms"), box.flag("transaction.partition.verification.enable"))
         terms = ReplicationTerms(box.broker_id, box.integer("replica.lag.time.max.ms") * 1_000_000, context.clock)
         self.partitions = HostedPartitions(self.directory, table, context.clock, terms, producers)
-        self._table = table
         self._lives = PreviousLives(context.layout, disk.name, table.shared.name)
         self.boot = CLEAN_STOP if self.directory.was_clean else SAME_BOOT if self._lives.is_same_boot else UNCLEAN_BOOT
         self._recovery_points = self.directory.recovery_points

@@ -19,7 +19,6 @@ from appliance.agents.waiting_request import Answer, ControllerRequest, Key, Wai
 from appliance.base.errors import ErrorCode
 from appliance.base.layout import Disk
 from appliance.protocol.alter_replica_log_dirs import REQUEST, RESPONSE, AlterReplicaLogDirsResponse, MovedPartition, MovedTopic
-from appliance.replication.cluster import Cluster
 
 ORDER_TIMEOUT_MS = 30_000
 """The requests carry none."""
@@ -30,7 +29,6 @@ class MoveRequests:
 
     def __init__(
         self,
-        cluster: Cluster,
         orders: MoveOrders,
         draining: DiskDraining,
         disks: list[Disk],
@@ -38,7 +36,6 @@ class MoveRequests:
         answer: Answer,
         now_ms: Callable[[], int],
     ) -> None:
-        self._cluster = cluster
         self._orders = orders
         self._draining = draining
         self._disks = disks

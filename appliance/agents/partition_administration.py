@@ -1,6 +1,6 @@
 """CreatePartitions: growths that are wanted, one topic's after another, and the operations that carry them out.
 
-Owned by the controller process. As with creations, what is wanted survives a loss of ZooKeeper: operations are dropped and started again. A growth
+Owned by the controller process. As with creations, what is wanted survives a loss of ZooKeeper, and not that another box is controller. A growth
 that ZooKeeper has accepted is finished by whoever is controller then (`TopicAdministration.reconsider`). Weak spot: when every disk refuses the new
 partitions, the topic keeps them in ZooKeeper and the disks are asked again and again; clients see the old ones only.
 """
@@ -72,6 +72,12 @@ class PartitionAdministration:
             return
         self._growing.setdefault(wanted.name, deque()).append(Growth(wanted, on_result))
         self._go_on(wanted.name)
+
+    def forget_orders(self, result: Result) -> None:
+        """As `TopicAdministration.forget_orders`."""
+        for name in [name for name in self._growing if not self._runner.is_running(f"topic:{name}")]:
+            for growth in self._growing.pop(name):
+                growth.on_result(result)
 
     def _plan(self, wanted: TopicGrowth) -> dict[int, tuple[int, ...]]:
         topic = self._topic(wanted.name)

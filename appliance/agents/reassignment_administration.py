@@ -1,8 +1,8 @@
 """Partitions that go to other boxes: orders that are wanted, one topic's after another, and the end of those under way.
 
 Owned by the controller process of the box that is the cluster's controller. What is under way stands in the topic documents, so a new controller goes on
-with it; an order that has not been written is forgotten with the process, and the client hears nothing and asks again. Weak spot: documents of all
-topics are looked through when something changed, and twice a second (1 ms for 2,000 topics).
+with it; an order that has not been written is forgotten with the process, or when another box is controller, and the client asks again. Weak spot:
+documents of all topics are looked through when something changed, and twice a second (1 ms for 2,000 topics).
 """
 
 from __future__ import annotations
@@ -57,6 +57,13 @@ class ReassignmentAdministration:
             self._quiet.discard(name)
         self._go_on(name)
 
+    def forget_orders(self, result: Result) -> None:
+        """Another box is controller, or was: what was not written is not written any more, and who waits is told `result`."""
+        for name in [name for name in self._wanted if not self._runner.is_running(f"topic:{name}")]:
+            for order in self._wanted.pop(name):
+                for partition in order.targets:
+                    order.on_result(partition, result)
+
     def reconsider(self) -> None:
         """Start whatever is wanted and not under way, and end what is whole."""
         if self._cluster.fence is None:
@@ -69,7 +76,7 @@ class ReassignmentAdministration:
             document = topic.assignment
             if document.adding_replicas or document.removing_replicas:
                 count += len(under_way(document))
-                if name not in self._cluster.deleting and not self._runner.is_running(f"topic:{name}") and whole_reassignments(topic):
+                if name not in self._cluster.deleting and not self._runner.is_running(f"topic:{name}") and whole_reassignments(self._cluster, topic):
                     self._runner.start(f"topic:{name}", finish_reassignments(self._cluster, name), lambda outcome, name=name: self._on_finished(name, outcome))  # type: ignore[misc]
         self._under_way_gauge.set(count)
 

@@ -6,6 +6,8 @@ less to the others.
 
 from __future__ import annotations
 
+import os
+from functools import partial
 from typing import Any
 
 from appliance.agents.replica_counters import ReplicaCounters, replica_settings
@@ -18,7 +20,8 @@ from appliance.agents.replica_session import Key
 from appliance.ipc.box_disks import BoxDisks
 from appliance.ipc.descriptors import Completion
 from appliance.ipc.disk_health import DiskHealth
-from appliance.ipc.proxies import LogWriterProxies, Source
+from appliance.ipc.proxies import LogWriterProxies
+from appliance.ipc.source import Source
 from appliance.metadata.metadata_image import MetadataImage
 from appliance.replication.replication_throttle import ReplicationThrottle
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
@@ -28,6 +31,8 @@ SETTLING_MS = 5
 SETTLING_NS = 10_000_000_000
 """Rows that are behind for longer wait for something else: a disk, say."""
 RETRY_NS = 1_000_000_000
+LOOK_PAUSE_NS_MAX = 20_000_000
+"""Between two looks at the rows is three times as long as one took, and no longer than this: in a burst of roles there is other work, too."""
 
 
 class ReplicaFollowing:
@@ -41,13 +46,13 @@ class ReplicaFollowing:
         self._source = Source(context.layout, context.process_name, context.incarnation, box.replica_arena_bytes, box.integer("channel.ring.entries"))
         disks = [disk.name for disk in box.disks]
         self._proxies = LogWriterProxies(
-            self._source, disks, context.poller, self._clock, counters, self._on_completion, self._on_lost, self._on_disk_news, self._on_disk_news
+            self._source, disks, context.poller, counters, self._on_completion, self._on_lost, self._on_disk_news, self._on_disk_news
         )
         self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), self._on_hung, self._on_disk_news)
         self._box_disks = BoxDisks(context.layout, box)
         self._settings = replica_settings(box, self._source.arena.size_bytes)
         self._counters = ReplicaCounters(counters)
-        self._rows = ReplicaRows(box.broker_id, self._proxies)
+        self._rows = ReplicaRows(box.broker_id, self._proxies, partial(os.path.exists, context.layout.stopping_file))
         self._followed: dict[Key, FollowedPartition] = {}
         self._lanes: dict[int, LeaderLane] = {}
         self._throttle = ReplicationThrottle(is_follower=True)
@@ -55,6 +60,7 @@ class ReplicaFollowing:
             context.layout, box.broker_id, self._proxies, self._source.arena, self._settings, context.poller, self._clock, counters, context.log
         )
         self._changed_ns = 0
+        self._look_ns = 0
         self._retry_ns = 0
 
     def set_image(self, image: MetadataImage) -> None:
@@ -75,10 +81,12 @@ class ReplicaFollowing:
     def do_work(self, now_ns: int) -> int:
         work = self._proxies.do_work(now_ns)
         work += self._health.look(now_ns)
-        self._look_at_disks(now_ns)
-        found = self._rows.look(now_ns)
-        if found is not None:
-            work += self._follow(found, now_ns)
+        self._proxies.follow(self._box_disks.look(now_ns), self._on_set_aside)
+        if now_ns >= self._look_ns:
+            found = self._rows.look(now_ns)
+            if found is not None:
+                work += self._follow(found, now_ns)
+                self._look_ns = now_ns + min(LOOK_PAUSE_NS_MAX, 3 * (self._clock.monotonic_ns() - now_ns))
         for lane in self._lanes.values():
             work += lane.do_work(now_ns)
         work += self._repairs.do_work(now_ns)
@@ -94,7 +102,7 @@ class ReplicaFollowing:
         changes = 0
         for key, followed in list(self._followed.items()):
             place = found.get(key)
-            if place is None or place.identity != followed.place.identity:
+            if place is not followed.place and (place is None or place.identity != followed.place.identity):
                 del self._followed[key]
                 self._lanes[followed.place.leader_id].unfollow(followed)
                 changes += 1
@@ -120,15 +128,6 @@ class ReplicaFollowing:
             )
             self._set_brokers(lane)
         return lane
-
-    def _look_at_disks(self, now_ns: int) -> None:
-        changes = self._box_disks.look(now_ns)
-        for disk in changes.came:
-            self._proxies.add_disk(disk.name)
-        for disk in changes.went:
-            self._proxies.remove_disk(disk.name, self._on_set_aside)
-        for disk in changes.replaced:
-            self._proxies.replace_disk(disk.name, self._on_set_aside)
 
     # --- waiting
 

@@ -23,7 +23,7 @@ from appliance.base.logging import Logger
 from appliance.client.address import Address
 from appliance.client.peer_connection import PeerAnswer, PeerConnection
 from appliance.ipc.descriptors import Completion, Truncation
-from appliance.ipc.proxies import Registry
+from appliance.ipc.registry import Registry
 from appliance.metadata.metadata_image import BrokerImage
 from appliance.protocol import list_offsets
 from appliance.protocol.apis import ApiKey

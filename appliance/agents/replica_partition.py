@@ -11,7 +11,7 @@ from typing import Protocol
 from appliance.agents.replica_session import Key
 from appliance.base.errors import ErrorCode
 from appliance.ipc.descriptors import Completion
-from appliance.ipc.proxies import LogWriterProxy
+from appliance.ipc.log_writer_proxy import LogWriterProxy
 from appliance.ipc.replication_descriptors import ReplicaAppend, TruncateOrder, replica_append_descriptor, truncate_descriptor
 from appliance.protocol.fetch import FetchPartition
 from appliance.replication.follower_fetch import FollowerFetch, Need

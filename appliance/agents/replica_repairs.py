@@ -24,7 +24,9 @@ from appliance.base.model import TopicId
 from appliance.client.address import Address
 from appliance.client.peer_connection import PeerAnswer, PeerConnection
 from appliance.ipc.descriptors import Completion
-from appliance.ipc.proxies import LogWriterProxies, LogWriterProxy, Registry
+from appliance.ipc.log_writer_proxy import LogWriterProxy
+from appliance.ipc.proxies import LogWriterProxies
+from appliance.ipc.registry import Registry
 from appliance.ipc.replication_descriptors import RepairOrder, repair_descriptor
 from appliance.ipc.scrub_report import FoundDamage, read_report, report_file
 from appliance.metadata.metadata_image import MetadataImage, PartitionImage

@@ -39,7 +39,6 @@ class RequestServer:
         self._on_frame = on_frame
         self._greeting = greeting
         self._clients: dict[int, RequestClient] = {}
-        self.clients_dropped = 0
         self._listening = listen_unix(path)
         poller.register(self._listening.fileno(), READABLE, self._on_connections)
 
@@ -98,7 +97,6 @@ class RequestServer:
     def _drop(self, client: RequestClient) -> None:
         if client.is_open:
             client.is_open = False
-            self.clients_dropped += 1
             descriptor = client.socket.fileno()
             self._poller.unregister(descriptor)
             self._clients.pop(descriptor, None)

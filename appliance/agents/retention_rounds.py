@@ -102,7 +102,6 @@ class RetentionRounds:
         self._waiting_from_ns = 0
         """On a full disk those that wait for a checkpoint are looked at now and then: what makes room goes before them."""
         self._clock_told_ns = self._reserve_told_ns = -TOLD_NS
-        self._counters = counters
         self._rounds = counters.counter("retention.rounds")
         self._held_by_clock = counters.counter("retention.rounds_without_time")
         self._disagreement = counters.gauge("retention.clock_disagreement_ms")

@@ -2,8 +2,9 @@
 
 Owned by the controller process. What is wanted (`creating`, `deletions`) survives a loss of ZooKeeper: operations are dropped and started again
 until ZooKeeper and the disks have done their part, whether or not anybody still waits for the answer. A request that has not been started
-by its deadline is forgotten; a started one is answered REQUEST_TIMED_OUT and goes on. Weak spot: what is wanted is forgotten with the process;
-only what ZooKeeper has accepted is finished by the next one, and the client hears nothing and asks again.
+by its deadline is forgotten; a started one is answered REQUEST_TIMED_OUT and goes on. Once another box is controller what is wanted is forgotten here: what
+ZooKeeper has accepted is finished by that one, and the name may be another topic's by the time this box has the role again. Weak spot: what is wanted is
+forgotten with the process, too; the client hears nothing and asks again.
 """
 
 from __future__ import annotations
@@ -153,6 +154,18 @@ class TopicAdministration:
         """Delete a known topic; `on_result` is called when it is gone."""
         self.deletions.setdefault(name, []).append(on_result)
         self._start_deletion(name)
+
+    def forget_orders(self, result: Result) -> None:
+        """Another box is controller, or was: nothing that was ordered before is begun any more. Who waits is told `result`, or that it is done."""
+        topics = self._cluster.topics
+        for name in [name for name in self.creating if not self._runner.is_running(f"topic:{name}")]:
+            creation, topic = self.creating[name], topics.get(name)
+            is_done = topic is not None and topic.topic_id == creation.topic_id and topic.is_complete
+            self._finish_creation(name, Result(ErrorCode.NONE, None, creation.plan, creation.topic_id) if is_done else result)
+        for name in [name for name in self.deletions if not self._runner.is_running(f"topic:{name}")]:
+            for on_result in self.deletions.pop(name):
+                on_result(result if name in topics else Result(ErrorCode.NONE))
+        self._cluster.to_delete.clear()
 
     def _names(self) -> set[str]:
         return self._cluster.topics.keys() | self._cluster.deleting | self.creating.keys()

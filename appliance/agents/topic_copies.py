@@ -1,9 +1,10 @@
 """Sees to it that the topics that boxes make by themselves get their replicas when there are boxes for them.
 
 Owned by the controller process of the box that is the cluster's controller. Looks once the same boxes have been there for a while, orders a reassignment of
-one topic at a time, never beside one that is under way, and lets the first replicas lead when all is in sync. Never takes a replica away. What is under way
-stands in the topic's document, as any reassignment; a new controller goes on with it. Weak spot: an operator who takes replicas away gets them back, unless the
-setting that asks for them says less; and `min.insync.replicas` of `__transaction_state` stays as it was made.
+one topic at a time, never beside one that is under way (but one that waits for a box that is away holds up nobody), and lets the first replicas lead when all
+is in sync. Never takes a replica away. What is under way stands in the topic's document, as any reassignment; a new controller goes on with it. Weak spot: an
+operator who takes replicas away gets them back, unless the setting that asks for them says less; and `min.insync.replicas` of `__transaction_state` stays as it
+was made.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class TopicCopies:
         if topic.name in self._cluster.deleting or not topic.is_complete:
             return False
         planned = plan_copies(topic.replicas, self._boxes, self._cluster.racks(), factor)
-        if not planned or any(under_way(each.assignment) for each in self._cluster.topics.values()):
+        if not planned or any(under_way(each.assignment) and not self._waits_for_absent(each) for each in self._cluster.topics.values()):
             return False
         fewest = min(len(topic.replicas[number]) for number in planned)
         copies = max(map(len, planned.values()))
@@ -92,6 +93,8 @@ class TopicCopies:
         """Let those lead that stand first now, once everything is in sync."""
         topic = self._cluster.topics.get(name)
         if topic is not None and under_way(topic.assignment):
+            if self._waits_for_absent(topic):
+                self._growing = None
             return
         self._growing = None
         if topic is None or self._electing is None:
@@ -99,3 +102,7 @@ class TopicCopies:
         astray = [(name, number) for number, state in topic.states.items() if state.leader != topic.replicas[number][0] in state.isr]
         if astray:
             self._electing.elect(astray, False, lambda _partition, _result: None)
+
+    def _waits_for_absent(self, topic: TopicState) -> bool:
+        """Whether a reassignment is under way that cannot end before some box is back, which may be never."""
+        return any(not set(adding) <= set(self._cluster.live_brokers()) for adding in topic.assignment.adding_replicas.values())

@@ -108,6 +108,10 @@ class BoxLayout:
     def log_reader_socket(self, disk: str) -> str:
         return f"{self.runtime_directory}/log-reader@{disk}.sock"
 
+    def senders_socket(self, index: int) -> str:
+        """Where an ingest takes connections that another one has accepted."""
+        return f"{self.runtime_directory}/senders@{index}.sock"
+
     def shared_memory_name(self, purpose: str, owner: str, incarnation: int | None = None) -> str:
         """`/millrace.BOX.purpose.owner[.incarnation]`; counters alone have no incarnation, their next life adopts them."""
         name = f"{self.shared_memory_prefix}{purpose}.{owner}"

@@ -183,6 +183,9 @@ def relation_problems(settings: dict[str, SettingValue]) -> list[str]:
         problems.append(f"log.cleaner.min.cleanable.ratio is {ratio!r}; it must be a number from 0 to 1, in quotes")
     if number("log.cleaner.min.compaction.lag.ms") > number("log.cleaner.max.compaction.lag.ms"):
         problems.append("log.cleaner.min.compaction.lag.ms is more than log.cleaner.max.compaction.lag.ms")
+    for name in ("replica.lag.time.max.ms", "replica.socket.timeout.ms"):
+        if number("replica.fetch.wait.max.ms") > number(name):
+            problems.append(f"replica.fetch.wait.max.ms ({number('replica.fetch.wait.max.ms')}) is more than {name} ({number(name)}); make it at most that")
     problems += io_class_problems(settings)
     for name in ("ingest.syslog.topic", "host.figures.topic"):
         if (problem := topic_name_problem(str(settings[name]))) is not None:

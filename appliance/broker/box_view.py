@@ -1,21 +1,23 @@
 """What an acceptor sees of its box: the metadata image (what should be) and the partition tables (what is).
 
 Produce and fetch find a partition here by name or id in one dictionary look-up; the answer, a `Placement`, names disk, row and row
-generation, and every use reads the row itself again. Rebuilt when the image or a table's generation changes. Owned by one acceptor.
-Weak spot: a rebuild looks at every row of every table (2 ms per 1,000).
+generation, and every use reads the row itself again. A change of roles, of which a failover brings thousands, changes nothing here; a new image only what
+differs in it. Owned by one acceptor, ingest or coordinator. Weak spot: when a row comes or goes, all rows of all tables are placed again (0.3 ms per 1,000).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from enum import IntEnum
 
 from appliance.base.errors import ErrorCode
-from appliance.base.model import TopicId
 from appliance.broker.committed_bounds import Bound, KnownAborted
-from appliance.ipc.proxies import LogWriterProxies, LogWriterProxy
+from appliance.ipc.log_writer_proxy import LogWriterProxy
+from appliance.ipc.proxies import LogWriterProxies
 from appliance.metadata.metadata_image import MetadataImage, TopicImage
 from appliance.protocol.leader_hints import CurrentLeader, NodeEndpoint
+from appliance.shm.known_rows import KnownRows
 from appliance.shm.partition_table import (
     DISK_OFFLINE,
     DISK_ONLINE,
@@ -121,6 +123,16 @@ class Placement:
         return self._epoch_ends
 
 
+class Change(IntEnum):
+    """What a look at image and tables has found: the most of it."""
+
+    NOTHING = 0
+    ROLES = 1
+    """Leaders, followers and epochs, in rows that were there."""
+    PLACES = 2
+    """The image is another one, rows or disks came or went."""
+
+
 class BoxView:
     """The image and an index of all rows."""
 
@@ -130,50 +142,80 @@ class BoxView:
         self._proxies = proxies
         self._default_max_message_bytes = default_max_message_bytes
         self._by_name: dict[tuple[str, int], Placement] = {}
-        self._generations: dict[str, tuple[str, int]] = {}
+        self._tables: dict[str, KnownRows] = {}
+        self._disk_states: dict[str, int] = {}
+        self._is_image_new = True
+        self._must_place = True
 
     def set_image(self, image: MetadataImage) -> None:
-        self.image = image
-        self._generations = {}
+        former, self.image = self.image, image
+        self._is_image_new = True
+        self._must_place = self._must_place or former.topics_by_id.keys() != image.topics_by_id.keys()
+        for name, topic in image.topics.items():
+            known = former.topics.get(name)
+            if known is not topic and known != topic:
+                self._take_topic(topic, known)
 
-    def refresh(self) -> bool:
-        """Rebuild the index if an image came or a table changed; returns whether it did."""
-        generations = {}
-        for disk, proxy in self._proxies.by_disk.items():
-            table = proxy.table
-            if table is not None:
-                generations[disk] = (table.shared.name, table.generation)
-        if generations == self._generations:
-            return False
-        self._generations = generations
-        self._rebuild()
-        return True
+    def _take_topic(self, topic: TopicImage, former: TopicImage | None) -> None:
+        """What has changed in a topic, for the placements that are there."""
+        has_same_config = former is not None and former.config == topic.config
+        known = former.partitions if former is not None else ()
+        for number, partition in enumerate(topic.partitions):
+            if has_same_config and number < len(known) and (known[number] is partition or known[number] == partition):
+                continue
+            placement = self._by_name.get((topic.name, number))
+            if placement is not None:
+                self._configure(placement, topic)
 
-    def _rebuild(self) -> None:
+    def refresh(self) -> Change:
+        """Look whether an image came or a table changed, and follow. What was found counts as seen."""
+        change = Change.NOTHING
+        tables, by_disk = self._tables, self._proxies.by_disk
+        for disk in [disk for disk in tables if disk not in by_disk or by_disk[disk].table is not tables[disk].table]:
+            del tables[disk]
+            self._must_place = True
+        for disk, proxy in by_disk.items():
+            known = tables.get(disk)
+            if known is None and proxy.table is not None:
+                known = tables[disk] = KnownRows(proxy.table)
+                self._must_place = True
+            if known is not None and known.is_old:
+                change = Change.ROLES
+                disk_state = known.table.disk_state
+                self._must_place = known.look() or self._must_place or self._disk_states.get(disk) != disk_state
+                self._disk_states[disk] = disk_state
+        if self._must_place or self._is_image_new:
+            change = Change.PLACES
+        if self._must_place:
+            self._must_place = False
+            self._place()
+        self._is_image_new = False
+        return change
+
+    def _place(self) -> None:
         previous = self._by_name
         topics_by_id = self.image.topics_by_id
         fresh: dict[tuple[str, int], Placement] = {}
-        for proxy in self._proxies.by_disk.values():
-            table = proxy.table
-            if table is None:
-                continue
-            rows = table.rows()
-            if table.torn_rows:
-                self._generations = {}  # its writer was interrupted in a row: look again next turn
-            for index, row in rows:
-                topic = topics_by_id.get(TopicId(row.topic_id))
-                if topic is None:
+        for disk, known in self._tables.items():
+            table, proxy = known.table, self._proxies.by_disk[disk]
+            for index, (row_key, row_generation) in enumerate(zip(known.keys, known.row_generations, strict=True)):
+                topic = topics_by_id.get(row_key[0]) if row_key is not None else None
+                if topic is None or row_key is None:
                     continue
-                key = (topic.name, row.partition)
+                partition = row_key[1]
+                key = (topic.name, partition)
                 placement = previous.get(key)
-                if placement is None or placement.table is not table or (placement.row, placement.row_generation) != (index, row.row_generation):
-                    placement = Placement(topic.name, row.topic_id, row.partition, proxy, table, index, row.row_generation, 0)
-                placement.max_message_bytes = self._max_message_bytes(topic)
-                placement.is_compacted = "compact" in topic.config.get("cleanup.policy", "")
-                if row.partition < len(topic.partitions):
-                    placement.replicas, placement.isr = topic.partitions[row.partition][2:4]
+                if placement is None or placement.table is not table or placement.row != index or placement.row_generation != row_generation:
+                    placement = Placement(topic.name, topic.topic_id, partition, proxy, table, index, row_generation, 0)
+                    self._configure(placement, topic)
                 fresh[key] = placement
         self._by_name = fresh
+
+    def _configure(self, placement: Placement, topic: TopicImage) -> None:
+        placement.max_message_bytes = self._max_message_bytes(topic)
+        placement.is_compacted = "compact" in topic.config.get("cleanup.policy", "")
+        if placement.partition < len(topic.partitions):
+            placement.replicas, placement.isr = topic.partitions[placement.partition][2:4]
 
     def _max_message_bytes(self, topic: TopicImage) -> int:
         configured = topic.config.get("max.message.bytes")

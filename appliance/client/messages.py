@@ -102,9 +102,12 @@ def decode_response(api: Api, version: int, frame: bytes) -> Any:
         from appliance.protocol import describe_transactions
 
         return describe_transactions.RESPONSE.decode(frame, position, len(frame), version)
-    reader = _reader(_message_class(api, version, "response"))
+    from appliance.protocol.kio_bounds import check_bounds
+
+    message_class = _message_class(api, version, "response")
+    check_bounds(message_class, memoryview(frame)[position:])
     try:
-        response, _ = reader(frame, position)
+        response, _ = _reader(message_class)(frame, position)
     except Exception as error:  # kio raises many kinds; each means that the bytes are not what they should be
         raise ProtocolViolation("client_response", f"a {api.name} response (version {version}) could not be read: {error}") from error
     return response

@@ -18,7 +18,7 @@ from appliance.base.errors import ProtocolViolation
 from appliance.client.address import Address
 from appliance.client.host_lookup import HostLookup
 from appliance.client.peer_stream import PeerStream, StreamEnded
-from appliance.ipc.proxies import Registry
+from appliance.ipc.registry import Registry
 from appliance.protocol import api_versions
 from appliance.protocol.apis import CODED_APIS, ApiKey
 from appliance.protocol.framing import frame

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from appliance.base.errors import ProtocolViolation
 from appliance.client.host_lookup import SocketAddress
-from appliance.ipc.proxies import Registry
+from appliance.ipc.registry import Registry
 from appliance.protocol.framing import SIZE_PREFIX, SIZE_PREFIX_BYTES
 
 UNHEARD_MS = 4_000

@@ -18,7 +18,7 @@ from appliance.command.failures import EXIT_FAILED, UsageProblem
 from appliance.command.kafka import open_cluster
 from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option
 from appliance.command.output import NOTHING, Column, bytes_text, plural, print_table, say
-from appliance.command.topic_reassign import NoWaitOption, PlanOption, ThrottleOption, cancel_all, carry_out, refuse_homeless
+from appliance.command.topic_reassign import NoWaitOption, PlanOption, ThrottleOption, cancel_all, carry_out, lift_left_over, refuse_homeless
 
 if TYPE_CHECKING:
     from appliance.client.boxes import BoxDescription
@@ -150,6 +150,8 @@ def _drain(cluster: ClusterClient, view: ClusterView, box: int, only_plan: bool,
         close_to_replicas(cluster, view, box, True)
     if not partitions:
         print(f"box {box} holds nothing")
+        if not only_plan:
+            lift_left_over(cluster, view, None)
     if only_plan or not partitions:
         return
 

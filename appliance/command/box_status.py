@@ -88,9 +88,11 @@ class ClusterStatus(NamedTuple):
     brokers: tuple[int, ...]
     controller: int
     replication: ReplicationFigures
+    has_zookeeper: bool = True
+    """Whether this box's session is connected: else brokers, controller and leaders are those of before."""
 
     def document(self) -> dict[str, Any]:
-        return {"brokers": self.brokers, "controller": self.controller, "replication": self.replication._asdict()}
+        return {"brokers": self.brokers, "controller": self.controller, "has_zookeeper": self.has_zookeeper, "replication": self.replication._asdict()}
 
 
 class BoxStatus(NamedTuple):
@@ -219,14 +221,16 @@ def gather(layout: BoxLayout, box: dict[str, Any], before: Reading, after: Readi
         {disk["name"]: damages for disk in box["disks"] if (damages := read_report(report_file(layout, disk["name"])).damages)},
         standing_moves(layout, image, [str(disk["name"]) for disk in box["disks"]]),
         box_memory(pids, memories),
-        describe_cluster(image, after.rows, int(box["broker_id"])),
+        describe_cluster(image, after, int(box["broker_id"])),
         look_at_senders(layout, [process.name for process in processes], _setting_ms(layout, "ingest.sender.silent.ms"), after.wall_ms),
     )
 
 
-def describe_cluster(image: MetadataImage, rows: list[tuple[str, Row]], broker_id: int) -> ClusterStatus:
-    by_partition = {(row.topic_id, row.partition): row for _, row in rows}
-    return ClusterStatus(tuple(sorted(image.brokers)), image.controller_id, count_replication(image, by_partition, broker_id))
+def describe_cluster(image: MetadataImage, reading: Reading, broker_id: int) -> ClusterStatus:
+    by_partition = {(row.topic_id, row.partition): row for _, row in reading.rows}
+    controller = reading.counters.get("controller")
+    has_zookeeper = controller is None or bool(controller.values.get("controller.zookeeper_connected", 1))
+    return ClusterStatus(tuple(sorted(image.brokers)), image.controller_id, count_replication(image, by_partition, broker_id), has_zookeeper)
 
 
 def require_running(layout: BoxLayout, box: dict[str, Any], supervised: list[dict[str, Any]] | None, counters: dict[str, CounterSnapshot]) -> None:

@@ -19,6 +19,7 @@ from appliance.shm.counters import read_counters
 
 Values = Mapping[str, int]
 """Counters by label, summed over the ingests."""
+ORDINARY_ENDS = ("ended", "relp-closed")
 _SUMS = ("acknowledged", "copies", "input_bytes", "unparsed", "truncated", "kernel_drops")
 
 
@@ -52,6 +53,8 @@ class IngestFigures(NamedTuple):
     connections: int
     senders: list[SenderFigures]
     silent: list[SenderFigures]
+    closed: dict[str, int]
+    """Connections that were turned away or broken off, by reason: what they brought may never have been received. Without ordinary ends."""
     now_ms: int
 
 
@@ -63,7 +66,7 @@ def gather(found: FoundBox, silent_ms: int | None, now_ms: int) -> IngestFigures
     limit_ms = box.integer("ingest.sender.silent.ms") if silent_ms is None else silent_ms
     senders = look_at_senders(found.layout, names, limit_ms, now_ms)
     listeners = describe_listeners(table_of(box).listeners, box, values)
-    return IngestFigures(listeners, read_ledger(values), _sum(values, "ingest.connections", None), senders.all, senders.silent, now_ms)
+    return IngestFigures(listeners, read_ledger(values), _sum(values, "ingest.connections", None), senders.all, senders.silent, _closed(values), now_ms)
 
 
 def add_values(values: Iterable[Values]) -> dict[str, int]:
@@ -107,6 +110,15 @@ def _by_reason(values: Values, counter: str, listener: str) -> dict[str, int]:
     return found
 
 
+def _closed(values: Values) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for label, value in sorted(values.items()):
+        name, labels = labels_of(label)
+        if name == "ingest.closed" and value and labels["reason"] not in ORDINARY_ENDS:
+            found[labels["reason"]] = value
+    return found
+
+
 def document_of(figures: IngestFigures, with_senders: bool) -> dict[str, Any]:
     """What `--json` prints."""
     total = figures.total
@@ -118,6 +130,7 @@ def document_of(figures: IngestFigures, with_senders: bool) -> dict[str, Any]:
         "in_flight": total.in_flight,
         "resent": total.resent,
         "connections": figures.connections,
+        "closed": figures.closed,
         "listeners": [listener.document() for listener in figures.listeners],
         "silent": [_sender(known, figures.now_ms) for known in figures.silent],
     }

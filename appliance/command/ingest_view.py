@@ -26,6 +26,8 @@ def status_text(figures: IngestFigures, before: IngestFigures | None, with_sende
     sums = {"stored": total.stored, "duplicate": total.duplicate, "lost": total.counted, "in flight": max(0, total.in_flight)}
     text += f"\n{count_text(total.received)} received = " + " + ".join(f"{count_text(count)} {what}" for what, count in sums.items())
     text += f"; {plural(figures.connections, 'connection')}, {plural(len([known for known in figures.senders if known.host != OTHERS]), 'sender')}\n"
+    if figures.closed:
+        text += f"connections that were turned away or broken off: {', '.join(f'{count_text(count)} {reason}' for reason, count in figures.closed.items())}\n"
     if with_senders and figures.senders:
         text += "\n" + senders_text(figures.senders, figures.now_ms)
     return text + silent_text(figures)

@@ -38,15 +38,14 @@ def set_throttle(cluster: ClusterClient, view: ClusterView, plan: BalancePlan, b
         alter_box_settings(cluster, broker_id, dict.fromkeys(RATES, str(bytes_per_second)), ())
 
 
-def lift_throttle(cluster: ClusterClient, topics: Collection[str], boxes: Collection[int]) -> None:
-    """Where there is one."""
+def lift_throttle(cluster: ClusterClient, topics: Collection[str], boxes: Collection[int]) -> bool:
+    """Whether there was one."""
     lifted = False
     for topic in sorted(topics):
         if found := [name for name in (LEADERS, FOLLOWERS) if name in topic_settings(cluster, topic).own]:
             alter_topic_settings(cluster, topic, {}, found)
             lifted = True
-    if not lifted:
-        return
-    for broker_id in sorted(boxes):
+    for broker_id in sorted(boxes) if lifted else ():
         if found := [name for name in RATES if name in box_settings(cluster, broker_id)]:
             alter_box_settings(cluster, broker_id, {}, found)
+    return lifted

@@ -81,6 +81,8 @@ def print_status(found: FoundBox, gathered: BoxStatus, now_ms: int) -> None:
     )
     if gathered.cluster is not None and len(gathered.cluster.brokers) > 1:
         print(f"\n{cluster_line(gathered.cluster)}")
+    if gathered.cluster is not None and not gathered.cluster.has_zookeeper:
+        print(f"\n{zookeeper_line(gathered.cluster)}")
     if gathered.senders is not None and gathered.senders.known_count:
         print(f"\n{senders_line(gathered.senders)}")
     print()
@@ -103,6 +105,14 @@ def cluster_line(cluster: ClusterStatus) -> str:
     return f"cluster of brokers {', '.join(map(str, cluster.brokers))}, {controller}; here {found.leaders} partitions led and {found.followers} followed: " + (
         ", ".join(words) or "ok"
     )
+
+
+def zookeeper_line(cluster: ClusterStatus) -> str:
+    """What does not go on while the ensemble cannot be reached from here."""
+    words = "ZooKeeper is not reached from this box: topics, leaders and in-sync sets stay as they were"
+    if len(cluster.brokers) < 2:
+        return words
+    return f"{words}; consumers, and producers without acks=all, are refused where other boxes have replicas, too"
 
 
 def senders_line(senders: KnownSenders) -> str:

@@ -75,14 +75,14 @@ def require_meaning(
         number, separator, ids = text.partition("=")
         boxes = parse_ids(ids)
         if not separator or not number.strip().isdigit() or not boxes:
-            problems.append(f"--replicas {text}: write a partition and its boxes, for example --replicas 0=1,2,3")
+            problems.append(f"--replicas {text}: write a partition and its boxes, each once, for example --replicas 0=1,2,3")
         elif int(number) in wanted:
             problems.append(f"--replicas names partition {int(number)} twice")
         else:
             wanted[int(number)] = tuple(boxes)
     spread = parse_ids(to) if to is not None else None
     if to is not None and not spread:
-        problems.append(f"--to {to}: write broker ids, for example --to 1,2,3")
+        problems.append(f"--to {to}: write broker ids, each once, for example --to 1,2,3")
     if replicas and len(topics) != 1:
         problems.append("--replicas is for one topic; name it")
     if replicas and to is not None:
@@ -167,6 +167,8 @@ def carry_out(
         reassigning.print_plan(plan, throttle)
     elif not under_way:
         print("everything is where it should be")
+        if not only_plan:
+            lift_left_over(cluster, view, topics)
         return
     if under_way:
         print(f"{plural(len(under_way), 'partition')} on the way already")
@@ -178,7 +180,8 @@ def carry_out(
             set_throttle(cluster, view, plan, throttle)
         reassigning.order(cluster, plan)
         if no_wait:
-            print("it goes on without this command; watch it with: millrace topic reassign")
+            ends = ", and to lift the throttle at its end" if throttle is not None else ""
+            print(f"it goes on without this command; give the same one without --no-wait to watch it{ends}")
             return
         reassigning.watch(cluster, partitions, SystemClock())
         lift_throttle(cluster, {name for name, _ in partitions}, view.boxes)
@@ -186,6 +189,15 @@ def carry_out(
         say("\nit goes on without this command; run it again to watch, or with --cancel to call it off")
         raise typer.Exit(EXIT_FAILED) from None
     print(f"{plural(len(partitions), 'partition')} where {'it' if len(partitions) == 1 else 'they'} should be")
+
+
+def lift_left_over(cluster: ClusterClient, view: ClusterView, topics: Collection[str] | None) -> None:
+    """The throttle of a reassignment that ended while no command watched it: it would slow down whoever has to catch up later."""
+    from appliance.command.replication_throttle import lift_throttle
+
+    names = {name for name, _ in view.partitions}
+    if not view.ongoing and lift_throttle(cluster, names if topics is None else names & set(topics), view.boxes):
+        print("the throttle of an earlier reassignment is lifted")
 
 
 def refuse_homeless(plan: BalancePlan) -> None:

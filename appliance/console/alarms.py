@@ -250,7 +250,7 @@ ALARMS: tuple[Alarm, ...] = (
         WARNING,
         Condition("millrace_ingest_lost_lines_total", ">", 0, over_seconds=5 * MINUTE),
         0,
-        "{process} could not store syslog lines ({reason})",
+        "{process} could not store lines of listener {listener} ({reason})",
         "Lines that were received are lost, and counted by reason. After a crash senders that wait for an acknowledgement send theirs again.",
     ),
     Alarm(

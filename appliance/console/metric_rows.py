@@ -321,6 +321,7 @@ COORDINATOR = (
     counter("coordinator_failed_appends", "coordinator.failed_appends", "Appends that failed.", ("process", "topic")),
     counter("coordinator_loaded_records", "coordinator.loaded_records", "Records read at loads of state partitions.", ("process", "topic")),
     counter("coordinator_failed_loads", "coordinator.failed_loads", "Loads that failed.", ("process", "topic")),
+    counter("coordinator_skipped_records", "coordinator.skipped_records", "Records that a load left out, as they could not be read.", ("process", "topic")),
     gauge("coordinator_partitions", "coordinator.partitions", "State partitions that this box leads.", ("process", "topic")),
     gauge(
         "coordinator_partitions_loading",

@@ -12,7 +12,7 @@ from appliance.base.clock import Clock
 from appliance.base.layout import BoxLayout
 from appliance.ipc.controller_frames import GENERATION, IMAGE_CHANGED
 from appliance.ipc.frames import Frame
-from appliance.ipc.proxies import Registry
+from appliance.ipc.registry import Registry
 from appliance.ipc.request_link import RequestLink
 
 LIVES_MAX = 2

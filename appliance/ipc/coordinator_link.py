@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from appliance.base.clock import Clock
 from appliance.base.layout import BoxLayout
-from appliance.ipc.proxies import Registry
+from appliance.ipc.registry import Registry
 from appliance.ipc.request_link import RequestLink
 
 LIVES_MAX = 1

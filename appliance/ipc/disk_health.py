@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from appliance.ipc.proxies import LogWriterProxy
+from appliance.ipc.log_writer_proxy import LogWriterProxy
 from appliance.shm.disk_words import overdue_operation
 
 LOOK_NS = 100_000_000

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from appliance.base.clock import Clock
 from appliance.base.layout import BoxLayout
+from appliance.ipc.box_disks import DiskChanges
 from appliance.ipc.log_reader_messages import (
     CHECK,
     MAX_MESSAGE_BYTES,
@@ -31,8 +32,8 @@ from appliance.ipc.log_reader_messages import (
     unpack_answer,
     unpack_question,
 )
-from appliance.ipc.proxies import Registry
 from appliance.ipc.reader_arena import ReaderArena
+from appliance.ipc.registry import Registry
 from appliance.shm.counters import Counters
 
 RECONNECT_NS = 20_000_000
@@ -46,6 +47,16 @@ _INTEREST = select.EPOLLIN | select.EPOLLRDHUP
 
 OnAnswer = Callable[[Answer | None, int], None]
 """Called with the answer and a descriptor (-1: none); None when the log-reader died or the deadline passed."""
+
+
+def follow_disks(readers: dict[str, LogReaderProxy], changes: DiskChanges, make_reader: Callable[[str], LogReaderProxy]) -> None:
+    """Disks that were added, removed or replaced while we run."""
+    for disk in changes.came:
+        readers[disk.name] = make_reader(disk.name)
+    for disk in changes.went:
+        readers.pop(disk.name).close()
+    for disk in changes.replaced:
+        readers[disk.name].hang_up()
 
 
 class LogReaderProxy:

@@ -17,7 +17,7 @@ import orjson
 
 from appliance.ipc.channel import HELLO, REFUSED, WELCOME, SinkChannel
 from appliance.ipc.frames import Frame, FrameSocket, PeerGone, accept, close_descriptors, listen_unix
-from appliance.ipc.proxies import Registry
+from appliance.ipc.registry import Registry
 from appliance.shm.counters import Counters
 from appliance.shm.mapping import LayoutMismatch, SharedObjectAbsent
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from appliance.base.clock import Clock
 from appliance.ipc.frames import MAX_PAYLOAD_BYTES, Frame, FrameSocket, PeerGone, connect_unix
-from appliance.ipc.proxies import Registry
+from appliance.ipc.registry import Registry
 
 RECONNECT_NS = 20_000_000
 WAITING_BYTES_MAX = 32 << 20

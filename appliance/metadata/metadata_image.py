@@ -81,7 +81,7 @@ class ImageDifference(NamedTuple):
 
 
 class MetadataImage:
-    """One state of the cluster. Never changed after it was made; `with_generation` copies the outside only."""
+    """One state of the cluster. Never changed after it was made."""
 
     __slots__ = ("box_config", "brokers", "cluster_id", "controller_id", "generation", "topics", "topics_by_id")
 
@@ -107,9 +107,6 @@ class MetadataImage:
     def empty(cls) -> MetadataImage:
         return cls(0, "", -1, {}, {})
 
-    def with_generation(self, generation: int) -> MetadataImage:
-        return MetadataImage(generation, self.cluster_id, self.controller_id, self.brokers, self.topics, self.box_config)
-
     def encode(self) -> bytes:
         """The image as a file holds it."""
         payload = orjson.dumps(
@@ -125,8 +122,8 @@ class MetadataImage:
         return IMAGE_HEADER.pack(IMAGE_MAGIC, IMAGE_FORMAT_VERSION, 0, self.generation, len(payload), _checksum(self.generation, payload)) + payload
 
     @classmethod
-    def decode(cls, encoded: bytes) -> MetadataImage:
-        """The image in `encoded`; `ImageUnreadable` says why there is none."""
+    def decode(cls, encoded: bytes, former: MetadataImage | None = None) -> MetadataImage:
+        """The image in `encoded`; `ImageUnreadable` says why there is none. Topics and partitions that are as in `former` are the same objects."""
         if len(encoded) < IMAGE_HEADER.size:
             raise ImageUnreadable(f"a metadata image has at least {IMAGE_HEADER.size} bytes, this one has {len(encoded)}")
         magic, version, _, generation, size_bytes, checksum = IMAGE_HEADER.unpack_from(encoded)
@@ -137,7 +134,8 @@ class MetadataImage:
             raise ImageUnreadable(f"the metadata image of generation {generation} is damaged")
         document = orjson.loads(payload)
         brokers = {row[0]: BrokerImage(*row) for row in document["brokers"]}
-        topics = {row[0]: _decode_topic(row) for row in document["topics"]}
+        known = former.topics if former is not None else {}
+        topics = {row[0]: _decode_topic(row, known.get(row[0])) for row in document["topics"]}
         return cls(generation, document["cluster_id"], document["controller_id"], brokers, topics, document["box_config"])
 
 
@@ -145,16 +143,17 @@ def _checksum(generation: int, payload: bytes) -> int:
     return crc32c(payload, crc32c(_GENERATION.pack(generation)))
 
 
-def _decode_topic(row: list[Any]) -> TopicImage:
-    name, topic_id, config, config_generation, partitions = row
-    return TopicImage(
-        name,
-        TopicId.from_text(topic_id),
-        tuple(PartitionImage(leader, epoch, tuple(replicas), tuple(isr), *rest) for leader, epoch, replicas, isr, *rest in partitions),
-        config,
-        name in INTERNAL_TOPICS,
-        config_generation,
-    )
+def _decode_topic(row: list[Any], former: TopicImage | None) -> TopicImage:
+    name, topic_id, config, config_generation, rows = row
+    known = former.partitions if former is not None else ()
+    partitions = tuple(_decode_partition(fields, known[number] if number < len(known) else None) for number, fields in enumerate(rows))
+    topic = TopicImage(name, TopicId.from_text(topic_id), partitions, config, name in INTERNAL_TOPICS, config_generation)
+    return former if former is not None and topic == former else topic
+
+
+def _decode_partition(fields: list[Any], former: PartitionImage | None) -> PartitionImage:
+    fields[2], fields[3] = tuple(fields[2]), tuple(fields[3])
+    return former if former is not None and former == tuple(fields) else PartitionImage._make(fields)
 
 
 def difference(old: MetadataImage, new: MetadataImage) -> ImageDifference:
@@ -174,10 +173,10 @@ def write_image(path: str, image: MetadataImage) -> None:
     os.replace(temporary, path)
 
 
-def read_image(path: str) -> MetadataImage | None:
-    """The box's image, or None before the controller's first; `ImageUnreadable` if it is damaged or of another release."""
+def read_image(path: str, former: MetadataImage | None = None) -> MetadataImage | None:
+    """The box's image, or None before the controller's first; `ImageUnreadable` if it is damaged or of another release. `former`: as for `decode`."""
     try:
         encoded = Path(path).read_bytes()
     except FileNotFoundError:
         return None
-    return MetadataImage.decode(encoded)
+    return MetadataImage.decode(encoded, former)

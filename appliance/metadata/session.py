@@ -134,7 +134,6 @@ class ZooKeeperSession:
         self.state = SessionState.CONNECTING
         self.session_id = 0
         self.password = b""
-        self.requests_sent = 0
         self._arrived: deque[Callable[[], None]] = deque()
         self._waiting: deque[tuple[Request, OnReply]] = deque()
         self._in_flight = 0
@@ -208,7 +207,6 @@ class ZooKeeperSession:
         while self._waiting and self._in_flight < IN_FLIGHT_MAX:
             request, on_reply = self._waiting.popleft()
             self._in_flight += 1
-            self.requests_sent += 1
             self._send(request, on_reply)
 
     def _send(self, request: Request, on_reply: OnReply) -> None:

@@ -33,10 +33,10 @@ class SparkScratch:
         os.close(self.lock)
 
 
-def sweep_scratch(root: Path, now_seconds: float) -> list[Path]:
+def sweep_scratch(root: Path, now_seconds: float, prefix: str = PREFIX) -> list[Path]:
     """Remove what nobody holds any more, of this user; which those were. What cannot be removed is left."""
     swept = []
-    for path in root.glob(f"{PREFIX}*"):
+    for path in root.glob(f"{prefix}*"):
         try:
             found = path.lstat()
             if found.st_uid != os.getuid() or now_seconds - found.st_mtime < YOUNG_SECONDS:

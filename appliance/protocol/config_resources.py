@@ -32,15 +32,6 @@ class ConfigSource(IntEnum):
     DEFAULT = 5
 
 
-class AlterOperation(IntEnum):
-    """What IncrementalAlterConfigs does with one config."""
-
-    SET = 0
-    DELETE = 1
-    APPEND = 2
-    SUBTRACT = 3
-
-
 CONFIG_TYPES = {"boolean": 1, "string": 2, "int": 3, "short": 4, "long": 5, "double": 6, "list": 7, "class": 8, "password": 9}
 """Names of types as Kafka's documentation has them → numbers on the wire."""
 

@@ -10,7 +10,7 @@ from appliance.protocol.schema import BOOL, INT8, STRING, ArrayOf, Field, Messag
 
 
 class ConfigToAlter(NamedTuple):
-    """`operation` is an `AlterOperation`; null values are for DELETE."""
+    """`operation`: 0 set, 1 delete, 2 append, 3 subtract; null values are for delete."""
 
     name: Annotated[str, Field(STRING)]
     operation: Annotated[int, Field(INT8)]

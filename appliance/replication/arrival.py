@@ -17,7 +17,7 @@ from appliance.metadata.controller_election import become_controller
 from appliance.metadata.operation import Fence, Operation, Publish
 from appliance.metadata.requests import SetData, ZooKeeperFailed
 from appliance.metadata.topic_registry import TopicState
-from appliance.metadata.znodes import BoxRecord, BrokerRegistration, topic_path
+from appliance.metadata.znodes import CLUSTER_ID, BoxRecord, BrokerRegistration, topic_path
 from appliance.replication.box_config_operations import load_box_configs
 from appliance.replication.cluster import Cluster
 
@@ -39,6 +39,8 @@ class Arrival(NamedTuple):
     cluster_id: str
     """What a new cluster is to be called; with `cluster_id_expected` an existing one must be called so too."""
     cluster_id_expected: bool
+    has_been_member: bool
+    """Of the cluster of that id: a ZooKeeper that knows of none is not the one, or has lost everything."""
     timestamp_ms: int
     new_topic_id: Callable[[], TopicId]
 
@@ -46,6 +48,11 @@ class Arrival(NamedTuple):
 def arrive(cluster: Cluster, arrival: Arrival) -> Operation[None]:
     """After every (re)connect: root paths, cluster id, registration, election, then load everything and publish. Safe to repeat."""
     yield from broker_registry.create_roots(cluster.broker_id)
+    if arrival.has_been_member and (yield from broker_registry.read(CLUSTER_ID)) is None:
+        raise ForeignCluster(
+            f"this ZooKeeper is empty, and the box belongs to cluster {arrival.cluster_id}: name the right one with --zookeeper, or bring back its data;"
+            " a box that is to begin anew has an empty state directory and empty disks"
+        )
     cluster_id = yield from broker_registry.take_cluster_id(arrival.cluster_id)
     if arrival.cluster_id_expected and cluster_id != arrival.cluster_id:
         raise ForeignCluster(f"this ZooKeeper belongs to cluster {cluster_id}, the box to cluster {arrival.cluster_id}: name the right one with --zookeeper")

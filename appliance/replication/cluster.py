@@ -60,6 +60,8 @@ class Cluster:
         """The number of the newest change that was applied."""
         self.to_tell: set[PartitionKey] = set()
         """Partitions of this broker whose state or replicas have changed: their log-writers are to hear of it."""
+        self.is_image_due = False
+        """States have changed in the middle of an operation: the image is to say so before its end."""
         self.stale_placements: dict[str, Placement] = {}
         """What lies on this broker of topics that are not there any more: to be deleted."""
         self.topics: dict[str, TopicState] = {}
@@ -208,10 +210,6 @@ class Cluster:
         self.disks.remove(disk)
         self.reports.pop(disk, None)
         self.directory_disks = {directory: name for directory, name in self.directory_disks.items() if name != disk}
-
-    def partitions_on(self, disk: str) -> int:
-        report = self.reports.get(disk)
-        return len(report.partitions) if report is not None else 0
 
     def box_config(self) -> dict[str, str]:
         """What is set on this broker while it runs; its own before what is set on all."""

@@ -271,8 +271,3 @@ def bump_leader_epoch(state: PartitionState, controller_epoch: int) -> Partition
     """The same leader under a new epoch: after an unclean boot, offsets that consumers saw must not come back with other content under the old one."""
     check(state.leader_epoch >= 0, f"leader epoch {state.leader_epoch} was never given")
     return state._replace(leader_epoch=state.leader_epoch + 1, controller_epoch=controller_epoch)
-
-
-def partitions_to_bump(states: Mapping[int, PartitionState], placement: Mapping[int, str], directory_id: str, broker_id: int) -> list[int]:
-    """The partitions of one topic whose epoch must move because `directory_id` of `broker_id` came back from an unclean boot while it leads them."""
-    return [partition for partition, state in sorted(states.items()) if state.leader == broker_id and placement.get(partition) == directory_id]

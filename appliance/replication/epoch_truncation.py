@@ -33,14 +33,3 @@ def is_diverging(last_fetched_epoch: int, fetch_offset: int, known_epoch: int, e
     """Whether a log that ends at `fetch_offset` under `last_fetched_epoch` parts from the leader's, whose largest epoch up to that one is `known_epoch`, which
     ends at `end_offset`."""
     return known_epoch < last_fetched_epoch or end_offset < fetch_offset
-
-
-def diverging_answer(last_fetched_epoch: int, fetch_offset: int, end_offset_for: EndOffsetFor, log_end_offset: int) -> tuple[int, int] | None:
-    """The leader's side: (epoch, end offset) with which a fetch at `fetch_offset`, whose log ends under `last_fetched_epoch`, is to be answered instead of
-    records; (-1, -1): OFFSET_OUT_OF_RANGE, because the leader knows nothing of that epoch; None: the logs agree up to there."""
-    if last_fetched_epoch == UNDEFINED:
-        return None
-    known_epoch, end_offset = end_offset_for(last_fetched_epoch, log_end_offset)
-    if known_epoch == UNDEFINED or end_offset == UNDEFINED:
-        return UNDEFINED, UNDEFINED
-    return (known_epoch, end_offset) if is_diverging(last_fetched_epoch, fetch_offset, known_epoch, end_offset) else None

@@ -7,13 +7,13 @@ the replicas that follow somebody else; what it acknowledges meanwhile is none o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
 from appliance.base.model import NO_LEADER
 from appliance.metadata.broker_registry import change_record
-from appliance.metadata.operation import Operation, Publish
+from appliance.metadata.operation import WRITES_MAX, Operation, Publish
 from appliance.metadata.topic_registry import TopicState
 from appliance.metadata.znodes import PartitionState
 from appliance.replication.cluster import Cluster, DiskReport
@@ -23,6 +23,9 @@ from appliance.replication.role_operations import send_roles
 from appliance.replication.state_changes import StateChange, change_states
 
 Partitions = Iterable[tuple[TopicState, int]]
+
+HANDED_OVER_AT_ONCE = 100
+"""Partitions whose leadership goes to other boxes in one step of a stop: all of them have no leader until their new ones have taken all of them."""
 
 
 class Elections(NamedTuple):
@@ -121,13 +124,18 @@ def to_take_up(cluster: Cluster, report: DiskReport) -> list[tuple[TopicState, i
 def withdraw_replicas(cluster: Cluster, partitions: Partitions) -> Operation[int]:
     """Hand the leadership of `partitions` to others in sync, and leave their in-sync sets, as far as others are there; returns how many states changed."""
 
+    changed = yield from _write_withdrawal(cluster, partitions)
+    if changed:
+        yield Publish()
+    return changed
+
+
+def _write_withdrawal(cluster: Cluster, partitions: Partitions) -> Operation[int]:
     def decide(topic: TopicState, number: int, state: PartitionState) -> PartitionState | None:
         return withdraw(state, topic.replicas[number], cluster.broker_id, cluster.eligible_brokers())
 
     changes = [StateChange(topic, number, partial(decide, topic, number)) for topic, number in partitions]
     made = yield from change_states(cluster, changes, cluster.own_writes())
-    if made:
-        yield Publish()
     return len(made)
 
 
@@ -178,11 +186,25 @@ def fence_box(cluster: Cluster, is_fenced: bool) -> Operation[None]:
     cluster.use_own_record(*(yield from change_record(cluster.broker_id, lambda record: record._replace(is_fenced=is_fenced))))
 
 
-def leave_cluster(cluster: Cluster) -> Operation[int]:
+def leave_cluster(cluster: Cluster, on_given_away: Callable[[int], None]) -> Operation[int]:
     """The box is about to stop: nobody elects it or takes it into an in-sync set any more, and it leads nothing that another box can lead. Returns how many
-    states changed. Its next registration takes the mark back."""
+    states changed. Its next registration takes the mark back.
+
+    What it leads goes first and a part at a time, the next one when our own log-writers have taken the last: the others have as much to do for it as we, so
+    a partition waits for those of its part, and not for all that the box leads."""
     yield from fence_box(cluster, True)
     concerned = led_or_in_sync(cluster)
-    changed = yield from withdraw_replicas(cluster, concerned)
-    yield from send_roles(cluster, concerned)
+    led = [(topic, number) for topic, number in concerned if topic.states[number].leader == cluster.broker_id]
+    followed = [(topic, number) for topic, number in concerned if topic.states[number].leader != cluster.broker_id]
+    changed = 0
+    for part in (*_parts(led, HANDED_OVER_AT_ONCE), *_parts(followed, WRITES_MAX)):
+        given_away = yield from _write_withdrawal(cluster, part)
+        on_given_away(given_away)
+        changed += given_away
+        yield from send_roles(cluster, part)  # at once: roles that somebody else has sent are not waited for
+        yield Publish()
     return changed
+
+
+def _parts(partitions: list[tuple[TopicState, int]], size: int) -> list[list[tuple[TopicState, int]]]:
+    return [partitions[start : start + size] for start in range(0, len(partitions), size)]

@@ -78,7 +78,7 @@ def finish_reassignments(cluster: Cluster, name: str) -> Operation[list[int]]:
     finished: list[int] = []
     for _attempt in range(ATTEMPTS_MAX):
         topic = cluster.topics.get(name)
-        whole = whole_reassignments(topic)[:PARTITIONS_MAX] if topic is not None and name not in cluster.deleting else []
+        whole = whole_reassignments(cluster, topic)[:PARTITIONS_MAX] if topic is not None and name not in cluster.deleting else []
         if topic is None or not whole:
             break
         decided = {}
@@ -90,14 +90,16 @@ def finish_reassignments(cluster: Cluster, name: str) -> Operation[list[int]]:
     return finished
 
 
-def whole_reassignments(topic: TopicState) -> list[int]:
-    """Partitions under way whose target replicas are all in sync."""
-    states = topic.states
-    return [
-        partition
-        for partition in under_way(topic.assignment)
-        if partition in states and Reassignment.of(topic.assignment, partition).is_whole(states[partition].isr)
-    ]
+def whole_reassignments(cluster: Cluster, topic: TopicState) -> list[int]:
+    """Partitions under way whose target replicas are all in sync, and one of them can lead: a box that has just died, or is about to stop, may still be among
+    those in sync, and a leader that goes must not leave the partition to it."""
+    states, able = topic.states, set(cluster.eligible_brokers())
+    found = []
+    for partition in under_way(topic.assignment):
+        order, state = Reassignment.of(topic.assignment, partition), states.get(partition)
+        if state is not None and order.is_whole(state.isr) and (state.leader in order.target or not able.isdisjoint(order.target)):
+            found.append(partition)
+    return found
 
 
 def _state_for(cluster: Cluster, topic: TopicState, partition: int, current: Reassignment, wanted: Reassignment) -> PartitionState:

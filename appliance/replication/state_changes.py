@@ -70,6 +70,7 @@ def change_states(cluster: Cluster, changes: Iterable[StateChange], guard: Guard
             waiting = again + waiting
             continue
         del results
+        cluster.is_image_due = True
         for change, row in batch:
             cluster.learn_state(change.topic, change.partition, row.state, row.version)
             made.append(change)

@@ -1,7 +1,8 @@
 """Who a box is: its state directory with the lock, broker id, cluster id and the port of its ZooKeeper.
 
-`STATE/identity.json` is written once and replaced whole; the lock on `STATE/.lock` is held by the supervisor for its life. Weak spot: with
-a ZooKeeper elsewhere the cluster's id is known only to the controller; it is '' here until a log directory's meta.properties says it.
+`STATE/identity.json` is written once and replaced whole; the lock on `STATE/.lock` is held by the supervisor for its life. `STATE/cluster.id` is written by
+the controller, when the box has become part of a cluster: from its next start on it is no other's. Weak spot: in the first life of a box whose ZooKeeper is
+not its own alone, the cluster's id is known only to the controller; it is '' here.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from appliance.runtime.directories import LOCK_FILE, META_PROPERTIES, in_use_pro
 
 DEFAULT_BROKER_ID = 1
 _FILE = "identity.json"
+_CLUSTER_FILE = "cluster.id"
 
 
 class Identity(NamedTuple):
@@ -40,14 +42,32 @@ def read_identity(state: str) -> Identity | None:
 
 
 def write_identity(state: str, identity: Identity) -> None:
-    """Replace the identity. Written through (O_SYNC): a lost identity would make the box's own disks look foreign after a power cut."""
-    temporary = f"{state}/{_FILE}.new"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_SYNC | os.O_CLOEXEC, 0o600)
+    """Replace the identity."""
+    _write_through(f"{state}/{_FILE}", json.dumps(identity._asdict()))
+
+
+def read_joined_cluster(state: str) -> str:
+    """The cluster that the box of this state directory has been part of; '' for one that was part of none."""
     try:
-        os.write(descriptor, json.dumps(identity._asdict()).encode() + b"\n")
+        with open(f"{state}/{_CLUSTER_FILE}") as file:
+            return file.read().strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+
+
+def write_joined_cluster(state: str, cluster_id: str) -> None:
+    os.makedirs(state, exist_ok=True)
+    _write_through(f"{state}/{_CLUSTER_FILE}", cluster_id)
+
+
+def _write_through(path: str, text: str) -> None:
+    """With O_SYNC: a lost identity would make the box's own disks look foreign after a power cut."""
+    descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_SYNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, text.encode() + b"\n")
     finally:
         os.close(descriptor)
-    os.rename(temporary, f"{state}/{_FILE}")
+    os.rename(f"{path}.new", path)
 
 
 def plan_identity(state: str, owners: dict[str, dict[str, str]], broker_id: int | None, embedded: bool) -> tuple[Identity, list[str]]:
@@ -63,7 +83,7 @@ def plan_identity(state: str, owners: dict[str, dict[str, str]], broker_id: int 
             f"--broker-id is {broker_id}, but the state directory {state} is of broker {kept.broker_id}; leave the option out, or choose another --state"
         )
     cluster_ids = {properties["cluster.id"]: path for path, properties in owners.items() if properties.get("cluster.id")}
-    cluster_id = kept.cluster_id if kept is not None else ""
+    cluster_id = (kept.cluster_id if kept is not None else "") or read_joined_cluster(state)
     identity = Identity(
         broker_id=kept.broker_id if kept is not None else DEFAULT_BROKER_ID if broker_id is None else broker_id,
         cluster_id=cluster_id or ("" if embedded else next(iter(cluster_ids), "")),

@@ -16,22 +16,22 @@ from typing import Any
 
 from appliance.base.clock import Clock, SystemClock
 from appliance.base.errors import ConfigurationProblems, RequestRefused
-from appliance.base.layout import RUNTIME_VARIABLE
 from appliance.base.logging import DROPPED_COUNTER, logger_from_environment
-from appliance.runtime.children import Child, ChildState, listen_names, plan_stop
+from appliance.runtime.child_start import start_child
+from appliance.runtime.children import Child, ChildState, plan_stop
 from appliance.runtime.disk_changes import DiskChanges, LogWriterLook
 from appliance.runtime.disk_orders import REMOVE, disk_processes
 from appliance.runtime.ensemble_checks import peer_warnings
+from appliance.runtime.leaving import CONTROLLER, Leaving
 from appliance.runtime.leftovers import await_previous_life, clear_box, clear_dead_life, clear_vanished_boxes
 from appliance.runtime.notify_socket import NotifySocket
 from appliance.runtime.poller import READABLE, Poller
 from appliance.runtime.preflight import ExternalCheck, PreparedBox, prepare_box
 from appliance.runtime.ready_message import ready_message
-from appliance.runtime.run_options import RunOptions, python_arguments, resolve_options
+from appliance.runtime.run_options import RunOptions, resolve_options
 from appliance.runtime.sender_table import ReadSenders
 from appliance.runtime.service_main import EXIT_OTHER_RELEASE, EXIT_USAGE, name_process
 from appliance.runtime.set_aside import SetAsideProcesses
-from appliance.runtime.spawning import spawn
 from appliance.runtime.status_server import StatusServer
 from appliance.runtime.systemd import REFUSED, notify
 from appliance.runtime.zookeeper_watch import NAME as ZOOKEEPER
@@ -42,12 +42,9 @@ NAME = "supervisor"
 TURN_MS_MAX = 1_000
 GROUP_STOP_MS = 12_000
 """A group of processes that has not stopped by then is killed; their own runner gives up at 10 s."""
-LEAVE_MS = 3_000
-"""The controller has so long to give away what other boxes can lead."""
 KILLED_MS = 3_000
 """A killed process that is not gone by then waits in the kernel for its disk; a stop goes on without it."""
 NOTICE_MS = 10_000
-TRIM_BYTES = 16 << 20
 CANNOT_START = "millrace cannot start:\n"
 STOP_SIGNALS = {ZOOKEEPER: signal.SIGKILL}
 """Where it is not SIGTERM. A server of ZooKeeper does nothing at its end that SIGKILL would keep it from, but Java waits 0.3 s for threads that listen."""
@@ -135,23 +132,8 @@ class Supervisor:
     # --- children ---
 
     def _start(self, child: Child, now_ms: int) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("LISTEN_")}
-        environment[RUNTIME_VARIABLE] = self.layout.runtime_directory
-        environment["NOTIFY_SOCKET"] = self._notify.path
-        environment.setdefault("MALLOC_ARENA_MAX", "2")  # glibc gives every thread an arena of its own otherwise
-        if child.kind == "ingest":
-            # Else glibc gives the memory of each request back to the kernel, and the next one pays for its pages again (10 % of OTLP's time).
-            environment.setdefault("MALLOC_TRIM_THRESHOLD_", str(TRIM_BYTES))
-        names = listen_names(child.kind, self._prepared.listening.sockets)
-        sockets = [self._prepared.listening.sockets[name] for name in names]
-        if sockets:
-            environment["LISTEN_FDS"] = str(len(sockets))
-            environment["LISTEN_FDNAMES"] = ":".join(names)
-        arguments = [sys.executable, *python_arguments(f"services.{child.kind.replace('-', '_')}", environment)]
-        if child.instance:
-            arguments.append(child.instance)
         try:
-            pid = spawn(arguments, environment, [sock.fileno() for sock in sockets])
+            pid = start_child(child, self.layout.runtime_directory, self._notify.path, self._prepared.listening.sockets)
         except OSError as error:
             self.log.error(f"{child.name} could not be started: {error.strerror}; it is tried again", peer=child.name)
             child.since_ms = now_ms
@@ -385,10 +367,10 @@ class Supervisor:
     def _await_leaving(self) -> None:
         """While everybody still serves, the controller gives away what other boxes can lead. A box of its own has nothing to give."""
         Path(self.layout.stopping_file).touch()
-        deadline_ms = self._clock.monotonic_ms() + LEAVE_MS
-        controller = self.children["controller"]
-        while controller.pid and controller.state is ChildState.SERVING and not os.path.exists(self.layout.left_file):
-            if self._clock.monotonic_ms() >= deadline_ms or self._stop_signals > 1:
+        leaving = Leaving(self.layout)
+        controller = self.children[CONTROLLER]
+        while controller.pid and controller.state is ChildState.SERVING and not leaving.has_left():
+            if self._stop_signals > 1 or leaving.is_given_up(self._clock.monotonic_ns()):
                 self.log.warning("the controller did not give away what this box leads; others take it when ZooKeeper says that this box is gone")
                 return
             self._counters.beat(self._clock.monotonic_ns())

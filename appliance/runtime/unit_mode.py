@@ -15,16 +15,14 @@ from appliance.base.clock import Clock
 from appliance.base.layout import BoxLayout
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.children import plan_stop
+from appliance.runtime.leaving import CONTROLLER, Leaving
 from appliance.runtime.leftovers import living_pid
 from appliance.runtime.set_aside import is_in_kernel
 from appliance.shm.counters import read_counters
 
-CONTROLLER = "controller"
 MANAGER_VARIABLE = "MILLRACE_MANAGER"
 SYSTEMD = "systemd"
 MILLRACE_RUN = "millrace run"
-LEAVE_NS = 3_000_000_000
-"""The controller has so long to give away what other boxes can lead, before anybody stops."""
 GROUP_STOP_MS = 14_000
 """A little more than a unit of the group before has (TimeoutStopSec)."""
 LOOK_NS = 20_000_000
@@ -46,7 +44,7 @@ class StopTurn:
         place = next((place for place, group in enumerate(groups) if process_name in group), 0)
         self._before = [name for group in groups[:place] for name in group]
         self._patience_ns = place * GROUP_STOP_MS * 1_000_000
-        self._leave_until_ns = 0
+        self._leaving = Leaving(layout)
         self._until_ns = 0
         self._next_look_ns = 0
         self._next_held_look_ns = 0
@@ -60,8 +58,7 @@ class StopTurn:
         self._until_ns = self._until_ns or now_ns + self._patience_ns
         if (self._before and now_ns >= self._until_ns) or not os.path.exists(self._layout.stopping_file):
             return True
-        self._leave_until_ns = self._leave_until_ns or now_ns + LEAVE_NS
-        if now_ns < self._leave_until_ns and living_pid(self._layout, CONTROLLER) and not os.path.exists(self._layout.left_file):
+        if not self._leaving.has_left() and living_pid(self._layout, CONTROLLER) and not self._leaving.is_given_up(now_ns):
             return False
         self._before = [name for name in self._before if living_pid(self._layout, name)]
         self._next_held_look_ns = self._next_held_look_ns or now_ns + HELD_NS

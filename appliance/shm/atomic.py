@@ -3,15 +3,12 @@
 Every shared word is 8-byte aligned, native-endian, stored by `memoryview.cast("Q")[i] = value` (one MOV, seen in the
 disassembly) and never by `struct.pack_into`, which clears its destination first. x86-64 keeps the order of stores and of
 loads; it does not keep a store before a later load of another word, which is what `fence` is for (README.md, "memory order").
-Weak spot: nothing of this is promised on other processors, so `check_processor` refuses to start there.
+Weak spot: nothing of this is promised on other processors, so `runtime/preflight.py` lets no box start there.
 """
 
 from __future__ import annotations
 
-import os
 import threading
-
-from appliance.base.errors import MillraceError
 
 WORD_BYTES = 8
 MAX_WORD = (1 << 64) - 1
@@ -35,10 +32,3 @@ def signed(word: int) -> int:
 def unsigned(number: int) -> int:
     """A signed number as a word."""
     return number & MAX_WORD
-
-
-def check_processor() -> None:
-    """Refuse processors whose store order the rings do not rely on."""
-    machine = os.uname().machine
-    if machine != "x86_64":
-        raise MillraceError(f"shared-memory rings rely on x86-64's store order; this machine is {machine}")

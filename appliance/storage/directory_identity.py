@@ -1,13 +1,11 @@
 """Whether a log directory may be used: who holds it, which broker and cluster it belongs to.
 
-`inspect_directory` answers before anything is started and changes nothing; `claim_identity` is for the owner. Weak spot: between an
-inspection and the opening somebody else may come; the opening checks again.
+Asked by the owner of a directory when he opens it; what can be told before anything is started, `runtime/preflight.py` tells in the words of the command's
+options. Weak spot: in the first life of a box whose ZooKeeper is not its own alone no cluster id is known, and the broker id alone keeps others'
+directories out.
 """
 
 from __future__ import annotations
-
-import os
-from typing import NamedTuple
 
 from appliance.base.errors import ConfigurationProblems
 from appliance.storage import checkpoints, file_io
@@ -31,57 +29,6 @@ KNOWN_NAMES = frozenset(
         PROBE_FILE,
     }
 )
-
-
-class DirectoryInspection(NamedTuple):
-    """`problems` is empty when the directory can be used; each says what to do. Ids are None where nothing is written yet."""
-
-    problems: list[str]
-    broker_id: int | None = None
-    cluster_id: str | None = None
-
-
-def inspect_directory(path: str, broker_id: int | None = None, cluster_id: str | None = None) -> DirectoryInspection:
-    """Look at a log directory without taking it: does it exist or can it be made, is it ours, is it free."""
-    try:
-        if not file_io.exists(path):
-            return DirectoryInspection(_missing_problems(path))
-        if not os.path.isdir(path):
-            return DirectoryInspection([f"{path} is not a directory; name another one"])
-        if not file_io.may_write(path):
-            return DirectoryInspection([f"{path} cannot be written by this user; change its owner (chown) or name another directory"])
-        problems = _lock_problems(path)
-        try:
-            identity = read_identity(path)
-        except ValueError as problem:
-            return DirectoryInspection([*problems, f"{path}/{META_PROPERTIES}: {problem}; this is not a log directory of this kind of broker"])
-        if identity is None:
-            return DirectoryInspection(problems)
-        return DirectoryInspection(problems + identity_problems(path, identity, broker_id, cluster_id), identity.broker_id, identity.cluster_id)
-    except OSError as error:
-        return DirectoryInspection([f"{path} cannot be read: {(error.strerror or str(error)).lower()}; check the disk"])
-
-
-def _missing_problems(path: str) -> list[str]:
-    parent = os.path.dirname(os.path.abspath(path))
-    while not file_io.exists(parent):
-        parent = os.path.dirname(parent)
-    if not os.path.isdir(parent):
-        return [f"{path} cannot be made: {parent} is not a directory"]
-    return [] if file_io.may_write(parent) else [f"{path} does not exist and {parent} cannot be written by this user; make it, or name another directory"]
-
-
-def _lock_problems(path: str) -> list[str]:
-    try:
-        fd = file_io.open_path(f"{path}/{LOCK_FILE}", file_io.READ_WRITE)
-    except FileNotFoundError:
-        return []
-    try:
-        if file_io.lock_exclusively(fd):
-            return []
-        return [f"log directory {path} is in use by {lock_holder(fd)}; stop that first, or name another directory"]
-    finally:
-        file_io.close(fd)
 
 
 def lock_holder(fd: int) -> str:

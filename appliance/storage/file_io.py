@@ -328,10 +328,6 @@ def space(path: str) -> Space:
     return Space(figures.f_blocks * figures.f_frsize, figures.f_bavail * figures.f_frsize)
 
 
-def may_write(path: str) -> bool:
-    return os.access(path, os.W_OK | os.X_OK)
-
-
 def lock_exclusively(fd: int) -> bool:
     """Lock a file against other processes; False when somebody has it. Both kinds of lock, because Kafka takes the POSIX kind."""
     try:

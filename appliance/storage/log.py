@@ -20,17 +20,18 @@ from appliance.base.model import TopicId, TopicPartition
 from appliance.records.batch import LEADER_EPOCH_AT, MAGIC_AT
 from appliance.storage import file_io
 from appliance.storage.append_plan import AppendPlan, AppendResult, SegmentPart, plan_append, plan_roll
-from appliance.storage.batch_boundary import BatchBoundary, find_boundary
+from appliance.storage.batch_boundary import BatchBoundary
 from appliance.storage.batch_flush import BatchFlush, DuplicatedFiles
 from appliance.storage.flush_round import FlushRound
 from appliance.storage.log_config import LogConfig
 from appliance.storage.log_loader import LoadedLog, LogLoader, load_producers, producers_at, unlink_segment
+from appliance.storage.log_segments import LogSegments
 from appliance.storage.producer_snapshots import SNAPSHOT_INTERVAL_BYTES, snapshots_at_rolls
 from appliance.storage.producer_state import PRODUCER_EXPIRATION_MS, ProducerStaging, ProducerState
 from appliance.storage.recovery import Clean, Recovery, seal
 from appliance.storage.removed_segments import RemovedSegments
 from appliance.storage.segment import OpenSegment, SegmentTail
-from appliance.storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TRANSACTION_INDEX_SUFFIX, offset_of_name, segment_path
+from appliance.storage.segment_files import TRANSACTION_INDEX_SUFFIX, segment_path
 from appliance.storage.segment_swap import SwapBroken, apply_swap
 from appliance.storage.transaction_index import TransactionIndexes
 from appliance.storage.truncation import open_truncated
@@ -58,8 +59,6 @@ class Log:
         self.leader_epochs = loaded.leader_epochs
         self.producers = loaded.producers
         self.verifications = Verifications()
-        self.segment_list_generation = 1
-        """Goes up whenever a segment comes or goes."""
         self.truncations = 0
         """Goes up whenever something is cut off: what was under way of a flush then says nothing of what comes in its place."""
         self.replacements = 0
@@ -75,10 +74,7 @@ class Log:
         """Behind the newest marker in the transaction indexes, 0 without any: who reads from there on need not look into them."""
         self.producer_expiration_ms = PRODUCER_EXPIRATION_MS
         self._bytes_since_snapshot = 0
-        self._sealed = loaded.sealed
-        self._active = loaded.active
-        self._tail = loaded.tail
-        self._unflushed = loaded.unflushed
+        self._segments = LogSegments(directory, loaded)
         self._directory_is_synced = False
 
     @classmethod
@@ -111,41 +107,46 @@ class Log:
         """A former life may not have synced them; the first flush round does, before the recovery point passes what they tell of."""
         self.leader_epochs.is_synced = False
         self._snapshots.distrust_from(self.recovery_point)
-        above = [segment.base_offset for _, segment in self._unflushed]
-        self._transactions.put_back_unsynced(segment_path(self.directory, base, TRANSACTION_INDEX_SUFFIX) for base in (*above, self.active_base_offset))
+        above = [segment.base_offset for _, segment in self._segments.opened(self.log_end_offset)]
+        self._transactions.put_back_unsynced(segment_path(self.directory, base, TRANSACTION_INDEX_SUFFIX) for base in above)
 
     @property
     def highest_descriptor(self) -> int:
         """The largest of the active segment's descriptors: near the process's limit it tells that there is no room for more logs."""
-        return max(self._active.files)
+        return max(self._segments.active.files)
+
+    @property
+    def segment_list_generation(self) -> int:
+        """Goes up whenever a segment comes or goes."""
+        return self._segments.generation
 
     @property
     def active_base_offset(self) -> int:
-        return self._tail.base_offset
+        return self._segments.tail.base_offset
 
     @property
     def active_position(self) -> int:
         """Valid end byte of the active segment."""
-        return self._tail.size_bytes
+        return self._segments.tail.size_bytes
 
     @property
     def segment_base_offsets(self) -> list[int]:
         """Ascending; the last one is the active segment's."""
-        return [*self._sealed, self._tail.base_offset]
+        return self._segments.base_offsets
 
     @property
     def size_bytes(self) -> int:
-        return sum(self._sealed.values()) + self._tail.size_bytes
+        return self._segments.size_bytes
 
     @property
     def segment_sizes(self) -> list[tuple[int, int]]:
         """(base offset, bytes) of every segment, ascending; the last one is active."""
-        return [*self._sealed.items(), (self._tail.base_offset, self._tail.size_bytes)]
+        return self._segments.sizes
 
     @property
     def active_max_timestamp(self) -> int:
         """The largest timestamp in the active segment, negative if it has none."""
-        return self._tail.max_timestamp
+        return self._segments.tail.max_timestamp
 
     def last_stable_offset(self, high_watermark: int) -> int:
         """What a read_committed consumer may read up to. Not below the log start, where an open transaction may have begun: who wants to begin at the
@@ -155,10 +156,11 @@ class Log:
     @property
     def end(self) -> BatchBoundary:
         """Where the next batch goes, if no segment begins with it."""
-        return BatchBoundary(self.log_end_offset, self._tail.base_offset, self._tail.size_bytes)
+        tail = self._segments.tail
+        return BatchBoundary(self.log_end_offset, tail.base_offset, tail.size_bytes)
 
     def begins_segment(self, offset: int) -> bool:
-        return offset in self._sealed or offset == self._tail.base_offset
+        return self._segments.begins(offset)
 
     def boundary_at(self, offset: int, known: BatchBoundary | None = None) -> BatchBoundary:
         """Where `offset` is, which is not below the first segment; the beginning of its batch if it is inside of one. `known`: a boundary before it, if there
@@ -167,27 +169,14 @@ class Log:
             return self.end
         if self.begins_segment(offset):
             return BatchBoundary(offset, offset, 0)
-        base_offset = max((base for base in self.segment_base_offsets if base < offset), default=-1)
+        base_offset = self._segments.base_before(offset)
         if base_offset < 0:
             raise InvariantViolation(f"offset {offset} is below the first segment of {self.topic_partition}")
         start = known.position if known is not None and known.base_offset == base_offset else 0
         try:
-            return self._find_boundary(base_offset, offset, start)
+            return self._segments.find_boundary(base_offset, offset, start)
         except OSError as error:
             raise file_io.storage_failure(f"look up offset {offset} in log {self.topic_partition}", error) from error
-
-    def _find_boundary(self, base_offset: int, offset: int, start: int) -> BatchBoundary:
-        for segment in (self._active, *(segment for _, segment in self._unflushed)):
-            if segment.base_offset == base_offset:
-                size_bytes = self._sealed.get(base_offset, self._tail.size_bytes)
-                return find_boundary(segment.log_fd, segment.index_fd, base_offset, size_bytes, offset, start)
-        opened: list[int] = []
-        try:
-            for suffix in (LOG_SUFFIX, INDEX_SUFFIX):
-                opened.append(file_io.open_path(segment_path(self.directory, base_offset, suffix), file_io.READ_ONLY))
-            return find_boundary(opened[0], opened[1], base_offset, self._sealed[base_offset], offset, start)
-        finally:
-            file_io.close_all(opened)
 
     def assign_leader_epoch(self, leader_epoch: int) -> None:
         """This box leads the partition under `leader_epoch` from the log end on."""
@@ -213,7 +202,7 @@ class Log:
         if leader_epoch < 0 or leader_epoch < self.leader_epochs.latest:
             raise InvariantViolation(f"leader epoch {leader_epoch} of {self.topic_partition} went back from {self.leader_epochs.latest}")
         producers = self.producers.stage(self.verifications)
-        plan = plan_append(self._tail, self.log_end_offset, self._rolling_config(), batches, leader_epoch, now_ms, producers, offers)
+        plan = plan_append(self._segments.tail, self.log_end_offset, self._rolling_config(), batches, leader_epoch, now_ms, producers, offers)
         if plan.next_offset != plan.first_offset:
             if leader_epoch > self.leader_epochs.latest:
                 self.assign_leader_epoch(leader_epoch)
@@ -228,7 +217,7 @@ class Log:
         """
         self._require_sound()
         producers = self.producers.stage()
-        plan = plan_append(self._tail, self.log_end_offset, self._rolling_config(), batches, -1, self._clock.wall_ms(), producers)
+        plan = plan_append(self._segments.tail, self.log_end_offset, self._rolling_config(), batches, -1, self._clock.wall_ms(), producers)
         if not plan.results:
             return (-1, -1)
         starts = [(_leader_epoch(batch), result[0]) for batch, result in zip(batches, plan.results, strict=True)]
@@ -241,7 +230,7 @@ class Log:
 
     def _rolling_config(self) -> LogConfig:
         config = self.config
-        return config.jittered(b"%s %d" % (str(self.topic_partition).encode(), self._tail.base_offset)) if config.segment_jitter_ms else config
+        return config.jittered(b"%s %d" % (str(self.topic_partition).encode(), self.active_base_offset)) if config.segment_jitter_ms else config
 
     def _assign_epochs(self, starts: list[tuple[int, int]]) -> None:
         self._require_sound()
@@ -254,7 +243,7 @@ class Log:
         """Write a plan's bytes and index entries, then take its state over. On failure: as if it had not been."""
         created: list[int] = []
         opened: list[OpenSegment] = []
-        segment = self._active
+        segment = self._segments.active
         try:
             if plan.first_producer_offset >= 0 and self._snapshots.latest is None:
                 self._snapshots.write(self.log_end_offset, self.producers, ())
@@ -274,8 +263,9 @@ class Log:
         has_producers = self._snapshots.latest is not None
         rolled = snapshots_at_rolls(self.producers, plan.parts) if opened and has_producers else []
         if opened:
-            self._take_rolls_over(plan.parts, opened)
-        self._tail = plan.parts[-1].tail
+            self._segments.take_rolls_over(plan.parts, opened)
+            self._directory_is_synced = False
+        self._segments.tail = plan.parts[-1].tail
         self.log_end_offset = plan.next_offset
         if plan.first_producer_offset >= 0:
             self.producers.apply(producers)
@@ -284,15 +274,6 @@ class Log:
         if has_producers:
             self._maybe_snapshot(plan, rolled)
 
-    def _take_rolls_over(self, parts: list[SegmentPart], opened: list[OpenSegment]) -> None:
-        segments = [self._active, *opened]
-        for number, part in enumerate(parts[:-1]):
-            self._sealed[part.tail.base_offset] = part.tail.size_bytes
-            self._unflushed.append((parts[number + 1].tail.base_offset, segments[number]))
-        self._active = segments[-1]
-        self._directory_is_synced = False
-        self.segment_list_generation += 1
-
     def _undo(self, created: list[int], opened: list[OpenSegment], has_aborted: bool) -> None:
         """Remove new segments, newest first, then what was written behind the old end."""
         try:
@@ -300,9 +281,9 @@ class Log:
                 segment.close()
             for base_offset in reversed(created):
                 unlink_segment(self.directory, base_offset)
-            self._active.cut_to(self._tail)
+            self._segments.active.cut_to(self._segments.tail)
             if has_aborted:
-                self._transactions.cut(self._tail.base_offset, self.log_end_offset)
+                self._transactions.cut(self.active_base_offset, self.log_end_offset)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             self.failed = f"log {self.topic_partition} could not be cut back to offset {self.log_end_offset}: {reason}"
@@ -323,8 +304,8 @@ class Log:
     def roll(self) -> None:
         """Seal the active segment and begin an empty one at the log end; nothing happens if it is empty. Raises like `append_as_leader`."""
         self._require_sound()
-        if self._tail.size_bytes:
-            self._carry_out(plan_roll(self._tail, self.log_end_offset, self._clock.wall_ms()), self.producers.stage())
+        if self.active_position:
+            self._carry_out(plan_roll(self._segments.tail, self.log_end_offset, self._clock.wall_ms()), self.producers.stage())
 
     def begin_segment(self, base_offset: int) -> None:
         """Seal the active segment and begin an empty one at `base_offset`, at the log end or behind it: a copy's segments are those of its source, and
@@ -332,21 +313,15 @@ class Log:
         self._require_sound()
         if base_offset < self.log_end_offset:
             raise ValueError(f"a segment of {self.topic_partition} cannot begin at {base_offset}, the log ends at {self.log_end_offset}")
-        if self._tail.size_bytes:
-            self._carry_out(plan_roll(self._tail, base_offset, self._clock.wall_ms()), self.producers.stage())
-        elif base_offset != self._tail.base_offset:
-            self._or_fail(f"begin a segment of log {self.topic_partition} at {base_offset}", lambda: self._replace_empty_segment(base_offset))
-
-    def _replace_empty_segment(self, base_offset: int) -> None:
-        segment, old = OpenSegment.create(self.directory, base_offset), self._active
-        self._active = segment
-        old.close()
-        unlink_segment(self.directory, old.base_offset)
-        self._tail, self.log_end_offset = SegmentTail(base_offset, self._clock.wall_ms()), base_offset
-        if not self._sealed:
-            self.log_start_offset = max(self.log_start_offset, base_offset)
-        self._directory_is_synced = False
-        self.segment_list_generation += 1
+        if self.active_position:
+            self._carry_out(plan_roll(self._segments.tail, base_offset, self._clock.wall_ms()), self.producers.stage())
+        elif base_offset != self.active_base_offset:
+            now_ms = self._clock.wall_ms()
+            self._or_fail(f"begin a segment of log {self.topic_partition} at {base_offset}", lambda: self._segments.move_empty(base_offset, now_ms))
+            self.log_end_offset = base_offset
+            if not self._segments.sealed:
+                self.log_start_offset = max(self.log_start_offset, base_offset)
+            self._directory_is_synced = False
 
     def snapshot_producers(self) -> None:
         """Let a snapshot tell of the producers at the log end, if there ever was one. Raises `StorageFailed`, and nothing has changed."""
@@ -382,22 +357,18 @@ class Log:
         try:
             if gone:
                 self._snapshots.outlive(bases[len(gone)], lambda base: producers_at(self.directory, bases, base, self._snapshots))
-            removed = RemovedSegments.of(self.directory, gone, self._sealed) if gone else None
+            removed = RemovedSegments.of(self.directory, gone, self._segments.sealed) if gone else None
         except OSError as error:
             raise file_io.storage_failure(f"let log {self.topic_partition} begin at offset {offset}", error) from error
         self.log_start_offset = max(self.log_start_offset, offset)
         if removed is not None:
-            for base in gone:
-                del self._sealed[base]
-            removed.names += self._snapshots.forget_below(self.segment_base_offsets[0])
-            self.segment_list_generation += 1
+            self._segments.take_out(gone)
+            removed.names += self._snapshots.forget_below(self._segments.first_base_offset)
         return removed
 
     def forget_removed(self, written_offset: int) -> None:
         """That the log begins there is written down: what was not flushed of segments that went below it need not be."""
-        first = self.segment_base_offsets[0]
-        while self._unflushed and self._unflushed[0][1].base_offset < first and self._unflushed[0][0] <= written_offset:
-            self._unflushed.pop(0)[1].close()
+        self._segments.forget_taken_out(written_offset)
 
     def truncate_epochs_from_start(self) -> None:
         """Forget leader epochs that ended before the log start offset; once that is written down."""
@@ -416,7 +387,7 @@ class Log:
             # Nothing to cut; but an epoch that began here and brought no batch may not be the leader's.
             self._or_fail(f"write the leader epochs of log {self.topic_partition}", lambda: self.leader_epochs.truncate_from_end(self.log_end_offset))
             return self.log_end_offset
-        if offset < self.segment_base_offsets[0]:
+        if offset < self._segments.first_base_offset:
             self.truncate_fully_and_start_at(offset)
             return self.log_end_offset
         self._or_fail(f"truncate log {self.topic_partition} to offset {offset}", lambda: self._truncate_segments(offset))
@@ -429,9 +400,7 @@ class Log:
 
     def can_replace(self, bases: list[int]) -> bool:
         """Whether these are neighbouring sealed segments, all flushed: what a cleaning run was given may have been deleted or cut since."""
-        sealed = list(self._sealed)
-        start = sealed.index(bases[0]) if bases[0] in self._sealed else -1
-        return start >= 0 and sealed[start : start + len(bases)] == bases and not any(segment.base_offset <= bases[-1] for _, segment in self._unflushed)
+        return self._segments.can_replace(bases)
 
     def replace_segments(self, bases: list[int], size_bytes: int) -> list[str]:
         """Let the `.cleaned` files of `bases[0]` (whole and synced, `size_bytes` of log) take the place of these segments, for which `can_replace` holds.
@@ -446,22 +415,22 @@ class Log:
                 raise StorageFailed(self.failed) from error
             raise failure from error
         self.replacements += 1
-        self._sealed = {base: size_bytes if base == bases[0] else size for base, size in self._sealed.items() if base not in bases[1:]}
+        self._segments.on_replaced(bases, size_bytes)
         self._directory_is_synced = False
-        self.segment_list_generation += 1
         return leftovers + self._snapshots.let_go(bases[1:])
 
     def _truncate_segments(self, offset: int) -> None:
         keep = [base for base in self.segment_base_offsets if base <= offset]
-        self._delete_segments(len(keep) - 1)
-        self._active, recovered = open_truncated(self.directory, keep[-1], offset, self.config, self._clock.wall_ms())
-        self._set_end({base: self._sealed[base] for base in keep[:-1]}, recovered.tail, recovered.next_offset)
+        segments = self._segments
+        segments.delete_behind(len(keep) - 1)
+        segments.active, recovered = open_truncated(self.directory, keep[-1], offset, self.config, self._clock.wall_ms())
+        self._set_end({base: segments.sealed[base] for base in keep[:-1]}, recovered.tail, recovered.next_offset)
         self.leader_epochs.truncate_from_end(self.log_end_offset)
         self._reload_producers()
 
     def _start_at(self, offset: int) -> None:
-        self._delete_segments(-1)
-        self._active = OpenSegment.create(self.directory, offset)
+        self._segments.delete_behind(-1)
+        self._segments.active = OpenSegment.create(self.directory, offset)
         self._set_end({}, SegmentTail(offset, self._clock.wall_ms()), offset)
         self.log_start_offset = offset
         self.leader_epochs.clear()
@@ -470,28 +439,8 @@ class Log:
         self._snapshots.remove_all()
         file_io.fsync_directory(self.directory)  # a snapshot that came back would tell of producers that wrote elsewhere
 
-    def _delete_segments(self, last_kept: int) -> None:
-        """Remove the segments behind number `last_kept`, newest first: each step leaves a prefix. That one is closed too (it is
-        opened anew for appending); sealed ones before it stay open until they are flushed."""
-        bases = self.segment_base_offsets
-        self._active.close()
-        still_unflushed = []
-        for end_offset, segment in self._unflushed:
-            if last_kept >= 0 and segment.base_offset < bases[last_kept]:
-                still_unflushed.append((end_offset, segment))
-            else:
-                segment.close()
-        self._unflushed = still_unflushed
-        self.segment_list_generation += 1
-        gone = set(bases[last_kept + 1 :])
-        if last_kept < 0:  # also those that retention took out of the log and that still have their names
-            gone.update(base for name in file_io.listdir(self.directory) if (base := offset_of_name(name, LOG_SUFFIX)) is not None)
-        for base_offset in sorted(gone, reverse=True):
-            unlink_segment(self.directory, base_offset)
-        file_io.fsync_directory(self.directory)
-
     def _set_end(self, sealed: dict[int, int], tail: SegmentTail, log_end_offset: int) -> None:
-        self._sealed, self._tail, self.log_end_offset = sealed, tail, log_end_offset
+        self._segments.sealed, self._segments.tail, self.log_end_offset = sealed, tail, log_end_offset
         self.truncations += 1
         self.log_start_offset = min(self.log_start_offset, log_end_offset)  # the batch that held it went whole
         self.durable_offset, self._durable_name = min(self.durable_offset, log_end_offset), -1
@@ -527,8 +476,8 @@ class Log:
             return None
         # files that were replaced are durable only with their names
         directory = self.directory if paths or not self._directory_is_synced else ""
-        segments = [*self._unflushed, (self.log_end_offset, self._active)]
-        taken = segments[: max(1, files_max // len(self._active.files))]
+        segments = self._segments.opened(self.log_end_offset)
+        taken = segments[: max(1, files_max // len(self._segments.active.files))]
         flush = FlushRound(taken[-1][0], [], paths, directory, len(taken) == len(segments))
         try:
             for _, segment in taken:
@@ -553,18 +502,17 @@ class Log:
         """Everything below `offset` is durable. Descriptors of sealed segments below it are closed."""
         self.recovery_point = max(self.recovery_point, min(offset, self.log_end_offset))
         self.durable_offset = max(self.durable_offset, self.recovery_point)
-        while self._unflushed and self._unflushed[0][0] <= self.recovery_point:
-            self._unflushed.pop(0)[1].close()
+        self._segments.close_flushed(self.recovery_point)
 
     def plan_batch_flush(self) -> BatchFlush | None:
         """What must be synced so that every batch survives a power cut; None when all do."""
         self._require_sound()
         if self.durable_offset >= self.log_end_offset:
             return None
-        base_offset = self._tail.base_offset
-        files = [segment.log_fd for end_offset, segment in self._unflushed if end_offset > self.durable_offset]
+        end_offset, base_offset, position = self.end
+        files = tuple(segment.log_fd for segment_end, segment in self._segments.opened(end_offset) if segment_end > self.durable_offset)
         directory = self.directory if self._durable_name != base_offset else ""
-        return BatchFlush(self.log_end_offset, base_offset, self._tail.size_bytes, (*files, self._active.log_fd), directory)
+        return BatchFlush(end_offset, base_offset, position, files, directory)
 
     def on_batches_flushed(self, flush: BatchFlush) -> None:
         """Its files, or the whole file system, are synced; nothing was truncated meanwhile."""
@@ -601,7 +549,7 @@ class Log:
         """What `close` writes: final time index entry, producer snapshot. Doing it again writes nothing."""
         self._require_sound()
         try:
-            if seal(self._active, self._tail):
+            if seal(self._segments.active, self._segments.tail):
                 self._directory_is_synced = False  # have it synced even if nothing else is due
             if self._snapshots.latest not in (None, self.log_end_offset):
                 self._snapshots.write(self.log_end_offset, self.producers, self.segment_base_offsets)
@@ -618,9 +566,7 @@ class Log:
     def abandon(self) -> None:
         """Close the descriptors, write nothing: what a log that failed, or whose directory goes offline, can still do."""
         self.failed = self.failed or f"log {self.topic_partition} is closed"
-        for segment in (*(segment for _, segment in self._unflushed), self._active):
-            segment.close()
-        self._unflushed.clear()
+        self._segments.close()
 
     def _require_sound(self) -> None:
         if self.failed:

@@ -132,13 +132,6 @@ class LogDirectory:
         self._lines[name] = dict(offsets)
         return offsets
 
-    def set_cluster_id(self, cluster_id: str) -> None:
-        """Write the cluster's id down once it is known. Raises `ConfigurationProblems` if another one is written already."""
-        try:
-            self.identity = claim_identity(self.path, self.identity.broker_id, cluster_id)
-        except OSError as error:
-            raise file_io.storage_failure(f"write the identity of log directory {self.path}", error) from error
-
     def partition_directories(self) -> dict[TopicPartition, PartitionDirectory]:
         """Partitions with a plain directory; `topic_id` is None where `partition.metadata` is missing or broken (see `problems`)."""
         found = {}

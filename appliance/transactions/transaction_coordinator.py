@@ -81,8 +81,8 @@ class TransactionCoordinator:
         self._wall_ms = wall_ms
         self._next_overdue_ms = 0
         self._next_expiry_ms = 0
-        self.unreadable_records = 0
-        self.timed_out = 0
+        self.skipped_records = 0
+        """Records that a load could not read."""
 
     # -- tenures of partitions of the state topic
 
@@ -90,7 +90,7 @@ class TransactionCoordinator:
         self.ids.begin_load(partition)
 
     def load(self, partition: int, records: Iterable[LoadedRecord]) -> None:
-        self.unreadable_records += self.ids.load(partition, records)
+        self.skipped_records += self.ids.load(partition, records)
 
     def finish_load(self, partition: int, now_ms: int) -> None:
         """Serve it; what a former life had decided is ended."""
@@ -131,7 +131,6 @@ class TransactionCoordinator:
         for transactional in self.ids:
             if transactional.pending is None and transactional.current.is_overdue(wall_ms):
                 overdue += 1
-                self.timed_out += 1
                 self._ends.abort_fenced(transactional, lambda _code: None)
         return overdue
 

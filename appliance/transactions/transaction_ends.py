@@ -55,8 +55,6 @@ class TransactionEnds:
         self._jobs: dict[int, _Job] = {}
         self.now_ms = 0
         """Of the timers; told with each turn."""
-        self.dropped_jobs = 0
-        self.retried_markers = 0
 
     @property
     def under_way(self) -> int:
@@ -106,10 +104,8 @@ class TransactionEnds:
         if self._is_stale(job):
             return
         if code in _ENDS_THE_JOB:
-            self.dropped_jobs += 1
             self._end(job)
         elif code not in _AS_GOOD_AS_DONE:
-            self.retried_markers += 1
             self._timers.schedule(self.now_ms + RETRY_MS, lambda _now_ms: self._write(job, topic_partition))
         else:
             job.missing.discard(topic_partition)

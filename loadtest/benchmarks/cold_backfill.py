@@ -36,7 +36,6 @@ class Measured(NamedTuple):
     """Latencies of those who produce and consume now; megabytes a second of who reads old records meanwhile."""
 
     produce: Paced
-    tail_p50_us: int
     tail_p99_us: int
     old_mb_per_s: float
 
@@ -141,7 +140,7 @@ def measure_tail(box: RunningBox, good: str, tail: str, rate: float, seconds: fl
         generator.go()
         produce = produce_at_a_pace(box, good, CONNECTIONS, rate, seconds)
         document = json.loads(generator.finish(seconds + PATIENCE_SECONDS).output.splitlines()[-1])
-    return Measured(produce, document["p50_us"], document["p99_us"], 0.0)
+    return Measured(produce, document["p99_us"], 0.0)
 
 
 class Backfill(threading.Thread):

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from appliance.protocol import kio_adapter
 from appliance.records.builder import BatchBuilder
 from loadtest.benchmark import Benchmark, BenchmarkFailed, Figure, Run, Say
 from loadtest.observation import Observer
 from tests.properties.protocol_messages import kio_element
+from tests.support import kio_adapter
 from tests.support.installed_box import DISKS, KAFKA, InstalledBox, copy_sources, make_wheelhouse, why_not_installed
 from tests.support.load import AckedProducer, StreamReader
 from tests.support.raw_client import PRODUCE, PRODUCE_VERSION, RawClient

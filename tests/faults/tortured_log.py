@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -498,11 +497,6 @@ class TorturedLog:
         lost = [batch for batch in whole if batch.header.base_offset >= kept_from and batch.header.base_offset not in offsets]
         memory.lost |= {offset for batch in lost for offset in batch.pairs()}
         memory.history = [batch for batch in whole if batch.header.last_offset < log.log_end_offset and batch not in lost]
-
-    def stop_quietly(self) -> None:
-        """End this life somehow: it is to be opened again."""
-        with suppress(StorageFailed, OSError):
-            self.abandon()
 
 
 def stored_batches(path: Path) -> list[Stored]:

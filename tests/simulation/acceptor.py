@@ -1,7 +1,7 @@
 """What a box answers to those who come by the network: followers, consumers, producers.
 
-The leader's side of a fetch is `diverging_answer`, whose rule (`is_diverging`) is the shipped one. Owned by its box. A fetch that finds nothing waits until
-the log or its high watermark moves, half a second at most. Weak spot: one partition, no sessions; sizes are numbers of records.
+The leader's side of a fetch is `support/diverging_answers.py`, whose rule (`is_diverging`) is the shipped one. Owned by its box. A fetch that finds nothing
+waits until the log or its high watermark moves, half a second at most. Weak spot: one partition, no sessions; sizes are numbers of records.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from appliance.base.errors import ErrorCode
-from appliance.replication import epoch_truncation
 from tests.simulation.records import Record
 from tests.simulation.world import MS, World
 from tests.simulation.writer import LEADER, NONE, Writer
+from tests.support.diverging_answers import diverging_answer
 
 MAX_WAIT = 500 * MS
 RECORDS_MAX = 8
@@ -66,7 +66,7 @@ class Acceptor:
             answer(FetchAnswer(error))
             return
         log = writer.log
-        diverging = epoch_truncation.diverging_answer(request.last_fetched_epoch, request.fetch_offset, log.epochs.end_offset_for, log.end_offset)
+        diverging = diverging_answer(request.last_fetched_epoch, request.fetch_offset, log.epochs.end_offset_for, log.end_offset)
         if diverging == (-1, -1) or request.fetch_offset < log.start_offset or (diverging is None and request.fetch_offset > log.end_offset):
             answer(FetchAnswer(ErrorCode.OFFSET_OUT_OF_RANGE))
             return

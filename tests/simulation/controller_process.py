@@ -86,7 +86,7 @@ class ControllerProcess:
         self._runner = runner = OperationRunner(self._ask, self._command, self._publish)
         self._own_runner = OperationRunner(self._ask, self._command, self._publish)
         counters, log = cast(Counters, _Counters()), cast(Logger, _Notes(world, broker_id))
-        self._isr = IsrKeeper(self.cluster, runner, lambda: self._arrived, counters, log, self._on_failure)
+        self._isr = IsrKeeper(self.cluster, runner, lambda: self._arrived, counters, self._on_failure)
         disks = cast(DiskCommands, self)
         is_settled = self._isr.is_settled
         self._bring_up = DiskBringUp(self.cluster, runner, disks, is_settled, DISK_DEADLINE_MS, self.monotonic_ms, counters, log, self._on_failure)
@@ -248,7 +248,7 @@ class ControllerProcess:
             return
         registration = BrokerRegistration(self.broker_id, (("PLAINTEXT", f"box{self.broker_id}", 9092),), {"PLAINTEXT": "PLAINTEXT"}, None, self.monotonic_ms())
         box = BoxRecord(f"identity-of-{self.broker_id}", {directory_of(self.broker_id): DISK}, is_fenced=not self._bring_up.all_settled())
-        arrival = Arrival(self.session.session_id, registration, box, "cluster", False, self.monotonic_ms(), lambda: TOPIC_ID)
+        arrival = Arrival(self.session.session_id, registration, box, "cluster", False, False, self.monotonic_ms(), lambda: TOPIC_ID)
         self._runner.start("arrive", arrive(self.cluster, arrival), self._on_arrived)
 
     def _on_arrived(self, outcome: Outcome) -> None:

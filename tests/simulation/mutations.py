@@ -111,8 +111,8 @@ def _follows_whoever_fetches(writer: Writer, leader_epoch: int, *rest: Any, take
 
 
 MUTATIONS = {
-    "truncation by high watermark": Mutation(((Writer, "truncate", _cuts_at_high_watermark), (epoch_truncation, "diverging_answer", lambda *_: None))),
-    "no comparison of leader epochs": Mutation(((epoch_truncation, "diverging_answer", lambda *_: None),)),
+    "truncation by high watermark": Mutation(((Writer, "truncate", _cuts_at_high_watermark), (epoch_truncation, "is_diverging", lambda *_: False))),
+    "no comparison of leader epochs": Mutation(((epoch_truncation, "is_diverging", lambda *_: False),)),
     "truncation at the leader's end of the epoch alone": Mutation(((epoch_truncation, "truncation_offset", _cuts_at_the_leaders_end),)),
     "acks=all before the in-sync set has it": Mutation(((LeaderProgress, "_advance", _everything_is_committed),)),
     "the in-sync set shrinks before it is written": Mutation(((LeaderProgress, "_want", _shrinks_at_once),)),

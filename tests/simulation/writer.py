@@ -56,9 +56,6 @@ class Writer:
         elif role == FOLLOWER:
             self._follow({"leader_epoch": leader_epoch})
 
-    def latest_epoch(self) -> int:
-        return self.log.epochs.latest
-
     # --- commands of the controller process
 
     def command(self, kind: DescriptorKind, payload: dict[str, Any]) -> int:

@@ -9,9 +9,7 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId
 from appliance.groups.client_identity import ClientIdentity
 from appliance.groups.consumer_embedded import EmbeddedAssignment, EmbeddedSubscription, read_assignment, read_subscription
-from appliance.groups.consumer_group import ConsumerGroup
 from appliance.groups.consumer_member import as_topics, partitions_of
-from appliance.groups.consumer_membership import ConsumerMembership
 from appliance.protocol.consumer_group_describe import ConsumerGroup as DescribedGroup
 from appliance.protocol.consumer_group_describe import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
 from appliance.protocol.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
@@ -94,11 +92,6 @@ class ConsumerWorld(World):
         told = Replies[ConsumerGroupDescribeResponse]()
         self.coordinator.consumer_group_describe(ConsumerGroupDescribeRequest((group,)), 1, CLIENT, self.now_ms, told)
         return told.only.groups[0]
-
-    def consumer_group(self, group: str = GROUP) -> ConsumerGroup:
-        hosted = self.coordinator.directory.find(group)
-        assert hosted is not None and isinstance(hosted.membership, ConsumerMembership)
-        return hosted.membership.group
 
     def run(self, *readers: Reader, rounds: int = 40) -> None:
         """Members ask in turn until nobody learns anything new."""

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from appliance.agents.outlet.ingest_spool import IngestSpool
 from appliance.agents.outlet.replay_journal import Checkpoint, ReplayJournal
 from appliance.base.clock import ManualClock
-from appliance.base.layout import BoxLayout
 from appliance.ingest.event import EventSource
 from appliance.ingest.listener import Listener, Protocol, Transport
 from appliance.ingest.replay.journal_records import Begun, JournalRecord
 from appliance.ingest.replay.replay_memory import Part
 from appliance.ingest.share import Share
 from appliance.ingest.unit import Unit
-from appliance.shm.counters import Counters, unlink_all
+from appliance.shm.counters import Counters
 from tests.support.listening_log import ListeningLog
+from tests.support.scratch_layout import make_layout, remove_layout
 
 LISTENER = Listener("relp", Protocol.RELP, Transport.TCP, 0)
 SOURCE = EventSource(b"192.0.2.1:601", b"192.0.2.1", b"relp")
@@ -51,7 +50,7 @@ class IngestState:
         self.boot = bytes(range(16))
         """The machine's; another one after its power was cut."""
         self.log = ListeningLog()
-        self.layout = BoxLayout(tempfile.mkdtemp(prefix="millrace-"))
+        self.layout = make_layout()
         self.counters = Counters.create_or_adopt(self.layout, "ingest@0", 1)
 
     def journal(self, checkpoint: Checkpoint = lambda: (), limit_bytes: int = 1 << 20, keep_ms: int = 600_000) -> ReplayJournal:
@@ -75,7 +74,7 @@ class IngestState:
         return self.counters.counter(label).value
 
     def close(self) -> None:
-        unlink_all(self.layout)
+        remove_layout(self.layout)
 
 
 def fail_all(error: OSError) -> Any:

@@ -142,7 +142,6 @@ class SyslogTcpSender:
 
     def __init__(self, host: str, port: int, lines_a_second: int = 2000) -> None:
         self.sent = 0
-        self.reconnects = 0
         self._address = (host, port)
         self._burst = max(1, lines_a_second // 100)
         self._stop = threading.Event()
@@ -166,7 +165,6 @@ class SyslogTcpSender:
                 sock.sendall(lines)
                 self.sent += self._burst
             except OSError:
-                self.reconnects += 1
                 if sock is not None:
                     sock.close()
                 sock = None

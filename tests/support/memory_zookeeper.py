@@ -112,7 +112,6 @@ class MemorySession:
         self.session_id = 0
         self.password = b"memory"
         self.window = 64
-        self.requests_sent = 0
         self._submitted: deque[tuple[Request, OnReply]] = deque()
         self._arrived: deque[Callable[[], None]] = deque()
         self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -185,7 +184,6 @@ class MemorySession:
         if self.state is not SessionState.CONNECTED:
             self._hand_over(lambda: on_reply(Reply(None, ConnectionLost("there is no connection"))))
             return
-        self.requests_sent += 1
         self._submitted.append((request, on_reply))
         os.eventfd_write(self._doorbell, 1)
 

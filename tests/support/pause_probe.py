@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from appliance.protocol import kio_adapter
 from appliance.records.builder import BatchBuilder
+from tests.support import kio_adapter
 from tests.support.raw_client import METADATA, METADATA_VERSION, RawClient
 
 CONNECT_SECONDS, ANSWER_SECONDS, BETWEEN_SECONDS, AGAIN_SECONDS = 0.2, 0.3, 0.02, 0.01

@@ -11,8 +11,8 @@ import socket
 import struct
 from typing import Any, NamedTuple
 
-from appliance.protocol import kio_adapter
 from tests.properties.protocol_messages import kio_element, kio_message
+from tests.support import kio_adapter
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS, CREATE_TOPICS = 0, 1, 2, 3, 18, 19
 PRODUCE_VERSION, FETCH_VERSION, LIST_OFFSETS_VERSION, METADATA_VERSION, API_VERSIONS_VERSION, CREATE_TOPICS_VERSION = 7, 11, 5, 8, 2, 4

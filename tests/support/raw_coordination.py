@@ -7,8 +7,8 @@ import datetime
 import struct
 from typing import Any, NamedTuple
 
-from appliance.protocol import kio_adapter
 from tests.properties.protocol_messages import kio_element, kio_message
+from tests.support import kio_adapter
 from tests.support.raw_transactions import RawTransactions
 
 OFFSET_COMMIT, OFFSET_FETCH, JOIN_GROUP, HEARTBEAT, SYNC_GROUP, INIT_PRODUCER_ID, ADD_PARTITIONS, END_TXN, FIND_COORDINATOR = 8, 9, 11, 12, 14, 22, 24, 26, 10

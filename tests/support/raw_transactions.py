@@ -9,11 +9,11 @@ import datetime
 import struct
 from typing import Any, NamedTuple
 
-from appliance.protocol import kio_adapter
 from appliance.records.batch import ATTRIBUTES_AT, CRC_AT, PRODUCER_ID_AT, TRANSACTIONAL_FLAG
 from appliance.records.builder import BatchBuilder
 from appliance.records.crc32c import crc32c
 from tests.properties.protocol_messages import kio_element, kio_message
+from tests.support import kio_adapter
 from tests.support.raw_client import FETCH, LIST_OFFSETS, PRODUCE, RawClient
 
 WRITE_TXN_MARKERS, DESCRIBE_PRODUCERS = 27, 61

@@ -16,7 +16,8 @@ from appliance.base.logging import Logger
 from appliance.base.model import TopicId
 from appliance.base.settings import Box
 from appliance.ipc.descriptors import Completion, DescriptorKind
-from appliance.ipc.proxies import LogWriterProxies, Source
+from appliance.ipc.proxies import LogWriterProxies
+from appliance.ipc.source import Source
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
@@ -86,8 +87,7 @@ class RealLogWriter:
             self.completions.append(Completion(*entry))
 
         source = Source(self.layout, name, 1, 1 << 20, 256)
-        clock = SystemClock()
-        proxies = LogWriterProxies(source, [self.disk], self.poller, clock, self.counters, on_completion, lambda _: None, lambda _: None, lambda _: None)
+        proxies = LogWriterProxies(source, [self.disk], self.poller, self.counters, on_completion, lambda _: None, lambda _: None, lambda _: None)
         self.sources[name] = proxies
         eventually(lambda: self.turn() is not None and proxies.connected(self.disk), f"{name} is let in")
         return proxies

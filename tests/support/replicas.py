@@ -23,10 +23,10 @@ from appliance.ipc.replication_descriptors import (
     truncate_descriptor,
 )
 from appliance.records.builder import BatchBuilder
-from appliance.replication.epoch_truncation import diverging_answer
 from appliance.shm.partition_table import PartitionTableReader, Row
 from appliance.storage.segment_files import LOG_SUFFIX, segment_path
 from appliance.storage.segment_scan import SegmentBatches
+from tests.support.diverging_answers import diverging_answer
 from tests.support.real_log_writer import TOPIC_ID, RealLogWriter
 from tests.support.running_box import eventually
 from tests.support.scratch_layout import scratch_layout
@@ -46,8 +46,9 @@ def batch(records: int = 1, value: bytes = b"value") -> bytes:
 class Replica:
     """One broker with one partition, `t-0`. Lives come one after the other: `die`, or `stop`, then `start`."""
 
-    def __init__(self, broker_id: int, layout: BoxLayout, path: Path, config: dict[str, str]) -> None:
+    def __init__(self, broker_id: int, layout: BoxLayout, path: Path, config: dict[str, str], lag_ms: int = LAG_MS) -> None:
         self.broker_id = broker_id
+        self._settings = {"replica.lag.time.max.ms": lag_ms}
         self.config = config
         self.wishes: list[dict[str, Any]] = []
         self._layout = layout
@@ -57,8 +58,7 @@ class Replica:
 
     def start(self) -> None:
         self._life += 1
-        settings = {"replica.lag.time.max.ms": LAG_MS}
-        self.writer = RealLogWriter(self._layout, self._path, self._life, settings, broker_id=self.broker_id)
+        self.writer = RealLogWriter(self._layout, self._path, self._life, self._settings, broker_id=self.broker_id)
         self.writer.recover()
         self.controller = self.writer.source("controller")
         self.controller._on_isr_wishes = lambda _disk, wishes: self.wishes.extend(wishes)
@@ -245,10 +245,10 @@ def fetch(follower: Replica, leader: Replica, max_bytes: int = 1 << 20, appends:
 
 
 @contextmanager
-def replicas(path: Path, count: int, config: dict[str, str] | None = None) -> Iterator[list[Replica]]:
+def replicas(path: Path, count: int, config: dict[str, str] | None = None, lag_ms: int = LAG_MS) -> Iterator[list[Replica]]:
     """Brokers 1 to `count`, none of them with a role. Who is there at the end is stopped."""
     with ExitStack() as stack:
-        made = [Replica(number, stack.enter_context(scratch_layout()), path / f"broker-{number}", config or {}) for number in range(1, count + 1)]
+        made = [Replica(number, stack.enter_context(scratch_layout()), path / f"broker-{number}", config or {}, lag_ms) for number in range(1, count + 1)]
         for each in made:
             each.create()
         yield made

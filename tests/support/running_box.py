@@ -38,6 +38,8 @@ STOP_SECONDS = 60.0
 COMMAND = [sys.executable, "-P", "-c", "from appliance.command.main import main; main()", "run"]
 LIST_OPTIONS = ("data", "zookeeper_members")
 READY = "millrace ready "
+BEGUN: set[str] = set()
+"""Names of the boxes that this process began, or asked others to begin."""
 
 
 class Address(NamedTuple):
@@ -71,6 +73,7 @@ def chosen_options(
     if "config" not in options:  # a topic that comes by itself after ten seconds is none of most tests' business
         settings = {"host.figures.interval.ms": 0, **(settings or {})}
     chosen = {"data": data, "state": directory / "state", "kafka_port": 0, "syslog_port": 0, "http_port": 0, "ingest_port": 0} | options
+    BEGUN.add(box_name(str(chosen["state"])))
     if settings or broker_id is not None:
         file = directory / "millrace.toml"
         lines = [f"{json.dumps(name)} = {json.dumps(value)}\n" for name, value in (settings or {}).items()]

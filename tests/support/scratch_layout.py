@@ -1,4 +1,7 @@
-"""A box that is nothing but names: a short runtime directory for its sockets, and a prefix in /dev/shm that is cleared afterwards."""
+"""A box that is nothing but names: a short runtime directory for its sockets, and a prefix in /dev/shm; both are removed afterwards.
+
+All tests make theirs here; `left_behind` tells of those that are not removed.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,25 @@ from appliance.shm.counters import unlink_all
 from appliance.shm.mapping import list_names
 
 
+def make_layout() -> BoxLayout:
+    """Not below pytest's `tmp_path`: Unix socket paths end at 107 bytes, and a test's name is no name for a box, another run may have it, too."""
+    return BoxLayout(tempfile.mkdtemp(prefix="mr-"))
+
+
+def remove_layout(layout: BoxLayout) -> None:
+    """With all its shared memory. The test may have removed the directory."""
+    unlink_all(layout)
+    if os.path.exists(layout.runtime_directory):
+        shutil.rmtree(layout.runtime_directory)
+
+
 @contextmanager
 def scratch_layout() -> Iterator[BoxLayout]:
-    """Not pytest's `tmp_path`: Unix socket paths end at 107 bytes."""
-    directory = tempfile.mkdtemp(prefix="mr-")
-    layout = BoxLayout(directory)
+    layout = make_layout()
     try:
         yield layout
     finally:
-        unlink_all(layout)
-        shutil.rmtree(directory)
+        remove_layout(layout)
 
 
 def purposes_left(layout: BoxLayout) -> list[str]:

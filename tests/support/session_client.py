@@ -8,8 +8,8 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from appliance.protocol import kio_adapter
 from tests.properties.protocol_messages import kio_element, kio_message
+from tests.support import kio_adapter
 from tests.support.raw_client import FETCH, LIST_OFFSETS, RawClient
 
 OFFSET_FOR_LEADER_EPOCH = 23

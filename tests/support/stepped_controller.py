@@ -7,8 +7,6 @@ step the last: with `sent` it is still carried out, and nobody hears of it.
 from __future__ import annotations
 
 import select
-import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any
 
 from appliance.agents.controller import ControllerAgent
 from appliance.base.clock import Clock, SystemClock
-from appliance.base.layout import BoxLayout, Disk
+from appliance.base.layout import Disk
 from appliance.base.logging import Logger, Severity
 from appliance.base.settings import Box
 from appliance.ipc.controller_frames import AUTO_CREATE, IMAGE_CHANGED
@@ -28,9 +26,10 @@ from appliance.protocol.create_topics import CreatableTopic, CreatedTopic, Creat
 from appliance.protocol.delete_topics import DeletedTopic, DeleteTopicsRequest, TopicToDelete
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.poller import Poller
-from appliance.shm.counters import Counters, unlink_all
+from appliance.shm.counters import Counters
 from tests.support.fake_log_writer import FakeDirectory, FakeLogWriter
 from tests.support.memory_zookeeper import MemoryZooKeeper
+from tests.support.scratch_layout import make_layout, remove_layout
 
 PATIENCE_SECONDS = 10.0
 DISKS = ("d0", "d1")
@@ -67,8 +66,7 @@ class SteppedBox:
     ) -> None:
         """`zookeeper`: a connect string, or a server in memory."""
         self._zookeeper = zookeeper
-        runtime = Path(tempfile.mkdtemp(prefix="mr-"))  # short: the path of a Unix socket ends at 107 bytes, and pytest's directories are long
-        self.layout = BoxLayout(str(runtime))
+        self.layout = make_layout()
         self.clock = clock or SystemClock()
         self.box = Box(
             "test",
@@ -170,8 +168,7 @@ class SteppedBox:
             self.client.close()
         for name in list(self.writers):
             self.kill_writer(name)
-        unlink_all(self.layout)
-        shutil.rmtree(self.layout.runtime_directory, ignore_errors=True)
+        remove_layout(self.layout)
 
     def agent_session_file(self) -> str:
         return f"{self.layout.runtime_directory}/zookeeper.session"

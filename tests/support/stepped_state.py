@@ -114,6 +114,7 @@ class KeptState:
     def __init__(self) -> None:
         self.told: list[tuple[str, int]] = []
         self.records: list[LoadedRecord] = []
+        self.skipped_records = 0
 
     def begin_load(self, partition: int) -> None:
         self.records = []

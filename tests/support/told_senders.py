@@ -48,10 +48,6 @@ class Feed:
     def is_over(self) -> bool:
         return self._over.is_set()
 
-    def wait_over(self, seconds: float) -> bool:
-        """A pause of so long, or until it is over; whether it is."""
-        return self._over.wait(seconds)
-
     def due(self, most: int) -> list[int]:
         """Those that are due now, perhaps none."""
         if self.is_over:

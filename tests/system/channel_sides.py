@@ -20,7 +20,8 @@ from appliance.base.layout import BoxLayout
 from appliance.ipc import channel, log_writer_door, proxies
 from appliance.ipc.channel import SinkChannel, SourceChannel
 from appliance.ipc.log_writer_door import LogWriterDoor
-from appliance.ipc.proxies import LogWriterProxies, Source
+from appliance.ipc.proxies import LogWriterProxies
+from appliance.ipc.source import Source
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
 from appliance.shm.doorbell import Doorbell
@@ -141,7 +142,7 @@ class SourceSide(Side):
         keep = bool(os.environ.get("KEEP_RING_NAMES"))
         self.source = Source(self.layout, SOURCE, incarnation, 1 << 16, RING)
         self.proxies = LogWriterProxies(
-            self.source, [DISK], self.poller, self.clock, self.counters,
+            self.source, [DISK], self.poller, self.counters,
             lambda number, entry: self.on_completion(number, entry),
             lambda number: self.write("lost", number),
             lambda disk: self.write("connected", self.proxies.writer_info(disk)["incarnation"]),

@@ -23,21 +23,6 @@ from tests.support.stepped_controller import Killed, SteppedBox
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
-_chroots = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealZooKeeper]:
-    server = RealZooKeeper(tmp_path_factory.mktemp("zookeeper"))
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def chroot(zookeeper: RealZooKeeper) -> str:
-    """A tree of its own for each test."""
-    return f"{zookeeper.connect}/tree-{next(_chroots)}"
-
 
 @pytest.fixture
 def make_box(tmp_path: Path, chroot: str) -> Iterator[Callable[..., SteppedBox]]:
@@ -546,6 +531,9 @@ def test_two_boxes_with_one_broker_id_are_kept_apart(box: SteppedBox, make_box: 
 def test_a_controller_that_was_replaced_can_write_nothing(box: SteppedBox, tree: KazooClient) -> None:
     epoch, stat = tree.get("/controller_epoch")
     tree.set("/controller_epoch", b"9", stat.version)
+    (refused,) = box.create(CreatableTopic("syslog", 1, 1))
+    assert refused.error_code == ErrorCode.NOT_CONTROLLER, "whoever was controller in between may have been told otherwise"
+    assert tree.exists("/brokers/topics/syslog") is None
     (created,) = box.create(CreatableTopic("syslog", 1, 1))
     assert created.error_code == 0
     assert document(tree, "/brokers/topics/syslog/partitions/0/state")["controller_epoch"] == 9, epoch

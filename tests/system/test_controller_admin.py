@@ -32,27 +32,6 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 TOPIC, BROKER = 2, 4
 SET, DELETE, APPEND, SUBTRACT = range(4)
-_chroots = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealZooKeeper]:
-    server = RealZooKeeper(tmp_path_factory.mktemp("zookeeper"))
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def tree(zookeeper: RealZooKeeper) -> Iterator[KazooClient]:
-    """Somebody else's eyes on a tree of this test's own."""
-    client = KazooClient(zookeeper.connect)
-    client.start()
-    root = f"/admin-{next(_chroots)}"
-    client.ensure_path(root)
-    client.chroot = root
-    yield client
-    client.stop()
-    client.close()
 
 
 @pytest.fixture

@@ -28,29 +28,9 @@ from tests.support.stepped_controller import Killed, SteppedBox
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
-_chroots = itertools.count()
 ALTER_REPLICA_LOG_DIRS = 34
 BROKER = 4
 MOVES = [kind for kind in DescriptorKind if kind.name.startswith("MOVE_") and kind is not DescriptorKind.MOVE_CANCEL]
-
-
-@pytest.fixture(scope="module")
-def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealZooKeeper]:
-    server = RealZooKeeper(tmp_path_factory.mktemp("zookeeper"))
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def tree(zookeeper: RealZooKeeper) -> Iterator[KazooClient]:
-    client = KazooClient(zookeeper.connect)
-    client.start()
-    root = f"/moves-{next(_chroots)}"
-    client.ensure_path(root)
-    client.chroot = root
-    yield client
-    client.stop()
-    client.close()
 
 
 @pytest.fixture

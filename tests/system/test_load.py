@@ -98,14 +98,20 @@ def log_of(box: RunningBox, topic: str, partitions: int) -> list[tuple[str, int,
     return sorted(found)
 
 
+def surroundings(box: RunningBox) -> dict[str, str]:
+    """Who is killed leaves what Spark said, and its files to the next."""
+    return environment() | {"TMPDIR": str(box.directory)}
+
+
 def run_load(box: RunningBox, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [*COMMAND, *map(str, arguments), "--data", str(box.disks[0])]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=START_SECONDS, check=False)
+    return subprocess.run(command, env=surroundings(box), capture_output=True, text=True, timeout=START_SECONDS, check=False)
 
 
 def start_load(box: RunningBox, *arguments: object) -> subprocess.Popen[bytes]:
     command = [*COMMAND, *map(str, arguments), "--data", str(box.disks[0])]
-    return subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=partial(die_with_parent, os.getpid()))
+    silent: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen(command, env=surroundings(box), **silent, preexec_fn=partial(die_with_parent, os.getpid()))
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:

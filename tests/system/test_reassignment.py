@@ -216,6 +216,10 @@ def test_a_box_is_emptied_filled_and_taken_out_by_commands(boxes: list[RunningBo
     with records_come_in(boxes, "kept"):
         millrace(boxes, "topic", "reassign", "kept", "--to", "1,2", "--no-wait", "--throttle", "64K")
         assert "called off" in millrace(boxes, "topic", "reassign", "kept", "--cancel")
+        unwatched = "topic", "reassign", "kept", "--replicas", "0=1,3", "--throttle", "64M"
+        millrace(boxes, *unwatched, "--no-wait")
+        eventually(lambda: placed(admin, "kept")[0][1] == [1, 3], "it ends while nobody watches")
+        assert "lifted" in millrace(boxes, *unwatched) and "throttled" not in millrace(boxes, "topic", "describe", "kept")
         shown = millrace(boxes, "box", "drain", "3", "--plan")
         assert "become" in shown.lower() and logs(boxes[2], "kept") == {"kept-1", "kept-2"}
         assert "holds nothing any more" in millrace(boxes, "box", "drain", "3", "--throttle", "100M")

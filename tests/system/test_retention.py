@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaException
 from confluent_kafka import TopicPartition as Position
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
@@ -25,6 +26,7 @@ with warnings.catch_warnings():
     from kafka import KafkaAdminClient
     from kafka import TopicPartition as Partition
     from kafka.admin import NewTopic
+    from kafka.errors import PolicyViolationError
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
@@ -71,10 +73,10 @@ def test_records_go_by_a_topics_retention_as_soon_as_it_is_altered_and_by_delete
     assert client.list_offset("old", 0, EARLIEST) == 10
     assert client.fetch("old", 0, 9).error_code == OFFSET_OUT_OF_RANGE and client.fetch("old", 0, 10).error_code == 0
     eventually(lambda: _files(keeper, "old")[0].startswith(f"{8:020d}"), "segments below the log start offset go, files and all")
-    for offset, code in ((21, OFFSET_OUT_OF_RANGE), (10**6, OFFSET_OUT_OF_RANGE)):
-        with pytest.raises(Exception, match="OFFSET_OUT_OF_RANGE"):
+    for offset in (21, 10**6):
+        with pytest.raises(KafkaException) as refused:
             next(iter(admin.delete_records([Position("old", 0, offset)]).values())).result(10)
-        assert code
+        assert refused.value.args[0].code() == OFFSET_OUT_OF_RANGE
 
     # a size that is altered without a restart
     _alter(admin, "old", retention_bytes="70000")
@@ -102,9 +104,8 @@ def test_a_compacted_topic_refuses_delete_records(keeper: RunningBox) -> None:
     client = RawClient(keeper.kafka)
     for _ in range(3):
         eventually(lambda: client.produce("lines", 0, _batch(10)).error_code == 0, "the topic is there")
-    answer = admin.delete_records({Partition("lines", 0): 2})
-    assert next(iter(answer.values()))["low_watermark"] == 2 if isinstance(next(iter(answer.values())), dict) else answer
-    with pytest.raises(Exception, match=r"(?i)policy"):
+    assert admin.delete_records({Partition("lines", 0): 2})[Partition("lines", 0)]["low_watermark"] == 2
+    with pytest.raises(PolicyViolationError):
         admin.delete_records({Partition("keys", 0): 0})
     admin.close()
     client.close()

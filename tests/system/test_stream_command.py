@@ -39,8 +39,8 @@ class StreamProcess:
         self._said = open(out.parent / "said", "ab")
         command = [*MILLRACE, "stream", "log", "--to", str(out), "--every", "1 second", "--bootstrap", box.bootstrap, *options]
         command += [part for name, value in SHORT_LIFE.items() for part in ("--spark", f"{name}={value}")]
-        self.process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=self._said, stderr=self._said,
-                                        preexec_fn=partial(die_with_parent, os.getpid()))  # fmt: skip
+        self.process = subprocess.Popen(command, cwd=ROOT, env=environment() | {"TMPDIR": str(out.parent)}, stdin=subprocess.DEVNULL,
+                                        stdout=self._said, stderr=self._said, preexec_fn=partial(die_with_parent, os.getpid()))  # fmt: skip
 
     def said(self) -> str:
         return (self.out.parent / "said").read_text(errors="replace")

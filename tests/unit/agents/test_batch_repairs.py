@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,16 +15,9 @@ from appliance.storage import file_io
 from appliance.storage.batch_repair import Verdict
 from tests.support.replicas import Replica, _Slot, batch, fetch, replicas
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_waiting_for_the_disk")]
 
 SEGMENT_BATCHES = 5
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_io, "fsync", os.fstat)
-    monkeypatch.setattr(file_io, "fdatasync", os.fstat)
-    monkeypatch.setattr(file_io, "syncfs", os.fstat)
 
 
 @pytest.fixture

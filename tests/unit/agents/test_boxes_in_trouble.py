@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from appliance.metadata.requests import Create
+from appliance.metadata.znodes import CLUSTER_ID, encode_cluster_id
+from tests.support.memory_zookeeper import MemoryZooKeeper
 from tests.support.stepped_cluster import SteppedCluster
 from tests.support.stepped_controller import DISKS
 
@@ -199,3 +202,14 @@ def test_a_copied_disk_is_refused(three: SteppedCluster) -> None:
 def test_a_foreign_cluster_is_refused(three: SteppedCluster, make_cluster: Callable[..., SteppedCluster]) -> None:
     box = three.make(4, cluster_id="another-cluster-entirely")
     assert "the box to cluster another-cluster-entirely" in refused(three, box)
+
+
+def test_a_box_that_was_part_of_a_cluster_is_part_of_no_other_and_makes_none_anew(three: SteppedCluster) -> None:
+    """A typing error in `--zookeeper`, or an ensemble that lost its data: what lies on the disks would be nobody's."""
+    box = three.kill(3)
+    other = box._zookeeper = MemoryZooKeeper(three.clock.wall_ms)
+    assert "this ZooKeeper is empty, and the box belongs to cluster" in refused(three, box)
+    assert CLUSTER_ID not in other
+    other.write(Create(CLUSTER_ID, encode_cluster_id("elsewhere")))
+    three.until(lambda: "belongs to cluster elsewhere" in box.notifier.said, "it looks again")
+    assert "/brokers/ids/3" not in other

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +16,17 @@ from appliance.agents.log_writer import SLICE_PARK_MS
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicPartition
 from appliance.shm.partition_table import DISK_ONLINE
-from appliance.storage import checkpoints, file_io
+from appliance.storage import checkpoints
 from appliance.storage.cleaner import run_cleaning
 from appliance.storage.cleaning_job import CleaningJob, RunReport
 from tests.support.real_log_writer import TOPIC_ID, RealLogWriter
 from tests.support.running_box import eventually
-from tests.support.scratch_layout import scratch_layout
 from tests.unit.storage.compaction_support import keyed, stored_pairs
 
-pytestmark = [pytest.mark.slow, pytest.mark.system]
+pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.usefixtures("no_waiting_for_the_disk")]
 
 SETTINGS = {"log.cleaner.backoff.ms": 1000, "log.flush.offset.checkpoint.interval.ms": 100, "log.disk.reserve.bytes": 0}
 CONFIG = {"segment.bytes": "1000", "cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1", "file.delete.delay.ms": "0"}
-
-
-@pytest.fixture
-def layout() -> Iterator[BoxLayout]:
-    with scratch_layout() as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_io, "fsync", os.fstat)
-    monkeypatch.setattr(file_io, "fdatasync", os.fstat)
 
 
 class Life:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,15 +21,8 @@ from appliance.shm.partition_table import DISK_OFFLINE, PartitionTableReader, Ro
 from appliance.storage import batch_flush, file_io
 from tests.support.real_log_writer import BROKER_ID, DISK, TOPIC_ID, RealLogWriter
 from tests.support.running_box import eventually
-from tests.support.scratch_layout import scratch_layout
 
 ACK = {"flush.messages": "1"}
-
-
-@pytest.fixture
-def layout() -> Iterator[BoxLayout]:
-    with scratch_layout() as made:
-        yield made
 
 
 class Platter:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,19 +22,9 @@ from appliance.shm.mapping import list_names
 from appliance.shm.partition_table import DISK_FULL, DISK_OFFLINE, DISK_ONLINE, PartitionTableWriter
 from appliance.storage import checkpoints, file_io
 from tests.support.real_log_writer import DISK, RealLogWriter, open_files_limit
-from tests.support.scratch_layout import open_descriptors, scratch_layout
+from tests.support.scratch_layout import open_descriptors
 
-
-@pytest.fixture
-def layout() -> Iterator[BoxLayout]:
-    with scratch_layout() as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_io, "fsync", os.fstat)
-    monkeypatch.setattr(file_io, "fdatasync", os.fstat)
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
 
 def _batch() -> bytes:

@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +29,8 @@ from appliance.storage.directory_identity import CLEAN_SHUTDOWN_MARKER
 from tests.support import real_log_writer
 from tests.support.real_log_writer import RealLogWriter
 from tests.support.running_box import eventually
-from tests.support.scratch_layout import scratch_layout
 
-
-@pytest.fixture
-def layout() -> Iterator[BoxLayout]:
-    with scratch_layout() as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_io, "fsync", os.fstat)
-    monkeypatch.setattr(file_io, "fdatasync", os.fstat)
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
 
 def _batch() -> bytes:

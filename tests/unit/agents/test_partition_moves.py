@@ -27,27 +27,14 @@ from appliance.storage import checkpoints, file_io
 from appliance.storage.move_record import MOVE_RECORD
 from tests.support.real_log_writer import BROKER_ID, TOPIC_ID, RealLogWriter
 from tests.support.running_box import eventually
-from tests.support.scratch_layout import scratch_layout
 from tests.unit.storage.storage_support import stored_bytes
 
-pytestmark = [pytest.mark.slow, pytest.mark.system]
+pytestmark = [pytest.mark.slow, pytest.mark.system, pytest.mark.usefixtures("no_waiting_for_the_disk")]
 
 SETTINGS: dict[str, Any] = {"log.flush.offset.checkpoint.interval.ms": 100, "log.disk.reserve.bytes": 0}
 CONFIG = {"segment.bytes": "4000", "file.delete.delay.ms": "0"}
 COMMANDERS = {"d0": "controller", "d1": "acceptor@7"}
 """Two sources of one name would share their arena."""
-
-
-@pytest.fixture
-def layout() -> Iterator[BoxLayout]:
-    with scratch_layout() as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_io, "fsync", os.fstat)
-    monkeypatch.setattr(file_io, "fdatasync", os.fstat)
 
 
 class Pair:

@@ -5,7 +5,6 @@ A real log-writer and a real produce handler with real rings between them, each 
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 from collections.abc import Iterator
@@ -24,27 +23,16 @@ from appliance.broker.delayed import Delayed
 from appliance.broker.handlers.produce import ProduceHandler
 from appliance.broker.transport import PlainTransport
 from appliance.ipc.descriptors import DescriptorKind
-from appliance.ipc.proxies import LogWriterProxies, Source
+from appliance.ipc.proxies import LogWriterProxies
+from appliance.ipc.source import Source
 from appliance.protocol.request_header import RequestHeader
 from appliance.records.builder import BatchBuilder
-from appliance.storage import file_io
 from tests.support.real_log_writer import BROKER_ID, DISK, TOPIC_ID, RealLogWriter
 from tests.support.running_box import eventually
-from tests.support.scratch_layout import scratch_layout
+
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
 PRODUCE_VERSION = 7
-
-
-@pytest.fixture
-def layout() -> Iterator[BoxLayout]:
-    with scratch_layout() as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("fsync", "fdatasync", "syncfs"):
-        monkeypatch.setattr(file_io, name, os.fstat)
 
 
 class LateAcceptor:
@@ -56,7 +44,6 @@ class LateAcceptor:
             self._source,
             [DISK],
             writer.poller,
-            SystemClock(),
             writer.counters,
             lambda part, entry: self.produces.on_completion(part, entry),
             lambda part: self.produces.on_lost(part),

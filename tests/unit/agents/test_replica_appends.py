@@ -24,15 +24,9 @@ from tests.support.real_log_writer import TOPIC_ID
 from tests.support.replicas import Replica, batch, check_watermark, fetch, replicas
 from tests.support.running_box import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_waiting_for_the_disk")]
 
 ACK = {"flush.messages": "1"}
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("fsync", "fdatasync", "syncfs"):
-        monkeypatch.setattr(file_io, name, os.fstat)
 
 
 class SlowThread:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,19 +10,13 @@ import pytest
 from appliance.base.errors import ErrorCode
 from appliance.protocol.fetch import EpochEndOffset, FetchPartitionResult
 from appliance.shm.partition_table import ROLE_FOLLOWER
-from appliance.storage import file_io
 from tests.support.real_log_writer import BROKER_ID, TOPIC_ID
 from tests.support.scratch_layout import purposes_left, scratch_layout
 from tests.support.scripted_leader import LedLog, made_batch
 from tests.support.scripted_peer import ScriptedPeer
 from tests.support.stepped_follower import OWN_EPOCH, SteppedFollower
 
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_io, "fsync", os.fstat)
-    monkeypatch.setattr(file_io, "fdatasync", os.fstat)
-    monkeypatch.setattr(file_io, "syncfs", os.fstat)
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from appliance.ipc.scrub_report import NOTHING, FoundDamage, report_file, write_report
 from appliance.protocol.fetch import CONSUMER_REPLICA_ID, FetchRequest, decode_fetch, encode_fetch_response
 from appliance.records.batch import BATCH_LENGTH_AT
-from appliance.storage import file_io
 from appliance.storage.scrub import SegmentScrub
 from tests.support.real_log_writer import BROKER_ID, DISK, TOPIC_ID
 from tests.support.scratch_layout import scratch_layout
@@ -19,16 +17,9 @@ from tests.support.scripted_leader import LedLog
 from tests.support.scripted_peer import ScriptedPeer
 from tests.support.stepped_follower import LEADER_ID, SteppedFollower
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_waiting_for_the_disk")]
 
 BATCHES = 6
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_io, "fsync", os.fstat)
-    monkeypatch.setattr(file_io, "fdatasync", os.fstat)
-    monkeypatch.setattr(file_io, "syncfs", os.fstat)
 
 
 class Damaged:

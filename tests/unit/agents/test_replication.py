@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,22 +12,14 @@ from appliance.ipc.descriptors import BEHIND_REFUSED_FLAG, COMMITTED_FLAG, COORD
 from appliance.ipc.replication_descriptors import ReplicaAppend
 from appliance.records.batch import RECORDS_AT
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER
-from appliance.storage import file_io
 from tests.support.raw_transactions import transactional_batch
 from tests.support.replicas import BROKER_EPOCH, LAG_MS, Replica, batch, check_watermark, fetch, replicas
 from tests.support.running_box import eventually
 from tests.unit.storage.storage_support import batch as stored_batch
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_waiting_for_the_disk")]
 
 SMALL_SEGMENTS = {"segment.bytes": "400"}
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_io, "fsync", os.fstat)
-    monkeypatch.setattr(file_io, "fdatasync", os.fstat)
-    monkeypatch.setattr(file_io, "syncfs", os.fstat)
 
 
 def _roles(brokers: list[Replica], leader: int, leader_epoch: int, isr: list[int] | None = None, partition_epoch: int = 0) -> None:
@@ -154,6 +145,17 @@ def test_who_lags_is_wished_out_and_the_larger_set_counts_until_that_is_written(
         assert (one.row.high_watermark, one.row.isr_size) == (1, 2)
         check_watermark(one)
         assert one.isr(0, [1, 2], 2) == ErrorCode.FENCED_LEADER_EPOCH
+
+
+@pytest.mark.parametrize("lag_ms", [500, 2_000, 4_000])
+def test_who_lags_is_wished_out_however_short_the_lag_may_be(tmp_path: Path, lag_ms: int) -> None:
+    with replicas(tmp_path, 2, lag_ms=lag_ms) as (one, two):
+        _roles([one, two], leader=1, leader_epoch=1)
+        _appended(one, batch())
+        for _ in range(2 * lag_ms // 50):
+            one.writer.clock.advance_ms(50)
+            one.turn(1)
+        assert [wish["isr"] for wish in one.wishes[:1]] == [[1]]
 
 
 def test_a_wish_waits_for_the_controller_and_is_told_to_its_next_life(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +19,14 @@ from appliance.records.builder import BatchBuilder
 from appliance.shm.partition_table import DISK_FULL, DISK_OFFLINE, DISK_ONLINE
 from appliance.storage import checkpoints, file_io
 from tests.support.real_log_writer import DISK, TOPIC_ID, RealLogWriter
-from tests.support.scratch_layout import open_descriptors, scratch_layout
+from tests.support.scratch_layout import open_descriptors
 from tests.unit.storage.storage_support import failing_file_calls, stored_records
+
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
 DEEP = bool(os.environ.get("MILLRACE_DEEP"))
 SEGMENT = {"segment.bytes": "1000"}
 CHECK = {"log.retention.check.interval.ms": 1000, "log.disk.reserve.bytes": 0}
-
-
-@pytest.fixture
-def layout() -> Iterator[BoxLayout]:
-    with scratch_layout() as made:
-        yield made
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_io, "fsync", os.fstat)
-    monkeypatch.setattr(file_io, "fdatasync", os.fstat)
 
 
 class Life:

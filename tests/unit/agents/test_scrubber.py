@@ -18,18 +18,11 @@ from appliance.shm.counters import Counters
 from appliance.storage import file_io
 from appliance.storage.log_config import LogConfig
 from tests.support.cold_segments import make_cold, resident_bytes
-from tests.support.scratch_layout import scratch_layout
 from tests.unit.storage.storage_support import NOW_MS, batch, open_log
 
 RATE = 1000
 PAUSE_MS = 3_600_000
 VALUE = b"v" * 100
-
-
-@pytest.fixture
-def layout() -> Iterator[BoxLayout]:
-    with scratch_layout() as made:
-        yield made
 
 
 @pytest.fixture

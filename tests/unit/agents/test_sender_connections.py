@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import select
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from appliance.agents.senders.sender_connection import UNSENT_BYTES_MAX
+from appliance.agents.senders.unfinished_frames import SMALL_BYTES
 from appliance.ingest.listener import Listener, Protocol, ProxyMode, Transport
 from appliance.ingest.proxy_header import V2_START
 from appliance.ingest.unit import Outcome
@@ -138,6 +140,60 @@ def test_large_frames_of_all_are_read_one_after_the_other_while_they_are_too_muc
     room.step()
     assert room.counter("ingest.unfinished_bytes") == 0
     room.close()
+
+
+def test_a_large_frame_behind_a_partition_that_takes_no_more_holds_up_no_other(tmp_path: Path) -> None:
+    """It began first, so it would be read alone; it is not read at all before its partition goes on."""
+    room = SteppedRoom(tmp_path, ingest_unfinished_bytes=1 << 17, ingest_connection_window_bytes=1 << 30)
+    room.listen(protocol=Protocol.RELP, message_bytes_max=1 << 20)
+    stuck, *others = [room.connect() for _ in range(4)]
+    for sender in (stuck, *others):
+        sender.sendall(RELP_OPEN)
+        room.step()
+    frame = b" syslog 300000 " + b"x" * 300_000 + b"\n"
+    room.intake.meets = ("syslog", 0)
+    stuck.sendall(b"2 syslog 1 y\n" + (b"3" + frame)[:40_000])
+    room.run_until(lambda: room.intake.messages == [b"y"])
+    room.step()
+    assert room.counter("ingest.unfinished_bytes") > SMALL_BYTES and room.counter("ingest.connections_paused") == 1
+    room.intake.meets = None
+    unsent = dict.fromkeys(others, b"2" + frame)
+
+    def push() -> None:
+        for sender, left in unsent.items():
+            try:
+                unsent[sender] = left[sender.send(left[:20_000]) :] if left else b""
+            except BlockingIOError:
+                pass
+
+    room.run_until(lambda: push() or len(room.intake.messages) == 4, "the others' frames are whole")  # type: ignore[func-returns-value]
+    assert room.counter("ingest.connections_crowded"), "all together were too much"
+    unsent[stuck] = (b"3" + frame)[40_000:]
+    room.room.resume(lambda _partition: False)
+    room.run_until(lambda: push() or len(room.intake.messages) == 5)  # type: ignore[func-returns-value]
+    room.close()
+
+
+def test_a_stop_takes_of_a_sender_that_never_pauses_what_a_kernel_may_keep(room: SteppedRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("appliance.agents.senders.sender_connections.DRAIN_BYTES_MAX", 1 << 19)
+    room.listen()
+    sender = room.connect()
+    room.run_until(lambda: len(room.room) == 1)
+    line = b"<13>" + b"x" * 995 + b"\n"
+
+    def push() -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sender.send(line * 200)
+
+    push()
+    turns = 0
+    while not room.room.drain():
+        push()
+        room.room.do_work()
+        turns += 1
+    taken = len(room.intake.messages) * len(line)
+    assert turns > 0 and (1 << 19) - len(line) <= taken < (1 << 20), "all that had come, and no more"
 
 
 def test_without_descriptors_nobody_is_accepted_and_nothing_spins(room: SteppedRoom) -> None:

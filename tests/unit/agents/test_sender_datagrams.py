@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -11,19 +10,19 @@ import pytest
 from appliance.agents.senders.datagram_socket import SENDERS_MAX
 from appliance.agents.senders.sender_datagrams import SenderDatagrams
 from appliance.base.clock import ManualClock
-from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger, Severity
 from appliance.ingest.listener import Listener, Protocol, Transport
 from appliance.runtime.poller import Poller
-from appliance.shm.counters import Counters, unlink_all
+from appliance.shm.counters import Counters
 from tests.support.recording_intake import RecordingIntake
+from tests.support.scratch_layout import make_layout, remove_layout
 
 
 class Room:
     """Two listeners for syslog, `one` and `two`."""
 
     def __init__(self) -> None:
-        self.layout = BoxLayout(tempfile.mkdtemp(prefix="millrace-"))
+        self.layout = make_layout()
         self.counters = Counters.create_or_adopt(self.layout, "ingest@0", 1)
         self.intake = RecordingIntake()
         self.poller = Poller()
@@ -58,7 +57,7 @@ class Room:
         self.poller.close()
         for sock in self.sockets.values():
             sock.close()
-        unlink_all(self.layout)
+        remove_layout(self.layout)
 
 
 @pytest.fixture

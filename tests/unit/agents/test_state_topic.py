@@ -14,7 +14,7 @@ from appliance.ipc.log_reader_messages import LOOKUP, OPEN, READ
 from appliance.records.builder import BatchBuilder
 from appliance.records.control_batch import EndTransactionMarker, build_end_transaction_batch
 from tests.support.scratch_layout import scratch_layout
-from tests.support.stepped_state import SteppedState
+from tests.support.stepped_state import TOPIC, SteppedState
 
 
 @pytest.fixture
@@ -65,6 +65,16 @@ def test_an_empty_partition_is_served_without_a_question(world: SteppedState) ->
     world.lead()
     assert world.state.told == [("begin", 0), ("finish", 0)]
     assert world.reader.asked == []
+
+
+def test_records_that_a_load_left_out_are_counted_once(world: SteppedState) -> None:
+    world.state.skipped_records = 2
+    world.lead()
+    world.show(leader_epoch=4)
+    world.state.skipped_records = 3
+    world.lead()
+    assert world.state.told.count(("finish", 0)) == 2
+    assert world.counters.counter(f'coordinator.skipped_records{{topic="{TOPIC}"}}').value == 3
 
 
 @pytest.mark.parametrize("trouble", ["away", "error"])

@@ -88,3 +88,13 @@ def test_a_setting_of_one_copy_leaves_it_at_that(tmp_path: Path) -> None:
         assert _replicas(cluster, "syslog") == [(1,)]
     finally:
         cluster.close()
+
+
+def test_a_copy_that_waits_for_a_box_that_is_away_holds_up_no_other_topic(alone: SteppedCluster) -> None:
+    alone.create("syslog", (1,))
+    alone.create("__consumer_offsets", (1,))
+    _others_come(alone, 2, 3)
+    alone.until(lambda: sorted(_replicas(alone, "syslog")[0]) == [1, 2, 3], "it grows")
+    alone.kill(3)
+    alone.until(lambda: sorted(_replicas(alone, "__consumer_offsets")[0]) == [1, 2], "the other grows, too, as far as there are boxes")
+    assert sorted(_replicas(alone, "syslog")[0]) == [1, 2, 3], "what box 3 was promised waits for it"

@@ -12,7 +12,7 @@ from appliance.broker.absent_coordinator import absent_answer
 from appliance.broker.coordinated_apis import COORDINATED_APIS
 from appliance.broker.handlers.coordinated import COORDINATED_KEYS
 from appliance.ipc.request_frames import pack_kafka_request
-from appliance.protocol import kio_adapter
+from tests.support import kio_adapter
 from tests.unit.protocol.sample_requests import Sample, samples
 
 SAMPLES = [sample for sample in samples() if sample.api_key in COORDINATED_KEYS]

@@ -24,13 +24,13 @@ from appliance.broker.lease_gate import LeaseGate
 from appliance.broker.transport import PlainTransport
 from appliance.ipc.descriptors import BEHIND_REFUSED_FLAG
 from appliance.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
-from appliance.protocol import kio_adapter
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.request_header import RequestHeader
 from appliance.records.builder import BatchBuilder
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER, PartitionTableReader, PartitionTableWriter, Row
+from tests.support import kio_adapter
 from tests.support.scratch_layout import scratch_layout
 from tests.unit.storage.storage_support import batch as stored_batch
 

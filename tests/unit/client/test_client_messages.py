@@ -75,6 +75,14 @@ def test_a_response_that_ends_too_early_is_a_protocol_violation() -> None:
             decode_response(messages.DELETE_TOPICS, 5, whole[:end])
 
 
+@pytest.mark.parametrize(("version", "head"), [(1, b""), (9, b"\0" + bytes(4))], ids=["plain", "flexible"])
+def test_a_response_that_claims_more_than_it_has_does_not_end_the_process(version: int, head: bytes) -> None:
+    """kio would reserve 34 GB for it, and abort."""
+    claim = b"\xff\xff\xff\xff\x0f" if version == 9 else b"\x7f\xff\xff\xff"
+    with pytest.raises(ProtocolViolation, match="too long"):
+        decode_response(messages.METADATA, version, bytes(4) + head + claim)
+
+
 def test_tagged_fields_of_a_response_header_are_skipped() -> None:
     plain = encode_response(messages.DELETE_TOPICS, 5, 7, {"throttle_time": 0, "responses": []})[4:]
     tagged = plain[:4] + b"\x01\x05\x02hi" + plain[5:]

@@ -85,6 +85,15 @@ def test_all_ingests_are_added_up_by_listener_and_the_remarks_say_why(ingests: I
     assert (relp["received"], relp["in_flight"], relp["counted"], relp["refused"]) == (2000, 60, {"too_large": 40}, {"busy": 14}) and "senders" not in document
 
 
+def test_connections_that_were_turned_away_are_told_and_those_that_ended_are_not(ingests: Ingests) -> None:
+    for index, counters in enumerate(ingests.counters):
+        for reason in ("tls-plaintext", "ended", "relp-closed", *["proxy-header"][index:]):
+            counters.counter(f'ingest.closed{{reason="{reason}"}}').add(2)
+    figures = ingests.look()
+    assert document_of(figures, with_senders=False)["closed"] == {"proxy-header": 2, "tls-plaintext": 4}
+    assert "connections that were turned away or broken off: 2 proxy-header, 4 tls-plaintext" in status_text(figures, None, with_senders=False).splitlines()
+
+
 def sender(host: str, received: int, silent_s: int) -> SenderFigures:
     return SenderFigures(host, received, received, 0, 0, 2, {"busy": 2}, ["relp"], NOW_MS - silent_s * 1000)
 

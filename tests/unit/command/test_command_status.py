@@ -6,7 +6,6 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from appliance.command.box_status import BoxNotRunning, ClusterStatus, ProcessSt
 from appliance.command.finding import FoundBox
 from appliance.command.known_senders import KnownSenders
 from appliance.command.process_memory import Memory, box_memory, memory_of
-from appliance.command.status import _state, cluster_line, print_status, senders_line
+from appliance.command.status import _state, cluster_line, print_status, senders_line, zookeeper_line
 from appliance.command.topic_status import describe_topics, partition_problem
 from appliance.ingest.sender_accounts import OTHERS, SenderFigures
 from appliance.ingest.table.senders_file import senders_file, write_senders
@@ -27,9 +26,10 @@ from appliance.ipc.move_report import COPYING, MoveProgress, moves_file, write_m
 from appliance.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage, write_image
 from appliance.replication.replication_figures import ReplicationFigures
 from appliance.runtime.status_server import STATUS
-from appliance.shm.counters import Counters, unlink_all
+from appliance.shm.counters import Counters
 from appliance.shm.living_table import attach_table
 from appliance.shm.partition_table import DISK_ONLINE, ROLE_FOLLOWER, ROLE_LEADER, ROLE_OFFLINE, PartitionTableWriter, Row
+from tests.support.scratch_layout import scratch_layout
 
 TOPIC_ID = TopicId(bytes(range(16)))
 ROW = Row(TOPIC_ID, 0, 0, ROLE_LEADER, 3, 10, 50, 40, 40, 1, 1, 1, 0, 7_000, 0, 0, 1)
@@ -44,9 +44,8 @@ def image_of(*partitions: PartitionImage) -> MetadataImage:
 class StatusBox:
     """Shared memory and files of a box with one disk, made by this very process."""
 
-    def __init__(self, root: Path) -> None:
-        self.layout = BoxLayout(str(root / "status-box"))
-        os.mkdir(self.layout.runtime_directory)
+    def __init__(self, layout: BoxLayout) -> None:
+        self.layout = layout
         self.clock = ManualClock()
         self.box: dict[str, Any] = {
             "broker_id": BROKER_ID, "disks": [{"name": "d0", "path": "/srv/d0"}], "listen": "127.0.0.1", "kafka_port": 9092,
@@ -63,12 +62,12 @@ class StatusBox:
 
 
 @pytest.fixture
-def box(tmp_path: Path) -> Iterator[StatusBox]:
-    made = StatusBox(tmp_path)
-    yield made
-    made.table.shared.close()
-    made.counters.close()
-    unlink_all(made.layout)
+def box() -> Iterator[StatusBox]:
+    with scratch_layout() as layout:
+        made = StatusBox(layout)
+        yield made
+        made.table.shared.close()
+        made.counters.close()
 
 
 def answer_as_supervisor(layout: BoxLayout, document: dict[str, Any]) -> None:
@@ -178,7 +177,7 @@ def test_a_person_gets_four_short_tables(box: StatusBox, capsys: pytest.CaptureF
     )
     print_status(FoundBox(box.layout, box.box), gathered, box.clock.wall_ms())
     assert capsys.readouterr().out.splitlines() == [
-        "box status-box  kafka 127.0.0.1:9092  broker 1  up 1m 1s",
+        f"box {box.layout.box}  kafka 127.0.0.1:9092  broker 1  up 1m 1s",
         "",
         f"PROCESS        {'PID'.rjust(len(str(os.getpid())))}  STATE    SINCE  RESTARTS   MEMORY   ARENAS",
         f"log-writer@d0  {os.getpid()}  serving  1m 1s         -  4.0 MiB  1.0 GiB",
@@ -279,3 +278,17 @@ def test_a_long_story_of_a_process_does_not_push_the_table_off_the_screen() -> N
 )
 def test_how_well_a_box_of_several_is_replicated_is_a_line(found: ReplicationFigures, controller: int, words: str) -> None:
     assert cluster_line(ClusterStatus((1, 2, 3), controller, found)) == words
+
+
+def test_a_box_that_does_not_reach_zookeeper_says_so_and_what_that_means(box: StatusBox, capsys: pytest.CaptureFixture[str]) -> None:
+    controller = Counters.create_or_adopt(box.layout, "controller", 1)
+    connected = controller.gauge("controller.zookeeper_connected")
+    for is_connected in (1, 0):
+        connected.set(is_connected)
+        answer_as_supervisor(box.layout, {"processes": []})
+        gathered = gather(box.layout, box.box, box.read(), box.read())
+        assert gathered.cluster is not None and gathered.document()["cluster"]["has_zookeeper"] is bool(is_connected)
+        print_status(FoundBox(box.layout, box.box), gathered, box.clock.wall_ms())
+        assert ("ZooKeeper is not reached" in capsys.readouterr().out) is not is_connected
+    assert "producers without acks=all, are refused" in zookeeper_line(gathered.cluster._replace(brokers=(1, 2, 3)))
+    controller.close()

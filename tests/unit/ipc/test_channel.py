@@ -11,7 +11,7 @@ import pytest
 from appliance.base.layout import BoxLayout
 from appliance.ipc.channel import HELLO, WELCOME, SinkChannel, SourceChannel
 from appliance.ipc.frames import Frame, FrameSocket, PeerGone
-from appliance.ipc.proxies import Source
+from appliance.ipc.source import Source
 from appliance.shm.doorbell import Doorbell
 from appliance.shm.mapping import LayoutMismatch, SharedMemoryFull, SharedObjectAbsent
 from appliance.shm.partition_table import SLEEPING_WORD, PartitionTableWriter

@@ -11,9 +11,12 @@ from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode
 from appliance.base.layout import BoxLayout
 from appliance.ipc.channel import HELLO, REFUSED
+from appliance.ipc.commands import command_callbacks
 from appliance.ipc.descriptors import Completion, DescriptorKind
 from appliance.ipc.frames import FrameSocket, accept, listen_unix
-from appliance.ipc.proxies import HELLO_TIMEOUT_NS, LogWriterProxies, Source, command_callbacks
+from appliance.ipc.log_writer_proxy import HELLO_TIMEOUT_NS
+from appliance.ipc.proxies import LogWriterProxies
+from appliance.ipc.source import Source
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
 from appliance.shm.mapping import SharedMemoryFull, SharedObject
@@ -34,7 +37,7 @@ class SteppedSource:
         self.source = Source(layout, "acceptor@0", incarnation, 1 << 16, RING)
         self.told: list[Any] = []
         self.proxies = LogWriterProxies(
-            self.source, ["d0"], self.poller, self.clock, self.counters,
+            self.source, ["d0"], self.poller, self.counters,
             lambda context, entry: self.told.append((context, entry[2])),
             lambda context: self.told.append((context, "lost")),
             lambda disk: self.told.append("connected"),

@@ -35,7 +35,6 @@ from appliance.protocol import (
     incremental_alter_configs,
     init_producer_id,
     join_group,
-    kio_adapter,
     leave_group,
     list_groups,
     list_offsets,
@@ -59,6 +58,7 @@ from appliance.protocol.fetch import decode_fetch
 from appliance.protocol.produce import decode_produce
 from appliance.protocol.wire import Buffer
 from tests.properties.protocol_messages import kio_element, kio_message
+from tests.support import kio_adapter
 
 Decoder = Callable[[Buffer, int, int, int], Any]
 

@@ -7,16 +7,18 @@ import subprocess
 import sys
 import tracemalloc
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from appliance.base.errors import ProtocolViolation
-from appliance.protocol import heartbeat, kio_adapter, list_offsets, offset_fetch
+from appliance.protocol import heartbeat, list_offsets, offset_fetch
 from appliance.protocol.fetch import decode_fetch
 from appliance.protocol.metadata import decode_metadata
 from appliance.protocol.produce import ProduceRequest, decode_produce
 from appliance.protocol.schema import BODY_SIZE_MAX
 from appliance.protocol.wire import ELEMENTS_MAX, STRING_SIZE_MAX, read_nullable_string, read_string, read_uvarint, write_uvarint
+from tests.support import kio_adapter
 from tests.unit.protocol.sample_requests import Sample, samples
 
 SAMPLES = [pytest.param(sample, id=str(sample)) for sample in samples()]
@@ -173,13 +175,13 @@ def test_no_claim_makes_kio_end_the_process() -> None:
 import resource
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
 from appliance.base.errors import ProtocolViolation
-from appliance.protocol import kio_adapter
+from tests.support import kio_adapter
 try:
     kio_adapter.decode_request(19, 4, bytes.fromhex("7fffffff") + bytes(100))
 except ProtocolViolation as violation:
     print(violation.reason)
 """
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3])
     assert (found.returncode, found.stdout) == (0, "lying-length\n"), found.stderr[-500:]
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from appliance.base.errors import ProtocolViolation
-from appliance.protocol import kio_adapter
 from appliance.protocol.kio_bounds import check_bounds
 from tests.properties.protocol_messages import kio_element, kio_message
+from tests.support import kio_adapter
 from tests.unit.protocol.sample_requests import Sample, samples
 
 

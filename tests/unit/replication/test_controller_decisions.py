@@ -17,7 +17,6 @@ from appliance.replication.controller import (
     bump_leader_epoch,
     elect_leader,
     first_partition_state,
-    partitions_to_bump,
     place_partitions,
     plan_topic_creation,
     request_problem,
@@ -191,9 +190,3 @@ def test_an_election_never_keeps_an_epoch_and_never_invents_a_replica(replicas: 
 
 def test_after_an_unclean_boot_the_epoch_moves_and_nothing_else() -> None:
     assert bump_leader_epoch(STATE, 9) == PartitionState(1, 5, 9, (1, 2))
-
-
-def test_only_partitions_that_the_returned_directory_leads_are_bumped() -> None:
-    states = {0: STATE, 1: STATE, 2: STATE._replace(leader=2), 3: STATE}
-    placement = {0: "a", 1: "b", 2: "a"}
-    assert partitions_to_bump(states, placement, "a", 1) == [0]

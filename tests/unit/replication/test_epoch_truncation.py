@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.replication.epoch_truncation import diverging_answer, truncation_offset
+from appliance.replication.epoch_truncation import truncation_offset
+from tests.support.diverging_answers import diverging_answer
 from tests.support.memory_epochs import MemoryEpochs
 
 OUT_OF_RANGE = (-1, -1)

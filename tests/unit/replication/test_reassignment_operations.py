@@ -87,7 +87,7 @@ def test_an_order_and_its_end_are_a_transaction_each_and_everybody_is_told() -> 
     assert codes(tree.run(order_reassignments(cluster, "t", {0: (3, 2), 1: (1, 2)}))) == {0: ErrorCode.NONE, 1: ErrorCode.NONE}
     assert replicas(tree, 0) == Reassignment((3, 2, 1), (3,), (1,)) and replicas(tree, 1) == Reassignment((1, 2))
     assert news(tree) == [Change(1, topics=("t",))] and state(tree, 0) == PartitionState(1, 0, 1, (1, 2))
-    assert whole_reassignments(cluster.topics["t"]) == []
+    assert whole_reassignments(cluster, cluster.topics["t"]) == []
     write_isr(tree, 0, 1, 2, 3)
     successor = new_controller(tree, broker_id=2)
     assert tree.run(finish_reassignments(successor, "t")) == [0]
@@ -133,6 +133,18 @@ def test_who_fell_behind_again_holds_up_the_end() -> None:
     write_isr(tree, 0, 1, 2)
     assert tree.run(finish_reassignments(cluster, "t")) == []
     assert replicas(tree, 0).is_under_way and cluster.topics["t"].states[0].isr == (1, 2)
+
+
+def test_a_leader_does_not_go_while_none_of_those_who_stay_can_lead() -> None:
+    tree = new_tree()
+    tree.run(order_reassignments(new_controller(tree), "t", {0: (3,)}))
+    write_isr(tree, 0, 1, 2, 3)
+    cluster = new_controller(tree, live=(1, 2))
+    assert tree.run(finish_reassignments(cluster, "t")) == [] and state(tree, 0).leader == 1
+    stopping = new_controller(tree)
+    stopping.box_records[3] = BoxRecord("box", {}, is_fenced=True)
+    assert tree.run(finish_reassignments(stopping, "t")) == [] and replicas(tree, 0).is_under_way
+    assert tree.run(finish_reassignments(new_controller(tree), "t")) == [0] and state(tree, 0).leader == 3
 
 
 @pytest.mark.parametrize("sent", [False, True])

@@ -9,7 +9,16 @@ import pytest
 
 from appliance.base.errors import ConfigurationProblems
 from appliance.runtime.directories import read_meta_properties
-from appliance.runtime.identity import Identity, choose_zookeeper_port, lock_state, new_cluster_id, plan_identity, read_identity, write_identity
+from appliance.runtime.identity import (
+    Identity,
+    choose_zookeeper_port,
+    lock_state,
+    new_cluster_id,
+    plan_identity,
+    read_identity,
+    write_identity,
+    write_joined_cluster,
+)
 
 
 @pytest.fixture
@@ -62,6 +71,14 @@ def test_with_a_zookeeper_elsewhere_the_disks_say_the_cluster(tmp_path: Path, st
     identity, problems = plan_identity(state, owners([disk_of(tmp_path, "d0", "old", 5)]), 5, embedded=False)
     assert problems == [] and identity == Identity(5, "old")
     assert plan_identity(state, {}, None, embedded=False) == (Identity(1, ""), [])
+
+
+def test_the_cluster_that_a_box_has_joined_is_its_cluster_from_then_on(tmp_path: Path, state: str) -> None:
+    write_identity(state, Identity(5))
+    write_joined_cluster(state, "joined")
+    assert plan_identity(state, owners([disk_of(tmp_path, "d0", "joined", 5)]), 5, embedded=False) == (Identity(5, "joined"), [])
+    _, problems = plan_identity(state, owners([disk_of(tmp_path, "d1", "another", 5)]), 5, embedded=False)
+    assert len(problems) == 1 and "says cluster another, this box is of cluster joined" in problems[0]
 
 
 def test_a_broker_does_not_change_its_id(state: str) -> None:

@@ -12,16 +12,15 @@ import pytest
 from appliance.base.layout import BoxLayout
 from appliance.runtime import leftovers
 from appliance.runtime.leftovers import clear_box, clear_previous_life, clear_vanished_boxes, living_processes
-from appliance.shm.counters import Counters, unlink_all
+from appliance.shm.counters import Counters
 from appliance.shm.mapping import SharedObject, list_names
+from tests.support.scratch_layout import scratch_layout
 
 
 @pytest.fixture
-def layout(tmp_path: Path) -> Iterator[BoxLayout]:
-    layout = BoxLayout(str(tmp_path / f"left{os.getpid()}"))
-    os.mkdir(layout.runtime_directory)
-    yield layout
-    unlink_all(layout)
+def layout() -> Iterator[BoxLayout]:
+    with scratch_layout() as made:
+        yield made
 
 
 def create(layout: BoxLayout, purpose: str, owner: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,8 @@ from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.runner import STOP_MS, Runner
-from appliance.shm.counters import Counters, read_counters, unlink_all
+from appliance.shm.counters import Counters, read_counters
+from tests.support.scratch_layout import scratch_layout
 from tests.unit.base.test_settings import make_box
 
 
@@ -72,10 +72,9 @@ class Silent:
 
 
 @pytest.fixture
-def layout(tmp_path: Path) -> Iterator[BoxLayout]:
-    layout = BoxLayout(str(tmp_path / f"runner{os.getpid()}"))
-    yield layout
-    unlink_all(layout)
+def layout() -> Iterator[BoxLayout]:
+    with scratch_layout() as made:
+        yield made
 
 
 def make_runner(layout: BoxLayout, agent: ScriptedAgent, collects: bool = False) -> tuple[Runner, RecordingPoller, ManualClock, int]:

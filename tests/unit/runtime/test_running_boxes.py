@@ -12,17 +12,17 @@ import pytest
 from appliance.base.layout import BoxLayout
 from appliance.runtime import running_boxes
 from appliance.runtime.running_boxes import boxes_with, find_box
-from appliance.shm.counters import Counters, unlink_all
+from appliance.shm.counters import Counters
+from tests.support.scratch_layout import make_layout, remove_layout
 
 
 @pytest.fixture
-def make_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, bool], BoxLayout]]:
+def make_box(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, bool], BoxLayout]]:
     layouts: list[BoxLayout] = []
     monkeypatch.setattr(running_boxes, "known_boxes", lambda: layouts)
 
     def make(name: str, running: bool) -> BoxLayout:
-        layout = BoxLayout(str(tmp_path / f"{name}{os.getpid()}"))
-        os.mkdir(layout.runtime_directory)
+        layout = make_layout()
         Path(layout.box_file).write_text(json.dumps({"disks": [{"name": "d0", "path": f"/{name}/d0"}, {"name": "d1", "path": f"/{name}/d1"}]}))
         if running:
             Counters.create_or_adopt(layout, Path("/proc/self/comm").read_text().strip(), 1).close()
@@ -31,7 +31,7 @@ def make_box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 
     yield make
     for layout in layouts:
-        unlink_all(layout)
+        remove_layout(layout)
 
 
 def test_what_a_killed_box_left_is_not_a_running_box(make_box: Callable[[str, bool], BoxLayout]) -> None:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from appliance.agents import disk_commands
 from appliance.base.clock import SystemClock
-from appliance.base.layout import BoxLayout, Disk
+from appliance.base.layout import Disk
 from appliance.base.setting_row import SettingValue
 from appliance.base.settings import Box
-from appliance.ipc.proxies import Source
+from appliance.ipc.source import Source
 from appliance.runtime.preflight import need_of, shared_memory_problem
 from appliance.runtime.run_options import RunOptions, resolve_options
 from appliance.runtime.shared_memory_need import CONTROLLER_ARENA_BYTES, CONTROLLER_RING_ENTRIES, SharedMemoryNeed, held_bytes, shared_memory_need
-from appliance.shm.counters import Counters, unlink_all
+from appliance.shm.counters import Counters
 from appliance.shm.partition_table import PartitionTableWriter
 from appliance.shm.piece_memory import PieceMemory
 from appliance.shm.ring_pair import RingPair
+from tests.support.scratch_layout import scratch_layout
 
 MIB = 1 << 20
 
@@ -26,11 +24,10 @@ def test_the_controllers_share_is_what_it_makes() -> None:
     assert (CONTROLLER_ARENA_BYTES, CONTROLLER_RING_ENTRIES) == (disk_commands.ARENA_BYTES, disk_commands.RING_ENTRIES)
 
 
-def test_the_need_is_what_the_objects_of_a_box_hold(tmp_path: Path) -> None:
+def test_the_need_is_what_the_objects_of_a_box_hold() -> None:
     settings: dict[str, SettingValue] = {"acceptor.arena.bytes": 5 * MIB, "ingest.arena.bytes": MIB, "socket.request.max.bytes": 2 * MIB}
     settings["replica.fetcher.arena.bytes"] = 4 * MIB
     box = Box("need", 1, [Disk("d0", "/d0"), Disk("d1", "/d1")], "", "", "", 0, 0, 0, embedded_zookeeper=False, settings=settings)
-    layout = BoxLayout(str(tmp_path / f"need{os.getpid()}"))
     life = SystemClock().monotonic_ns()
     entries = box.integer("channel.ring.entries")
     reader_bytes = box.integer("log.reader.arena.bytes")
@@ -38,7 +35,7 @@ def test_the_need_is_what_the_objects_of_a_box_hold(tmp_path: Path) -> None:
     sizes["coordinator"] = (box.integer("coordinator.arena.bytes"), entries)
     sizes["replica-fetcher"] = (4 * MIB, entries)
     made: list[object] = []
-    try:
+    with scratch_layout() as layout:
         made += [Counters.create_or_adopt(layout, name, life) for name in [*box.process_names(), "supervisor"]]
         made += [PartitionTableWriter.create(layout.shared_memory_name("table", disk.name, life), life) for disk in box.disks]
         for disk in box.disks:
@@ -51,8 +48,6 @@ def test_the_need_is_what_the_objects_of_a_box_hold(tmp_path: Path) -> None:
         need = shared_memory_need(box)
         assert held_bytes(layout.shared_memory_prefix) == need.arenas + need.others
         assert need.restart > 8 * MIB, "the acceptor's 5 MiB are rounded up to a power of two"
-    finally:
-        unlink_all(layout)
     assert held_bytes(layout.shared_memory_prefix) == 0
 
 

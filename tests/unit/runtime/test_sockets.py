@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from appliance.base.layout import BoxLayout
 from appliance.base.settings import SenderSocket
 from appliance.runtime.children import listen_names
 from appliance.runtime.listening import open_listen_sockets
 from appliance.runtime.notify_socket import NotifySocket
 from appliance.runtime.poller import READABLE, WRITABLE, Poller
 from appliance.runtime.systemd import SystemdNotifier, notify, take_listen_sockets
-from appliance.shm.counters import Counters, read_counters, unlink_all
+from appliance.shm.counters import Counters, read_counters
+from tests.support.scratch_layout import scratch_layout
 
 
 def test_syslog_has_one_port_number_for_both_transports() -> None:
@@ -87,17 +87,14 @@ def test_a_notification_comes_with_the_pid_that_the_kernel_saw(tmp_path: Path, m
 def test_ready_is_told_to_the_parent_and_to_the_counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     receiver = NotifySocket(str(tmp_path / "notify"))
     monkeypatch.setenv("NOTIFY_SOCKET", receiver.path)
-    layout = BoxLayout(str(tmp_path / f"test{os.getpid()}"))
-    counters = Counters.create_or_adopt(layout, "x", 1)
-    try:
+    with scratch_layout() as layout:
+        counters = Counters.create_or_adopt(layout, "x", 1)
         SystemdNotifier(counters).ready()
         snapshot = read_counters(layout, "x")
         assert snapshot is not None and snapshot.state == "serving"
         assert list(receiver.receive()) == [(os.getpid(), "READY", "1")]
-    finally:
         counters.close()
-        unlink_all(layout)
-        receiver.close()
+    receiver.close()
 
 
 def test_the_poller_calls_back_what_is_ready_and_forgets_what_is_unregistered() -> None:

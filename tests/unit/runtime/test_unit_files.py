@@ -45,6 +45,14 @@ def test_the_target_wants_every_process_and_every_socket_and_nothing_else() -> N
     assert wanted == instances | disks | single | set(SOCKET_UNITS)
 
 
+def test_every_process_stops_before_the_network_does_so_that_other_boxes_can_take_over() -> None:
+    assert "After=network.target" in sections(SYSTEMD / "millrace-supervisor.service")["[Unit]"]
+    services = [path for path in SYSTEMD.glob("millrace-*.service") if path.name.removeprefix("millrace-").removesuffix(".service").rstrip("@") in KINDS]
+    assert len(services) == len(KINDS)
+    for path in services:
+        assert "After=millrace-supervisor.service" in sections(path)["[Unit]"], path.name
+
+
 def test_a_disk_that_is_mounted_is_bound_to_its_mount_and_is_the_only_one_that_its_log_writer_may_write_to() -> None:
     drop_ins = plan(make_box(disks=[Disk("d0", "/srv/log-1/d0"), Disk("d1", "/var/d1")]), d0="/srv/log-1")
     writer = drop_ins["millrace-log-writer@d0.service.d/20-settings.conf"]

@@ -21,19 +21,18 @@ from appliance.runtime.systemd import FAILED_STARTS, SystemdNotifier
 from appliance.runtime.unit_heart import CLOSE_EXTENSION_US, START_FACTOR, STOP_EXTENSION_US, UnitHeart, heart_of, rate_text
 from appliance.runtime.unit_mode import GROUP_STOP_MS, HELD_NS, MANAGER_VARIABLE, SYSTEMD, StopTurn, stop_turn_of
 from appliance.runtime.unit_start import BoxNotPrepared, await_turn_to_start, require_box
-from appliance.shm.counters import HEARTBEAT_WORD, Counters, unlink_all
+from appliance.shm.counters import HEARTBEAT_WORD, Counters
 from appliance.shm.mapping import PID_WORD, LayoutMismatch, SharedObject
+from tests.support.scratch_layout import scratch_layout
 from tests.unit.base.test_settings import make_box
 
 WATCHDOG_MS = 30_000
 
 
 @pytest.fixture
-def layout(tmp_path: Path) -> Iterator[BoxLayout]:
-    layout = BoxLayout(str(tmp_path / f"unit{os.getpid()}"))
-    os.mkdir(layout.runtime_directory)
-    yield layout
-    unlink_all(layout)
+def layout() -> Iterator[BoxLayout]:
+    with scratch_layout() as made:
+        yield made
 
 
 @pytest.fixture

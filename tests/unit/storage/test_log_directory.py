@@ -11,7 +11,6 @@ import pytest
 from appliance.base.clock import ManualClock
 from appliance.base.errors import ConfigurationProblems, ErrorCode, RequestRefused, StorageFailed
 from appliance.base.model import TopicId, TopicPartition
-from appliance.storage.directory_identity import inspect_directory
 from appliance.storage.log_directory import LogDirectory
 from appliance.storage.meta_properties import MetaProperties
 from appliance.storage.partition_directory import is_leaving, leaving_name, parse_partition_name
@@ -35,11 +34,10 @@ def test_a_new_directory_is_made_and_named(tmp_path: Path) -> None:
 def test_a_cluster_id_may_come_later(tmp_path: Path) -> None:
     directory = opened(tmp_path, cluster_id=None)
     assert directory.identity.cluster_id is None
-    directory.set_cluster_id(CLUSTER)
-    with pytest.raises(ConfigurationProblems):
-        directory.set_cluster_id("another")
     directory.abandon()
-    assert inspect_directory(str(tmp_path)) == ([], 1, CLUSTER)
+    again = opened(tmp_path)
+    assert again.identity.cluster_id == CLUSTER
+    again.abandon()
 
 
 @pytest.mark.parametrize(("broker_id", "cluster_id", "reason"), [(2, CLUSTER, "belongs to broker 1"), (1, "another", f"belongs to cluster {CLUSTER}")])
@@ -47,7 +45,6 @@ def test_a_directory_of_somebody_else_is_refused(tmp_path: Path, broker_id: int,
     opened(tmp_path).abandon()
     with pytest.raises(ConfigurationProblems, match=reason):
         opened(tmp_path, broker_id, cluster_id)
-    assert reason in inspect_directory(str(tmp_path), broker_id, cluster_id).problems[0]
     opened(tmp_path).abandon()  # a refusal keeps no lock
 
 
@@ -77,7 +74,6 @@ def test_a_directory_in_use_says_by_whom(tmp_path: Path) -> None:
         assert holder.stdout.readline() == b"up\n"
         with pytest.raises(ConfigurationProblems, match=f"in use by process {holder.pid}"):
             opened(tmp_path)
-        assert f"in use by process {holder.pid}" in inspect_directory(str(tmp_path)).problems[0]
         holder.kill()
         holder.wait()
     opened(tmp_path).abandon()
@@ -225,14 +221,6 @@ def test_unknown_names_are_listed_and_never_touched(tmp_path: Path) -> None:
     again = opened(tmp_path)
     assert again.unknown_names == ["photos"] and not again.is_deleting
     again.abandon()
-
-
-def test_a_directory_that_cannot_be_used_says_why(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    assert "is not a directory" in inspect_directory(str(tmp_path / "file")).problems[0]
-    assert "is not a directory" in inspect_directory(str(tmp_path / "file" / "below")).problems[0]
-    assert inspect_directory(str(tmp_path / "new" / "deep")).problems == []
-    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,11 @@ WALL_MS = 1_700_000_000_000
 
 
 class FakeStateLog:
-    """Appends wait in `unanswered` until a test (or `answers_at_once`) says how they went."""
+    """Appends wait in `unanswered` until a test says how they went."""
 
     def __init__(self) -> None:
         self.records: dict[int, list[LoadedRecord]] = {partition: [] for partition in range(PARTITIONS)}
         self.unanswered: list[Callable[[ErrorCode], None]] = []
-        self.answers_at_once = True
         self.refusal = ErrorCode.NONE
 
     def append(

@@ -1,10 +1,9 @@
-"""The codec of every API that is not coded here, from Kafka's own schemas by way of kio.
+"""Every API by kio, from Kafka's own schemas: what our codecs are held against, and what raw clients of tests and load tests speak.
 
-Used by the controller, the CLI and tests; never by acceptor, log-writer, log-reader or ingest, for kio costs 20 MB: it is
-imported inside the functions only. Messages are kio's frozen dataclasses (`kio.schema.<api>.v<version>`, error codes as
-`kio.schema.errors.ErrorCode`); nothing reaches kio's decoder before `kio_bounds` has looked at it. Weak spots: kio's encoder is slow
-(10-50 µs a message); its decoder refuses unknown tagged fields, which KIP-482 says to skip; its schemas are Kafka 4's, so
-versions that Kafka 4 dropped (Produce 0-2, CreateTopics 0-1, …) are unknown to it.
+No process of a box uses it, for kio costs 20 MB; the command's client has its own way to kio (`appliance/client/messages.py`). Messages are kio's frozen
+dataclasses (`kio.schema.<api>.v<version>`, error codes as `kio.schema.errors.ErrorCode`); nothing reaches kio's decoder before `kio_bounds` has looked
+at it. Weak spots: kio's encoder is slow (10-50 µs a message); its decoder refuses unknown tagged fields, which KIP-482 says to skip; its schemas are
+Kafka 4's, so versions that Kafka 4 dropped (Produce 0-2, CreateTopics 0-1, …) are unknown to it.
 """
 
 from __future__ import annotations
@@ -55,11 +54,6 @@ def decode_request(api_key: int, version: int, body: Buffer) -> Any:
 def decode_response(api_key: int, version: int, body: Buffer) -> Any:
     """A response's body (without size and header) as kio's dataclass."""
     return _decode(response_class(api_key, version), body)
-
-
-def encode_response(response: Any) -> bytes:
-    """The body of a response alone; its class says API and version."""
-    return encode(response)
 
 
 def encode_response_frame(correlation_id: int, response: Any) -> bytes:

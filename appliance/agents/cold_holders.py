@@ -1,0 +1,104 @@
+"""Which acceptor process still sends from which slots of a log-reader's memory.
+
+Who was given a part of an answer holds its slot until he says RELEASE or is proven dead: by his pidfd, because a socket may hang up while its owner
+still sends. A slot is held as often as it was given. Owned by one life of a log-reader. Weak spot: an acceptor that is stopped keeps what it holds.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable
+from struct import Struct
+
+from appliance.runtime.poller import Poller
+from appliance.shm.counters import Counter
+
+_PEER = Struct("iII")
+
+
+class Holder:
+    """One acceptor process and the slots it sends from."""
+
+    __slots__ = ("pid", "pidfd", "slots")
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.slots: Tally[int] = Tally()
+        try:
+            self.pidfd = os.pidfd_open(pid)
+        except OSError:
+            self.pidfd = -1  # it is dead, or the kernel has no pidfds: its hang-up has to do
+
+
+class ColdHolders:
+    """All of them. `on_release(slot)` for each hold that ends; `on_buried` after a process died and all it held was released."""
+
+    def __init__(self, poller: Poller, held: Counter, on_release: Callable[[int], None], on_buried: Callable[[], None]) -> None:
+        self._poller = poller
+        self._held = held
+        self._on_release = on_release
+        self._on_buried = on_buried
+        self._by_pid: dict[int, Holder] = {}
+
+    def holder(self, sock: socket.socket) -> Holder:
+        """The process at the other end."""
+        pid = _peer_pid(sock)
+        holder = self._by_pid.get(pid)
+        if holder is None:
+            holder = self._by_pid[pid] = Holder(pid)
+            if holder.pidfd >= 0:
+                self._poller.register(holder.pidfd, select.EPOLLIN, lambda _events: self._bury(holder))
+        return holder
+
+    def hold(self, holder: Holder, slot: int) -> None:
+        holder.slots[slot] += 1
+        self._held.add()
+
+    def release(self, sock: socket.socket, slots: Iterable[int]) -> None:
+        """Its process has sent what lay there; slots that it does not hold are passed over."""
+        holder = self._by_pid.get(_peer_pid(sock))
+        if holder is None:
+            return
+        for slot in slots:
+            if holder.slots[slot] > 0:
+                self._release(holder, slot)
+
+    def on_hang_up(self) -> None:
+        """A socket is gone; what its process holds it holds until it is proven dead, where there is a pidfd to prove it."""
+        for holder in list(self._by_pid.values()):
+            if holder.pidfd < 0:
+                self._bury(holder)
+
+    def _release(self, holder: Holder, slot: int) -> None:
+        holder.slots[slot] -= 1
+        if not holder.slots[slot]:
+            del holder.slots[slot]
+        self._held.add(-1)
+        self._on_release(slot)
+
+    def _bury(self, holder: Holder) -> None:
+        """It is dead, and sends nothing any more."""
+        if self._by_pid.pop(holder.pid, None) is None:
+            return
+        for slot, count in list(holder.slots.items()):
+            for _ in range(count):
+                self._release(holder, slot)
+        self._forget(holder)
+        self._on_buried()
+
+    def _forget(self, holder: Holder) -> None:
+        if holder.pidfd >= 0:
+            self._poller.unregister(holder.pidfd)
+            os.close(holder.pidfd)
+
+    def close(self) -> None:
+        for holder in self._by_pid.values():
+            self._forget(holder)
+
+
+def _peer_pid(sock: socket.socket) -> int:
+    pid: int = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[0]
+    return pid

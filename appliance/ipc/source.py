@@ -1,0 +1,32 @@
+"""What a source (acceptor, ingest, coordinator, controller, replica-fetcher) offers to every log-writer of its box.
+
+Made and closed by its process; log-writers map the arena and ring the doorbell. What a former life of the source left is swept before.
+"""
+
+from __future__ import annotations
+
+from appliance.base.layout import BoxLayout
+from appliance.ipc.dead_lives import sweep_arenas
+from appliance.shm.arena import SLEEPING_WORD, WATCHING_WORD, Arena
+from appliance.shm.doorbell import Doorbell
+
+
+class Source:
+    """Name, arena and doorbell of one life of a process."""
+
+    def __init__(self, layout: BoxLayout, name: str, incarnation: int, arena_bytes: int, ring_entries: int) -> None:
+        self.layout = layout
+        self.name = name
+        self.incarnation = incarnation
+        self.ring_entries = ring_entries
+        sweep_arenas(layout, name, incarnation)
+        self.arena = Arena.create(layout.shared_memory_name("arena", name, incarnation), arena_bytes, incarnation)
+        self.doorbell = Doorbell(self.arena.shared.words, SLEEPING_WORD)
+
+    def watch_rows(self, watching: bool) -> None:
+        """Say whether changes of rows should ring our doorbell."""
+        self.arena.shared.words[WATCHING_WORD] = int(watching)
+
+    def close(self) -> None:
+        self.doorbell.close()
+        self.arena.close()

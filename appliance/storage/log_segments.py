@@ -1,0 +1,151 @@
+"""The segments of one open log: the sealed ones by size, the active one with its tail, and the sealed ones that are open until they are flushed.
+
+Owned by its log, which says when what happens; here is what that means for the list and for descriptors. A failed file call leaves the list as it was,
+except in `delete_behind`, after which the log fails as a whole. Raises `OSError`.
+"""
+
+from __future__ import annotations
+
+from appliance.storage import file_io
+from appliance.storage.append_plan import SegmentPart
+from appliance.storage.batch_boundary import BatchBoundary, find_boundary
+from appliance.storage.log_loader import LoadedLog, unlink_segment
+from appliance.storage.segment import OpenSegment, SegmentTail
+from appliance.storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, offset_of_name, segment_path
+
+
+class LogSegments:
+    """Segments are known by their base offsets; the one with the largest is active."""
+
+    __slots__ = ("active", "directory", "generation", "sealed", "tail", "unflushed")
+
+    def __init__(self, directory: str, loaded: LoadedLog) -> None:
+        self.directory = directory
+        self.sealed: dict[int, int] = loaded.sealed
+        """Base offset → bytes, ascending."""
+        self.active: OpenSegment = loaded.active
+        self.tail: SegmentTail = loaded.tail
+        """Of the active segment."""
+        self.unflushed: list[tuple[int, OpenSegment]] = loaded.unflushed
+        """(end offset, sealed segment), ascending."""
+        self.generation = 1
+        """Goes up whenever a segment comes or goes."""
+
+    @property
+    def base_offsets(self) -> list[int]:
+        """Ascending; the last one is the active segment's."""
+        return [*self.sealed, self.tail.base_offset]
+
+    @property
+    def first_base_offset(self) -> int:
+        return next(iter(self.sealed), self.tail.base_offset)
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """(base offset, bytes) of every segment, ascending; the last one is active."""
+        return [*self.sealed.items(), (self.tail.base_offset, self.tail.size_bytes)]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.sealed.values()) + self.tail.size_bytes
+
+    def opened(self, log_end_offset: int) -> list[tuple[int, OpenSegment]]:
+        """(end offset, segment) of every segment that is open, ascending: what may have bytes that are not flushed."""
+        return [*self.unflushed, (log_end_offset, self.active)]
+
+    def begins(self, offset: int) -> bool:
+        return offset in self.sealed or offset == self.tail.base_offset
+
+    def base_before(self, offset: int) -> int:
+        """Of the segment that `offset` is in, if it begins none; -1: it is below the first one."""
+        return max((base for base in self.base_offsets if base < offset), default=-1)
+
+    def find_boundary(self, base_offset: int, offset: int, start: int) -> BatchBoundary:
+        """Where `offset` is in the segment, searched from position `start` on."""
+        for segment in (self.active, *(segment for _, segment in self.unflushed)):
+            if segment.base_offset == base_offset:
+                size_bytes = self.sealed.get(base_offset, self.tail.size_bytes)
+                return find_boundary(segment.log_fd, segment.index_fd, base_offset, size_bytes, offset, start)
+        opened: list[int] = []
+        try:
+            for suffix in (LOG_SUFFIX, INDEX_SUFFIX):
+                opened.append(file_io.open_path(segment_path(self.directory, base_offset, suffix), file_io.READ_ONLY))
+            return find_boundary(opened[0], opened[1], base_offset, self.sealed[base_offset], offset, start)
+        finally:
+            file_io.close_all(opened)
+
+    # -- at the end
+
+    def take_rolls_over(self, parts: list[SegmentPart], opened: list[OpenSegment]) -> None:
+        """An append has begun new segments, `opened`; all but the last of its parts are sealed now."""
+        segments = [self.active, *opened]
+        for number, part in enumerate(parts[:-1]):
+            self.sealed[part.tail.base_offset] = part.tail.size_bytes
+            self.unflushed.append((parts[number + 1].tail.base_offset, segments[number]))
+        self.active = segments[-1]
+        self.generation += 1
+
+    def move_empty(self, base_offset: int, now_ms: int) -> None:
+        """The active segment, which is empty, begins elsewhere."""
+        segment, old = OpenSegment.create(self.directory, base_offset), self.active
+        self.active = segment
+        old.close()
+        unlink_segment(self.directory, old.base_offset)
+        self.tail = SegmentTail(base_offset, now_ms)
+        self.generation += 1
+
+    def delete_behind(self, last_kept: int) -> None:
+        """Remove the segments behind number `last_kept`, newest first: each step leaves a prefix. That one is closed too (it is
+        opened anew for appending); sealed ones before it stay open until they are flushed."""
+        bases = self.base_offsets
+        self.active.close()
+        still_unflushed = []
+        for end_offset, segment in self.unflushed:
+            if last_kept >= 0 and segment.base_offset < bases[last_kept]:
+                still_unflushed.append((end_offset, segment))
+            else:
+                segment.close()
+        self.unflushed = still_unflushed
+        self.generation += 1
+        gone = set(bases[last_kept + 1 :])
+        if last_kept < 0:  # also those that retention took out of the log and that still have their names
+            gone.update(base for name in file_io.listdir(self.directory) if (base := offset_of_name(name, LOG_SUFFIX)) is not None)
+        for base_offset in sorted(gone, reverse=True):
+            unlink_segment(self.directory, base_offset)
+        file_io.fsync_directory(self.directory)
+
+    # -- at the start, and in between
+
+    def take_out(self, bases: list[int]) -> None:
+        """The oldest are no longer part of the log. What of them is not flushed stays open until `forget_taken_out`."""
+        for base in bases:
+            del self.sealed[base]
+        self.generation += 1
+
+    def forget_taken_out(self, written_offset: int) -> None:
+        """That the log begins at `written_offset` is written down: what was not flushed of segments that went below it need not be."""
+        first = self.first_base_offset
+        while self.unflushed and self.unflushed[0][1].base_offset < first and self.unflushed[0][0] <= written_offset:
+            self.unflushed.pop(0)[1].close()
+
+    def can_replace(self, bases: list[int]) -> bool:
+        """Whether these are neighbouring sealed segments, all flushed."""
+        sealed = list(self.sealed)
+        start = sealed.index(bases[0]) if bases[0] in self.sealed else -1
+        return start >= 0 and sealed[start : start + len(bases)] == bases and not any(segment.base_offset <= bases[-1] for _, segment in self.unflushed)
+
+    def on_replaced(self, bases: list[int], size_bytes: int) -> None:
+        """One segment of `size_bytes` has taken the place of these."""
+        self.sealed = {base: size_bytes if base == bases[0] else size for base, size in self.sealed.items() if base not in bases[1:]}
+        self.generation += 1
+
+    # -- descriptors
+
+    def close_flushed(self, recovery_point: int) -> None:
+        while self.unflushed and self.unflushed[0][0] <= recovery_point:
+            self.unflushed.pop(0)[1].close()
+
+    def close(self) -> None:
+        for segment in (*(segment for _, segment in self.unflushed), self.active):
+            segment.close()
+        self.unflushed.clear()

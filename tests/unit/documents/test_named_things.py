@@ -1,0 +1,141 @@
+"""What the documents name is there: files, what stands in them, links, tests of invariants, commands with their options.
+
+CHANGELOG.md and loadtest/RESULTS.md tell of the past and are left out. Weak spot: whether a sentence is true no test sees.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from appliance.command.main import build_app
+
+ROOT = Path(__file__).parents[3]
+OF_THE_PAST = {"CHANGELOG.md", "RESULTS.md"}
+DOCUMENTS = sorted(
+    path
+    for top in (".", "appliance", "services", "systemd", "install", "loadtest", "tests")
+    for path in (ROOT.glob("*.md") if top == "." else (ROOT / top).rglob("*.md"))
+    if path.name not in OF_THE_PAST
+)
+PLACES = (ROOT, ROOT / "appliance", ROOT / "tests")
+"""Documents name files from here, or from where they lie."""
+ENDINGS = ("py", "sh", "md", "toml", "yml", "ipynb", "mjs")
+MADE_LATER = {
+    "kafka-run-class.sh", "kafka-topics.sh", "kafka-reassign-partitions.sh",  # of a Kafka, where there is one
+    "millrace.toml", "my_jobs.py",  # an operator's own
+}  # fmt: skip
+FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"`([^`\n]+)`")
+FILE = re.compile(rf"([\w./-]+\.(?:{'|'.join(ENDINGS)}))(?::\s*(.+))?")
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+COMMAND = re.compile(r"(?:^\s*(?:sudo )?(?:\.venv/bin/)?|`(?:sudo )?(?:\.venv/bin/)?)millrace ([a-z][a-z -]*(?: [^`#|\n]*)?)", re.MULTILINE)
+
+
+def prose(document: Path) -> str:
+    return FENCED.sub(lambda match: "\n" * match.group().count("\n"), document.read_text())
+
+
+def found(name: str, document: Path) -> Path | None:
+    return next((place / name for place in (*PLACES, document.parent) if (place / name).is_file()), None)
+
+
+def headings(document: Path) -> set[str]:
+    return {re.sub(r"[^\w\- ]", "", line.lower()).strip().replace(" ", "-") for line in re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)}
+
+
+def tabled_modules(readme: Path) -> set[str]:
+    """First columns of the tables of modules."""
+    tables = re.findall(r"^\| module \|.*?(?=\n\n|\Z)", readme.read_text(), re.DOTALL | re.MULTILINE)
+    rows = [row for table in tables for row in table.split("\n")[2:]]
+    return {name for row in rows for name in CODE.findall(row.split("|")[1])}
+
+
+def words_of(path: Path) -> set[str]:
+    return set(re.findall(r"\w+", path.read_text()))
+
+
+def missing_names(document: Path) -> Iterator[str]:
+    beside: Path | None = None
+    for code in CODE.findall(prose(document)):
+        match = FILE.fullmatch(code)
+        if match is None or Path(match[1]).name in MADE_LATER or code.startswith("/"):
+            continue
+        path = found(match[1], document)
+        if path is None and beside is not None and "/" not in match[1]:
+            path = beside / match[1] if (beside / match[1]).is_file() else None  # "`a/one.py` and `two.py`"
+        if path is None:
+            yield code
+            continue
+        beside = path.parent
+        names = re.findall(r"[A-Za-z_]\w*", match[2] or "")
+        if names and not set(names) <= words_of(path):
+            yield code
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_and_what_stands_in_them_are_there(document: Path) -> None:
+    assert list(missing_names(document)) == []
+
+
+@pytest.mark.parametrize("readme", [path for path in DOCUMENTS if "\n| module |" in path.read_text()], ids=lambda path: path.parent.name)
+def test_a_package_that_lists_its_modules_lists_them_all_and_no_other(readme: Path) -> None:
+    modules = {path.stem for path in readme.parent.glob("*.py")} - {"__init__"}
+    below = {path.stem for path in readme.parent.glob("*/*.py")} | {f"{path.name}/" for path in readme.parent.iterdir() if path.is_dir()}
+    assert tabled_modules(readme) - modules - below == set(), "listed, and not there"
+    assert {name for name in modules if f"`{name}`" not in readme.read_text() and f"{name}.py" not in readme.read_text()} == set(), "there, and named nowhere"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    broken = []
+    for target, anchor in LINK.findall(prose(document)):
+        path = (document.parent / target) if target else document
+        if target.startswith("http"):
+            continue
+        if not path.exists() or (anchor and path.suffix == ".md" and anchor not in headings(path)):
+            broken.append(f"{target}#{anchor}")
+    assert broken == []
+
+
+def test_every_test_that_is_to_hold_an_invariant_is_there() -> None:
+    missing = []
+    for number, place, names in re.findall(r"^\| (\d+) \| `([\w/]+\.py)` \| (.*) \|$", (ROOT / "appliance/INVARIANTS.md").read_text(), re.MULTILINE):
+        path = ROOT / "tests" / place
+        there = words_of(path) if path.is_file() else set()
+        missing += [f"{number}: {place}: {name}" for name in re.findall(r"`(test_\w+)`", names) if name not in there]
+    assert missing == []
+
+
+def test_the_map_has_every_folder_and_the_layers_are_those_that_are_held() -> None:
+    folders = {f"appliance/{path.parent.name}" for path in ROOT.glob("appliance/*/__init__.py")} | {"services", "systemd", "tests", "install", "loadtest"}
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "README.md").read_text().partition("\n## Map\n")[2], re.MULTILINE)
+    assert folders - {name for row in rows for name in CODE.findall(row)} == set()
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    held = [line.replace("appliance.", "") for line in contracts[0]["layers"]]
+    drawn = (ROOT / "appliance/ARCHITECTURE.md").read_text().partition("\n## Layers\n")[2].split("```\n")[1]
+    assert [re.split(r"  +", line)[0] for line in drawn.splitlines()] == held
+
+
+def test_commands_and_their_options_are_there() -> None:
+    root: Any = typer.main.get_command(build_app())
+    wrong = []
+    for document in DOCUMENTS:
+        for text in COMMAND.findall(document.read_text()):
+            command, words = root, text.split()
+            while words and words[0] in getattr(command, "commands", {}):
+                command = command.commands[words.pop(0)]
+            options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
+            if command is root and not words[0].startswith("ready"):
+                wrong.append(f"{document.relative_to(ROOT)}: millrace {text}")
+            elif not hasattr(command, "commands"):
+                wrong += [
+                    f"{document.relative_to(ROOT)}: {option} of millrace {text}" for option in re.findall(r"(?<![\w-])--[a-z-]+", text) if option not in options
+                ]
+    assert wrong == []
