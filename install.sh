@@ -321,17 +321,23 @@ run_tests() {
     # Files of tests side by side, one for each processor, four at most (they are real processes, and some measure); what is marked `alone` comes after that.
     local workers
     workers=$(nproc)
-    local several=(-n "$((workers < 4 ? workers : 4))" --dist loadfile --no-loadscope-reorder)
+    # A worker that dies is not replaced: the next one would begin with the test that it died of, and pytest then waits for ever.
+    local side_by_side=(--dist loadfile --no-loadscope-reorder --max-worker-restart 0)
+    local several=(-n "$((workers < 4 ? workers : 4))" "${side_by_side[@]}")
     # Fuzzers take what processor time nobody else wants, at most a minute for each target, until the end; but nothing while times are held.
     # The same inputs each time: what chance finds is for a campaign of its own, and would fail a change that has nothing to do with it.
-    PYTHONHASHSEED=0 setsid "$VENV/bin/python" -m tests.fuzz ingest --idle --seed 1 --runs 30000 --seconds 60 --seconds-an-input 900 --workers 3 --findings "$VENV/log/fuzzing" >"$VENV/log/fuzzing.jsonl" 2>"$VENV/log/fuzzing.err" &
+    # A process group of their own, to be stopped as one, but not a session (setsid): Linux gives each session the same share of the processors (autogroup),
+    # however idle it is, so they would have up to half of them.
+    set -m
+    PYTHONHASHSEED=0 "$VENV/bin/python" -m tests.fuzz ingest --idle --seed 1 --runs 30000 --seconds 60 --seconds-an-input 900 --workers 3 --findings "$VENV/log/fuzzing" >"$VENV/log/fuzzing.jsonl" 2>"$VENV/log/fuzzing.err" &
     local fuzzers=$!
+    set +m
     # shellcheck disable=SC2064  # as it is now
     trap "kill -KILL -- -$fuzzers 2>/dev/null || true" EXIT # a stopped group would not hear another signal
     step "fast and slow tests" tests "${several[@]}" -m "not system and not alone and not spark"
     step "system tests" tests "${several[@]}" --word mark.system -m "system and not alone and not spark"
     # Two processes, each with one JVM, whatever the machine has: a session costs ten seconds, and waits half of its time.
-    step "tests of Spark" tests -n 2 --dist loadfile --no-loadscope-reorder --word spark -m spark
+    step "tests of Spark" tests -n 2 "${side_by_side[@]}" --word spark -m spark
     kill -STOP -- "-$fuzzers" 2>/dev/null || true
     step "tests alone" tests --word mark.alone -m alone
     kill -CONT -- "-$fuzzers" 2>/dev/null || true

@@ -14,6 +14,14 @@ from hypothesis import HealthCheck, settings
 
 # Hooks of pytest's, which finds them here.
 from tests.support.failed_tests import pytest_runtest_logreport, pytest_runtest_protocol  # noqa: F401
+from tests.support.left_behind import (  # noqa: F401
+    pytest_configure,
+    pytest_runtest_logfinish,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+    pytest_testnodedown,
+    pytest_unconfigure,
+)
 from tests.support.running_box import RunningBox, start_box
 
 if TYPE_CHECKING:

@@ -1,0 +1,39 @@
+"""One real ZooKeeper for all files that step controllers; each test has a tree of its own in it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from kazoo.client import KazooClient
+
+from tests.support.real_zookeeper import RealZooKeeper
+
+_trees = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealZooKeeper]:
+    server = RealZooKeeper(tmp_path_factory.mktemp("zookeeper"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def chroot(zookeeper: RealZooKeeper) -> str:
+    """A connect string with a tree of this test's own, which does not exist yet."""
+    return f"{zookeeper.connect}/tree-{next(_trees)}"
+
+
+@pytest.fixture
+def tree(zookeeper: RealZooKeeper) -> Iterator[KazooClient]:
+    """Somebody else's eyes on a tree of this test's own."""
+    client = KazooClient(zookeeper.connect)
+    client.start()
+    root = f"/tree-{next(_trees)}"
+    client.ensure_path(root)
+    client.chroot = root
+    yield client
+    client.stop()
+    client.close()
