@@ -219,7 +219,9 @@ class LogMover:
 
     def _wait(self, timeout_ms: int) -> None:
         """An order ends it."""
-        select.select([self._channel], [], [], timeout_ms / 1000)
+        poll = select.poll()  # select knows no descriptor above 1,023
+        poll.register(self._channel, select.POLLIN)
+        poll.poll(timeout_ms)
 
     def close(self) -> None:
         self._move.close()

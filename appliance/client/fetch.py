@@ -7,7 +7,6 @@ same time. Weak spot: order is kept within a partition only, as everywhere in Ka
 
 from __future__ import annotations
 
-import select
 from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from appliance.client.connection import ClientConnection
 from appliance.client.errors import METADATA_IS_STALE, ClientFailed, ConnectionLost, ReplyTimedOut, error_code, is_retriable, refused
 from appliance.client.fetched_batches import read_fetched
 from appliance.client.messages import FETCH
+from appliance.client.readiness import await_readable
 from appliance.records.record import Record
 
 FETCH_WAIT_MS_MAX = 500
@@ -159,8 +159,7 @@ class TopicTail:
         if not waiting:
             self._cluster.sleep(max(min(timeout_ms, LEADERLESS_LOOK_AGAIN_MS), 0) / 1000)
             return []
-        readable, _, _ = select.select(list(waiting), [], [], max(timeout_ms, 0) / 1000)
-        return [waiting[connection] for connection in readable]
+        return [waiting[connection] for connection in await_readable(waiting, timeout_ms)]
 
     def _receive(self, leader: BrokerId) -> list[PartitionRecords]:
         long_poll = self._long_polls[leader]

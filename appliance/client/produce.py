@@ -7,7 +7,6 @@ again and may be there twice (at least once).
 
 from __future__ import annotations
 
-import select
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from appliance.client.cluster import ClusterClient
 from appliance.client.connection import ClientConnection
 from appliance.client.errors import ClientFailed, ReplyTimedOut, error_code, is_retriable, refused
 from appliance.client.messages import PRODUCE
+from appliance.client.readiness import await_readable
 from appliance.records.builder import NO_HEADERS, BatchBuilder
 from appliance.records.compression import Codec
 from appliance.records.key_hash import partition_of_key
@@ -183,7 +183,7 @@ class Producer:
             if wait_ms:
                 self._cluster.sleep(min(wait_ms, LONGEST_PAUSE_MS) / 1000)
             return
-        readable, _, _ = select.select(list(waiting), [], [], wait_ms / 1000)
+        readable = await_readable(waiting, wait_ms)
         self._drop_silent(waiting.keys() - set(readable))
         for connection in readable:
             try:

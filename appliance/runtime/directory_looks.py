@@ -94,8 +94,10 @@ def _ask(path: str, option: str, makes: bool) -> tuple[int, int]:
 def _answer(pipe: int, until_ms: int, clock: Clock) -> bytes | None:
     """All that the child wrote; None when it has not ended by then."""
     received = b""
+    ready = select.poll()
+    ready.register(pipe, select.POLLIN)
     while len(received) < _ANSWER_BYTES_MAX:
-        if not select.select([pipe], [], [], max(0, until_ms - clock.monotonic_ms()) / 1000)[0]:
+        if not ready.poll(max(0, until_ms - clock.monotonic_ms())):
             return None
         data = os.read(pipe, 65536)
         if not data:
