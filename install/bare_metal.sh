@@ -77,7 +77,7 @@ install_here() {
     check_with_release "$version"
     keep_settings_with "$version"
     switch_to "$version" || exit 1
-    remove_old_releases
+    [ -n "$WAITS_FOR" ] || remove_old_releases
     report "$version"
 }
 
@@ -169,7 +169,7 @@ roll_back() {
     check_with_release "$version"
     read_options "$ROOT" "$EFFECTIVE_SETTINGS" && mapfile -t DISKS < <(option_values disk)
     switch_to "$version" || exit 1
-    say "release $version serves; sudo $PREFIX/current/install.sh --rollback goes forward to $current again"
+    say "release $version $(how_it_is); sudo $PREFIX/current/install.sh --rollback goes forward to $current again"
 }
 
 # choose_settings_of_rollback VERSION: those in place stay, or what was narrowed since would be open again; but where nobody edited them and the release
@@ -189,18 +189,24 @@ report() {
     local line
     for line in "${REMARKS[@]}"; do say "remark: $line"; done
     if [ ${#DONE[@]} = 0 ]; then
-        say "nothing had to be changed: release $1 is installed in $PREFIX"
+        say "nothing had to be changed: release $1 is installed in $PREFIX$([ -z "$WAITS_FOR" ] || echo "; it $(how_it_is)")"
         return
     fi
     cat >&2 <<REPORT
 
-Millrace $1 serves: Kafka $LISTEN:$(port_of kafka 9092), syslog $LISTEN:$(port_of syslog 514) (UDP and TCP), HTTP $LISTEN:$(port_of http 8080), senders by HTTP $LISTEN:$(port_of ingest 8081); clients are told $ADVERTISE.
+Millrace $1 $(how_it_is): Kafka $LISTEN:$(port_of kafka 9092), syslog $LISTEN:$(port_of syslog 514) (UDP and TCP), HTTP $LISTEN:$(port_of http 8080), senders by HTTP $LISTEN:$(port_of ingest 8081); clients are told $ADVERTISE.
   millrace status            processes, disks, topics          millrace doctor     is this machine fit for it?
   journalctl -u 'millrace*'  what it says                      $SETTINGS_FILE      settings
   logger -n $ADVERTISE -P $(port_of syslog 514) -d --rfc5424 "disk d3 is warm"; millrace topic tail syslog --from-beginning --max 1
 WARNING: there are no users and no ACLs yet. Whoever reaches these ports may read and write every record.$(narrower_words)
 To undo: $(undo_words); sudo $PREFIX/current/install.sh --uninstall (data, state and settings stay)
 REPORT
+}
+
+# how_it_is: "serves", or what for it does not yet.
+how_it_is() {
+    if [ -z "$WAITS_FOR" ]; then echo "serves"
+    else echo "waits for $WAITS_FOR of the ZooKeeper ensemble, and serves as soon as more than half of all members run (install the other boxes now; millrace status tells)"; fi
 }
 
 narrower_words() {

@@ -43,7 +43,8 @@ release_at() {
 }
 
 systemd_runs() { [ -d /run/systemd/system ]; }
-box_is_active() { systemd_runs && systemctl -q is-active millrace.target; }
+# box_is_active: also one that is on its way: the target is active only once all serve, and a box whose cluster is not there yet waits for that.
+box_is_active() { systemd_runs && systemctl -q is-active millrace.target millrace-supervisor.service; }
 
 # machine_address: the one that packets to elsewhere leave from, else any global one.
 machine_address() {

@@ -4,6 +4,9 @@
 
 STARTED_AT=0
 MISSING_BEFORE= # processes that did not serve when the preflight looked
+SERVED_BEFORE=  # whether the release before ran, and had served
+WAITS_FOR=      # members of the boxes' ZooKeeper ensemble that are not there, where that is all that is amiss
+MEMBERS_SECONDS=10
 TARGET=
 CURRENT_BEFORE=
 PREVIOUS_BEFORE=
@@ -12,12 +15,13 @@ PREVIOUS_BEFORE=
 switch_to() {
     CURRENT_BEFORE=$(release_at current || true)
     PREVIOUS_BEFORE=$(release_at previous || true)
+    if [ -n "$CURRENT_BEFORE" ] && box_is_active && [ -f "$PREFIX/releases/$CURRENT_BEFORE/.served" ]; then SERVED_BEFORE=1; fi
     if [ -n "$CURRENT_BEFORE" ]; then cp -p "$SETTINGS_FILE" "$SCRATCH/settings.before" 2>/dev/null || true; fi
     TARGET=$1
     trap 'trap "" INT TERM HUP; go_back "it was interrupted" || true; exit 1' INT TERM HUP
     if activate "$1" && is_healthy "$1"; then
         trap - INT TERM HUP
-        touch "$PREFIX/releases/$1/.served"
+        [ -n "$WAITS_FOR" ] || touch "$PREFIX/releases/$1/.served"
         return
     fi
     trap - INT TERM HUP
@@ -92,21 +96,47 @@ concerns_processes() {
     return 1
 }
 
-# order start|restart: the whole box. Units that try again and again are not waited for longer than is_healthy would.
+# order start|restart: the whole box. Units that try again and again are not waited for longer than is_healthy would; nor is a box that waits for others.
 order() {
-    local answer=0
-    timeout --foreground "$WAIT_SECONDS" systemctl "$1" millrace.target || answer=$?
+    local answer=0 client
+    timeout --foreground "$WAIT_SECONDS" systemctl "$1" millrace.target &
+    client=$!
+    while kill -0 $client 2>/dev/null; do
+        if waits_for_others; then
+            kill $client 2>/dev/null || true # systemd goes on with it
+            wait $client || true
+            return 0
+        fi
+        sleep 0.2
+    done
+    wait $client || answer=$?
     [ $answer = 0 ] || [ $answer = 124 ]
 }
 
-# is_healthy VERSION: every process serves, but for those that did not before (a disk that is away must not keep the box at its release). A box that somebody stopped is left alone.
+# waits_for_others: whether the box has done what it can alone, and waits for members of its ensemble that are not there: those of boxes that are installed
+# after it, or down. No other release or settings would serve then. Where the release before served it may take as long as a new release.
+waits_for_others() {
+    local patience=$MEMBERS_SECONDS
+    [ -z "$SERVED_BEFORE" ] || patience=$WAIT_SECONDS
+    WAITS_FOR=
+    [ $((SECONDS - STARTED_AT)) -lt "$patience" ] || WAITS_FOR=$(members_waited_for)
+    [ -n "$WAITS_FOR" ]
+}
+
+# members_waited_for: as in "members 2 and 3"; nothing where enough are there.
+members_waited_for() { systemctl show --property=StatusText --value millrace-zookeeper.service 2>/dev/null | sed -nE 's/^waits for (members? .*) of the ZooKeeper ensemble.*/\1/p'; }
+
+# is_healthy VERSION: every process serves, but for those that did not before (a disk that is away must not keep the box at its release), or the box waits for
+# others. A box that somebody stopped is left alone.
 is_healthy() {
     local deadline=$((STARTED_AT + WAIT_SECONDS)) url answer
+    WAITS_FOR=
     if ! box_is_active && [ -f "$PREFIX/releases/$1/.served" ] && [ ${#CHANGED_FILES[@]} = 0 ]; then return; fi
     read_options "$PREFIX/releases/$1" "$SETTINGS_FILE" || return 1
     url=$(readiness_url)
     # shellcheck disable=SC2086  # words are meant
     until answer=$(ask_readiness "$url" $MISSING_BEFORE); do
+        if waits_for_others; then return; fi
         if [ $SECONDS -ge $deadline ]; then
             say "release $1 does not serve within $WAIT_SECONDS s: $answer"
             systemctl --no-pager --plain --no-legend list-units 'millrace*' | grep -v ' active ' >&2 || true

@@ -306,6 +306,8 @@ class PartitionAnswers:
                 placement.remember(fetch_offset, base_offset, position, found.first_batch_bytes, found.inode)  # it will be looked for again
                 return self._follower_reads.look(index, file, position, size_bytes, end, is_first, is_active)
             return self._cold_range(pending, index, file, position, size_bytes, end, is_first, is_active, placement)
+        if len(self._follower_reads) and isinstance(index, SessionPartition):
+            self._follower_reads.pass_over(index, placement.disk)
         placement.reads_resident = size_bytes < end - position
         if placement.reads_resident and not found.first_batch_bytes:
             # The first batch must go whole, and it may be longer than what was asked for; than today's max.message.bytes, too.

@@ -60,11 +60,12 @@ def make_wheelhouse(place: Path, with_spark: bool = False) -> None:
 
 
 class InstalledBox:
-    """`box` is the machine; `sources` the tree in it, as the host sees it."""
+    """`box` is the machine; `sources` the tree in it, as the host sees it; `host` where it listens."""
 
-    def __init__(self, box: SystemdBox, sources: Path) -> None:
+    def __init__(self, box: SystemdBox, sources: Path, host: str = KAFKA.host) -> None:
         self.box = box
         self.sources = sources
+        self.host = host
 
     def install(self, *arguments: str, tree: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:
         """`install.sh --yes ARGUMENTS` of a source tree: the first one, or another beside it."""
@@ -82,13 +83,19 @@ class InstalledBox:
         """HTTP status of the console's answer; 0 if there is none."""
         with self.box.inside():
             try:
-                with urllib.request.urlopen(f"http://{HTTP}{path}", timeout=5) as answer:
+                with urllib.request.urlopen(f"http://{self.host}:{HTTP.port}{path}", timeout=5) as answer:
                     return int(answer.status)
             except urllib.error.HTTPError as error:
                 with error:
                     return error.code
             except OSError:
                 return 0
+
+    def metric(self, name: str) -> float:
+        """The sum of all lines of this name that the console tells."""
+        with self.box.inside(), urllib.request.urlopen(f"http://{self.host}:{HTTP.port}/metrics", timeout=5) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0].partition(" ")[0] == name)
 
     def edit_settings(self, change: Callable[[str], str]) -> str:
         """As a person does, telling systemd afterwards; what stood there before."""

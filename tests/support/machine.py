@@ -182,6 +182,12 @@ class Network:
     def clients(self) -> Namespace:
         return self.machines[self.CLIENTS]
 
+    def plug(self, number: int, pid: int) -> None:
+        """A line (eth0) for a machine that somebody else keeps, into the network namespace of this process; the machine gives itself its address. To be done
+        again when it has booted: a line goes with the namespace that it leads to, a moment after it."""
+        subprocess.run([*self._switch.entering, "ip", "link", "delete", f"p{number}"], capture_output=True, check=False)
+        self._switch.ip(f"link add p{number} type veth peer name eth0 netns {pid}", f"link set p{number} master br0 up")
+
     def cut(self, number: int) -> None:
         """Everything that a machine sends, and that is sent to it, vanishes."""
         self._switch.ip(f"link set p{number} nomaster")

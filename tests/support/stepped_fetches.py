@@ -37,7 +37,7 @@ from appliance.ipc.log_reader_messages import ABORTED, CHECK, EPOCH_END, LOOKUP,
 from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.ipc.replication_descriptors import Progress, progress_of
 from appliance.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
-from appliance.protocol.fetch import FetchPartition
+from appliance.protocol.fetch import FetchPartition, ForgottenPartition
 from appliance.protocol.replica_fetch import FetchedPartition, ReplicaFetch, decode_replica_fetch_response, encode_replica_fetch
 from appliance.protocol.request_header import RequestHeader
 from appliance.protocol.wire import write_compact_string, write_tagged_fields
@@ -183,13 +183,15 @@ class SteppedFetches:
         max_wait_ms: int = 0,
         replica_id: int = 2,
         rack: str = "",
+        forgotten: Iterable[int] = (),
     ) -> Connection:
-        """As `fetch`, of version 17: of box `replica_id`, or of a consumer (-1) in `rack`."""
+        """As `fetch`, of version 17: of box `replica_id`, or of a consumer (-1) in `rack`. `forgotten`: partitions that it takes back."""
         partitions = [
             FetchPartition("", TOPIC_ID, each.partition, each.leader_epoch, each.offset, each.last_fetched_epoch, 0, 1 << 20, each.damaged_offset)
             for each in wanted
         ]
-        body = encode_replica_fetch(ReplicaFetch(replica_id, BROKER_EPOCH, max_wait_ms, 1, 50 << 20, *session, partitions))
+        gone = [ForgottenPartition("", TOPIC_ID, partition) for partition in forgotten]
+        body = encode_replica_fetch(ReplicaFetch(replica_id, BROKER_EPOCH, max_wait_ms, 1, 50 << 20, *session, partitions, gone))
         if rack:
             tags = len(write_tagged_fields([(1, bytes(13))]))
             assert body[-tags - 1 : -tags] == b"\1"

@@ -26,7 +26,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.support.systemd_boot import ROOT, SYSTEMD, BoxPlan, write_plan
-from tests.support.systemd_keeper import NAMESPACES, PIPE_VARIABLE
+from tests.support.systemd_keeper import CUT, NAMESPACES, ORDERLY, PIPE_VARIABLE, SWITCH
 
 PLACE = Path("/tmp/millrace-systemd-boxes")
 """Where boxes started by hand have their directories."""
@@ -77,7 +77,8 @@ class SystemdBox:
         before = cls.find(directory)
         assert before._await_end(10), f"a box runs in {directory}"
         write_plan(directory, plan)
-        (directory / "pid").unlink(missing_ok=True)
+        for leftover in ("pid", SWITCH):
+            (directory / leftover).unlink(missing_ok=True)
         with open(directory / "keeper.log", "wb") as log:
             keeper = subprocess.Popen(
                 [sys.executable, "-P", "-m", "tests.support.systemd_keeper", str(directory)],
@@ -114,6 +115,12 @@ class SystemdBox:
     def await_boot(self, unlike: int = 0, seconds: float = BOOT_SECONDS) -> None:
         """Until process 1 (another one than `unlike`) has nothing more to start."""
 
+        self.await_process_1(unlike, seconds)
+        self.run("systemctl is-system-running --wait", check=False, seconds=seconds)
+
+    def await_process_1(self, unlike: int = 0, seconds: float = BOOT_SECONDS) -> None:
+        """Until process 1 (another one than `unlike`) takes orders; it may have much to start yet."""
+
         def has_socket() -> bool:
             return self.pid not in (0, unlike) and os.path.exists(f"/proc/{self.pid}/root/run/systemd/private")
 
@@ -121,7 +128,6 @@ class SystemdBox:
         while not has_socket():
             assert time.monotonic() < deadline and self._is_kept(), f"the box does not boot\n{self.console()}"
             time.sleep(0.02)
-        self.run("systemctl is-system-running --wait", check=False, seconds=seconds)
 
     def _is_kept(self) -> bool:
         if self._keeper is not None:
@@ -135,6 +141,28 @@ class SystemdBox:
         before = self.pid
         self.run("systemctl reboot", check=False)
         self.await_boot(unlike=before, seconds=seconds)
+
+    def power_off(self) -> None:
+        """Begin to power off in an orderly way; `await_off` sees its end. It stays off until `power_on`."""
+        (self.directory / SWITCH).write_text(ORDERLY)
+        self.run("systemctl poweroff", check=False)
+
+    def cut_power(self) -> None:
+        """Everything ends at once, and its disks lose what was not synced. It stays off until `power_on`."""
+        (self.directory / SWITCH).write_text(CUT)
+        os.kill(self.pid, signal.SIGKILL)  # the namespace dies with its process 1
+
+    def await_off(self, seconds: float = STOP_SECONDS) -> None:
+        deadline = time.monotonic() + seconds
+        while self.pid:
+            assert time.monotonic() < deadline, f"the box is not off within {seconds:g} s\n{self.console()}"
+            time.sleep(0.02)
+
+    def power_on(self) -> None:
+        """Boot again, with what was written; returns when process 1 takes orders."""
+        self.await_off()
+        (self.directory / SWITCH).unlink()
+        self.await_process_1()
 
     def stop(self, seconds: float = STOP_SECONDS) -> None:
         """Power off in an orderly way; nothing is left, not even of one that hangs."""

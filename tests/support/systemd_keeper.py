@@ -4,6 +4,9 @@ It has a mount namespace of its own. In it lie the box's disks and the memory th
 gone with the keeper, and the box can be booted again from what it wrote. It ends the box and itself when whoever started it closes the pipe on its standard
 input, even by dying; with a frozen disk thawed first, because who writes to one cannot be killed. Weak spot: a keeper that is itself killed leaves an empty
 control group and its directory behind; the next box of that directory takes them away.
+
+A machine that is switched off (`SystemdBox.power_off`, `cut_power`) keeps its disks and what it wrote, until it is switched on again. Where its power was
+cut, its ext4 disks lose what was not synced; what lies on its root (the state directory) does not, for that is memory.
 """
 
 from __future__ import annotations
@@ -30,10 +33,12 @@ from tests.support.systemd_boot import DISKS, OVERLAY, ROOT, read_plan, run
 
 NAMESPACES = ["--mount", "--uts", "--ipc", "--net", "--cgroup", "--pid", "--propagation", "private"]
 CLONE_NEWNS, MS_REC_PRIVATE, MNT_DETACH = 0x20000, 0x44000, 2
-THAW = 0xC0045878
+THAW, SHUTDOWN, LOSE_UNSYNCED = 0xC0045878, 0x8004587D, 2
 CONTROL_GROUPS = "cgroup"
 PIPE_VARIABLE = "MILLRACE_BOX_PIPE"
 """Set where the box ends with whoever started it: the keeper's standard input is a pipe that closes then."""
+SWITCH, ORDERLY, CUT = "off", "orderly", "cut"
+"""A file that is there while the machine shall be off, and how it came to be."""
 
 
 def control_group(directory: Path) -> str:
@@ -47,7 +52,7 @@ def leave_mounts_of_host(needed: Sequence[str]) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNS) or libc.mount(b"none", b"/", None, MS_REC_PRIVATE, None):
         raise OSError(ctypes.get_errno(), "a mount namespace of its own")
-    temporary = f"{tempfile.gettempdir()}/"
+    temporary = f"{os.environ.get('PYTEST_DEBUG_TEMPROOT') or tempfile.gettempdir()}/"  # where directories of other runs are, too
     for line in reversed(Path("/proc/self/mountinfo").read_text().splitlines()):
         place = line.split()[4]
         if place.startswith(temporary) and not any(f"{path}/".startswith(f"{place}/") for path in needed):
@@ -88,17 +93,42 @@ class Keeper:
         run("mount", "-o", "loop", image, place)  # the loop device goes when this does
 
     def keep(self) -> None:
-        """Boots the box, again when it asks for it, until it is powered off or nobody wants it."""
+        """Boots the box, again when it asks for it or is switched on again, until it is powered off for good or nobody wants it."""
         signal.signal(signal.SIGTERM, self._on_end)
-        while True:
+        switch = self._directory / SWITCH
+        while not self._is_asked_to_end:
             box = self._boot()
             while box.poll() is None and not self._is_asked_to_end:
-                closed, _, _ = select.select(self._pipe, [], [], 0.1)
-                self._is_asked_to_end = self._is_asked_to_end or bool(closed)
+                self._wait()
             if self._is_asked_to_end:
                 self._end(box)
-            if self._is_asked_to_end or box.returncode != -signal.SIGHUP:  # that is how a reboot ends in a namespace
+            elif switch.exists():
+                if switch.read_text() == CUT:
+                    self._lose_unsynced()
+                (self._directory / "pid").unlink()  # it is off from now on
+                while switch.exists() and not self._is_asked_to_end:
+                    self._wait()
+            elif box.returncode != -signal.SIGHUP:  # that is how a reboot ends in a namespace
                 return
+
+    def _wait(self) -> None:
+        closed, _, _ = select.select(self._pipe, [], [], 0.1)
+        self._is_asked_to_end = self._is_asked_to_end or bool(closed)
+
+    def _lose_unsynced(self) -> None:
+        """As a power cut leaves the disks: what was written and not synced is gone."""
+        for number, kind in enumerate(self._plan.disks):
+            if kind == "tmpfs":
+                continue
+            place = self._directory / DISKS / f"d{number}"
+            fd = os.open(place, os.O_RDONLY)
+            fcntl.ioctl(fd, SHUTDOWN, struct.pack("I", LOSE_UNSYNCED))
+            os.close(fd)
+            deadline = time.monotonic() + 10
+            while subprocess.run(["umount", place], capture_output=True, check=False).returncode:  # the last of the dead processes go
+                assert time.monotonic() < deadline, f"{place} cannot be unmounted"
+                time.sleep(0.01)
+            run("mount", "-o", "loop", place.with_suffix(".image"), place)
 
     def _on_end(self, *_: object) -> None:
         self._is_asked_to_end = True

@@ -133,3 +133,58 @@ def test_a_follower_that_goes_on_elsewhere_or_never_comes_back_keeps_no_memory(m
     side.follow(client, [Followed(0, END)], (session, 0))
     side.serve()
     assert len(reads) == 0, "its session is over"
+
+
+def test_what_is_taken_back_for_a_moment_gets_what_was_read_for_it_meanwhile(make: Make) -> None:
+    side = make(2)
+    disks = PlayedDisks(side, {0, 1})
+    client = side.connect()
+    session = in_session(side, client, Followed(0, END), Followed(1, END))
+    side.follow(client, [Followed(0, 0)], (session, 1))
+    side.serve()
+    side.followed(client)
+    side.follow(client, [Followed(1, 0)], (session, 2), forgotten=[0])
+    side.serve()
+    side.followed(client)
+    assert [each[1].origin.partition for each in disks.asked] == [0], "it is expected back, so the other one waits for a moment"
+    disks.bring()
+    side.follow(client, [Followed(0, 0)], (session, 3))
+    side.serve()
+    assert [(part.partition, part.records_size) for part in side.followed(client)[1]] == [(0, side.batch_bytes)]
+    side.follow(client, [Followed(0, 10)], (session, 4))
+    side.serve()
+    assert [each[1].origin.partition for each in disks.asked] == [1], "and who has waited is next"
+
+
+def test_what_is_taken_back_and_does_not_return_keeps_nobody_from_its_disk(make: Make) -> None:
+    side = make(2)
+    disks = PlayedDisks(side, {0, 1})
+    client = side.connect()
+    session = in_session(side, client, Followed(0, END), Followed(1, END))
+    side.follow(client, [Followed(0, 0)], (session, 1))
+    side.serve()
+    side.followed(client)
+    side.clock.advance_ms(60)
+    side.follow(client, [Followed(1, 0)], (session, 2), max_wait_ms=500, forgotten=[0])
+    side.serve()
+    assert [each[1].origin.partition for each in disks.asked] == [0, 1]
+    disks.bring()  # the first, which nobody wants any more
+    disks.bring()
+    assert [(part.partition, part.records_size) for part in side.followed(client)[1]] == [(1, side.batch_bytes)]
+
+
+def test_what_came_into_the_page_cache_meanwhile_keeps_nobody_from_its_disk(make: Make) -> None:
+    side = make(2)
+    disks = PlayedDisks(side, {0, 1})
+    client = side.connect()
+    session = in_session(side, client, Followed(0, END), Followed(1, END))
+    side.follow(client, [Followed(0, 0)], (session, 1))
+    side.serve()
+    side.followed(client)
+    disks.cold = {1}
+    side.follow(client, [Followed(1, 0)], (session, 2))
+    side.serve()
+    assert [part.partition for part in side.followed(client)[1] if part.records_size] == [0]
+    side.follow(client, [Followed(0, END)], (session, 3))
+    side.serve()
+    assert [each[1].origin.partition for each in disks.asked] == [0, 1]

@@ -155,6 +155,14 @@ def test_every_unit_stops_with_the_target_and_in_order_and_is_held_to_the_same()
     assert "PartOf=millrace.target" in stop_order["[Unit]"] and "Type=oneshot" in stop_order["[Service]"]
 
 
+def test_every_process_may_ask_what_is_in_the_page_cache() -> None:
+    """No group of calls has these two; an answer of ENOSYS would mean that nothing ever is."""
+    for path in SYSTEMD.glob("millrace-*.service"):
+        service = sections(path)["[Service]"]
+        allowed = service.index("SystemCallFilter=mincore cachestat")
+        assert service[allowed - 2 : allowed] == ["SystemCallFilter=@system-service", "SystemCallFilter=~@privileged"], path.name
+
+
 def test_whoever_listens_is_given_the_sockets_that_millrace_run_gives_it_and_they_stay_non_blocking() -> None:
     for kind, names in LISTEN_NAMES.items():
         (path,) = SYSTEMD.glob(f"millrace-{kind}*.service")
