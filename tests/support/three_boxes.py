@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support.real_zookeeper import RealZooKeeper
-from tests.support.running_box import RunningBox, StartingBox, begin_box
+from tests.support.running_box import STOP_SECONDS, RunningBox, StartingBox, begin_box
 
 SMALL: Mapping[str, object] = {
     "acceptor.arena.bytes": 16 << 20,
@@ -84,8 +84,8 @@ class ThreeBoxes:
 
     def close(self) -> None:
         for starting in self._coming.values():
-            starting.process.kill()
-            starting.process.wait()
+            starting.process.terminate()  # not kill: the memory of a box that nobody starts again would stay
+            starting.process.wait(STOP_SECONDS)
             if starting.process.stdout is not None:
                 starting.process.stdout.close()
         for box in self.boxes.values():

@@ -17,7 +17,7 @@ from typing import Any
 from appliance.agents.previous_lives import PreviousLives
 from appliance.base.clock import SystemClock
 from appliance.base.layout import BoxLayout
-from appliance.ipc import channel, log_writer_door, proxies
+from appliance.ipc import channel, log_writer_door, log_writer_proxy
 from appliance.ipc.channel import SinkChannel, SourceChannel
 from appliance.ipc.log_writer_door import LogWriterDoor
 from appliance.ipc.proxies import LogWriterProxies
@@ -93,14 +93,14 @@ class _Packing:
 
 
 def after_connect() -> None:
-    connect = proxies.connect_unix
-    proxies.connect_unix = lambda path: (control := connect(path), control and die())[0]  # type: ignore[func-returns-value]
+    connect = log_writer_proxy.connect_unix
+    log_writer_proxy.connect_unix = lambda path: (control := connect(path), control and die())[0]  # type: ignore[func-returns-value]
 
 
 SOURCE_STEPS: dict[str, Callable[[], None]] = {
     "after connect": after_connect,
     "after creating rings": lambda: die_after(channel.RingPair, "create"),
-    "after HELLO": lambda: die_after(proxies.SourceChannel, "greet"),
+    "after HELLO": lambda: die_after(log_writer_proxy.SourceChannel, "greet"),
     "before reading WELCOME": lambda: die_before(SourceChannel, "on_welcome"),
     "after WELCOME": lambda: die_after(SourceChannel, "on_welcome"),
     "between entry and tail": lambda: die_between_entry_and_tail(RingPair, "descriptor_producer"),

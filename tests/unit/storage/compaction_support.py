@@ -67,9 +67,9 @@ class StoredBatch(NamedTuple):
 
 def stored_batches(path: Path) -> list[StoredBatch]:
     found = []
-    for name, content in stored_bytes(path).items():
+    for content in stored_bytes(path, ".log").values():
         position = 0
-        while name.endswith(".log") and position < len(content):
+        while position < len(content):
             header = read_batch_header(content, position)
             records = iterate_records(content[position : position + header.size_bytes], LIMIT)
             found.append(StoredBatch(header, [(record.offset, record.timestamp, record.key, record.value) for record in records]))

@@ -57,9 +57,9 @@ def open_log(path: Any, config: LogConfig = SMALL, recovery: Recovery = CLEAN, *
     return Log.open(str(path), NAME, TOPIC_ID, config, ManualClock(NOW_MS), recovery, **more)
 
 
-def stored_bytes(path: Any) -> dict[str, bytes]:
-    """Every file of a partition directory."""
-    return {name: (path / name).read_bytes() for name in sorted(os.listdir(path)) if (path / name).is_file()}
+def stored_bytes(path: Any, suffix: str = "") -> dict[str, bytes]:
+    """Every file of a partition directory whose name ends so; those that are `.deleted` may go while we read."""
+    return {name: (path / name).read_bytes() for name in sorted(os.listdir(path)) if name.endswith(suffix) and (path / name).is_file()}
 
 
 def stored_records(path: Any) -> list[tuple[int, bytes | None]]:
