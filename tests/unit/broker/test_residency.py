@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,7 +33,7 @@ def residency(request: pytest.FixtureRequest) -> Residency:
 @pytest.fixture
 def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        client = socket.create_connection(listening.getsockname())
+        client = socket.create_connection(listening.getsockname(), 10)
         served, _ = listening.accept()
     served.setblocking(False)
     yield served, client
@@ -96,6 +97,15 @@ def test_the_sending_stops_where_cold_bytes_begin(residency: Residency, path: Pa
     while len(received) < hot:
         received += sockets[1].recv(1 << 20)
     assert received == content[:hot] and resident_bytes(path) == hot
+
+
+@pytest.mark.skipif(not has_cachestat(), reason="the kernel has no cachestat")
+def test_a_page_that_the_kernel_misses_once_is_resident_and_one_that_it_misses_twice_is_not(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    residency = CachestatResidency()
+    answers = [SIZE // 4096, SIZE // 4096 + 1, SIZE // 4096, SIZE // 4096]
+    monkeypatch.setattr(residency, "_cachestat", SimpleNamespace(pages=lambda *_: answers.pop(0)))
+    file = open_file(path, residency)
+    assert [residency.is_resident(file, 0, SIZE), residency.is_resident(file, 0, SIZE)] == [True, False]
 
 
 def test_without_a_choice_the_better_way_of_the_kernel_is_taken() -> None:
