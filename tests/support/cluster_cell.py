@@ -208,7 +208,7 @@ class Cell:
         return int(eventually(agreed, "all boxes know the controller, and each other", 20))
 
     def _begun(self) -> int | None:
-        """The victim, with all topics made; None if the controller is another one since the parts were given."""
+        """The victim, with all topics made; None if since the parts were given the controller is another one, or a box is away."""
         victim, replicas = self._cast()
         # Not before all know the controller: librdkafka asks whom it heard of first, and does not ask again when that one says that it is not.
         self._admin = AdminClient({"bootstrap.servers": self._cluster.bootstrap, "log_level": 0, "socket.timeout.ms": 20_000})
@@ -218,9 +218,9 @@ class Cell:
             for made in self._admin.create_topics(topics, operation_timeout=20).values():
                 made.result(30)
         except KafkaException as error:
-            if error.args[0].code() != KafkaError.NOT_CONTROLLER:
+            if error.args[0].code() not in (KafkaError.NOT_CONTROLLER, KafkaError.INVALID_REPLICA_ASSIGNMENT):
                 raise
-            return None
+            return None  # a box whose session ended with what was before this cell is about to register again
         assert self._await_in_sync() == []
         return victim
 
