@@ -45,7 +45,7 @@ class ReplicaCounters:
         self.corrupt_batches = counters.counter("replica_fetcher.corrupt_batches")
         self.sessions = counters.counter("replica_fetcher.sessions")
         self.lost_fetches = counters.counter("replica_fetcher.lost_fetches")
-        self.interrupts = counters.counter("replica_fetcher.interrupts")
+        self.hastened = counters.counter("replica_fetcher.hastened")
         self.partitions = counters.gauge("replica_fetcher.partitions")
         self.stalled = counters.gauge("replica_fetcher.stalled_partitions")
 

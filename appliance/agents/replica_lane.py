@@ -1,8 +1,9 @@
-"""Everything that this box follows of one leader box: one connection, one fetch session, one fetch under way.
+"""Everything that this box follows of one leader box: one connection, one fetch session, one fetch after the other.
 
 A turn: judge what came (a bounded bite), see to the partitions for which something has changed, then fetch again. The next fetch waits for the appends of the
-last answer, so that it names their new offsets; a disk that takes long is left out of it (`slow_disks.py`). Owned by the replica-fetcher.
-Weak spot: a leader answers one fetch after the other, so a partition that comes while one is parked there waits for it, or costs the connection (`_interrupt`).
+last answer, so that it names their new offsets; a disk that takes long is left out of it (`slow_disks.py`). A partition that comes while a fetch is parked
+at the leader does not wait for it: a second fetch of the session follows at once and ends the first (`_may_hasten`). Owned by the replica-fetcher.
+Weak spot: a leader that gives no session has to be asked for everything each time, and new partitions wait for that.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ from appliance.shm.arena import Arena
 BYTES_A_TURN = 2 << 20
 """Of records that are judged before others have their turn."""
 SHORT_WAIT_MS = 50
-"""How long a fetch may be parked at the leader while a partition waits to be in the next one."""
+"""How long a fetch without a session may be parked at the leader while a partition waits to be in the next one."""
 SETTLING_NS = 2_000_000_000
-"""After partitions came, more may: fetches are short."""
+"""After partitions came, more may: fetches without a session are short."""
 REFUSED_PAUSE_MS = 20
 _SESSION_ERRORS = frozenset({ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ErrorCode.INVALID_FETCH_SESSION_EPOCH, ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR})
-INTERRUPT_AFTER_NS = 50_000_000
-"""A fetch that has been parked for so long says nothing soon: a new partition may cost it."""
+HASTEN_AFTER_NS = 10_000_000
+"""Partitions often come in crowds: those of so long go into one fetch."""
 
 
 class LeaderLane:
@@ -88,12 +89,12 @@ class LeaderLane:
         """To be seen to in the next turn."""
         self._touched: set[Key] = set()
         """May have to be named in the next fetch, or taken back."""
-        self._newcomers: set[Key] = set()
-        """Never yet in a fetch."""
         self._alarms: list[tuple[int, Key]] = []
-        self._fetching = False
+        self._under_way = 0
+        """Fetches without an answer: one, or two where a partition does not wait for what the leader has parked."""
+        self._overtaken: set[Key] = set()
+        """What the later of two names anew: the earlier one's answer says nothing of it."""
         self._fetched_ns = 0
-        self._parked_ms = 0
         self._slot: ReceivedAnswer | None = None
         self._parts: deque[tuple[FetchedPartition, FetchPartition]] = deque()
         self._parts_memory: memoryview | None = None
@@ -125,13 +126,11 @@ class LeaderLane:
     def follow(self, followed: FollowedPartition, now_ns: int) -> None:
         self.partitions[followed.key] = followed
         self._due.add(followed.key)
-        self._newcomers.add(followed.key)
         self._settles_ns = now_ns + SETTLING_NS
 
     def unfollow(self, followed: FollowedPartition) -> None:
         if self.partitions.get(followed.key) is followed:
             del self.partitions[followed.key]
-            self._newcomers.discard(followed.key)
             self._touched.add(followed.key)
         followed.close()
 
@@ -155,9 +154,7 @@ class LeaderLane:
                 self._see_to(key, now_ns)
         connection = self._connection
         if connection is not None:
-            if self._fetching:
-                self._maybe_interrupt(connection, now_ns)
-            elif self._may_fetch_again(now_ns):
+            if self._may_hasten(connection, now_ns) if self._under_way else self._may_fetch_again(now_ns):
                 self._fetch(connection, now_ns)
                 work += 1
             work += connection.do_work(now_ns)
@@ -167,14 +164,14 @@ class LeaderLane:
     def wake_ns(self) -> int:
         """When the next turn is due without any event; 0: no time is."""
         times = [self._alarms[0][0]] if self._alarms else []
-        if self._refusals and not self._fetching:
+        if self._refusals and not self._under_way:
             times.append(self._resumes_ns)
         if self._is_throttled:
             times.append(self._throttle.opens_ns)
-        if not self._fetching and (patience_ns := self._slow.patience_ends_ns()):
+        if not self._under_way and (patience_ns := self._slow.patience_ends_ns()):
             times.append(patience_ns)
-        if self._fetching and self._newcomers and self._parked_ms > SHORT_WAIT_MS:
-            times.append(self._fetched_ns + INTERRUPT_AFTER_NS)
+        if self._under_way == 1 and self._has_newcomer():
+            times.append(self._fetched_ns + HASTEN_AFTER_NS)
         return min(times, default=0)
 
     def _see_to(self, key: Key, now_ns: int) -> None:
@@ -248,9 +245,8 @@ class LeaderLane:
         return not self._slow.is_waiting and any(self._is_fetchable(followed) for followed in self.partitions.values())
 
     def _fetch(self, connection: PeerConnection, now_ns: int) -> None:
-        self._fetching = True
+        self._under_way += 1
         self._fetched_ns = now_ns
-        self._parked_ms = 0
         timeout_ms = self._settings.socket_timeout_ms
         connection.request(ApiKey.FETCH, VERSION_MIN, VERSION_MAX, self._encode_fetch, self._on_answer, timeout_ms, self._take_memory)
 
@@ -264,23 +260,17 @@ class LeaderLane:
         keys = self.partitions.keys() if session.is_new else self._touched
         named, forgotten = session.plan(keys, self._wanted)
         self._touched.clear()
-        self._newcomers.difference_update(session.asked)
-        is_short = now_ns < self._settles_ns or len(session.asked) < len(self.partitions)
-        self._parked_ms = min(SHORT_WAIT_MS, settings.wait_ms_max) if is_short else settings.wait_ms_max
+        if self._under_way > 1:
+            self._counters.hastened.add()
+            self._overtaken.update((part.topic_id, part.partition) for parts in (named, forgotten) for part in parts)
+        is_short = session.is_new and (now_ns < self._settles_ns or len(session.asked) < len(self.partitions))
+        wait_ms = min(SHORT_WAIT_MS, settings.wait_ms_max) if is_short else settings.wait_ms_max
         self._fetched_ns = now_ns
         self._counters.fetches.add()
+        place = session.session_id, session.epoch
+        session.on_sent()
         return encode_replica_fetch(
-            ReplicaFetch(
-                self._own_id,
-                self._own_epoch,
-                self._parked_ms,
-                settings.bytes_min,
-                settings.answer_bytes_max,
-                session.session_id,
-                session.epoch,
-                named,
-                forgotten,
-            )
+            ReplicaFetch(self._own_id, self._own_epoch, wait_ms, settings.bytes_min, settings.answer_bytes_max, *place, named, forgotten)
         )
 
     def _wanted(self, key: Key) -> FetchPartition | None:
@@ -290,30 +280,36 @@ class LeaderLane:
         most = self._settings.partition_bytes_max
         return followed.wanted(self._throttle.piece_bytes(most) if key in self._throttle.replicas else most)
 
-    def _maybe_interrupt(self, connection: PeerConnection, now_ns: int) -> None:
+    def _may_hasten(self, connection: PeerConnection, now_ns: int) -> bool:
         """A new partition does not wait until the leader has something to say about the others."""
-        if not self._newcomers or self._parked_ms <= SHORT_WAIT_MS or connection.hears_answer or now_ns < self._fetched_ns + INTERRUPT_AFTER_NS:
-            return
-        if any(self._is_fetchable(self.partitions[key]) for key in self._newcomers):
-            self._counters.interrupts.add()
-            connection.disconnect("a new partition does not wait")
+        if self._under_way > 1 or now_ns < self._fetched_ns + HASTEN_AFTER_NS or connection.hears_answer:
+            return False
+        return self._has_newcomer()
+
+    def _has_newcomer(self) -> bool:
+        """Whether something can be fetched that the session does not have."""
+        session, partitions = self.session, self.partitions
+        if session.is_new:
+            return False
+        return any(key not in session.asked and key in partitions and self._is_fetchable(partitions[key]) for key in self._touched)
 
     # --- answers
 
     def _take_memory(self, size_bytes: int) -> memoryview | None:
-        position = self._arena.allocate(size_bytes)
+        position = self._arena.allocate(size_bytes) if self._slot is None else -1
         if position < 0:
             return None
         self._slot = ReceivedAnswer(self._arena, position)
         return self._arena.memory[position : position + size_bytes]
 
     def _on_answer(self, answer: PeerAnswer | None) -> None:
-        self._fetching = False
+        self._under_way -= 1
+        overtaken, self._overtaken = self._overtaken, set()
         slot = self._slot
         if answer is None or slot is None:
             self._counters.lost_fetches.add()
             self._drop_slot()
-            self._begin_anew()
+            self.session.reset()  # what else was under way is lost with it
             return
         try:
             fetched = decode_replica_fetch_response(answer.memory, answer.position, answer.limit, answer.version)
@@ -327,10 +323,13 @@ class LeaderLane:
         self._refusals = 0
         asked = self.session.asked
         for part in fetched.partitions:
-            known = asked.get((part.topic_id, part.partition))
-            if known is not None:  # else it was not asked for
+            key = part.topic_id, part.partition
+            known = asked.get(key)
+            if known is not None and key not in overtaken:  # else it was not asked for
                 self._parts.append((part, known))
         self.session.on_answer(fetched.session_id)
+        if self.session.is_new:
+            self._give_up_later_one()
         self._parts_memory = answer.memory
         if not self._parts:
             self._drop_slot()
@@ -374,6 +373,12 @@ class LeaderLane:
     def _begin_anew(self) -> None:
         """The session is over: the next fetch names everything."""
         self.session.reset()
+        self._give_up_later_one()
+
+    def _give_up_later_one(self) -> None:
+        """A second fetch under way is of a session that is over."""
+        if self._under_way and self._connection is not None:
+            self._connection.disconnect("its fetch session is over")
 
     # --- offsets of the leader
 
@@ -433,7 +438,8 @@ class LeaderLane:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-            self._fetching = False
+            self._under_way = 0
+            self._overtaken.clear()
             self._drop_slot()
             self._begin_anew()
             for followed in self.partitions.values():

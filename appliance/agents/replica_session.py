@@ -1,6 +1,7 @@
 """A fetch session (KIP-227) as the follower keeps it: what the leader was told of each partition, so that only what changed is told again.
 
-Owned by one lane. Pure. Weak spot: it believes that the leader remembers what it was told; an error, or a lost connection, begins a new session.
+A fetch may follow another one that is still under way, of a session that is there; the leader answers both, in their order. Owned by one lane. Pure.
+Weak spot: it believes that the leader remembers what it was told; an error, or a lost connection, begins a new session.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _by_topic = attrgetter("topic_id")
 
 
 class ReplicaSession:
-    """`asked` has every partition that the leader reads for us, as we named it last."""
+    """`asked` has every partition that the leader reads for us, as we named it last; `epoch` is that of the next fetch."""
 
     def __init__(self) -> None:
         self.session_id = 0
@@ -32,7 +33,8 @@ class ReplicaSession:
 
     @property
     def is_new(self) -> bool:
-        return self.epoch == 0
+        """Whether the leader has not told us of a session yet: until it has, there is one fetch after the other."""
+        return self.session_id == 0
 
     def plan(self, keys: Iterable[Key], wanted_of: Callable[[Key], FetchPartition | None]) -> tuple[list[FetchPartition], list[ForgottenPartition]]:
         """What the next fetch names and what it takes back, of `keys`, which may have changed; what `wanted_of` has no answer for is not fetched now."""
@@ -53,10 +55,13 @@ class ReplicaSession:
         forgotten.sort(key=_by_topic)
         return named, [] if self.is_new else forgotten
 
+    def on_sent(self) -> None:
+        """A fetch of this session's went off."""
+        self.epoch = 1 if self.epoch >= EPOCH_MAX else self.epoch + 1
+
     def on_answer(self, session_id: int) -> None:
         """The leader answered without an error. It gives no session (0) when it has no room for one: then every fetch is a first one."""
         if session_id and (self.is_new or session_id == self.session_id):
-            self.epoch = 1 if self.epoch >= EPOCH_MAX else self.epoch + 1
             self.session_id = session_id
         else:
             self.session_id = self.epoch = 0

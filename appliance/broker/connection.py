@@ -1,8 +1,9 @@
 """One client connection: what came in and is not a whole request yet, and the replies that must leave in request order.
 
 Every request that wants an answer takes a `Reply` when it is accepted; replies become ready in any order and leave in theirs. Produces may
-run ahead of each other, so may offset commits; anything else waits until all earlier replies have left. Owned by the acceptor; holds a transport, no other
-resource. No reference cycles: a reply knows its connection, the connection forgets replies as they leave.
+run ahead of each other, so may offset commits; a follower's fetch ends the one that it has parked; anything else waits until all earlier replies
+have left. Owned by the acceptor; holds a transport, no other resource. No reference cycles: a reply knows its connection, the connection forgets
+replies as they leave.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Awaited(Protocol):
 class Reply:
     """The place of one answer in its connection's order."""
 
-    __slots__ = ("awaited", "closes", "closing", "connection", "pieces", "ready", "request_bytes")
+    __slots__ = ("awaited", "closes", "closing", "connection", "gives_way", "pieces", "ready", "request_bytes")
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -60,6 +61,8 @@ class Reply:
         """the reason of a reply that closes, and words for the log; none: a produce without acks failed"""
         self.awaited: Awaited | None = None
         """who may be told that it takes too long; none for requests that end by themselves"""
+        self.gives_way = False
+        """that of a follower's fetch which is parked: the next one need not wait for it, but ends it"""
 
 
 class Body:
@@ -153,6 +156,8 @@ class Connection:
         """Whether the next request may be taken now, or has to wait for earlier replies."""
         if not self.replies and not self.outgoing:
             return True
+        if api_key == ApiKey.FETCH:
+            return len(self.replies) == 1 and self.replies[0].gives_way
         return (
             api_key in RUNS_AHEAD
             and (not self.replies or api_key == self.ahead_key)

@@ -53,6 +53,11 @@ class Delayed:
         heapq.heappush(self._deadlines, (deadline_ns, ticket))
         return ticket
 
+    def waiter_of(self, ticket: int) -> Waiter | None:
+        """Who was given `ticket`, if it still waits."""
+        waiting = self._waiters.get(ticket)
+        return waiting[0] if waiting is not None else None
+
     def leave(self, ticket: int) -> None:
         """Stop waiting; nothing happens if it has ended already."""
         waiting = self._waiters.pop(ticket, None)

@@ -158,7 +158,7 @@ class RawClient:
 
     def send_metadata(self, topics: list[str], correlation_id: int | None = None) -> None:
         request_class = kio_adapter.request_class(METADATA, METADATA_VERSION)
-        topics_type = next(field.type for field in dataclasses.fields(request_class) if field.name == "topics")
+        topics_type: Any = next(field.type for field in dataclasses.fields(request_class) if field.name == "topics")
         topic_class = topics_type.__args__[0].__args__[0]  # tuple[Topic, ...] | None
         request = kio_message(
             request_class,

@@ -163,6 +163,10 @@ class ScriptedLeader:
         return fetch
 
     def answer(self, request: PeerRequest, results: list[FetchPartitionResult], error: int = 0) -> None:
+        self.peer.send(self.packed(request, results, error))
+
+    def packed(self, request: PeerRequest, results: list[FetchPartitionResult], error: int = 0) -> bytes:
+        """An answer, for those who send several at once."""
         session_id = 0 if error else self.session_id
         pieces = encode_fetch_response(request.version, request.correlation_id, error, session_id, results)
-        self.peer.send(b"".join(bytes(piece) for piece in pieces))  # type: ignore[arg-type]
+        return b"".join(bytes(piece) for piece in pieces)  # type: ignore[arg-type]

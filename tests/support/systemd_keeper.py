@@ -21,6 +21,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zlib
 from collections.abc import Sequence
@@ -65,7 +66,7 @@ class Keeper:
         self._plan = read_plan(directory)
         self._group = directory / CONTROL_GROUPS / control_group(directory)
         self._pipe = [0] if os.environ.get(PIPE_VARIABLE) else []
-        self._is_asked_to_end = False
+        self._asked_to_end = threading.Event()
 
     def prepare(self) -> None:
         leave_mounts_of_host([str(self._directory), str(ROOT), *(source for source, _ in self._plan.mounts)])
@@ -96,24 +97,25 @@ class Keeper:
         """Boots the box, again when it asks for it or is switched on again, until it is powered off for good or nobody wants it."""
         signal.signal(signal.SIGTERM, self._on_end)
         switch = self._directory / SWITCH
-        while not self._is_asked_to_end:
+        while not self._asked_to_end.is_set():
             box = self._boot()
-            while box.poll() is None and not self._is_asked_to_end:
+            while box.poll() is None and not self._asked_to_end.is_set():
                 self._wait()
-            if self._is_asked_to_end:
+            if self._asked_to_end.is_set():
                 self._end(box)
             elif switch.exists():
                 if switch.read_text() == CUT:
                     self._lose_unsynced()
                 (self._directory / "pid").unlink()  # it is off from now on
-                while switch.exists() and not self._is_asked_to_end:
+                while switch.exists() and not self._asked_to_end.is_set():
                     self._wait()
             elif box.returncode != -signal.SIGHUP:  # that is how a reboot ends in a namespace
                 return
 
     def _wait(self) -> None:
         closed, _, _ = select.select(self._pipe, [], [], 0.1)
-        self._is_asked_to_end = self._is_asked_to_end or bool(closed)
+        if closed:
+            self._asked_to_end.set()
 
     def _lose_unsynced(self) -> None:
         """As a power cut leaves the disks: what was written and not synced is gone."""
@@ -131,7 +133,7 @@ class Keeper:
             run("mount", "-o", "loop", place.with_suffix(".image"), place)
 
     def _on_end(self, *_: object) -> None:
-        self._is_asked_to_end = True
+        self._asked_to_end.set()
 
     def _boot(self) -> subprocess.Popen[bytes]:
         with open(self._directory / "console.log", "ab") as console:

@@ -100,6 +100,7 @@ class FetchHandler:
         )
         self._requests = counters.counter("fetch.requests")
         self._parked = counters.counter("fetch.parked")
+        self._hastened = counters.counter("fetch.hastened")
         self._range_bytes = counters.counter("fetch.range_bytes")
         self._follower_bytes = counters.counter("fetch.follower_bytes")
         self._errors = counters.counter("fetch.errors")
@@ -290,12 +291,22 @@ class FetchHandler:
             self._refuse(pending, found)
             return False
         if found.parked_ticket:
-            self._delayed.rows.due[found.parked_ticket] = None  # an older request waits for an answer that nobody wants
+            self._end_older(found, request.replica_id >= 0)
         if not found.closed:
             self._incremental.add()
             pending.session = found
             pending.expected_epoch = found.expected_epoch
         return True
+
+    def _end_older(self, session: FetchSession, is_followers: bool) -> None:
+        """The session's client asks again while a fetch of it is parked. A follower does so when it has more partitions to name, and takes both answers:
+        the older one has nothing to say. Of anybody else nobody wants it any more."""
+        older = self._delayed.waiter_of(session.parked_ticket)
+        if is_followers and not session.closed and isinstance(older, PendingFetch):
+            self._hastened.add()
+            self._answer(older, session.session_id, [], 0, False)
+        else:
+            self._delayed.rows.due[session.parked_ticket] = None
 
     def _evaluate_session(self, pending: PendingFetch, session: FetchSession, is_due: bool) -> None:
         """As `evaluate`, but looks only at who is awake, and answers only what is news."""
@@ -344,6 +355,7 @@ class FetchHandler:
             pending.cold = None
             pending.rounds = 0
             pending.ticket = session.parked_ticket = self._delayed.park(pending, [], pending.deadline_ns)
+            pending.reply.gives_way = request.replica_id >= 0
             pending.ready_ns = 0
             self._watch_awake(awake, pending.ticket)
         else:

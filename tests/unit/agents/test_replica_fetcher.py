@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from appliance.base.errors import ErrorCode
-from appliance.protocol.fetch import EpochEndOffset, FetchPartitionResult
+from appliance.protocol.fetch import EpochEndOffset, FetchPartition, FetchPartitionResult
 from appliance.shm.partition_table import ROLE_FOLLOWER
 from tests.support.real_log_writer import BROKER_ID, TOPIC_ID
 from tests.support.scratch_layout import purposes_left, scratch_layout
 from tests.support.scripted_leader import LedLog, made_batch
-from tests.support.scripted_peer import ScriptedPeer
+from tests.support.scripted_peer import PeerRequest, ScriptedPeer
 from tests.support.stepped_follower import OWN_EPOCH, SteppedFollower
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
@@ -376,22 +376,111 @@ def test_a_log_writer_that_dies_costs_nothing(box: SteppedFollower, tmp_path: Pa
     box.until(box.arena_is_free)
 
 
-def test_a_new_partition_does_not_wait_for_a_fetch_that_is_parked(box: SteppedFollower) -> None:
+def _parked(box: SteppedFollower) -> PeerRequest:
+    """A fetch of a session that knows partition 0; the leader keeps it."""
     box.follow(0)
     box.leader.serve()
-    box.turns(2100)  # partitions may come no more; fetches are long
-    while True:
-        request, fetch = box.leader.next_fetch()
-        if fetch.max_wait_ms == 500:
-            break
-        box.leader.answer(request, [])
+    request, fetch = box.leader.next_fetch()
+    assert fetch.max_wait_ms == 500 and fetch.session_epoch == 1
+    box.leader.wanted(fetch)
+    return request
+
+
+def test_a_new_partition_does_not_wait_for_a_fetch_that_is_parked(box: SteppedFollower) -> None:
+    parked = _parked(box)
     led = box.follow(1)
     led.append()
-    box.until(lambda: box.counted("interrupts") == 1)
-    box.leader.peer.hang_up()
-    box.leader.session.clear()
+    second, fetch = box.leader.next_fetch()
+    assert [wanted.partition for wanted in fetch.partitions] == [1] and fetch.session_epoch == 2
+    assert box.counted("hastened") == 1
+    box.leader.answer(parked, [])
+    box.leader.answer(second, [box.leader.logs[wanted.topic_id, wanted.partition].answer(wanted) for wanted in box.leader.wanted(fetch)])
+    box.until(lambda: box.log_end_offset(1) == 1)
     serve_until(box, 1, 1)
-    assert box.leader.requests[-1].max_wait_ms == 50
+    assert (box.leader.sessions_begun, box.leader.peer.accepted) == (1, 1), "neither session nor connection was given up"
+
+
+def test_partitions_that_come_together_hasten_one_fetch_and_none_is_sent_behind_two(box: SteppedFollower) -> None:
+    parked = _parked(box)
+    box.follow(1)
+    box.follow(2)
+    second, fetch = box.leader.next_fetch()
+    assert sorted(wanted.partition for wanted in fetch.partitions) == [1, 2]
+    box.leader.wanted(fetch)
+    box.follow(3)
+    box.turns(100)
+    assert box.leader.peer.poll_request() is None
+    box.leader.answer(parked, [])
+    box.leader.wanted(third := box.leader.next_fetch()[1])
+    assert [wanted.partition for wanted in third.partitions] == [3]
+    box.leader.answer(second, [])
+
+
+def test_both_answers_may_bring_the_same_records_once(box: SteppedFollower) -> None:
+    """The leader had answered the first fetch already when the second came: its session still stands where the first had it."""
+    parked = _parked(box)
+    led = box.leader.logs[TOPIC_ID, 0]
+    led.append(3)
+    other = box.follow(1)
+    other.append(5)
+    second, fetch = box.leader.next_fetch()
+    wanted = box.leader.wanted(fetch)
+    answers = [box.leader.logs[each.topic_id, each.partition].answer(each) for each in wanted]
+    box.leader.peer.send(box.leader.packed(parked, answers[:1]) + box.leader.packed(second, answers[::-1]))
+    box.until(lambda: (box.log_end_offset(0), box.log_end_offset(1)) == (3, 5))
+    box.turns(20)
+    assert (box.content(0), box.content(1)) == (led.content(), other.content()) and box.counted("corrupt_batches") == 0
+    box.until(box.arena_is_free)
+    led.append()
+    serve_until(box, 0, 4)
+
+
+def test_what_the_second_fetch_names_anew_is_not_told_by_the_answer_to_the_first(box: SteppedFollower) -> None:
+    """The partition has another epoch by then: records for the old one are not appended, nor taken for damaged."""
+    parked = _parked(box)
+    old = box.leader.logs[TOPIC_ID, 0]
+    old.append(2)
+    stale = old.answer(FetchPartition("", TOPIC_ID, 0, 0, 0, -1, 0, 1 << 20))
+    box.follow(0, leader_epoch=3, log=(led := LedLog(3)))
+    led.append(1)
+    box.follow(1)
+    second, fetch = box.leader.next_fetch()
+    assert sorted(wanted.partition for wanted in fetch.partitions) == [0, 1]
+    wanted = box.leader.wanted(fetch)
+    box.leader.answer(parked, [stale])
+    box.turns(20)
+    assert box.log_end_offset(0) == 0 and box.counted("corrupt_batches") == 0
+    box.leader.answer(second, [box.leader.logs[each.topic_id, each.partition].answer(each) for each in wanted])
+    box.until(lambda: box.log_end_offset(0) == 1)
+    assert box.content(0) == led.content()
+
+
+@pytest.mark.parametrize("error", [ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ErrorCode.INVALID_FETCH_SESSION_EPOCH])
+def test_a_session_that_ends_under_two_fetches_is_begun_anew_over_another_connection(box: SteppedFollower, error: ErrorCode) -> None:
+    parked = _parked(box)
+    led = box.follow(1)
+    led.append()
+    box.leader.wanted(box.leader.next_fetch()[1])
+    box.leader.answer(parked, [], error)
+    since_ns = box.clock.monotonic_ns()
+    box.until(lambda: box.leader.peer.poll_request() is None and box.leader.peer.sock is None)
+    assert box.clock.monotonic_ns() - since_ns < 1_000_000_000
+    serve_until(box, 1, 1)
+    assert (box.leader.sessions_begun, box.leader.peer.accepted) == (2, 2)
+
+
+def test_without_a_session_a_new_partition_waits_a_short_while(box: SteppedFollower) -> None:
+    box.leader.gives_sessions = False
+    box.follow(0)
+    box.leader.serve()
+    request, fetch = box.leader.next_fetch()
+    assert fetch.max_wait_ms == 50
+    box.follow(1)
+    box.turns(100)
+    assert box.leader.peer.poll_request() is None and box.counted("hastened") == 0
+    box.leader.wanted(fetch)
+    box.leader.answer(request, [])
+    assert {wanted.partition for wanted in box.leader.next_fetch()[1].partitions} == {0, 1}
 
 
 def test_an_answer_waits_at_the_leader_while_the_arena_is_full(box: SteppedFollower) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.protocol.apis import ApiKey
 from tests.support.leader_side import END, Make, appended, in_session, make_sides
 from tests.support.stepped_fetches import Asked, Followed
 
@@ -73,6 +74,30 @@ def test_a_follower_that_is_not_in_sync_is_heard_with_every_fetch(make: Make) ->
         side.serve()
         side.followed(client)
         assert len(side.progress()) == told
+
+
+def test_a_follower_that_asks_again_ends_its_parked_fetch_and_loses_nothing(make: Make) -> None:
+    side = make(2)
+    side.change_row(1, log_end_offset=40, active_position=4 * side.batch_bytes)
+    client = side.connect()
+    session = in_session(side, client, Followed(0, END))
+    side.follow(client, [], (session, 1), max_wait_ms=500)
+    assert client.may_start(ApiKey.FETCH) and not client.may_start(ApiKey.LIST_OFFSETS)
+    side.follow(client, [Followed(1, 40)], (session, 2), max_wait_ms=500)
+    assert side.followed(client) == (session, []), "the first has nothing to say"
+    assert client.may_start(ApiKey.FETCH), "a third one would end the second"
+    side.change_row(1, log_end_offset=END, active_position=side.size_bytes)
+    side.delayed.wake_moved()
+    side.serve()
+    _, parts = side.followed(client)
+    assert [(part.partition, part.records_size) for part in parts] == [(1, side.batch_bytes)]
+
+
+def test_nobody_elses_parked_fetch_gives_way(make: Make) -> None:
+    side = make(1)
+    client = side.connect()
+    side.fetch(client, [Asked(0, END)], max_wait_ms=500)
+    assert not client.may_start(ApiKey.FETCH)
 
 
 def test_a_moved_high_watermark_alone_answers_followers_only_where_consumers_read_from_them(make: Make) -> None:
