@@ -1,7 +1,7 @@
 """Everything that this box follows of one leader box: one connection, one fetch session, one fetch after the other.
 
 A turn: judge what came (a bounded bite), see to the partitions for which something has changed, then fetch again. The next fetch waits for the appends of the
-last answer, so that it names their new offsets; a disk that takes long is left out of it (`slow_disks.py`). A partition that comes while a fetch is parked
+last answer, so that it names their new offsets; a disk that takes long is not waited for, or left out of it (`slow_disks.py`). A partition that comes while a fetch is parked
 at the leader does not wait for it: a second fetch of the session follows at once and ends the first (`_may_hasten`). Owned by the replica-fetcher.
 Weak spot: a leader that gives no session has to be asked for everything each time, and new partitions wait for that.
 """
@@ -50,7 +50,7 @@ SETTLING_NS = 2_000_000_000
 """After partitions came, more may: fetches without a session are short."""
 REFUSED_PAUSE_MS = 20
 _SESSION_ERRORS = frozenset({ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ErrorCode.INVALID_FETCH_SESSION_EPOCH, ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR})
-HASTEN_AFTER_NS = 10_000_000
+HASTEN_AFTER_NS = 5_000_000
 """Partitions often come in crowds: those of so long go into one fetch."""
 
 
@@ -196,19 +196,20 @@ class LeaderLane:
             self._tell_truncation(followed)
         elif need == Need.APPEND:
             self._counters.appends.add()
-        if not followed.offer_order(now_ns):
+        order = followed.offer_order(now_ns)
+        if order is None:
             self._due.add(followed.key)
-        elif need == Need.APPEND:
-            self._slow.on_offered(followed.disk, now_ns)
+        elif order.is_append:
+            self._slow.on_offered(followed.disk, order.size_bytes, now_ns)
 
     def on_order_done(self, order: LogOrder, completion: Completion | None) -> None:
         """Its log-writer answered, or (None) died."""
         followed = order.followed
-        if order.is_append and self._slow.on_done(followed.disk):
+        now_ns = self._clock.monotonic_ns()
+        if order.is_append and self._slow.on_done(followed.disk, order.size_bytes, now_ns):
             self.on_disk_changed(followed.disk)
         if followed.is_closed:
             return
-        now_ns = self._clock.monotonic_ns()
         if completion is None:
             followed.on_order_lost(order.turn, now_ns)
         else:
@@ -240,7 +241,7 @@ class LeaderLane:
     def _may_fetch_again(self, now_ns: int) -> bool:
         if self._parts or self._slot is not None or now_ns < self._resumes_ns:
             return False
-        for disk in self._slow.let_go_of(now_ns):
+        for disk in self._slow.leave_out(now_ns):
             self.on_disk_changed(disk)
         return not self._slow.is_waiting and any(self._is_fetchable(followed) for followed in self.partitions.values())
 

@@ -65,13 +65,15 @@ class FollowedRow:
 class LogOrder:
     """A REPLICA_APPEND or TRUNCATE under way; `answer` is what its records lie in."""
 
-    __slots__ = ("answer", "followed", "is_append", "is_told", "turn")
+    __slots__ = ("answer", "followed", "is_append", "is_told", "size_bytes", "turn")
 
-    def __init__(self, followed: FollowedPartition, turn: int, is_append: bool, answer: ReceivedAnswer | None) -> None:
+    def __init__(self, followed: FollowedPartition, turn: int, is_append: bool, answer: ReceivedAnswer | None, size_bytes: int) -> None:
         self.followed = followed
         self.turn = turn
         self.is_append = is_append
         self.answer = answer
+        self.size_bytes = size_bytes
+        """Of its records."""
         self.is_told = False
 
     def end(self, completion: Completion | None) -> None:
@@ -123,8 +125,8 @@ class FollowedPartition:
         answer.hold()
         self.answer, self.records_position, self.records_bytes = answer, answer.position + position, size_bytes
 
-    def offer_order(self, now_ns: int) -> bool:
-        """Ask the log-writer for what the rules want of it. False: it is not there; they hear of that."""
+    def offer_order(self, now_ns: int) -> LogOrder | None:
+        """Ask the log-writer for what the rules want of it. None: it is not there; they hear of that."""
         rules, place = self.rules, self.place
         need = rules.need
         answer, self.answer = self.answer, None
@@ -136,12 +138,12 @@ class FollowedPartition:
             length = 0
             planned = rules.truncation
             entry = truncate_descriptor(place.row, place.row_generation, place.leader_epoch, TruncateOrder(*planned))
-        order = LogOrder(self, rules.begin(), need == Need.APPEND, answer)
+        order = LogOrder(self, rules.begin(), need == Need.APPEND, answer, length)
         if place.proxy.offer_or_queue(entry, length, order):
-            return True
+            return order
         order.release()
         self.on_order_lost(order.turn, now_ns)
-        return False
+        return None
 
     def on_order_lost(self, turn: int, now_ns: int) -> None:
         """Its log-writer died: whether it was carried out is asked later."""

@@ -1,8 +1,10 @@
-"""Which of our disks a lane waits for before it fetches again.
+"""Which of our disks a lane waits for before it fetches again, and which it leaves out of its fetches.
 
 Appends take a millisecond as a rule, and the next fetch should name the offsets behind them. A disk that needs longer than `PATIENCE_NS`, and as much again as
-many appends cost, is left out of the fetches until its appends are done, and for a while it is not waited for at all. So it holds back nobody's partitions but
-its own. Pure; owned by a lane. Weak spot: what is left out waits for the fetch that was sent without it, 50 ms where the others have nothing new.
+many appends cost, is not waited for, and for a while no more: then only the partitions with an append under way are missing in the next fetch. A disk that
+completes nothing for `STUCK_NS`, or is slow with much in its hands, is left out as a whole until all its appends are done: what is fetched for it would take the
+arena from the others. So it holds back nobody's partitions but its own. Pure; owned by a lane. Weak spot: to leave a disk out, and to take it in again, names
+every one of its partitions.
 """
 
 from __future__ import annotations
@@ -11,57 +13,78 @@ PATIENCE_NS = 20_000_000
 APPEND_NS = 200_000
 """What each append may take on top: an answer has one for each of hundreds of partitions, and on a busy machine they alone take longer than the rest."""
 DISTRUST_NS = 5_000_000_000
+STUCK_NS = 250_000_000
+SLOW_BYTES_MAX = 1 << 20
+"""That a disk which is not waited for may have in its hands."""
+
+
+class _Appends:
+    """Of one disk, what is under way."""
+
+    __slots__ = ("count", "is_left_out", "is_let_go", "moved_ns", "offered", "since_ns", "size_bytes")
+
+    def __init__(self, now_ns: int) -> None:
+        self.count = self.size_bytes = 0
+        self.since_ns = self.moved_ns = now_ns
+        """When the first of them was offered; when something was completed last."""
+        self.offered = 0
+        """Since the first."""
+        self.is_let_go = self.is_left_out = False
 
 
 class SlowDisks:
-    """Counts the appends under way by disk."""
+    """Of one lane."""
 
     def __init__(self) -> None:
-        self._under_way: dict[str, int] = {}
-        self._since_ns: dict[str, int] = {}
-        self._offered: dict[str, int] = {}
-        """Since then."""
-        self._left_out: set[str] = set()
+        self._under_way: dict[str, _Appends] = {}
         self._distrusted_until_ns: dict[str, int] = {}
 
-    def on_offered(self, disk: str, now_ns: int) -> None:
-        if not self._under_way.get(disk):
-            self._since_ns[disk], self._offered[disk] = now_ns, 0
-        self._under_way[disk] = self._under_way.get(disk, 0) + 1
-        self._offered[disk] += 1
+    def on_offered(self, disk: str, size_bytes: int, now_ns: int) -> None:
+        appends = self._under_way.get(disk)
+        if appends is None:
+            appends = self._under_way[disk] = _Appends(now_ns)
+        appends.count += 1
+        appends.offered += 1
+        appends.size_bytes += size_bytes
 
-    def on_done(self, disk: str) -> bool:
+    def on_done(self, disk: str, size_bytes: int, now_ns: int) -> bool:
         """Whether it was left out, and no longer is."""
-        self._under_way[disk] -= 1
-        if self._under_way[disk]:
+        appends = self._under_way[disk]
+        appends.count -= 1
+        appends.size_bytes -= size_bytes
+        appends.moved_ns = now_ns
+        if appends.count:
             return False
         del self._under_way[disk]
-        was_left_out = disk in self._left_out
-        self._left_out.discard(disk)
-        return was_left_out
+        return appends.is_left_out
 
-    def let_go_of(self, now_ns: int) -> list[str]:
-        """Disks that were waited for long enough; they are left out from now on."""
-        slow = [disk for disk in self._under_way if disk not in self._left_out and now_ns >= self._patience_ends_ns(disk)]
-        for disk in slow:
-            self._left_out.add(disk)
-            self._distrusted_until_ns[disk] = now_ns + DISTRUST_NS
-        return slow
+    def leave_out(self, now_ns: int) -> list[str]:
+        """To be called before a fetch: disks that are left out from now on."""
+        left_out = []
+        for disk, appends in self._under_way.items():
+            if not appends.is_let_go and now_ns >= self._patience_ends_ns(disk, appends):
+                appends.is_let_go = True
+                self._distrusted_until_ns[disk] = now_ns + DISTRUST_NS
+            is_stuck = now_ns >= appends.moved_ns + STUCK_NS or appends.size_bytes > SLOW_BYTES_MAX
+            if appends.is_let_go and is_stuck and not appends.is_left_out:
+                appends.is_left_out = True
+                left_out.append(disk)
+        return left_out
 
     def is_left_out(self, disk: str) -> bool:
-        return disk in self._left_out
+        appends = self._under_way.get(disk)
+        return appends is not None and appends.is_left_out
 
     @property
     def is_waiting(self) -> bool:
         """Whether appends are under way on disks that are waited for."""
-        return len(self._under_way) > len(self._left_out)
+        return any(not appends.is_let_go for appends in self._under_way.values())
 
     def patience_ends_ns(self) -> int:
         """When the next of them is waited for no longer; 0: none is waited for."""
-        return min((self._patience_ends_ns(disk) for disk in self._under_way if disk not in self._left_out), default=0)
+        return min((self._patience_ends_ns(disk, appends) for disk, appends in self._under_way.items() if not appends.is_let_go), default=0)
 
-    def _patience_ends_ns(self, disk: str) -> int:
-        since_ns = self._since_ns[disk]
-        if since_ns < self._distrusted_until_ns.get(disk, 0):
-            return since_ns
-        return since_ns + PATIENCE_NS + (self._offered[disk] - 1) * APPEND_NS
+    def _patience_ends_ns(self, disk: str, appends: _Appends) -> int:
+        if appends.since_ns < self._distrusted_until_ns.get(disk, 0):
+            return appends.since_ns
+        return appends.since_ns + PATIENCE_NS + (appends.offered - 1) * APPEND_NS

@@ -518,6 +518,26 @@ def test_nothing_is_fetched_for_a_disk_that_takes_long_until_it_has_done(box: St
     assert [wanted.fetch_offset for wanted in fetch.partitions] == [1]
 
 
+def test_a_slow_append_costs_its_own_partition_its_place_in_the_session_and_no_other(box: SteppedFollower) -> None:
+    box.follow(0)
+    box.follow(1)
+    while len(box.leader.session) < 2:
+        box.leader.serve()
+        box.turns(5)
+    box.leader.logs[TOPIC_ID, 0].append()
+    request, fetch = box.leader.next_fetch()
+    box.writer_is_held = True
+    box.leader.answer(request, [box.leader.logs[TOPIC_ID, 0].answer(wanted) for wanted in box.leader.wanted(fetch) if wanted.partition == 0])
+    parked, fetch = box.leader.next_fetch()
+    assert not fetch.partitions and [gone.partition for gone in fetch.forgotten] == [0]
+    box.leader.wanted(fetch)
+    box.writer_is_held = False
+    second, fetch = box.leader.next_fetch()
+    assert [(wanted.partition, wanted.fetch_offset) for wanted in fetch.partitions] == [(0, 1)] and not fetch.forgotten
+    box.leader.answer(parked, [])
+    box.leader.answer(second, [])
+
+
 def test_a_log_that_could_not_be_written_is_tried_again_after_a_while(box: SteppedFollower) -> None:
     led = box.follow(0)
     led.append()

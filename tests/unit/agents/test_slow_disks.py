@@ -1,52 +1,81 @@
 from __future__ import annotations
 
-from appliance.agents.slow_disks import APPEND_NS, DISTRUST_NS, PATIENCE_NS, SlowDisks
+from appliance.agents.slow_disks import APPEND_NS, DISTRUST_NS, PATIENCE_NS, SLOW_BYTES_MAX, STUCK_NS, SlowDisks
+
+SMALL = 100
 
 
 def test_a_disk_is_waited_for_while_it_is_quick() -> None:
     disks = SlowDisks()
     assert not disks.is_waiting and not disks.patience_ends_ns()
-    disks.on_offered("d0", 100)
-    disks.on_offered("d0", 200)
+    disks.on_offered("d0", SMALL, 100)
+    disks.on_offered("d0", SMALL, 200)
     assert disks.is_waiting and disks.patience_ends_ns() == 100 + PATIENCE_NS + APPEND_NS
-    assert disks.let_go_of(100 + PATIENCE_NS + APPEND_NS - 1) == []
-    assert not disks.on_done("d0") and disks.is_waiting
-    assert not disks.on_done("d0") and not disks.is_waiting
+    assert disks.leave_out(100 + PATIENCE_NS + APPEND_NS - 1) == [] and disks.is_waiting
+    assert not disks.on_done("d0", SMALL, 300) and disks.is_waiting
+    assert not disks.on_done("d0", SMALL, 300) and not disks.is_waiting
 
 
-def test_a_disk_that_takes_long_is_left_out_until_it_has_done() -> None:
+def test_a_disk_that_takes_long_is_not_waited_for_and_its_other_partitions_are_fetched() -> None:
     disks = SlowDisks()
-    disks.on_offered("d0", 0)
-    disks.on_offered("d1", 0)
-    disks.on_done("d1")
-    assert disks.let_go_of(PATIENCE_NS) == ["d0"] and disks.let_go_of(PATIENCE_NS) == []
+    disks.on_offered("d0", SMALL, 0)
+    disks.on_offered("d1", SMALL, 0)
+    disks.on_done("d1", SMALL, 1)
+    assert disks.leave_out(PATIENCE_NS) == []
+    assert not disks.is_waiting and not disks.is_left_out("d0") and not disks.patience_ends_ns()
+    assert not disks.on_done("d0", SMALL, PATIENCE_NS + 1)
+
+
+def test_a_disk_that_is_slow_with_much_in_its_hands_is_left_out_until_it_has_done() -> None:
+    disks = SlowDisks()
+    disks.on_offered("d0", SLOW_BYTES_MAX, 0)
+    disks.on_offered("d0", SMALL, 0)
+    disks.on_offered("d1", SMALL, 0)
+    assert disks.leave_out(PATIENCE_NS - 1) == [], "it has its time for that, too"
+    assert disks.leave_out(PATIENCE_NS + APPEND_NS) == ["d0"] and disks.leave_out(PATIENCE_NS + APPEND_NS) == []
     assert disks.is_left_out("d0") and not disks.is_left_out("d1") and not disks.is_waiting
-    assert disks.on_done("d0"), "it may be fetched for again"
+    assert not disks.on_done("d0", SLOW_BYTES_MAX, PATIENCE_NS) and disks.is_left_out("d0"), "until all is done"
+    assert disks.on_done("d0", SMALL, PATIENCE_NS), "it may be fetched for again"
     assert not disks.is_left_out("d0")
+
+
+def test_a_disk_that_completes_nothing_is_left_out_and_one_that_goes_on_is_not() -> None:
+    disks = SlowDisks()
+    for disk in ("d0", "d1"):
+        disks.on_offered(disk, SMALL, 0)
+        disks.on_offered(disk, SMALL, 0)
+    disks.on_done("d1", SMALL, STUCK_NS - 1)
+    assert disks.leave_out(STUCK_NS - 1) == []
+    assert disks.leave_out(STUCK_NS) == ["d0"]
+    assert disks.leave_out(2 * STUCK_NS - 2) == []
+    assert disks.leave_out(2 * STUCK_NS - 1) == ["d1"]
 
 
 def test_a_disk_that_was_slow_is_not_waited_for_for_a_while() -> None:
     disks = SlowDisks()
-    disks.on_offered("d0", 0)
-    disks.let_go_of(PATIENCE_NS)
-    disks.on_done("d0")
-    disks.on_offered("d0", PATIENCE_NS + 1)
-    assert disks.let_go_of(PATIENCE_NS + 1) == ["d0"]
-    disks.on_done("d0")
+    disks.on_offered("d0", SMALL, 0)
+    disks.leave_out(PATIENCE_NS)
+    disks.on_done("d0", SMALL, PATIENCE_NS)
+    disks.on_offered("d0", SMALL, PATIENCE_NS + 1)
+    assert disks.leave_out(PATIENCE_NS + 1) == [] and not disks.is_waiting
+    disks.on_done("d0", SMALL, PATIENCE_NS + 1)
     later = PATIENCE_NS + 1 + DISTRUST_NS
-    disks.on_offered("d0", later)
-    assert disks.let_go_of(later) == [] and disks.is_waiting
+    disks.on_offered("d0", SMALL, later)
+    disks.leave_out(later)
+    assert disks.is_waiting
 
 
 def test_many_appends_at_once_have_as_much_more_time() -> None:
-    """Else a box with hundreds of partitions would leave its own healthy disk out of every second fetch, and each acks=all would wait for that."""
+    """Else a box with hundreds of partitions would not wait for its own healthy disk, and each acks=all would take another fetch."""
     disks = SlowDisks()
     for _ in range(500):
-        disks.on_offered("d0", 0)
+        disks.on_offered("d0", SMALL, 0)
     for _ in range(499):
-        disks.on_done("d0")
-    assert disks.let_go_of(PATIENCE_NS + 499 * APPEND_NS - 1) == []
-    assert disks.let_go_of(PATIENCE_NS + 499 * APPEND_NS) == ["d0"]
-    disks.on_done("d0")
-    disks.on_offered("d0", later := PATIENCE_NS + 500 * APPEND_NS + DISTRUST_NS)
+        disks.on_done("d0", SMALL, 1)
+    disks.leave_out(PATIENCE_NS + 499 * APPEND_NS - 1)
+    assert disks.is_waiting
+    disks.leave_out(PATIENCE_NS + 499 * APPEND_NS)
+    assert not disks.is_waiting
+    disks.on_done("d0", SMALL, PATIENCE_NS + 499 * APPEND_NS)
+    disks.on_offered("d0", SMALL, later := PATIENCE_NS + 500 * APPEND_NS + DISTRUST_NS)
     assert disks.patience_ends_ns() == later + PATIENCE_NS, "those are past"
