@@ -1,9 +1,9 @@
 """Everything that this box follows of one leader box: one connection, one fetch session, one fetch after the other.
 
 A turn: judge what came (a bounded bite), see to the partitions for which something has changed, then fetch again. The next fetch waits for the appends of the
-last answer, so that it names their new offsets; a disk that takes long is not waited for, or left out of it (`slow_disks.py`). A partition that comes while a fetch is parked
-at the leader does not wait for it: a second fetch of the session follows at once and ends the first (`_may_hasten`). Owned by the replica-fetcher.
-Weak spot: a leader that gives no session has to be asked for everything each time, and new partitions wait for that.
+last answer, so that it names their new offsets; a disk that takes long is not waited for, or left out of it (`slow_disks.py`). A partition that comes while a
+fetch is parked at the leader does not wait for it: a second fetch of the session follows at once and ends the first (`_may_hasten`). Owned by the
+replica-fetcher. Weak spot: a leader that gives no session has to be asked for everything each time, and new partitions wait for that.
 """
 
 from __future__ import annotations

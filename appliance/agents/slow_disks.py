@@ -2,9 +2,9 @@
 
 Appends take a millisecond as a rule, and the next fetch should name the offsets behind them. A disk that needs longer than `PATIENCE_NS`, and as much again as
 many appends cost, is not waited for, and for a while no more: then only the partitions with an append under way are missing in the next fetch. A disk that
-completes nothing for `STUCK_NS`, or is slow with much in its hands, is left out as a whole until all its appends are done: what is fetched for it would take the
-arena from the others. So it holds back nobody's partitions but its own. Pure; owned by a lane. Weak spot: to leave a disk out, and to take it in again, names
-every one of its partitions.
+completes nothing for `STUCK_NS`, or is slow with much in its hands, is left out as a whole until all its appends are done: what is fetched for it would take
+the arena from the others. So it holds back nobody's partitions but its own. Pure; owned by a lane. Weak spot: to leave a disk out, and to take it in again,
+names every one of its partitions.
 """
 
 from __future__ import annotations
