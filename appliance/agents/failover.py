@@ -153,7 +153,7 @@ class Failover:
         if self._has_left:
             self._tell_left(0)
         elif self._left and not self._runner.is_running("leave"):
-            self._runner.start("leave", leave_cluster(self._cluster, self._departures.add), self._on_left)
+            self._runner.start("leave", leave_cluster(self._cluster, self._departures.add, self._now_ms), self._on_left)
 
     def _on_left(self, outcome: Outcome) -> None:
         if outcome.failure is not None:

@@ -1,6 +1,6 @@
 """Operations: what the controller does in several steps, written as generators so that they read from top to bottom.
 
-An operation yields a `Step` (a ZooKeeper request, a command to a disk's log-writer, `Publish`, or several `Together`) and is resumed with its
+An operation yields a `Step` (a ZooKeeper request, a command to a disk's log-writer, `Publish`, `Pause`, or several `Together`) and is resumed with its
 result, or with its `ZooKeeperFailed`. It never waits; the runner resumes it from the duty cycle when the reply has come. It may be
 dropped at every step, for good, because the process may be killed at every step: whatever it has written must then be either
 nothing or something that the next controller recognises and finishes. Weak spot: nothing tells an operation that it was dropped.
@@ -33,13 +33,19 @@ class Publish(NamedTuple):
     """Have the metadata image written and told, if it differs from the last one → None. Several within 20 ms are one."""
 
 
+class Pause(NamedTuple):
+    """Nothing, for so long: others have their turn → None."""
+
+    duration_ms: int
+
+
 class Together(NamedTuple):
     """Steps without an order → a list of their results; a `ZooKeeperFailed` stands in it, it is not raised."""
 
     steps: tuple[Request | DiskCommand, ...]
 
 
-Step: TypeAlias = Request | DiskCommand | Publish | Together
+Step: TypeAlias = Request | DiskCommand | Publish | Pause | Together
 Operation: TypeAlias = Generator[Step, Any, T]
 
 WRITES_MAX = 400
@@ -111,6 +117,10 @@ class PublishImage(Protocol):
     def __call__(self, on_done: Callable[[None], None], /) -> None: ...
 
 
+class PauseFor(Protocol):
+    def __call__(self, duration_ms: int, on_done: Callable[[None], None], /) -> None: ...
+
+
 class _Run(Generic[T]):
     """One operation under way."""
 
@@ -140,6 +150,8 @@ class _Run(Generic[T]):
             self._runner.command(step, self.resume)
         elif isinstance(step, Publish):
             self._runner.publish(self.resume)
+        elif isinstance(step, Pause):
+            self._runner.pause(step.duration_ms, self.resume)
         else:
             self._runner.ask(step, lambda reply: self.resume(reply.value, reply.failure))
 
@@ -183,10 +195,11 @@ class _Gathering:
 class OperationRunner:
     """Drives operations, at most one of each name; an exception that is neither `ZooKeeperFailed` nor `RequestRefused` goes up through the duty cycle."""
 
-    def __init__(self, ask: AskZooKeeper, command: CommandDisk, publish: PublishImage) -> None:
+    def __init__(self, ask: AskZooKeeper, command: CommandDisk, publish: PublishImage, pause: PauseFor) -> None:
         self.ask = ask
         self.command = command
         self.publish = publish
+        self.pause = pause
         self._runs: dict[str, _Run[Any]] = {}
 
     def start(self, name: str, operation: Operation[T], on_end: Callable[[Outcome], None]) -> bool:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from appliance.base.model import NO_LEADER
 from appliance.metadata.broker_registry import change_record
-from appliance.metadata.operation import WRITES_MAX, Operation, Publish
+from appliance.metadata.operation import WRITES_MAX, Operation, Pause, Publish
 from appliance.metadata.topic_registry import TopicState
 from appliance.metadata.znodes import PartitionState
 from appliance.replication.cluster import Cluster, DiskReport
@@ -26,6 +26,10 @@ Partitions = Iterable[tuple[TopicState, int]]
 
 HANDED_OVER_AT_ONCE = 100
 """Partitions whose leadership goes to other boxes in one step of a stop: all of them have no leader until their new ones have taken all of them."""
+OTHERS_NEED = 2
+"""Times as long as our own log-writers for a part: theirs are told later, by two boxes, and then follow each other (measured; three times changes nothing)."""
+PAUSES_MS_MAX = 2_500
+"""Of all pauses of a stop together."""
 
 
 class Elections(NamedTuple):
@@ -186,23 +190,28 @@ def fence_box(cluster: Cluster, is_fenced: bool) -> Operation[None]:
     cluster.use_own_record(*(yield from change_record(cluster.broker_id, lambda record: record._replace(is_fenced=is_fenced))))
 
 
-def leave_cluster(cluster: Cluster, on_given_away: Callable[[int], None]) -> Operation[int]:
+def leave_cluster(cluster: Cluster, on_given_away: Callable[[int], None], now_ms: Callable[[], int]) -> Operation[int]:
     """The box is about to stop: nobody elects it or takes it into an in-sync set any more, and it leads nothing that another box can lead. Returns how many
     states changed. Its next registration takes the mark back.
 
-    What it leads goes first and a part at a time, the next one when our own log-writers have taken the last: the others have as much to do for it as we, so
-    a partition waits for those of its part, and not for all that the box leads."""
+    What it leads goes first and a part at a time, so that a partition waits for those of its part, and not for all that the box leads. Our own log-writers
+    have taken a part before the next one goes, and then the others have their time for it. Given away without pauses, 667 partitions on a machine whose
+    processors that fills were all without acks=all for 2 s, and with them each for 0.3 to 0.5 s, while the stop takes as long as before."""
     yield from fence_box(cluster, True)
     concerned = led_or_in_sync(cluster)
     led = [(topic, number) for topic, number in concerned if topic.states[number].leader == cluster.broker_id]
     followed = [(topic, number) for topic, number in concerned if topic.states[number].leader != cluster.broker_id]
+    led_parts, followed_parts = _parts(led, HANDED_OVER_AT_ONCE), _parts(followed, WRITES_MAX)
     changed = 0
-    for part in (*_parts(led, HANDED_OVER_AT_ONCE), *_parts(followed, WRITES_MAX)):
+    for number, part in enumerate((*led_parts, *followed_parts), start=1):
+        began_ms = now_ms()
         given_away = yield from _write_withdrawal(cluster, part)
         on_given_away(given_away)
         changed += given_away
         yield from send_roles(cluster, part)  # at once: roles that somebody else has sent are not waited for
         yield Publish()
+        if number < len(led_parts):
+            yield Pause(min(OTHERS_NEED * (now_ms() - began_ms), PAUSES_MS_MAX // len(led_parts)))
     return changed
 
 

@@ -24,6 +24,7 @@ from appliance.storage.batch_boundary import BatchBoundary
 from appliance.storage.batch_flush import BatchFlush, DuplicatedFiles
 from appliance.storage.flush_round import FlushRound
 from appliance.storage.log_config import LogConfig
+from appliance.storage.log_durability import LogDurability
 from appliance.storage.log_loader import LoadedLog, LogLoader, load_producers, producers_at, unlink_segment
 from appliance.storage.log_segments import LogSegments
 from appliance.storage.producer_snapshots import SNAPSHOT_INTERVAL_BYTES, snapshots_at_rolls
@@ -31,7 +32,6 @@ from appliance.storage.producer_state import PRODUCER_EXPIRATION_MS, ProducerSta
 from appliance.storage.recovery import Clean, Recovery, seal
 from appliance.storage.removed_segments import RemovedSegments
 from appliance.storage.segment import OpenSegment, SegmentTail
-from appliance.storage.segment_files import TRANSACTION_INDEX_SUFFIX, segment_path
 from appliance.storage.segment_swap import SwapBroken, apply_swap
 from appliance.storage.transaction_index import TransactionIndexes
 from appliance.storage.truncation import open_truncated
@@ -51,11 +51,6 @@ class Log:
         self.config = config
         self.log_start_offset = loaded.log_start_offset
         self.log_end_offset = loaded.next_offset
-        self.recovery_point = loaded.recovery_point
-        self.durable_offset = loaded.recovery_point
-        """Batches below it survive a power cut; the recovery point follows it (see `batch_flush`)."""
-        self._durable_name = -1
-        """Base offset of the newest segment whose name is known to survive one, too."""
         self.leader_epochs = loaded.leader_epochs
         self.producers = loaded.producers
         self.verifications = Verifications()
@@ -75,7 +70,7 @@ class Log:
         self.producer_expiration_ms = PRODUCER_EXPIRATION_MS
         self._bytes_since_snapshot = 0
         self._segments = LogSegments(directory, loaded)
-        self._directory_is_synced = False
+        self._durability = LogDurability(loaded.recovery_point, self._segments, self.leader_epochs, self._snapshots, self._transactions)
 
     @classmethod
     def open(
@@ -100,15 +95,18 @@ class Log:
         log.producer_expiration_ms = producer_expiration_ms
         log.aborted_end_offset = loaded.aborted_end_offset
         if not isinstance(recovery, Clean):
-            log._distrust_small_files()
+            log._durability.distrust_small_files(log.log_end_offset)
         return log
 
-    def _distrust_small_files(self) -> None:
-        """A former life may not have synced them; the first flush round does, before the recovery point passes what they tell of."""
-        self.leader_epochs.is_synced = False
-        self._snapshots.distrust_from(self.recovery_point)
-        above = [segment.base_offset for _, segment in self._segments.opened(self.log_end_offset)]
-        self._transactions.put_back_unsynced(segment_path(self.directory, base, TRANSACTION_INDEX_SUFFIX) for base in above)
+    @property
+    def recovery_point(self) -> int:
+        """Everything below it survives a power cut."""
+        return self._durability.recovery_point
+
+    @property
+    def durable_offset(self) -> int:
+        """Batches below it survive a power cut; the recovery point follows it (see `batch_flush`)."""
+        return self._durability.durable_offset
 
     @property
     def highest_descriptor(self) -> int:
@@ -264,7 +262,6 @@ class Log:
         rolled = snapshots_at_rolls(self.producers, plan.parts) if opened and has_producers else []
         if opened:
             self._segments.take_rolls_over(plan.parts, opened)
-            self._directory_is_synced = False
         self._segments.tail = plan.parts[-1].tail
         self.log_end_offset = plan.next_offset
         if plan.first_producer_offset >= 0:
@@ -321,7 +318,6 @@ class Log:
             self.log_end_offset = base_offset
             if not self._segments.sealed:
                 self.log_start_offset = max(self.log_start_offset, base_offset)
-            self._directory_is_synced = False
 
     def snapshot_producers(self) -> None:
         """Let a snapshot tell of the producers at the log end, if there ever was one. Raises `StorageFailed`, and nothing has changed."""
@@ -416,7 +412,6 @@ class Log:
             raise failure from error
         self.replacements += 1
         self._segments.on_replaced(bases, size_bytes)
-        self._directory_is_synced = False
         return leftovers + self._snapshots.let_go(bases[1:])
 
     def _truncate_segments(self, offset: int) -> None:
@@ -443,8 +438,7 @@ class Log:
         self._segments.sealed, self._segments.tail, self.log_end_offset = sealed, tail, log_end_offset
         self.truncations += 1
         self.log_start_offset = min(self.log_start_offset, log_end_offset)  # the batch that held it went whole
-        self.durable_offset, self._durable_name = min(self.durable_offset, log_end_offset), -1
-        self.recovery_point = min(self.recovery_point, log_end_offset)
+        self._durability.cut_to(log_end_offset)
 
     def _reload_producers(self) -> None:
         names, bases = file_io.listdir(self.directory), self.segment_base_offsets
@@ -452,7 +446,7 @@ class Log:
         before = self.producers
         self.producers, self._snapshots = load_producers(self.directory, names, bases, self.log_end_offset, now_ms, expiration_ms=expiration_ms)
         self.producers.remember_kept(before, self.log_end_offset)
-        self._snapshots.distrust_from(self.recovery_point)
+        self._durability.use_snapshots(self._snapshots)
         self.aborted_end_offset = min(self.aborted_end_offset, self.log_end_offset)
 
     def _or_fail(self, action: str, step: Callable[[], None]) -> None:
@@ -469,55 +463,27 @@ class Log:
         A log with more open segments than `files_max` descriptors gives the oldest (at least one segment).
         """
         self._require_sound()
-        paths = self._snapshots.take_unsynced() + self._transactions.take_unsynced()
-        if not self.leader_epochs.is_synced:
-            paths.append(self.leader_epochs.path)
-        if self.recovery_point == self.log_end_offset and self._directory_is_synced and not paths:
-            return None
-        # files that were replaced are durable only with their names
-        directory = self.directory if paths or not self._directory_is_synced else ""
-        segments = self._segments.opened(self.log_end_offset)
-        taken = segments[: max(1, files_max // len(self._segments.active.files))]
-        flush = FlushRound(taken[-1][0], [], paths, directory, len(taken) == len(segments))
         try:
-            for _, segment in taken:
-                for fd in segment.files:
-                    flush.files.append(file_io.duplicate(fd))
+            return self._durability.begin_round(self.log_end_offset, files_max)
         except OSError as error:
-            flush.release()
-            self._snapshots.put_back_unsynced(paths)
-            self._transactions.put_back_unsynced(paths)
             raise file_io.storage_failure(f"flush log {self.topic_partition}", error) from error
-        self.leader_epochs.is_synced = self._directory_is_synced = True
-        return flush
 
     def take_back(self, flush: FlushRound) -> None:
         """A round that was not synced (and of which no sync has failed): the next one does it all."""
-        flush.release()
-        self._snapshots.put_back_unsynced(flush.paths)
-        self._transactions.put_back_unsynced(flush.paths)
-        self.leader_epochs.is_synced = self._directory_is_synced = False
+        self._durability.take_back(flush)
 
     def advance_recovery_point(self, offset: int) -> None:
         """Everything below `offset` is durable. Descriptors of sealed segments below it are closed."""
-        self.recovery_point = max(self.recovery_point, min(offset, self.log_end_offset))
-        self.durable_offset = max(self.durable_offset, self.recovery_point)
-        self._segments.close_flushed(self.recovery_point)
+        self._durability.advance_recovery_point(offset, self.log_end_offset)
 
     def plan_batch_flush(self) -> BatchFlush | None:
         """What must be synced so that every batch survives a power cut; None when all do."""
         self._require_sound()
-        if self.durable_offset >= self.log_end_offset:
-            return None
-        end_offset, base_offset, position = self.end
-        files = tuple(segment.log_fd for segment_end, segment in self._segments.opened(end_offset) if segment_end > self.durable_offset)
-        directory = self.directory if self._durable_name != base_offset else ""
-        return BatchFlush(end_offset, base_offset, position, files, directory)
+        return self._durability.plan_batch_flush(self.end)
 
     def on_batches_flushed(self, flush: BatchFlush) -> None:
         """Its files, or the whole file system, are synced; nothing was truncated meanwhile."""
-        self.durable_offset = max(self.durable_offset, min(flush.end_offset, self.log_end_offset))
-        self._durable_name = flush.base_offset
+        self._durability.on_batches_flushed(flush, self.log_end_offset)
 
     def flush_batches(self) -> None:
         """Let every batch be durable, in the caller's thread. Raises `StorageFailed`."""
@@ -550,7 +516,7 @@ class Log:
         self._require_sound()
         try:
             if seal(self._segments.active, self._segments.tail):
-                self._directory_is_synced = False  # have it synced even if nothing else is due
+                self._segments.names_are_synced = False  # have it synced even if nothing else is due
             if self._snapshots.latest not in (None, self.log_end_offset):
                 self._snapshots.write(self.log_end_offset, self.producers, self.segment_base_offsets)
         except OSError as error:
@@ -558,10 +524,7 @@ class Log:
 
     def on_file_system_synced(self) -> None:
         """The whole file system was synced after the last write of this log: no flush round has anything left to do."""
-        self._snapshots.take_unsynced()
-        self._transactions.take_unsynced()
-        self.leader_epochs.is_synced = self._directory_is_synced = True
-        self.advance_recovery_point(self.log_end_offset)
+        self._durability.on_file_system_synced(self.log_end_offset)
 
     def abandon(self) -> None:
         """Close the descriptors, write nothing: what a log that failed, or whose directory goes offline, can still do."""

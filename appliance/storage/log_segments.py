@@ -17,7 +17,7 @@ from appliance.storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, offset_of_
 class LogSegments:
     """Segments are known by their base offsets; the one with the largest is active."""
 
-    __slots__ = ("active", "directory", "generation", "sealed", "tail", "unflushed")
+    __slots__ = ("active", "directory", "generation", "names_are_synced", "sealed", "tail", "unflushed")
 
     def __init__(self, directory: str, loaded: LoadedLog) -> None:
         self.directory = directory
@@ -30,6 +30,8 @@ class LogSegments:
         """(end offset, sealed segment), ascending."""
         self.generation = 1
         """Goes up whenever a segment comes or goes."""
+        self.names_are_synced = False
+        """Whether every name that has come since is durable; set by who syncs the directory."""
 
     @property
     def base_offsets(self) -> list[int]:
@@ -84,6 +86,7 @@ class LogSegments:
             self.unflushed.append((parts[number + 1].tail.base_offset, segments[number]))
         self.active = segments[-1]
         self.generation += 1
+        self.names_are_synced = False
 
     def move_empty(self, base_offset: int, now_ms: int) -> None:
         """The active segment, which is empty, begins elsewhere."""
@@ -93,6 +96,7 @@ class LogSegments:
         unlink_segment(self.directory, old.base_offset)
         self.tail = SegmentTail(base_offset, now_ms)
         self.generation += 1
+        self.names_are_synced = False
 
     def delete_behind(self, last_kept: int) -> None:
         """Remove the segments behind number `last_kept`, newest first: each step leaves a prefix. That one is closed too (it is
@@ -138,6 +142,7 @@ class LogSegments:
         """One segment of `size_bytes` has taken the place of these."""
         self.sealed = {base: size_bytes if base == bases[0] else size for base, size in self.sealed.items() if base not in bases[1:]}
         self.generation += 1
+        self.names_are_synced = False
 
     # -- descriptors
 

@@ -1,8 +1,8 @@
 """A box's controller process, one life of it: everything of `agents/controller.py` that decides about replicas, without sockets and processes.
 
 The keepers (elections, wishes, roles, disks that come, looks at the tree), the operations that they start, and the runner of these are the shipped
-ones; put together here, as the agent does it, with messages for a session and method calls for rings. Owned by its box. Weak spot: what the agent does
-between its keepers (the turn, an arrival) is written down twice.
+ones; put together here, as the agent and its parts do it (`box_replicas`, `membership`, `disk_reports`), with messages for a session and method calls for
+rings. Owned by its box. Weak spot: what those do between the keepers (the turn, an arrival) is written down twice.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class ControllerProcess:
         self._reconsider_at = 0
         self._writer: Writer | None = None
         self._wishes: list[dict[str, Any]] = []
-        self._runner = runner = OperationRunner(self._ask, self._command, self._publish)
-        self._own_runner = OperationRunner(self._ask, self._command, self._publish)
+        self._runner = runner = OperationRunner(self._ask, self._command, self._publish, self._pause)
+        self._own_runner = OperationRunner(self._ask, self._command, self._publish, self._pause)
         counters, log = cast(Counters, _Counters()), cast(Logger, _Notes(world, broker_id))
         self._isr = IsrKeeper(self.cluster, runner, lambda: self._arrived, counters, self._on_failure)
         disks = cast(DiskCommands, self)
@@ -188,6 +188,9 @@ class ControllerProcess:
         if self.cluster.topics:
             self._on_image(self.cluster)
         self._world.after(0, self._confirm, on_done, None)
+
+    def _pause(self, duration_ms: int, on_done: Callable[[None], None]) -> None:
+        self._world.after(duration_ms * MS, self._confirm, on_done, None)
 
     def _on_connected(self) -> None:
         self._arrive_at = self._world.now

@@ -1,4 +1,4 @@
-"""Runs one operation to its end against a ZooKeeper in memory; disk commands succeed, images are written at once."""
+"""Runs one operation to its end against a ZooKeeper in memory; disk commands succeed, images are written at once, pauses are over."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(server: MemoryZooKeeper, operation: Operation[T], between: Callable[[Req
     def command(_command: DiskCommand, on_done: Callable[[Any], None]) -> None:
         on_done(ErrorCode.NONE)
 
-    OperationRunner(ask, command, lambda on_done: on_done(None)).start("operation", operation, ended.append)
+    OperationRunner(ask, command, lambda on_done: on_done(None), lambda _ms, on_done: on_done(None)).start("operation", operation, ended.append)
     session.close()
     assert ended, "it waits for something"
     if ended[0].failure is not None:

@@ -114,8 +114,8 @@ class SteppedCluster:
     def _is_idle(box: SteppedBox) -> bool:
         agent = box.agent
         assert agent is not None
-        busy = len(agent._runner) or len(agent._own_runner) or agent._bring_up.waiting or agent.cluster.to_tell or agent._publisher.is_pending
-        return agent._arrived and not busy and not agent.session._submitted and not agent.session._arrived
+        busy = len(agent._runner) or len(agent._own_runner) or agent._replicas.bring_up.waiting or agent.cluster.to_tell or agent._publisher.is_pending
+        return agent._membership.has_arrived and not busy and not agent.session._submitted and not agent.session._arrived
 
     def _images_agree(self) -> bool:
         seen = {str([(name, [part[:4] for part in topic.partitions]) for name, topic in box.image().topics.items()]) for box in self.boxes.values()}
@@ -182,4 +182,4 @@ class SteppedCluster:
             "wish": 1,
             "broker_epochs": {str(member): agent.cluster.broker_epochs.get(member, -1) for member in isr},
         }
-        agent._on_isr_wishes(disk, [{**document, **(changed or {})}])
+        agent._replicas.isr.on_wishes(disk, [{**document, **(changed or {})}])

@@ -151,7 +151,7 @@ class SteppedBox:
         for writer in self.writers.values():
             writer.turn()
         agent.session.abandon()
-        agent._server.close()
+        agent._door.close()
         agent._disks.close()
         self._poller.close()
         self.agent = None
@@ -200,8 +200,8 @@ class SteppedBox:
         assert agent is not None
 
         def quiet() -> bool:
-            busy = len(agent._runner) or agent._bring_up.waiting or agent.cluster.to_tell or agent.cluster.deleting or agent._moves.is_busy()
-            return agent._arrived and not busy
+            busy = len(agent._runner) or agent._replicas.bring_up.waiting or agent.cluster.to_tell or agent.cluster.deleting or agent._moves.is_busy()
+            return agent._membership.has_arrived and not busy
 
         self.until_ready()
         self.until(quiet, "quiet")

@@ -320,7 +320,7 @@ def test_after_an_unclean_boot_no_partition_leads_under_its_old_epoch_whenever_t
         for name in list(box.writers):
             box.kill_writer(name)
         agent = box.start_controller()
-        box.until(lambda agent=agent: agent._arrived, "arrived")  # type: ignore[misc]
+        box.until(lambda agent=agent: agent._membership.has_arrived, "arrived")  # type: ignore[misc]
         box.killed_at(step, sent)
         box.start_writers(needs_epoch_bump=True)
         try:
@@ -430,7 +430,7 @@ def test_the_first_topic_of_a_box_waits_for_the_slower_disk(make_box: Callable[.
     box.start_writer("d0")
     box.start_controller()
     box.send_create(CreatableTopic("syslog", 4, 1))
-    box.until(lambda: box.agent is not None and box.agent._arrived and "d0" in box.agent.cluster.reports, "arrived")
+    box.until(lambda: box.agent is not None and box.agent._membership.has_arrived and "d0" in box.agent.cluster.reports, "arrived")
     for _ in range(20):
         box.turn()
     box.start_writer("d1")
@@ -468,7 +468,7 @@ def test_a_restarted_controller_keeps_the_image_while_the_log_writers_are_away(b
     for name in list(box.writers):
         box.kill_writer(name)
     agent = box.start_controller()
-    box.until(lambda: agent._arrived, "arrived")
+    box.until(lambda: agent._membership.has_arrived, "arrived")
     assert box.image().generation == image.generation and agent.cluster.image(0).topics == image.topics
 
 
@@ -486,7 +486,7 @@ def test_an_expired_session_is_opened_again_without_a_restart(box: SteppedBox, t
     box.create(CreatableTopic("syslog", 1, 1))
     old = box.agent.session.session_id
     end_session(box, tree)  # under the controller's feet
-    box.until(lambda: box.agent.session.session_id != old and box.agent._arrived, "a new session")
+    box.until(lambda: box.agent.session.session_id != old and box.agent._membership.has_arrived, "a new session")
     assert tree.exists("/brokers/ids/1").ephemeralOwner == box.agent.session.session_id
     assert tree.get("/controller_epoch")[0] == b"2"
     assert box.create(CreatableTopic("after", 1, 1))[0].error_code == 0
@@ -502,7 +502,7 @@ def test_admin_requests_wait_while_zookeeper_is_away_but_not_for_long(
         box.start_controller()
         box.until_ready()
         server.kill()
-        box.until(lambda: not box.agent._arrived, "noticed")
+        box.until(lambda: not box.agent._membership.has_arrived, "noticed")
         (late,) = box.create(CreatableTopic("late", 1, 1), timeout_ms=20)
         assert late.error_code == ErrorCode.REQUEST_TIMED_OUT
         with monkeypatch.context() as shorter:
@@ -524,7 +524,7 @@ def test_two_boxes_with_one_broker_id_are_kept_apart(box: SteppedBox, make_box: 
     other = make_box(kafka_port=9093)
     other.start_controller()
     other.until(lambda: other.notifier.said, "a complaint")
-    assert "broker id 1 is registered by box" in other.notifier.said and not other.agent._arrived
+    assert "broker id 1 is registered by box" in other.notifier.said and not other.agent._membership.has_arrived
     box.kill_controller()
 
 

@@ -259,7 +259,7 @@ def test_a_source_is_replaced_and_a_whole_copy_of_it_is_kept_whoever_comes_first
     order = [source, target] if first == "the-new-disk" else [target, source]
     box.start_controller()
     box.start_writer(order[0])
-    box.until(lambda: box.agent is not None and box.agent._arrived and order[0] in box.agent.cluster.reports, "the first is there")
+    box.until(lambda: box.agent is not None and box.agent._membership.has_arrived and order[0] in box.agent.cluster.reports, "the first is there")
     for _ in range(50):
         box.turn()
     box.start_writer(order[1])
@@ -403,7 +403,7 @@ def test_an_order_that_is_under_way_when_the_session_is_lost_is_given_again(box:
     assert agent is not None
     send_move(box, other(source), 0)
     box.until(lambda: agent._runner.is_running("topic:t"), "the order is under way")
-    agent._start_arrival()  # as after a loss of the connection: what is under way is dropped
+    agent._membership.arrive()  # as after a loss of the connection: what is under way is dropped
     assert answered(box) == ["NONE"]
     box.until_quiet()
     assert_lies_whole_on(box, tree, other(source), 0)

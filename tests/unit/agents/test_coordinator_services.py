@@ -38,7 +38,7 @@ class World:
         self.is_slow = False
         self.asked: list[tuple[Any, Callable[[Any], None]]] = []
         self.answers: list[dict[str, Any]] = []
-        runner = OperationRunner(self._ask, self._ask, lambda _done: None)
+        runner = OperationRunner(self._ask, self._ask, lambda _done: None, lambda _ms, _done: None)
         self.services = CoordinatorServices(7, 1_000, runner, lambda: self.can_begin, self._respond, counters, lambda: self.now_ms)
 
     def _respond(self, client: RequestClient, kind: int, token: int, payload: bytes) -> None:

@@ -32,7 +32,7 @@ def test_every_box_follows_within_a_few_turns_and_tells_only_what_differs(three:
     three.until(lambda: three.boxes[3].image().topics["t"].partitions[0].isr == (1, 2), "box 3 knows")
     three.until_quiet()
     assert len(follower.commands) == told, "a follower needs no in-sync set"
-    three.boxes[1].agent._on_failure(RuntimeError("look anew"))  # type: ignore[union-attr]
+    three.boxes[1].agent._membership.on_failure(RuntimeError("look anew"))  # type: ignore[union-attr]
     leader = three.writer_of(1, "t")
     told = len(leader.commands)
     three.pass_ms(1500)

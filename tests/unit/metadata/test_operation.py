@@ -9,7 +9,7 @@ import pytest
 
 from appliance.base.errors import ErrorCode
 from appliance.ipc.descriptors import DescriptorKind
-from appliance.metadata.operation import ControllerMoved, DiskCommand, Fence, Operation, OperationRunner, Outcome, Publish, Together, all_of
+from appliance.metadata.operation import ControllerMoved, DiskCommand, Fence, Operation, OperationRunner, Outcome, Pause, Publish, Together, all_of
 from appliance.metadata.requests import BadVersion, Check, ConnectionLost, Create, Get, GetChildren, Multi, MultiFailed, NodeExists, NoNode, Request
 
 
@@ -24,10 +24,13 @@ class Desk:
     def __init__(self) -> None:
         self.asked: list[tuple[Any, Callable[[Any], None]]] = []
         self.outcomes: list[Outcome] = []
-        self.runner = OperationRunner(self._ask, self._ask, lambda done: self.asked.append((Publish(), done)))
+        self.runner = OperationRunner(self._ask, self._ask, lambda done: self.asked.append((Publish(), done)), self._pause)
 
     def _ask(self, step: Any, on_reply: Callable[[Any], None]) -> None:
         self.asked.append((step, on_reply))
+
+    def _pause(self, duration_ms: int, on_done: Callable[[Any], None]) -> None:
+        self.asked.append((Pause(duration_ms), on_done))
 
     def start(self, operation: Operation[Any], name: str = "one") -> bool:
         return self.runner.start(name, operation, self.outcomes.append)
@@ -46,6 +49,7 @@ def test_steps_are_asked_one_after_another_and_the_value_comes_back() -> None:
         first = yield Get("/a")
         code = yield COMMAND
         yield Publish()
+        yield Pause(7)
         return first, code
 
     desk = Desk()
@@ -53,6 +57,7 @@ def test_steps_are_asked_one_after_another_and_the_value_comes_back() -> None:
     assert desk.answer(Reply("node")) == Get("/a")
     assert desk.answer(ErrorCode.NONE) == COMMAND
     assert desk.answer(None) == Publish()
+    assert desk.answer(None) == Pause(7)
     assert desk.outcomes == [Outcome(("node", 0), None)] and len(desk.runner) == 0
 
 
@@ -92,7 +97,12 @@ def test_steps_together_may_be_answered_in_any_order_and_keep_theirs() -> None:
 
 def test_steps_that_are_answered_at_once_do_not_confuse_the_runner() -> None:
     outcomes: list[Outcome] = []
-    runner = OperationRunner(lambda request, done: done(Reply(request.path)), lambda command, done: done(56), lambda done: done(None))  # type: ignore[union-attr]
+    runner = OperationRunner(
+        lambda request, done: done(Reply(request.path)),  # type: ignore[union-attr]
+        lambda command, done: done(56),
+        lambda done: done(None),
+        lambda _ms, done: done(None),
+    )
 
     def operation() -> Operation[Any]:
         collected = yield Together((Get("/a"), COMMAND))

@@ -1,4 +1,4 @@
-"""A box that is about to stop: what it leads goes first, a part at a time, and the next part waits for our log-writers."""
+"""A box that is about to stop: what it leads goes first, a part at a time; the next part waits for our log-writers, and gives the others their time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from appliance.metadata.session import Reply
 from appliance.metadata.topic_registry import TopicState
 from appliance.metadata.znodes import BoxRecord, BrokerRegistration, PartitionState, TopicAssignment, box_path, parents_first, partition_state_path
 from appliance.replication.cluster import Cluster, DiskReport
-from appliance.replication.leader_operations import HANDED_OVER_AT_ONCE, leave_cluster
+from appliance.replication.leader_operations import HANDED_OVER_AT_ONCE, OTHERS_NEED, PAUSES_MS_MAX, leave_cluster
 from appliance.replication.role_operations import role_of
 from tests.support.memory_zookeeper import MemoryZooKeeper
 
@@ -48,8 +48,10 @@ class Leaving:
         self.given_away: list[int] = []
         self.ended: list[Outcome] = []
         self._session = self.server.session("", 0, None, lambda _state: None, lambda _path: None)
-        runner = OperationRunner(self._ask, self._command, lambda on_done: on_done(None))
-        runner.start("leave", leave_cluster(cluster, self.given_away.append), self.ended.append)
+        self.now_ms = 0
+        self.pauses: list[tuple[int, Callable[[None], None]]] = []
+        runner = OperationRunner(self._ask, self._command, lambda on_done: on_done(None), lambda ms, on_done: self.pauses.append((ms, on_done)))
+        runner.start("leave", leave_cluster(cluster, self.given_away.append, lambda: self.now_ms), self.ended.append)
 
     def _ask(self, request: Request, on_reply: Callable[[Any], None]) -> None:
         if isinstance(request, Multi):
@@ -65,10 +67,18 @@ class Leaving:
         self.steps[-1][1].append(command.payload["partition"])
         self.commands.append(on_done)
 
-    def log_writers_answer(self) -> None:
+    def log_writers_answer(self, after_ms: int = 0) -> None:
+        self.now_ms += after_ms
         commands, self.commands = self.commands, []
         for on_done in commands:
             on_done(ErrorCode.NONE)
+
+    def go_on(self) -> int:
+        """The pause is over; how long it was."""
+        ((duration_ms, on_done),) = self.pauses
+        self.pauses.clear()
+        on_done(None)
+        return duration_ms
 
 
 def test_what_it_leads_goes_a_part_at_a_time_and_before_what_it_follows() -> None:
@@ -80,8 +90,21 @@ def test_what_it_leads_goes_a_part_at_a_time_and_before_what_it_follows() -> Non
         assert leaving.steps == [(what, each) for each in parts[: turn + 1] for what in ("written", "told")], "the next part waits for our log-writers"
         assert part and not leaving.ended
         assert leaving.given_away == [len(each) for each in parts[: turn + 1]], "who waits for us sees that it goes on"
-        leaving.log_writers_answer()
+        leaving.log_writers_answer(after_ms=70)
+        if turn < 2:
+            assert len(leaving.steps) == 2 * turn + 2 and leaving.go_on() == OTHERS_NEED * 70, "the others have their time for it"
+    assert not leaving.pauses, "the last part is followed by what nobody waits for"
     assert leaving.ended and leaving.ended[0].value == count
     followed = [number for what, numbers in leaving.steps[6:] if what == "written" for number in numbers]
     assert followed == [number for number in range(count) if number % 3], "in sync with others, it leaves their sets at last"
     assert all(state == PartitionState(OTHER, state.leader_epoch, 1, (OTHER,)) for state in leaving.topic.states.values())
+
+
+def test_all_pauses_together_are_bounded() -> None:
+    parts = 10
+    leaving = Leaving(3 * parts * HANDED_OVER_AT_ONCE)
+    for _ in range(parts - 1):
+        leaving.log_writers_answer(after_ms=60_000)
+        assert leaving.go_on() == PAUSES_MS_MAX // parts
+    leaving.log_writers_answer()
+    assert leaving.ended
