@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from confluent_kafka import ElectionType, KafkaException
@@ -34,8 +34,9 @@ TOPIC = "spread"
 VICTIM = BOXES
 PATIENCE_SECONDS = 120.0
 CONTROL_SECONDS = 2.0
-PROBED_OF_A_STOP = 4
-"""Every so many of the victim's partitions are asked while it stops: the round trip of all of them would be longer than what is measured."""
+PROBED_OF_A_STOP = 24
+"""So many of the victim's partitions, spread over all of them, are asked while it stops, each by a client of its own: in one request each would wait for the
+slowest of them, and the round trip of all would be longer than what is measured."""
 
 
 class LeaderWatch(threading.Thread):
@@ -88,7 +89,7 @@ class ManyReplicatedPartitions(Cell):
             self._make(cluster, partitions)
             await_in_sync(cluster, TOPIC)
             created = time.monotonic() - started
-            with probing(cluster, partitions) as probe:
+            with probing(cluster, range(partitions)) as probe:
                 probe.await_news_of_all(PATIENCE_SECONDS)  # each log has its first segment's first record
             time.sleep(CONTROL_SECONDS)
             observer = Observer(cluster.pids())
@@ -130,16 +131,23 @@ class ManyReplicatedPartitions(Cell):
 
     def _stop(self, cluster: ClusterContender) -> tuple[float, float, float]:
         """Seconds that it took, the longest pause, the longest one just before."""
-        with probing(cluster, 0, PROBED_OF_A_STOP) as probe:
-            probe.await_news_of_all(PATIENCE_SECONDS)
-            probe.begin()
+        led = led_by_victim(cluster)
+        chosen = led[:: max(1, len(led) // PROBED_OF_A_STOP)][:PROBED_OF_A_STOP]
+        with ExitStack() as stack:
+            probes = [stack.enter_context(probing(cluster, [partition])) for partition in chosen]
+            for probe in probes:
+                probe.await_news_of_all(PATIENCE_SECONDS)
+                probe.begin()
             time.sleep(CONTROL_SECONDS)
-            control = probe.longest()
-            started = probe.begin()
+            control = max(probe.longest() for probe in probes)
+            for probe in probes:
+                probe.begin()
+            started = time.monotonic()
             cluster.members[VICTIM].stop()
             seconds = time.monotonic() - started
-            probe.await_news_of_all(PATIENCE_SECONDS)
-            return seconds, probe.longest(), control
+            for probe in probes:
+                probe.await_news_of_all(PATIENCE_SECONDS)
+            return seconds, max(probe.longest() for probe in probes), control
 
     def _start(self, cluster: ClusterContender) -> float:
         started = time.monotonic()
@@ -167,7 +175,7 @@ class ManyReplicatedPartitions(Cell):
 
     def _kill(self, cluster: ClusterContender) -> tuple[float, float]:
         """Until all that it led have another leader; until all of them have acknowledged."""
-        with probing(cluster, 0) as probe:
+        with probing(cluster, led_by_victim(cluster)) as probe:
             probe.await_news_of_all(PATIENCE_SECONDS)
             watch = LeaderWatch(cluster.members[1].kafka, VICTIM)
             killed = probe.begin()
@@ -178,14 +186,14 @@ class ManyReplicatedPartitions(Cell):
             return elected, probe.longest()
 
 
+def led_by_victim(cluster: ClusterContender) -> list[int]:
+    known = leaders_now(cluster.members[1].kafka, TOPIC).by_partition
+    return sorted(partition for partition, leader in known.items() if leader == VICTIM)
+
+
 @contextmanager
-def probing(cluster: ClusterContender, partitions: int, every: int = 1) -> Iterator[PartitionsProbe]:
-    """Of the first `partitions`, or with 0 of `every` n-th that the victim leads."""
-    chosen: Sequence[int] = range(partitions)
-    if not partitions:
-        known = leaders_now(cluster.members[1].kafka, TOPIC).by_partition
-        chosen = sorted(partition for partition, leader in known.items() if leader == VICTIM)[::every]
-    probe = PartitionsProbe([member.kafka for member in cluster.others_than(VICTIM)], TOPIC, chosen)
+def probing(cluster: ClusterContender, partitions: Sequence[int]) -> Iterator[PartitionsProbe]:
+    probe = PartitionsProbe([member.kafka for member in cluster.others_than(VICTIM)], TOPIC, partitions)
     try:
         yield probe
     finally:

@@ -7,8 +7,9 @@ long partitions take no acks=all. What is wrong is said by `check`, once nobody 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
@@ -23,17 +24,18 @@ from tests.support.running_box import eventually
 PARTITIONS, REPLICAS = 3, 3
 IN_SYNC_SECONDS = 60.0
 NEWS_SECONDS = 60.0
+NO_CONFIG: Mapping[str, str] = MappingProxyType({})
 
 
 class ClusterLoad:
-    """What runs, and its books. `name` begins the names of its topics."""
+    """What runs, and its books. `name` begins the names of its topics, which have `config`."""
 
-    def __init__(self, cluster: InstalledCluster, name: str) -> None:
+    def __init__(self, cluster: InstalledCluster, name: str, config: Mapping[str, str]) -> None:
         self._cluster = cluster
         self.plain, self.idempotent, self.probed = (f"{name}-{kind}" for kind in ("plain", "idempotent", "probed"))
         self._topics = [self.plain, self.idempotent, self.probed]
         self._admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0, "socket.timeout.ms": 20_000})
-        wanted = [NewTopic(topic, PARTITIONS, REPLICAS, config={"min.insync.replicas": "2"}) for topic in self._topics]
+        wanted = [NewTopic(topic, PARTITIONS, REPLICAS, config={"min.insync.replicas": "2", **config}) for topic in self._topics]
         for made in self._admin.create_topics(wanted, operation_timeout=20).values():
             made.result(30)
         self.await_in_sync()
@@ -127,10 +129,10 @@ class ClusterLoad:
 
 
 @contextmanager
-def load_on_cluster(cluster: InstalledCluster, name: str) -> Iterator[ClusterLoad]:
-    """On topics called after `name`, until the block ends; then it is judged."""
+def load_on_cluster(cluster: InstalledCluster, name: str, config: Mapping[str, str] = NO_CONFIG) -> Iterator[ClusterLoad]:
+    """On topics called after `name`, with `config`, until the block ends; then it is judged."""
     with cluster.clients():
-        load = ClusterLoad(cluster, name)
+        load = ClusterLoad(cluster, name, config)
         try:
             yield load
         except BaseException:

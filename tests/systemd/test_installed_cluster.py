@@ -24,6 +24,8 @@ pytestmark = [pytest.mark.system, pytest.mark.deep, pytest.mark.alone, pytest.ma
 READY_SECONDS = 60.0
 STOP_PAUSE_SECONDS = 1.5
 """0.5 s are promised, and held by `fail_over` on a quiet machine; here three systemds and their clients have two cores."""
+SYNCED = {"flush.messages": "1"}
+"""Acknowledged when it is synced: what is to outlive the power of all boxes at once."""
 FIRST_ALONE_SECONDS = 33.0
 """Longer than a watchdog waits; and shorter than a producer tries, with the boots around it."""
 
@@ -147,7 +149,7 @@ def test_a_machine_whose_power_is_cut_comes_back_by_itself_with_everything_that_
 
 def test_after_a_power_cut_of_all_the_first_box_waits_the_second_serves_with_it_and_the_third_may_come_late(cluster: InstalledCluster) -> None:
     first, second, late = cluster.machines.values()
-    with load_on_cluster(cluster, "all-cut") as load:
+    with load_on_cluster(cluster, "all-cut", SYNCED) as load:
         began = time.monotonic()
         for machine in cluster.machines.values():
             machine.box.cut_power()
