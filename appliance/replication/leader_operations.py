@@ -196,7 +196,7 @@ def leave_cluster(cluster: Cluster, on_given_away: Callable[[int], None], now_ms
 
     What it leads goes first and a part at a time, so that a partition waits for those of its part, and not for all that the box leads. Our own log-writers
     have taken a part before the next one goes, and then the others have their time for it. Given away without pauses, 667 partitions on a machine whose
-    processors that fills were all without acks=all for 2 s, and with them each for 0.3 to 0.5 s, while the stop takes as long as before."""
+    processors that fills were all without acks=all for 2 s, and with them each for 0.3 to 0.6 s."""
     yield from fence_box(cluster, True)
     concerned = led_or_in_sync(cluster)
     led = [(topic, number) for topic, number in concerned if topic.states[number].leader == cluster.broker_id]
