@@ -148,9 +148,10 @@ class SystemdBox:
         self.run("systemctl poweroff", check=False)
 
     def cut_power(self) -> None:
-        """Everything ends at once, and its disks lose what was not synced. It stays off until `power_on`."""
+        """Everything ends at once, and its disks lose what was not synced. Returns when it is off, and stays so until `power_on`."""
         (self.directory / SWITCH).write_text(CUT)
-        os.kill(self.pid, signal.SIGKILL)  # the namespace dies with its process 1
+        os.kill(self.pid, signal.SIGKILL)  # the namespace dies with its process 1, a moment later
+        self.await_off()
 
     def await_off(self, seconds: float = STOP_SECONDS) -> None:
         deadline = time.monotonic() + seconds

@@ -151,8 +151,7 @@ def test_after_a_power_cut_of_all_the_first_box_waits_the_second_serves_with_it_
     first, second, late = cluster.machines.values()
     with load_on_cluster(cluster, "all-cut", SYNCED) as load:
         began = time.monotonic()
-        for machine in cluster.machines.values():
-            machine.box.cut_power()
+        side_by_side(*(machine.box.cut_power for machine in cluster.machines.values()))
         first.power_on()
         waits = "waits for members 2 and 3 of the ZooKeeper ensemble; one of them is enough"
         eventually(lambda: waits in first.box.unit("millrace-zookeeper")["StatusText"], "the first box says whom it waits for", 30)
