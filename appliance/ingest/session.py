@@ -81,5 +81,13 @@ class Session(Protocol):
         """Once a second, `Intake.monotonic_ms`: what began and does not go on for `listener.idle_ms_max` is given up."""
 
 
+class RepeatingSession(Session, Protocol):
+    """Of a protocol whose replays are known by the session before, and by nothing else (`Intake.open_stream`)."""
+
+    def left(self) -> None:
+        """The peer has ended its side, or was cut off, and not all that it sent can be read yet. What goes on being received counts, until another session
+        goes on with the stream."""
+
+
 MakeSession = Callable[[Connection], Session]
 """One factory for each protocol."""

@@ -34,7 +34,7 @@ class ReplayedStream(Protocol):
     """Frames of one sender over several connections (`Intake.open_stream`)."""
 
     is_closed: bool
-    """Something of this session was refused for now, so nothing behind it may be taken. For the intake."""
+    """Something of this session was refused for now, or another one goes on with its stream, so nothing behind it may be taken. For the intake."""
 
     @property
     def is_holding(self) -> bool:
@@ -57,7 +57,8 @@ class ReplayedStream(Protocol):
         """Nothing more comes before what was held back is answered: it is decided with what there is."""
 
     def leave(self) -> None:
-        """The same, and the sender has ended its side: it may bring what is not answered over its next session, while this one still answers."""
+        """The same, and one side has ended: the sender may bring what is not answered over its next session, while this one still answers, and takes what it
+        still has until then."""
 
     def end(self, is_clean: bool) -> None:
         """The session is over. Clean: everything was answered, and the sender knows it. The first call counts."""

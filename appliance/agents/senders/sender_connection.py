@@ -38,9 +38,9 @@ class SenderConnection:
     """What the session sees of it is `ingest.session.Connection`."""
 
     __slots__ = (
-        "_began", "_head", "_unsent", "address", "blocked_by", "close_reason", "deadline_ms", "descriptor", "door", "held", "intake", "interest", "is_broken",
-        "is_crowded", "is_finishing", "is_gone", "is_lingering", "is_windowed", "listener", "on_changed", "opened_ms", "session", "socket", "source", "stream",
-        "taken_ms", "unfinished_bytes", "unsent_bytes",
+        "_began", "_head", "_unsent", "address", "blocked_by", "came_from", "close_reason", "deadline_ms", "descriptor", "door", "held", "inquiry", "intake",
+        "interest", "is_behind", "is_broken", "is_crowded", "is_finishing", "is_gone", "is_lingering", "is_unread", "is_windowed", "listener", "on_changed",
+        "opened_ms", "session", "socket", "source", "stream", "taken_ms", "unfinished_bytes", "unsent_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -57,7 +57,8 @@ class SenderConnection:
         self.descriptor = sock.fileno()
         self.door = door
         self.listener: Listener = door.listener
-        self.address = address
+        self.address = self.came_from = address
+        """Whose it is, for limits: the claimed one behind believed proxies; and the peer's own."""
         self.source = source
         self.intake = intake
         self.on_changed = on_changed
@@ -71,6 +72,10 @@ class SenderConnection:
         self.blocked_by: tuple[str, int] | None = None
         """The partition that its reading waits for."""
         self.held = self.is_windowed = self.is_crowded = self.is_finishing = self.is_lingering = self.is_gone = False
+        self.is_unread = self.is_behind = False
+        """Nothing of it was read yet, and before that others may have to be (`left_connections`); it waits for that now."""
+        self.inquiry = 0
+        """Of the other ingests, about connections of its sender that were accepted before it (`sender_owners`)."""
         self.is_broken = False
         """Cut off, by either side: who knows what the peer has read."""
         self.close_reason = ""
@@ -97,10 +102,17 @@ class SenderConnection:
 
     @property
     def has_delivered(self) -> bool:
-        if self.is_broken or self.unsent_bytes:
+        if self.is_broken or self.unsent_bytes or self._was_reset:
             return False
         (unacknowledged,) = _INT.unpack(fcntl.ioctl(self.socket, termios.TIOCOUTQ, _INT.pack(0)))
         return not unacknowledged
+
+    @property
+    def _was_reset(self) -> bool:
+        """A reset behind the peer's end is not told by a receive: its program has left without reading what its kernel had taken."""
+        poll = select.poll()
+        poll.register(self.descriptor, 0)
+        return bool(poll.poll(0))
 
     # -- what the session may do
 
@@ -217,5 +229,5 @@ class SenderConnection:
     @property
     def wanted_interest(self) -> int:
         """What the poller shall tell us: nothing of a paused connection, because a hang-up is told whatever the interest, and would spin."""
-        is_reading = self.is_lingering or not (self.is_stopped or self.is_crowded)
+        is_reading = self.is_lingering or not (self.is_stopped or self.is_crowded or self.is_behind)
         return (READING if is_reading else 0) | (select.EPOLLOUT if self.unsent_bytes else 0)

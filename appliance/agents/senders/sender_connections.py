@@ -2,7 +2,8 @@
 
 Owned by one ingest agent. Nothing that was received is dropped: a connection is paused after the piece that met a block or filled its window, and its
 sender feels it through TCP. Bounds: connections in total and for each address (the claimed one behind believed proxies), answers not taken, frames not
-finished, handshakes. Weak: the share of a turn is one for all; with many busy senders each waits for its turn in the poller's order.
+finished, handshakes. Where a sender is known again by its former session, what it has left is read before its next connection (`left_connections`).
+Weak: the share of a turn is one for all; with many busy senders each waits for its turn in the poller's order.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import select
 import socket
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Protocol, cast
 
+from appliance.agents.senders.left_connections import NUMBERED_ANEW, LeftConnections
 from appliance.agents.senders.sender_connection import RECEIVE_BYTES, SenderConnection
 from appliance.agents.senders.sender_door import SenderDoor
 from appliance.agents.senders.sender_limits import SenderLimits, connections_possible
@@ -24,6 +26,7 @@ from appliance.base.logging import Logger
 from appliance.base.settings import Box
 from appliance.ingest.intake import Intake
 from appliance.ingest.listener import Listener
+from appliance.ingest.session import RepeatingSession
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
 
@@ -69,6 +72,8 @@ class SenderConnections:
         self._changed: dict[SenderConnection, None] = {}  # something to send, or to read again, or to end
         self._blocked: dict[SenderConnection, None] = {}
         self._windowed: dict[SenderConnection, None] = {}
+        self._behind: dict[SenderConnection, None] = {}
+        self._left = LeftConnections()
         self._drained_bytes: dict[SenderConnection, int] = {}
         self._unfinished = UnfinishedFrames(box.integer("ingest.unfinished.bytes"), counters)
         self._ticks: Iterator[SenderConnection] = iter(())
@@ -121,6 +126,11 @@ class SenderConnections:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = SenderConnection(sock, door, address, door.source_of(address, port), self._intake, self._on_changed, self._clock.monotonic_ms())
         self._connections[connection.descriptor] = connection
+        if door.listener.protocol in NUMBERED_ANEW:
+            connection.is_unread = True
+            self._left.add(connection)
+            if self._owners is not None and self._owners.is_ours(address):
+                connection.inquiry = self._owners.inquire()
         self._accepted.add()
         self._open.set(len(self._connections))
         try:
@@ -143,8 +153,9 @@ class SenderConnections:
         connection.is_gone = True
         self._poller.unregister(connection.descriptor)
         del self._connections[connection.descriptor]
-        for paused in (self._blocked, self._windowed, self._changed):
+        for paused in (self._blocked, self._windowed, self._behind, self._changed):
             paused.pop(connection, None)
+        self._left.remove(connection)
         self._unfinished.leave(connection)
         self._limits.leave(connection.address)
         connection.socket.close()
@@ -158,12 +169,46 @@ class SenderConnections:
         if connection.is_gone:
             return
         if connection.interest & select.EPOLLIN:
-            if self._turn_bytes_left > 0:
+            if self._turn_bytes_left > 0 and self._may_read(connection):
                 self._read(connection)
         elif events & _BROKEN:
             self._leave(connection)
             return
         self._settle(connection)
+
+    def _may_read(self, connection: SenderConnection) -> bool:
+        """Whether what its sender brings again would be known: connections that he has left, and that are not at their end, come first."""
+        if connection.is_unread:
+            if not self._is_first(connection):
+                connection.is_behind = True
+                self._behind[connection] = None
+                return False
+            connection.is_unread = False
+        return True
+
+    def _is_first(self, connection: SenderConnection) -> bool:
+        if self._owners is not None and not self._owners.is_answered(connection.inquiry):
+            return False
+        return all(self._read_to_its_end(each) for each in self._left.before(connection))
+
+    def _read_to_its_end(self, connection: SenderConnection) -> bool:
+        """Its sender has left it. False when this turn's share was not enough; what the kernel keeps of a connection is bounded."""
+        connection.is_unread = False
+        while not connection.is_gone and not connection.is_stopped:
+            left = self._turn_bytes_left
+            if left <= 0:
+                return False
+            if not self._read(connection) and self._turn_bytes_left == left:
+                break
+        if connection.is_gone or connection.is_finishing or connection.close_reason:
+            pass
+        elif connection.session is not None and connection.session.unsettled_bytes:
+            # Its partition, or its window, may keep it waiting for long. The stream can be found from now on: whoever goes on with it brings the rest.
+            cast("RepeatingSession", connection.session).left()
+        else:
+            self._leave(connection)  # nothing of it is under way: all that it still has was never taken, and comes again
+        self._settle(connection)
+        return True
 
     def _read(self, connection: SenderConnection) -> bool:
         """One piece; False when there was none, or the connection ended or pauses now."""
@@ -231,6 +276,7 @@ class SenderConnections:
     def do_work(self) -> int:
         """Send what sessions have answered, read on where windows have room again, tick some; and a new share of bytes."""
         self._turn_bytes_left = TURN_BYTES
+        self._left.begin_turn()
         for connection in [each for each in self._windowed if each.session is None or each.session.unsettled_bytes <= self._window_bytes]:
             del self._windowed[connection]
             connection.is_windowed = False
@@ -238,11 +284,20 @@ class SenderConnections:
         for connection in self._unfinished.released():
             connection.is_crowded = False
             self._changed[connection] = None
+        for connection in list(self._behind):
+            if not connection.is_gone and self._is_first(connection):
+                self._release(connection)
         changed = list(self._changed)
         for connection in changed:
             self._settle(connection)
         handed_over = self._owners.do_work() if self._owners is not None else 0
         return len(changed) + handed_over + self._tick_some()
+
+    def _release(self, connection: SenderConnection) -> None:
+        """Nothing has to be read before it."""
+        self._behind.pop(connection, None)
+        connection.is_unread = connection.is_behind = False
+        self._changed[connection] = None
 
     def _settle(self, connection: SenderConnection) -> None:
         """Bring a connection to where its state says it should be: sent, registered, ended."""
@@ -321,6 +376,11 @@ class SenderConnections:
         """Stopping: take what has arrived, as far as this turn's share goes. True when nothing is left to be taken, or only what came since."""
         for connection in list(self._connections.values()):
             taken_bytes = self._drained_bytes.get(connection, 0)
+            if connection.is_unread and not connection.is_gone:
+                if not self._is_first(connection):
+                    return False
+                self._release(connection)
+                self._settle(connection)
             while taken_bytes < DRAIN_BYTES_MAX and connection.interest & select.EPOLLIN and not connection.is_gone:
                 left = self._turn_bytes_left
                 goes_on = self._read(connection)

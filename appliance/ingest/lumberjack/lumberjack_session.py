@@ -125,10 +125,14 @@ class LumberjackSession:
             return
         if self._splitter.buffered_bytes:
             self._connection.intake.refuse(self._connection.listener, self._connection.source, RefusedReason.INCOMPLETE)
-        if self._parts:
-            self._stream.leave()
-        elif self._connection.has_delivered and not self._splitter.buffered_bytes:
+        if not self._parts and self._connection.has_delivered and not self._splitter.buffered_bytes:
             self._stream.end(True)
+        else:
+            self._stream.leave()
+
+    def left(self) -> None:
+        if not self._is_ended:
+            self._stream.leave()
 
     def lost(self) -> None:
         self._is_ended = True
@@ -154,8 +158,7 @@ class LumberjackSession:
             self.unsettled_bytes -= part.size_bytes
             if part.unit.outcome is Outcome.REFUSED:
                 if not self._is_ended:
-                    self._is_ended = True
-                    self._connection.close("refused")
+                    self._end("refused")
             elif not self._is_ended:
                 acked = part
                 if parts and parts[0].window != part.window:
@@ -174,5 +177,10 @@ class LumberjackSession:
 
     def _refuse(self, reason: RefusedReason, words: str) -> None:
         self._connection.intake.refuse(self._connection.listener, self._connection.source, reason)
+        self._end(words)
+
+    def _end(self, reason: str) -> None:
+        """The connection closes behind what was sent, which takes its time. Its sender may be back before that."""
         self._is_ended = True
-        self._connection.close(words)
+        self._stream.leave()
+        self._connection.close(reason)

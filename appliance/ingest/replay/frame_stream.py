@@ -7,7 +7,7 @@ unacknowledged, which the window of its connection bounds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from appliance.ingest.replay.alignment import DIGEST_BYTES
 
@@ -17,10 +17,17 @@ StreamKey = tuple[str, bytes]
 """(listener, host)"""
 
 
+class Holder(Protocol):
+    """A session whose frames go into a stream."""
+
+    is_closed: bool
+    """Nothing more of it may be taken."""
+
+
 class FrameStream:
     """The frames of one sender: `digests` (the first bytes of each) of serials `base` to `end`."""
 
-    __slots__ = ("answered_end", "base", "broke_ms", "digests", "identity", "is_over", "journalled_end", "key", "unsettled")
+    __slots__ = ("answered_end", "base", "broke_ms", "digests", "holder", "identity", "is_over", "journalled_end", "key", "unsettled")
 
     def __init__(self, key: StreamKey, identity: bytes, base: int = 0, digests: bytes = b"") -> None:
         self.key = key
@@ -34,6 +41,8 @@ class FrameStream:
         self.journalled_end = base
         """frames below it are in the journal"""
         self.broke_ms = 0
+        self.holder: Holder | None = None
+        """The session that goes on with it; None when that has ended."""
         self.is_over = False
         """It is forgotten as soon as nothing of it is under way."""
 

@@ -38,6 +38,8 @@ class FrameStreams:
         self.broken: dict[StreamKey, list[FrameStream]] = {}
         self.holding: dict[Holding, None] = {}
         """Sessions with frames held back."""
+        self._left: dict[StreamKey, dict[Holding, None]] = {}
+        """Of those the ones that their senders have left, in that order."""
         self.ended: list[bytes] = []
         """Identities of streams that ended and need no remembering, for the journal; its owner empties it."""
 
@@ -69,6 +71,25 @@ class FrameStreams:
         streams.append(stream)
         if len(streams) > BROKEN_OF_HOST_MAX:
             self._forget(streams.pop(0))
+
+    def add_left(self, key: StreamKey, session: Holding) -> None:
+        """Its sender has left it while frames of it are held back."""
+        self._left.setdefault(key, {})[session] = None
+
+    def is_next(self, key: StreamKey, session: Holding) -> bool:
+        """Whether it may be decided: what a sender left comes before what he brings since. The other way round his older session would find
+        its stream gone, and its frames would be new."""
+        left = self._left.get(key)
+        return not left or next(iter(left)) is session
+
+    def stop_holding(self, key: StreamKey, session: Holding) -> None:
+        """It is decided, or over."""
+        self.holding.pop(session, None)
+        left = self._left.get(key)
+        if left is not None:
+            left.pop(session, None)
+            if not left:
+                del self._left[key]
 
     def turn(self, now_ms: int) -> int:
         """Align what can be aligned now; of many sessions some, in turn."""

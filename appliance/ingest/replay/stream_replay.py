@@ -14,9 +14,12 @@ once. So a line that may be new is stored. A session that goes quiet meanwhile g
 clean end empties a stream (a close, or the end of a connection on which every answer was delivered), because then the sender has all answers. A session
 whose first frames come while nothing of its host is broken is never held back.
 
+A session that cannot be read to its end for now, and that its sender has left, gives up its stream to the next one that goes on with it (`leave`). Of one
+host, sessions that were left while frames of them were held back are decided before those that were not, in the order in which they were left.
+
 Weak: a new line that equals the very last answered line, and no other of the last thousand, is taken for its replay when the session broke between the two. A
-session that the sender has left, and whose connection we still think is open, is not looked at (keep-alive finds it): its replays are stored twice. So are
-those of a sender with another address, and of one that sends in another order (a restart of rsyslog with a queue on disk).
+session that the sender has left, and whose connection even the kernel still thinks is open, is not looked at (keep-alive finds it): its replays are stored
+twice. So are those of a sender with another address, and of one that sends in another order (a restart of rsyslog with a queue on disk).
 """
 
 from __future__ import annotations
@@ -68,15 +71,28 @@ class StreamReplay:
 
     def take(self, digests: Sequence[bytes], token: Token) -> int | None:
         """The serial of the first of these frames, the others follow by one; None: they are held back, and `on_aligned(token, serial)` comes later."""
-        if self.stream is None and not self.is_holding:
-            self.stream = self._streams.make(self._key)
-        stream = self.stream
-        if stream is None:
-            self._held.append((token, digests))
-            self._held_digests += b"".join([digest[:DIGEST_BYTES] for digest in digests])
-            self._streams.holding[self] = None
-            return None
-        return self._serial_of(stream, digests)
+        if self.stream is not None:
+            return self._serial_of(self.stream, digests)
+        if not self.is_holding:
+            stream = self._go_on_with(self._streams.make(self._key))
+            serial = self._serial_of(stream, digests)
+            if self._has_left:
+                self._streams.on_end(stream, False)
+            return serial
+        self._held.append((token, digests))
+        self._held_digests += b"".join([digest[:DIGEST_BYTES] for digest in digests])
+        self._streams.holding[self] = None
+        if self._has_left:
+            self._streams.add_left(self._key, self)
+        return None
+
+    def _go_on_with(self, stream: FrameStream) -> FrameStream:
+        """From here on its frames are ours. Whoever had them and is still read has been left by its sender, who brings the rest over this session."""
+        if stream.holder is not None:
+            stream.holder.is_closed = True
+        stream.holder = self
+        self.stream = stream
+        return stream
 
     def _serial_of(self, stream: FrameStream, digests: Sequence[bytes]) -> int:
         count = len(digests)
@@ -111,38 +127,48 @@ class StreamReplay:
         self._held_until_ms = 0
 
     def leave(self) -> None:
-        """The sender has ended its side before it had every answer: it may not hear those to come, and its next session goes on with the stream."""
+        """The sender has ended its side, or we have, before it had every answer: it may not hear those to come, and its next session goes on with the
+        stream. What still comes over this one is taken until then."""
         self.hurry()
         if self._has_left:
             return
         self._has_left = True
-        if self.stream is not None and not self._has_ended:
+        if self._has_ended:
+            return
+        if self.stream is not None:
             self._streams.on_end(self.stream, False)
+        elif self._held:
+            self._streams.add_left(self._key, self)
 
     def end(self, is_clean: bool) -> None:
         """The session is over. What was held back was never taken: the sender brings it again."""
         if self._has_ended:
             return
         self._has_ended = True
-        self._streams.holding.pop(self, None)
+        self._streams.stop_holding(self._key, self)
         held, self._held = self._held, []
         for token, _ in held:
             self._on_dropped(token)
-        if self.stream is not None and not self._has_left:
-            self._streams.on_end(self.stream, is_clean)
+        if self.stream is not None:
+            if self.stream.holder is self:
+                self.stream.holder = None
+            if not self._has_left:
+                self._streams.on_end(self.stream, is_clean)
 
     def decide(self, now_ms: int) -> bool:
         """Whether it is known now what the held frames are; then they are handed over."""
         if self._held_until_ms is None:
             self._held_until_ms = now_ms + HOLD_MS
+        if not self._streams.is_next(self._key, self):
+            return False
         found = self._streams.find(self._key, bytes(self._held_digests), now_ms >= self._held_until_ms)
         if found is None:
             return False
         stream, serial = found
-        self.stream = stream
+        self._go_on_with(stream)
         self.replayed_end = stream.end
         self._next_replayed = serial if serial < stream.end else -1
-        self._streams.holding.pop(self, None)
+        self._streams.stop_holding(self._key, self)
         held, self._held = self._held, []
         for token, digests in held:
             self._on_aligned(token, self._serial_of(stream, digests))

@@ -158,10 +158,14 @@ class RelpSession:
             self._connection.intake.refuse(self._connection.listener, self._connection.source, RefusedReason.INCOMPLETE)
         if self._answers and self._is_ended:
             self._stream.hurry()
-        elif self._answers:
-            self._stream.leave()
-        elif self._connection.has_delivered:
+        elif not self._answers and self._connection.has_delivered:
             self._stream.end(True)  # many a sender leaves without a `close`
+        else:
+            self._stream.leave()
+
+    def left(self) -> None:
+        if not self._is_ended:
+            self._stream.leave()
 
     def lost(self) -> None:
         self._is_lost = self._is_ended = True
@@ -186,6 +190,8 @@ class RelpSession:
     def _end(self, reason: str) -> None:
         """Take nothing more; answer what is under way, and close."""
         self._is_ended = True
+        if reason != CLOSED:
+            self._stream.leave()  # the connection may take its time to close; its sender may be back before that
         self._owe(_Answer((), None, ready=_SERVER_CLOSE, closes=reason))
 
     def _owe(self, answer: _Answer) -> None:
@@ -208,6 +214,7 @@ class RelpSession:
             if unit is not None and unit.outcome is Outcome.REFUSED:
                 answers.clear()
                 self._is_ended = True
+                self._stream.leave()
                 answer = _Answer((), None, ready=_SERVER_CLOSE, closes="relp-refused")
             elif unit is not None:
                 answer.ready = _responses(answer.transactions, unit.rejected)

@@ -471,3 +471,64 @@ def test_ingests_that_share_a_socket_take_connections_in_turns(tmp_path: Path) -
         room.close()
     listening.close()
     ended.close()
+
+
+RELP_HI = RELP_OPEN + b"2 syslog 6 <13>hi\n"
+
+
+def left_while_blocked(room: SteppedRoom) -> tuple[socket.socket, socket.socket]:
+    """A sender that was cut while its partition took no more, and that is there again."""
+    room.listen(protocol=Protocol.RELP)
+    room.intake.meets = ("syslog", 3)
+    first = room.connect()
+    first.sendall(RELP_HI)
+    room.run_until(lambda: len(room.intake.sealed) == 1)
+    room.intake.meets = None
+    first.sendall(b"3 syslog 6 <13>ho\n")
+    first.close()
+    second = room.connect()
+    return first, second
+
+
+def test_a_blocked_connection_that_its_sender_left_is_told_so_before_his_next_one_is_read(room: SteppedRoom) -> None:
+    _, second = left_while_blocked(room)
+    second.sendall(RELP_HI)
+    room.run_until(lambda: len(room.intake.sealed) == 2)
+    assert room.intake.streams[0].has_left and not room.intake.streams[0].ends
+    assert room.intake.messages == [b"<13>hi"] * 2 and len(room.room) == 2, "the first is not read on"
+    room.room.resume(lambda _: False)
+    room.run_until(lambda: room.intake.messages == [b"<13>hi", b"<13>hi", b"<13>ho"])
+
+
+def test_a_blocked_connection_that_its_sender_left_with_nothing_under_way_is_given_up_before_his_next_one_is_read(room: SteppedRoom) -> None:
+    _, second = left_while_blocked(room)
+    room.intake.settle_all()
+    second.sendall(RELP_OPEN + b"2 syslog 6 <13>ho\n")
+    room.run_until(lambda: len(room.intake.sealed) == 2)
+    assert room.intake.streams[0].ends == [False] and len(room.room) == 1
+    assert room.intake.messages == [b"<13>hi", b"<13>ho"]
+
+
+def test_a_connection_whose_sender_lives_does_not_hold_up_another_one_of_the_same_address(room: SteppedRoom) -> None:
+    room.listen(protocol=Protocol.RELP)
+    room.intake.meets = ("syslog", 3)
+    first = room.connect()
+    first.sendall(RELP_HI)
+    room.run_until(lambda: len(room.intake.sealed) == 1)
+    room.intake.meets = None
+    room.connect().sendall(RELP_HI)
+    room.run_until(lambda: len(room.intake.sealed) == 2)
+    assert not room.intake.streams[0].has_left
+
+
+def test_what_is_left_unread_is_read_a_turn_at_a_time_and_his_next_connection_waits(room: SteppedRoom, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("appliance.agents.senders.sender_connections.RECEIVE_BYTES", 64)
+    monkeypatch.setattr("appliance.agents.senders.sender_connections.TURN_BYTES", 256)
+    room.listen(protocol=Protocol.RELP)
+    first, second = room.connect(), room.connect()
+    numbers = range(2, 102)
+    first.sendall(RELP_OPEN + b"".join(b"%d syslog 8 <13>%04d\n" % (number, number) for number in numbers))
+    first.close()
+    second.sendall(RELP_HI)
+    room.run_until(lambda: len(room.intake.messages) == 101)
+    assert room.intake.messages[:-1] == [b"<13>%04d" % number for number in numbers] and room.intake.messages[-1] == b"<13>hi"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.agents.senders.sender_owners import OWNER_AWAY_MS_MAX, WAITING_MAX, Guest
+from appliance.agents.senders.sender_owners import ANSWER_MS_MAX, OWNER_AWAY_MS_MAX, TRY_AGAIN_MS, WAITING_MAX, Guest
 from appliance.ingest.listener import Listener, Protocol, Transport
 from tests.support.scratch_layout import scratch_layout
 from tests.support.stepped_room import SteppedRoom
@@ -34,17 +34,26 @@ class TwoRooms:
         layout = self._layout.__enter__()
         self.rooms = [SteppedRoom(directory, ingests=2, index=index, layout=layout) for index in range(2)]
         self._listening = {name: socket.create_server(("0.0.0.0", 0), backlog=512) for name in ("relp", "syslog")}
+        self._listening_of_1: dict[str, socket.socket] = {}
         self._senders: list[socket.socket] = []
         self.listen(0)
 
     def listen(self, index: int) -> None:
-        """Room 1 has sockets of its own under the same names: nobody connects to them."""
+        """Room 1 has sockets of its own under the same names, for `connect_to_1`."""
         for name, protocol in (("relp", Protocol.RELP), ("syslog", Protocol.SYSLOG)):
             listening = self._listening[name] if index == 0 else socket.create_server(("127.0.0.1", 0))
+            if index == 1:
+                self._listening_of_1[name] = listening
             self.rooms[index].listen_at(listening, Listener(name, protocol, Transport.TCP, 0))
 
     def connect(self, name: str, address: str) -> socket.socket:
         sender = socket.create_connection(("127.0.0.1", self._listening[name].getsockname()[1]), source_address=(address, 0))
+        self._senders.append(sender)
+        return sender
+
+    def connect_to_1(self, name: str, address: str) -> socket.socket:
+        """As if room 1 had accepted it, too."""
+        sender = socket.create_connection(self._listening_of_1[name].getsockname(), source_address=(address, 0))
         self._senders.append(sender)
         return sender
 
@@ -150,3 +159,84 @@ def test_who_waits_for_an_absent_owner_is_bounded(two: TwoRooms) -> None:
     for near, far in pairs:
         near.close()
         far.close()
+
+
+def test_a_sender_that_was_cut_and_is_accepted_by_its_owner_is_not_read_before_what_another_one_had_accepted(two: TwoRooms) -> None:
+    two.listen(1)
+    first = two.connect("relp", OTHERS)
+    first.sendall(OPEN + b"2 syslog 9 <13>first\n")
+    first.close()
+    second = two.connect_to_1("relp", OTHERS)
+    second.sendall(OPEN + b"2 syslog 10 <13>second\n")
+    for _ in range(20):
+        two.rooms[1].step()
+    assert two.rooms[1].intake.messages == [], "room 0 has not answered"
+    two.rooms[0].run_until(lambda: two.rooms[1].step(0) or len(two.rooms[1].intake.messages) == 2)  # type: ignore[func-returns-value]
+    assert two.rooms[1].intake.messages == [b"<13>first", b"<13>second"]
+    assert [stream.has_left for stream in two.rooms[1].intake.streams] == [False, True], "before anything of the second was taken"
+
+
+def test_one_inquiry_is_under_way_at_a_time_and_the_next_one_serves_all_that_came_meanwhile(two: TwoRooms) -> None:
+    two.listen(1)
+    owners = two.rooms[1].room._owners
+    assert owners is not None
+    assert [owners.inquire() for _ in range(4)] == [1, 2, 2, 2] and not owners.is_answered(1)
+    two.rooms[0].run_until(lambda: two.rooms[1].step(0) or owners.is_answered(2))  # type: ignore[func-returns-value]
+    assert owners.inquire() == 3
+
+
+def test_an_ingest_that_is_not_there_is_not_asked_and_one_that_does_not_answer_is_not_waited_for_long(two: TwoRooms) -> None:
+    two.connect("relp", OURS).sendall(OPEN + b"2 syslog 6 <13>hi\n")
+    two.rooms[0].run_until(lambda: two.rooms[0].intake.messages == [b"<13>hi"])
+    two.listen(1)
+    two.connect("relp", OURS).sendall(OPEN + b"2 syslog 6 <13>ho\n")
+    for _ in range(20):
+        two.rooms[0].step()
+    assert two.rooms[0].intake.messages == [b"<13>hi"]
+    two.rooms[0].pass_time(ANSWER_MS_MAX // 1000)
+    two.rooms[0].run_until(lambda: two.rooms[0].intake.messages == [b"<13>hi", b"<13>ho"])
+
+
+def test_an_inquiry_reaches_the_next_life_of_an_ingest(two: TwoRooms) -> None:
+    two.listen(1)
+    owners = two.rooms[0].room._owners
+    assert owners is not None
+    first = owners.inquire()
+    two.rooms[1].run_until(lambda: two.rooms[0].step(0) or owners.is_answered(first))  # type: ignore[func-returns-value]
+    two.rooms[1].room.accept(False)
+    two.rooms[1].room.accept(True)
+    second = owners.inquire()
+    assert not owners.is_answered(second)
+    two.rooms[1].run_until(lambda: two.rooms[0].step(0) or owners.is_answered(second))  # type: ignore[func-returns-value]
+
+
+@pytest.mark.parametrize("by_a_guest", [True, False])
+def test_an_ingest_that_dies_with_an_inquiry_is_not_waited_for_once_that_is_seen(two: TwoRooms, by_a_guest: bool) -> None:
+    two.listen(1)
+    owners, dying = (two.rooms[index].room._owners for index in range(2))
+    assert owners is not None and dying is not None and dying._socket is not None
+    inquiry = owners.inquire()
+    two.rooms[1].poller.unregister(dying._socket.fileno())
+    dying._socket.close()
+    dying._socket = None
+    if by_a_guest:
+        two.connect("relp", OTHERS)
+    else:
+        two.rooms[0].clock.advance_ms(TRY_AGAIN_MS)
+    two.rooms[0].run_until(lambda: owners.is_answered(inquiry))
+    assert owners.is_answered(owners.inquire()), "nor is it asked"
+
+
+def test_the_answer_to_an_inquiry_comes_behind_those_who_wait_for_room_in_the_queue_of_their_owner(two: TwoRooms) -> None:
+    two.listen(1)
+    owners = [two.rooms[index].room._owners for index in range(2)]
+    assert owners[0] is not None and owners[1] is not None
+    for _ in range(100):
+        two.connect("relp", OTHERS)
+    two.rooms[0].run_until(lambda: len(owners[0]._owners[1].waiting) + two.rooms[0].counter("ingest.connections_handed_over") == 100)  # type: ignore[union-attr]
+    inquiry = owners[1].inquire()
+    for _ in range(20):
+        two.rooms[0].step(0)
+    assert not owners[1].is_answered(inquiry) and two.rooms[0].counter("ingest.connections_handed_over") < 100
+    two.rooms[0].run_until(lambda: two.rooms[1].step(0) or owners[1].is_answered(inquiry))  # type: ignore[func-returns-value, union-attr]
+    assert len(two.rooms[1].room) == 100

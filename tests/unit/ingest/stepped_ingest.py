@@ -22,6 +22,7 @@ from appliance.base.model import TopicId
 from appliance.base.settings import Box
 from appliance.client.address import Address
 from appliance.ingest.accounting import Ledger, labels_of, read_ledger
+from appliance.ingest.table.ingest_table import table_of
 from appliance.ipc.commands import command_callbacks
 from appliance.ipc.controller_frames import AUTO_CREATE, COORDINATOR_ANSWER, LEASE_PRODUCER_IDS
 from appliance.ipc.descriptors import DescriptorKind
@@ -103,6 +104,8 @@ class SteppedIngest:
         self.udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.udp.bind(self.tcp.getsockname())
         self.http = socket.create_server(("127.0.0.1", 0))
+        self.listed = {each.name: (each.fd_name, socket.create_server(("127.0.0.1", 0))) for each in table_of(self.box).listeners if not each.is_built_in}
+        """The table's listeners."""
         self.controller = _PlayedController(self.layout.controller_socket)
         self._incarnation = 0
         self._generation = 0
@@ -144,7 +147,9 @@ class SteppedIngest:
         return process
 
     def start_ingest(self) -> None:
-        context = self._context("ingest@0", "0", {"syslog-tcp": self.tcp.dup(), "syslog-udp": self.udp.dup(), "ingest-http": self.http.dup()})
+        listening = {"syslog-tcp": self.tcp.dup(), "syslog-udp": self.udp.dup(), "ingest-http": self.http.dup()}
+        listening |= {fd_name: sock.dup() for fd_name, sock in self.listed.values()}
+        context = self._context("ingest@0", "0", listening)
         self.ingest = _Process(IngestAgent(context), context)
 
     @property
@@ -290,9 +295,10 @@ class SteppedIngest:
             self.step()
         raise AssertionError(f"{what} did not come true in {STEPS_MAX} steps; {self.ledger()}")
 
-    def connect(self) -> socket.socket:
-        """A TCP sender."""
-        sender = socket.create_connection(self.tcp.getsockname())
+    def connect(self, listener: str = "") -> socket.socket:
+        """A TCP sender; of syslog, or of a listener of the table."""
+        listening = self.listed[listener][1] if listener else self.tcp
+        sender = socket.create_connection(listening.getsockname())
         self._senders.append(sender)
         return sender
 
@@ -345,4 +351,6 @@ class SteppedIngest:
         self.tcp.close()
         self.udp.close()
         self.http.close()
+        for _, sock in self.listed.values():
+            sock.close()
         remove_layout(self.layout)

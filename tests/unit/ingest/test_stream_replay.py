@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from appliance.ingest.replay import frame_streams
 from appliance.ingest.replay.frame_streams import FrameStreams
 from appliance.ingest.replay.identity import digest_of
 from appliance.ingest.replay.replay_memory import ReplayMemory
@@ -68,3 +69,59 @@ def test_what_was_held_back_of_a_sender_that_left_is_decided_and_goes_on_in_its_
     sender.streams.turn(1_000)
     sender.streams.turn(2_000)
     assert sender.aligned[1:] == [("third", 1)]
+
+
+def test_what_a_sender_left_is_decided_before_what_he_brings_since_whichever_is_looked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame_streams, "LOOKED_AT_MAX", 1)
+    sender = Sender()
+    first = sender.connect()
+    first.take(frames(b"a", b"b"), "first")
+    first.end(False)
+    sessions = {"second": sender.connect(), "third": sender.connect(), "fourth": sender.connect()}
+    for name, session in sessions.items():
+        assert session.take(frames(b"a", b"b"), name) is None
+        if name != "fourth":
+            session.leave()
+    sender.streams.turn(0)  # the second; it is behind the others now
+    first.settled(0, 2)
+    for now_ms in range(12):
+        known = len(sender.aligned)
+        sender.streams.turn(now_ms)
+        for name, serial in sender.aligned[known:]:
+            sessions[name].settled(serial, 2)
+    assert sender.aligned == [("second", 0), ("third", 0), ("fourth", 0)]
+    assert [session.replayed_end for session in sessions.values()] == [2, 2, 2]
+
+
+def test_who_was_left_while_he_was_not_read_to_his_end_goes_on_until_another_session_has_his_stream() -> None:
+    sender = Sender()
+    first = sender.connect()
+    assert first.take(frames(b"a", b"b"), "first") == 0
+    first.leave()  # more of it waits in the kernel
+    second = sender.connect()
+    assert second.take(frames(b"a", b"b", b"c"), "second") is None
+    assert first.take(frames(b"c"), "first") == 2
+    first.settled(0, 2)
+    sender.streams.turn(0)
+    assert sender.aligned == [], "what it took last is under way"
+    first.settled(2, 1)
+    assert not first.is_closed
+    sender.streams.turn(0)
+    assert sender.aligned == [("second", 0)] and second.replayed_end == 3
+    assert first.is_closed, "its sender brings the rest over the second"
+    first.end(False)
+    second.settled(0, 3)
+    second.end(True)
+    assert not sender.streams.has_broken(KEY) and not sender.streams.known
+
+
+def test_who_was_left_before_anything_of_him_was_taken_is_known_by_what_is_taken_then() -> None:
+    sender = Sender()
+    first = sender.connect()
+    first.leave()
+    assert first.take(frames(b"a"), "first") == 0
+    first.settled(0, 1)
+    second = sender.connect()
+    assert second.take(frames(b"a"), "second") is None
+    sender.streams.turn(0)
+    assert sender.aligned == [("second", 0)] and second.replayed_end == 1
