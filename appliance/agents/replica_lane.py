@@ -2,7 +2,7 @@
 
 A turn: judge what came (a bounded bite), see to the partitions for which something has changed, then fetch again. The next fetch waits for the appends of the
 last answer, so that it names their new offsets; a disk that takes long is not waited for, or left out of it (`slow_disks.py`). A partition that comes while a
-fetch is parked at the leader does not wait for it: a second fetch of the session follows at once and ends the first (`_may_hasten`). Owned by the
+fetch is parked at the leader does not wait for it: a second fetch of the session follows at once and ends the first (`_may_fetch`). Owned by the
 replica-fetcher. Weak spot: a leader that gives no session has to be asked for everything each time, and new partitions wait for that.
 """
 
@@ -52,6 +52,8 @@ REFUSED_PAUSE_MS = 20
 _SESSION_ERRORS = frozenset({ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ErrorCode.INVALID_FETCH_SESSION_EPOCH, ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR})
 HASTEN_AFTER_NS = 5_000_000
 """Partitions often come in crowds: those of so long go into one fetch."""
+SLOW_SHARE = 16
+"""One part in so many of the arena may be held by appends of a disk that is not waited for."""
 
 
 class LeaderLane:
@@ -82,6 +84,8 @@ class LeaderLane:
         self._throttle = throttle
         self._is_throttled = False
         """What is throttled is left out of fetches at this moment."""
+        self._throttled: frozenset[Key] = frozenset()
+        """What was throttled at the last turn."""
         self._judge = AnswerJudge(leader_id, counters, log)
         self._broker: BrokerImage | None = None
         self._connection: PeerConnection | None = None
@@ -89,16 +93,23 @@ class LeaderLane:
         """To be seen to in the next turn."""
         self._touched: set[Key] = set()
         """May have to be named in the next fetch, or taken back."""
+        self._newcomers: set[Key] = set()
+        """Could be fetched when they were touched, and the session did not have them."""
+        self._unheard: set[Key] = set()
+        """What the leader said of them, once under a leader epoch, was not taken: they are taken back, and named anew."""
         self._alarms: list[tuple[int, Key]] = []
         self._under_way = 0
         """Fetches without an answer: one, or two where a partition does not wait for what the leader has parked."""
         self._overtaken: set[Key] = set()
         """What the later of two names anew: the earlier one's answer says nothing of it."""
+        self._is_over = False
+        """The session of what is under way has ended: its answers say nothing."""
+        self._turn_ns = 0
         self._fetched_ns = 0
         self._slot: ReceivedAnswer | None = None
         self._parts: deque[tuple[FetchedPartition, FetchPartition]] = deque()
         self._parts_memory: memoryview | None = None
-        self._slow = SlowDisks()
+        self._slow = SlowDisks(arena.size_bytes // SLOW_SHARE)
         self._settles_ns = 0
         self._was_unreachable = False
         self._refusals = 0
@@ -136,15 +147,23 @@ class LeaderLane:
 
     def on_disk_changed(self, disk: str) -> None:
         """It hangs, is well again, or its log-writer came or went."""
-        self._touched.update(key for key, followed in self.partitions.items() if followed.disk == disk)
+        for key, followed in self.partitions.items():
+            if followed.disk == disk:
+                self._touch(key)
+
+    def _touch(self, key: Key) -> None:
+        """Something has changed for it. Whether it can be fetched changes in no other way, so that nobody has to look at all that was touched."""
+        self._touched.add(key)
+        followed = self.partitions.get(key)
+        if followed is not None and key not in self.session.asked and self._is_fetchable(followed):
+            self._newcomers.add(key)
 
     # --- a turn
 
     def do_work(self, now_ns: int) -> int:
+        self._turn_ns = now_ns
         work = self._judge_parts(now_ns) if self._parts else 0
-        if self._is_throttled == self._throttle.is_open(now_ns):
-            self._is_throttled = not self._is_throttled
-            self._touched.update(self._throttle.replicas)
+        self._look_at_throttle(now_ns)
         while self._alarms and self._alarms[0][0] <= now_ns:
             self._due.add(heapq.heappop(self._alarms)[1])
         if self._due:
@@ -154,30 +173,41 @@ class LeaderLane:
                 self._see_to(key, now_ns)
         connection = self._connection
         if connection is not None:
-            if self._may_hasten(connection, now_ns) if self._under_way else self._may_fetch_again(now_ns):
+            work += connection.do_work(now_ns)  # first: what is given up is over before another fetch goes
+            if self._may_fetch(connection, now_ns):
                 self._fetch(connection, now_ns)
                 work += 1
-            work += connection.do_work(now_ns)
             self._tell_reachability(connection)
         return work
 
+    def _look_at_throttle(self, now_ns: int) -> None:
+        replicas, throttled = self._throttle.replicas, self._throttled
+        if self._is_throttled == self._throttle.is_open(now_ns):
+            self._is_throttled = not self._is_throttled
+            changed = replicas | throttled
+        elif replicas is not throttled:
+            changed = replicas ^ throttled
+        else:
+            return
+        self._throttled = replicas
+        for key in changed:
+            self._touch(key)
+
     def wake_ns(self) -> int:
-        """When the next turn is due without any event; 0: no time is."""
-        times = [self._alarms[0][0]] if self._alarms else []
-        if self._refusals and not self._under_way:
-            times.append(self._resumes_ns)
+        """When the next turn is due without any event; 0: no time is. What the last turn could not do when its time had come waits for an event."""
+        times = [self._resumes_ns, self._slow.patience_ends_ns()]
+        if self._alarms:
+            times.append(self._alarms[0][0])
         if self._is_throttled:
             times.append(self._throttle.opens_ns)
-        if not self._under_way and (patience_ns := self._slow.patience_ends_ns()):
-            times.append(patience_ns)
         if self._under_way == 1 and self._has_newcomer():
             times.append(self._fetched_ns + HASTEN_AFTER_NS)
-        return min(times, default=0)
+        return min((time_ns for time_ns in times if time_ns > self._turn_ns), default=0)
 
     def _see_to(self, key: Key, now_ns: int) -> None:
         """Do what one partition needs, or wait until its time has come."""
         followed = self.partitions.get(key)
-        self._touched.add(key)
+        self._touch(key)
         if followed is None:
             return
         rules = followed.rules
@@ -192,7 +222,11 @@ class LeaderLane:
 
     def _order(self, followed: FollowedPartition, now_ns: int) -> None:
         need = followed.rules.need
-        if need == Need.TRUNCATE:
+        if need == Need.TELL:
+            known = self.session.asked.get(followed.key)
+            if known is not None and known.current_leader_epoch == followed.rules.leader_epoch:
+                self._unheard.add(followed.key)  # it begins anew, and may not have what was said of it so far
+        elif need == Need.TRUNCATE:
             self._tell_truncation(followed)
         elif need == Need.APPEND:
             self._counters.appends.add()
@@ -200,13 +234,13 @@ class LeaderLane:
         if order is None:
             self._due.add(followed.key)
         elif order.is_append:
-            self._slow.on_offered(followed.disk, order.size_bytes, now_ns)
+            self._slow.on_offered(followed.disk, order.slot, now_ns)
 
     def on_order_done(self, order: LogOrder, completion: Completion | None) -> None:
         """Its log-writer answered, or (None) died."""
         followed = order.followed
         now_ns = self._clock.monotonic_ns()
-        if order.is_append and self._slow.on_done(followed.disk, order.size_bytes, now_ns):
+        if order.is_append and self._slow.on_done(followed.disk, order.slot, now_ns):
             self.on_disk_changed(followed.disk)
         if followed.is_closed:
             return
@@ -238,12 +272,33 @@ class LeaderLane:
         proxy = followed.place.proxy
         return followed.rules.may_fetch(self._clock.monotonic_ns()) and proxy.serving and not proxy.is_hung and not self._slow.is_left_out(proxy.disk)
 
-    def _may_fetch_again(self, now_ns: int) -> bool:
-        if self._parts or self._slot is not None or now_ns < self._resumes_ns:
+    def _may_fetch(self, connection: PeerConnection, now_ns: int) -> bool:
+        """Now: the next one, or a second one behind one that is parked, because a new partition does not wait until the leader has something to say about the
+        others. Neither goes before what came is judged and appended: what is not appended yet would be taken back, and named anew."""
+        if self._parts or self._slot is not None or now_ns < self._resumes_ns or (self._under_way and not self._may_hasten(connection, now_ns)):
             return False
         for disk in self._slow.leave_out(now_ns):
             self.on_disk_changed(disk)
-        return not self._slow.is_waiting and any(self._is_fetchable(followed) for followed in self.partitions.values())
+        if self._slow.is_waiting:
+            return False
+        return self._has_newcomer() if self._under_way else any(self._is_fetchable(followed) for followed in self.partitions.values())
+
+    def _may_hasten(self, connection: PeerConnection, now_ns: int) -> bool:
+        """What waits for a connection has not gone yet, and will name what is new by itself. A session without partitions ends, and is answered at once."""
+        if self._under_way > 1 or now_ns < self._fetched_ns + HASTEN_AFTER_NS or not connection.is_ready or connection.hears_answer:
+            return False
+        return bool(self.session.asked) and self._has_newcomer()
+
+    def _has_newcomer(self) -> bool:
+        """Whether something can be fetched that the session does not have."""
+        session, newcomers = self.session, self._newcomers
+        while newcomers and not session.is_new:
+            key = next(iter(newcomers))
+            followed = self.partitions.get(key)
+            if key not in session.asked and followed is not None and self._is_fetchable(followed):
+                return True
+            newcomers.discard(key)
+        return False
 
     def _fetch(self, connection: PeerConnection, now_ns: int) -> None:
         self._under_way += 1
@@ -258,13 +313,19 @@ class LeaderLane:
         if session.is_new:
             session.asked.clear()
             self._counters.sessions.add()
+        self._unheard.intersection_update(session.asked)
         keys = self.partitions.keys() if session.is_new else self._touched
         named, forgotten = session.plan(keys, self._wanted)
+        taken_back, self._unheard = self._unheard, set()
         self._touched.clear()
+        self._newcomers.clear()
+        for key in taken_back:
+            self._touch(key)
         if self._under_way > 1:
             self._counters.hastened.add()
             self._overtaken.update((part.topic_id, part.partition) for parts in (named, forgotten) for part in parts)
-        is_short = session.is_new and (now_ns < self._settles_ns or len(session.asked) < len(self.partitions))
+        is_settling = now_ns < self._settles_ns or len(session.asked) < len(self.partitions)
+        is_short = session.is_new and (not session.is_denied or is_settling)
         wait_ms = min(SHORT_WAIT_MS, settings.wait_ms_max) if is_short else settings.wait_ms_max
         self._fetched_ns = now_ns
         self._counters.fetches.add()
@@ -276,23 +337,10 @@ class LeaderLane:
 
     def _wanted(self, key: Key) -> FetchPartition | None:
         followed = self.partitions.get(key)
-        if followed is None or not self._is_fetchable(followed):
+        if followed is None or key in self._unheard or not self._is_fetchable(followed):
             return None
         most = self._settings.partition_bytes_max
         return followed.wanted(self._throttle.piece_bytes(most) if key in self._throttle.replicas else most)
-
-    def _may_hasten(self, connection: PeerConnection, now_ns: int) -> bool:
-        """A new partition does not wait until the leader has something to say about the others."""
-        if self._under_way > 1 or now_ns < self._fetched_ns + HASTEN_AFTER_NS or connection.hears_answer:
-            return False
-        return self._has_newcomer()
-
-    def _has_newcomer(self) -> bool:
-        """Whether something can be fetched that the session does not have."""
-        session, partitions = self.session, self.partitions
-        if session.is_new:
-            return False
-        return any(key not in session.asked and key in partitions and self._is_fetchable(partitions[key]) for key in self._touched)
 
     # --- answers
 
@@ -300,14 +348,15 @@ class LeaderLane:
         position = self._arena.allocate(size_bytes) if self._slot is None else -1
         if position < 0:
             return None
-        self._slot = ReceivedAnswer(self._arena, position)
+        self._slot = ReceivedAnswer(self._arena, position, self._arena.rounded_size(size_bytes))
         return self._arena.memory[position : position + size_bytes]
 
     def _on_answer(self, answer: PeerAnswer | None) -> None:
         self._under_way -= 1
         overtaken, self._overtaken = self._overtaken, set()
+        is_over, self._is_over = self._is_over, self._is_over and self._under_way > 0
         slot = self._slot
-        if answer is None or slot is None:
+        if answer is None or slot is None or is_over:
             self._counters.lost_fetches.add()
             self._drop_slot()
             self.session.reset()  # what else was under way is lost with it
@@ -316,7 +365,7 @@ class LeaderLane:
             fetched = decode_replica_fetch_response(answer.memory, answer.position, answer.limit, answer.version)
         except BaseException:
             self._drop_slot()
-            self._begin_anew()
+            self.session.reset()  # the connection ends with this, and is not to be begun anew without a pause
             raise
         if fetched.error_code:
             self._on_refusal(fetched.error_code)
@@ -326,8 +375,12 @@ class LeaderLane:
         for part in fetched.partitions:
             key = part.topic_id, part.partition
             known = asked.get(key)
-            if known is not None and key not in overtaken:  # else it was not asked for
+            if known is None:
+                continue  # it was not asked for
+            if key not in overtaken:
                 self._parts.append((part, known))
+            elif (followed := self.partitions.get(key)) is not None:
+                self._on_unfitting(followed, known, part)
         self.session.on_answer(fetched.session_id)
         if self.session.is_new:
             self._give_up_later_one()
@@ -358,11 +411,25 @@ class LeaderLane:
             if (part.topic_id, part.partition) in self._throttle.replicas:
                 self._throttle.record(part.records_size, now_ns)
             followed = self.partitions.get((part.topic_id, part.partition))
-            if followed is not None and self._judge.judge(followed, asked, part, memory, slot, now_ns):
+            if followed is None:
+                continue
+            if self._judge.judge(followed, asked, part, memory, slot, now_ns):
                 self._due.add(followed.key)
+                self._unheard.discard(followed.key)
+            else:
+                self._on_unfitting(followed, asked, part)
         if not self._parts:
             self._drop_slot()
         return judged
+
+    def _on_unfitting(self, followed: FollowedPartition, asked: FetchPartition, part: FetchedPartition) -> None:
+        """It means the partition no more. Records come again; where the leader's log begins and what is committed does not, as long as it stays the same."""
+        rules = followed.rules
+        if part.error_code or asked.current_leader_epoch != rules.leader_epoch:
+            return
+        if (part.high_watermark, part.log_start_offset) != (rules.high_watermark, rules.leader_log_start_offset):
+            self._unheard.add(followed.key)
+            self._touched.add(followed.key)
 
     def _drop_slot(self) -> None:
         slot, self._slot = self._slot, None
@@ -379,6 +446,7 @@ class LeaderLane:
     def _give_up_later_one(self) -> None:
         """A second fetch under way is of a session that is over."""
         if self._under_way and self._connection is not None:
+            self._is_over = self._connection.is_ready  # else nothing was sent yet
             self._connection.disconnect("its fetch session is over")
 
     # --- offsets of the leader
@@ -440,6 +508,7 @@ class LeaderLane:
         if connection is not None:
             connection.close()
             self._under_way = 0
+            self._is_over = False
             self._overtaken.clear()
             self._drop_slot()
             self._begin_anew()

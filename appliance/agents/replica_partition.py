@@ -30,11 +30,13 @@ class OrderLane(Protocol):
 class ReceivedAnswer:
     """An answer's slot of the arena, free when nobody uses it any more."""
 
-    __slots__ = ("_arena", "position", "users")
+    __slots__ = ("_arena", "position", "size_bytes", "users")
 
-    def __init__(self, arena: Arena, position: int) -> None:
+    def __init__(self, arena: Arena, position: int, size_bytes: int) -> None:
+        """`size_bytes`: what the arena has less for it."""
         self._arena = arena
         self.position = position
+        self.size_bytes = size_bytes
         self.users = 1
 
     def hold(self) -> None:
@@ -65,15 +67,14 @@ class FollowedRow:
 class LogOrder:
     """A REPLICA_APPEND or TRUNCATE under way; `answer` is what its records lie in."""
 
-    __slots__ = ("answer", "followed", "is_append", "is_told", "size_bytes", "turn")
+    __slots__ = ("answer", "followed", "is_append", "is_told", "slot", "turn")
 
-    def __init__(self, followed: FollowedPartition, turn: int, is_append: bool, answer: ReceivedAnswer | None, size_bytes: int) -> None:
+    def __init__(self, followed: FollowedPartition, turn: int, is_append: bool, answer: ReceivedAnswer | None) -> None:
         self.followed = followed
         self.turn = turn
         self.is_append = is_append
-        self.answer = answer
-        self.size_bytes = size_bytes
-        """Of its records."""
+        self.answer = self.slot = answer
+        """`slot` is it still when `answer` was released."""
         self.is_told = False
 
     def end(self, completion: Completion | None) -> None:
@@ -138,7 +139,7 @@ class FollowedPartition:
             length = 0
             planned = rules.truncation
             entry = truncate_descriptor(place.row, place.row_generation, place.leader_epoch, TruncateOrder(*planned))
-        order = LogOrder(self, rules.begin(), need == Need.APPEND, answer, length)
+        order = LogOrder(self, rules.begin(), need == Need.APPEND, answer)
         if place.proxy.offer_or_queue(entry, length, order):
             return order
         order.release()

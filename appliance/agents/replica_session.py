@@ -24,11 +24,14 @@ class ReplicaSession:
     def __init__(self) -> None:
         self.session_id = 0
         self.epoch = 0
+        self.is_denied = False
+        """The leader answered, and has none for us: every fetch is a first one."""
         self.asked: dict[Key, FetchPartition] = {}
 
     def reset(self) -> None:
         """The next fetch begins a new session, and names everything."""
         self.session_id = self.epoch = 0
+        self.is_denied = False
         self.asked.clear()
 
     @property
@@ -65,3 +68,4 @@ class ReplicaSession:
             self.session_id = session_id
         else:
             self.session_id = self.epoch = 0
+            self.is_denied = not session_id

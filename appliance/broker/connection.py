@@ -157,7 +157,7 @@ class Connection:
         if not self.replies and not self.outgoing:
             return True
         if api_key == ApiKey.FETCH:
-            return len(self.replies) == 1 and self.replies[0].gives_way
+            return len(self.replies) == 1 and self.replies[0].gives_way and len(self.outgoing) < REQUESTS_AHEAD_MAX
         return (
             api_key in RUNS_AHEAD
             and (not self.replies or api_key == self.ahead_key)

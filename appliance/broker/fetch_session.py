@@ -137,6 +137,8 @@ class FetchSession:
         if partition is None:
             partition = self.partitions[key] = SessionPartition(self, wanted, key, self.next_order())
         else:
+            if wanted.current_leader_epoch != partition.wanted.current_leader_epoch:
+                partition.high_watermark = partition.log_start_offset = -1  # who follows anew may not have heard of them
             partition.wanted = wanted
         self.awake[partition] = None
         return partition

@@ -153,6 +153,8 @@ class FetchHandler:
         A log-reader's death may be noticed in the middle of a question, and whoever waits for it is told there and then, this fetch too: what it
         means for them is looked at when this look is over.
         """
+        if is_due:
+            pending.reply.gives_way = False  # it is answered, if only when a log-reader has said what it was asked
         if self._is_evaluating:
             self._to_evaluate.append((pending, is_due))
             return
@@ -356,6 +358,8 @@ class FetchHandler:
             pending.rounds = 0
             pending.ticket = session.parked_ticket = self._delayed.park(pending, [], pending.deadline_ns)
             pending.reply.gives_way = request.replica_id >= 0
+            if pending.reply.gives_way and pending.reply.connection.read_paused:
+                self._on_reply(pending.reply.connection)  # the next one came while a log-reader was asked for this one
             pending.ready_ns = 0
             self._watch_awake(awake, pending.ticket)
         else:

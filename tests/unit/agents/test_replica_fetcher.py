@@ -469,6 +469,43 @@ def test_a_session_that_ends_under_two_fetches_is_begun_anew_over_another_connec
     assert (box.leader.sessions_begun, box.leader.peer.accepted) == (2, 2)
 
 
+def test_of_two_answers_the_second_means_nothing_where_the_first_ends_the_session(box: SteppedFollower) -> None:
+    """The leader refuses the first and takes the second, and both come at once."""
+    parked = _parked(box)
+    led = box.follow(1)
+    led.append()
+    second, fetch = box.leader.next_fetch()
+    answers = [box.leader.logs[each.topic_id, each.partition].answer(each) for each in box.leader.wanted(fetch)]
+    box.leader.peer.send(box.leader.packed(parked, [], ErrorCode.CLUSTER_AUTHORIZATION_FAILED) + box.leader.packed(second, answers))
+    box.until(lambda: box.counted("errors") == 1)
+    box.leader.peer.hang_up()
+    fetch = box.leader.serve()
+    assert (fetch.session_id, fetch.session_epoch) == (0, 0) and sorted(each.partition for each in fetch.partitions) == [0, 1]
+    serve_until(box, 1, 1)
+
+
+def test_a_leader_that_refuses_both_of_two_fetches_is_asked_again_without_a_pause(box: SteppedFollower) -> None:
+    parked = _parked(box)
+    box.follow(1)
+    second, _ = box.leader.next_fetch()
+    error = ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    box.leader.peer.send(box.leader.packed(parked, [], error) + box.leader.packed(second, [], error))
+    box.until(lambda: box.counted("errors") == 1)
+    box.turns(5)
+    assert box.counted("errors") == 1, "it is one refusal"
+    box.leader.peer.hang_up()
+    fetch = box.leader.serve()
+    assert fetch.session_epoch == 0 and len(fetch.partitions) == 2 and box.leader.peer.accepted == 2
+
+
+def test_a_leader_that_breaks_the_protocol_under_two_fetches_is_left_alone_for_a_moment(box: SteppedFollower) -> None:
+    parked = _parked(box)
+    box.follow(1)
+    box.leader.next_fetch()
+    box.leader.peer.answer(parked, b"\0\0\0\0\0\0\0\0\0\7\xff\xff")
+    box.until(lambda: "breaks the protocol" in box.said)
+
+
 def test_without_a_session_a_new_partition_waits_a_short_while(box: SteppedFollower) -> None:
     box.leader.gives_sessions = False
     box.follow(0)

@@ -93,6 +93,43 @@ def test_a_follower_that_asks_again_ends_its_parked_fetch_and_loses_nothing(make
     assert [(part.partition, part.records_size) for part in parts] == [(1, side.batch_bytes)]
 
 
+def test_a_fetch_whose_time_is_over_while_a_log_reader_is_asked_is_not_overtaken(make: Make) -> None:
+    """It is parked no longer, and would be refused: its session had gone on without it."""
+    side = make(2)
+    client = side.connect()
+    session = in_session(side, client, Followed(0, END), Followed(1, END))
+    side.follow(client, [], (session, 1), max_wait_ms=500)
+    side.change_row(1, leader_epoch=1, log_end_offset=END + 10)
+    side.placements["t", 1].cursors.clear()
+    side.change_row(0, log_end_offset=END + 10, active_position=side.size_bytes)
+    side.placements["t", 0].cursors.clear()
+    side.delayed.wake_moved()
+    assert side.answers(client) == 0 and client.replies[0].gives_way
+    side.clock.advance_ms(500)
+    side.delayed.expire(side.clock.monotonic_ns())
+    assert side.answers(client) == 0 and not client.may_start(ApiKey.FETCH)
+    side.serve()
+    side.followed(client)
+    side.follow(client, [], (session, 2))
+    side.serve()
+    side.followed(client)
+
+
+def test_who_follows_under_another_epoch_is_told_anew_what_is_committed(make: Make) -> None:
+    side = make(1)
+    client = side.connect()
+    session = in_session(side, client, Followed(0, END))
+    side.follow(client, [Followed(0, END)], (session, 1))
+    side.serve()
+    assert side.followed(client)[1] == [], "it was told when the session began"
+    side.epoch_ends[0] = (0, 2 * END)
+    side.change_row(0, leader_epoch=1)
+    side.follow(client, [Followed(0, END, leader_epoch=1)], (session, 2))
+    side.serve()
+    _, (part,) = side.followed(client)
+    assert (part.error_code, part.high_watermark) == (0, 20)
+
+
 def test_nobody_elses_parked_fetch_gives_way(make: Make) -> None:
     side = make(1)
     client = side.connect()

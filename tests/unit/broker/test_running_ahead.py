@@ -66,3 +66,16 @@ def test_only_so_many_and_so_large_ones_are_under_way_together(connection: Conne
     _answer(connection, replies[0], b"first")
     connection.outgoing.clear()
     assert connection.may_start(ApiKey.OFFSET_COMMIT)
+
+
+def test_who_does_not_take_its_answers_cannot_go_on_ending_its_parked_fetches(connection: Connection) -> None:
+    """What it does not take lies in our heap."""
+    parked = _take(connection, ApiKey.FETCH, runs_ahead=False)
+    for _ in range(REQUESTS_AHEAD_MAX):
+        parked.gives_way = True
+        ended, parked = parked, _take(connection, ApiKey.FETCH, runs_ahead=False)
+        _answer(connection, ended, b"nothing")
+    parked.gives_way = True
+    assert not connection.may_start(ApiKey.FETCH)
+    connection.outgoing.clear()
+    assert connection.may_start(ApiKey.FETCH)

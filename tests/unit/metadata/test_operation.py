@@ -131,11 +131,12 @@ def test_one_operation_of_a_name_runs_at_a_time() -> None:
     assert desk.start(operation())
 
 
-def test_a_dropped_operation_hears_nothing_more() -> None:
+@pytest.mark.parametrize("step", [Get("/a"), Pause(7)])
+def test_a_dropped_operation_hears_nothing_more(step: Get | Pause) -> None:
     went_on = []
 
     def operation() -> Operation[None]:
-        yield Get("/a")
+        yield step
         went_on.append(True)
 
     desk = Desk()

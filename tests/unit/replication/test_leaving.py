@@ -15,7 +15,7 @@ from appliance.metadata.session import Reply
 from appliance.metadata.topic_registry import TopicState
 from appliance.metadata.znodes import BoxRecord, BrokerRegistration, PartitionState, TopicAssignment, box_path, parents_first, partition_state_path
 from appliance.replication.cluster import Cluster, DiskReport
-from appliance.replication.leader_operations import HANDED_OVER_AT_ONCE, OTHERS_NEED, PAUSES_MS_MAX, leave_cluster
+from appliance.replication.leader_operations import HANDED_OVER_AT_ONCE, LEAVING_MS, OTHERS_NEED, PAUSE_MS_MAX, PAUSES_MS_MAX, leave_cluster
 from appliance.replication.role_operations import role_of
 from tests.support.memory_zookeeper import MemoryZooKeeper
 
@@ -77,6 +77,7 @@ class Leaving:
         """The pause is over; how long it was."""
         ((duration_ms, on_done),) = self.pauses
         self.pauses.clear()
+        self.now_ms += duration_ms
         on_done(None)
         return duration_ms
 
@@ -104,7 +105,24 @@ def test_all_pauses_together_are_bounded() -> None:
     parts = 10
     leaving = Leaving(3 * parts * HANDED_OVER_AT_ONCE)
     for _ in range(parts - 1):
-        leaving.log_writers_answer(after_ms=60_000)
+        leaving.log_writers_answer(after_ms=150)
         assert leaving.go_on() == PAUSES_MS_MAX // parts
     leaving.log_writers_answer()
     assert leaving.ended
+
+
+def test_a_part_that_takes_long_is_not_followed_by_as_long_a_pause() -> None:
+    """Else whoever waits for the stop would see nothing go for so long that he gives it up."""
+    leaving = Leaving(3 * 2 * HANDED_OVER_AT_ONCE)
+    leaving.log_writers_answer(after_ms=1_000)
+    assert leaving.go_on() == PAUSE_MS_MAX
+
+
+def test_a_stop_that_would_take_too_long_has_no_pauses() -> None:
+    parts = 12
+    leaving = Leaving(3 * parts * HANDED_OVER_AT_ONCE)
+    paused_ms = 0
+    for _ in range(parts):
+        leaving.log_writers_answer(after_ms=400)
+        paused_ms += leaving.go_on() if leaving.pauses else 0
+    assert leaving.ended and paused_ms < LEAVING_MS - parts * 400
