@@ -34,18 +34,16 @@ OFTEN = (
     _step("disk_goes_on", DISK, st.sampled_from([1, 1, 100])),
     _step("time", st.sampled_from([1, 5, 5, 20, 100, 300])),
     _step("all_goes_well", PARTITION),
-    _step("cross", PARTITION, PARTITION, st.booleans()),
+    _step("cross", PARTITION, PARTITION, st.booleans(), st.booleans(), st.sampled_from(["", "begins", "quiet"])),
 )
 SELDOM = (
     _step("unfollow", PARTITION),
     _step("raise_epoch", PARTITION),
-    _step("connection_ends"),
-    _step("session_ends"),
-    _step("log_writer_dies", DISK),
-    _step("epochs_wrap"),
     _step("quiet"),
+    _step("epochs_wrap"),
+    _step("break_something", st.sampled_from(["connection", "session", *range(DISKS)])),
 )
-STEPS = st.lists(st.one_of(*OFTEN, *OFTEN, *SELDOM), min_size=30, max_size=120)
+STEPS = st.lists(st.one_of(*OFTEN, *OFTEN, *OFTEN, *SELDOM), min_size=60, max_size=150)
 
 
 class Interleaving:
@@ -114,9 +112,11 @@ class Interleaving:
             for disk in world.disks:
                 disk.go_on(100)
 
-    def cross(self, partition: int, newcomer: int, commits: bool) -> None:
-        """A second fetch crosses an answer, where one lies at the leader and there is something new."""
+    def cross(self, partition: int, newcomer: int, commits: bool, commits_later: bool, then: str) -> None:
+        """A second fetch crosses an answer, as it can where all was well before."""
         world = self.world
+        self.all_goes_well(partition)
+        self.all_goes_well(partition)
         self.follow(newcomer)
         world.turn()
         world.disks[newcomer % DISKS].go_on(100)
@@ -126,18 +126,25 @@ class Interleaving:
             world.commit(partition)
         world.leader_turn()
         world.turn()
+        if commits_later:
+            world.commit(partition)
+            world.deliver_request()
+        if then == "begins":
+            self.answer_begins()
+            world.turn()
+        elif then == "quiet":
+            world.until_even()
 
     # --- what seldom happens
 
-    def connection_ends(self) -> None:
-        if self.world.stream is not None:
-            self.world.stream.end()
-
-    def session_ends(self) -> None:
-        self.world.end_session()
-
-    def log_writer_dies(self, disk: int) -> None:
-        self.world.disks[disk].lose_all()
+    def break_something(self, what: str | int) -> None:
+        world = self.world
+        if isinstance(what, int):
+            world.disks[what].lose_all()
+        elif what == "session":
+            world.end_session()
+        elif world.stream is not None:
+            world.stream.end()
 
     def epochs_wrap(self) -> None:
         """Two thousand million fetches later."""
