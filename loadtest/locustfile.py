@@ -1,4 +1,4 @@
-"""Load by users against any box: `.venv/bin/locust -f loadtest/locustfile.py --host kafka://HOST:9092 --headless --users 50 --run-time 60s`.
+"""Load by users against any box: `.venv/bin/locust -f loadtest/locustfile.py --host kafka://HOST:9092 --headless --users 50 --load-seconds 60`.
 
 What they do is in `loadtest/users`. locust imports this file and reads its classes; nothing else may import it, because importing
 locust changes Python's sockets, threads and sleeps for the whole process.

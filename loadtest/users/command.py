@@ -51,7 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("mix", metavar="MIX", nargs="?", default="live", help=f"{', '.join(MIXES)}, or a list such as produce=4,consume=1 [default: live]")
     parser.add_argument("--box", metavar="HOST[:PORT]", help="a running box, by its Kafka address [default: one is started, and stopped afterwards]")
     parser.add_argument("--users", type=int, default=50, metavar="N", help="of all kinds together [default: 50]")
-    parser.add_argument("--seconds", type=float, default=60.0, metavar="N", help="how long [default: 60]")
+    parser.add_argument("--seconds", type=float, default=60.0, metavar="N", help="how long, from when all users have begun [default: 60]")
     parser.add_argument("--processes", type=int, default=2, metavar="N", help="that the users run in; -1: one for each core [default: 2]")
     parser.add_argument("--report", type=Path, metavar="DIR", help="write report.html, load_*.csv and load_verdict.json there")
     return parser
@@ -69,7 +69,7 @@ def locust_arguments(options: argparse.Namespace, host: str, others: Sequence[st
     arguments += ["--host", f"kafka://{host}", "--mix", options.mix, "--users", str(options.users)]
     port = str(free_port())
     arguments += ["--master-bind-host", "127.0.0.1", "--master-bind-port", port, "--master-port", port]
-    arguments += ["--spawn-rate", str(min(SPAWN_RATE_MAX, options.users)), "--run-time", f"{options.seconds:g}s", "--processes", str(options.processes)]
+    arguments += ["--spawn-rate", str(min(SPAWN_RATE_MAX, options.users)), "--load-seconds", f"{options.seconds:g}", "--processes", str(options.processes)]
     if options.report:
         options.report.mkdir(parents=True, exist_ok=True)
         arguments += ["--html", str(options.report / "report.html"), "--csv", str(options.report / "load")]

@@ -69,6 +69,10 @@ class Conductor:
             self._before = Look(starts, None)
         self._view.begin_groups(groups, self._before.stored)
 
+    def add_trouble(self, words: str) -> None:
+        """Something that makes the run worth nothing, whatever the counts say."""
+        self._troubles.append(words)
+
     @property
     def totals(self) -> Totals:
         return add_documents(self.documents.values())
@@ -84,7 +88,7 @@ class Conductor:
             self._troubles.append(trouble)
         self._tell_phase(Phase.CLOSE)
         deadline = time.monotonic() + CLOSE_SECONDS
-        while self._workers() and not self.totals.are_closed and time.monotonic() < deadline:
+        while (workers := self._workers()) and not (self.totals.are_closed and self.totals.processes >= workers) and time.monotonic() < deadline:
             gevent.sleep(LOOK_SECONDS)
         self._judge_commits()
 
@@ -100,9 +104,9 @@ class Conductor:
                 look, trouble = None, f"the box did not answer at the end: {error}"
             if look is not None:
                 self._reconciliation = reconcile(self._expected, totals, self._before, look)
-                if totals.are_quiet and self._reconciliation.balances:
+                if self._all_are_quiet(totals) and self._reconciliation.balances:
                     return ""
-            if not totals.are_quiet:
+            if not self._all_are_quiet(totals):
                 trouble = trouble or "processes were stopped, or died, before they had told all their counts"
             if not self._workers():
                 return trouble
@@ -112,6 +116,10 @@ class Conductor:
             elif time.monotonic() - moved_at > self.options.patience:
                 return trouble
             gevent.sleep(LOOK_SECONDS)
+
+    def _all_are_quiet(self, totals: Totals) -> bool:
+        """A worker that has told nothing yet is not: its records would be missed, or, where it has none, nobody would know that it never began."""
+        return totals.are_quiet and totals.processes >= self._workers()
 
     def _judge_commits(self) -> None:
         """When its members have left, a group has committed what it consumed."""

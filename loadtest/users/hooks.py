@@ -31,6 +31,9 @@ PHASE, LEDGER = "millrace.phase", "millrace.ledger"
 LEDGER_SECONDS = 0.25
 PROGRESS_SECONDS = 3.0
 PERCENTILE = 0.99
+BEGIN_SECONDS = 30.0
+"""All users have begun so long after the last one was called for, or something is wrong."""
+LOOK_SECONDS = 0.05
 
 
 def register() -> None:
@@ -147,6 +150,20 @@ class MasterHooks:
         self._began = time.monotonic()
         say(f"run {self._options.run_id}: {self._options.mix} against {self._environment.host}, into {self._options.consumed_topics}")
         self._progress = gevent.spawn(self._show_progress)
+        if self._options.load_seconds:
+            gevent.spawn(self._end_in_time)
+
+    def _end_in_time(self) -> None:
+        """A worker that misses the call to begin hears it five seconds later, when it calls for a master again (signals of zmq get lost under gevent now and
+        then); locust's --run-time would count that, and all of a short run may be over by then."""
+        runner, options = self._runner, self._options
+        deadline = self._began + runner.target_user_count / options.spawn_rate + BEGIN_SECONDS
+        while runner.user_count < runner.target_user_count and time.monotonic() < deadline:
+            gevent.sleep(LOOK_SECONDS)
+        if (begun := runner.user_count) < runner.target_user_count:
+            self._conductor.add_trouble(f"only {begun} of {runner.target_user_count} users had begun after {time.monotonic() - self._began:.0f} s")
+        gevent.sleep(options.load_seconds)
+        runner.quit()
 
     def _show_progress(self) -> None:
         last = Totals()

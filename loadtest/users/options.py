@@ -27,6 +27,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("the load")
     mix_help = f"{', '.join(MIXES)}, or a list such as produce=4,consume=1; kinds: {', '.join(KINDS)} [default: %(default)s]"
     load.add_argument("--mix", type=checked(parse_mix), default=DEFAULT_MIX, metavar="MIX", help=f"users and their weights: {mix_help}")
+    load.add_argument(
+        "--load-seconds",
+        type=float,
+        default=0.0,
+        metavar="N",
+        help="end so long after all users have begun; locust's --run-time counts from before that [default: no end of ours]",
+    )
     load.add_argument("--topic", default="", metavar="NAME", help="produce into this one, made if it is not there [default: a new one for each run]")
     load.add_argument("--partitions", type=positive, default=4, metavar="N", help="of a topic that is made [default: %(default)s]")
     load.add_argument("--record-bytes", type=positive, default=1000, metavar="N", help="size of a record's value [default: %(default)s]")

@@ -214,7 +214,8 @@ class RunningBox:
         return {name: process["pid"] for name, process in self.status().items() if process["pid"]}
 
     def pid(self, name: str) -> int:
-        return self.pids()[name]
+        """Of the life that is there, or of the next one where the last has just died."""
+        return int(eventually(lambda: self.status()[name]["pid"], f"{name} is there"))
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> int:
         """Send a signal to a process; returns the pid it had."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -16,6 +17,10 @@ import pytest
 from appliance.base.model import Offset, TopicPartition
 from appliance.client.admin import delete_records
 from loadtest.topics import cluster_of, count_records, make_topic
+from loadtest.users.conductor import Conductor
+from loadtest.users.crew import Phase
+from loadtest.users.ledger import ProcessLedger
+from loadtest.users.options import add_options
 from tests.support.running_box import ROOT, RunningBox, eventually, start_box
 
 pytestmark = pytest.mark.system
@@ -31,7 +36,22 @@ class UsersRun:
     def __init__(self, box: RunningBox, directory: Path, *arguments: str) -> None:
         self.report = directory
         ports = ["--syslog-port", str(box.syslog.port), "--http-port", str(box.http.port)]
-        command = [sys.executable, "-m", "loadtest", "users", *arguments, "--box", box.bootstrap, *ports, "--report", str(directory), "--patience", "1"]
+        command = [
+            sys.executable,
+            "-m",
+            "loadtest",
+            "users",
+            *arguments,
+            "--box",
+            box.bootstrap,
+            *ports,
+            "--report",
+            str(directory),
+            "--patience",
+            "1",
+            "--loglevel",
+            "INFO",
+        ]
         self._process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
 
     def finish(self) -> tuple[int, str]:
@@ -44,10 +64,11 @@ class UsersRun:
         return self._process.returncode, words
 
     def end(self) -> None:
-        """All its processes, if a test has left them."""
+        """All its processes, if a test has left them; and what they said, if nobody has heard it."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.communicate()
+        if self._process.stdout is not None and not self._process.stdout.closed:
+            print(self._process.communicate()[0])
 
     def rows(self) -> dict[str, dict[str, Any]]:
         """The equations, by the first words of each."""
@@ -105,3 +126,25 @@ def test_what_users_sent_is_what_the_box_stored_and_records_that_vanish_are_miss
     row = robbed.rows()["records acknowledged"]
     assert (row["missing"], row["given"] - row["arrived"], row["note"]) == (DELETED, DELETED, f"{DELETED} deleted since")
     assert f"DO NOT ADD UP ({DELETED} missing)" in words
+
+
+def test_who_has_told_nothing_is_waited_for_and_missed(box: RunningBox) -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    arguments = ["--topic", "silent", "--patience", "0.5", "--http-port", str(box.http.port), "--mix", "produce"]
+    options = parser.parse_args(arguments, argparse.Namespace(host=f"kafka://{box.bootstrap}"))
+    documents = {Phase.DRAIN: ProcessLedger(is_quiet=True), Phase.CLOSE: ProcessLedger(is_quiet=True, is_closed=True)}
+
+    def run(tells: tuple[Phase, ...]) -> list[str]:
+        def on_phase(phase: Phase) -> None:
+            if phase in tells:
+                conductor.documents["worker"] = documents[phase].document()
+
+        conductor = Conductor(options, {"produce"}, on_phase, lambda: 1)
+        conductor.begin()
+        conductor.finish(lambda _words: None)
+        conductor.close()
+        return conductor.verdict([]).troubles
+
+    assert run((Phase.DRAIN, Phase.CLOSE)) == []
+    assert run((Phase.CLOSE,)) == ["processes were stopped, or died, before they had told all their counts"]
