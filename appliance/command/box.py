@@ -169,8 +169,8 @@ def _drain(cluster: ClusterClient, view: ClusterView, box: int, only_plan: bool,
         if throttle is not None:
             set_throttle(cluster, view, made, throttle)
         reassigning.order(cluster, made)
-        reassigning.watch(cluster, partitions, SystemClock(), order_more)
-        lift_throttle(cluster, {name for name, _ in partitions}, view.boxes)
+        last = reassigning.watch(cluster, partitions, SystemClock(), order_more)
+        lift_throttle(cluster, last, {name for name, _ in partitions})
     except KeyboardInterrupt:
         say(f"\nwhat is ordered goes on without this command; run it again to watch and to end it, or: millrace box drain {box} --cancel")
         raise typer.Exit(EXIT_FAILED) from None
@@ -178,8 +178,8 @@ def _drain(cluster: ClusterClient, view: ClusterView, box: int, only_plan: bool,
 
 
 def _cancel(cluster: ClusterClient, view: ClusterView, coming_to: int | None = None, going_from: int | None = None) -> None:
-    concerned = {key: each for key, each in view.ongoing.items() if coming_to in each.adding or going_from in each.removing}
-    cancel_all(cluster, view._replace(ongoing=concerned), None)
+    concerned = [key for key, each in view.ongoing.items() if coming_to in each.adding or going_from in each.removing]
+    cancel_all(cluster, view, concerned, None)
 
 
 def remove(

@@ -76,8 +76,8 @@ def watch(
     clock: Clock,
     meanwhile: Callable[[ClusterView], bool] = lambda _view: False,
     pause: Callable[[float], None] = time.sleep,
-) -> None:
-    """Until none of `partitions` is on its way, and `meanwhile` (asked at every look, it may order more) has nothing left to do."""
+) -> ClusterView:
+    """Until none of `partitions` is on its way, and `meanwhile` (asked at every look, it may order more) has nothing left to do; the last look."""
     bar = ReassignmentBar(clock)
     while True:
         view = look_at_cluster(cluster)
@@ -85,7 +85,7 @@ def watch(
         busy = meanwhile(view)
         if not busy and not any(partition in view.ongoing for partition in partitions):
             bar.end(view, partitions)
-            return
+            return view
         pause(LOOK_SECONDS)
 
 

@@ -1,7 +1,8 @@
 """A throttle for the time of a reassignment, by Kafka's configs: a rate on every box, and which replicas it is for on every topic.
 
 Set before the orders, taken away when nothing is on its way any more: also by a later run of the command, when the first was cut off, because the throttle
-stands in the configs and not in the command. Weak spot: it takes away any throttle of these topics, whoever set it.
+stands in the configs and not in the command. The rates are the boxes': they stay as long as anything that is on its way is throttled. Weak spot: it takes away
+any throttle of these topics, whoever set it.
 """
 
 from __future__ import annotations
@@ -38,14 +39,23 @@ def set_throttle(cluster: ClusterClient, view: ClusterView, plan: BalancePlan, b
         alter_box_settings(cluster, broker_id, dict.fromkeys(RATES, str(bytes_per_second)), ())
 
 
-def lift_throttle(cluster: ClusterClient, topics: Collection[str], boxes: Collection[int]) -> bool:
-    """Whether there was one."""
+def lift_throttle(cluster: ClusterClient, view: ClusterView, topics: Collection[str] | None = None) -> bool:
+    """Of those of `topics` (None: of all) of which nothing is on its way any more, as `view` has it. Whether there was one."""
+    under_way = {topic for topic, _ in view.ongoing}
+    at_rest = {topic for topic, _ in view.partitions} - under_way
     lifted = False
-    for topic in sorted(topics):
-        if found := [name for name in (LEADERS, FOLLOWERS) if name in topic_settings(cluster, topic).own]:
+    for topic in sorted(at_rest if topics is None else at_rest.intersection(topics)):
+        if found := _throttled(cluster, topic):
             alter_topic_settings(cluster, topic, {}, found)
             lifted = True
-    for broker_id in sorted(boxes) if lifted else ():
-        if found := [name for name in RATES if name in box_settings(cluster, broker_id)]:
-            alter_box_settings(cluster, broker_id, {}, found)
+    if lifted and not any(_throttled(cluster, topic) for topic in sorted(under_way)):
+        for broker_id in sorted(view.boxes):
+            if rates := [name for name in RATES if name in box_settings(cluster, broker_id)]:
+                alter_box_settings(cluster, broker_id, {}, rates)
     return lifted
+
+
+def _throttled(cluster: ClusterClient, topic: str) -> list[str]:
+    """Which of the two configs stand on the topic itself."""
+    own = topic_settings(cluster, topic).own
+    return [name for name in (LEADERS, FOLLOWERS) if name in own]

@@ -59,7 +59,7 @@ def reassign(
         require_there(view, topics or [], boxes or [], wanted)
         chosen = set(topics) if topics else None
         if cancel:
-            cancel_all(cluster, view, chosen)
+            cancel_all(cluster, view, [key for key in view.ongoing if chosen is None or key[0] in chosen], chosen)
             return
         made = explicit_plan(view, (topics or [""])[0], wanted) if wanted else spread_plan(view, chosen, boxes)
         carry_out(cluster, view, made, plan, bytes_per_second, no_wait, chosen)
@@ -183,8 +183,8 @@ def carry_out(
             ends = ", and to lift the throttle at its end" if throttle is not None else ""
             print(f"it goes on without this command; give the same one without --no-wait to watch it{ends}")
             return
-        reassigning.watch(cluster, partitions, SystemClock())
-        lift_throttle(cluster, {name for name, _ in partitions}, view.boxes)
+        last = reassigning.watch(cluster, partitions, SystemClock())
+        lift_throttle(cluster, last, {name for name, _ in partitions})
     except KeyboardInterrupt:
         say("\nit goes on without this command; run it again to watch, or with --cancel to call it off")
         raise typer.Exit(EXIT_FAILED) from None
@@ -195,8 +195,7 @@ def lift_left_over(cluster: ClusterClient, view: ClusterView, topics: Collection
     """The throttle of a reassignment that ended while no command watched it: it would slow down whoever has to catch up later."""
     from appliance.command.replication_throttle import lift_throttle
 
-    names = {name for name, _ in view.partitions}
-    if not view.ongoing and lift_throttle(cluster, names if topics is None else names & set(topics), view.boxes):
+    if lift_throttle(cluster, view, topics):
         print("the throttle of an earlier reassignment is lifted")
 
 
@@ -210,14 +209,16 @@ def refuse_homeless(plan: BalancePlan) -> None:
         raise RequestRefused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, words)
 
 
-def cancel_all(cluster: ClusterClient, view: ClusterView, topics: Collection[str] | None) -> None:
+def cancel_all(cluster: ClusterClient, view: ClusterView, partitions: Collection[Partition], topics: Collection[str] | None) -> None:
+    """All of `partitions`, which are on their way; where there are none, what an earlier reassignment of `topics` (None: of any) left is cleared away."""
     from appliance.command import reassigning
     from appliance.command.replication_throttle import lift_throttle
 
-    partitions: list[Partition] = [key for key in view.ongoing if topics is None or key[0] in topics]
     if not partitions:
         print("nothing is on its way")
+        lift_left_over(cluster, view, topics)
         return
     count = reassigning.cancel(cluster, partitions)
-    lift_throttle(cluster, {name for name, _ in partitions}, view.boxes)
+    others = {key: ongoing for key, ongoing in view.ongoing.items() if key not in partitions}
+    lift_throttle(cluster, view._replace(ongoing=others), {name for name, _ in partitions})
     print(f"called off: {plural(count, 'partition')}")

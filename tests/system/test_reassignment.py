@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, ElectionType, KafkaError, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, NewTopic, ResourceType
 
 from tests.support.real_zookeeper import RealZooKeeper
 from tests.support.running_box import RunningBox, environment, eventually, start_box
@@ -209,6 +209,32 @@ def test_a_producer_goes_on_when_leadership_leaves_a_box_and_comes_back(admin: A
         for number in range(50):
             producer.produce("returned", b"%d" % number, partition=0)
         assert producer.flush(10) == 0
+
+
+def throttled_boxes(admin: AdminClient) -> set[str]:
+    """Those of the three that have a rate."""
+    name, throttled = "leader.replication.throttled.rate", set()
+    for box in ("1", "2", "3"):  # librdkafka asks for one at a time
+        [described] = admin.describe_configs([ConfigResource(ResourceType.BROKER, box)]).values()
+        if described.result(SECONDS)[name].source == ConfigSource.DYNAMIC_BROKER_CONFIG.value:
+            throttled.add(box)
+    return throttled
+
+
+def test_a_throttle_lasts_for_those_that_are_on_their_way_and_no_longer(boxes: list[RunningBox], admin: AdminClient) -> None:
+    create(admin, "slow", [[1, 2], [2, 3], [3, 2]])
+    create(admin, "quick", [[2]])
+    with records_come_in(boxes, "slow"):
+        millrace(boxes, "topic", "reassign", "slow", "--replicas", "0=1,3", "--throttle", "1K", "--no-wait")
+        millrace(boxes, "topic", "reassign", "quick", "--replicas", "0=2,1", "--throttle", "1K")
+        assert throttled_boxes(admin) == {"1", "2", "3"}, "the slow one is still under way"
+        assert "throttled" not in millrace(boxes, "topic", "describe", "quick") and "throttled" in millrace(boxes, "topic", "describe", "slow")
+        assert "called off" in millrace(boxes, "topic", "reassign", "slow", "--cancel")
+        assert throttled_boxes(admin) == set() and "throttled" not in millrace(boxes, "topic", "describe", "slow")
+    millrace(boxes, "topic", "reassign", "quick", "--replicas", "0=2,3", "--throttle", "1M", "--no-wait")
+    eventually(lambda: placed(admin, "quick")[0][1] == [2, 3], "it ends while nobody watches")
+    assert "lifted" in millrace(boxes, "topic", "reassign", "--cancel") and throttled_boxes(admin) == set()
+    assert "lifted" not in millrace(boxes, "topic", "reassign", "--cancel")
 
 
 def test_a_box_is_emptied_filled_and_taken_out_by_commands(boxes: list[RunningBox], admin: AdminClient) -> None:
