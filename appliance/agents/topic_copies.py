@@ -78,7 +78,7 @@ class TopicCopies:
         fewest = min(len(topic.replicas[number]) for number in planned)
         copies = max(map(len, planned.values()))
         boxes = ", ".join(map(str, self._boxes))
-        words = f"topic {topic.name} was made when there were fewer boxes: {len(planned)} of its partitions get {copies} copies instead of {fewest}"
+        words = f"topic {topic.name} has fewer copies than the settings ask for: {len(planned)} of its partitions get {copies} copies instead of {fewest}"
         self._log.notice(f"{words}; boxes {boxes} are there", topic=topic.name)
         self._growing = topic.name
         self._reassigning.order(topic.name, planned, self._on_ordered, is_quiet=True)

@@ -42,7 +42,7 @@ def list_boxes(bootstrap: BootstrapOption = None, data: DataOption = None, confi
     with open_cluster(bootstrap, data, config) as cluster:
         from appliance.command.cluster_view import look_at_cluster
 
-        view = look_at_cluster(cluster)
+        view = look_at_cluster(cluster, with_ongoing=False)
     rows = [_row(view, broker_id) for broker_id in sorted({*view.boxes, *view.absent_boxes()})]
     columns = [Column("box", is_number=True), Column("address"), Column("rack"), Column("state"), Column("leads", is_number=True),
                Column("replicas", is_number=True), Column("out of sync", is_number=True), Column("held", is_number=True),

@@ -71,10 +71,11 @@ class ClusterView(NamedTuple):
         return sorted({int(broker_id) for metadata in self.partitions.values() for broker_id in metadata.assigned_replicas} - self.boxes.keys())
 
 
-def look_at_cluster(cluster: ClusterClient) -> ClusterView:
+def look_at_cluster(cluster: ClusterClient, with_ongoing: bool = True) -> ClusterView:
+    """What is on its way only the controller knows, and not while it does not reach ZooKeeper."""
     boxes = {box.broker_id: box for box in describe_boxes(cluster)}
     partitions = {(name, partition.partition): partition for name, topic in cluster.metadata(None).topics.items() for partition in topic.partitions}
-    ongoing = {key: ongoing for key, ongoing in ongoing_reassignments(cluster).items() if key in partitions}
+    ongoing = {key: ongoing for key, ongoing in ongoing_reassignments(cluster).items() if key in partitions} if with_ongoing else {}
     asked = next((broker_id for broker_id, box in sorted(boxes.items()) if box.contents is not None), None)
     return ClusterView(boxes, partitions, ongoing, closed_boxes(cluster, asked) if asked is not None else frozenset())
 

@@ -1,6 +1,7 @@
 """`millrace config check FILE`: everything that is wrong with a settings file at once, each with its line; `--reference`: the page of all settings.
 
-Nothing of the machine is looked at but the file and the names of directories; what the machine says about them is `millrace doctor --config FILE`.
+Nothing of the machine is looked at but the file, the table of senders that it names, and the names of directories; what the machine says about them is
+`millrace doctor --config FILE`.
 """
 
 from __future__ import annotations
@@ -48,6 +49,11 @@ def check(
     problems = problems_of(file)
     if problems:
         print_problems(file, text, problems)
+    of_senders = sender_problems(file)
+    if of_senders:
+        print("\n".join(of_senders), flush=True)
+        say(f"millrace: {plural(len(of_senders), 'problem')} in the table of senders that {file} names")
+    if problems or of_senders:
         raise typer.Exit(EXIT_FAILED)
     print(summary(file))
 
@@ -59,6 +65,15 @@ def problems_of(file: str) -> list[str]:
 
     resolved, problems = resolve_options(RunOptions(config=file), os.cpu_count() or 1)
     return problems + shape_problems(resolved.data, resolved.state)
+
+
+def sender_problems(file: str) -> list[str]:
+    """What is wrong with the table of senders, if the file names one: FILE:LINE: words."""
+    from appliance.ingest.table.table_checks import read_sender_table
+    from appliance.runtime.run_options import RunOptions, resolve_options
+
+    table = read_sender_table(resolve_options(RunOptions(config=file), os.cpu_count() or 1)[0])
+    return [*table.problems, *(table.certificate_check() if table.certificate_check is not None else [])]
 
 
 def print_problems(file: str, text: str, problems: list[str]) -> None:

@@ -20,6 +20,7 @@ from appliance.command.topic_trim import confirm, trim
 
 if TYPE_CHECKING:
     from appliance.client.admin import TopicDescription
+    from appliance.client.metadata import TopicMetadata
 
 NameArgument = Annotated[str, argument("NAME", "The topic.")]
 
@@ -72,8 +73,14 @@ def list_topics(bootstrap: BootstrapOption = None, data: DataOption = None, conf
         leaderless = sum(partition.leader < 0 for partition in topic.partitions)
         behind = sum(len(partition.isr) < len(partition.assigned_replicas) for partition in topic.partitions)
         trouble = ", ".join(text for count, text in ((leaderless, f"{leaderless} without leader"), (behind, f"{behind} under-replicated")) if count)
-        rows.append([name, str(len(topic.partitions)), str(len(topic.partitions[0].assigned_replicas)) if topic.partitions else "0", trouble or "ok"])
+        rows.append([name, str(len(topic.partitions)), _replicas_text(topic), trouble or "ok"])
     print_table([Column("topic"), Column("partitions", is_number=True), Column("replicas", is_number=True), Column("state")], rows)
+
+
+def _replicas_text(topic: TopicMetadata) -> str:
+    """Of each of its partitions: `3`, or `2-3` where they differ."""
+    counts = sorted({len(partition.assigned_replicas) for partition in topic.partitions} or {0})
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
 
 
 def describe(

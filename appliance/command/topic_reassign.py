@@ -31,6 +31,11 @@ ThrottleOption = Annotated[
 PlanOption = Annotated[bool, option("--plan", help="Show what would move, how much and how long it takes; change nothing.")]
 NoWaitOption = Annotated[bool, option("--no-wait", help="Order it and return.")]
 
+SELF_MADE = (
+    "topics that boxes make by themselves get their copies back, unless the settings ask for fewer on every box: ingest.topic.replication.factor, "
+    "offsets.topic.replication.factor, transaction.state.log.replication.factor"
+)
+
 
 def reassign(
     topics: Annotated[list[str] | None, argument("TOPIC", "The topics. [default: all]")] = None,
@@ -205,6 +210,7 @@ def refuse_homeless(plan: BalancePlan) -> None:
         size = sum(held.size_bytes for held in plan.homeless)
         words = (
             f"{plural(len(plan.homeless), 'partition')} ({bytes_text(size)}) fit on no other box: {names}; add a box or a disk, or lower the replication factor"
+            f" ({SELF_MADE})"
         )
         raise RequestRefused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, words)
 

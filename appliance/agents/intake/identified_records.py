@@ -9,7 +9,7 @@ each for itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -173,8 +173,12 @@ class IdentifiedRecords:
             del self._refused[unit.source.address]
         is_stored = unit.outcome is not Outcome.REFUSED
         now_ms = self._clock.monotonic_ms()
+        rejected = _rejected_identities(unit)
         for identity in memory.begun:
-            self._memory.settled(identity, is_stored, now_ms)
+            if is_stored and identity in rejected:
+                self._memory.settled_in_part(identity, now_ms)
+            else:
+                self._memory.settled(identity, is_stored, now_ms)
         if unit.stream is not None:
             for serial, count in memory.serials:
                 unit.stream.settled(serial, count)
@@ -297,3 +301,11 @@ class IdentifiedRecords:
         self._held.remove(record)
         self._take_each(unit, memory, record, number)
         self._settlement.release(unit)
+
+
+def _rejected_identities(unit: Unit) -> Collection[bytes]:
+    """Of what can never be stored: who brings it again, because the answer was lost, hears the same again."""
+    identities = unit.identities or ()
+    if not unit.rejected or len(identities) == 1:
+        return identities if unit.rejected else ()
+    return {identities[number] for number, _ in unit.rejected}

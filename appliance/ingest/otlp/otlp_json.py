@@ -1,6 +1,7 @@
 """OTLP's log requests in JSON (OTLP 1.x: names in lowerCamelCase, ids in hex, 64-bit integers as texts or numbers, unknown names ignored).
 
-Owned by nobody; pure functions. Weak: what has another type than the schema says is taken for absent, or kept as it is where it is a value.
+Owned by nobody; pure functions. What hides records is refused: a list of them that is none, a parent that is no object. A record that is no object is kept
+with `parsed: false`. Weak: any other field that has another type than the schema says is taken for absent, or kept as it is where it is a value.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from appliance.ingest.agent_event import unparsed_record
 from appliance.ingest.document import FreeNames, encode_document
 from appliance.ingest.http.http_request import RECORDS_MAX
 from appliance.ingest.json_text import read_json
@@ -31,12 +33,12 @@ def read_otlp_json(data: bytes, listener: Listener) -> Reading:
         raise BadPayload("no JSON of OTLP: the request is an object with resourceLogs")
     if request and "resourceLogs" not in request:
         raise BadPayload(f"no JSON of OTLP logs: the request has no resourceLogs, but {', '.join(map(repr, [*request][:3]))[:100]}")
-    scopes: list[tuple[Origin, list[dict[str, Any]]]] = []
+    scopes: list[tuple[Origin, list[Any]]] = []
     records = 0
-    for resource_logs in _children(request, "resourceLogs"):
+    for resource_logs in _parents(request, "resourceLogs"):
         resource = _object(resource_logs, "resource")
         shared = (_attributes(resource), _integer(resource, "droppedAttributesCount"), _text(resource_logs, "schemaUrl"))
-        for scope_logs in _children(resource_logs, "scopeLogs"):
+        for scope_logs in _parents(resource_logs, "scopeLogs"):
             origin = origin_of(*shared, _scope(_object(scope_logs, "scope")), _text(scope_logs, "schemaUrl"))
             found = _children(scope_logs, "logRecords")
             records += len(found)
@@ -46,13 +48,15 @@ def read_otlp_json(data: bytes, listener: Listener) -> Reading:
     return Reading(_slices(scopes, listener))
 
 
-def _slices(scopes: list[tuple[Origin, list[dict[str, Any]]]], listener: Listener) -> Iterator[list[Record]]:
+def _slices(scopes: list[tuple[Origin, list[Any]]], listener: Listener) -> Iterator[list[Record]]:
     for origin, found in scopes:
         for first in range(0, len(found), SLICE_RECORDS):
             yield [_read_log_record(record, origin, listener) for record in found[first : first + SLICE_RECORDS]]
 
 
-def _read_log_record(record: dict[str, Any], origin: Origin, listener: Listener) -> Record:
+def _read_log_record(record: Any, origin: Origin, listener: Listener) -> Record:
+    if type(record) is not dict:
+        return unparsed_record(encode_document(record, True), "no LogRecord: it is no object", listener, origin.known)
     return log_record(
         listener,
         origin,
@@ -122,12 +126,26 @@ def _objects(holder: dict[str, Any], name: str) -> list[dict[str, Any]]:
     return [value for value in values if type(value) is dict] if type(values) is list else []
 
 
-def _children(holder: dict[str, Any], name: str) -> list[dict[str, Any]]:
+def _children(holder: dict[str, Any], name: str) -> list[Any]:
+    """Raises `BadPayload` where records may be that would not be found."""
     if name not in holder:
         for other in _OTHER_NAMES[name]:
             if other in holder:
                 raise BadPayload(f"no JSON of OTLP: {other} is not known; say {name}")
-    return _objects(holder, name)
+    values = holder.get(name)
+    if values is None:
+        return []
+    if type(values) is not list:
+        raise BadPayload(f"no JSON of OTLP: {name} is a list")
+    return values
+
+
+def _parents(holder: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """Children that have records of their own."""
+    values = _children(holder, name)
+    if not all(type(value) is dict for value in values):
+        raise BadPayload(f"no JSON of OTLP: {name} is a list of objects")
+    return values
 
 
 def _text(holder: dict[str, Any], name: str) -> str:

@@ -130,6 +130,15 @@ class ReplayMemory:
             self._remember(identity, now_ms)
         self._release(entry)
 
+    def settled_in_part(self, identity: bytes, now_ms: int) -> None:
+        """The same, where some of it can never be stored: of the rest each record is asked for, also where its batch is stored later."""
+        entry = self._entries.get(identity)
+        if entry is None or not entry.is_under_way:
+            return
+        entry.is_under_way = False
+        self._remember(identity, now_ms)
+        self._release(entry)
+
     def add_stored(self, topic: str, parts: Iterable[Part]) -> None:
         """A batch is stored."""
         for identity, first, count in parts:

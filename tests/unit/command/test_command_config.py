@@ -51,6 +51,17 @@ def test_what_is_wrong_between_two_settings_shows_one_of_them(tmp_path: Path, ca
     assert lines[0].startswith(f"{file}:3: disk.budget.bytes (68719476736) is more than acceptor.arena.bytes")
 
 
+def test_the_table_of_senders_that_it_names_is_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, table = tmp_path / "millrace.toml", tmp_path / "ingest.table"
+    file.write_text(f'"ingest.table.file" = "{table}"\n')
+    assert complaints(file, capsys)[0].startswith(f"{table}: ")
+    table.write_text("listen a relp tcp :2514\nlisten a relp tcp :2515\nroad -> x\n")
+    assert [line.split(":")[1] for line in complaints(file, capsys)] == ["2", "3"]
+    table.write_text("listen a relp tcp :2514\n")
+    check(str(file))
+    assert "ok" in capsys.readouterr().out
+
+
 def test_toml_that_is_none_is_said_with_the_line_that_its_reader_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "millrace.toml"
     file.write_text("a = 1\nb = = 2\n")

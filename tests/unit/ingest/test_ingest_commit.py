@@ -135,6 +135,22 @@ def test_a_record_that_is_too_large_is_named_and_the_others_are_stored(box: Step
     assert (values(box), box.counter('ingest.counted{reason="too_large"}')) == ([b"a", b"b"], 1)
 
 
+@pytest.mark.parametrize("values_sent", [[b"x" * 3000], [b"a", b"x" * 3000, b"b"]])
+def test_who_brings_again_what_can_never_be_stored_hears_the_same_again(box: SteppedIngest, values_sent: list[bytes]) -> None:
+    """The answer was lost. Nothing of it may be said to be stored, and nothing is stored twice."""
+    box.publish(1, {"max.message.bytes": "2000"})
+    box.step()
+    each = [number.to_bytes(16, "big") for number in range(len(values_sent))]
+    for identities in ([b"1" * 16], each):
+        before, number = len(values(box)), values_sent.index(b"x" * 3000)
+        for time in range(3):
+            sent = Sent(box, values_sent, identities)
+            box.run_until(lambda sent=sent: sent.settled)  # type: ignore[misc]
+            assert sent.unit.rejected == [(number, "too_large")] and sent.unit.duplicate_count == (len(values_sent) - 1 if time else 0)
+        assert len(values(box)) == before + len(values_sent) - 1
+    assert box.ledger().balances
+
+
 def test_a_unit_that_is_refused_for_good_is_told_so_and_can_be_sent_again(box: SteppedIngest, monkeypatch: pytest.MonkeyPatch) -> None:
     assert box.log_writer is not None
     with monkeypatch.context() as refusing:

@@ -254,9 +254,33 @@ def test_names_that_are_not_known_are_ignored_beside_records() -> None:
     assert orjson.loads(record.value)["message"] == "x"
 
 
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ({"resourceLogs": 5}, "resourceLogs"),
+        ({"resourceLogs": {"scopeLogs": []}}, "resourceLogs"),
+        ({"resourceLogs": [{}, 5]}, "resourceLogs"),
+        ({"resourceLogs": [{"scopeLogs": "x"}]}, "scopeLogs"),
+        ({"resourceLogs": [{"scopeLogs": [None]}]}, "scopeLogs"),
+        ({"resourceLogs": [{"scopeLogs": [{"logRecords": {"body": {"stringValue": "x"}}}]}]}, "logRecords"),
+    ],
+)
+def test_records_that_cannot_be_told_apart_are_refused_and_not_lost_without_a_word(body: object, name: str) -> None:
+    talk = HttpTalk()
+    answer = export(talk, orjson.dumps(body), JSON)
+    assert answer.status == 400 and name in answer.words["message"] and talk.intake.refused == {RefusedReason.MALFORMED: 1}
+
+
+def test_a_record_that_is_no_object_is_kept_and_said_to_be_unparsed() -> None:
+    body = orjson.dumps({"resourceLogs": [{"scopeLogs": [{"logRecords": ["text", {"body": {"stringValue": "x"}}, None]}]}]})
+    text, good, nothing = records_of(read_otlp_json(body, LISTENER))
+    assert orjson.loads(good.value)["message"] == "x"
+    assert [(document["parsed"], document["raw"]) for document in map(orjson.loads, (text.value, nothing.value))] == [(False, '"text"'), (False, "null")]
+
+
 def test_json_of_wrong_types_is_taken_for_absent() -> None:
     wrong: dict[str, Any] = {"timeUnixNano": "soon", "attributes": {}, "body": {"intValue": "x"}, "severityNumber": [], "traceId": 1, "flags": None}
-    body = orjson.dumps({"resourceLogs": [7, {"resource": [], "scopeLogs": [{"logRecords": [wrong, None]}]}]})
+    body = orjson.dumps({"resourceLogs": [{"resource": [], "scopeLogs": [{"logRecords": [wrong]}]}]})
     (record,) = records_of(read_otlp_json(body, LISTENER))
     assert orjson.loads(record.value)["message"] == "x"
 
