@@ -68,11 +68,17 @@ def problems_of(file: str) -> list[str]:
 
 
 def sender_problems(file: str) -> list[str]:
-    """What is wrong with the table of senders, if the file names one: FILE:LINE: words."""
-    from appliance.ingest.table.table_checks import read_sender_table
+    """What is wrong with the table of senders, if the file names one: FILE:LINE: words. One that is not there yet (install.sh checks settings before it writes
+    the table) is only spoken of."""
+    from appliance.ingest.table.table_checks import FILE_SETTING, read_sender_table
     from appliance.runtime.run_options import RunOptions, resolve_options
 
-    table = read_sender_table(resolve_options(RunOptions(config=file), os.cpu_count() or 1)[0])
+    options, _ = resolve_options(RunOptions(config=file), os.cpu_count() or 1)
+    path = str(options.settings[FILE_SETTING])
+    if path and not os.path.exists(path):
+        say(f"millrace: {path} is not there; the box does not start without it ({FILE_SETTING})")
+        return []
+    table = read_sender_table(options)
     return [*table.problems, *(table.certificate_check() if table.certificate_check is not None else [])]
 
 
