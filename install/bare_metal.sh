@@ -130,7 +130,7 @@ install_packages_of_system() {
 # check_with_release VERSION: the settings, by the release that will read them, and whether the box they describe fits into shared memory.
 check_with_release() {
     local release=$PREFIX/releases/$1
-    "$release/.venv/bin/millrace" config check "$EFFECTIVE_SETTINGS" >"$SCRATCH/checked" || { cat "$SCRATCH/checked" >&2; die "the settings are not what release $1 can run with; nothing was switched"; }
+    "$release/.venv/bin/millrace" config check "$EFFECTIVE_SETTINGS" >"$SCRATCH/checked" 2>&1 || { cat "$SCRATCH/checked" >&2; die "the settings are not what release $1 can run with; nothing was switched"; }
     check_table_with "$release"
     box_is_active && return
     "$release/.venv/bin/python" -P -c '
