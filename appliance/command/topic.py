@@ -73,11 +73,11 @@ def list_topics(bootstrap: BootstrapOption = None, data: DataOption = None, conf
         leaderless = sum(partition.leader < 0 for partition in topic.partitions)
         behind = sum(len(partition.isr) < len(partition.assigned_replicas) for partition in topic.partitions)
         trouble = ", ".join(text for count, text in ((leaderless, f"{leaderless} without leader"), (behind, f"{behind} under-replicated")) if count)
-        rows.append([name, str(len(topic.partitions)), _replicas_text(topic), trouble or "ok"])
+        rows.append([name, str(len(topic.partitions)), replicas_text(topic), trouble or "ok"])
     print_table([Column("topic"), Column("partitions", is_number=True), Column("replicas", is_number=True), Column("state")], rows)
 
 
-def _replicas_text(topic: TopicMetadata) -> str:
+def replicas_text(topic: TopicMetadata) -> str:
     """Of each of its partitions: `3`, or `2-3` where they differ."""
     counts = sorted({len(partition.assigned_replicas) for partition in topic.partitions} or {0})
     return str(counts[0]) if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
