@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from confluent_kafka.admin import AdminClient
 from appliance.records.builder import BatchBuilder
 from tests.support.raw_client import RawClient
 from tests.support.real_zookeeper import RealZooKeeper
-from tests.support.running_box import RunningBox, eventually, start_box
+from tests.support.running_box import COMMAND, RunningBox, environment, eventually, start_box
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 Start = Callable[..., RunningBox]
+MILLRACE = COMMAND[:-1]
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +74,10 @@ def test_a_box_lives_on_a_zookeeper_of_somebody_else_under_a_chroot(start: Start
         zookeeper.kill()
         assert client.produce("there", 0, _batch()).error_code == 0
         assert len(client.fetch("there", 0, 0).records) > 0
+        listed = subprocess.run(
+            [*MILLRACE, "box", "list", "--bootstrap", box.bootstrap], env=environment(), capture_output=True, text=True, timeout=20, check=False
+        )
+        assert (listed.returncode, listed.stderr) == (0, "") and str(box.kafka) in listed.stdout, "who is there is asked in just that minute"
         zookeeper.start()
         client.create_topic("after", 1)
         client.close()
