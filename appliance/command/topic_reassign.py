@@ -225,6 +225,6 @@ def cancel_all(cluster: ClusterClient, view: ClusterView, partitions: Collection
         lift_left_over(cluster, view, topics)
         return
     count = reassigning.cancel(cluster, partitions)
-    others = {key: ongoing for key, ongoing in view.ongoing.items() if key not in partitions}
+    others = {key: view.ongoing[key] for key in view.ongoing.keys() - set(partitions)}
     lift_throttle(cluster, view._replace(ongoing=others), {name for name, _ in partitions})
     print(f"called off: {plural(count, 'partition')}")

@@ -305,7 +305,8 @@ class IdentifiedRecords:
 
 def _rejected_identities(unit: Unit) -> Collection[bytes]:
     """Of what can never be stored: who brings it again, because the answer was lost, hears the same again."""
-    identities = unit.identities or ()
-    if not unit.rejected or len(identities) == 1:
-        return identities if unit.rejected else ()
-    return {identities[number] for number, _ in unit.rejected}
+    if not unit.rejected or unit.identities is None:
+        return ()
+    if len(unit.identities) == 1:
+        return unit.identities
+    return {unit.identities[number] for number, _ in unit.rejected}
