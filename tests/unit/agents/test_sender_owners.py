@@ -57,12 +57,17 @@ class TwoRooms:
         self._senders.append(sender)
         return sender
 
-    def run_until_there(self, *counts: int) -> None:
-        def is_there() -> bool:
-            self.rooms[1].step(0)
-            return tuple(len(room.room) for room in self.rooms) == counts
+    def run_until(self, condition: Callable[[], bool], what: str = "the condition") -> None:
+        """Both take their turns."""
 
-        self.rooms[0].run_until(is_there, f"{counts} connections")
+        def is_so() -> bool:
+            self.rooms[1].step(0)
+            return condition()
+
+        self.rooms[0].run_until(is_so, what)
+
+    def run_until_there(self, *counts: int) -> None:
+        self.run_until(lambda: tuple(len(room.room) for room in self.rooms) == counts, f"{counts} connections")
 
     def close(self) -> None:
         for sender in self._senders:
@@ -93,7 +98,7 @@ def test_nothing_that_was_sent_before_the_connection_was_handed_over_is_lost(two
     two.listen(1)
     sender = two.connect("relp", OTHERS)
     sender.sendall(OPEN + b"2 syslog 6 <13>hi\n")
-    two.rooms[0].run_until(lambda: two.rooms[1].step(0) or two.rooms[1].intake.messages == [b"<13>hi"])  # type: ignore[func-returns-value]
+    two.run_until(lambda: two.rooms[1].intake.messages == [b"<13>hi"])
     ((unit, _),) = two.rooms[1].intake.taken
     assert unit.listener.name == "relp" and unit.source.address == b"%s:%d" % (OTHERS.encode(), sender.getsockname()[1])
 
@@ -171,7 +176,7 @@ def test_a_sender_that_was_cut_and_is_accepted_by_its_owner_is_not_read_before_w
     for _ in range(20):
         two.rooms[1].step()
     assert two.rooms[1].intake.messages == [], "room 0 has not answered"
-    two.rooms[0].run_until(lambda: two.rooms[1].step(0) or len(two.rooms[1].intake.messages) == 2)  # type: ignore[func-returns-value]
+    two.run_until(lambda: len(two.rooms[1].intake.messages) == 2)
     assert two.rooms[1].intake.messages == [b"<13>first", b"<13>second"]
     assert [stream.has_left for stream in two.rooms[1].intake.streams] == [False, True], "before anything of the second was taken"
 
@@ -181,7 +186,7 @@ def test_one_inquiry_is_under_way_at_a_time_and_the_next_one_serves_all_that_cam
     owners = two.rooms[1].room._owners
     assert owners is not None
     assert [owners.inquire() for _ in range(4)] == [1, 2, 2, 2] and not owners.is_answered(1)
-    two.rooms[0].run_until(lambda: two.rooms[1].step(0) or owners.is_answered(2))  # type: ignore[func-returns-value]
+    two.run_until(lambda: owners.is_answered(2))
     assert owners.inquire() == 3
 
 
@@ -202,12 +207,12 @@ def test_an_inquiry_reaches_the_next_life_of_an_ingest(two: TwoRooms) -> None:
     owners = two.rooms[0].room._owners
     assert owners is not None
     first = owners.inquire()
-    two.rooms[1].run_until(lambda: two.rooms[0].step(0) or owners.is_answered(first))  # type: ignore[func-returns-value]
+    two.run_until(lambda: owners.is_answered(first))
     two.rooms[1].room.accept(False)
     two.rooms[1].room.accept(True)
     second = owners.inquire()
     assert not owners.is_answered(second)
-    two.rooms[1].run_until(lambda: two.rooms[0].step(0) or owners.is_answered(second))  # type: ignore[func-returns-value]
+    two.run_until(lambda: owners.is_answered(second))
 
 
 @pytest.mark.parametrize("by_a_guest", [True, False])
@@ -238,5 +243,5 @@ def test_the_answer_to_an_inquiry_comes_behind_those_who_wait_for_room_in_the_qu
     for _ in range(20):
         two.rooms[0].step(0)
     assert not owners[1].is_answered(inquiry) and two.rooms[0].counter("ingest.connections_handed_over") < 100
-    two.rooms[0].run_until(lambda: two.rooms[1].step(0) or owners[1].is_answered(inquiry))  # type: ignore[func-returns-value, union-attr]
+    two.run_until(lambda: owners[1].is_answered(inquiry))  # type: ignore[union-attr]
     assert len(two.rooms[1].room) == 100
