@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
