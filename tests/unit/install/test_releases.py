@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance import __version__
 from tests.support.install_functions import TREE, run_functions
 
 pytestmark = pytest.mark.slow
@@ -35,7 +36,7 @@ def version(tmp_path: Path, tree: Path) -> str:
 
 def test_other_files_are_another_version_and_the_same_files_the_same(tmp_path: Path, tree: Path) -> None:
     first = version(tmp_path, tree)
-    assert first.startswith("0.1.0+")
+    assert first.startswith(f"{__version__}+")
     (tree / "appliance/__pycache__").mkdir()
     (tree / "appliance/__pycache__/code.pyc").write_text("made while running")
     assert version(tmp_path, tree) == first
@@ -48,11 +49,11 @@ def test_a_clean_checkout_is_called_by_its_commit_and_a_changed_one_is_not(tmp_p
     for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
         subprocess.run([*git, *command], check=True)
     commit = subprocess.run([*git, "rev-parse", "--short=7", "HEAD"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-    assert version(tmp_path, tree) == f"0.1.0+g{commit}"
+    assert version(tmp_path, tree) == f"{__version__}+g{commit}"
     (tree / "notes.txt").write_text("of no release")
-    assert version(tmp_path, tree) == f"0.1.0+g{commit}"
+    assert version(tmp_path, tree) == f"{__version__}+g{commit}"
     (tree / "appliance/more.py").write_text("")
-    assert version(tmp_path, tree).startswith(f"0.1.0+g{commit}.")
+    assert version(tmp_path, tree).startswith(f"{__version__}+g{commit}.")
 
 
 def test_a_release_keeps_the_version_it_was_built_as(tmp_path: Path, tree: Path) -> None:
