@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,14 @@ def open_reader(bootstrap: str) -> JsonClient:
 
 def write_everything(client: Client, bootstrap: str, log_directory: Path) -> None:
     """With `open_reader`'s client, which can write headers without a value; the producers with ids are librdkafka's."""
-    for topic, config in CONFIGS.items():
+    write_topics(client, bootstrap, CONFIGS)
+    checkpoint = log_directory / "cleaner-offset-checkpoint"
+    eventually(lambda: b"compacted 0" in checkpoint.read_bytes(), "Kafka compacts")
+
+
+def write_topics(client: Client, bootstrap: str, configs: Mapping[str, Mapping[str, str]]) -> None:
+    """The same, without waiting for compaction."""
+    for topic, config in configs.items():
         client.create(topic, **config)
     for codec in CODECS:
         client.produce("mixed", MIXED, codec)
@@ -55,8 +63,6 @@ def write_everything(client: Client, bootstrap: str, log_directory: Path) -> Non
     for number in range(20):
         value = b"version %d" % number
         client.produce("compacted", [Sent(None if key == 5 else value, b"key %d" % key, (), 1_700_000_000_000 + 10 * number + key) for key in range(20)])
-    checkpoint = log_directory / "cleaner-offset-checkpoint"
-    eventually(lambda: b"compacted 0" in checkpoint.read_bytes(), "Kafka compacts")
 
 
 def _producer(bootstrap: str, **options: Any) -> Any:
