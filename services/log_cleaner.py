@@ -1,6 +1,6 @@
 """log-cleaner: one cleaning run over one log, started by a log-writer when compaction is due; it ends with its run, or with its log-writer.
 
-The job is read from standard input (a file in memory), reports go to standard output, line by line.
+The job is read from standard input (a file in memory), reports go to standard output, line by line. The log's directory is an open descriptor.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from appliance.runtime.idle_priority import take_idle_priority
 from appliance.runtime.parent_death import bind_to_parent
 from appliance.runtime.service_main import name_process
 from appliance.storage.cleaner import run_cleaning
-from appliance.storage.cleaning_job import CleaningJob, RunReport
+from appliance.storage.cleaning_job import DIRECTORY_FD, CleaningJob, RunReport
 
 
 def main() -> int:
@@ -21,11 +21,13 @@ def main() -> int:
     name_process(f"log-cleaner@{sys.argv[1]}" if len(sys.argv) > 1 else "log-cleaner")
     take_idle_priority()
     job = CleaningJob.decode(os.pread(0, os.fstat(0).st_size, 0))
+    os.fchdir(DIRECTORY_FD)  # its topic may be deleted meanwhile, and another one created under its name
+    os.close(DIRECTORY_FD)
 
     def report(said: RunReport) -> None:
         os.write(1, said.encode())
 
-    run_cleaning(job, report)
+    run_cleaning(job, report, ".")
     return 0
 
 

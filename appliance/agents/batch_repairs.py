@@ -85,7 +85,8 @@ class BatchRepairs:
         where = f"{name} at offset {repair.first_offset}"
         if code == ErrorCode.KAFKA_STORAGE_ERROR:
             where = f"{name} in segment {repair.place.base_offset} at byte {repair.place.position}"
-            self._log.warning(f"disk {self._disk}: damage in {where} could not be repaired: {repair.problem}", **name._asdict(), disk=self._disk)
+            if self._partitions.by_row.get(repair.hosted.row) is repair.hosted:
+                self._log.warning(f"disk {self._disk}: damage in {where} could not be repaired: {repair.problem}", **name._asdict(), disk=self._disk)
         elif repair.is_written:
             count = len(repair.plan.writes)
             self._batches.add(count)
@@ -175,6 +176,8 @@ class _Repair:
                 work()
             except OSError as error:
                 self._fail(action, error)
+            except Exception as failure:  # nothing is known of what it was to compare, or to make durable
+                self._give_up(f"could not {action} {self._path}: {type(failure).__name__}: {failure}")
             if self._is_over:
                 file_io.close_all([self._fd])
 
@@ -186,6 +189,10 @@ class _Repair:
         failure = file_io.storage_failure(f"{action} {self._path}", error)
         self.failure = failure if self.is_written else None
         self.problem = str(failure)
+
+    def _give_up(self, problem: str) -> None:
+        self.failure = StorageFailed(problem) if self.is_written else None
+        self.problem = problem
 
     def close(self, timeout_seconds: float = 0) -> None:
         """While the disk keeps the thread waiting, the descriptor is the thread's to close."""

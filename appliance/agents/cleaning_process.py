@@ -1,6 +1,7 @@
 """One cleaning run as a process: started, listened to, ended. The log-writer's side of `services/log_cleaner.py`.
 
-posix_spawn, not fork: nothing of the log-writer is copied, and its threads do not matter. Job and reports pass through files in memory, so nobody can
+posix_spawn, not fork: nothing of the log-writer is copied, and its threads do not matter. It gets the log's directory as a descriptor, not by its
+name, which a new topic may have before the run is ended. Job and reports pass through files in memory, so nobody can
 wait for a full pipe. The child binds itself to us and dies when we do. Weak spot: a child whose disk hangs cannot be killed before the disk answers; it is
 left to the kernel then.
 """
@@ -13,7 +14,8 @@ import sys
 
 from appliance.runtime.parent_death import BOUND_VARIABLE, PARENT_VARIABLE
 from appliance.runtime.run_options import python_arguments
-from appliance.storage.cleaning_job import CleaningJob, RunReport
+from appliance.storage.cleaning_job import DIRECTORY_FD, CleaningJob, RunReport
+from appliance.storage.pinned_directory import PinnedDirectory
 
 
 class CleaningProcess:
@@ -36,15 +38,19 @@ class CleaningProcess:
         for name in ("LISTEN_PID", "LISTEN_FDS", "NOTIFY_SOCKET"):
             environment.pop(name, None)
         arguments = [sys.executable, *python_arguments("services.log_cleaner", environment), disk]
-        job_file = os.memfd_create("cleaning-job")
+        directory = PinnedDirectory(job.directory)
+        job_file = -1
         try:
+            job_file = os.memfd_create("cleaning-job")
             document = memoryview(job.encode())
             while document:
                 document = document[os.write(job_file, document) :]
-            actions = [(os.POSIX_SPAWN_DUP2, job_file, 0), (os.POSIX_SPAWN_DUP2, self._reports, 1)]
+            actions = [(os.POSIX_SPAWN_DUP2, ours, theirs) for ours, theirs in ((job_file, 0), (self._reports, 1), (directory.fd, DIRECTORY_FD))]
             return os.posix_spawn(sys.executable, arguments, environment, file_actions=actions)
         finally:
-            os.close(job_file)
+            directory.close()
+            if job_file >= 0:
+                os.close(job_file)
 
     def poll(self) -> list[RunReport]:
         """What it said since the last look. `status` is set before its last words are read, so that none is missed."""

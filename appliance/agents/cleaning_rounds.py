@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from appliance.agents.cleaning_process import CleaningProcess
@@ -29,7 +30,9 @@ from appliance.storage.cleaned_segment import remove_cleaned
 from appliance.storage.cleaning_job import DONE, FAILED, CleanedGroup, CleaningJob, RunReport
 from appliance.storage.cleaning_plan import NEVER_MS, CleanableSegment, CleaningCandidate, CleaningPlan, filthiest, plan_cleaning
 from appliance.storage.log_directory import LogDirectory
+from appliance.storage.pinned_directory import PinnedDirectory
 from appliance.storage.removed_segments import DepartingFiles
+from appliance.storage.segment_files import CLEANED_SUFFIX
 from appliance.storage.segment_times import lag_times
 
 POLL_NS = 100_000_000
@@ -169,7 +172,10 @@ class CleaningRounds:
         def choose() -> None:
             plans = []
             for number, (hosted, candidate) in enumerate(candidates):
-                plan = plan_cleaning(_with_times(hosted.log.directory, candidate), now_ms)
+                try:
+                    plan = plan_cleaning(_with_times(hosted.log.directory, candidate), now_ms)
+                except FileNotFoundError:
+                    continue  # its topic was deleted, or retention was faster
                 if plan is not None:
                     plans.append((number, plan))
             best = filthiest(plans)
@@ -315,19 +321,34 @@ class CleaningRounds:
             self._replaced.clear()
             return
         replaced, self._replaced = self._replaced, []
-        directory = run.hosted.log.directory
+        log = run.hosted.log
         offsets = self._directory.to_be_saved(self._offsets())
+        due_ns = self._clock.monotonic_ns() + log.config.file_delete_delay_ms * 1_000_000
+        is_here = partial(self._is_here, run.hosted)
+        is_found = True
 
         def settle() -> None:
-            for name in file_io.listdir(directory):
-                if name.endswith(".cleaned"):
-                    file_io.unlink_if_there(f"{directory}/{name}")
-            if replaced:
-                file_io.fsync_directory(directory)
+            nonlocal is_found
+            try:
+                directory = PinnedDirectory(log.directory)
+            except FileNotFoundError:
+                is_found = False
+            else:
+                try:
+                    if is_here():  # what has that name now is this log's
+                        _settle(directory, bool(replaced))
+                finally:
+                    directory.close()
             self._directory.save_cleaned_offsets(offsets)
 
-        due_ns = self._clock.monotonic_ns() + run.hosted.log.config.file_delete_delay_ms * 1_000_000
-        self._beside(settle, lambda: self._departing.add(replaced, due_ns))
+        def take() -> None:
+            if not is_here():
+                return
+            if not is_found:
+                raise StorageFailed(f"could not compact log {log.topic_partition}: {log.directory} is not there")
+            self._departing.add(replaced, due_ns, is_here)
+
+        self._beside(settle, take)
 
     def _offsets(self) -> dict[TopicPartition, int]:
         """First dirty offsets of the logs that are here, and of those that wait to be opened."""
@@ -370,6 +391,15 @@ class CleaningRounds:
         failure, self._failure = self._failure, None
         if failure is not None and not isinstance(failure, DiskFull | OutOfDescriptors):
             raise failure
+
+
+def _settle(directory: PinnedDirectory, has_swapped: bool) -> None:
+    """Remove what was not swapped in, make durable what was. Raises OSError."""
+    for name in file_io.listdir(directory.path):
+        if name.endswith(CLEANED_SUFFIX):
+            file_io.unlink_in(directory.fd, name)
+    if has_swapped:
+        directory.sync()
 
 
 def _key(hosted: HostedPartition) -> LogKey:

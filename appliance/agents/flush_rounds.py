@@ -177,7 +177,7 @@ class FlushRounds:
                 flush = hosted.log.flush_files(files_left)
                 if flush is None:
                     continue
-                files_left -= len(flush.files)
+                files_left -= len(flush.files) + (flush.pinned is not None)
                 self._under_way.append((hosted, flush, hosted.log.truncations))
                 if not flush.is_whole:
                     self._to_flush.append(hosted)

@@ -16,7 +16,7 @@ from appliance.agents.hosted_partition import HostedPartition
 from appliance.agents.hosted_partitions import HostedPartitions
 from appliance.agents.mover_process import MoverProcess
 from appliance.base.clock import Clock
-from appliance.base.errors import DiskFull, ErrorCode
+from appliance.base.errors import DiskFull, ErrorCode, OutOfDescriptors, StorageFailed
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
 from appliance.base.model import TopicId, TopicPartition
@@ -130,6 +130,8 @@ class IncomingMoves:
         self._settle_ns = 0
         self._thread: threading.Thread | None = None
         self._settled: list[HostedPartition] = []
+        self._missing: list[HostedPartition] = []
+        """Of those, whose directory the thread did not find."""
         self._failure: Exception | None = None
         self._begun = counters.counter("moves.begun")
         self._failures = counters.counter("moves.failures")
@@ -409,31 +411,39 @@ class IncomingMoves:
                 return
             self._thread = None
             failure, self._failure = self._failure, None
-            if isinstance(failure, DiskFull):
+            settled, self._settled = self._settled, []
+            missing, self._missing = self._missing, []
+            if isinstance(failure, DiskFull | OutOfDescriptors):
                 self._settle_ns = now_ns + SETTLE_RETRY_NS
-                self._unsettled += self._settled
-            elif failure is not None:
+                self._unsettled += settled
+            if failure is not None and not isinstance(failure, DiskFull):
                 raise failure
-            self._settled = []
+            lost = next((hosted for hosted in missing if self._is_here(hosted)), None)
+            if lost is not None:
+                raise StorageFailed(f"could not settle moved log {lost.topic_partition}: {lost.log.directory} is not there")
         if not self._unsettled or now_ns < self._settle_ns:
             return
-        self._settled, self._unsettled = [hosted for hosted in self._unsettled if self._partitions.by_row.get(hosted.row) is hosted], []
+        settling = self._settled = [hosted for hosted in self._unsettled if self._is_here(hosted)]
+        self._unsettled = []
         everyone = list(self._partitions.by_row.values())
         directory = self._directory
         recovery_points = directory.to_be_saved({hosted.topic_partition: hosted.log.recovery_point for hosted in everyone})
         watermarks = directory.to_be_saved({hosted.topic_partition: hosted.high_watermark for hosted in everyone})
         starts = directory.to_be_saved({hosted.topic_partition: hosted.log.log_start_offset for hosted in everyone if hosted.log.log_start_offset})
-        paths = [hosted.log.directory for hosted in self._settled]
+
+        def settle(hosted: HostedPartition) -> None:
+            try:
+                future_directories.settle(hosted.log.directory, lambda: self._is_here(hosted))
+            except FileNotFoundError:
+                self._missing.append(hosted)  # the loop knows whether it was deleted
 
         def body() -> None:
             try:
                 directory.save_recovery_points(recovery_points)
                 directory.save_high_watermarks(watermarks)
                 directory.save_log_start_offsets(starts)
-                for path in paths:
-                    future_directories.settle(path)
-            except FileNotFoundError:
-                pass  # its topic was deleted
+                for hosted in settling:
+                    settle(hosted)
             except OSError as error:
                 self._failure = file_io.storage_failure(f"settle moved logs in {directory.path}", error)
             except Exception as failure:  # handed to the loop, which knows what it means
@@ -441,6 +451,9 @@ class IncomingMoves:
 
         self._thread = threading.Thread(target=body, name="settle-moves", daemon=True)
         self._thread.start()
+
+    def _is_here(self, hosted: HostedPartition) -> bool:
+        return self._partitions.by_row.get(hosted.row) is hosted
 
     # -- ends
 

@@ -18,6 +18,7 @@ from appliance.shm.counters import Counters
 from appliance.storage import file_io
 from appliance.storage.index_rebuild import discard, put_in_place, rebuild_beside
 from appliance.storage.log import Log
+from appliance.storage.pinned_directory import PinnedDirectory
 
 _Segment = tuple[TopicPartition, int]
 
@@ -35,6 +36,8 @@ class IndexRepairs:
         self._waiting: list[_Segment] = []
         self._replacements = 0
         self._under_way: _Segment | None = None
+        self._rebuilding: tuple[Log, PinnedDirectory] | None = None
+        """Of the segment under way: another log may have its name by the time it is done."""
         self._thread: threading.Thread | None = None
         self._problem: str | None = None
         self._rebuilt = counters.counter("log_writer.indexes_rebuilt")
@@ -77,15 +80,23 @@ class IndexRepairs:
         log = self._hosting_log(segment)
         if log is None:
             return
-        self._under_way = segment
+        try:
+            directory = PinnedDirectory(log.directory)
+        except OSError as error:
+            self._tell_failed(segment, str(file_io.storage_failure("open its directory", error)))
+            return
+        self._under_way, self._rebuilding = segment, (log, directory)
         self._replacements = log.replacements
-        directory, interval_bytes = log.directory, log.config.index_interval_bytes
+        interval_bytes = log.config.index_interval_bytes
+        self._problem = "its thread died"
 
         def work() -> None:
             try:
-                self._problem = rebuild_beside(directory, segment[1], interval_bytes, self._clock.wall_ms())
+                self._problem = rebuild_beside(directory.path, segment[1], interval_bytes, self._clock.wall_ms())
             except OSError as error:
                 self._problem = str(file_io.storage_failure("read or write it", error))
+            except Exception as failure:  # half an index must not be put in place
+                self._problem = f"{type(failure).__name__}: {failure}"
 
         self._thread = threading.Thread(target=work, name="index-rebuild", daemon=True)
         self._thread.start()
@@ -93,24 +104,34 @@ class IndexRepairs:
     def _finish(self) -> None:
         segment, self._under_way = self._under_way, None
         problem, self._problem = self._problem, None
-        if segment is None:
+        rebuilding, self._rebuilding = self._rebuilding, None
+        if segment is None or rebuilding is None:
             return
         topic_partition, base_offset = segment
-        log = self._hosting_log(segment)
+        log, directory = rebuilding
+        is_here = self._hosting_log(segment) is log
         try:
-            if problem is None and log is not None and log.replacements == self._replacements:  # not compacted meanwhile
-                put_in_place(log.directory, base_offset)
+            if problem is None and is_here and log.replacements == self._replacements:  # not compacted meanwhile
+                put_in_place(directory.path, base_offset)
                 self._rebuilt.add()
                 self._log.notice(f"indexes of segment {base_offset} of {topic_partition} were made anew", **topic_partition._asdict())
                 return
-            if log is not None:
-                discard(log.directory, base_offset)
+            discard(directory.path, base_offset)
         except OSError as error:
             problem = str(file_io.storage_failure("put them in place", error))
-        if problem is not None:
-            self._log.warning(f"indexes of segment {base_offset} of {topic_partition} could not be made anew: {problem}", **topic_partition._asdict())
+        finally:
+            directory.close()
+        if problem is not None and is_here:
+            self._tell_failed(segment, problem)
+
+    def _tell_failed(self, segment: _Segment, problem: str) -> None:
+        topic_partition, base_offset = segment
+        self._log.warning(f"indexes of segment {base_offset} of {topic_partition} could not be made anew: {problem}", **topic_partition._asdict())
 
     def close(self) -> None:
         """Wait for a rebuild that is under way; what it wrote is swept at the next start."""
         if self._thread is not None:
             self._thread.join(timeout=10)
+            if not self._thread.is_alive() and self._rebuilding is not None:
+                self._rebuilding[1].close()
+                self._rebuilding = None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from appliance.agents.hosted_partition import HostedPartition
@@ -61,6 +62,16 @@ class _Removal(NamedTuple):
     delay_ms: int
 
 
+class _Writing:
+    """A checkpoint and renames that a thread is busy with. The thread takes from `removals` and adds to `renamed`; `waiting` is the loop's."""
+
+    def __init__(self, removals: list[_Removal], waiting: list[tuple[Any, HostedPartition]]) -> None:
+        self.removals = removals
+        self.waiting = waiting
+        self.renamed: list[tuple[_Removal, list[str]]] = []
+        self.is_written = False
+
+
 class RetentionRounds:
     """What one disk deletes. `on_durable(context, hosted, error code)` answers a DeleteRecords."""
 
@@ -92,9 +103,10 @@ class RetentionRounds:
         self._planned: deque[_Planned] = deque()
         self._removals: list[_Removal] = []
         self._waiting: list[tuple[Any, HostedPartition]] = []
+        self._writing: _Writing | None = None
+        """What the thread has of these two lists; the lists themselves are the loop's alone."""
         self._departing = DepartingFiles()
         self._missing_bytes = 0
-        self._renamed: list[tuple[list[str], int]] = []
         self._thread: threading.Thread | None = None
         self._then: Callable[[], None] | None = None
         self._failure: Exception | None = None
@@ -163,6 +175,7 @@ class RetentionRounds:
             if self._thread.is_alive():
                 return
             self._thread = None
+            self._take_back_unwritten()
             failure, self._failure = self._failure, None
             if failure is not None:
                 self._then = None
@@ -324,44 +337,46 @@ class RetentionRounds:
         shortened = [hosted for hosted in self._partitions.by_row.values() if hosted.log.log_start_offset]
         starts = self._directory.to_be_saved({hosted.topic_partition: hosted.log.log_start_offset for hosted in shortened})
         begun = list(removals)
-        is_written = False
+        writing = self._writing = _Writing(removals, waiting)
         no_space: list[DiskFull] = []
 
         def write() -> None:
-            nonlocal is_written
             try:
-                try:
-                    self._directory.save_log_start_offsets(starts)
-                    is_written = True
-                except DiskFull as failure:
-                    no_space.append(failure)
-                    self._without_checkpoint.add(len(removals))
-                while removals:
-                    self._renamed.append((removals[0].segments.rename(), removals[0].delay_ms))
-                    removals.pop(0).segments.close()
-            finally:  # nothing is forgotten
-                self._removals = removals + self._removals
-                if not is_written:
-                    self._waiting = waiting + self._waiting
+                self._directory.save_log_start_offsets(starts)
+                writing.is_written = True
+            except DiskFull as failure:
+                no_space.append(failure)
+                self._without_checkpoint.add(len(removals))
+            while removals:
+                writing.renamed.append((removals[0], removals[0].segments.rename()))
+                removals.pop(0).segments.close()
 
         def after() -> None:
-            now_ns = self._clock.monotonic_ns()
-            renamed, self._renamed = self._renamed, []
-            for paths, delay_ms in renamed:
-                self._departing.add(paths, now_ns + delay_ms * 1_000_000)
-            self._departing_files.set(len(self._departing))
-            if is_written:
-                for context, hosted in waiting:
+            if writing.is_written:
+                for context, hosted in writing.waiting:
                     self._on_durable(context, hosted, ErrorCode.NONE)
                 for hosted, _, _ in begun:
                     if self._is_here(hosted):
-                        hosted.log.forget_removed(starts[hosted.topic_partition])
+                        hosted.log.forget_removed(starts.get(hosted.topic_partition, 0))
                         hosted.log.truncate_epochs_from_start()
             if no_space:
-                self._waiting_from_ns = now_ns + SPACE_NS
+                self._waiting_from_ns = self._clock.monotonic_ns() + SPACE_NS
                 raise no_space[0]
 
         self._run(write, after)
+
+    def _take_back_unwritten(self) -> None:
+        """The thread has ended, however: what it did not get to waits for the next one, before what came meanwhile."""
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return
+        now_ns = self._clock.monotonic_ns()
+        for removal, paths in writing.renamed:
+            self._departing.add(paths, now_ns + removal.delay_ms * 1_000_000, partial(self._is_here, removal.hosted))
+        self._departing_files.set(len(self._departing))
+        self._removals = writing.removals + self._removals
+        if not writing.is_written:
+            self._waiting = writing.waiting + self._waiting
 
     def _remove_some(self, now_ns: int) -> None:
         self._departing.remove_some(now_ns, DELETE_SLICE_BYTES)
@@ -369,11 +384,14 @@ class RetentionRounds:
 
     def forget(self, is_context: Callable[[Any], bool]) -> None:
         """Whoever asked for these is gone."""
-        self._waiting = [(context, hosted) for context, hosted in self._waiting if not is_context(context)]
+        for waiting in (self._waiting, self._writing.waiting if self._writing is not None else []):
+            waiting[:] = [(context, hosted) for context, hosted in waiting if not is_context(context)]
 
     def fail(self) -> None:
         """The disk is offline: who waits is told."""
         waiting, self._waiting = self._waiting, []
+        if self._writing is not None:
+            waiting, self._writing.waiting = self._writing.waiting + waiting, []
         for context, hosted in waiting:
             self._on_durable(context, hosted, ErrorCode.KAFKA_STORAGE_ERROR)
 
@@ -381,6 +399,9 @@ class RetentionRounds:
         """Wait for what is under way. What is not removed yet is removed at the next start."""
         if self._thread is not None:
             self._thread.join(timeout=10)
+            if self._thread.is_alive():
+                return
+        self._take_back_unwritten()
         for removal in self._removals:
             removal.segments.close()
 

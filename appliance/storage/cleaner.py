@@ -42,10 +42,10 @@ class Uncleanable(Exception):
     """Something in the log cannot be understood; a run must not touch it."""
 
 
-def run_cleaning(job: CleaningJob, report: Report) -> None:
-    """Carry a job out. The last report is DONE or FAILED."""
+def run_cleaning(job: CleaningJob, report: Report, place: str = "") -> None:
+    """Carry a job out. The last report is DONE or FAILED. `place`: a path to the directory that holds even if another one gets its name."""
     try:
-        CleaningRun(job, report).run()
+        CleaningRun(job._replace(directory=place or job.directory), report).run()
     except OSError as error:
         is_full = error.errno in _FULL and not isinstance(error, file_io.SyncFailed)
         report(RunReport(FAILED, reason=str(file_io.storage_failure(f"compact {job.directory}", error)), is_full=is_full))

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+DIRECTORY_FD = 3
+"""The run's descriptor of the log's directory."""
 MAPPED = "mapped"
 GROUP = "group"
 DONE = "done"

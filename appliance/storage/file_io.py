@@ -262,6 +262,18 @@ def sync_path(path: str) -> None:
         close(fd)
 
 
+def sync_in(directory_fd: int, name: str) -> None:
+    """Make an already written file of a directory durable; one that is gone needs nothing."""
+    try:
+        fd = open_file(name, READ_ONLY | os.O_CLOEXEC, dir_fd=directory_fd)
+    except FileNotFoundError:
+        return
+    try:
+        sync_all(fd)
+    finally:
+        close(fd)
+
+
 def exists(path: str) -> bool:
     try:
         stat(path)

@@ -1,7 +1,8 @@
 """What must reach the platter before a log's recovery point may advance, handed over to a flush thread.
 
 Made by the log in the log-writer's loop, synced anywhere, once: the descriptors are duplicates, so the log may roll, truncate or close
-meanwhile. A round that could not even begin to sync (no descriptor for a small file) goes back to its log with `Log.take_back`.
+meanwhile, and the directory is pinned, so the partition may be deleted. A round that could not even begin to sync (no descriptor for a small file)
+goes back to its log with `Log.take_back`.
 Weak spot: syncing many logs one by one is slow; with one `syncfs` for the disk instead, call `release` and use `end_offset`.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from appliance.storage import file_io
+from appliance.storage.pinned_directory import PinnedDirectory
 
 
 class FlushRound(NamedTuple):
@@ -20,8 +22,8 @@ class FlushRound(NamedTuple):
     """Duplicated descriptors: logs and indexes."""
     paths: list[str]
     """Small files that were replaced: leader epochs, producer snapshots."""
-    directory: str
-    """The partition directory, if names in it changed; else empty."""
+    pinned: PinnedDirectory | None
+    """The partition directory, if names in it changed; there is one if there are `paths`."""
     is_whole: bool = True
     """False: there was more than one round may take; ask the log again when this one is done."""
 
@@ -30,10 +32,10 @@ class FlushRound(NamedTuple):
         try:
             for fd in self.files:
                 file_io.sync_data(fd)
-            for path in self.paths:
-                file_io.sync_path(path)
-            if self.directory:
-                file_io.fsync_directory(self.directory)
+            if self.pinned is not None:
+                for path in self.paths:
+                    self.pinned.sync_file(path)
+                self.pinned.sync()
         finally:
             self.release()
 
@@ -41,3 +43,5 @@ class FlushRound(NamedTuple):
         files = list(self.files)
         self.files.clear()
         file_io.close_all(files)
+        if self.pinned is not None:
+            self.pinned.close()

@@ -8,6 +8,7 @@ only described at a start, the mover opens them. Weak spot: a promotion renames 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 from appliance.base.model import TopicId, TopicPartition
@@ -16,6 +17,7 @@ from appliance.storage.log_directory import LogDirectory
 from appliance.storage.meta_properties import encode_partition_metadata, read_topic_id
 from appliance.storage.move_record import MOVE_RECORD, Complete, MoveRecord, read_move, write_move
 from appliance.storage.partition_directory import FUTURE_SUFFIX, leaving_name
+from appliance.storage.pinned_directory import PinnedDirectory
 from appliance.storage.segment_files import PARTITION_METADATA
 
 _FUTURE = re.compile(r".+-[0-9]+\.([0-9a-f]{32})-future\Z")
@@ -132,10 +134,16 @@ class FutureDirectories:
         return f"{self._directory.path}/{leaving_name(topic_partition, topic_id.hex(), FUTURE_SUFFIX)}"
 
 
-def settle(path: str) -> None:
-    """The checkpoints say what the record of a promoted log says: it goes. Raises OSError."""
-    file_io.unlink_if_there(f"{path}/{MOVE_RECORD}")
-    file_io.fsync_directory(path)
+def settle(path: str, is_here: Callable[[], bool] = lambda: True) -> None:
+    """The checkpoints say what the record of a promoted log says: it goes. `is_here` is asked when the directory is held: false, the log was deleted
+    meanwhile, and another one may have its name. Raises OSError."""
+    directory = PinnedDirectory(path)
+    try:
+        if is_here():
+            file_io.unlink_in(directory.fd, MOVE_RECORD)
+            directory.sync()
+    finally:
+        directory.close()
 
 
 _BEFORE_THE_RECORD = {PARTITION_METADATA, f"{PARTITION_METADATA}.tmp", f"{MOVE_RECORD}.tmp"}

@@ -7,9 +7,11 @@ a directory on a network file system can be opened twice.
 
 from __future__ import annotations
 
+import errno
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
+from itertools import count
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ConfigurationProblems, DiskFull, ErrorCode, RequestRefused
@@ -30,6 +32,16 @@ from appliance.storage.segment_files import LOG_SUFFIX, PARTITION_METADATA, offs
 
 TO_BE_SAVED_MAX = 16
 """More than threads that save; what was never saved leaves by that."""
+
+
+class CollectedOffsets(dict[TopicPartition, int]):
+    """Offsets by partition for a checkpoint, as they were at one moment; a larger `number` was collected later."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int, offsets: Mapping[TopicPartition, int]) -> None:
+        super().__init__(offsets)
+        self.number = number
 
 
 class LogDirectory:
@@ -61,6 +73,9 @@ class LogDirectory:
         """What each checkpoint says now."""
         self._to_be_saved: dict[int, dict[TopicPartition, int]] = {}
         """By identity; each call on it is one step of the interpreter."""
+        self._numbers = count(1)
+        self._saved_numbers: dict[str, int] = {}
+        """Of each checkpoint: which collection it holds. One that was collected earlier and comes later is not written."""
 
     @classmethod
     def open(cls, path: str, broker_id: int, cluster_id: str | None, clock: Clock, new_directory_id: str = "") -> LogDirectory:
@@ -277,17 +292,36 @@ class LogDirectory:
         return freed
 
     def _delete_slice(self, directory: str, budget_bytes: int) -> int:
-        """One step in the first directory that leaves: shorten or remove one file, or remove the directory."""
+        """One step in the first directory that leaves: shorten or remove one file, or remove the directory.
+
+        A task that was planned before the deletion may still rename, remove or write files in it: the next step lists it again.
+        """
         try:
             names = file_io.listdir(directory)
         except FileNotFoundError:
             names = None
         if not names:
             if names is not None:
-                file_io.rmdir(directory)
+                try:
+                    file_io.rmdir(directory)
+                except OSError as error:
+                    if error.errno != errno.ENOTEMPTY:
+                        raise
+                    return 1
             self._leaving.pop(0)
             return 0
         path = f"{directory}/{min(names)}"
+        try:
+            return self._delete_from(path, budget_bytes)
+        except FileNotFoundError:
+            return 1
+        except IsADirectoryError:  # not ours: leave it and what is around it to an operator
+            self.problems.append(f"{path} is a directory inside a deleted partition; remove it by hand")
+            self._leaving.pop(0)
+            return 1
+
+    def _delete_from(self, path: str, budget_bytes: int) -> int:
+        """Shorten or remove a file; the bytes freed, at least 1."""
         size_bytes = file_io.stat(path).st_size
         if size_bytes > budget_bytes:
             fd = file_io.open_path(path, file_io.READ_WRITE)
@@ -296,11 +330,7 @@ class LogDirectory:
             finally:
                 file_io.close(fd)
             return budget_bytes
-        try:
-            file_io.unlink(path)
-        except IsADirectoryError:  # not ours: leave it and what is around it to an operator
-            self.problems.append(f"{path} is a directory inside a deleted partition; remove it by hand")
-            self._leaving.pop(0)
+        file_io.unlink(path)
         return max(1, size_bytes)
 
     @property
@@ -311,13 +341,13 @@ class LogDirectory:
         """`offsets`, which another thread is going to save: until then `forget_former_lines` reaches into them, too. For the log-writer's loop."""
         if len(self._to_be_saved) >= TO_BE_SAVED_MAX:
             self._to_be_saved.pop(next(iter(self._to_be_saved)), None)
-        self._to_be_saved[id(offsets)] = offsets
-        return offsets
+        collected = CollectedOffsets(next(self._numbers), offsets)
+        self._to_be_saved[id(collected)] = collected
+        return collected
 
     def save_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Only after what they promise is durable (`FlushRound.sync`)."""
         self._save(checkpoints.RECOVERY_POINTS, offsets)
-        self.saved_recovery_points = offsets
 
     def save_high_watermarks(self, offsets: Mapping[TopicPartition, int]) -> None:
         self._save(checkpoints.HIGH_WATERMARKS, offsets)
@@ -330,12 +360,20 @@ class LogDirectory:
         self._save(checkpoints.CLEANED, offsets)
 
     def _save(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Make the checkpoint durable with `offsets`, or leave it as it is if another thread has saved what was collected later: a log start offset that went
+        back would bring answered DeleteRecords back."""
+        number = offsets.number if isinstance(offsets, CollectedOffsets) else next(self._numbers)
         try:
             with self._saving:
                 lines = {**self._unserved.get(name, {}), **offsets}
                 self._to_be_saved.pop(id(offsets), None)
+                if number < self._saved_numbers.get(name, 0):
+                    return
                 checkpoints.write_offsets(f"{self.path}/{name}", lines)
                 self._lines[name] = lines
+                self._saved_numbers[name] = number
+                if name == checkpoints.RECOVERY_POINTS:
+                    self.saved_recovery_points = offsets
         except OSError as error:
             raise file_io.storage_failure(f"write {self.path}/{name}", error) from error
 

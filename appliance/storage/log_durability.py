@@ -15,6 +15,7 @@ from appliance.storage.batch_flush import BatchFlush
 from appliance.storage.flush_round import FlushRound
 from appliance.storage.leader_epoch_cache import LeaderEpochCache
 from appliance.storage.log_segments import LogSegments
+from appliance.storage.pinned_directory import PinnedDirectory
 from appliance.storage.producer_snapshots import ProducerSnapshots
 from appliance.storage.segment_files import TRANSACTION_INDEX_SUFFIX, segment_path
 from appliance.storage.transaction_index import TransactionIndexes
@@ -47,7 +48,7 @@ class LogDurability:
         self._transactions.put_back_unsynced(segment_path(self._segments.directory, base, TRANSACTION_INDEX_SUFFIX) for base in above)
 
     def begin_round(self, log_end_offset: int, files_max: int) -> FlushRound | None:
-        """As `Log.flush_files`. Raises OSError (no descriptors left), and nothing has changed."""
+        """As `Log.flush_files`. Raises OSError (no descriptors left, or the directory is gone), and nothing has changed."""
         segments, snapshots, transactions = self._segments, self._snapshots, self._transactions
         paths = snapshots.take_unsynced() + transactions.take_unsynced()
         if not self._leader_epochs.is_synced:
@@ -55,18 +56,23 @@ class LogDurability:
         if self.recovery_point == log_end_offset and segments.names_are_synced and not paths:
             return None
         # files that were replaced are durable only with their names
-        directory = segments.directory if paths or not segments.names_are_synced else ""
+        pinned = None
+        files: list[int] = []
         opened = segments.opened(log_end_offset)
         taken = opened[: max(1, files_max // len(segments.active.files))]
-        flush = FlushRound(taken[-1][0], [], paths, directory, len(taken) == len(opened))
         try:
+            if paths or not segments.names_are_synced:
+                pinned = PinnedDirectory(segments.directory)
             for _, segment in taken:
                 for fd in segment.files:
-                    flush.files.append(file_io.duplicate(fd))
+                    files.append(file_io.duplicate(fd))
         except OSError:
-            flush.release()
+            file_io.close_all(files)
+            if pinned is not None:
+                pinned.close()
             self._put_back(paths)
             raise
+        flush = FlushRound(taken[-1][0], files, paths, pinned, len(taken) == len(opened))
         self._leader_epochs.is_synced = segments.names_are_synced = True
         return flush
 

@@ -10,7 +10,7 @@ Weak spot: a reader that has a response of such a file under way for longer than
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from appliance.storage import file_io
 from appliance.storage.segment_files import DELETED_SUFFIX, LOG_SUFFIX, SEGMENT_SUFFIXES, segment_name
@@ -53,23 +53,31 @@ class RemovedSegments:
             file_io.close_all((directory_fd,))
 
 
+def _always() -> bool:
+    return True
+
+
 class DepartingFiles:
-    """Paths with the time at which they go, in the order in which they came."""
+    """Paths with the time at which they go, in the order in which they came.
+
+    A path says nothing of its log: when that was deleted, a topic of the same name may have a file of the same name, which waits for its own time, or is a
+    second name of a segment that is being replaced. `is_here` is asked before a file is touched; false: it went, or goes, with its directory.
+    """
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[int, str]] = deque()
+        self._waiting: deque[tuple[int, str, Callable[[], bool]]] = deque()
         self._next_due_ns = NEVER
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, paths: Iterable[str], due_ns: int) -> None:
-        self._waiting.extend((due_ns, path) for path in paths)
+    def add(self, paths: Iterable[str], due_ns: int, is_here: Callable[[], bool] = _always) -> None:
+        self._waiting.extend((due_ns, path, is_here) for path in paths)
         self._next_due_ns = min(self._next_due_ns, due_ns)
 
     def hurry(self, due_ns: int) -> None:
         """The disk needs the space: nothing waits longer than until `due_ns`."""
-        self._waiting = deque((min(due, due_ns), path) for due, path in self._waiting)
+        self._waiting = deque((min(due, due_ns), path, is_here) for due, path, is_here in self._waiting)
         self._next_due_ns = min(self._next_due_ns, due_ns)
 
     def is_due(self, now_ns: int) -> bool:
@@ -80,17 +88,17 @@ class DepartingFiles:
         Delays differ by topic, so what is due goes, and not what came first."""
         freed = 0
         for _ in range(len(self._waiting)):
-            due_ns, path = self._waiting[0]
+            due_ns, path, is_here = self._waiting[0]
             if due_ns > now_ns:
                 self._waiting.rotate(-1)
                 continue
-            size_bytes, is_gone = _shorten(path, budget_bytes)
+            size_bytes, is_gone = _shorten(path, budget_bytes) if is_here() else (0, True)
             if is_gone:
                 self._waiting.popleft()
             freed += size_bytes
             if freed >= budget_bytes or not is_gone:
                 break
-        self._next_due_ns = min((due_ns for due_ns, _ in self._waiting), default=NEVER)
+        self._next_due_ns = min((due_ns for due_ns, _, _ in self._waiting), default=NEVER)
         return freed
 
 

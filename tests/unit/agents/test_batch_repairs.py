@@ -163,3 +163,19 @@ def test_a_disk_that_fails_in_the_middle_answers_so(pair: list[Replica], monkeyp
     one.turn()
     assert bool(one.writer.agent._trouble.offline) == (call in ("pwritev", "fdatasync"))
     assert "could not be repaired" in one.writer.said and counted(one) == 0
+
+
+def test_a_repair_whose_thread_ends_in_an_unexpected_way_is_no_sound_place(pair: list[Replica], monkeypatch: pytest.MonkeyPatch) -> None:
+    one, size = pair[0], len(batch())
+    path = path_of(one, 5)
+    good = path.read_bytes()
+    zero(path, 2 * size, size)
+
+    def breaks(*_: object) -> None:
+        raise ValueError("a header that is none")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batch_repairs, "plan_repair", breaks)
+        assert repair(one, good[size:], RepairOrder(5, size, 2)).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert "could not be repaired: could not read" in one.writer.said and "ValueError: a header that is none" in one.writer.said
+    assert repair(one, good[size:], RepairOrder(5, size, 2)).record_count == Verdict.REPAIR and path.read_bytes() == good

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -218,20 +219,20 @@ def test_the_recovery_point_follows_a_flush_and_rolled_segments_are_part_of_it(t
     flush = log.flush_files()
     assert flush is not None and flush.end_offset == 9
     assert len(flush.files) == 3 * len(log.segment_base_offsets)
-    assert flush.directory == str(tmp_path) and flush.paths == [str(tmp_path / "leader-epoch-checkpoint")]
+    assert flush.pinned is not None and os.path.samefile(flush.pinned.path, tmp_path) and flush.paths == [str(tmp_path / "leader-epoch-checkpoint")]
     log.append_as_leader([batch(b"later")], 0, NOW_MS)
     flush.sync()
     assert log.recovery_point == 0
     log.advance_recovery_point(flush.end_offset)
     assert log.recovery_point == 9
     second = log.flush_files()
-    assert second is not None and (len(second.files), second.directory, second.paths) == (3, "", [])
+    assert second is not None and (len(second.files), second.pinned, second.paths) == (3, None, [])
     second.sync()
     log.advance_recovery_point(second.end_offset)
     assert log.flush_files() is None
     log.assign_leader_epoch(1)
     third = log.flush_files()
-    assert third is not None and third.paths and third.directory  # a replaced file is durable only with its name
+    assert third is not None and third.paths and third.pinned  # a replaced file is durable only with its name
     third.sync()
     log.close()
 

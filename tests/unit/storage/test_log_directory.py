@@ -267,3 +267,19 @@ def test_what_another_thread_was_to_save_of_a_former_log_is_not_said_of_its_succ
     assert again.log_start_offsets == {NAME: 2, other: 2}, "its own are"
     assert again.recovery_points == {other: 0} and again.high_watermarks == {other: 1} and again.cleaned_offsets == {other: 3}
     again.abandon()
+
+
+def test_a_checkpoint_that_was_collected_earlier_does_not_overwrite_a_newer_one(tmp_path: Path) -> None:
+    """Two threads: the one that collected first writes last. A log start offset that went back would bring answered DeleteRecords back."""
+    directory = opened(tmp_path)
+    directory.create_partition("syslog", 3, TOPIC_ID)
+    older, newer = ([directory.to_be_saved({NAME: offset}) for _ in range(4)] for offset in (10, 20))
+    saves = [directory.save_recovery_points, directory.save_high_watermarks, directory.save_log_start_offsets, directory.save_cleaned_offsets]
+    for collected in (newer, older):
+        for save, offsets in zip(saves, collected, strict=True):
+            save(offsets)
+    assert directory.saved_recovery_points == {NAME: 20}
+    directory.abandon()
+    again = opened(tmp_path)
+    assert {again.recovery_points[NAME], again.high_watermarks[NAME], again.log_start_offsets[NAME], again.cleaned_offsets[NAME]} == {20}
+    again.abandon()

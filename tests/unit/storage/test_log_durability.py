@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,9 +19,10 @@ def _flushed_directory(log: Log) -> str | None:
     flush = log.flush_files()
     if flush is None:
         return None
+    directory = "" if flush.pinned is None else os.path.realpath(flush.pinned.path)
     flush.sync()
     log.advance_recovery_point(flush.end_offset)
-    return flush.directory
+    return directory
 
 
 def _roll(log: Log) -> None:
