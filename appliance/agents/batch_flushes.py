@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import os
 import select
-import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 from appliance.agents.hosted_partition import FLUSH_BEFORE_ACKNOWLEDGEMENT, HostedPartition
 from appliance.agents.hosted_partitions import HostedPartitions
 from appliance.base.clock import Clock
-from appliance.base.errors import StorageFailed
+from appliance.base.errors import OutOfDescriptors, StorageFailed
+from appliance.runtime.background_thread import BackgroundThread, start_background_thread
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
 from appliance.storage import file_io
@@ -46,7 +46,7 @@ class BatchFlushes:
         self._is_given_up = False
         self._failure: Exception | None = None
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread: BackgroundThread | None = None
         self._bell = -1
         self._directory_fd = -1
         self._started_ns = 0
@@ -112,7 +112,11 @@ class BatchFlushes:
             else:
                 starting.append((hosted, flush, hosted.log.truncations))
         if starting:
-            self._start(starting)
+            try:
+                self._start(starting)
+            except OutOfDescriptors:
+                self._wanted = wanted | self._wanted
+                raise
         self.is_active = bool(starting or self._due)
         return durable
 
@@ -125,7 +129,9 @@ class BatchFlushes:
             self._next_due_ns = min(self._due.values(), default=_NEVER)
 
     def _start(self, starting: Round) -> None:
-        self._under_way = starting
+        """Raises StorageFailed, and nothing is under way."""
+        if self._thread is None:
+            self._begin_thread()
         self._started_ns = self._clock.monotonic_ns()
         flushes = [flush for _, flush, _ in starting]
         files = sum(len(flush.files) + bool(flush.directory) for flush in flushes)
@@ -133,25 +139,32 @@ class BatchFlushes:
         others = self._appended.value - self._known_synced - self._bytes_wanted
         takes_all = is_for_file_system(files, others) or files > self._partitions.room.for_flush_round
         duplicates = None if takes_all else self._duplicate(flushes)
+        self._under_way = starting
         if duplicates is None:
             self._known_synced = self._appended.value
             self._file_system_rounds.add()
         else:
             self._known_synced += self._bytes_wanted
         self._bytes_wanted = 0
-        if self._thread is None:
-            self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            self._poller.register(self._bell, select.EPOLLIN, self._drain)
-            self._thread = threading.Thread(target=self._run, name="batch-flush", daemon=True)
-            self._thread.start()
         self._work.put(duplicates.sync if duplicates is not None else self._sync_file_system)
 
+    def _begin_thread(self) -> None:
+        thread, refusal = start_background_thread(self._run, "batch-flush", f"flush {self._path}")
+        if refusal is not None:
+            raise refusal
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller.register(self._bell, select.EPOLLIN, self._drain)
+        self._thread = thread
+
     def _duplicate(self, flushes: Sequence[BatchFlush]) -> DuplicatedFiles | None:
-        """None: there is no descriptor left, and `syncfs` needs none."""
+        """None: there is no descriptor left, and `syncfs` needs none. Whatever else fails is no matter of descriptors: these partitions are here."""
         try:
             return DuplicatedFiles(flushes)
-        except OSError:
-            return None
+        except OSError as error:
+            failure = file_io.storage_failure(f"flush {self._path}", error)
+            if isinstance(failure, OutOfDescriptors):
+                return None
+            raise failure from error
 
     def _drain(self, _events: int) -> None:
         try:

@@ -8,8 +8,8 @@ Weak spot: a file that the disk refuses to read is not written to.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from appliance.agents.completions import Completions
@@ -20,6 +20,7 @@ from appliance.base.invariants import InvariantViolation, check
 from appliance.base.logging import Logger
 from appliance.ipc.channel import SinkChannel
 from appliance.ipc.replication_descriptors import repair_of
+from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER
 from appliance.storage import file_io
@@ -64,7 +65,7 @@ class BatchRepairs:
     def turn(self) -> None:
         """Go on with what is under way. Raises `StorageFailed` for a disk that does not take it; what cannot be read stays as it is."""
         repair = self._repair
-        if repair is None or repair.is_busy:
+        if repair is None or repair.is_busy or repair.waits_for_thread():
             return
         if repair.problem:
             self._end(repair, ErrorCode.KAFKA_STORAGE_ERROR)
@@ -134,6 +135,8 @@ class _Repair:
         self._fd = -1
         self._is_over = False
         self._path = segment_path(hosted.log.directory, place.base_offset, LOG_SUFFIX)
+        self._refused: Callable[[], None] | None = None
+        """What could not be started yet, for want of a thread."""
         self._thread = self._beside("read", self._compare)
 
     def _log_versions(self) -> tuple[int, int]:
@@ -170,7 +173,17 @@ class _Repair:
             return
         self._thread = self._beside("make durable", lambda: file_io.sync_data(self._fd))
 
-    def _beside(self, action: str, work: Callable[[], None]) -> threading.Thread:
+    def waits_for_thread(self) -> bool:
+        """Try again to start what could not be started; true if it is under way now, or waits on."""
+        refused, self._refused = self._refused, None
+        if refused is not None:
+            refused()
+        return refused is not None
+
+    def _begin(self, action: str, work: Callable[[], None]) -> None:
+        self._thread = self._beside(action, work)
+
+    def _beside(self, action: str, work: Callable[[], None]) -> BackgroundThread:
         def body() -> None:
             try:
                 work()
@@ -181,8 +194,11 @@ class _Repair:
             if self._is_over:
                 file_io.close_all([self._fd])
 
-        thread = threading.Thread(target=body, name="batch-repair", daemon=True)
-        thread.start()
+        thread = BackgroundThread(body, "batch-repair")
+        try:
+            thread.start()
+        except ThreadRefused:  # it is counted and logged
+            self._refused = partial(self._begin, action, work)
         return thread
 
     def _fail(self, action: str, error: OSError) -> None:

@@ -10,7 +10,6 @@ dirty.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -20,10 +19,11 @@ from appliance.agents.cleaning_process import CleaningProcess
 from appliance.agents.hosted_partition import HostedPartition
 from appliance.agents.hosted_partitions import HostedPartitions
 from appliance.base.clock import Clock
-from appliance.base.errors import DiskFull, OutOfDescriptors, StorageFailed
+from appliance.base.errors import DiskFull, OutOfDescriptors, OutOfThreads, StorageFailed
 from appliance.base.logging import Logger
 from appliance.base.model import TopicId, TopicPartition
 from appliance.base.settings import Box
+from appliance.runtime.background_thread import BackgroundThread, start_background_thread
 from appliance.shm.counters import Counters
 from appliance.storage import file_io
 from appliance.storage.cleaned_segment import remove_cleaned
@@ -86,7 +86,7 @@ class CleaningRounds:
         """Whether the run has segments behind it that are as they were: what is clean ends before them, or a key that was deleted could come back there."""
         self._replaced: list[str] = []
         self._departing = DepartingFiles()
-        self._thread: threading.Thread | None = None
+        self._thread: BackgroundThread | None = None
         self._then: Callable[[], None] | None = None
         self._failure: Exception | None = None
         self._runs = counters.counter("cleaner.runs")
@@ -366,19 +366,23 @@ class CleaningRounds:
         return self._partitions.by_row.get(hosted.row) is hosted
 
     def _beside(self, work: Callable[[], None], then: Callable[[], None] | None) -> None:
+        action = f"compact logs in {self._directory.path}"
+        self._failure = OutOfThreads(f"could not {action}: its thread ended before its work")
+
         def body() -> None:
             try:
                 work()
+                self._failure = None
             except FileNotFoundError:
-                pass  # the partition was deleted meanwhile, or retention was faster: the next look sees what is there
+                self._failure = None  # the partition was deleted meanwhile, or retention was faster: the next look sees what is there
             except OSError as error:
-                self._failure = file_io.storage_failure(f"compact logs in {self._directory.path}", error)
+                self._failure = file_io.storage_failure(action, error)
             except Exception as failure:  # handed to the loop, which knows what it means
                 self._failure = failure
 
         self._then = then
-        self._thread = threading.Thread(target=body, name="cleaning", daemon=True)
-        self._thread.start()
+        self._thread, refusal = start_background_thread(body, "cleaning", action)
+        self._failure = refusal or self._failure
 
     def close(self) -> None:
         """End a run that is under way, wait for the thread. What was swapped in stays; the rest is swept at the next start. Raises StorageFailed."""

@@ -6,16 +6,17 @@ Owned by one life of a log-reader. Weak spot: reads that hang keep all threads o
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import select
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from appliance.agents.cold_pieces import Piece
 from appliance.agents.cold_segments import ColdSegment
+from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 from appliance.runtime.poller import Poller
 
 THREADS = 2
@@ -38,16 +39,25 @@ class ColdThreads(Generic[Waiter]):
         self._on_done = on_done
         self._jobs: queue.SimpleQueue[Job[Waiter] | None] = queue.SimpleQueue()
         self._done: deque[Done[Waiter]] = deque()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[BackgroundThread] = []
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         poller.register(self._bell, select.EPOLLIN, self._on_bell)
 
     def read(self, job: Job[Waiter]) -> None:
+        """With fewer threads than wanted if no more can be started; with none, the read has failed, and the next one tries again."""
         self.running += 1
         if len(self._threads) < THREADS:
-            thread = threading.Thread(target=_read_jobs, args=(self._jobs, self._done, self._bell), daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            thread = BackgroundThread(_read_jobs, "cold-reads", (self._jobs, self._done, self._bell))
+            try:
+                thread.start()
+            except ThreadRefused as refusal:
+                if not self._threads:
+                    piece, segment, _, _, began_ns = job
+                    self._done.append((piece, segment, 0, began_ns, OSError(errno.EAGAIN, str(refusal))))
+                    os.eventfd_write(self._bell, 1)
+                    return
+            else:
+                self._threads.append(thread)
         self._jobs.put(job)
 
     def take_done(self) -> Done[Waiter] | None:

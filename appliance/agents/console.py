@@ -66,13 +66,13 @@ class ConsoleAgent:
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to turn in this loop."""
-        self._memory.start()
         self._host_figures.start(loop)
         loop.add_reader(self._context.poller.fileno(), self._context.poller.poll, 0)
         self._turn(loop)
 
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = loop.call_later(TURN_SECONDS, self._turn, loop)
+        self._memory.maybe_start()
         self._reader.pss_bytes = self._memory.pss_bytes
         self.watch.turn()
         self._questions.turn()

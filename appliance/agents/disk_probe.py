@@ -8,10 +8,9 @@ some sectors only, or answers from a cache that lies, passes; and a disk that is
 
 from __future__ import annotations
 
-import threading
-
 from appliance.base.clock import Clock
 from appliance.base.errors import DiskFull, OutOfDescriptors
+from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 from appliance.shm.histogram import Histogram
 from appliance.shm.partition_table import PROBE_SINCE_WORD, PROBED_WORD
 from appliance.storage import file_io
@@ -43,7 +42,7 @@ class DiskProbe:
         self._took = took
         self._words = words
         self._interval_ns = interval_ms * 1_000_000
-        self._thread: threading.Thread | None = None
+        self._thread: BackgroundThread | None = None
         self._failure: OSError | None = None
         self._next_ns = 0
         self._idle_ns = 0
@@ -67,8 +66,13 @@ class DiskProbe:
         self._next_ns = now_ns + self._interval_ns
         self._idle_ns = now_ns + self._interval_ns * IDLE_FACTOR
         self._words[PROBE_SINCE_WORD] = now_ns
-        self._thread = threading.Thread(target=self._probe, name="disk-probe", daemon=True)
-        self._thread.start()
+        thread = BackgroundThread(self._probe, "disk-probe")
+        try:
+            thread.start()
+        except ThreadRefused:  # it is counted and logged; the disk is asked again at the next time
+            self._words[PROBE_SINCE_WORD] = 0
+            return
+        self._thread = thread
 
     def _probe(self) -> None:
         since_ns = self._clock.monotonic_ns()

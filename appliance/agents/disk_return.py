@@ -9,12 +9,11 @@ Before a directory is opened at all, `check_answers` touches it in a thread: a d
 
 from __future__ import annotations
 
-import threading
-
 from appliance.agents.disk_probe import probe_once
 from appliance.base.errors import StepsDown, StorageFailed
 from appliance.base.layout import Disk
 from appliance.runtime.agent import ServiceContext
+from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 from appliance.runtime.known_disks import read_known_disk
 from appliance.storage import file_io
 from appliance.storage.directory_identity import PROBE_FILE
@@ -59,7 +58,7 @@ class DiskReturn:
         self._attempts = context.counters.counter(ATTEMPTS_LABEL)
         self._wait_ns = min(BACKOFF_NS_MAX, BACKOFF_NS_FIRST << min(self._attempts.value, 16))
         self._next_ns = now_ns + (self._wait_ns if first_look_ns is None else first_look_ns)
-        self._thread: threading.Thread | None = None
+        self._thread: BackgroundThread | None = None
         self._problem = "not looked at yet"
         self.reason = ""
         """Why it is not back, as the last look found; empty before the first."""
@@ -79,8 +78,13 @@ class DiskReturn:
         if now_ns >= self._next_ns:
             self._wait_ns = min(BACKOFF_NS_MAX, self._wait_ns * 2)
             self._next_ns = now_ns + self._wait_ns
-            self._thread = threading.Thread(target=self._look, name="disk-return", daemon=True)
-            self._thread.start()
+            self._problem = "not looked at yet"
+            thread = BackgroundThread(self._look, "disk-return")
+            try:
+                thread.start()
+            except ThreadRefused as refusal:
+                self._problem = str(refusal)
+            self._thread = thread
 
     def _look(self) -> None:
         try:
@@ -98,8 +102,11 @@ class DiskReturn:
 
 def check_answers(state: str, path: str, deadline_ms: int) -> None:
     """Raises DiskDoesNotAnswer when touching the log directory takes longer than that; what else may be wrong with it is for others to find."""
-    toucher = threading.Thread(target=_touch, args=(state, path), name="disk-touch", daemon=True)
-    toucher.start()
+    toucher = BackgroundThread(_touch, "disk-touch", (state, path))
+    try:
+        toucher.start()
+    except ThreadRefused as refusal:
+        raise DiskDoesNotAnswer(f"{path} could not be looked at: {refusal}") from refusal
     toucher.join(deadline_ms / 1000)
     if toucher.is_alive():
         raise DiskDoesNotAnswer(f"{path} does not answer within {deadline_ms / 1000:g} s")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from appliance.agents.disk_return import DiskReturn
-from appliance.base.errors import DiskFull, OutOfDescriptors, StorageFailed
+from appliance.base.errors import DiskFull, OutOfDescriptors, OutOfThreads, StorageFailed
 from appliance.base.layout import Disk
 from appliance.runtime.agent import ServiceContext
 from appliance.shm.partition_table import DISK_FULL, DISK_OFFLINE, DISK_ONLINE, PartitionTableWriter
@@ -42,7 +42,8 @@ class DiskTrouble:
             now_ns = self._clock.monotonic_ns()
             if now_ns - self._descriptors_told_ns > DESCRIPTORS_TOLD_NS:
                 self._descriptors_told_ns = now_ns
-                log.error(f"{failure}; disk {disk.name} is served on, raise the limit of open files", disk=disk.name)
+                limit = "limits of memory and tasks" if isinstance(failure, OutOfThreads) else "limit of open files"
+                log.error(f"{failure}; disk {disk.name} is served on, raise the {limit}", disk=disk.name)
             return
         if isinstance(failure, DiskFull):
             if not self.is_full:

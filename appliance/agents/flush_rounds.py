@@ -10,15 +10,15 @@ Weak spot: a hung disk keeps the thread; the round is then never finished and no
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 from appliance.agents.hosted_partition import HostedPartition
 from appliance.agents.hosted_partitions import HostedPartitions
 from appliance.base.clock import Clock
-from appliance.base.errors import DiskFull, OutOfDescriptors, StorageFailed
+from appliance.base.errors import DiskFull, OutOfDescriptors, OutOfThreads, StorageFailed
 from appliance.base.model import TopicPartition
 from appliance.base.settings import Box
+from appliance.runtime.background_thread import BackgroundThread, start_background_thread
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import FLUSH_SINCE_WORD
 from appliance.storage import file_io
@@ -57,7 +57,7 @@ class FlushRounds:
         self._last_round_ns = clock.monotonic_ns()
         self._last_watermarks_ns = self._last_round_ns
         self._last_space_ns = 0
-        self._thread: threading.Thread | None = None
+        self._thread: BackgroundThread | None = None
         self._failure: Exception | None = None
         self._under_way: list[_Part] = []
         self._to_flush: list[HostedPartition] = []
@@ -105,6 +105,8 @@ class FlushRounds:
             failure, self._failure = self._failure, None
             if failure is not None:
                 self._give_up(under_way)
+                if isinstance(failure, OutOfThreads):
+                    self._recovery_points_moved = True  # they may have been what was not written
                 raise failure
             self._advance(under_way)
         if self._to_flush and self._next_slice(now_ns):
@@ -222,10 +224,12 @@ class FlushRounds:
     def _run(self, work: Callable[[], None]) -> None:
         words = self._partitions.table.shared.words
         words[FLUSH_SINCE_WORD] = self._clock.monotonic_ns()
+        self._failure = OutOfThreads(f"could not flush {self._directory.path}: its thread ended before its work")
 
         def body() -> None:
             try:
                 work()
+                self._failure = None
             except OSError as error:
                 self._failure = file_io.storage_failure(f"flush {self._directory.path}", error)
                 if isinstance(error, file_io.SyncFailed):  # said at once: nobody is told of it again, and we may die before the loop looks
@@ -234,8 +238,9 @@ class FlushRounds:
                 self._failure = failure
             words[FLUSH_SINCE_WORD] = 0
 
-        self._thread = threading.Thread(target=body, name="flush-round", daemon=True)
-        self._thread.start()
+        self._thread, refusal = start_background_thread(body, "flush-round", f"flush {self._directory.path}")
+        if refusal is not None:
+            self._failure, words[FLUSH_SINCE_WORD] = refusal, 0
 
     def _recovery_points(self) -> dict[TopicPartition, int]:
         return self._directory.to_be_saved({hosted.topic_partition: hosted.log.recovery_point for hosted in self._partitions.by_row.values()})

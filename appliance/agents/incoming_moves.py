@@ -8,7 +8,6 @@ Weak spot: a copy that is caught up keeps the only turn until it is handed over.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,13 +15,14 @@ from appliance.agents.hosted_partition import HostedPartition
 from appliance.agents.hosted_partitions import HostedPartitions
 from appliance.agents.mover_process import MoverProcess
 from appliance.base.clock import Clock
-from appliance.base.errors import DiskFull, ErrorCode, OutOfDescriptors, StorageFailed
+from appliance.base.errors import DiskFull, ErrorCode, OutOfDescriptors, OutOfThreads, StorageFailed
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
 from appliance.base.model import TopicId, TopicPartition
 from appliance.base.settings import Box
 from appliance.ipc import move_report
 from appliance.ipc.move_report import MoveProgress, moves_file, write_moves
+from appliance.runtime.background_thread import BackgroundThread, start_background_thread
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
 from appliance.storage import file_io, future_directories
@@ -128,7 +128,7 @@ class IncomingMoves:
         self._next_report_ns = 0
         self._unsettled: list[HostedPartition] = []
         self._settle_ns = 0
-        self._thread: threading.Thread | None = None
+        self._thread: BackgroundThread | None = None
         self._settled: list[HostedPartition] = []
         self._missing: list[HostedPartition] = []
         """Of those, whose directory the thread did not find."""
@@ -437,6 +437,9 @@ class IncomingMoves:
             except FileNotFoundError:
                 self._missing.append(hosted)  # the loop knows whether it was deleted
 
+        action = f"settle moved logs in {directory.path}"
+        self._failure = OutOfThreads(f"could not {action}: its thread ended before its work")
+
         def body() -> None:
             try:
                 directory.save_recovery_points(recovery_points)
@@ -444,13 +447,14 @@ class IncomingMoves:
                 directory.save_log_start_offsets(starts)
                 for hosted in settling:
                     settle(hosted)
+                self._failure = None
             except OSError as error:
-                self._failure = file_io.storage_failure(f"settle moved logs in {directory.path}", error)
+                self._failure = file_io.storage_failure(action, error)
             except Exception as failure:  # handed to the loop, which knows what it means
                 self._failure = failure
 
-        self._thread = threading.Thread(target=body, name="settle-moves", daemon=True)
-        self._thread.start()
+        self._thread, refusal = start_background_thread(body, "settle-moves", action)
+        self._failure = refusal or self._failure
 
     def _is_here(self, hosted: HostedPartition) -> bool:
         return self._partitions.by_row.get(hosted.row) is hosted

@@ -7,13 +7,13 @@ segment is still there. Each finding is tried once in a life. Weak spot: a rebui
 from __future__ import annotations
 
 import os
-import threading
 
 from appliance.agents.hosted_partitions import HostedPartitions
 from appliance.base.clock import Clock
 from appliance.base.logging import Logger
 from appliance.base.model import TopicPartition
 from appliance.ipc.scrub_report import read_report
+from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 from appliance.shm.counters import Counters
 from appliance.storage import file_io
 from appliance.storage.index_rebuild import discard, put_in_place, rebuild_beside
@@ -38,7 +38,7 @@ class IndexRepairs:
         self._under_way: _Segment | None = None
         self._rebuilding: tuple[Log, PinnedDirectory] | None = None
         """Of the segment under way: another log may have its name by the time it is done."""
-        self._thread: threading.Thread | None = None
+        self._thread: BackgroundThread | None = None
         self._problem: str | None = None
         self._rebuilt = counters.counter("log_writer.indexes_rebuilt")
 
@@ -85,7 +85,6 @@ class IndexRepairs:
         except OSError as error:
             self._tell_failed(segment, str(file_io.storage_failure("open its directory", error)))
             return
-        self._under_way, self._rebuilding = segment, (log, directory)
         self._replacements = log.replacements
         interval_bytes = log.config.index_interval_bytes
         self._problem = "its thread died"
@@ -98,8 +97,14 @@ class IndexRepairs:
             except Exception as failure:  # half an index must not be put in place
                 self._problem = f"{type(failure).__name__}: {failure}"
 
-        self._thread = threading.Thread(target=work, name="index-rebuild", daemon=True)
-        self._thread.start()
+        thread = BackgroundThread(work, "index-rebuild")
+        try:
+            thread.start()
+        except ThreadRefused:  # it is counted and logged
+            directory.close()
+            self._waiting.insert(0, segment)
+            return
+        self._under_way, self._rebuilding, self._thread = segment, (log, directory), thread
 
     def _finish(self) -> None:
         segment, self._under_way = self._under_way, None

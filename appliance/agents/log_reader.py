@@ -113,7 +113,7 @@ class LogReaderAgent:
             context.box.integer("log.scrub.bytes.per.second"),
             context.box.integer("log.scrub.interval.ms"),
         )
-        self._scrubber.start()
+        self._scrubber.maybe_start()
         self._cold = ColdReading(context, self._disk.name, self._answer_later)
         self._next_sweep_ns = 0
         context.notifier.ready()
@@ -126,6 +126,7 @@ class LogReaderAgent:
         if now_ns >= self._next_sweep_ns:
             self._next_sweep_ns = now_ns + SWEEP_NS
             self._cold.sweep(now_ns)
+            self._scrubber.maybe_start()
         return work
 
     def may_park(self) -> bool:

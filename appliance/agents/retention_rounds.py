@@ -10,7 +10,6 @@ Weak spots: two log directories on one disk each delete for the same reserve; a 
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -20,10 +19,11 @@ from appliance.agents.hosted_partition import HostedPartition
 from appliance.agents.hosted_partitions import HostedPartitions
 from appliance.base.clock import Clock
 from appliance.base.clock_agreement import ClockAgreement
-from appliance.base.errors import DiskFull, ErrorCode
+from appliance.base.errors import DiskFull, ErrorCode, OutOfThreads
 from appliance.base.logging import Logger
 from appliance.base.model import INTERNAL_TOPICS
 from appliance.base.settings import Box
+from appliance.runtime.background_thread import BackgroundThread, start_background_thread
 from appliance.shm.counters import Counters
 from appliance.storage import file_io
 from appliance.storage.log_directory import LogDirectory
@@ -107,7 +107,7 @@ class RetentionRounds:
         """What the thread has of these two lists; the lists themselves are the loop's alone."""
         self._departing = DepartingFiles()
         self._missing_bytes = 0
-        self._thread: threading.Thread | None = None
+        self._thread: BackgroundThread | None = None
         self._then: Callable[[], None] | None = None
         self._failure: Exception | None = None
         self._retry_ns = 0
@@ -409,17 +409,21 @@ class RetentionRounds:
         return self._partitions.by_row.get(hosted.row) is hosted
 
     def _run(self, work: Callable[[], None], then: Callable[[], None] | None) -> None:
+        action = f"delete old segments in {self._directory.path}"
+        self._failure = OutOfThreads(f"could not {action}: its thread ended before its work")
+
         def body() -> None:
             try:
                 work()
+                self._failure = None
             except OSError as error:
-                self._failure = file_io.storage_failure(f"delete old segments in {self._directory.path}", error)
+                self._failure = file_io.storage_failure(action, error)
             except Exception as failure:  # handed to the loop, which knows what it means
                 self._failure = failure
 
         self._then = then
-        self._thread = threading.Thread(target=body, name="retention", daemon=True)
-        self._thread.start()
+        self._thread, refusal = start_background_thread(body, "retention", action)
+        self._failure = refusal or self._failure
 
 
 def _facts(hosted: HostedPartition) -> LogFacts:

@@ -23,6 +23,7 @@ from appliance.base.layout import Disk
 from appliance.base.logging import Logger, Severity
 from appliance.base.model import TopicPartition
 from appliance.ipc.scrub_report import FoundDamage, ScrubReport, read_report, write_report
+from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 from appliance.shm.counters import Counters
 from appliance.storage import file_io
 from appliance.storage.partition_directory import parse_partition_name
@@ -39,7 +40,7 @@ _KINDS = (CHECKSUM, OFFSETS, UNREADABLE, INDEX, TIME_INDEX)
 
 
 class Scrubber:
-    """Step it by hand, or `start` its thread. `bytes_per_second` 0: only where somebody met damage."""
+    """Step it by hand, or `maybe_start` its thread. `bytes_per_second` 0: only where somebody met damage."""
 
     def __init__(self, disk: Disk, report_path: str, clock: Clock, counters: Counters, log: Logger, bytes_per_second: int, pause_ms: int) -> None:
         self._disk = disk
@@ -60,28 +61,30 @@ class Scrubber:
         """Places where somebody met damage. Two threads: nothing but single steps."""
         self._stop = threading.Event()
         self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: BackgroundThread | None = None
         self._passes = counters.counter("scrub.passes")
         self._bytes = counters.counter("scrub.bytes")
         self._segments = counters.counter("scrub.segments")
         self._looked = counters.counter("scrub.looks")
         self._damages = {kind: counters.counter(f'scrub.damages{{kind="{kind}"}}') for kind in _KINDS}
 
-    def start(self) -> None:
-        if self._makes_passes:
-            self._begin()
-
-    def _begin(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="scrubber", daemon=True)
-        self._thread.start()
+    def maybe_start(self) -> None:
+        """To be called once in a while: a thread that could not be started is tried again."""
+        if self._thread is None and not self._stop.is_set() and (self._makes_passes or self._looks):
+            thread = BackgroundThread(self._run, "scrubber")
+            try:
+                thread.start()
+            except ThreadRefused:  # it is counted and logged
+                return
+            self._thread = thread
 
     def look_at(self, topic_partition: TopicPartition, offset: int) -> None:
         """Somebody met a damaged batch there. For another thread than the scrubber's own."""
         if len(self._looks) < LOOKS_MAX:
             self._looks[topic_partition, offset] = None
         self._wake.set()
-        if self._thread is None and not self._stop.is_set() and not self._makes_passes:
-            self._begin()
+        if not self._makes_passes:
+            self.maybe_start()
 
     def close(self) -> None:
         """Ask the thread to end; on a hung disk it cannot, and is not waited for."""

@@ -150,6 +150,10 @@ class OutOfDescriptors(StorageFailed):
     """EMFILE or ENFILE: what was asked for cannot be done now. It says nothing about the disk, which stays as it is."""
 
 
+class OutOfThreads(OutOfDescriptors):
+    """No thread could be started for what was to be done with the disk. As with descriptors it is tried again, and says nothing about the disk."""
+
+
 class StepsDown(MillraceError):
     """This life of a process ends so that the next one begins anew: nothing is wrong with the process itself."""
 

@@ -10,6 +10,7 @@ import socket
 from typing import Any, NamedTuple
 
 from appliance.client.address import Address
+from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 
 
 class SocketAddress(NamedTuple):
@@ -28,9 +29,10 @@ class HostLookup:
         try:
             self.found = _look_up(address, socket.AI_NUMERICHOST | socket.AI_NUMERICSERV)
         except (OSError, UnicodeError):
-            import threading  # boxes are addressed by numbers as a rule
-
-            threading.Thread(target=self._look_up_name, args=(address,), daemon=True, name=f"lookup of {address.host}").start()
+            try:
+                BackgroundThread(self._look_up_name, f"lookup of {address.host}", (address,)).start()
+            except ThreadRefused:  # as a resolver that does not answer: who connects tries again
+                self.found = []
 
     def _look_up_name(self, address: Address) -> None:
         try:

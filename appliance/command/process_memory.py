@@ -7,11 +7,13 @@ not answer in time is left out; and only the processes' user, or root, may ask.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+
+from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 
 SHARED_MEMORY = "/dev/shm/"
 ARENA = ".arena."
@@ -78,9 +80,10 @@ def memory_of(pids: Mapping[str, int], wait_seconds: float = WAIT_SECONDS) -> di
         except OSError:
             pass
 
-    threads = [threading.Thread(target=ask, args=asked, daemon=True) for asked in pids.items()]
+    threads = [BackgroundThread(ask, "process-memory", asked) for asked in pids.items()]
     for thread in threads:
-        thread.start()
+        with suppress(ThreadRefused):
+            thread.start()
     deadline = time.monotonic() + wait_seconds
     for thread in threads:
         thread.join(max(deadline - time.monotonic(), 0.0))

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
+from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 from appliance.runtime.process_cost import read_pss_bytes
 
 EVERY_SECONDS = 10.0
@@ -22,10 +24,17 @@ class MemoryWatch:
         """`pids` is called by the thread."""
         self._pids = pids
         self._ended = threading.Event()
+        self._thread: BackgroundThread | None = None
         self.pss_bytes: dict[int, int] = {}
 
-    def start(self) -> None:
-        threading.Thread(target=self._run, name="memory-watch", daemon=True).start()
+    def maybe_start(self) -> None:
+        """To be called once in a while: a thread that could not be started is tried again."""
+        if self._thread is not None:
+            return
+        thread = BackgroundThread(self._run, "memory-watch")
+        with suppress(ThreadRefused):
+            thread.start()
+            self._thread = thread
 
     def _run(self) -> None:
         while True:

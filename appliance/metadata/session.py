@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,6 +49,7 @@ from appliance.metadata.requests import (
     ZooKeeperFailed,
 )
 from appliance.metadata.zookeeper_probe import zookeeper_serves
+from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 
 IN_FLIGHT_MAX = 64
 CLOSE_SECONDS = 2.0
@@ -114,6 +115,12 @@ class _AskingHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo
         if not zookeeper_serves(host, port):
             raise ConnectionRefusedError(f"the ZooKeeper at {host}:{port} does not serve yet")
         return super().create_connection(*args, **kwargs)
+
+    def spawn(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> BackgroundThread:
+        """Raises ThreadRefused: the process that opens a session ends, and is started again, instead of waiting for ever."""
+        thread = BackgroundThread(partial(func, *args, **kwargs), "zookeeper-session")
+        thread.start()
+        return thread
 
 
 class ZooKeeperSession:
@@ -283,9 +290,12 @@ class ZooKeeperSession:
             return
         self.state = SessionState.CLOSED
         self._refuse_waiting()
-        stopping = threading.Thread(target=self._stop_client, daemon=True)
-        stopping.start()
-        stopping.join(CLOSE_SECONDS)
+        stopping = BackgroundThread(self._stop_client, "zookeeper-close")
+        try:
+            stopping.start()
+            stopping.join(CLOSE_SECONDS)
+        except ThreadRefused:
+            pass  # the session then ends by its time-out
         os.close(self._doorbell)
 
     def _stop_client(self) -> None:

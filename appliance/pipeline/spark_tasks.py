@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 from appliance.pipeline.load_problem import LoadProblem
 from appliance.pipeline.load_task import LoadJob, TaskResult, run_task
 from appliance.pipeline.offset_range import OffsetRange
+from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 
 POLL_SECONDS = 0.2
 
@@ -40,7 +42,8 @@ class SparkTasks:
         run = partial(_run_on_worker, job, offsets, record_bytes)
         ended = threading.Event()
         if self._on_progress is not None:
-            threading.Thread(target=self._tell, args=(ended, offsets, record_bytes, self._on_progress), daemon=True).start()
+            with suppress(ThreadRefused):  # then without progress
+                BackgroundThread(self._tell, "progress", (ended, offsets, record_bytes, self._on_progress)).start()
         try:
             return collected(self._context, run, tasks)
         finally:

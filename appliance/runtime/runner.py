@@ -10,12 +10,15 @@ import gc
 from collections.abc import Callable
 
 from appliance.runtime.agent import Agent, ServiceContext
+from appliance.runtime.background_thread import REFUSALS
 from appliance.runtime.unit_heart import UnitHeart
 
 STOP_MS = 10_000
 """A stop that takes longer is cut off: what is not finished by then is waiting for somebody who is gone."""
 
 IDLE_NS_BEFORE_COLLECTING = 2_000_000_000
+TOLD_NS = 10_000_000_000
+"""Not more often is it logged that threads could not be started."""
 
 
 class Runner:
@@ -41,6 +44,9 @@ class Runner:
         self._collects_when_idle = collects_when_idle
         self._busy_since_collection = False
         self._last_busy_ns = 0
+        self._threads_refused = context.counters.counter("runtime.threads_refused")
+        self._refusals_seen = REFUSALS.count
+        self._refusals_told_ns = -TOLD_NS
         self._collections = context.counters.counter("runtime.gc_collections")
         self._collection_time = context.counters.counter("runtime.gc_pause_us")
 
@@ -71,6 +77,8 @@ class Runner:
         if self._heart is not None:
             self._heart.beat(now_ns, agent.status_line)
         work = agent.do_work()
+        if REFUSALS.count != self._refusals_seen:
+            self._on_refused_threads(now_ns)
         if work or not agent.may_park():
             self._poller.poll(0)
             self._busy_since_collection = True
@@ -82,6 +90,13 @@ class Runner:
             self._poller.poll(agent.park_ms())
             agent.unpark()
         return work
+
+    def _on_refused_threads(self, now_ns: int) -> None:
+        self._threads_refused.add(REFUSALS.count - self._refusals_seen)
+        self._refusals_seen = REFUSALS.count
+        if now_ns - self._refusals_told_ns >= TOLD_NS:
+            self._refusals_told_ns = now_ns
+            self._context.log.error(f"{REFUSALS.latest}; retrying, raise the limits of memory and tasks of this process", reason="threads")
 
     def _collect(self, now_ns: int) -> None:
         gc.collect()

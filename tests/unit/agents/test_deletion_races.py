@@ -120,6 +120,8 @@ class Life:
                 for rounds in (self.writer.agent._retention, self.writer.agent._flush_rounds, self.writer.agent._moves.incoming):
                     if rounds._thread is not None:
                         rounds._thread.join()
+                if self.writer.disk_state == DISK_OFFLINE:
+                    return
                 self.writer.turn()
 
     def is_well(self) -> bool:

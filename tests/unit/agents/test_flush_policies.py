@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import errno
 import os
 import threading
@@ -17,7 +18,8 @@ from appliance.ipc.proxies import LogWriterProxies
 from appliance.metadata.metadata_image import MetadataImage, PartitionImage, TopicImage
 from appliance.metadata.topic_configs import broker_config
 from appliance.records.builder import BatchBuilder
-from appliance.shm.partition_table import DISK_OFFLINE, PartitionTableReader, Row
+from appliance.runtime import background_thread
+from appliance.shm.partition_table import DISK_OFFLINE, DISK_ONLINE, FLUSH_SINCE_WORD, PROBE_SINCE_WORD, PartitionTableReader, Row
 from appliance.storage import batch_flush, file_io
 from tests.support.real_log_writer import BROKER_ID, DISK, TOPIC_ID, RealLogWriter
 from tests.support.running_box import eventually
@@ -312,3 +314,28 @@ def test_the_boxs_policy_is_what_topics_get_that_say_nothing() -> None:
     assert broker_config({"log.flush.policy": "ack"}) == ACK
     assert broker_config({"log.flush.policy": "interval", "log.flush.interval.messages": 500, "log.flush.interval.ms": 2**63 - 1}) == {"flush.messages": "500"}
     assert broker_config({"log.flush.policy": "os"}) == {}
+
+
+def test_without_threads_a_log_writer_serves_on_and_catches_up_when_there_are_some(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, acceptor = _leader(layout, tmp_path, ACK)
+    refused = background_thread.REFUSALS.count
+
+    def refuse(*_: object) -> int:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_thread, "start_new_thread", refuse)
+        writer.produce(acceptor, 0, _batch())
+        writer.turn()
+        writer.clock.advance_ms(120_000)
+        writer.seconds(5)
+        assert background_thread.REFUSALS.count >= refused + 10
+        assert writer.codes("produce") == [] and writer.disk_state == DISK_ONLINE
+    assert "could not flush" in writer.said and "could not start thread" in writer.said and "disk d0 is served on" in writer.said
+    assert writer.agent._words[FLUSH_SINCE_WORD] == writer.agent._words[PROBE_SINCE_WORD] == 0, "the disk keeps no thread waiting"
+    assert _until_answered(writer, 1) == [0]
+    writer.clock.advance_ms(120_000)
+    writer.seconds(3)
+    hosted = next(iter(writer.agent._partitions.by_row.values()))
+    assert hosted.log.recovery_point == 1 and writer.disk_state == DISK_ONLINE
+    writer.stop()
