@@ -121,12 +121,14 @@ class MarkerAppends:
         placement = append.placement
         if placement is None or append.end_offset < 0:
             return False
+        if placement.proxy.table is not placement.table:  # its log-writer ended, and the table is unmapped: nothing of it may be read
+            self._answer(append, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            return True
         try:
             words = placement.read_words()
         except TornRow:
             return False
-        is_led = words[ROLE_AND_EPOCH] == ROLE_LEADER << 32 | append.leader_epoch and words[PARTITION_AND_GENERATION] & _HALF == placement.row_generation
-        if not is_led or placement.proxy.table is not placement.table:
+        if words[ROLE_AND_EPOCH] != ROLE_LEADER << 32 | append.leader_epoch or words[PARTITION_AND_GENERATION] & _HALF != placement.row_generation:
             self._answer(append, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         elif words[HIGH_WATERMARK] >= append.end_offset:
             self._written.add()

@@ -145,3 +145,15 @@ def _one_batch() -> bytes:
     from appliance.records.control_batch import EndTransactionMarker, build_end_transaction_batch
 
     return bytes(build_end_transaction_batch(9, 2, EndTransactionMarker(True, 5), 1_000))
+
+
+def test_a_marker_whose_log_writer_ends_while_it_waits_for_replicas_is_written_again(world: World) -> None:
+    """The table is unmapped with the connection: to look at the row would end the coordinator."""
+    told = world.write()
+    world.complete(end_offset=1)
+    world.turn()
+    assert (told, world.markers.waits_for_rows) == ([], True)
+    world.state.proxy.table = None
+    world.state.table.close()
+    world.turn()
+    assert (told, world.ended, world.markers.waits_for_rows) == ([ErrorCode.NOT_LEADER_OR_FOLLOWER], [], False)
