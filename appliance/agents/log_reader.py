@@ -42,8 +42,9 @@ from appliance.ipc.log_reader_messages import (
 from appliance.ipc.scrub_report import report_file
 from appliance.records.corrupt_batch import CorruptBatch
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
+from appliance.storage import file_io
 from appliance.storage.reading import LogReading, OffsetOutOfRange, SegmentMoved
-from appliance.storage.segment_files import LOG_SUFFIX, segment_path
+from appliance.storage.segment_files import LOG_SUFFIX, PARTITION_METADATA, segment_path
 
 READINGS_MAX = 512
 QUESTIONS_A_TURN = 64
@@ -94,7 +95,7 @@ class LogReaderAgent:
         self._context = context
         self._poller = context.poller
         self._disk = context.box.disk(context.instance)
-        self._readings: OrderedDict[tuple[str, int], tuple[LogReading, int]] = OrderedDict()
+        self._readings: OrderedDict[tuple[str, int], tuple[LogReading, tuple[int, ...]]] = OrderedDict()
         self._askers: dict[int, _Asker] = {}
         self._work = 0
         counters = context.counters
@@ -286,17 +287,29 @@ class LogReaderAgent:
         return Answer(kind, token, 0, *found), -1
 
     def _reading(self, question: Question) -> LogReading:
+        """Of this log: a topic that was created anew under the same name counts its segment lists from the beginning, and has other segments."""
         key = (question.topic, question.partition)
         known = self._readings.get(key)
-        if known is not None and known[1] == question.segment_list_generation:
+        directory = f"{self._disk.path}/{TopicPartition(*key)}"
+        version = (question.segment_list_generation, *_identity(directory))
+        if known is not None and known[1] == version:
             self._readings.move_to_end(key)
             return known[0]
-        reading = LogReading(f"{self._disk.path}/{TopicPartition(*key)}")
-        self._readings[key] = (reading, question.segment_list_generation)
+        reading = LogReading(directory)
+        self._readings[key] = (reading, version)
         self._readings.move_to_end(key)
         if len(self._readings) > READINGS_MAX:
             self._readings.popitem(last=False)
         return reading
+
+
+def _identity(directory: str) -> tuple[int, int]:
+    """Tells a partition's directory from another one of the same name: its `partition.metadata` is written once."""
+    try:
+        status = file_io.stat(f"{directory}/{PARTITION_METADATA}")
+    except OSError:
+        return 0, 0
+    return status.st_ino, status.st_mtime_ns
 
 
 _KIND_NAMES = {

@@ -16,7 +16,7 @@ from appliance.base.errors import ErrorCode
 from appliance.base.layout import BoxLayout, Disk
 from appliance.base.logging import Logger
 from appliance.base.settings import Box
-from appliance.ipc.log_reader_messages import FIRST_WHATEVER, READ, WHOLE_BATCHES, Answer, Extent, Question, ReadAnswer, pack_question, unpack_answer
+from appliance.ipc.log_reader_messages import FIRST_WHATEVER, LOOKUP, READ, WHOLE_BATCHES, Answer, Extent, Question, ReadAnswer, pack_question, unpack_answer
 from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.ipc.reader_arena import ArenaPart
 from appliance.runtime.agent import ServiceContext
@@ -328,3 +328,19 @@ def test_what_a_dead_log_reader_had_read_can_be_sent_and_the_next_one_is_asked(s
     assert again.bytes == stand.content[PIECE_BYTES:][:1000] and held.bytes == stand.content[:1000]
     held.let_go()
     stand.step_until(lambda: not door.arena.released)
+
+
+def test_a_look_up_in_a_topic_that_was_created_anew_goes_by_its_own_segments(stand: Stand) -> None:
+    """As many segments came and went as in the former one, so the generation of the list is the same."""
+    directory = stand.path.parent
+
+    def create(topic_id: str, bases: list[int]) -> list[int]:
+        directory.mkdir(exist_ok=True)
+        (directory / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}\n")
+        for base in bases:
+            write_segment(Path(segment_path(str(directory), base, LOG_SUFFIX)), 2, 2, 100)
+        return stand.agent._reading(Question(LOOKUP, 1, 0, 7, 0, 0, "logs")).segments()
+
+    assert create("AAAAAAAAAAAAAAAAAAAAAQ", [0, 500, 1000]) == [0, 500, 1000]
+    directory.rename(directory.with_name("logs-0.x-delete"))
+    assert create("AAAAAAAAAAAAAAAAAAAAAg", [0, 40, 80]) == [0, 40, 80]
