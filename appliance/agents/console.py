@@ -18,7 +18,7 @@ import uvicorn
 
 from appliance.agents.console_groups import GroupQuestions
 from appliance.agents.console_host import HostFigures
-from appliance.base.errors import MillraceError
+from appliance.base.errors import MillraceError, StepsDown
 from appliance.console.alarm_watch import AlarmEvent
 from appliance.console.application import make_application
 from appliance.console.box_sample import BoxReader
@@ -27,6 +27,7 @@ from appliance.console.release import release_version
 from appliance.console.watch import BoxWatch
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.runtime.service_main import StopRequest
+from appliance.runtime.shared_memory_watch import SharedMemoryWatch
 from appliance.runtime.unit_heart import heart_of
 
 LISTEN_NAME = "http"
@@ -62,6 +63,10 @@ class ConsoleAgent:
         self._questions = GroupQuestions(context.layout, context.poller, context.clock, self.watch.last_sample)
         self.watch.groups = lambda: self._questions.look
         self._memory = MemoryWatch(lambda: self._reader.pids)
+        self.ending: StepsDown | None = None
+        """Why this life ends, once it does by itself."""
+        self.on_ending: Callable[[], None] = lambda: None
+        self._shared_memory = SharedMemoryWatch(context.layout, context.process_name, context.clock, context.counters, context.log)
         self._host_figures = HostFigures(context, lambda: self.watch.last_sample().image)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -76,6 +81,11 @@ class ConsoleAgent:
         self._reader.pss_bytes = self._memory.pss_bytes
         self.watch.turn()
         self._questions.turn()
+        try:
+            self._shared_memory.turn(self._context.clock.monotonic_ns())
+        except StepsDown as reason:
+            self.ending = reason
+            self.on_ending()
 
     def _on_alarm(self, event: AlarmEvent) -> None:
         """The log tells it too, for boxes that nobody scrapes."""
@@ -141,10 +151,12 @@ def run_console(context: ServiceContext, stop: StopRequest) -> None:
     def ask_to_stop() -> None:
         server.should_exit = True
 
-    stop.on_request = ask_to_stop
+    stop.on_request = agent.on_ending = ask_to_stop
     try:
         if not stop.requested:
             loop.run_until_complete(server.serve([listening]))
             agent.close(loop)
+        if agent.ending is not None:
+            raise agent.ending
     finally:
         loop.close()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from appliance.runtime.agent import Agent, ServiceContext
 from appliance.runtime.background_thread import REFUSALS
+from appliance.runtime.shared_memory_watch import SharedMemoryWatch
 from appliance.runtime.unit_heart import UnitHeart
 
 STOP_MS = 10_000
@@ -47,6 +48,7 @@ class Runner:
         self._threads_refused = context.counters.counter("runtime.threads_refused")
         self._refusals_seen = REFUSALS.count
         self._refusals_told_ns = -TOLD_NS
+        self._shared_memory = SharedMemoryWatch(context.layout, context.process_name, context.clock, context.counters, context.log)
         self._collections = context.counters.counter("runtime.gc_collections")
         self._collection_time = context.counters.counter("runtime.gc_pause_us")
 
@@ -77,6 +79,7 @@ class Runner:
         if self._heart is not None:
             self._heart.beat(now_ns, agent.status_line)
         work = agent.do_work()
+        self._shared_memory.turn(now_ns)
         if REFUSALS.count != self._refusals_seen:
             self._on_refused_threads(now_ns)
         if work or not agent.may_park():

@@ -37,6 +37,7 @@ from appliance.runtime.systemd import REFUSED, notify
 from appliance.runtime.zookeeper_watch import NAME as ZOOKEEPER
 from appliance.runtime.zookeeper_watch import ZooKeeperWatch
 from appliance.shm.counters import Counters, read_counters
+from appliance.shm.mapping import lost_objects
 
 NAME = "supervisor"
 TURN_MS_MAX = 1_000
@@ -78,6 +79,10 @@ class Supervisor:
             self._counters.counter(f'supervisor.watchdog_kills{{process="{name}"}}')  # whoever scrapes shall see it rise, not appear
         self._killed: set[int] = set()
         """Pids that the watchdog, or the stop, has killed and that are not gone yet."""
+        self._lost: set[str] = set()
+        """Own objects whose loss was logged."""
+        self._uncounted: dict[int, int] = {}
+        """Since when (ms) the counters of a pid have been missing: another program deleted them, and no heart can be heard. That is no silence."""
         self._set_aside = SetAsideProcesses()
         for path, pid in prepared.unanswered.items():
             disk = next((disk.name for disk in self.box.disks if disk.path == path), "")
@@ -118,6 +123,7 @@ class Supervisor:
             self._next_watchdog_ms = now_ms + max(250, self._watchdog_ms // 4)
             for child in list(self.children.values()):  # an order about a disk may come in between
                 self._watch(child, now_ms)
+            self._watch_own_objects()
         self._maybe_say_ready(now_ms)
         self._poller.poll(self._wait_ms(self._clock.monotonic_ms()))
         self._reap()
@@ -160,6 +166,7 @@ class Supervisor:
         how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         now_ms = self._clock.monotonic_ms()
         self._killed.discard(child.pid)
+        self._uncounted.pop(child.pid, None)
         self._mark_dead(child)
         if self._stop_signals or self.exit_code:
             child.pid = 0
@@ -243,7 +250,8 @@ class Supervisor:
         if not child.pid:
             return
         silent_ms = now_ms - max(child.since_ms, self._heard_ms(child))
-        if silent_ms <= self._watchdog_ms * (1 if child.state is ChildState.SERVING else START_FACTOR) or child.pid in self._killed:
+        is_heard = child.state is ChildState.SERVING and child.pid not in self._uncounted
+        if silent_ms <= self._watchdog_ms * (1 if is_heard else START_FACTOR) or child.pid in self._killed:
             return
         self.log.warning(f"{child.name} (pid {child.pid}) has not turned for {silent_ms / 1000:.0f} s; it is killed. Where it was:", peer=child.name)
         self._counters.counter(f'supervisor.watchdog_kills{{process="{child.name}"}}').add()
@@ -257,7 +265,26 @@ class Supervisor:
         if self._zookeeper is not None and child.name == ZOOKEEPER:
             return self._zookeeper.heard_ms
         snapshot = read_counters(self.layout, child.name)
-        return snapshot.heartbeat_ns // 1_000_000 if snapshot is not None and snapshot.pid == child.pid else 0
+        if snapshot is None:
+            return self._uncounted.setdefault(child.pid, self._clock.monotonic_ms())
+        self._uncounted.pop(child.pid, None)
+        return snapshot.heartbeat_ns // 1_000_000 if snapshot.pid == child.pid else 0
+
+    def _watch_own_objects(self) -> None:
+        """Its own counters are created anew: it restarts for nothing. Those of ZooKeeper come with its next life."""
+        lost = [name for name in lost_objects(self.layout.shared_memory_prefix) if name not in self._lost]
+        if not lost:
+            return
+        self._lost.update(lost)
+        self.log.error(
+            f"another program deleted {', '.join(lost)} in /dev/shm; keep other programs away from it. Processes that lost objects restart one by one",
+            reason="shared-memory",
+        )
+        if self.layout.shared_memory_name("counters", NAME) in lost:
+            self._counters = Counters.create_or_adopt(self.layout, NAME, self._clock.monotonic_ns(), self._clock.wall_ms())
+            self._counters.set_state("serving" if self._ready_said else "starting")
+            self.log.dropped_counter = self._counters.counter(DROPPED_COUNTER)
+            self._lost.discard(self.layout.shared_memory_name("counters", NAME))
 
     # --- what it tells ---
 

@@ -84,6 +84,7 @@ class Counters:
                 raise SharedObjectAbsent(f"{name} is of another boot")
             shared.words[INCARNATION_WORD] = incarnation
             shared.words[PID_WORD] = os.getpid()
+            shared.own()
         except (SharedObjectAbsent, LayoutMismatch):
             shared = SharedObject.create(name, PURPOSE, SIZE_BYTES, incarnation)
         shared.words[STARTED_WORD] = wall_ms

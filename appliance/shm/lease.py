@@ -33,6 +33,7 @@ class LeaseWriter:
             if not self._shared.is_of_this_boot():
                 raise SharedObjectAbsent("of another boot")
             self._shared.words[INCARNATION_WORD] = incarnation
+            self._shared.own()
         except (SharedObjectAbsent, LayoutMismatch):
             self._shared = SharedObject.create(_name(layout), PURPOSE, _SIZE_BYTES, incarnation)
 

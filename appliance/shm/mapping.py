@@ -25,6 +25,8 @@ MAGIC_WORD, VERSION_WORD, LENGTH_WORD, INCARNATION_WORD, BOOT_WORD_HIGH, BOOT_WO
 HEADER_BYTES = 8 * WORD_BYTES
 
 _SHARED_MEMORY_DIRECTORY = "/dev/shm"
+_OWN: dict[str, int] = {}
+"""Inode by name of every object that this process owns, and that has its name for as long as nobody else deletes it."""
 
 
 class LayoutMismatch(MillraceError):
@@ -48,6 +50,12 @@ class SharedObject:
         self.memory = memoryview(mapped)
         self.words = self.memory.cast("Q")
         self.writable = writable
+        self._is_own = False
+
+    def own(self) -> None:
+        """This process owns the object, which a former life created: see `lost_objects`."""
+        _OWN[self.name] = inode_of(self.name)
+        self._is_own = True
 
     @classmethod
     def create(cls, name: str, purpose: bytes, size_bytes: int, incarnation: int, allocated_bytes: int | None = None) -> SharedObject:
@@ -70,6 +78,7 @@ class SharedObject:
         finally:
             shared.close_fd()
         made = cls(name, mapped, writable=True)
+        made.own()
         boot = boot_id()
         words = made.words
         words[VERSION_WORD] = LAYOUT_VERSION
@@ -116,8 +125,11 @@ class SharedObject:
         return self.words[PID_WORD]
 
     def allocate(self, position: int, size_bytes: int) -> bool:
-        """Give memory to a part of an object that was created without. False: /dev/shm is full."""
-        shared = posix_ipc.SharedMemory(self.name, 0)
+        """Give memory to a part of an object that was created without. False: /dev/shm is full, or the object is not there any more."""
+        try:
+            shared = posix_ipc.SharedMemory(self.name, 0)
+        except posix_ipc.Error:
+            return False  # it was deleted: see `lost_objects`
         try:
             os.posix_fallocate(shared.fd, position, size_bytes)
         except OSError:
@@ -137,6 +149,8 @@ class SharedObject:
 
     def close(self) -> None:
         """Unmap. A view that somebody still holds keeps the memory mapped until it goes, harmlessly."""
+        if self._is_own:
+            _OWN.pop(self.name, None)
         for let_go in (self.words.release, self.memory.release, self._mapped.close):
             try:
                 let_go()
@@ -149,6 +163,7 @@ class SharedObject:
 
 def unlink(name: str) -> None:
     """Remove a name; maps of it stay usable. Nothing happens when it is not there."""
+    _OWN.pop(name, None)
     try:
         posix_ipc.unlink_shared_memory(name)
     except posix_ipc.ExistentialError:
@@ -161,6 +176,11 @@ def inode_of(name: str) -> int:
         return os.stat(_SHARED_MEMORY_DIRECTORY + name).st_ino
     except OSError:
         return 0
+
+
+def lost_objects(prefix: str) -> list[str]:
+    """Names of this process's open objects that begin with `prefix` and are not there any more, or are another object's: another program deleted them."""
+    return [name for name, inode in _OWN.items() if name.startswith(prefix) and inode_of(name) != inode]
 
 
 def list_names(prefix: str) -> list[str]:

@@ -1,0 +1,120 @@
+"""Notices that another program deleted this process's objects in /dev/shm, and has the processes of the box restart for it, one after the other.
+
+Maps of a deleted object stay usable, so nothing stops at once. But no process can attach it any more: counters cannot be read, and after
+the next restart of a peer no ring, arena or table is found. A process that has lost an object steps down in its turn, and its next life creates the
+object anew. Turns are kept in a file of the runtime directory, so that they hold under systemd, too: the next process may go when the one before
+serves again. Owned by the process's runner. Weak spot: the file knows one process; one that never serves again holds up the others for `PATIENCE_MS`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+from appliance.base.clock import Clock
+from appliance.base.errors import StepsDown
+from appliance.base.layout import BoxLayout
+from appliance.base.logging import Logger
+from appliance.shm.counters import Counters, read_counters
+from appliance.shm.mapping import lost_objects
+
+LOOK_NS = 1_000_000_000
+PATIENCE_MS = 20_000
+SERVING = "serving"
+
+
+class RestartTurn(NamedTuple):
+    """What the file says: which process restarts now, its pid before, and since when. `is_counted`: its next life knows."""
+
+    process: str
+    pid: int
+    since_ms: int
+    is_counted: bool = False
+
+
+class SharedMemoryWatch:
+    """`turn` once a turn; it looks once a second."""
+
+    def __init__(self, layout: BoxLayout, process: str, clock: Clock, counters: Counters, log: Logger, pid: int | None = None) -> None:
+        self._layout = layout
+        self._process = process
+        self._pid = os.getpid() if pid is None else pid
+        self._clock = clock
+        self._log = log
+        self._path = f"{layout.runtime_directory}/shared-memory-turn"
+        self._next_ns = 0
+        self._lost: list[str] = []
+        self._losses = counters.counter("runtime.shared_memory_losses")
+        self._count_former_loss()
+
+    def turn(self, now_ns: int) -> None:
+        """Raises StepsDown when objects are lost and it is this process's turn to restart."""
+        if now_ns < self._next_ns:
+            return
+        self._next_ns = now_ns + LOOK_NS
+        lost = lost_objects(self._layout.shared_memory_prefix)
+        if not lost:
+            return
+        words = f"another program deleted {len(lost)} shared-memory objects of this process in /dev/shm ({', '.join(lost[:3])}{', …' if len(lost) > 3 else ''})"
+        if lost != self._lost:
+            self._lost = lost
+            self._log.error(f"{words}; it restarts when no other process does, keep other programs away from /dev/shm", reason="shared-memory")
+        if self._take_turn():
+            raise StepsDown(words)
+
+    def _take_turn(self) -> bool:
+        def take(turn: RestartTurn | None) -> RestartTurn | None:
+            if turn is not None and turn.process != self._process and not self._is_over(turn):
+                return None
+            return RestartTurn(self._process, self._pid, self._clock.monotonic_ms())
+
+        return self._change(take)
+
+    def _is_over(self, turn: RestartTurn) -> bool:
+        if not 0 <= self._clock.monotonic_ms() - turn.since_ms < PATIENCE_MS:
+            return True
+        snapshot = read_counters(self._layout, turn.process)
+        return snapshot is not None and snapshot.pid != turn.pid and snapshot.state == SERVING
+
+    def _count_former_loss(self) -> None:
+        """The counters of the life that stepped down were among what was deleted."""
+        if not os.path.exists(self._path):
+            return
+
+        def count(turn: RestartTurn | None) -> RestartTurn | None:
+            if turn is None or turn.process != self._process or turn.pid == self._pid or turn.is_counted:
+                return None
+            return turn._replace(is_counted=True)
+
+        if self._change(count):
+            self._losses.add()
+
+    def _change(self, change: Callable[[RestartTurn | None], RestartTurn | None]) -> bool:
+        """Read and write the file under its lock. False: nothing was changed, or another process has the lock, or the file cannot be written."""
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            changed = change(_decode(os.pread(descriptor, 4096, 0)))
+            if changed is None:
+                return False
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, json.dumps(changed).encode())
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+
+def _decode(content: bytes) -> RestartTurn | None:
+    try:
+        process, pid, since_ms, is_counted = json.loads(content)
+    except ValueError:
+        return None
+    return RestartTurn(str(process), int(pid), int(since_ms), bool(is_counted))

@@ -1,0 +1,126 @@
+"""Objects in /dev/shm that another program deletes: their owners report it and restart one by one, and nobody takes it for a heart that stands still."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from appliance.base.clock import ManualClock
+from appliance.base.errors import StepsDown
+from appliance.base.layout import BoxLayout
+from appliance.base.logging import Logger
+from appliance.runtime.shared_memory_watch import PATIENCE_MS, SharedMemoryWatch
+from appliance.shm.arena import Arena
+from appliance.shm.counters import Counters, read_counters
+from appliance.shm.mapping import SharedObject, lost_objects
+from tests.support.scratch_layout import scratch_layout
+
+
+@pytest.fixture
+def layout() -> Iterator[BoxLayout]:
+    with scratch_layout() as made:
+        yield made
+
+
+class Process:
+    """One life of a process, as far as its watch sees it."""
+
+    def __init__(self, layout: BoxLayout, name: str, clock: ManualClock, pid: int) -> None:
+        self.name, self.clock = name, clock
+        self.reading, writing = os.pipe()
+        os.set_blocking(self.reading, False)
+        self.counters = Counters.create_or_adopt(layout, name, pid)
+        self.counters._shared.words[6] = pid  # the pid of its header
+        self.watch = SharedMemoryWatch(layout, name, clock, self.counters, Logger(name, descriptor=writing), pid)
+
+    def turn(self) -> None:
+        self.clock.advance_ms(1001)
+        self.watch.turn(self.clock.monotonic_ns())
+
+    @property
+    def said(self) -> str:
+        try:
+            return os.read(self.reading, 65536).decode()
+        except BlockingIOError:
+            return ""
+
+
+def _delete(name: str) -> None:
+    os.unlink(f"/dev/shm{name}")
+
+
+def test_a_deleted_object_is_reported_once_and_its_owner_restarts(layout: BoxLayout) -> None:
+    process = Process(layout, "acceptor@0", ManualClock(), 1)
+    name = layout.shared_memory_name("arena", "acceptor@0", 1)
+    arena = Arena.create(name, 1 << 16, 1)
+    process.turn()
+    assert process.said == ""
+    _delete(name)
+    with pytest.raises(StepsDown, match="another program deleted 1 shared-memory objects"):
+        process.turn()
+    assert name in process.said
+    arena.close()
+
+
+def test_what_its_owner_closes_or_removes_is_no_loss_and_what_was_replaced_is(layout: BoxLayout) -> None:
+    prefix = layout.shared_memory_prefix
+    names = [layout.shared_memory_name("arena", f"x@{number}", 1) for number in range(3)]
+    closed, removed, replaced = (SharedObject.create(name, b"MLRtests", 4096, 1) for name in names)
+    closed.close()
+    _delete(names[0])
+    removed.unlink()
+    assert lost_objects(prefix) == []
+    _delete(names[2])
+    os.close(os.open(f"/dev/shm{names[2]}", os.O_CREAT | os.O_RDWR, 0o600))
+    held = os.open(f"/dev/shm{names[2]}", os.O_RDONLY)
+    assert lost_objects(prefix) == [names[2]]
+    assert lost_objects("/another-box.") == []
+    os.close(held)
+    for each in (removed, replaced):
+        each.close()
+    assert lost_objects(prefix) == []
+
+
+def test_processes_restart_one_by_one_the_next_when_the_one_before_serves_again(layout: BoxLayout) -> None:
+    clock = ManualClock()
+    one, two = Process(layout, "acceptor@0", clock, 1), Process(layout, "log-writer@d0", clock, 2)
+    for process in (one, two):
+        _delete(layout.shared_memory_name("counters", process.name))
+    with pytest.raises(StepsDown):
+        one.turn()
+    for _ in range(3):
+        two.turn()
+    assert two.said.count("another program deleted") == 1
+    back = Process(layout, "acceptor@0", clock, 3)
+    two.turn()
+    back.counters.set_state("serving")
+    with pytest.raises(StepsDown):
+        two.turn()
+
+
+def test_a_process_that_does_not_come_back_holds_the_others_up_for_a_while_only(layout: BoxLayout) -> None:
+    clock = ManualClock()
+    one, two = Process(layout, "acceptor@0", clock, 1), Process(layout, "log-writer@d0", clock, 2)
+    for process in (one, two):
+        _delete(layout.shared_memory_name("counters", process.name))
+    with pytest.raises(StepsDown):
+        one.turn()
+    two.turn()
+    clock.advance_ms(PATIENCE_MS)
+    with pytest.raises(StepsDown):
+        two.turn()
+
+
+def test_the_next_life_counts_the_loss_once(layout: BoxLayout) -> None:
+    clock = ManualClock()
+    process = Process(layout, "acceptor@0", clock, 1)
+    _delete(layout.shared_memory_name("counters", "acceptor@0"))
+    with pytest.raises(StepsDown):
+        process.turn()
+    for pid in (2, 3):
+        process = Process(layout, "acceptor@0", clock, pid)
+        process.turn()
+        snapshot = read_counters(layout, "acceptor@0")
+        assert snapshot is not None and snapshot.values["runtime.shared_memory_losses"] == 1
