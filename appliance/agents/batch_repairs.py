@@ -15,7 +15,7 @@ from typing import Any
 from appliance.agents.completions import Completions
 from appliance.agents.hosted_partition import HostedPartition
 from appliance.agents.hosted_partitions import HostedPartitions
-from appliance.base.errors import ErrorCode, StorageFailed
+from appliance.base.errors import ErrorCode, OutOfThreads, StorageFailed
 from appliance.base.invariants import InvariantViolation, check
 from appliance.base.logging import Logger
 from appliance.ipc.channel import SinkChannel
@@ -184,9 +184,12 @@ class _Repair:
         self._thread = self._beside(action, work)
 
     def _beside(self, action: str, work: Callable[[], None]) -> BackgroundThread:
+        self._give_up(f"could not {action} {self._path}: its thread ended before its work", OutOfThreads)
+
         def body() -> None:
             try:
                 work()
+                self.problem, self.failure = "", None
             except OSError as error:
                 self._fail(action, error)
             except Exception as failure:  # nothing is known of what it was to compare, or to make durable
@@ -206,8 +209,8 @@ class _Repair:
         self.failure = failure if self.is_written else None
         self.problem = str(failure)
 
-    def _give_up(self, problem: str) -> None:
-        self.failure = StorageFailed(problem) if self.is_written else None
+    def _give_up(self, problem: str, kind: type[StorageFailed] = StorageFailed) -> None:
+        self.failure = kind(problem) if self.is_written else None
         self.problem = problem
 
     def close(self, timeout_seconds: float = 0) -> None:

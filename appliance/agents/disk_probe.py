@@ -44,6 +44,8 @@ class DiskProbe:
         self._interval_ns = interval_ms * 1_000_000
         self._thread: BackgroundThread | None = None
         self._failure: OSError | None = None
+        self._has_ended = True
+        """False until the disk has answered: a thread may end before its work, for want of memory."""
         self._next_ns = 0
         self._idle_ns = 0
         self._appended = -1
@@ -56,16 +58,17 @@ class DiskProbe:
             self._thread = None
             self._words[PROBE_SINCE_WORD] = 0
             failure, self._failure = self._failure, None
-            if failure is None:
-                self._words[PROBED_WORD] = now_ns
-            else:
+            if failure is not None:
                 self._tell(failure)
+            elif self._has_ended:
+                self._words[PROBED_WORD] = now_ns
         if now_ns < self._next_ns or (appended == self._appended and now_ns < self._idle_ns):
             return
         self._appended = appended
         self._next_ns = now_ns + self._interval_ns
         self._idle_ns = now_ns + self._interval_ns * IDLE_FACTOR
         self._words[PROBE_SINCE_WORD] = now_ns
+        self._has_ended = False
         thread = BackgroundThread(self._probe, "disk-probe")
         try:
             thread.start()
@@ -81,6 +84,7 @@ class DiskProbe:
             self._took.record(self._clock.monotonic_ns() - since_ns)
         except OSError as error:
             self._failure = error
+        self._has_ended = True
         self._words[PROBE_SINCE_WORD] = 0  # the disk has answered, even if nobody looks at it for a while
 
     def _tell(self, error: OSError) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -179,3 +180,25 @@ def test_a_repair_whose_thread_ends_in_an_unexpected_way_is_no_sound_place(pair:
         assert repair(one, good[size:], RepairOrder(5, size, 2)).error_code == ErrorCode.KAFKA_STORAGE_ERROR
     assert "could not be repaired: could not read" in one.writer.said and "ValueError: a header that is none" in one.writer.said
     assert repair(one, good[size:], RepairOrder(5, size, 2)).record_count == Verdict.REPAIR and path.read_bytes() == good
+
+
+def test_a_repair_waits_for_a_thread_where_none_can_be_started(pair: list[Replica], monkeypatch: pytest.MonkeyPatch) -> None:
+    one, size = pair[0], len(batch())
+    path = path_of(one, 5)
+    good = path.read_bytes()
+    zero(path, 2 * size, size)
+    refusals: list[object] = []
+
+    def refuse(*arguments: object) -> int:
+        refusals.append(arguments)
+        raise RuntimeError("can't start new thread")
+
+    offered = len(one.writer.completions)
+    with monkeypatch.context() as patch:
+        patch.setattr(_thread, "start_new_thread", refuse)
+        offer(one, good[size:], RepairOrder(5, size, 3))
+        for _ in range(5):
+            one.writer.turn()
+    assert len(refusals) > 2 and len(one.writer.completions) == offered
+    done = next(each for each in one._answer(one.fetcher) if each.kind == DescriptorKind.REPAIR)
+    assert (done.error_code, done.record_count) == (0, Verdict.REPAIR) and path.read_bytes() == good
