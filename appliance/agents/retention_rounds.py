@@ -113,7 +113,7 @@ class RetentionRounds:
         self._retry_ns = 0
         self._waiting_from_ns = 0
         """On a full disk those that wait for a checkpoint are looked at now and then: what makes room goes before them."""
-        self._clock_told_ns = self._reserve_told_ns = -TOLD_NS
+        self._clock_told_ns = self._reserve_told_ns = self._missing_told_ns = -TOLD_NS
         self._rounds = counters.counter("retention.rounds")
         self._held_by_clock = counters.counter("retention.rounds_without_time")
         self._disagreement = counters.gauge("retention.clock_disagreement_ms")
@@ -226,17 +226,35 @@ class RetentionRounds:
         policies = TOPIC_POLICIES if self._agreement.holds() else TIMELESS_POLICIES
         wall_ms = self._clock.wall_ms()
         planned: list[_Planned] = []
+        missing: list[tuple[HostedPartition, str]] = []
+        generations = {hosted: (hosted.log.segment_list_generation, hosted.log.replacements) for hosted, _, _ in examined}
 
         def examine() -> None:
             for hosted, facts, times in examined:
                 try:
                     plan = plan_retention(facts, policies, times.largest, wall_ms)
-                except FileNotFoundError:
-                    continue  # the topic was deleted meanwhile
+                except FileNotFoundError as error:
+                    missing.append((hosted, str(error.filename)))  # the loop knows whether it was deleted, or compacted
+                    continue
                 if plan is not None:
                     planned.append(_Planned(hosted, facts, plan, facts.config.file_delete_delay_ms))
 
-        self._run(examine, lambda: self._planned.extend(planned))
+        def take() -> None:
+            self._planned.extend(planned)
+            for hosted, path in missing:
+                if self._is_here(hosted) and generations[hosted] == (hosted.log.segment_list_generation, hosted.log.replacements):
+                    self._tell_missing(hosted, path)
+
+        self._run(examine, take)
+
+    def _tell_missing(self, hosted: HostedPartition, path: str) -> None:
+        """A file of a log that was neither deleted nor compacted meanwhile: retention cannot tell how old its segments are."""
+        now_ns = self._clock.monotonic_ns()
+        if now_ns - self._missing_told_ns >= TOLD_NS:
+            self._missing_told_ns = now_ns
+            name = hosted.topic_partition
+            words = f"{path} is missing, so nothing of log {name} is deleted by its retention; a restart of the log-writer makes an index anew"
+            self._log.error(words, **name._asdict())
 
     # -- for the disk
 

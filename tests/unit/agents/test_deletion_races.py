@@ -60,6 +60,10 @@ class Gate:
     def reach(self) -> None:
         assert self._reached.wait(20)
 
+    @property
+    def is_reached(self) -> bool:
+        return self._reached.is_set()
+
     def open(self) -> None:
         self._opened.set()
 
@@ -125,7 +129,7 @@ class Life:
                 self.writer.turn()
 
     def is_well(self) -> bool:
-        return self.writer.disk_state == DISK_ONLINE and '"severity":"ERROR"' not in self.writer.said and "goes offline" not in self.writer.said
+        return self.writer.disk_state == DISK_ONLINE and "ERROR " not in self.writer.said and "goes offline" not in self.writer.said
 
 
 @pytest.fixture
@@ -404,3 +408,30 @@ def test_half_an_index_is_not_put_in_place_whatever_ended_its_rebuild(life: Life
     assert Path(life.path, f"{0:020d}.index").read_bytes() == b"astray" and not [name for name in os.listdir(life.path) if name.endswith(".tmp")]
     assert b"could not be made anew: ValueError: a batch that is none" in os.read(rebuild.said_reader, 65536)
     life.writer.stop()
+
+
+def test_a_file_that_retention_misses_is_reported_if_its_partition_was_not_deleted(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    life.append(5)
+    agent = life.writer.agent
+    agent._partitions.configure(life.hosted(), CONFIG | {"retention.ms": "3600000"})
+    index = life.path / "00000000000000000000.timeindex"
+    index.unlink()
+    gate = Gate(monkeypatch, "open_file", lambda path, *_: path.endswith(".timeindex"))
+
+    def is_examined() -> bool:
+        life.pass_time(200)
+        return gate.is_reached
+
+    eventually(is_examined, "retention looks at it")
+    life.delete()
+    gate.open()
+    life.rest()
+    assert life.is_well(), "it was deleted"
+    hosted = life.create(NEXT_ID)
+    agent._partitions.configure(hosted, CONFIG | {"retention.ms": "3600000"})
+    life.append(5, NEXT_ID)
+    index.unlink()
+    life.rest(3)
+    assert life.writer.said.count(f"ERROR log-writer: {index} is missing, so nothing of log t-0 is deleted by its retention") == 1
+    assert life.writer.disk_state == DISK_ONLINE
+    life.writer.die()
