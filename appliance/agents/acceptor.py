@@ -33,6 +33,8 @@ from appliance.broker.handlers.metadata import MetadataHandler
 from appliance.broker.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
 from appliance.broker.handlers.produce import ProduceHandler
 from appliance.broker.handlers.write_txn_markers import PartMarker, WriteTxnMarkersHandler
+from appliance.broker.inter_broker import InterBrokerGate
+from appliance.broker.inter_broker_apis import RESTRICTED_APIS, InterBrokerHandler
 from appliance.broker.lease_gate import LeaseGate
 from appliance.broker.read_replicas import RACK_AWARE_SELECTOR
 from appliance.broker.residency import choose_residency
@@ -94,6 +96,7 @@ class AcceptorAgent:
         self._lease = LeaseGate(LeaseReader(context.layout), self._clock, counters)
         self._produce = ProduceHandler(self._view, self._source.arena, self._delayed, self._clock, counters, budget_bytes, mark_dirty, questions, self._lease)
         self._cold = ColdReads(self._readers, self._clock, counters, mark_dirty, self._connections.on_disk_read_failed)
+        self._inter_broker = InterBrokerGate(box.text("inter.broker.allowed.networks"), counters, self._clock, context.log)
         self._fetch = FetchHandler(
             self._view,
             self._readers,
@@ -106,6 +109,7 @@ class AcceptorAgent:
             self._cold,
             box.integer("max.incremental.fetch.session.cache.slots"),
             _random_session_id,
+            self._inter_broker,
             mark_dirty,
             box.text("replica.selector.class") == RACK_AWARE_SELECTOR,
             self._lease,
@@ -128,6 +132,8 @@ class AcceptorAgent:
         handlers[ApiKey.DESCRIBE_LOG_DIRS] = DescribeLogDirsHandler(self._view, self._proxies, context.layout, lambda: box.disks, mark_dirty)
         handlers[ApiKey.DESCRIBE_TOPIC_PARTITIONS] = DescribeTopicPartitionsHandler(self._view, mark_dirty)
         handlers[ApiKey.API_VERSIONS] = ApiVersionsHandler(mark_dirty)
+        for key in RESTRICTED_APIS:
+            handlers[key] = InterBrokerHandler(ApiKey(key), handlers[key], self._inter_broker, mark_dirty)
         self._dispatch = Dispatch(self._produce, handlers)
         self._connections.serve(self._dispatch.on_request, self._cold)
         self._arena_used_bytes = counters.gauge("acceptor.arena_used_bytes")
@@ -153,6 +159,7 @@ class AcceptorAgent:
         work += self._peers.do_work(now_ns)
         if self._view.refresh() is Change.PLACES:
             self._peers.refresh(self._view.image.brokers)
+            self._inter_broker.refresh(self._view.image.brokers)
             self._fetch.files.keep_only(self._view.rows())
             self._fetch.on_view_changed()
             work += 1
@@ -208,11 +215,12 @@ class AcceptorAgent:
         return f"{len(self._connections)} connections, {len(self._delayed)} requests parked"
 
     def _maybe_ready(self) -> None:
-        """Ready when clients can be served: an image is there, and the log-writers answer, or have had their time: a disk that is dead or
-        hung must not keep the others' clients out."""
+        """Ready when clients can be served: an image is there, and the log-writers answer and the brokers' host names are resolved, or have had their
+        time: a disk that is dead or hung must not keep the others' clients out."""
         if self._view.image.generation == 0:
             return
-        if self._clock.monotonic_ns() < self._wait_for_disks_until_ns and not all(proxy.serving for proxy in self._proxies.by_disk.values()):
+        is_complete = self._inter_broker.is_settled and all(proxy.serving for proxy in self._proxies.by_disk.values())
+        if not is_complete and self._clock.monotonic_ns() < self._wait_for_disks_until_ns:
             return
         self._ready = True
         self._connections.accept()
@@ -282,6 +290,7 @@ class AcceptorAgent:
         self._fetch.sweep(now_ns)
         self._requests_parked.set(len(self._delayed))
         self._connections.sweep(now_ns)
+        self._inter_broker.sweep(now_ns)
         self._delayed.forget_closed()
         self._arena_used_bytes.set(self._source.arena.size_bytes - self._source.arena.free_bytes)
         for reader in self._readers.values():

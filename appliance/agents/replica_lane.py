@@ -49,7 +49,13 @@ SHORT_WAIT_MS = 50
 SETTLING_NS = 2_000_000_000
 """After partitions came, more may: fetches without a session are short."""
 REFUSED_PAUSE_MS = 20
+REFUSALS_LOGGED = 8
+"""So many refusals in a row, over some seconds, are more than a leader whose image is behind."""
 _SESSION_ERRORS = frozenset({ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ErrorCode.INVALID_FETCH_SESSION_EPOCH, ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR})
+_NOT_A_BOX = {
+    int(ErrorCode.CLUSTER_AUTHORIZATION_FAILED): "it connects from an address that no registered box has; add it to inter.broker.allowed.networks there",
+    int(ErrorCode.STALE_BROKER_EPOCH): "it does not know the broker epoch under which this box is registered",
+}
 HASTEN_AFTER_NS = 5_000_000
 """Partitions often come in crowds: those of so long go into one fetch."""
 SLOW_SHARE = 16
@@ -397,6 +403,11 @@ class LeaderLane:
             pause_ms = min(self._settings.backoff_ms, REFUSED_PAUSE_MS << min(self._refusals, 16))
             self._resumes_ns = self._clock.monotonic_ns() + pause_ms * 1_000_000
         self._refusals += 1
+        if self._refusals == REFUSALS_LOGGED and error in _NOT_A_BOX:
+            self._log.warning(
+                f"broker {self.leader_id} refuses the fetches of this box ({_NOT_A_BOX[error]}); {len(self.partitions)} partitions wait",
+                peer=f"broker {self.leader_id}",
+            )
 
     def _judge_parts(self, now_ns: int) -> int:
         """A bounded bite of the answer."""

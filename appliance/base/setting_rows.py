@@ -209,6 +209,14 @@ _NETWORK_ROWS = (
         0,
         100_000,
     ),
+    SettingRow(
+        "inter.broker.allowed.networks",
+        "127.0.0.0/8, ::1",
+        "",
+        "networks whose connections count as those of boxes, beside the addresses of the registered boxes: what boxes send each other (follower "
+        "fetches, transaction markers) is refused from elsewhere. Name here from where a box connects with another address than it advertises",
+        "more machines may pass for a box",
+    ),
     SettingRow("max.connections", 10_000, "", "client connections of one acceptor", "descriptors and memory", 1, 1_000_000),
     SettingRow("max.connections.per.ip", 2_000, "", "client connections from one address", "one client may crowd out others", 1, 1_000_000),
     SettingRow("connections.max.idle.ms", 600 * SECOND, "ms", "a connection without a request for this long is closed", "descriptors", 1000, INT64_MAX),

@@ -14,6 +14,7 @@ from appliance.base.config_numbers import parse_double
 from appliance.base.io_class import io_class_problems
 from appliance.base.layout import BoxLayout, Disk
 from appliance.base.model import topic_name_problem
+from appliance.base.networks import read_networks
 from appliance.base.setting_row import INT64_MAX, SettingRow, SettingValue
 from appliance.base.setting_rows import SETTING_ROWS
 from appliance.base.zookeeper_member import ZooKeeperMember, parse_member
@@ -187,6 +188,10 @@ def relation_problems(settings: dict[str, SettingValue]) -> list[str]:
         if number("replica.fetch.wait.max.ms") > number(name):
             problems.append(f"replica.fetch.wait.max.ms ({number('replica.fetch.wait.max.ms')}) is more than {name} ({number(name)}); make it at most that")
     problems += io_class_problems(settings)
+    try:
+        read_networks(str(settings["inter.broker.allowed.networks"]))
+    except ValueError as error:
+        problems.append(f"inter.broker.allowed.networks: {error}")
     for name in ("ingest.syslog.topic", "host.figures.topic"):
         if (problem := topic_name_problem(str(settings[name]))) is not None:
             problems.append(f"{name}: {problem}")

@@ -4,7 +4,7 @@ A follower that asks for an offset has everything before it: told to the leader'
 a partition and fetch, and only where the follower's log does not part from ours. A partition of a session that sleeps is not told: its follower stands at
 the log end, and the rules count it as caught up until the next append. Followers that are not in sync are sent throttled partitions no faster than
 `leader.replication.throttled.rate`: while that is closed they get nothing of them, and are answered when it opens. Owned by one acceptor.
-Weak spots: a follower is who says so; there is no authorisation yet. The rate is for each acceptor of a box; a box has one for four cores.
+Which connections may fetch as a follower is decided before, in `inter_broker`. Weak spot: the rate is for each acceptor of a box; a box has one for four cores.
 """
 
 from __future__ import annotations

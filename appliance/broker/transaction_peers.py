@@ -81,8 +81,8 @@ def question(transactional_id: str, producer_id: int, producer_epoch: int, parti
 
 
 def codes(response: AddPartitionsToTxnResponse | None, partitions: Partitions) -> list[int]:
-    """One for each partition; without a response COORDINATOR_NOT_AVAILABLE."""
-    if response is None:
+    """One for each partition; COORDINATOR_NOT_AVAILABLE without a response, and from a box that does not know this one's address yet: producers try again."""
+    if response is None or response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
         return [ErrorCode.COORDINATOR_NOT_AVAILABLE] * len(partitions)
     found = {(result.topic, each.partition): each.error_code for answered in response.transactions for result in answered.topics for each in result.partitions}
     return [found.get(partition, response.error_code or ErrorCode.UNKNOWN_SERVER_ERROR) for partition in partitions]

@@ -150,5 +150,7 @@ def abort_in_partition(cluster: ClusterClient, producer: ActiveProducer) -> None
     }
     body = cluster.ask_broker(leader, WRITE_TXN_MARKERS, {"markers": [marker]})
     code = int(body.markers[0].topics[0].partitions[0].error_code)
+    if code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+        raise refused(code, doing, "only boxes write markers: run it on a box, or add this address to inter.broker.allowed.networks")
     if code != ErrorCode.NONE:
         raise refused(code, doing)

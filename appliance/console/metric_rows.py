@@ -151,6 +151,12 @@ ACCEPTOR = (
     counter(
         "acceptor_refused_without_lease", "acceptor.refused_without_lease", "Partitions refused because ZooKeeper has not heard from this box for too long."
     ),
+    counter(
+        "acceptor_refused_inter_broker_requests",
+        "acceptor.inter_broker_refused",
+        "Requests that only boxes send each other, refused: from an address that is no box's, or under a broker epoch that is not registered.",
+        ("process", "reason"),
+    ),
     gauge("acceptor_waiting_requests", "acceptor.parked", "Requests that wait: for records, replicas, or another process."),
     gauge("acceptor_arena_used_bytes", "acceptor.arena_used_bytes", "Bytes of the arena that hold requests."),
     gauge("acceptor_held_bytes", "acceptor.held_bytes", "Bytes on the heap that connections hold."),

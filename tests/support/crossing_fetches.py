@@ -38,7 +38,7 @@ from appliance.replication.replication_throttle import ReplicationThrottle
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
 from tests.support.scripted_leader import made_batch
-from tests.support.stepped_fetches import BROKER_EPOCH, TOPIC, TOPIC_ID, SteppedFetches
+from tests.support.stepped_fetches import BOX_ADDRESS, BROKER_EPOCH, TOPIC, TOPIC_ID, SteppedFetches
 
 LEADER_ID, OWN_ID = 1, 2
 RECORDS = 10
@@ -63,7 +63,7 @@ class PlayedStream:
         ours, self.theirs = socket.socketpair()
         for sock in (ours, self.theirs):
             sock.setblocking(False)
-        self.connection = Connection(PlainTransport(ours), "follower", world.clock.monotonic_ns())
+        self.connection = Connection(PlainTransport(ours), BOX_ADDRESS, world.clock.monotonic_ns())
         self._ours = ours
         self.is_connected = False
 

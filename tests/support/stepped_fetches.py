@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, cast
 
 from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout
+from appliance.base.logging import Logger
 from appliance.base.model import TopicId
 from appliance.broker.box_view import BoxView, Placement
 from appliance.broker.cold_reads import ColdReads
@@ -26,6 +27,8 @@ from appliance.broker.connection import Connection
 from appliance.broker.delayed import Delayed
 from appliance.broker.handlers.fetch import FetchHandler
 from appliance.broker.handlers.list_offsets import ListOffsetsHandler
+from appliance.broker.inter_broker import InterBrokerGate
+from appliance.broker.inter_broker_apis import InterBrokerHandler
 from appliance.broker.lease_gate import LeaseGate
 from appliance.broker.residency import choose_residency
 from appliance.broker.segment_files import FileRange
@@ -37,6 +40,7 @@ from appliance.ipc.log_reader_messages import ABORTED, CHECK, EPOCH_END, LOOKUP,
 from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.ipc.replication_descriptors import Progress, progress_of
 from appliance.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
+from appliance.protocol.apis import ApiKey
 from appliance.protocol.fetch import FetchPartition, ForgottenPartition
 from appliance.protocol.replica_fetch import FetchedPartition, ReplicaFetch, decode_replica_fetch_response, encode_replica_fetch
 from appliance.protocol.request_header import RequestHeader
@@ -49,6 +53,7 @@ FETCH_VERSION, LIST_OFFSETS_VERSION = 7, 1
 FOLLOWER_VERSION = 17
 TOPIC, TOPIC_ID = "t", TopicId(bytes(16))
 BROKER_EPOCH = 77
+BOX_ADDRESS, STRANGER = "127.0.0.1", "192.0.2.66"
 
 
 class Asked(NamedTuple):
@@ -123,6 +128,9 @@ class SteppedFetches:
         cold = ColdReads(readers, self.clock, self.counters, self.answered.append, self.answered.append)
         ids = iter(range(1, 1 << 20))
         residency = choose_residency("auto")
+        self._silence = os.open(os.devnull, os.O_WRONLY)
+        self.gate = InterBrokerGate("127.0.0.0/8", self.counters, self.clock, Logger("acceptor@0", descriptor=self._silence))
+        self.register(dict.fromkeys(range(1, 8), BROKER_EPOCH))
         self.fetches = FetchHandler(
             view,
             readers,
@@ -135,11 +143,13 @@ class SteppedFetches:
             cold,
             100,
             lambda: next(ids),
+            self.gate,
             self.answered.append,
             finds_nearest,
             lease,
         )
-        self.list_offsets = ListOffsetsHandler(view, readers, self.clock, self.counters, self.answered.append)
+        by_time = ListOffsetsHandler(view, readers, self.clock, self.counters, self.answered.append)
+        self.list_offsets = InterBrokerHandler(ApiKey.LIST_OFFSETS, by_time, self.gate, self.answered.append)
         self._socks: list[socket.socket] = []
         self.epoch_ends: dict[int, tuple[int, int]] = {}
         """leader epoch → what the log-reader says of its end"""
@@ -154,10 +164,14 @@ class SteppedFetches:
 
     # -- clients
 
-    def connect(self) -> Connection:
+    def connect(self, address: str = BOX_ADDRESS) -> Connection:
         ours, theirs = socket.socketpair()
         self._socks += (ours, theirs)
-        return Connection(PlainTransport(ours), "test", self.clock.monotonic_ns())
+        return Connection(PlainTransport(ours), address, self.clock.monotonic_ns())
+
+    def register(self, broker_epochs: dict[int, int]) -> None:
+        """The brokers that the image has, with their broker epochs."""
+        self.gate.refresh({broker_id: BrokerImage(broker_id, BOX_ADDRESS, 9092, None, epoch) for broker_id, epoch in broker_epochs.items()})
 
     def fetch(
         self,
@@ -387,6 +401,7 @@ class SteppedFetches:
         self.writer.close()
         self.counters.close()
         os.close(self._segment)
+        os.close(self._silence)
         self.listening.close()
         for sock in (*self._socks, self.peer):
             if sock is not None:

@@ -21,6 +21,7 @@ from appliance.broker.delayed import Delayed
 from appliance.broker.fetch_session import FINAL_EPOCH, INITIAL_EPOCH, NO_SESSION, FetchSession, FetchSessions, SessionPartition, key_of
 from appliance.broker.follower_fetches import FollowerFetches
 from appliance.broker.follower_reads import FollowerReads
+from appliance.broker.inter_broker import InterBrokerGate
 from appliance.broker.lease_gate import LeaseGate
 from appliance.broker.message_sets import CONVERTED_BYTES_MAX, DownConversion
 from appliance.broker.parked_growth import FEW_PARTITIONS, ParkedGrowth
@@ -31,12 +32,14 @@ from appliance.broker.segment_files import SegmentFiles
 from appliance.broker.topic_traffic import TopicTraffic
 from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.protocol.fetch import (
+    CONSUMER_REPLICA_ID,
     MAGIC_2_SINCE,
     NODE_ENDPOINTS_SINCE,
     READ_COMMITTED,
     TOPIC_IDS_SINCE,
     FetchPartition,
     FetchPartitionResult,
+    FetchRequest,
     decode_fetch,
     encode_fetch_response,
 )
@@ -63,6 +66,7 @@ class FetchHandler:
         cold_reads: ColdReads,
         session_slots: int,
         new_session_id: Callable[[], int],
+        gate: InterBrokerGate,
         on_reply: Callable[[Connection], None],
         finds_nearest: bool = False,
         lease: LeaseGate | None = None,
@@ -73,6 +77,7 @@ class FetchHandler:
         self._sessions = FetchSessions(session_slots, new_session_id, delayed.rows.wake_up, self._on_session_closed)
         self._clock = clock
         self._fetch_max_bytes = fetch_max_bytes
+        self._gate = gate
         self._on_reply = on_reply
         self.files = SegmentFiles(segment_files_max, residency)
         self._targets_max = min(TARGETS_MAX, segment_files_max)
@@ -116,6 +121,11 @@ class FetchHandler:
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
         request = decode_fetch(buffer, header.body_position, limit, header.api_version)
         self._requests.add()
+        if request.replica_id != CONSUMER_REPLICA_ID:
+            problem = self._gate.fetch_problem(connection.address, request.replica_id, request.replica_epoch)
+            if problem is not None:
+                self._refuse_replica(connection, header, request, problem)
+                return
         if len(request.partitions) > 1:
             self._tidy(request.partitions)
         if header.api_version < MAGIC_2_SINCE:
@@ -126,6 +136,15 @@ class FetchHandler:
         if (request.session_id or request.session_epoch > INITIAL_EPOCH) and not self._take_up_session(pending):
             return
         self.evaluate(pending, request.max_wait_ms <= 0)
+
+    def _refuse_replica(self, connection: Connection, header: RequestHeader, request: FetchRequest, problem: ErrorCode) -> None:
+        """Answer a Fetch that no box sent with an error of the whole request, and of each partition for versions that have no other."""
+        self._errors.add()
+        results = [FetchPartitionResult(wanted.topic, wanted.topic_id, wanted.partition, problem) for wanted in request.partitions]
+        reply = connection.expect_reply(False)
+        reply.pieces = list(encode_fetch_response(header.api_version, header.correlation_id, problem, NO_SESSION, results))
+        reply.ready = True
+        self._on_reply(connection)
 
     def _tidy(self, partitions: list[FetchPartition]) -> None:
         """A partition that is named again replaces what was wanted of it before, as in Kafka: it must not cost us twice. Where not all can have their

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.agents.replica_lane import REFUSALS_LOGGED
 from appliance.base.errors import ErrorCode
 from appliance.protocol.fetch import EpochEndOffset, FetchPartition, FetchPartitionResult
 from appliance.shm.partition_table import ROLE_FOLLOWER
@@ -116,6 +117,17 @@ def test_a_leader_that_refuses_everything_is_not_asked_without_a_pause(box: Step
     box.turns(60)
     assert box.counted("fetches") == begun, "80 ms are due after the third"
     box.until(lambda: box.counted("fetches") == begun + 1)
+
+
+def test_a_leader_that_takes_this_box_for_a_stranger_is_logged_once_and_not_at_the_first_refusal(box: SteppedFollower) -> None:
+    box.follow(0)
+    for number in range(1, 2 * REFUSALS_LOGGED):
+        request, _ = box.leader.next_fetch()
+        box.leader.answer(request, [], ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+        box.until(lambda number=number: box.counted("errors") == number)  # type: ignore[misc]
+        refused = [line for line in box.said.splitlines() if "refuses the fetches of this box" in line]
+        assert len(refused) == (number == REFUSALS_LOGGED)
+        assert all("inter.broker.allowed.networks" in line for line in refused)
 
 
 def test_a_diverging_log_is_cut_where_the_leader_says_and_goes_on(box: SteppedFollower) -> None:

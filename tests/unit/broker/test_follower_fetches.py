@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +14,12 @@ from appliance.ipc.replication_descriptors import Progress
 from appliance.metadata.dynamic_broker_configs import LEADER_RATE
 from appliance.protocol.fetch import EpochEndOffset
 from appliance.protocol.leader_hints import CurrentLeader
+from appliance.protocol.replica_fetch import decode_replica_fetch_response
+from appliance.protocol.request_header import RequestHeader
 from appliance.replication.replication_throttle import LEADER_REPLICAS
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER, ROLE_NONE, ROLE_OFFLINE
 from tests.support.leader_side import END, Make, ask, make_sides
-from tests.support.stepped_fetches import BROKER_EPOCH, TOPIC, Asked, Followed
+from tests.support.stepped_fetches import BOX_ADDRESS, BROKER_EPOCH, FOLLOWER_VERSION, STRANGER, TOPIC, Asked, Followed
 
 
 @pytest.fixture
@@ -123,6 +126,35 @@ def test_a_box_to_which_the_partition_is_not_assigned_gets_nothing(make: Make, l
     assert (told.error_code, told.records_size, side.progress()) == (code, 0, [])
 
 
+@pytest.mark.parametrize("session", [(0, -1), (0, 0)])
+def test_a_follower_that_is_no_box_or_has_another_broker_epoch_gets_nothing(make: Make, session: tuple[int, int]) -> None:
+    side = make()
+    for address, broker_epoch, code in (
+        (STRANGER, BROKER_EPOCH, ErrorCode.CLUSTER_AUTHORIZATION_FAILED),
+        (BOX_ADDRESS, BROKER_EPOCH + 1, ErrorCode.STALE_BROKER_EPOCH),
+        (BOX_ADDRESS, BROKER_EPOCH - 1, ErrorCode.STALE_BROKER_EPOCH),
+    ):
+        side.register({2: broker_epoch})
+        data = side.response(side.follow(side.connect(address), [Followed(0)], session))
+        told = decode_replica_fetch_response(data, 9, len(data), FOLLOWER_VERSION)
+        assert (told.error_code, told.session_id) == (code, 0)
+        assert [(part.partition, part.error_code, part.records_size) for part in told.partitions] == [(0, code, 0)]
+    assert side.progress() == [] and side.questions_seen == []
+    side.register({2: BROKER_EPOCH})
+    assert ask(side).records_size > 0
+    assert [progress.broker_epoch for progress in side.progress()] == [BROKER_EPOCH]
+
+
+@pytest.mark.parametrize("version", [0, 3, 4, 7, 11])
+@pytest.mark.parametrize(("address", "replica_id", "code"), [(STRANGER, 2, 31), (STRANGER, -2, 31), (BOX_ADDRESS, 2, 77)])
+def test_older_versions_refuse_a_follower_in_each_partition(make: Make, version: int, address: str, replica_id: int, code: int) -> None:
+    side = make()
+    body = _old_fetch(version, replica_id)
+    connection = side.connect(address)
+    side.fetches.handle(connection, RequestHeader(1, version, 7, "", 0), memoryview(body), len(body))
+    assert struct.pack(">ih", 0, code) in side.response(connection) and side.progress() == []
+
+
 @pytest.mark.parametrize(
     ("role", "leader_epoch", "code"),
     [
@@ -152,6 +184,16 @@ def test_who_came_to_the_wrong_box_is_told_who_leads_and_where(make: Make) -> No
     assert b"box2" in data and b"box1" not in data
     told = ask(side)
     assert (told.error_code, told.current_leader) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, CurrentLeader(2, 0))
+
+
+def _old_fetch(version: int, replica_id: int) -> bytes:
+    """One partition, without a session and without a rack."""
+    head = struct.pack(">iii", replica_id, 0, 1) + (struct.pack(">i", 1 << 20) if version >= 3 else b"")
+    head += (b"\0" if version >= 4 else b"") + (struct.pack(">ii", 0, -1) if version >= 7 else b"")
+    wanted = struct.pack(">i", 0) + (struct.pack(">i", -1) if version >= 9 else b"") + struct.pack(">q", 0)
+    wanted += (struct.pack(">q", -1) if version >= 5 else b"") + struct.pack(">i", 1 << 20)
+    topics = struct.pack(">ih", 1, len(TOPIC)) + TOPIC.encode() + struct.pack(">i", 1) + wanted
+    return head + topics + (struct.pack(">i", 0) if version >= 7 else b"") + (struct.pack(">h", 0) if version >= 11 else b"")
 
 
 # -- progress

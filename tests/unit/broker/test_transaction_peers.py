@@ -67,6 +67,13 @@ def test_a_box_that_does_not_answer_is_a_coordinator_that_is_away() -> None:
     assert world.told == [[ErrorCode.COORDINATOR_NOT_AVAILABLE] * 3]
 
 
+def test_a_box_that_does_not_know_our_address_yet_is_a_coordinator_that_is_away() -> None:
+    world = World(leader=7)
+    world.ask()
+    world.boxes.questions[0].answer(AddPartitionsToTxnResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED))
+    assert world.told == [[ErrorCode.COORDINATOR_NOT_AVAILABLE] * 3]
+
+
 def test_what_goes_for_the_whole_request_goes_for_every_partition() -> None:
     world = World(leader=7)
     world.ask()

@@ -1,0 +1,49 @@
+"""Internet addresses and networks as bytes: for settings, and to check where a connection is from.
+
+Owned by no process; pure.
+"""
+
+from __future__ import annotations
+
+import socket
+
+_IPV4_MAPPED = bytes(10) + b"\xff\xff"
+
+Network = tuple[int, bytes]
+"""(prefix length, packed network address)"""
+
+
+def packed_address(text: str) -> bytes:
+    """Return the 4 or 16 bytes of an address, without a scope; an IPv4-mapped one is the IPv4 address.
+
+    Empty for what is no address.
+    """
+    number = text.partition("%")[0]
+    try:
+        packed = socket.inet_pton(socket.AF_INET6 if ":" in number else socket.AF_INET, number)
+    except (OSError, ValueError):
+        return b""
+    return packed[len(_IPV4_MAPPED) :] if packed.startswith(_IPV4_MAPPED) else packed
+
+
+def read_networks(text: str) -> tuple[Network, ...]:
+    """Return the networks of a list such as `10.1.0.0/16, fd00::/8, 192.0.2.7`. Raises ValueError."""
+    networks = []
+    for part in text.split(","):
+        address, slash, length = part.strip().partition("/")
+        packed = packed_address(address)
+        bits = len(packed) * 8
+        is_length = length.isascii() and length.isdigit() and int(length) <= bits
+        if not packed or (slash and not is_length):
+            raise ValueError(f"{part.strip()!r} is no network; write 10.1.0.0/16, or a single address")
+        prefix_length = int(length) if slash else bits
+        if masked(packed, prefix_length) != packed:
+            raise ValueError(f"{part.strip()} has bits after its prefix; write the network's first address")
+        networks.append((prefix_length, packed))
+    return tuple(networks)
+
+
+def masked(packed: bytes, prefix_length: int) -> bytes:
+    """Return the address with all bits behind the prefix set to 0."""
+    shift = len(packed) * 8 - prefix_length
+    return (int.from_bytes(packed, "big") >> shift << shift).to_bytes(len(packed), "big")
