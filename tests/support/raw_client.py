@@ -32,8 +32,9 @@ class Produced(NamedTuple):
 class RawClient:
     """All versions used here have the old request and response headers."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
-        self.sock = socket.create_connection(address, timeout=30)
+    def __init__(self, address: tuple[str, int], source: str = "") -> None:
+        """`source`: the address to connect from; all of 127.0.0.0/8 is there."""
+        self.sock = socket.create_connection(address, timeout=30, source_address=(source, 0) if source else None)
         self._next_correlation_id = 1_000_000
 
     def close(self) -> None:
