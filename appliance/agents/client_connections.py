@@ -7,6 +7,8 @@ ready is sent with the turn's end, not at once; that is what makes one send of s
 
 from __future__ import annotations
 
+import heapq
+import os
 import resource
 import select
 import socket
@@ -17,6 +19,7 @@ from appliance.broker.closings import (
     ADDRESS_LIMIT,
     CLIENT_LEFT,
     CONNECTION_LIMIT,
+    DESCRIPTOR_LIMIT,
     DISK_READ_FAILED,
     FRAME_TIMEOUT,
     IDLE,
@@ -38,6 +41,12 @@ from appliance.shm.arena import Arena
 READ_INTEREST = select.EPOLLIN | select.EPOLLRDHUP
 ACCEPT_BURST = 64
 ACCEPT_PAUSE_NS = 100_000_000
+STILL_NO_ROOM_NS = 1_000_000_000
+"""A failure to accept that comes within this of the last one is the same trouble."""
+NO_ROOM_LOGGED_NS = 60_000_000_000
+SHED_IDLE_NS = 10_000_000_000
+"""A connection without a request for this long is closed to make room for one that waits."""
+SHED_AT_ONCE = 64
 SWEEP_SLICE = 500
 """Connections that are looked at in one turn of a sweep."""
 DESCRIPTORS_RESERVED = 512
@@ -60,6 +69,9 @@ class ClientConnections:
         self._listening.setblocking(False)
         self._accepting = False
         self._accept_again_ns = 0
+        self._no_room_ns = self._no_room_logged_ns = -NO_ROOM_LOGGED_NS
+        self._reserve = _open_reserve()
+        """A descriptor that is given up for a moment to accept and close a connection when there is no other; -1: it could not be opened again."""
         self._accept_failures = counters.counter("acceptor.accept_failures")
         self._closings = Closings(counters, self._clock, context.log)
         self._held = HeldMemory(box.integer("acceptor.heap.bytes"))
@@ -136,6 +148,9 @@ class ClientConnections:
     def close(self) -> None:
         for connection in list(self._connections.values()):
             self._close(connection, STOPPING)
+        if self._reserve >= 0:
+            os.close(self._reserve)
+            self._reserve = -1
 
     # -- coming
 
@@ -167,12 +182,50 @@ class ClientConnections:
                 sock, peer = self._listening.accept()
             except OSError as error:
                 if error.errno in NO_ROOM_TO_ACCEPT:
-                    # The client stays in the queue and the socket stays readable: without a pause we would spin.
-                    self._accept_failures.add()
-                    self._stop_accepting()
-                    self._accept_again_ns = self._clock.monotonic_ns() + ACCEPT_PAUSE_NS
+                    self._on_no_room(error)
                 return
             self._add_connection(sock, peer[0])
+
+    def _on_no_room(self, error: OSError) -> None:
+        """Pause: the client stays in the queue and the socket readable, so going on at once would spin, and another acceptor may have room. If a
+        client still waits after that, idle connections are closed for it, or it is."""
+        now_ns = self._clock.monotonic_ns()
+        self._accept_failures.add()
+        self._stop_accepting()
+        self._accept_again_ns = now_ns + ACCEPT_PAUSE_NS
+        if now_ns - self._no_room_logged_ns >= NO_ROOM_LOGGED_NS:
+            self._no_room_logged_ns = now_ns
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            self._context.log.warning(
+                f"cannot accept connections: {error.strerror}; {len(self._connections)} are open, the process may open {limit} descriptors; closing idle "
+                "ones, then turning new ones away; raise the limit of open files (LimitNOFILE=, ulimit -Hn), or set max.connections lower",
+                reason=DESCRIPTOR_LIMIT,
+            )
+        if now_ns - self._no_room_ns <= STILL_NO_ROOM_NS and not self._shed_idle(now_ns):
+            self._turn_away()
+        self._no_room_ns = now_ns
+
+    def _shed_idle(self, now_ns: int) -> bool:
+        """Close those that have been idle for longest. False: none has been for long enough."""
+        idle = [each for each in self._connections.values() if now_ns - each.last_active_ns >= SHED_IDLE_NS and each.is_idle]
+        for connection in heapq.nsmallest(SHED_AT_ONCE, idle, key=lambda each: each.last_active_ns):
+            self._close(connection, DESCRIPTOR_LIMIT, "it was idle, and no descriptor was left for new connections")
+        return bool(idle)
+
+    def _turn_away(self) -> None:
+        """Accept and close those that wait, with the descriptor kept for that: a client that is hung up on tries again, one in the queue hangs."""
+        for _ in range(ACCEPT_BURST):
+            if self._reserve >= 0:
+                os.close(self._reserve)
+                self._reserve = -1
+            try:
+                sock, peer = self._listening.accept()
+            except OSError:
+                break  # none waits; or the descriptor is taken
+            sock.close()
+            self._closings.tell(DESCRIPTOR_LIMIT, peer[0], "no descriptor was left for it")
+        if self._reserve < 0:
+            self._reserve = _open_reserve()
 
     def _add_connection(self, sock: socket.socket, address: str) -> None:
         if len(self._connections) >= self._connections_max:
@@ -329,3 +382,10 @@ class ClientConnections:
             self._closings.tell(reason, connection.address, words)
         else:
             self._closings.count(reason)
+
+
+def _open_reserve() -> int:
+    try:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1

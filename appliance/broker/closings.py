@@ -18,6 +18,7 @@ STOPPING = "stopping"
 IDLE = "idle"
 CONNECTION_LIMIT = "connection-limit"
 ADDRESS_LIMIT = "connection-limit-of-address"
+DESCRIPTOR_LIMIT = "descriptor-limit"
 FRAME_TIMEOUT = "frame-timeout"
 MEMORY_LIMIT = "memory-limit"
 SLOW_BODY = "slow-body"
@@ -47,7 +48,7 @@ class Closings:
         self._lines_saved = counters.counter("acceptor.closed_untold")
         for reason in (CLIENT_LEFT, STOPPING, IDLE, CONNECTION_LIMIT, ADDRESS_LIMIT, FRAME_TIMEOUT, MEMORY_LIMIT, SLOW_BODY, UNANSWERED, DISK_READ_FAILED):
             self._counter(reason)
-        for reason in (UNREADABLE, CONTROLLER_SILENT):
+        for reason in (UNREADABLE, CONTROLLER_SILENT, DESCRIPTOR_LIMIT):
             self._counter(reason)
 
     def count(self, reason: str) -> None:

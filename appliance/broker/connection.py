@@ -152,6 +152,11 @@ class Connection:
         self.waits_for_disk = False
         """a log-reader brings what has to be sent next"""
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has nothing under way, neither a request that has begun to come nor a reply."""
+        return not (self.replies or self.outgoing or self.pending or self.body is not None)
+
     def may_start(self, api_key: int) -> bool:
         """Whether the next request may be taken now, or has to wait for earlier replies."""
         if not self.replies and not self.outgoing:
