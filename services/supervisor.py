@@ -24,6 +24,13 @@ def read_senders(options: ResolvedOptions) -> SenderTable:
     return read_sender_table(options)
 
 
+def sync_zookeeper(state: str) -> None:
+    """Called in a throw-away child, too."""
+    from appliance.agents.zookeeper_files import sync_data
+
+    sync_data(state)
+
+
 def main() -> int:
     if is_unit():
         from appliance.runtime import box_keeper
@@ -31,7 +38,7 @@ def main() -> int:
         return box_keeper.main(check_zookeeper, read_senders)
     from appliance.runtime import supervisor
 
-    return supervisor.main(check_zookeeper, read_senders)
+    return supervisor.main(check_zookeeper, read_senders, sync_zookeeper)
 
 
 if __name__ == "__main__":

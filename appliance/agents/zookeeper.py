@@ -22,6 +22,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from appliance.agents.zookeeper_files import sync_data, trusts_empty_snapshot
 from appliance.base.errors import ConfigurationProblems
 from appliance.base.layout import BoxLayout
 from appliance.base.settings import Box, load_box
@@ -45,6 +46,9 @@ MEMBER_OPTIONS = (
 CONNECT_MS = 800
 """For how long a member knocks at the leader that it found. ZooKeeper's own limit is `initLimit`, 10 s here: so long, seen, a member that had been away
 followed a leader that was cut off while it was told of it, and the third one had nobody to elect a new one with. The five tries of a member take 600 ms."""
+
+TRUST_EMPTY_SNAPSHOT = "-Dzookeeper.snapshot.trust.empty=true"
+"""A server without a snapshot replays its transaction log from the beginning; see `zookeeper_files`."""
 
 JVM_OPTIONS = (
     "-Xms16m",
@@ -172,13 +176,17 @@ def server_command(java: str, jars: list[str], directory: str, heap_mb: int, cla
 
 
 def prepare(box: Box) -> list[str]:
-    """Write the server's files for `box` and return the command that serves."""
+    """Write the server's files for `box`, sync what an earlier server left, and return the command that serves."""
     if problems := zookeeper_problems():
         raise ConfigurationProblems(problems)
     java = find_java()
     assert java is not None
     classes = class_archive()
-    return server_command(java.path, find_jars(), write_server_files(box), box.integer("zookeeper.heap.mb"), classes if os.path.exists(classes) else "")
+    directory = write_server_files(box)
+    sync_data(box.state_directory)  # before the new server purges older snapshots: those that it keeps must not be in the page cache alone
+    archive = classes if os.path.exists(classes) else ""
+    program, *arguments = server_command(java.path, find_jars(), directory, box.integer("zookeeper.heap.mb"), archive)
+    return [program, *([TRUST_EMPTY_SNAPSHOT] if trusts_empty_snapshot(box.state_directory) else []), *arguments]
 
 
 def become_zookeeper() -> NoReturn:

@@ -1,7 +1,8 @@
 """zookeeper under systemd: a small process that starts the Java machine, asks it whether it serves, and tells systemd.
 
 A Java machine notifies nobody and feeds no watchdog. Under `millrace run` the supervisor does that for it, and the process *is* the machine; a unit has to do
-it itself. When either of the two dies the other does, and the unit begins anew. Told to stop, it waits until nobody needs ZooKeeper any more, then
+it itself. When either of the two dies the other does, and the unit begins anew; only a machine that the ensemble has left behind is restarted here, because
+the time that it is allowed grows with each restart. Told to stop, it waits until nobody needs ZooKeeper any more, then
 stops the machine. Weak spot: as everywhere, `srvr` says nothing about a disk that hangs under the transaction log until a session needs it.
 """
 
@@ -11,6 +12,7 @@ import os
 import signal
 
 from appliance.agents.zookeeper import prepare
+from appliance.agents.zookeeper_files import sync_data
 from appliance.base.errors import ConfigurationProblems, MillraceError
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.poller import READABLE
@@ -36,14 +38,19 @@ class ZooKeeperKeeper:
         assert heart is not None  # `services/zookeeper.py` asks
         self._heart = heart
         self._watchdog_ms = context.box.integer("watchdog.timeout.ms")
-        self._watch = ZooKeeperWatch(context.layout, context.box, context.poller, context.clock)
-        self._pid = spawn(prepare(context.box), dict(os.environ))
+        self._watch = ZooKeeperWatch(context.layout, context.box, context.poller, context.clock, sync_data)
+        self._has_ended = True
+        self._told = ""
+        self._start_machine()
+
+    def _start_machine(self) -> None:
+        self._pid = spawn(prepare(self._context.box), dict(os.environ))
         self._watch.on_started(self._pid, self._clock.monotonic_ms())
         self._has_ended = False
+        self._is_starting = True
         self._next_ask_ms = 0
-        self._told = ""
         self._pidfd = os.pidfd_open(self._pid)
-        context.poller.register(self._pidfd, READABLE, self._on_end)
+        self._context.poller.register(self._pidfd, READABLE, self._on_end)
 
     def run(self) -> None:
         """Until the machine ends; MillraceError if nobody asked it to."""
@@ -59,9 +66,9 @@ class ZooKeeperKeeper:
         finally:
             if not self._has_ended:
                 self._signal(signal.SIGKILL)
+                os.close(self._pidfd)
             self._watch.set_state("dead")
             self._watch.close()
-            os.close(self._pidfd)
 
     def _turn(self) -> None:
         now_ms = self._clock.monotonic_ms()
@@ -73,18 +80,24 @@ class ZooKeeperKeeper:
             if self._told:
                 (self._context.log.warning if self._is_ready else self._context.log.info)(self._told)
                 self._context.notifier.status(self._told)
-        if self._watch.serves and not self._is_ready:
-            self._context.notifier.ready()
+        if self._is_starting and self._watch.is_ready:
+            self._is_starting = False
+            if not self._is_ready:
+                self._context.notifier.ready()
             self._watch.set_state("serving")
+        if problem := self._watch.sync_problem:
+            state = self._context.box.state_directory
+            raise MillraceError(f"could not sync the files of ZooKeeper in {state}: {problem}; check the disk of the state directory")
         silent_ms = now_ms - self._watch.heard_ms
-        if silent_ms > self._watchdog_ms * (1 if self._is_ready else START_FACTOR):
+        if silent_ms > self._watchdog_ms * (START_FACTOR if self._is_starting else 1):
             self._context.log.warning(f"the Java machine (pid {self._pid}) has not answered for {silent_ms / 1000:.0f} s; it is killed")
             self._signal(signal.SIGKILL)
-        elif self._watch.is_left_behind(now_ms):
+        elif not self._stop.requested and self._watch.is_left_behind(now_ms):
             self._context.log.warning(f"the Java machine (pid {self._pid}) does not find the ensemble, which serves without it; it is started again")
-            self._signal(signal.SIGKILL)
+            self._watch.on_left_behind()
+            self._restart_machine()
         self._heart.beat(self._clock.monotonic_ns(), self._status_line)
-        self._context.poller.poll(TURN_MS if self._is_ready else ASK_MS_WHILE_STARTING)
+        self._context.poller.poll(ASK_MS_WHILE_STARTING if self._is_starting else TURN_MS)
 
     @property
     def _is_ready(self) -> bool:
@@ -92,6 +105,13 @@ class ZooKeeperKeeper:
 
     def _status_line(self) -> str:
         return f"{self._watch.words or f'answers on {self._context.box.own_zookeeper}'}; Java machine {self._pid}"
+
+    def _restart_machine(self) -> None:
+        self._signal(signal.SIGKILL)
+        while not self._has_ended:
+            self._heart.beat(self._clock.monotonic_ns(), self._status_line)
+            self._context.poller.poll(TURN_MS)
+        self._start_machine()
 
     def _end(self) -> None:
         """SIGTERM, and SIGKILL for one that does not end by that."""
@@ -109,6 +129,7 @@ class ZooKeeperKeeper:
 
     def _on_end(self, _events: int) -> None:
         self._context.poller.unregister(self._pidfd)
+        os.close(self._pidfd)
         os.waitpid(self._pid, 0)
         self._has_ended = True
 
@@ -116,9 +137,8 @@ class ZooKeeperKeeper:
 def keep_zookeeper(context: ServiceContext, stop: StopRequest) -> None:
     """The life of the unit, for `run_service`."""
     try:
-        keeper = ZooKeeperKeeper(context, stop)
+        ZooKeeperKeeper(context, stop).run()
     except ConfigurationProblems as problems:
         for problem in problems.problems:
             context.log.critical(problem)
         raise SystemExit(EXIT_USAGE) from None
-    keeper.run()

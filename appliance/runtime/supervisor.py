@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ START_FACTOR = 10
 class Supervisor:
     """One life of a box, from its first process to its last."""
 
-    def __init__(self, prepared: PreparedBox, clock: Clock) -> None:
+    def __init__(self, prepared: PreparedBox, clock: Clock, sync_zookeeper: Callable[[str], None]) -> None:
         self.box = prepared.box
         self.layout = prepared.layout
         self._prepared = prepared
@@ -69,7 +69,7 @@ class Supervisor:
         self._poller.register(self._notify.fileno(), READABLE, self._on_notification)
         self._status = StatusServer(self.layout.supervisor_socket, self._poller, self.describe, self._on_disk_order)
         self.children = {name: Child(name) for name in self.box.process_names()}
-        self._zookeeper = ZooKeeperWatch(self.layout, self.box, self._poller, clock) if self.box.embedded_zookeeper else None
+        self._zookeeper = ZooKeeperWatch(self.layout, self.box, self._poller, clock, sync_zookeeper) if self.box.embedded_zookeeper else None
         self._disk_changes = DiskChanges(self.layout, clock, prepared.given, self._look_at_log_writer)
         self._watchdog_ms = self.box.integer("watchdog.timeout.ms")
         self._signal_pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -227,9 +227,17 @@ class Supervisor:
         if watch is None:
             return
         child = self.children[ZOOKEEPER]
-        if watch.serves and child.state is ChildState.STARTING:
+        if child.state is ChildState.STARTING and watch.is_ready:
             watch.set_state("serving")
             self._on_ready(child)
+        if child.pid and child.pid not in self._killed and watch.sync_problem:
+            self.log.error(
+                f"restarting {ZOOKEEPER} (pid {child.pid}): could not sync its files in {self.box.state_directory}: {watch.sync_problem};"
+                " check the disk of the state directory",
+                peer=ZOOKEEPER,
+            )
+            self._killed.add(child.pid)
+            kill_group(child.pid)
         if child.pid and child.status_text != watch.words:
             child.status_text = watch.words
             if watch.words:
@@ -237,6 +245,7 @@ class Supervisor:
                 say(f"{ZOOKEEPER} {watch.words}", peer=ZOOKEEPER)
         if child.pid and child.pid not in self._killed and watch.is_left_behind(now_ms):
             self.log.warning(f"{ZOOKEEPER} (pid {child.pid}) does not find the ensemble, which serves without it; it is started again", peer=ZOOKEEPER)
+            watch.on_left_behind()
             self._killed.add(child.pid)
             kill_group(child.pid)
         if child.pid and now_ms >= self._next_ask_ms:
@@ -465,8 +474,10 @@ def problem_lines(problems: Iterable[str]) -> str:
     return "".join(f"  - {problem}\n" for problem in problems)
 
 
-def main(zookeeper_check: ExternalCheck, read_senders: ReadSenders) -> int:
-    """argv[1]: the options as JSON. Exit codes: 0 stopped on request, 2 the box cannot start because of what is printed, 78 another release."""
+def main(zookeeper_check: ExternalCheck, read_senders: ReadSenders, sync_zookeeper: Callable[[str], None]) -> int:
+    """argv[1]: the options as JSON. `sync_zookeeper` syncs ZooKeeper's files below a state directory.
+
+    Exit codes: 0 stopped on request, 2 the box cannot start because of what is printed, 78 another release."""
     options = RunOptions.from_json(sys.argv[1]) if len(sys.argv) > 1 else RunOptions()
     clock = SystemClock()
     name_process("millrace")
@@ -479,4 +490,4 @@ def main(zookeeper_check: ExternalCheck, read_senders: ReadSenders) -> int:
     except ConfigurationProblems as error:
         sys.stderr.write(CANNOT_START + problem_lines(error.problems))
         return EXIT_USAGE
-    return Supervisor(prepared, clock).run()
+    return Supervisor(prepared, clock, sync_zookeeper).run()

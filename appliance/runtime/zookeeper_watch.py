@@ -4,12 +4,17 @@ Owned by the supervisor, whose poller carries the connections. While it does not
 member of an ensemble that has no quorum answers, and says that it does not serve: it lives, and waits. Then the other members are asked too, once a second,
 so that people can be told who is missing. Others that serve without it for longer than a member may take to join them have left it behind: it is to be
 started again. (Its connections to them are from before a cut, and TCP tries those again the later the longer the cut was; new ones find the others at once.)
+That time counts from the first answer of the JVM, so a machine that is busy may take as long as it needs to start one, and doubles with each such restart
+until the member has served. A server that serves is ready once its files are synced (`StateSync`): ZooKeeper does not sync the snapshot that it writes first.
 Weak spots: `srvr` says nothing about a disk that hangs under its transaction log until a session needs it; a name of a member is looked up here, and while
 a name server does not answer nothing else is done (addresses cost nothing).
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import signal
 import socket
 from collections.abc import Callable
 
@@ -26,6 +31,8 @@ ASK_MS_WHILE_STARTING = 50
 ASK_MS_WHILE_WAITING = 250
 ASK_OTHERS_MS = 1_000
 ANSWER_MS_MAX = 1_000
+LEFT_BEHIND_DOUBLINGS_MAX = 5
+"""A member that is left behind again and again has this many times the double of the first allowance (10 s as shipped, so 320 s)."""
 
 
 class ServerQuestion:
@@ -85,10 +92,68 @@ class ServerQuestion:
             self._socket = None
 
 
-class ZooKeeperWatch:
-    """`serves` is what the last answer said; `heard_ms` when there was one; `words` is why it does not serve, where that is known."""
+class StateSync:
+    """Syncs the server's files in a child process: a disk that hangs holds the child, and not the process that watches everything.
 
-    def __init__(self, layout: BoxLayout, box: Box, poller: Poller, clock: Clock) -> None:
+    Weak spot: a child that a hung disk holds stays until the disk answers; after `abandon` it is reaped when its parent ends.
+    """
+
+    def __init__(self, sync: Callable[[str], None], state: str) -> None:
+        self._sync = sync
+        self._state = state
+        self._pid = 0
+        self.is_done = False
+        self.problem = ""
+        """Why it failed; nothing for one that is under way or done."""
+
+    def turn(self) -> None:
+        """Begin it, or see whether it has ended."""
+        if self.is_done or self.problem:
+            return
+        if not self._pid:
+            self._pid = self._begin()
+            return
+        pid, status = os.waitpid(self._pid, os.WNOHANG)
+        if not pid:
+            return
+        self._pid = 0
+        code = os.waitstatus_to_exitcode(status)
+        self.is_done = code == 0
+        if code:
+            self.problem = os.strerror(code) if code > 0 else f"signal {-code}"
+
+    def abandon(self) -> None:
+        """The server is gone, or this process ends: what the next one writes is to be synced anew."""
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, os.WNOHANG)
+        self._pid = 0
+        self.is_done = False
+        self.problem = ""
+
+    def _begin(self) -> int:
+        pid = os.fork()
+        if pid:
+            return pid
+        code = errno.EIO
+        try:
+            signal.set_wakeup_fd(-1)  # its other end is the parent's
+            os.closerange(3, 1 << 16)  # a child that a disk holds must not keep sockets and locks
+            self._sync(self._state)
+            code = 0
+        except OSError as error:
+            code = error.errno or errno.EIO
+        finally:
+            os._exit(code)
+
+
+class ZooKeeperWatch:
+    """`serves` is what the last answer said; `heard_ms` when there was one; `words` is why it does not serve, where that is known.
+
+    `sync` makes the server's files below a state directory durable; it is called in a child process once the server serves.
+    """
+
+    def __init__(self, layout: BoxLayout, box: Box, poller: Poller, clock: Clock, sync: Callable[[str], None]) -> None:
         self._layout = layout
         self._clock = clock
         self._counters = Counters.create_or_adopt(layout, NAME, clock.monotonic_ns(), clock.wall_ms())
@@ -105,6 +170,11 @@ class ZooKeeperWatch:
         self._serving_others: set[int] = set()
         self._without_us_since_ms = 0
         """When others began to serve without ours; counts while there are any."""
+        self._answers_since_ms = 0
+        """When this JVM first answered; 0 before that."""
+        self._left_behind_count = 0
+        """Restarts of a member that was left behind, since it last served."""
+        self._state_sync = StateSync(sync, box.state_directory)
         self._now_ms = 0
         self.serves = False
         self.heard_ms = 0
@@ -114,6 +184,8 @@ class ZooKeeperWatch:
         self._own.hang_up()
         self.serves = False
         self._serving_others.clear()
+        self._answers_since_ms = 0
+        self._state_sync.abandon()
         self.heard_ms = now_ms
         self._ask_others_ms = now_ms + ASK_OTHERS_MS
         self._counters.close()
@@ -140,8 +212,26 @@ class ZooKeeperWatch:
         return f"waits for {in_words(missing)} of the ZooKeeper ensemble{enough}"
 
     def is_left_behind(self, now_ms: int) -> bool:
-        """Our member lives and the others serve without it, for too long."""
-        return bool(self._serving_others) and now_ms - self._without_us_since_ms > self._join_ms_max
+        """Our member answers and the others serve without it, for too long."""
+        if not self._serving_others or not self._answers_since_ms:
+            return False
+        since_ms = max(self._without_us_since_ms, self._answers_since_ms)
+        return now_ms - since_ms > self._join_ms_max << min(self._left_behind_count, LEFT_BEHIND_DOUBLINGS_MAX)
+
+    def on_left_behind(self) -> None:
+        """Our member is restarted because it was left behind."""
+        self._left_behind_count += 1
+
+    @property
+    def is_ready(self) -> bool:
+        """It serves, and its files are synced; `sync_problem` says why they cannot be. Asking for it moves the sync on."""
+        if self.serves:
+            self._state_sync.turn()
+        return self.serves and self._state_sync.is_done
+
+    @property
+    def sync_problem(self) -> str:
+        return self._state_sync.problem
 
     def next_ask_ms(self, now_ms: int, rest_ms: int) -> int:
         """When to ask again; `rest_ms` is how long a server that serves alone may be left in peace."""
@@ -162,7 +252,9 @@ class ZooKeeperWatch:
         if answer is None:
             return  # a JVM that starts, or hangs: silence tells which
         self.serves = b"\nMode: " in answer
+        self._answers_since_ms = self._answers_since_ms or self._now_ms
         if self.serves:
+            self._left_behind_count = 0
             self._is_there.clear()
             self._serving_others.clear()
         if self.serves or self._others:
@@ -181,6 +273,7 @@ class ZooKeeperWatch:
         self._serving_others.add(member_id)
 
     def close(self) -> None:
+        self._state_sync.abandon()
         for question in (self._own, *self._others.values()):
             question.hang_up()
         self._counters.close()

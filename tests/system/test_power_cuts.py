@@ -15,7 +15,9 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from appliance.shm.mapping import list_names, unlink
 from appliance.storage import file_io
 from tests.support.loop_disks import LoopDisk, loop_disks, why_not
-from tests.support.running_box import RunningBox, eventually, start_box
+from tests.support.real_zookeeper import free_port
+from tests.support.running_box import RunningBox, begin_box, eventually, start_box
+from tests.support.three_boxes import SMALL
 
 pytestmark = [pytest.mark.system, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
@@ -28,6 +30,32 @@ def disk(tmp_path: Path) -> Iterator[LoopDisk]:
     with loop_disks(tmp_path) as make:
         make_one: Callable[..., LoopDisk] = make
         yield make_one("disk", mib=128)
+
+
+@pytest.mark.parametrize("moment", ["after ready", "before a sync"])
+def test_a_power_cut_during_a_clusters_first_seconds_leaves_a_cluster_that_starts(tmp_path: Path, disk: LoopDisk, moment: str) -> None:
+    """What a member of ZooKeeper's ensemble writes when it starts it does not sync; the kernel does so after half a minute."""
+    addresses = [":".join(map(str, ("127.0.0.1", free_port(), free_port(), free_port()))) for _ in range(3)]
+    members = ",".join(f"{number}={address}" for number, address in enumerate(addresses, 1))
+
+    def start_all() -> list[RunningBox]:
+        starting = [
+            begin_box(disk.path / f"box{number}", data=[tmp_path / f"d{number}"], settings=SMALL, broker_id=number, zookeeper_members=members)
+            for number in (1, 2, 3)
+        ]
+        return [each.wait(90) for each in starting]
+
+    first = start_all()
+    _cut_power(first, disk)
+    versions = [box.directory / "state" / "zookeeper" / "data" / "version-2" for box in first]
+    cut_off = [str(snapshot) for version in versions for snapshot in version.glob("snapshot.*") if not snapshot.stat().st_size]
+    assert not cut_off and all(list(version.glob("snapshot.*")) for version in versions)
+    if moment == "before a sync":
+        for version in versions:
+            for snapshot in version.glob("snapshot.*"):
+                snapshot.write_bytes(b"")
+    for box in start_all():
+        assert box.stop() == 0
 
 
 class NumberingProducer:
@@ -71,12 +99,13 @@ class NumberingProducer:
         self._producer.flush(5)
 
 
-def _cut_power(box: RunningBox, disk: LoopDisk) -> None:
+def _cut_power(boxes: list[RunningBox], disk: LoopDisk) -> None:
     """The disk first, at a moment when much is under way; then every process, and what a reboot takes away: shared memory."""
     disk.shut_down()
-    box.kill_supervisor()
-    for name in list_names(box.layout.shared_memory_prefix):
-        unlink(name)
+    for box in boxes:
+        box.kill_supervisor()
+        for name in list_names(box.layout.shared_memory_prefix):
+            unlink(name)
     disk.power_cycle()
 
 
@@ -113,7 +142,7 @@ def test_a_power_cut_under_load_costs_no_more_than_the_flush_policy_says(tmp_pat
             os.close(fd)
         producer.send_until(3000)
     finally:
-        _cut_power(box, disk)
+        _cut_power([box], disk)
         producer.purge()
     again = start_box(tmp_path / "box", data=[disk.log], settings=settings)
     try:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +15,7 @@ from appliance.base.layout import BoxLayout, Disk
 from appliance.base.settings import Box
 from appliance.runtime.poller import Poller
 from appliance.runtime.zookeeper_watch import ZooKeeperWatch
+from tests.support.running_box import eventually
 from tests.support.scratch_layout import scratch_layout
 
 SERVES = b"Zookeeper version: 3.9\nMode: follower\nNode count: 5\n"
@@ -44,7 +48,7 @@ class PretendedServer:
 class Watched:
     """A watch over pretended servers; time is stepped by hand."""
 
-    def __init__(self, layout: BoxLayout, answers: list[bytes | None]) -> None:
+    def __init__(self, layout: BoxLayout, answers: list[bytes | None], sync: Callable[[str], None]) -> None:
         self.servers = [PretendedServer(answer or b"") for answer in answers]
         for server, answer in zip(self.servers, answers, strict=True):
             if answer is None:
@@ -53,7 +57,7 @@ class Watched:
         connect = ",".join(f"127.0.0.1:{server.port}" for server in self.servers)
         box = Box("x", 1, [Disk("d0", "/nonexistent")], "/s", "h", "h", 1, 1, 1, zookeeper=connect, zookeeper_members=members if len(answers) > 1 else [])
         self.poller = Poller()
-        self.watch = ZooKeeperWatch(layout, box, self.poller, SystemClock())
+        self.watch = ZooKeeperWatch(layout, box, self.poller, SystemClock(), sync)
         self.now_ms = 10_000
 
     def ask(self) -> None:
@@ -77,8 +81,8 @@ def watched(request: pytest.FixtureRequest) -> Iterator[Callable[[list[bytes | N
     made: list[Watched] = []
     with scratch_layout() as layout:
 
-        def make(answers: list[bytes | None]) -> Watched:
-            made.append(Watched(layout, answers))
+        def make(answers: list[bytes | None], sync: Callable[[str], None] = lambda _state: None) -> Watched:
+            made.append(Watched(layout, answers, sync))
             return made[-1]
 
         yield make
@@ -131,6 +135,71 @@ def test_a_member_without_which_the_others_serve_is_left_behind_once_it_cannot_b
     assert member.watch.is_left_behind(member.now_ms)
     member.watch.on_started(1, member.now_ms)
     assert not member.watch.is_left_behind(member.now_ms)
+
+
+def test_a_member_that_has_not_answered_yet_is_never_left_behind_and_its_time_counts_from_its_first_answer(
+    watched: Callable[[list[bytes | None]], Watched],
+) -> None:
+    member = watched([b"", SERVES, SERVES])
+    for _ in range(30):  # a minute, in which a busy machine has not started the JVM
+        member.ask()
+        assert not member.watch.is_left_behind(member.now_ms)
+    member.servers[0].answer = WAITS
+    seen = []
+    for _ in range(7):
+        member.ask()
+        seen.append(member.watch.is_left_behind(member.now_ms))
+    assert seen == [False] * 6 + [True]  # 10 s from its first answer, two seconds a question
+
+
+def test_each_restart_of_a_member_that_was_left_behind_doubles_its_time_until_it_has_served(watched: Callable[[list[bytes | None]], Watched]) -> None:
+    member = watched([WAITS, SERVES, SERVES])
+
+    def seconds_until_left_behind() -> int:
+        member.ask()
+        seconds = next(each for each in range(1_000) if member.watch.is_left_behind(member.now_ms + each * 1_000))
+        member.watch.on_left_behind()
+        member.watch.on_started(1, member.now_ms)
+        return seconds
+
+    assert [seconds_until_left_behind() for _ in range(7)] == [11, 21, 41, 81, 161, 321, 321]
+    for answer in (SERVES, WAITS):
+        member.servers[0].answer = answer
+        member.ask()
+    assert seconds_until_left_behind() == 11
+
+
+def test_a_server_that_serves_is_not_ready_before_its_files_are_synced(watched: Callable[[list[bytes | None]], Watched], tmp_path: Path) -> None:
+    gate, asked = tmp_path / "gate", tmp_path / "asked"
+    os.mkfifo(gate)
+
+    def sync(state: str) -> None:
+        asked.write_text(state)
+        gate.read_bytes()
+
+    server = watched([SERVES], sync)  # type: ignore[call-arg]
+    server.ask()
+    assert server.watch.serves and not server.watch.is_ready
+    writing = os.open(gate, os.O_WRONLY)  # returns when the child has come to its sync
+    assert not server.watch.is_ready and asked.read_text() == "/s"
+    os.close(writing)
+    eventually(lambda: server.watch.is_ready, "the sync has ended")
+    asked.unlink()
+    server.ask()
+    assert server.watch.is_ready and not asked.exists(), "once for each JVM"
+    server.watch.on_started(2, server.now_ms)
+    server.ask()
+    assert not server.watch.is_ready
+
+
+def test_a_server_whose_files_cannot_be_synced_is_never_ready_and_the_reason_is_known(watched: Callable[[list[bytes | None]], Watched]) -> None:
+    def sync(_state: str) -> None:
+        raise OSError(errno.EIO, "of the disk")
+
+    server = watched([SERVES], sync)  # type: ignore[call-arg]
+    server.ask()
+    eventually(lambda: server.watch.is_ready or server.watch.sync_problem, "the sync has failed")
+    assert not server.watch.is_ready and server.watch.sync_problem == "Input/output error"
 
 
 def test_a_member_that_serves_is_asked_every_second_and_a_server_alone_when_its_watchdog_wants_to_know(
