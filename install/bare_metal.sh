@@ -73,12 +73,22 @@ install_here() {
     [ "$MODE" = install ] || return 0
     consent "go on?"
     install_packages_of_system
+    [ -z "$CHOSEN_UNCHECKED" ] || check_chosen_now
     build_release "$version" || die "release $version could not be built; what is installed was not touched"
     check_with_release "$version"
     keep_settings_with "$version"
     switch_to "$version" || exit 1
     [ -n "$WAITS_FOR" ] || remove_old_releases
     report "$version"
+}
+
+# check_chosen_now: there was no Python that could check --disks before; no directory was made yet.
+check_chosen_now() {
+    FINDINGS=()
+    check_chosen "${DISKS[@]}"
+    [ "$PROBLEM_COUNT" -gt 0 ] || return 0
+    print_findings
+    die "nothing but packages was installed"
 }
 
 # choose_effective_settings: which file will count after this run. An edited one does, and the disks and addresses are those that it says.

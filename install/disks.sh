@@ -24,6 +24,31 @@ check_disks() {
     done
 }
 
+CHOSEN_UNCHECKED=
+
+# check_chosen DIR…: those that --disks names and that are not served yet, by the rule of `millrace disk add`; of other files `check_contents` speaks.
+# Without a Python it waits for one.
+check_chosen() {
+    local directory python lines line chosen=() served=()
+    CHOSEN_UNCHECKED=
+    [ "$DISKS_FROM" = given ] || return 0
+    if ! python=$(system_python); then CHOSEN_UNCHECKED=1; return 0; fi
+    for directory in "$@"; do
+        is_plain_path "$directory" || continue # check_disks says so
+        if has_unit "$directory"; then served+=(--served "$directory"); else chosen+=("$directory"); fi
+    done
+    [ ${#chosen[@]} -gt 0 ] || return 0
+    if ! lines=$(PYTHONPATH=$ROOT timeout 20 "$python" -B -P -m appliance.runtime.new_disk_checks --state "$STATE_DIRECTORY" --force other-files "${FORCE[@]}" "${served[@]}" "${chosen[@]}" 2>&1); then
+        problem disks "${lines##*error: }"
+        return 0
+    fi
+    [ -n "$lines" ] || return 0
+    while read -r line; do problem disks "$line"; done <<<"$lines"
+}
+
+# is_forced REASON: --force names it.
+is_forced() { [[ ,$(IFS=,; echo "${FORCE[*]}"), == *",$1,"* ]]; }
+
 # has_unit DIR: an installation serves it, and its units start with its mount only.
 has_unit() { [ "$(installed_prefix)" = "$PREFIX" ] && grep -qsrF "$1" /etc/systemd/system/millrace-log-writer@*.service.d; }
 
@@ -58,7 +83,11 @@ check_contents() {
     if [ ! -d "$1" ]; then problem disks "$1 is no directory"; return 1; fi
     if [ ! -r "$1" ]; then warning disks "$1: only root can look into it"; return 1; fi
     is_empty_directory "$1" && return
-    if ! is_log_directory "$1"; then problem disks "$1 is not empty and no log directory (it has no meta.properties); choose another, or empty it"; return 1; fi
+    if ! is_log_directory "$1"; then
+        if is_forced other-files; then return; fi
+        problem disks "$1 is not empty and no log directory (it has no meta.properties); choose another, or empty it$([ "$DISKS_FROM" != given ] || echo "; to use it all the same: --force other-files")"
+        return 1
+    fi
     foreign=$(timeout 20 find "$1" -maxdepth 2 -mindepth 1 ! -user "$SYSTEM_USER" ! -name lost+found -print -quit 2>&1)
     if [ -n "$foreign" ]; then
         problem disks "$1 is a log directory with files of another user ($foreign): stop who uses it, then chown -R $SYSTEM_USER:$SYSTEM_USER $1 (make the user first: useradd -r $SYSTEM_USER)"

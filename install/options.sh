@@ -12,6 +12,7 @@ ONLY_DISK=/srv/millrace/d0 # where no disk is found that is surely meant; not in
 MODE=install
 YES=
 DISKS=()
+FORCE=()
 PREFIX=
 WHEELHOUSE=
 LISTEN=
@@ -29,6 +30,7 @@ sudo ./install.sh [OPTIONS]    install on this machine under systemd, or upgrade
     --check                    only look whether it can be installed; nothing is changed
     --yes                      ask nothing (without a terminal nothing is asked anyway)
     --disks DIR,DIR,…          log directories, one for each disk [default: the settings', else the empty or known file systems mounted for it]
+    --force REASON,…           use what --disks names although: missing (it does not exist), root-filesystem, same-device (as another one, or the state), other-files
     --listen ADDRESS           address to listen on [default: 0.0.0.0, which is all]
     --advertise NAME           name or address that Kafka clients are told [default: this machine's address]
     --broker-id N              number of this box in its cluster [default: 1]
@@ -70,6 +72,7 @@ parse_options() {
         [ -n "$value" ] || usage_error "$option is empty"
         case $option in
             --disks) IFS=, read -ra DISKS <<<"$value"; DISKS=("${DISKS[@]%/}") ;;
+            --force) FORCE+=(--force "$value") ;;
             --prefix) PREFIX=${value%/} ;;
             --offline) WHEELHOUSE=$value ;;
             --make-wheelhouse) MODE=wheelhouse WHEELHOUSE=$value ;;

@@ -24,6 +24,7 @@ preflight() {
     check_addresses
     check_ports
     check_disks "${DISKS[@]}"
+    check_chosen "${DISKS[@]}"
     check_running
 }
 

@@ -24,6 +24,15 @@ from appliance.command.output import Column, bytes_text, plural, print_table
 from appliance.runtime.disk_orders import ADD, REMOVE, REPLACE
 
 NameArgument = Annotated[str, argument("NAME", "The disk, as `millrace disk list` calls it.")]
+ForceOption = Annotated[
+    list[str] | None,
+    option(
+        "--force",
+        metavar="REASON",
+        help="Use the directory although: missing (it does not exist and is created), root-filesystem, same-device (as another log directory or the state),"
+        " other-files. Once for each reason, or several separated by commas.",
+    ),
+]
 ANSWER_MS = 5_000
 
 
@@ -67,10 +76,15 @@ def list_disks(
         print_moves(moves)
 
 
-def add(path: Annotated[str, argument("PATH", "The new log directory.")], data: DataOption = None, config: ConfigOption = None) -> None:
+def add(
+    path: Annotated[str, argument("PATH", "The new log directory.")],
+    force: ForceOption = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
     """Serve one more disk. New partitions go where there is most room; those that are there stay where they are."""
     found = find_running_box(data, config)
-    usable = _usable(found.box, path)
+    usable = _usable(found.box, path, force or [])
     if _is_managed_by_systemd(found):
         from appliance.command.unit_orders import check_disk_for_units, hand_over_directory
 
@@ -100,6 +114,7 @@ def replace(
     name: NameArgument,
     path: Annotated[str | None, argument("PATH", "The log directory of the new disk; left out: the same path.")] = None,
     accept_data_loss: Annotated[bool, option("--accept-data-loss", help="What the old disk held is given up; its partitions begin anew, empty.")] = False,
+    force: ForceOption = None,
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -111,7 +126,7 @@ def replace(
     placed = _placed_on(found.layout, name)
     if placed and not accept_data_loss:
         raise UsageProblem(f"disk {name} holds {plural(len(placed), 'partition')}; say --accept-data-loss to begin them anew, empty")
-    usable = _usable(found.box, path or known[name], but=name)
+    usable = _usable(found.box, path or known[name], force or [], but=name)
     if _is_managed_by_systemd(found):
         from appliance.command.unit_orders import check_disk_for_units, hand_over_directory
 
@@ -136,19 +151,28 @@ def _follow(found: FoundBox, verb: str, ordered: dict[str, str]) -> None:
         carry_out(found.layout, verb, ordered["disk"])
 
 
-def _usable(box: dict[str, Any], path: str, but: str = "") -> str:
-    """The absolute path of a directory that can be a disk of the box. Raises UsageProblem."""
+def _usable(box: dict[str, Any], path: str, force: list[str], but: str = "") -> str:
+    """The absolute path of a directory that can be a disk of the box; it exists then. Raises UsageProblem with everything that is wrong."""
     from appliance.runtime.directories import in_use_problem, make_directory, shape_problems, writable_problem
+    from appliance.runtime.new_disk_checks import Directory, Mounts, forced_reasons, new_disk_problems, unforced
 
+    try:
+        accepted = forced_reasons(force)
+    except ValueError as error:
+        raise UsageProblem(str(error)) from None
     absolute = os.path.abspath(path)
     if own := next((str(disk["name"]) for disk in box["disks"] if disk["name"] != but and str(disk["path"]) == absolute), None):
         raise UsageProblem(f"{absolute} is disk {own} of this box already")
-    others = [str(disk["path"]) for disk in box["disks"] if disk["name"] != but]
-    problems = shape_problems([*others, absolute], str(box["state_directory"]))
+    state = str(box["state_directory"])
+    others = [Directory(f"disk {disk['name']}", str(disk["path"])) for disk in box["disks"] if disk["name"] != but]
+    problems = shape_problems([*(other.path for other in others), absolute], state)
     is_same = any(str(disk["path"]) == absolute for disk in box["disks"] if disk["name"] == but)
-    problem = writable_problem(absolute, "PATH") or (None if is_same else in_use_problem(absolute, "PATH")) or make_directory(absolute, "PATH")
-    if problems or problem:
-        raise UsageProblem("\n".join([*problems, *([problem] if problem else [])]))
+    used = [Directory("the state directory", state), *others]
+    problems += unforced(new_disk_problems(absolute, used, Mounts.of_this_machine()), accepted)
+    problem = writable_problem(absolute, "PATH") or (None if is_same else in_use_problem(absolute, "PATH"))
+    problems += [problem] if problem else []
+    if problems or (problem := make_directory(absolute, "PATH")):
+        raise UsageProblem("\n".join(problems or [str(problem)]))
     return absolute
 
 

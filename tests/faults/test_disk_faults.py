@@ -101,6 +101,7 @@ def test_a_disk_that_still_hangs_is_replaced_at_once_and_its_log_writer_is_gone_
     hurt = hurt_box(settings=QUICK)
     pids = hurt.box.pids()
     new = make_disk("new")
+    new.log.mkdir()
     assert hurt.produce("lost with its disk") == 0
     assert hurt.command("replace", "hurt", str(new.log), "--accept-data-loss").returncode == 1  # it is online
     hurt.disk.freeze()
@@ -159,13 +160,39 @@ def test_a_box_starts_with_a_disk_that_hangs_and_takes_it_in_when_it_answers(mak
     assert box.leftovers() == []
 
 
+def test_a_directory_that_is_no_empty_disk_of_its_own_is_refused_for_every_reason_at_once_and_nothing_is_created(
+    hurt_box: Callable[..., HurtBox], make_disk: Callable[..., LoopDisk]
+) -> None:
+    hurt = hurt_box()
+    pids = hurt.box.pids()
+    typo = hurt.box.directory / "typo"
+    refused = hurt.command("add", str(typo))
+    assert refused.returncode == 2 and not typo.exists()
+    for words in (f"{typo} does not exist", f"{typo} is on the same device as the state directory", "--force missing", "--force same-device"):
+        assert words in refused.stderr, refused.stderr
+    beside = hurt.disk.path / "beside"
+    beside.mkdir()
+    (beside / "holiday.jpg").touch()
+    refused = hurt.command("add", str(beside))
+    assert refused.returncode == 2 and "disk hurt" in refused.stderr and "holiday.jpg" in refused.stderr
+    assert hurt.command("add", str(beside), "--force", "same-device").returncode == 2, "one reason is not the other"
+    assert "there is no such reason" in hurt.command("add", str(beside), "--force", "all").stderr
+    new = make_disk("new")
+    refused = hurt.command("replace", "hurt", str(new.log), "--accept-data-loss")
+    assert refused.returncode == 2 and f"{new.log} does not exist" in refused.stderr and not new.log.exists()
+    assert hurt.box.pids() == pids
+    added = hurt.command("add", str(beside), "--force", "same-device,other-files")
+    assert added.returncode == 0, added.stderr
+    eventually(lambda: hurt.box.status().get("log-writer@beside", {}).get("state") == "serving", "it serves")
+
+
 def test_disks_are_added_and_removed_while_the_box_runs_and_the_next_start_knows_it(
     hurt_box: Callable[..., HurtBox], make_disk: Callable[..., LoopDisk]
 ) -> None:
     hurt = hurt_box()
     pids = hurt.box.pids()
     new = make_disk("new", mib=128)  # more room than the others: partitions go there
-    added = hurt.command("add", str(new.log / "third"))
+    added = hurt.command("add", str(new.log / "third"), "--force", "missing")
     assert added.returncode == 0, added.stderr
     eventually(lambda: hurt.box.status().get("log-writer@third", {}).get("state") == "serving", "it serves")
     assert "third" in hurt.command("list").stdout

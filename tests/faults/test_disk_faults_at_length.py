@@ -148,7 +148,7 @@ def test_a_frozen_file_system_of_another_kind_is_answered_for_and_replaced_while
     hurt.check_nothing_lost()
     hurt.disk.freeze()
     assert hurt.seconds_until_refused(time.monotonic()) < TOLD_SECONDS
-    replaced = hurt.command("replace", "hurt", str(make_disk("new", kind=kind, mib=MIB[kind]).log), "--accept-data-loss")
+    replaced = hurt.command("replace", "hurt", str(make_disk("new", kind=kind, mib=MIB[kind]).log), "--accept-data-loss", "--force", "missing")
     assert replaced.returncode == 0, replaced.stderr
     hurt.acknowledged.clear()
     assert hurt.await_return() < TOLD_SECONDS
@@ -183,7 +183,7 @@ def test_a_disk_that_hangs_and_holds_nothing_is_removed(hurt_box: Callable[..., 
     hurt = hurt_box(settings=QUICK)
     pids = hurt.box.pids()
     third = make_disk("third", mib=32)
-    assert hurt.command("add", str(third.log / "third")).returncode == 0
+    assert hurt.command("add", str(third.log / "third"), "--force", "missing").returncode == 0
     eventually(lambda: hurt.box.status().get("log-writer@third", {}).get("state") == "serving", "it serves")
     third.freeze()
     try:
@@ -268,6 +268,7 @@ def test_a_dead_disk_is_replaced_by_one_at_another_path_and_the_next_start_knows
 ) -> None:
     hurt = hurt_box()
     box, new = hurt.box, make_disk("new")
+    new.log.mkdir()
     assert hurt.produce("lost with its disk") == 0
     hurt.disk.shut_down()
     hurt.seconds_until_refused(time.monotonic())

@@ -54,6 +54,44 @@ def test_a_directory_with_other_things_in_it_is_no_log_disk(tmp_path: Path) -> N
     assert f"{tmp_path}/d0 is not empty and no log directory" in answer.output
 
 
+def test_disks_that_are_given_are_refused_for_each_reason_at_once_unless_it_is_forced(tmp_path: Path) -> None:
+    """The directories of a test are on one file system, which may be the root file system."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "d0").mkdir()
+    check = f"STATE_DIRECTORY={tmp_path}/state; check_chosen {tmp_path}/d0 {tmp_path}/typo"
+    refused = findings(tmp_path, check)
+    problems = [line for line in refused.lines if line.startswith("problem   disks")]
+    assert len(problems) >= 3 and refused.lines[-1] == f"count {len(problems)}"
+    assert f"{tmp_path}/typo does not exist" in refused.output and "--force missing" in refused.output
+    assert f"{tmp_path}/d0 is on the same device as the state directory ({tmp_path}/state)" in refused.output
+    assert f"{tmp_path}/typo is on the same device as the state directory ({tmp_path}/state), the log directory ({tmp_path}/d0)" in refused.output
+    forced = findings(tmp_path, f"parse_options --force same-device --force=missing,root-filesystem; {check}")
+    assert forced.lines == ["count 0"]
+    partly = findings(tmp_path, f"parse_options --force same-device,root-filesystem; {check}")
+    assert partly.lines[-1] == "count 1" and "does not exist" in partly.output
+    wrong = findings(tmp_path, f"parse_options --force everything; {check}")
+    assert wrong.lines[-1] == "count 1" and "--force everything: there is no such reason" in wrong.output
+
+
+def test_disks_that_are_served_or_were_not_given_now_are_no_choice_to_refuse(tmp_path: Path) -> None:
+    check = f"STATE_DIRECTORY={tmp_path}/state; check_chosen {tmp_path}/typo"
+    assert findings(tmp_path, f"has_unit() {{ true; }}; {check}").lines == ["count 0"]
+    assert findings(tmp_path, f"DISKS_FROM='as before'; {check}").lines == ["count 0"]
+
+
+def test_disks_that_no_python_can_check_yet_are_checked_once_there_is_one(tmp_path: Path) -> None:
+    check = f"STATE_DIRECTORY={tmp_path}/state DISKS=({tmp_path}/typo); system_python() {{ false; }}; check_chosen $DISKS; echo unchecked $CHOSEN_UNCHECKED"
+    assert findings(tmp_path, check).lines == ["unchecked 1", "count 0"]
+    later = findings(tmp_path, f'{check}; system_python() {{ echo /usr/bin/python3; }}; [ -z "$CHOSEN_UNCHECKED" ] || check_chosen_now')
+    assert later.code == 1 and "does not exist" in later.output and "nothing but packages was installed" in later.output
+
+
+def test_other_files_in_a_disk_that_is_given_may_be_forced(tmp_path: Path) -> None:
+    (tmp_path / "d0/holiday").mkdir(parents=True)
+    assert "to use it all the same: --force other-files" in findings(tmp_path, f"check_disks {tmp_path}/d0").output
+    assert findings(tmp_path, f"parse_options --force other-files; check_disks {tmp_path}/d0").lines[-1] == "count 0"
+
+
 def test_of_what_is_mounted_only_what_is_surely_meant_becomes_a_log_disk(tmp_path: Path) -> None:
     for name in ("empty", "known", "full", "again", "read-only"):
         (tmp_path / name / "lost+found").mkdir(parents=True)
