@@ -183,10 +183,16 @@ def prepare(box: Box) -> list[str]:
     assert java is not None
     classes = class_archive()
     directory = write_server_files(box)
-    sync_data(box.state_directory)  # before the new server purges older snapshots: those that it keeps must not be in the page cache alone
+    try:
+        sync_data(box.state_directory)  # before the new server purges older snapshots: those that it keeps must not be in the page cache alone
+        trusted = [TRUST_EMPTY_SNAPSHOT] if trusts_empty_snapshot(box.state_directory) else []
+    except OSError as error:
+        raise ConfigurationProblems(
+            [f"could not read and sync {error.filename or directory}: {error.strerror}; check the disk of the state directory and who owns its files"]
+        ) from error
     archive = classes if os.path.exists(classes) else ""
     program, *arguments = server_command(java.path, find_jars(), directory, box.integer("zookeeper.heap.mb"), archive)
-    return [program, *([TRUST_EMPTY_SNAPSHOT] if trusts_empty_snapshot(box.state_directory) else []), *arguments]
+    return [program, *trusted, *arguments]
 
 
 def become_zookeeper() -> NoReturn:

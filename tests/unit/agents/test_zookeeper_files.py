@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -194,6 +195,17 @@ def test_only_a_server_that_has_no_snapshot_is_started_with_trust(stored: Stored
     assert zookeeper.TRUST_EMPTY_SNAPSHOT not in zookeeper.prepare(box)
     stored.cut_snapshots()
     assert zookeeper.TRUST_EMPTY_SNAPSHOT in zookeeper.prepare(box)
+
+
+def test_files_that_cannot_be_synced_keep_a_server_from_starting_and_the_reason_is_said(stored: StoredTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    box = Box("x", 1, [Disk("d0", "/nonexistent")], str(stored.state), "127.0.0.1", "h", 1, 1, 1, zookeeper="127.0.0.1:2999")
+
+    def fail(_descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(file_io, "fsync", fail)
+    with pytest.raises(ConfigurationProblems, match=f"could not read and sync {stored.state}/zookeeper: Input/output error; check the disk"):
+        zookeeper.prepare(box)
 
 
 def test_every_file_of_a_server_is_synced_and_then_each_directory_up_to_the_state(stored: StoredTree, monkeypatch: pytest.MonkeyPatch) -> None:
