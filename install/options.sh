@@ -13,6 +13,7 @@ MODE=install
 YES=
 DISKS=()
 FORCE=()
+WITHOUT_MAJORITY=
 PREFIX=
 WHEELHOUSE=
 LISTEN=
@@ -39,6 +40,7 @@ sudo ./install.sh [OPTIONS]    install on this machine under systemd, or upgrade
     --prefix DIR               where releases go [default: $PREFIX_DEFAULT]
     --pipeline                 with Spark jobs, too (millrace load, millrace stream): 1 GB on disk instead of 70 MB. Kept by later runs; --no-pipeline ends it
     --offline WHEELHOUSE       take Python packages out of this directory only
+    --without-majority         upgrade although a member of the boxes' ZooKeeper ensemble is missing, and the restart leaves the others without a majority
     --wait SECONDS             how long a new release may take until it serves [default: $WAIT_SECONDS]
 sudo ./install.sh --rollback   back to the release before this one
 sudo ./install.sh --uninstall  stop and remove the program; data, state and settings stay
@@ -63,6 +65,7 @@ parse_options() {
             --rollback) MODE=rollback; continue ;;
             --uninstall) MODE=uninstall; continue ;;
             --yes) YES=1; continue ;;
+            --without-majority) WITHOUT_MAJORITY=1; continue ;;
             --pipeline) PIPELINE=yes; continue ;;
             --no-pipeline) PIPELINE=no; continue ;;
             --*=*) value=${option#*=} option=${option%%=*} ;;

@@ -146,11 +146,22 @@ check_ports() {
 check_running() {
     local answer
     box_is_active && [ -e "$PREFIX/current" ] || return 0
+    check_members
     if answer=$(ask_readiness "$(readiness_url)"); then ok box "release $(release_at current) serves"
     else
         MISSING_BEFORE=$(disks_in "$answer")
         warning box "release $(release_at current) does not serve with all its processes now (${answer:0:200}): see millrace status"
     fi
+}
+
+# check_members: an upgrade restarts this box, and with it its member of ZooKeeper's ensemble; the others must have a majority meanwhile.
+check_members() {
+    local python words
+    [ ${#MEMBERS[@]} -gt 0 ] && python=$(system_python) || return 0
+    words=$(PYTHONPATH=$ROOT timeout 20 "$python" -B -P -m appliance.metadata.ensemble_probe "${BROKER_ID:-1}" "${MEMBERS[@]}" 2>/dev/null) || return 0
+    [ -n "$words" ] || return 0
+    if [ -n "$WITHOUT_MAJORITY" ] || [ "$(release_at current)" = "$(tree_version)" ]; then warning cluster "$words"
+    else problem cluster "$words: without this box the ensemble has no majority (millrace box list); to upgrade all the same: --without-majority"; fi
 }
 
 # disks_in ANSWER: the processes of disks that it says do not serve. Only those may be missing after an upgrade, too.

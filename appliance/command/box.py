@@ -14,6 +14,7 @@ import typer
 from appliance.base.clock import SystemClock
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.command.disk_drain import bytes_of
+from appliance.command.ensemble_view import look_at_ensemble
 from appliance.command.failures import EXIT_FAILED, UsageProblem
 from appliance.command.kafka import open_cluster
 from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option
@@ -43,11 +44,18 @@ def list_boxes(bootstrap: BootstrapOption = None, data: DataOption = None, confi
         from appliance.command.cluster_view import look_at_cluster
 
         view = look_at_cluster(cluster, with_ongoing=False)
-    rows = [_row(view, broker_id) for broker_id in sorted({*view.boxes, *view.absent_boxes()})]
+    ensemble = look_at_ensemble(bootstrap, data, config)
+    broker_ids = sorted({*view.boxes, *view.absent_boxes(), *(member.member_id for member in ensemble.members)})
+    rows = [_row(view, broker_id) for broker_id in broker_ids]
     columns = [Column("box", is_number=True), Column("address"), Column("rack"), Column("state"), Column("leads", is_number=True),
                Column("replicas", is_number=True), Column("out of sync", is_number=True), Column("held", is_number=True),
                Column("free", is_number=True), Column("of", is_number=True)]  # fmt: skip
+    if ensemble.members:
+        columns.append(Column("zookeeper"))
+        rows = [[*row, ensemble.state_of(broker_id) or NOTHING] for row, broker_id in zip(rows, broker_ids, strict=True)]
     print_table(columns, rows)
+    if missing := ensemble.words:
+        print(missing)
 
 
 def _row(view: ClusterView, broker_id: int) -> list[str]:

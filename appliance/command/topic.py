@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from appliance.command.ensemble_view import look_at_ensemble
 from appliance.command.kafka import open_cluster, require_topic_name
 from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option
 from appliance.command.output import NOTHING, Column, count_text, plural, print_table, say
@@ -65,7 +66,7 @@ def create(
 
 
 def list_topics(bootstrap: BootstrapOption = None, data: DataOption = None, config: ConfigOption = None) -> None:
-    """List topics."""
+    """List topics, and the members of the boxes' ZooKeeper ensemble that are missing: both decide whether another box may be restarted."""
     with open_cluster(bootstrap, data, config) as cluster:
         topics = cluster.metadata(None).topics
     rows = []
@@ -75,6 +76,8 @@ def list_topics(bootstrap: BootstrapOption = None, data: DataOption = None, conf
         trouble = ", ".join(text for count, text in ((leaderless, f"{leaderless} without leader"), (behind, f"{behind} under-replicated")) if count)
         rows.append([name, str(len(topic.partitions)), replicas_text(topic), trouble or "ok"])
     print_table([Column("topic"), Column("partitions", is_number=True), Column("replicas", is_number=True), Column("state")], rows)
+    if missing := look_at_ensemble(bootstrap, data, config).words:
+        print(missing)
 
 
 def replicas_text(topic: TopicMetadata) -> str:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from tests.support.cluster import ZOOKEEPER_PORT, Cluster, all_serve, running_cl
 from tests.support.cluster_cell import CONTROLLER, FAULTS, FOLLOWER, LEADER, ROLES, Cell, CellResult
 from tests.support.cluster_table import table
 from tests.support.machine import address_of
-from tests.support.running_box import ROOT, eventually
+from tests.support.running_box import ROOT, environment, eventually
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
@@ -71,6 +73,28 @@ def test_a_member_that_is_killed_is_back_and_one_that_waits_says_for_whom(cluste
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
     eventually(lambda: zookeeper_serves(address_of(1), ZOOKEEPER_PORT) and "status" not in box.status()["zookeeper"], "the ensemble serves again", 20)
+    cluster.mend()
+
+
+def test_a_member_that_is_missing_is_shown_beside_boxes_and_topics_that_are_well(cluster: Cluster) -> None:
+    def millrace(*words: str) -> str:
+        command = [sys.executable, "-P", "-c", "from appliance.command.main import main; main()", *words, "--data", str(cluster.boxes[1].box.disks[0])]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=30, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def states() -> list[str]:
+        return [line.split()[-1] for line in millrace("box", "list").splitlines() if line.split()[0] in ("1", "2", "3")]
+
+    assert states() == ["serving"] * 3 and "does not serve" not in millrace("topic", "list")
+    stopped = cluster.boxes[3].box.stop_process("zookeeper")
+    try:
+        words = f"ZooKeeper: member 3 ({address_of(3)}:{ZOOKEEPER_PORT}) does not serve; restart no other box before that is mended"
+        eventually(lambda: states() == ["serving", "serving", "missing"], "the others have elected a leader without it", 20)
+        assert words in millrace("box", "list") and words in millrace("topic", "list")
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    eventually(lambda: zookeeper_serves(address_of(3), ZOOKEEPER_PORT), "it serves again", 30)
     cluster.mend()
 
 

@@ -1,0 +1,41 @@
+"""The members of the boxes' ZooKeeper ensemble, as `box list` and `topic list` show them.
+
+Weak spot: who the members are is in the settings of the box that runs here; a command that was given `--bootstrap` knows none.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from appliance.base.zookeeper_member import ZooKeeperMember, parse_member
+from appliance.command.finding import find_running_box
+
+
+class EnsembleView(NamedTuple):
+    """`missing` are those of `members` that do not serve."""
+
+    members: list[ZooKeeperMember]
+    missing: list[ZooKeeperMember]
+
+    def state_of(self, broker_id: int) -> str:
+        """Of the member that a box runs; nothing for a box that runs none."""
+        if broker_id in {member.member_id for member in self.missing}:
+            return "missing"
+        return "serving" if broker_id in {member.member_id for member in self.members} else ""
+
+    @property
+    def words(self) -> str:
+        from appliance.metadata.ensemble_probe import missing_words
+
+        return missing_words(self.missing)
+
+
+def look_at_ensemble(bootstrap: str | None, data: str | None, config: str | None) -> EnsembleView:
+    """Ask the members that the box of these options knows."""
+    texts = find_running_box(data, config).box.get("zookeeper_members", []) if bootstrap is None else []
+    if not texts:
+        return EnsembleView([], [])
+    from appliance.metadata.ensemble_probe import missing_members
+
+    members = [parse_member(str(text)) for text in texts]
+    return EnsembleView(members, missing_members(members))
