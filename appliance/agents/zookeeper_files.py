@@ -6,8 +6,10 @@ gap: it runs before a server starts, and again before it counts as ready. `trust
 before that. Without a usable snapshot a server starts with `zookeeper.snapshot.trust.empty` if its log provably holds
 every transaction since the first one: then replaying the log yields the whole tree, and a snapshot adds nothing to it.
 
-Used by the zookeeper process before it becomes the server, and by its watchers. Weak spot: the proof accepts one epoch only. Between two epochs a member may
-have received transactions as a snapshot, and its log does not show that.
+Used by the zookeeper process before it becomes the server, and by its watchers. Weak spots: the proof accepts one epoch
+only, because between two epochs a member may have received transactions as a snapshot, and its log does not show that.
+Such a snapshot is synced by ZooKeeper itself, and its name is durable with the log's next sync where the file system's
+journal keeps its order (ext4, XFS); the proof relies on that for an ensemble that began with the tree of a single box.
 """
 
 from __future__ import annotations

@@ -50,10 +50,9 @@ def test_a_power_cut_during_a_clusters_first_seconds_leaves_a_cluster_that_start
     versions = [box.directory / "state" / "zookeeper" / "data" / "version-2" for box in first]
     cut_off = [str(snapshot) for version in versions for snapshot in version.glob("snapshot.*") if not snapshot.stat().st_size]
     assert not cut_off and all(list(version.glob("snapshot.*")) for version in versions)
-    if moment == "before a sync":
+    if moment == "before a sync":  # what a member receives from its leader ZooKeeper syncs itself
         for version in versions:
-            for snapshot in version.glob("snapshot.*"):
-                snapshot.write_bytes(b"")
+            (version / "snapshot.0").write_bytes(b"")
     for box in start_all():
         assert box.stop() == 0
 
