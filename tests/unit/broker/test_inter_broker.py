@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -29,6 +28,7 @@ from appliance.protocol.request_header import RequestHeader
 from appliance.protocol.schema import Message
 from appliance.protocol.topic_partitions import PartitionResult, TopicPartitions, TopicResult
 from appliance.shm.counters import Counters
+from tests.support.running_box import eventually
 from tests.support.scratch_layout import scratch_layout
 
 REFUSED = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
@@ -162,11 +162,13 @@ def test_a_look_up_that_fails_changes_nothing_and_is_soon_made_again(monkeypatch
 def test_a_real_name_is_resolved_by_a_real_resolver() -> None:
     addresses = BrokerAddresses(())
     addresses.set_hosts(["localhost"], 0)
-    for thread in threading.enumerate():
-        if thread.name == "lookup of localhost":
-            thread.join(10)
-    addresses.look_up(0)
-    assert addresses.is_settled and addresses.contains("127.0.0.1", 0)
+
+    def is_settled() -> bool:
+        addresses.look_up(0)
+        return addresses.is_settled
+
+    eventually(is_settled, "the resolver answers")
+    assert addresses.contains("127.0.0.1", 0)
 
 
 # -- follower fetches
