@@ -337,5 +337,6 @@ def test_without_threads_a_log_writer_serves_on_and_catches_up_when_there_are_so
     writer.clock.advance_ms(120_000)
     writer.seconds(3)
     hosted = next(iter(writer.agent._partitions.by_row.values()))
-    assert hosted.log.recovery_point == 1 and writer.disk_state == DISK_ONLINE
+    eventually(lambda: writer.turn() >= 0 and hosted.log.recovery_point == 1, "the flush round's thread ends")
+    assert writer.disk_state == DISK_ONLINE
     writer.stop()
