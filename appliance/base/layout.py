@@ -1,8 +1,9 @@
 """Where a box keeps what is not a log: its runtime directory, socket paths and shared-memory names.
 
-The runtime directory lives on tmpfs, never on a log disk, so that every command can find its box while a disk
-hangs. `box.json` in it is written by the supervisor (or by install.sh) before any process starts and is the one place
-from which a process learns its settings. Weak spot: Unix socket paths end at 107 bytes, hence the short directory names.
+The runtime directory lives on tmpfs (`/run/millrace/BOX` for root, `$XDG_RUNTIME_DIR/millrace/BOX`), else in the state directory (`STATE/run/BOX`), never
+on a log disk, so that every command can find its box while a disk hangs; never in /tmp, where any user can make it first. `box.json` in it is written by
+the supervisor (or by install.sh) before any process starts and is the one place from which a process learns its settings. Weak spot: Unix socket paths
+end at 107 bytes, hence the short directory names.
 """
 
 from __future__ import annotations
@@ -12,8 +13,14 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from appliance.base.box_registry import registered_roots
+from appliance.base.trusted_files import open_directory, read_file
+
 RUNTIME_VARIABLE = "MILLRACE_RUNTIME"
 DATA_VARIABLE = "MILLRACE_DATA"
+SYSTEM_ROOT = "/run/millrace"
+BOX_FILE = "box.json"
+BOX_FILE_BYTES_MAX = 16 << 20
 
 
 class Disk(NamedTuple):
@@ -47,17 +54,22 @@ def _tail_name(path: str, depth: int) -> str:
     return "-".join([part for part in path.split("/") if part][-depth:]) or "root"
 
 
-def runtime_roots() -> list[str]:
-    """Directories that may hold runtime directories of boxes, the preferred one for this user first."""
-    roots = []
-    if os.getuid() == 0:
-        roots.append("/run/millrace")
-    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
-        roots.append(f"{runtime}/millrace")
-    roots.append(f"/tmp/millrace-{os.getuid()}")
-    if "/run/millrace" not in roots:
-        roots.append("/run/millrace")
-    return roots
+def preferred_roots(state: str) -> list[str]:
+    """Directories that a box of this user takes for its runtime directory, the first that can be used."""
+    own = _session_roots() or [f"{state}/run"]
+    return [SYSTEM_ROOT, *own] if os.geteuid() == 0 else own
+
+
+def runtime_roots(state: str = "") -> list[str]:
+    """Directories that may hold runtime directories of boxes, the preferred ones for this user first. `state`: a state directory to look in, too."""
+    own = [*_session_roots(), *([f"{state}/run"] if state else []), *registered_roots()]
+    return list(dict.fromkeys([SYSTEM_ROOT, *own] if os.geteuid() == 0 else [*own, SYSTEM_ROOT]))
+
+
+def _session_roots() -> list[str]:
+    """A path that is not absolute is to be ignored (XDG Base Directory Specification)."""
+    session = os.environ.get("XDG_RUNTIME_DIR", "")
+    return [f"{session}/millrace"] if session.startswith("/") else []
 
 
 class BoxLayout:
@@ -73,7 +85,7 @@ class BoxLayout:
 
     @property
     def box_file(self) -> str:
-        return f"{self.runtime_directory}/box.json"
+        return f"{self.runtime_directory}/{BOX_FILE}"
 
     @property
     def image_file(self) -> str:
@@ -122,8 +134,12 @@ class BoxLayout:
         return f"/millrace.{self.box}."
 
     def read_box(self) -> dict[str, Any]:
-        """The content of `box.json` (see `appliance.base.settings.Box`)."""
-        loaded: dict[str, Any] = json.loads(Path(self.box_file).read_bytes())
+        """The content of `box.json` (see `appliance.base.settings.Box`). Raises OSError, also if another user could have written it, or ValueError."""
+        directory = open_directory(self.runtime_directory)
+        try:
+            loaded: dict[str, Any] = json.loads(read_file(BOX_FILE, BOX_FILE_BYTES_MAX, directory))
+        finally:
+            os.close(directory)
         return loaded
 
 

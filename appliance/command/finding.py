@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any, NamedTuple
 
-from appliance.base.layout import DATA_VARIABLE, BoxLayout, box_name, runtime_roots
+from appliance.base.layout import DATA_VARIABLE, BoxLayout
 from appliance.client.address import Address, parse_addresses
 from appliance.command.failures import UsageProblem
 
@@ -84,11 +84,9 @@ def _named_in(settings_file: str) -> _Named | None:
 
 def _box_of_state(state: str) -> BoxLayout | None:
     """The box that was started with this state directory."""
-    for root in runtime_roots() if state else []:
-        layout = BoxLayout(f"{root}/{box_name(state)}")
-        if os.path.exists(layout.box_file):
-            return layout
-    return None
+    from appliance.runtime.directories import boxes_of_state
+
+    return next(iter(boxes_of_state(state)), None) if state else None
 
 
 def _what_to_do() -> str:

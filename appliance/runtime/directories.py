@@ -11,7 +11,8 @@ import fcntl
 import os
 from collections.abc import Callable
 
-from appliance.base.layout import BoxLayout, runtime_roots
+from appliance.base.layout import SYSTEM_ROOT, BoxLayout, box_name, runtime_roots
+from appliance.base.trusted_files import directory_problem, own_directories
 
 META_PROPERTIES = "meta.properties"
 LOCK_FILE = ".lock"
@@ -84,6 +85,20 @@ def make_directory(path: str, option: str) -> str | None:
     return None
 
 
+def make_runtime_directory(path: str, option: str) -> str | None:
+    """Create a box's runtime directory and the one that it lies in, for this user alone; the problem if that fails."""
+    root = os.path.dirname(path)
+    try:
+        os.makedirs(os.path.dirname(root), mode=0o700, exist_ok=True)
+        for place, mode in ((root, 0o755 if root == SYSTEM_ROOT else 0o700), (path, 0o700)):
+            if not os.path.lexists(place):
+                os.mkdir(place, mode)
+    except OSError as error:
+        return f"{option} {path}: cannot create it: {error.strerror}"
+    problem = directory_problem(path)
+    return None if problem is None else f"{option} {problem}"
+
+
 def lock_holder(directory: str) -> int | None:
     """Pid of who holds the directory's lock (0 if it cannot be told), None if nobody does. Sees both flock and POSIX locks (Kafka's)."""
     try:
@@ -129,9 +144,9 @@ def in_use_problem(directory: str, option: str) -> str | None:
     return None
 
 
-def running_supervisor(directory: str) -> int | None:
-    """Pid of the living supervisor whose box has this directory. Runtime directories are read, not disks."""
-    for layout in known_boxes():
+def running_supervisor(directory: str, state: str = "") -> int | None:
+    """Pid of the living supervisor whose box has this directory. Runtime directories are read, not disks. `state`: as `known_boxes` takes it."""
+    for layout in known_boxes(state):
         try:
             box = layout.read_box()
             directories = [box["state_directory"], *(disk["path"] for disk in box["disks"])]
@@ -143,15 +158,14 @@ def running_supervisor(directory: str) -> int | None:
     return None
 
 
-def known_boxes() -> list[BoxLayout]:
-    """Every box of this machine that has, or had, a runtime directory this user can read."""
-    found = []
-    for root in runtime_roots():
-        try:
-            found += [BoxLayout(f"{root}/{name}") for name in sorted(os.listdir(root))]
-        except OSError:
-            continue
-    return found
+def known_boxes(state: str = "") -> list[BoxLayout]:
+    """Every box of this machine that has, or had, a runtime directory that this user trusts. `state`: a state directory that may hold one, too."""
+    return [BoxLayout(f"{root}/{name}") for root in runtime_roots(state) for name in own_directories(root)]
+
+
+def boxes_of_state(state: str) -> list[BoxLayout]:
+    """What is known of the box of this state directory; more than one where it was started in different environments."""
+    return [layout for layout in known_boxes(state) if layout.box == box_name(state) and os.path.exists(layout.box_file)]
 
 
 def is_supervisor(pid: int, layout: BoxLayout) -> bool:

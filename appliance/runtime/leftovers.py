@@ -10,9 +10,11 @@ from __future__ import annotations
 import os
 import select
 
+from appliance.base.box_registry import forget_box
 from appliance.base.clock import Clock
-from appliance.base.layout import BoxLayout, box_name, runtime_roots
-from appliance.runtime.directories import is_supervisor, known_boxes, running_supervisor
+from appliance.base.layout import BoxLayout
+from appliance.base.trusted_files import open_directory
+from appliance.runtime.directories import boxes_of_state, is_supervisor, known_boxes, running_supervisor
 from appliance.shm.counters import list_counters, pid_in_counters, unlink_all
 from appliance.shm.mapping import list_names, unlink
 
@@ -24,8 +26,7 @@ PURPOSES_OF_OWNERS = frozenset({"table", "channel", "counters"})
 
 def await_previous_life(state: str, clock: Clock) -> list[int]:
     """Wait for processes of a supervisor that was killed just now: the kernel kills them, but not in no time. Returns who is still there."""
-    layouts = [BoxLayout(f"{root}/{box_name(state)}") for root in runtime_roots()]
-    layouts = [layout for layout in layouts if os.path.exists(layout.box_file) and running_supervisor(state) is None]
+    layouts = boxes_of_state(state) if running_supervisor(state, state) is None else []
     deadline_ms = clock.monotonic_ms() + DYING_MS_MAX
     while alive := [pid for layout in layouts for pid in living_processes(layout)]:
         if clock.monotonic_ms() >= deadline_ms:
@@ -69,8 +70,7 @@ def clear_previous_life(layout: BoxLayout) -> int:
 
 def clear_dead_life(state: str) -> int:
     """As `clear_previous_life`, for the box of this state directory if it is dead: before /dev/shm is found too small for what it still holds."""
-    layouts = [BoxLayout(f"{root}/{box_name(state)}") for root in runtime_roots()]
-    return sum(clear_previous_life(layout) for layout in layouts if running_supervisor(state) is None)
+    return sum(clear_previous_life(layout) for layout in boxes_of_state(state) if running_supervisor(state, state) is None)
 
 
 def clear_vanished_boxes() -> list[str]:
@@ -82,33 +82,47 @@ def clear_vanished_boxes() -> list[str]:
             gone = not os.path.lexists(box["state_directory"]) and not is_supervisor(int(box["pid"]), layout)
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        if gone:
-            clear_box(layout)
+        if gone and clear_box(layout):
             cleared.append(layout.box)
     return cleared
 
 
-def clear_box(layout: BoxLayout) -> None:
-    """The last act of a box: no shared memory, no socket, no runtime directory. Every process is gone by now."""
-    unlink_all(layout)
-    remove_tree(layout.runtime_directory)
-
-
-def remove_tree(directory: str) -> None:
-    """Remove a directory that is ours alone; whatever is gone already is no error."""
+def clear_box(layout: BoxLayout) -> bool:
+    """The last act of a box: no shared memory, no socket, no runtime directory. Every process is gone by now. False, and nothing is changed, if the runtime
+    directory is another user's."""
     try:
-        entries = list(os.scandir(directory))
+        descriptor = open_directory(layout.runtime_directory, owners={os.geteuid()})
+    except FileNotFoundError:
+        unlink_all(layout)
     except OSError:
-        return
-    for entry in entries:
-        if entry.is_dir(follow_symlinks=False):
-            remove_tree(entry.path)
-        else:
+        return False
+    else:
+        unlink_all(layout)
+        _empty(descriptor)
+        _remove_directory(layout.runtime_directory)
+    forget_box(layout.box)
+    return True
+
+
+def _empty(descriptor: int) -> None:
+    """Remove what is in the directory, and close it. No link is followed, whatever becomes of the paths meanwhile."""
+    try:
+        for name in os.listdir(descriptor):
             try:
-                os.unlink(entry.path)
+                os.unlink(name, dir_fd=descriptor)
+            except IsADirectoryError:
+                _empty(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor))
+                _remove_directory(name, descriptor)
             except FileNotFoundError:
-                pass
-    try:
-        os.rmdir(directory)
+                pass  # its process was faster
     except OSError:
-        pass  # somebody is still writing in it; the next start clears it
+        pass  # a process still works in it; the next start clears what is left
+    finally:
+        os.close(descriptor)
+
+
+def _remove_directory(path: str, dir_fd: int | None = None) -> None:
+    try:
+        os.rmdir(path, dir_fd=dir_fd)
+    except OSError:
+        pass  # a process still writes in it; the next start clears it

@@ -13,12 +13,14 @@ import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
+from appliance.base.box_registry import register_box, registry_directory
 from appliance.base.clock import Clock
 from appliance.base.errors import ConfigurationProblems
-from appliance.base.layout import BoxLayout, Disk, box_name, name_disks, runtime_roots
+from appliance.base.layout import BOX_FILE, BoxLayout, Disk, box_name, name_disks, preferred_roots
 from appliance.base.settings import Box
+from appliance.base.trusted_files import directory_problem, open_directory
 from appliance.base.zookeeper_member import connect_string
-from appliance.runtime.directories import make_directory, shape_problems, writable_problem
+from appliance.runtime.directories import make_directory, make_runtime_directory, shape_problems, writable_problem
 from appliance.runtime.directory_looks import DirectoryLooks, ask_each
 from appliance.runtime.disk_orders import with_kept_disks
 from appliance.runtime.ensemble_checks import member_problems
@@ -34,6 +36,7 @@ ZONE_DIRECTORY = "/usr/share/zoneinfo"
 SOCKET_PATH_BYTES_MAX = 107
 ZOOKEEPER_CHECK_FAILED = "the check for the embedded ZooKeeper failed (see above); install again with ./install.sh, or name a server with --zookeeper HOST:PORT"
 CERTIFICATE_CHECK_FAILED = "the check of the certificates for senders failed (see above); install again with ./install.sh, or leave `tls` out of the table"
+_NEW_BOX_FILE = f"{BOX_FILE}.new"
 _SOCKET_NAME_SPARE_BYTES = 32  # "/log-writer@.sock" and the pid of the temporary name
 
 ExternalCheck = Callable[[], list[str]]
@@ -128,7 +131,8 @@ def machine_problems(options: ResolvedOptions) -> list[str]:
     zone = str(options.settings["ingest.syslog.time.zone"])
     if zone != "UTC" and not os.path.isfile(f"{ZONE_DIRECTORY}/{zone}"):
         problems.append(f"ingest.syslog.time.zone is {zone!r}, which this machine does not know; use a name below {ZONE_DIRECTORY}, or UTC")
-    problem = shared_memory_problem(need_of(options), _free_shared_memory() + held_bytes(f"/millrace.{box_name(options.state)}."))
+    prefix = f"/millrace.{box_name(options.state)}."
+    problem = shared_memory_problem(need_of(options), _free_shared_memory() + held_bytes(prefix))
     return problems if problem is None else [*problems, problem]
 
 
@@ -179,29 +183,26 @@ def _directory_problems(options: ResolvedOptions, looks: DirectoryLooks, deadlin
 
 
 def plan_runtime_directory(options: ResolvedOptions) -> tuple[str, list[str]]:
-    """Where sockets and box.json go: the first place this user may write to whose socket names are short enough."""
+    """Where sockets and box.json go: the first of this user's places that no other user can write to and whose socket names are short enough."""
     name = box_name(options.state)
     longest = max(len(disk.name) for disk in name_disks(options.data))
     reasons = []
-    for root in runtime_roots():
+    for root in preferred_roots(options.state):
         directory = f"{root}/{name}"
-        if len(directory) + longest + _SOCKET_NAME_SPARE_BYTES > SOCKET_PATH_BYTES_MAX:
-            reasons.append(f"{root}: socket names in it would be longer than {SOCKET_PATH_BYTES_MAX} bytes, give the --data directories shorter names")
+        if len(os.fsencode(directory)) + longest + _SOCKET_NAME_SPARE_BYTES > SOCKET_PATH_BYTES_MAX:
+            reasons.append(f"{root}: socket names in it would be longer than {SOCKET_PATH_BYTES_MAX} bytes")
             continue
-        problem = _foreign_owner_problem(root) or writable_problem(directory, "runtime directory")
+        problem = root_problem(root) or writable_problem(directory, "runtime directory")
         if problem is None:
             return directory, []
         reasons.append(problem)
-    return "", ["no place for the runtime directory: " + "; ".join(reasons)]
+    words = "; set XDG_RUNTIME_DIR to a directory of your own with a short name (mkdir -m 700), or leave it unset and give a shorter --state"
+    return "", ["no place for the runtime directory: " + "; ".join(reasons) + words]
 
 
-def _foreign_owner_problem(root: str) -> str | None:
-    """A place below /tmp that somebody else made first could be swapped under us."""
-    try:
-        owner = os.lstat(root).st_uid
-    except OSError:
-        return None
-    return None if owner in (0, os.getuid()) else f"{root} belongs to user {owner}; remove it"
+def root_problem(root: str) -> str | None:
+    """Why runtime directories in `root` could be exchanged by another user, or None; also where that could be done with `root` itself."""
+    return directory_problem(os.path.dirname(root)) or directory_problem(root)
 
 
 def _ask_in_a_child(check: ExternalCheck, failed: str) -> list[str]:
@@ -243,9 +244,11 @@ def _take(
     """Directories, lock, identity, box.json: the steps that change something, when nothing speaks against them."""
     deadline_ms = int(options.settings["log.disk.deadline.ms"])
     made = ask_each([(path, "--data") for path in options.data if path in looks.answers and path not in left_out], True, deadline_ms, clock)
-    wanted = [("--state", options.state), ("runtime directory", runtime_directory)]
     problems = [look.problem for look in made.answers.values() if look.problem is not None]
-    problems += [problem for option, path in wanted if (problem := make_directory(path, option)) is not None]
+    own = [make_directory(options.state, "--state"), make_runtime_directory(runtime_directory, "runtime directory")]
+    if managed_by == MILLRACE_RUN:
+        own += [root_problem(os.path.dirname(runtime_directory)), _registry_problem(options.state, runtime_directory)]
+    problems += [problem for problem in own if problem is not None]
     if problems:
         raise ConfigurationProblems(problems)
     state_lock = lock_state(options.state)
@@ -287,9 +290,28 @@ def _connect_string(options: ResolvedOptions, identity: Identity) -> str:
     return options.zookeeper or connect_string(options.zookeeper_members, identity.broker_id)
 
 
+def _registry_problem(state: str, runtime_directory: str) -> str | None:
+    """Note where the runtime directory is, if that is the state directory; why that cannot be done, or None."""
+    root, box = os.path.split(runtime_directory)
+    if root != f"{state}/run":
+        return None
+    try:
+        register_box(box, root)
+    except OSError as error:
+        return f"cannot note in {registry_directory()} where this box is: {error.strerror}; set XDG_STATE_HOME (or XDG_RUNTIME_DIR) to a directory of your own"
+    return None
+
+
 def write_box(layout: BoxLayout, box: Box) -> None:
-    os.chmod(layout.runtime_directory, 0o700)
-    temporary = f"{layout.box_file}.new"
-    with open(temporary, "wb") as file:
-        file.write(box.to_json())
-    os.rename(temporary, layout.box_file)
+    """Write box.json, for this user alone: it holds the tokens of senders."""
+    directory = open_directory(layout.runtime_directory)
+    try:
+        os.fchmod(directory, 0o700)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(_NEW_BOX_FILE, flags, 0o600, dir_fd=directory)
+        with open(descriptor, "wb") as file:
+            os.fchmod(descriptor, 0o600)  # one that was left behind keeps its mode otherwise
+            file.write(box.to_json())
+        os.rename(_NEW_BOX_FILE, BOX_FILE, src_dir_fd=directory, dst_dir_fd=directory)
+    finally:
+        os.close(directory)

@@ -30,6 +30,7 @@ from tests.support.running_box import BEGUN
 PREFIX = "millrace-tests-"
 KEPT_DIRECTORIES = "PYTEST_DEBUG_TEMPROOT"
 """pytest's variable: where `tmp_path` is. Set here, for it would follow TMPDIR."""
+_RUNTIME = "runtime"
 PATIENCE_SECONDS = 5.0
 """Who was killed may take a moment to be gone."""
 
@@ -43,6 +44,9 @@ class OwnPlace:
         self._first_seen: dict[str, str] = {}
         os.chmod(directory, 0o755)  # a server that runs as another user has its directory in it
         os.environ["TMPDIR"] = tempfile.tempdir = str(directory)
+        if os.geteuid() and not os.environ.get("XDG_RUNTIME_DIR"):  # in a state directory below `tmp_path` the names of sockets would be too long
+            (directory / _RUNTIME).mkdir(mode=0o700)
+            os.environ["XDG_RUNTIME_DIR"] = str(directory / _RUNTIME)
 
     def look(self, test: str) -> None:
         """After a test: what is there now and was not before came with it (or with a fixture that several tests share)."""
@@ -54,6 +58,8 @@ class OwnPlace:
         sweep_scratch(self.directory, time.time() + 2 * YOUNG_SECONDS)  # a Spark that was killed leaves this to the next
         found: dict[str, Callable[[], object]] = {}
         for path in self.directory.iterdir():
+            if path.name == _RUNTIME:
+                continue
             found[self._described(path.name, str(path))] = partial(_remove, path)
         for box in BEGUN:
             for layout in (BoxLayout(f"{root}/{box}") for root in runtime_roots()):

@@ -17,7 +17,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -121,18 +121,22 @@ class StartingBox(NamedTuple):
 
     def wait(self, seconds: float = READY_SECONDS) -> RunningBox:
         """Until it serves."""
-        output = _read_until_ready(self.process, self.messages, self.started + seconds)
+        output = self.read_ready_lines(seconds)
         return RunningBox(self.process, self.directory, output, self.messages, time.monotonic() - self.started)
 
+    def read_ready_lines(self, seconds: float = READY_SECONDS) -> list[str]:
+        """What it prints when it serves: all that there is of a box of another user."""
+        return _read_until_ready(self.process, self.messages, self.started + seconds)
 
-def begin_box(directory: Path, by_command: bool = False, **options: Any) -> StartingBox:
-    """Start a box, as `millrace run` starts it or (`by_command`) by that; `wait` for it."""
+
+def begin_box(directory: Path, by_command: bool = False, wrapper: Sequence[str] = (), **options: Any) -> StartingBox:
+    """Start a box, as `millrace run` starts it or (`by_command`) by that; `wait` for it. `wrapper`: a command that becomes the one behind it."""
     command = [*COMMAND, *run_arguments(directory, **options)] if by_command else supervisor_command(directory, **options)
     messages = directory / "messages"
     with open(messages, "ab") as file:
         started = time.monotonic()
         process = subprocess.Popen(
-            command,
+            [*wrapper, *command],
             env=environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -178,8 +182,9 @@ class RunningBox:
         self.exit_code: int | None = None
 
     def _find_layout(self) -> BoxLayout:
-        name = box_name(str(self.directory / "state"))
-        return next(layout for root in runtime_roots() if os.path.exists((layout := BoxLayout(f"{root}/{name}")).box_file))
+        state = str(self.directory / "state")
+        name = box_name(state)
+        return next(layout for root in runtime_roots(state) if os.path.exists((layout := BoxLayout(f"{root}/{name}")).box_file))
 
     def sender(self, listener: str) -> Address:
         """Where a listener of the ingest table listens."""

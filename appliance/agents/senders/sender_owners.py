@@ -97,6 +97,7 @@ class SenderOwners:
                 os.unlink(self._path)  # our former life's
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
             self._socket.bind(self._path)
+            os.chmod(self._path, 0o600)
             self._poller.register(self._socket.fileno(), READABLE, self._on_guests)
         elif not accepting and self._socket is not None:
             os.unlink(self._path)  # from here on they wait

@@ -13,8 +13,7 @@ from appliance.command.finding import bootstrap_addresses, find_running_box
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with two running boxes, /srv/d0 + /srv/d1 and /other/d0; the working directory is empty."""
-    monkeypatch.setattr("appliance.runtime.directories.runtime_roots", lambda: [str(tmp_path / "run")])
-    monkeypatch.setattr("appliance.command.finding.runtime_roots", lambda: [str(tmp_path / "run")])
+    monkeypatch.setattr("appliance.runtime.directories.runtime_roots", lambda _state="": [str(tmp_path / "run")])
     monkeypatch.setattr("appliance.runtime.running_boxes.living_processes", lambda layout: [1])
     monkeypatch.setattr("appliance.command.finding.SYSTEM_SETTINGS_FILE", str(tmp_path / "no.toml"))
     monkeypatch.setattr("appliance.command.finding.INSTALLED_TARGET", str(tmp_path / "no.target"))
@@ -64,8 +63,7 @@ def test_a_box_that_is_not_there_is_said_with_those_that_are(here: Path) -> None
 
 
 def test_where_nothing_runs_it_is_said_how_to_start(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("appliance.runtime.directories.runtime_roots", list)
-    monkeypatch.setattr("appliance.command.finding.runtime_roots", list)
+    monkeypatch.setattr("appliance.runtime.directories.runtime_roots", lambda _state="": [])
     with pytest.raises(UsageProblem, match="start one with `millrace run`"):
         find_running_box(None, None)
     monkeypatch.setattr("appliance.command.finding.INSTALLED_TARGET", str(here))
