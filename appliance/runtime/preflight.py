@@ -30,6 +30,7 @@ from appliance.runtime.run_options import ResolvedOptions, RunOptions, resolve_o
 from appliance.runtime.sender_table import ReadSenders, SenderTable, no_senders
 from appliance.runtime.shared_memory_need import SharedMemoryNeed, held_bytes, shared_memory_need
 from appliance.runtime.unit_mode import MILLRACE_RUN, SYSTEMD
+from appliance.shm.mapping import taken_problems
 
 SUPPORTED_MACHINE = "x86_64"
 ZONE_DIRECTORY = "/usr/share/zoneinfo"
@@ -133,7 +134,7 @@ def machine_problems(options: ResolvedOptions) -> list[str]:
         problems.append(f"ingest.syslog.time.zone is {zone!r}, which this machine does not know; use a name below {ZONE_DIRECTORY}, or UTC")
     prefix = f"/millrace.{box_name(options.state)}."
     problem = shared_memory_problem(need_of(options), _free_shared_memory() + held_bytes(prefix))
-    return problems if problem is None else [*problems, problem]
+    return [*problems, *taken_problems(prefix), *([] if problem is None else [problem])]
 
 
 def need_of(options: ResolvedOptions) -> SharedMemoryNeed:

@@ -33,7 +33,7 @@ from appliance.runtime.unit_heart import heart_of
 from appliance.runtime.unit_mode import stop_turn_of
 from appliance.runtime.unit_start import BoxNotPrepared, await_turn_to_start, require_box
 from appliance.shm.counters import Counters
-from appliance.shm.mapping import LayoutMismatch
+from appliance.shm.mapping import LayoutMismatch, SharedObjectTaken
 
 __all__ = ["Agent", "AgentFactory", "ServiceContext", "StopRequest", "run_service", "service_main"]
 
@@ -133,6 +133,9 @@ def run_service(process_kind: str, body: ServiceBody) -> int:
     except LayoutMismatch as error:
         log.critical(f"met shared memory of another release, and ends: {error}")
         return EXIT_OTHER_RELEASE
+    except SharedObjectTaken as error:
+        log.critical(f"cannot start: {error}")
+        return EXIT_FAILED
     except InvariantViolation as error:
         log.critical(f"found its own state inconsistent, and dies: {error}\n{traceback.format_exc()}")
         return EXIT_INCONSISTENT

@@ -2,18 +2,22 @@
 
 The creator writes every header word and the magic last, so that an object whose creator died in the middle is recognised as
 unfinished. Objects are allocated for real (`posix_fallocate`): a full /dev/shm is an error here, not a SIGBUS later.
-Weak spot: a name in /dev/shm says nothing about its owner being alive; liveness is told by the hang-up of a socket.
+Any user may make any name in /dev/shm: only objects that no other user could have written are mapped, listed and removed. Weak spot: a name says
+nothing about its owner being alive (liveness is told by the hang-up of a socket), and one that another user has taken keeps a process from starting.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import stat
+from collections.abc import Collection
 
 import posix_ipc
 
 from appliance.base.errors import MillraceError
 from appliance.base.layout import boot_id
+from appliance.base.trusted_files import own_users
 from appliance.shm.atomic import WORD_BYTES
 
 LAYOUT_VERSION = 5
@@ -41,6 +45,10 @@ class SharedMemoryFull(MillraceError):
     """/dev/shm has no room for a new object."""
 
 
+class SharedObjectTaken(MillraceError):
+    """An object of another user has the name, and only that user or root can remove it."""
+
+
 class SharedObject:
     """A mapped object. `words` is the whole object as 64-bit words, `memory` as bytes (read-only if attached so)."""
 
@@ -60,11 +68,14 @@ class SharedObject:
     @classmethod
     def create(cls, name: str, purpose: bytes, size_bytes: int, incarnation: int, allocated_bytes: int | None = None) -> SharedObject:
         """Make a new object, replacing a leftover of the same name. `purpose`: 8 ASCII bytes. `allocated_bytes`: so much is allocated at once, and
-        nobody touches the rest before `allocate`. Raises SharedMemoryFull."""
+        nobody touches the rest before `allocate`. Raises SharedMemoryFull, SharedObjectTaken."""
         unlink(name)
         page = mmap.PAGESIZE
         size_bytes = (size_bytes + page - 1) // page * page
-        shared = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600)
+        try:
+            shared = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600)
+        except posix_ipc.ExistentialError as error:
+            raise SharedObjectTaken(_taken(name)) from error
         try:
             try:
                 os.ftruncate(shared.fd, size_bytes)
@@ -98,7 +109,10 @@ class SharedObject:
         except (posix_ipc.Error, OSError) as error:
             raise SharedObjectAbsent(f"no shared-memory object {name}: {error}") from error
         try:
-            size_bytes = os.fstat(shared.fd).st_size
+            status = os.fstat(shared.fd)
+            if not _is_private(status, {os.geteuid()} if writable else own_users()):
+                raise SharedObjectAbsent(f"shared-memory object {name} can be written to by user {status.st_uid} (mode {stat.S_IMODE(status.st_mode):04o})")
+            size_bytes = status.st_size
             if size_bytes < HEADER_BYTES:
                 raise SharedObjectAbsent(f"shared-memory object {name} is unfinished")
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
@@ -162,12 +176,27 @@ class SharedObject:
 
 
 def unlink(name: str) -> None:
-    """Remove a name; maps of it stay usable. Nothing happens when it is not there."""
+    """Remove a name; maps of it stay usable. Nothing happens when it is not there. Raises SharedObjectTaken."""
     _OWN.pop(name, None)
     try:
         posix_ipc.unlink_shared_memory(name)
     except posix_ipc.ExistentialError:
         pass
+    except posix_ipc.PermissionsError as error:
+        raise SharedObjectTaken(_taken(name)) from error
+
+
+def _taken(name: str) -> str:
+    try:
+        owner = f"user {os.stat(_SHARED_MEMORY_DIRECTORY + name, follow_symlinks=False).st_uid}"
+    except OSError:
+        owner = "another user"
+    return f"{_SHARED_MEMORY_DIRECTORY}{name} belongs to {owner}, and this box needs the name; remove it as root: rm {_SHARED_MEMORY_DIRECTORY}{name}"
+
+
+def _is_private(status: os.stat_result, owners: Collection[int]) -> bool:
+    """Whether only `owners` could have written the object."""
+    return status.st_uid in owners and stat.S_ISREG(status.st_mode) and not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
 
 
 def inode_of(name: str) -> int:
@@ -184,6 +213,21 @@ def lost_objects(prefix: str) -> list[str]:
 
 
 def list_names(prefix: str) -> list[str]:
-    """Names (with their leading slash) that start with `prefix`."""
-    bare = prefix.lstrip("/")
-    return sorted(f"/{name}" for name in os.listdir(_SHARED_MEMORY_DIRECTORY) if name.startswith(bare))
+    """Names (with their leading slash) that start with `prefix`, of objects that are this user's to read and remove."""
+    return [name for name, owner in _owners(prefix) if owner in own_users()]
+
+
+def taken_problems(prefix: str) -> list[str]:
+    """What of a box's names another user has taken, a line each; this user could not remove it."""
+    return [_taken(name) for name, owner in _owners(prefix) if owner not in own_users() and os.geteuid()]
+
+
+def _owners(prefix: str) -> list[tuple[str, int]]:
+    bare, found = prefix.lstrip("/"), []
+    for name in sorted(os.listdir(_SHARED_MEMORY_DIRECTORY)):
+        if name.startswith(bare):
+            try:
+                found.append((f"/{name}", os.stat(f"{_SHARED_MEMORY_DIRECTORY}/{name}", follow_symlinks=False).st_uid))
+            except FileNotFoundError:
+                continue  # its process was faster
+    return found
