@@ -89,9 +89,9 @@ def add(
         from appliance.command.unit_orders import check_disk_for_units, hand_over_directory
 
         check_disk_for_units(usable, os.path.basename(usable))
-        hand_over_directory(found.layout, usable)
+        hand_over_directory(usable)
     ordered = order_disk(found.layout, ADD, "", usable)
-    _follow(found, ADD, ordered)
+    _follow(found, ADD, ordered, config)
     print(f"added disk {ordered['disk']}: {ordered['path']}")
 
 
@@ -106,7 +106,7 @@ def remove(name: NameArgument, data: DataOption = None, config: ConfigOption = N
             f"{plural(len(placed), 'partition')} of disk {name} would be lost ({shown}); move them away first: millrace disk drain {name}",
         )
     ordered = order_disk(found.layout, REMOVE, name, "")
-    _follow(found, REMOVE, ordered)
+    _follow(found, REMOVE, ordered, config)
     print(f"removed disk {ordered['disk']}: {ordered['path']}")
 
 
@@ -126,14 +126,18 @@ def replace(
     placed = _placed_on(found.layout, name)
     if placed and not accept_data_loss:
         raise UsageProblem(f"disk {name} holds {plural(len(placed), 'partition')}; say --accept-data-loss to begin them anew, empty")
-    usable = _usable(found.box, path or known[name], force or [], but=name)
     if _is_managed_by_systemd(found):
-        from appliance.command.unit_orders import check_disk_for_units, hand_over_directory
+        from appliance.command.unit_orders import check_disk_for_units, check_named_by_root, hand_over_directory
 
+        if path is None:
+            check_named_by_root(name, known[name], config)
+        usable = _usable(found.box, path or known[name], force or [], but=name)
         check_disk_for_units(usable, name)
-        hand_over_directory(found.layout, usable)
+        hand_over_directory(usable)
+    else:
+        usable = _usable(found.box, path or known[name], force or [], but=name)
     ordered = order_disk(found.layout, REPLACE, name, usable)
-    _follow(found, REPLACE, ordered)
+    _follow(found, REPLACE, ordered, config)
     print(f"replaced disk {ordered['disk']}: {ordered['path']}, {plural(len(placed), 'partition')} begin anew")
 
 
@@ -143,12 +147,12 @@ def _is_managed_by_systemd(found: FoundBox) -> bool:
     return bool(found.box.get("managed_by") == SYSTEMD)
 
 
-def _follow(found: FoundBox, verb: str, ordered: dict[str, str]) -> None:
+def _follow(found: FoundBox, verb: str, ordered: dict[str, str], config: str | None) -> None:
     """Under `millrace run` the supervisor has started and stopped what was to be; under systemd that is for root to do."""
     if _is_managed_by_systemd(found):
         from appliance.command.unit_orders import carry_out
 
-        carry_out(found.layout, verb, ordered["disk"])
+        carry_out(found.layout, verb, ordered["disk"], config)
 
 
 def _usable(box: dict[str, Any], path: str, force: list[str], but: str = "") -> str:

@@ -25,7 +25,9 @@ _MOUNT_ASSERTION = "AssertPathIsMountPoint="
 
 
 def plan_of_settings(settings_file: str, root: str = "/") -> tuple[Box, UnitPlan]:
-    """The box that a settings file describes, as far as its units go. Raises ConfigurationProblems."""
+    """The box that a settings file describes, as far as its units go. Raises ConfigurationProblems.
+
+    The settings file is root's. Which disks were ordered stands in `STATE/disks.json`, which the box's user writes: it is checked like the rest."""
     given, problems = resolve_options(RunOptions(config=settings_file), os.cpu_count() or 1)
     options, ordered = with_kept_disks(given)
     disks = ordered if ordered is not None else name_disks(list(dict.fromkeys(options.data)))
@@ -37,11 +39,8 @@ def plan_of_settings(settings_file: str, root: str = "/") -> tuple[Box, UnitPlan
     if problems:
         raise ConfigurationProblems(list(dict.fromkeys(problems)))
     box = planned_box(options, box_name(options.state), disks, senders)
-    return box, plan_of_box(box, root)
-
-
-def plan_of_box(box: Box, root: str = "/") -> UnitPlan:
-    return plan_units(box, {path: mount_point_of(path, _known_mount_points(box.disks, root)) for path in [disk.path for disk in box.disks]})
+    points = _known_mount_points(box.disks, root)
+    return box, plan_units(box, {disk.path: mount_point_of(disk.path, points) for disk in box.disks})
 
 
 def _known_mount_points(disks: list[Disk], root: str) -> set[str]:

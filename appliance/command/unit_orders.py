@@ -1,23 +1,28 @@
 """After an order about a disk, where systemd runs the box: its units are written, started and stopped by the command that gave the order, if root gave it.
 
-The supervisor has changed box.json by then; it may not start units, and need not. Weak spot: when this is cut off half way, the box has a disk without units
-(or units without a disk, which end by themselves): `millrace units apply` and `systemctl start millrace.target` bring both together.
+The supervisor has changed `STATE/disks.json` by then; it may not start units, and need not. Root believes nothing else of what the box's user wrote: units
+are planned from the settings file, as by `millrace units apply`, and only the name of a disk comes from the running box. Weak spot: if this is cut off
+half way, the box has a disk without units (or units without a disk, which end by themselves): `millrace units apply` and `systemctl start
+millrace.target` bring both together.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 from pathlib import Path
 
 from appliance.base.errors import MillraceError
 from appliance.base.layout import BoxLayout
-from appliance.base.settings import load_box
+from appliance.base.settings import read_settings_file
+from appliance.base.trusted_files import SYSTEM_USER
 from appliance.command.failures import UsageProblem
+from appliance.command.finding import SYSTEM_SETTINGS_FILE
 from appliance.command.output import say
-from appliance.command.unit_installation import install_units, plan_of_box, systemctl
+from appliance.command.unit_installation import install_units, plan_of_settings, systemctl
 from appliance.runtime.disk_orders import ADD, REMOVE, REPLACE, disk_processes
-from appliance.runtime.unit_files import disk_problems, numeric_address, unit_name
+from appliance.runtime.unit_files import UnitPlan, disk_problems, unit_name, unit_name_problem
 
 RUNTIME_UNITS = "/run/systemd/system"
 GIVEN_UP_DROP_IN = "90-given-up.conf"
@@ -33,35 +38,80 @@ def check_disk_for_units(path: str, name: str) -> None:
         raise UsageProblem("\n".join(problems))
 
 
-def hand_over_directory(layout: BoxLayout, path: str) -> None:
-    """An empty directory, or a new file system, that root has made for a box whose processes are not root's. Raises UsageProblem for one that holds
-    somebody's files: which of them are to be given away is not ours to say."""
-    owner = os.stat(layout.runtime_directory)
-    if os.geteuid() or os.stat(path).st_uid == owner.st_uid:
+def hand_over_directory(path: str, user: str = SYSTEM_USER) -> None:
+    """Give an empty directory, or a new file system, that root made to the user of the installed box. Raises UsageProblem for one that holds files: which of
+    them are to be given away is for the administrator to say."""
+    if os.geteuid():
         return
-    if found := set(os.listdir(path)) - _OF_MKFS:
-        user = pwd.getpwuid(owner.st_uid).pw_name
-        raise UsageProblem(f"{path} is not empty ({min(found)}) and is not {user}'s; empty it, or give it away: chown -R {user}:{user} {path}")
-    os.chown(path, owner.st_uid, owner.st_gid)
-    os.chmod(path, 0o750)
+    try:
+        owner = pwd.getpwnam(user)
+    except KeyError:
+        raise UsageProblem(f"there is no user {user}, whose the disks of an installed box are; run install.sh") from None
+    descriptor = _open_without_links(path)
+    try:
+        if os.fstat(descriptor).st_uid == owner.pw_uid:
+            return
+        if found := set(os.listdir(descriptor)) - _OF_MKFS:
+            raise UsageProblem(f"{path} is not empty ({min(found)}) and is not {user}'s; empty it, or give it away: chown -R {user}:{user} {path}")
+        os.fchown(descriptor, owner.pw_uid, owner.pw_gid)
+        os.fchmod(descriptor, 0o750)
+    finally:
+        os.close(descriptor)
 
 
-def carry_out(layout: BoxLayout, verb: str, disk: str) -> None:
-    """Have systemd do what was ordered, or say what to run."""
+def _open_without_links(path: str) -> int:
+    """A descriptor of the directory; a link on the way could be another user's, and lead elsewhere. Raises UsageProblem."""
+    descriptor = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for name in filter(None, path.split("/")):
+        try:
+            inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor)
+        except OSError as error:
+            is_link = error.errno in (errno.ELOOP, errno.ENOTDIR) and os.path.realpath(path) != path
+            words = f"is reached through a link; give the real path: {os.path.realpath(path)}" if is_link else f"cannot be opened: {error.strerror}"
+            raise UsageProblem(f"{path} {words}") from error
+        finally:
+            os.close(descriptor)
+        descriptor = inner
+    return descriptor
+
+
+def check_named_by_root(name: str, path: str, config: str | None) -> None:
+    """Before root gives a directory away that only the running box names: the settings file must name it, too. Raises UsageProblem."""
+    settings_file = config or SYSTEM_SETTINGS_FILE
+    data = read_settings_file(settings_file).box.get("data")
+    if not os.geteuid() and path not in ([data] if isinstance(data, str) else data if isinstance(data, list) else []):
+        raise UsageProblem(f"{settings_file} does not name the path of disk {name}; give it: millrace disk replace {name} PATH (it is {path!r} now)")
+
+
+def carry_out(layout: BoxLayout, verb: str, disk: str, config: str | None) -> None:
+    """Have systemd do what was ordered, or say what to run. `config`: the settings file, if it is not the installed one."""
+    if (problem := unit_name_problem(disk)) is not None:
+        raise UsageProblem(f"the supervisor named a disk of which {problem}")
     units = [unit_name(process) for process in disk_processes(disk)]
     if os.geteuid():
         apply = "" if verb == REMOVE else "millrace units apply; "
         say(f"run as root: {apply}systemctl {_ACTIONS[verb]} {' '.join(units)}")
         return
+    plan = plan_for(layout, verb, disk, config)
     if verb == REMOVE:
         systemctl("stop", "--", *units)
-    box = load_box(layout)
-    install_units(plan_of_box(box._replace(listen=numeric_address(box.listen))))
+    install_units(plan)
     systemctl("daemon-reload")
     if verb == REPLACE:
         _kill(units)
     if verb != REMOVE:
         systemctl("start", "--", *units)
+
+
+def plan_for(layout: BoxLayout, verb: str, disk: str, config: str | None) -> UnitPlan:
+    """What the units are to be after the order. Raises UsageProblem if the order changed another box than the one of the settings file, or nothing."""
+    settings_file = config or SYSTEM_SETTINGS_FILE
+    box, plan = plan_of_settings(settings_file)
+    if box.box != layout.box:
+        raise UsageProblem(f"the order went to the box {layout.box}, but {settings_file} describes {box.box}; name its settings file with --config")
+    if (disk in {each.name for each in box.disks}) == (verb == REMOVE):
+        raise UsageProblem(f"{box.state_directory}/disks.json does not say what was ordered of disk {disk}; see: millrace disk list")
+    return plan
 
 
 def _kill(units: list[str]) -> None:

@@ -12,9 +12,11 @@ import os
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.layout import Disk
+from appliance.base.trusted_files import read_file
 from appliance.runtime.run_options import ResolvedOptions
 
 ADD, REMOVE, REPLACE = "add", "remove", "replace"
+_FILE_BYTES_MAX = 1 << 20
 
 
 def changed_disks(disks: list[Disk], verb: str, name: str, path: str) -> tuple[list[Disk], Disk]:
@@ -70,13 +72,13 @@ def keep_disks(state: str, given: list[str], disks: list[Disk]) -> None:
 
 
 def kept_disks(state: str, given: list[str]) -> list[Disk] | None:
-    """The disks as they were ordered, if the box was started with `given` then as now."""
+    """The disks as they were ordered, if the box was started with `given` then as now. Also root reads what the box's user wrote here."""
     try:
-        with open(_file(state), "rb") as file:
-            document = json.load(file)
-        return [Disk(**disk) for disk in document["disks"]] if document["given"] == given else None
+        document = json.loads(read_file(_file(state), _FILE_BYTES_MAX))
+        disks = [Disk(**disk) for disk in document["disks"]] if document["given"] == given else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    return disks if all(isinstance(disk.name, str) and isinstance(disk.path, str) for disk in disks or []) else None
 
 
 def with_kept_disks(options: ResolvedOptions) -> tuple[ResolvedOptions, list[Disk] | None]:

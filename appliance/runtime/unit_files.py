@@ -8,13 +8,15 @@ and /opt are mounted. Weak spot: after an edit of the settings `millrace units a
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import zlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from appliance.base.layout import Disk
+from appliance.base.errors import ConfigurationProblems
+from appliance.base.layout import SYSTEM_ROOT, Disk
 from appliance.base.settings import Box, SenderSocket
 from appliance.runtime.disk_orders import disk_processes
 from appliance.runtime.run_options import ResolvedOptions
@@ -24,7 +26,6 @@ DROP_IN = "20-settings.conf"
 COMMON_DROP_IN = "millrace-.service.d/10-box.conf"
 """Holds for every service whose name begins so. A name of its own: of drop-ins with one name, systemd takes only that of the longest prefix."""
 TARGET = "millrace.target"
-RUNTIME_ROOT = "/run/millrace"
 SETTINGS_MARK_VARIABLE = "MILLRACE_UNITS_FOR"
 """What the units were written for, as `settings_mark` says it."""
 SOCKET_UNITS = ("millrace-kafka.socket", "millrace-http.socket", "millrace-syslog-tcp.socket", "millrace-syslog-udp.socket", "millrace-ingest-http.socket")
@@ -49,7 +50,11 @@ def unit_name(process_name: str) -> str:
 
 def plan_units(box: Box, mount_points: Mapping[str, str]) -> UnitPlan:
     """Everything that follows from a box's settings; `mount_points`: where each disk's path, and the state directory's, is mounted ("/": nowhere of its
-    own). `box.listen` is an address."""
+    own). `box.listen` is an address. Raises ConfigurationProblems for a value that would add a line or name another file: systemd does as root what units
+    say."""
+    names = [*(disk.name for disk in box.disks), *(sender.name for sender in box.sender_sockets), box.box]
+    if problems := [problem for name in names if (problem := unit_name_problem(name)) is not None]:
+        raise ConfigurationProblems(problems)
     units = [unit_name(name) for name in box.process_names()]
     wanted = [f"Wants={unit}" for unit in units]
     disks = [f"-{disk.path}" for disk in box.disks]
@@ -78,7 +83,7 @@ def plan_units(box: Box, mount_points: Mapping[str, str]) -> UnitPlan:
         processes = [process for disk in box.disks if mount_points[disk.path] == mount_point for process in disk_processes(disk.name)]
         drop_ins[f"{escaped_path(mount_point)}.mount"] = _section("Unit", [f"Wants={unit_name(process)}" for process in processes])
     files = {f"{unit}.d/{DROP_IN}": HEAD + text for unit, text in drop_ins.items()}
-    runtime = f"{RUNTIME_ROOT}/{box.box}"
+    runtime = f"{SYSTEM_ROOT}/{box.box}"
     files[COMMON_DROP_IN] = (
         HEAD + _section("Unit", [f"ConditionPathExists={runtime}/box.json"]) + _section("Service", [f"Environment=MILLRACE_RUNTIME={runtime}"])
     )
@@ -102,11 +107,18 @@ def _sender_unit_text(sender: SenderSocket, listen: str) -> str:
     address = numeric_address(sender.address) if sender.address else listen
     room = "ReceiveBuffer=64M" if sender.is_datagram else f"Backlog={INGEST_BACKLOG}"
     given = [f"FileDescriptorName={sender.name}", "Service=millrace-ingest@0.service", room]
-    return _section("Unit", unit) + _listens(kind, address, sender.port) + "".join(f"{line}\n" for line in given)
+    return _section("Unit", unit) + _listens(kind, address, sender.port) + _lines(given)
 
 
 def _section(name: str, lines: list[str]) -> str:
-    return f"[{name}]\n" + "".join(f"{line}\n" for line in lines)
+    return f"[{name}]\n" + _lines(lines)
+
+
+def _lines(lines: list[str]) -> str:
+    for line in lines:
+        if not line.isprintable():  # after a line end, systemd would read an order such as ExecStartPre=
+            raise ConfigurationProblems([f"a unit file cannot have the line {line!r}: it has control characters; change the setting that it comes from"])
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _listens(kind: str, host: str, port: int) -> str:
@@ -191,12 +203,19 @@ def unit_problems(options: ResolvedOptions, named: Mapping[str, object], disks: 
 
 def disk_problems(path: str, name: str) -> list[str]:
     """Why no unit can be called after this disk, or name its directory."""
-    problems = []
-    if not _FITS_UNIT_NAME.match(name) or len(name) > UNIT_NAME_BYTES_MAX - len(unit_name("log-writer@")):
-        problems.append(f"{path}: a unit cannot be called after {name!r}; use letters, digits, '.', '_' and '-' in the directory's last name")
-    if re.search(r"[\s%\"'\\]", path):
-        problems.append(f"{path}: a unit file cannot name a directory with blanks, quotes, \\ or %")
+    problem = unit_name_problem(name)
+    problems = [] if problem is None else [f"{path}: {problem}; use letters, digits, '.', '_' and '-' in the directory's last name"]
+    if re.search(r"[\s%\"'\\]", path) or not path.isprintable():
+        problems.append(f"{path}: a unit file cannot name a directory with blanks, quotes, control characters, \\ or %")
+    elif os.path.normpath(path) != path or not path.startswith("/"):
+        problems.append(f"{path}: a unit file needs the whole path, from / on, without .. in it")
     return problems
+
+
+def unit_name_problem(name: str) -> str | None:
+    """Why no unit can be called after `name`, or None."""
+    fits = _FITS_UNIT_NAME.match(name) is not None and name.strip(".") != "" and len(name) <= UNIT_NAME_BYTES_MAX - len(unit_name("log-writer@"))
+    return None if fits else f"a unit cannot be called after {name!r}"
 
 
 _NEEDED = {"data": "data", "state": "state directory"}

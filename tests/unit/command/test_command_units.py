@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+import pwd
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from appliance.base.errors import ConfigurationProblems
-from appliance.base.layout import BoxLayout
 from appliance.command.failures import UsageProblem
 from appliance.command.unit_installation import install_units, mount_point_of, plan_of_settings, remove_units
 from appliance.command.unit_orders import hand_over_directory
@@ -131,14 +131,12 @@ NOBODY = 65534
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving away needs root")
 def test_a_new_file_system_is_given_to_the_box_and_a_directory_with_files_in_it_to_nobody(tmp_path: Path) -> None:
-    box, disk = tmp_path / "box", tmp_path / "disk"
-    box.mkdir()
-    os.chown(box, NOBODY, NOBODY)
+    disk, user = tmp_path / "disk", pwd.getpwuid(NOBODY).pw_name
     (disk / "lost+found").mkdir(parents=True)
-    hand_over_directory(BoxLayout(str(box)), str(disk))
+    hand_over_directory(str(disk), user)
     assert (disk.stat().st_uid, disk.stat().st_gid) == (NOBODY, NOBODY)
     os.chown(disk, 0, 0)
     (disk / "file").write_text("")
     with pytest.raises(UsageProblem, match=r"is not empty \(file\)"):
-        hand_over_directory(BoxLayout(str(box)), str(disk))
+        hand_over_directory(str(disk), user)
     assert disk.stat().st_uid == 0
