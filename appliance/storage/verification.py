@@ -4,6 +4,11 @@ The first transactional batch of a transaction is not taken at once: it gets a g
 said that the partition belongs to the transaction. A guard is a number that is never given twice in one life of a log-writer, good for one producer id
 and epoch until a batch has used it or the transaction has ended: an answer that comes late, to a question of an older transaction, opens nothing. In
 memory only; a restart forgets all of it, and batches are asked for again. Owned by its log. Source: KIP-890, Kafka's `VerificationStateEntry`.
+
+A batch whose guard is no longer good is refused, unless its producer leaves it to the broker to add partitions (Produce 12): then it gets a new guard, and
+the coordinator is asked once more. Such a producer begins a transaction while the markers of the one before are on their way under the same producer epoch,
+so a marker that arrives between the guard and the answer is the common case. A batch of an aborted transaction has an older epoch, which the coordinator
+refuses. In the first protocol the epoch stays, and only the guard tells the transactions apart.
 Weak spot: with verification switched off the log believes its clients.
 """
 
@@ -64,6 +69,8 @@ class Verifications:
             return NeedsVerification(self._begin(producer_id, producer_epoch, base_sequence, offer.adds_partition, now_ms))
         found = self._by_producer.get(producer_id)
         if found is None or found.guard != offer.guard or found.producer_epoch != producer_epoch:
+            if offer.adds_partition and (found is None or found.producer_epoch <= producer_epoch):
+                return NeedsVerification(self._begin(producer_id, producer_epoch, base_sequence, True, now_ms))
             return ErrorCode.INVALID_TXN_STATE
         if base_sequence > found.lowest_sequence or (found.adds_partition and base_sequence and not is_known):
             return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER  # one that was sent before it is still on its way

@@ -86,6 +86,30 @@ def test_an_answer_that_comes_after_the_transaction_has_ended_opens_nothing(tmp_
     log.close()
 
 
+def test_a_batch_that_adds_its_partition_is_verified_anew_after_a_marker_took_its_guard(tmp_path: Path) -> None:
+    """The marker of the transaction before, under the epoch of the next one (KIP-890): it comes between the guard and the coordinator's answer."""
+    log = open_log(tmp_path)
+    producer = Producer(log, adds_partitions=True)
+    producer.begin(0)
+    asked = producer.send(0, epoch=1)
+    assert producer.end(COMMITTED, epoch=1) == (1, 1, -1)
+    again = producer.send(0, asked.guard, epoch=1)
+    assert isinstance(again, NeedsVerification) and again.guard != asked.guard
+    assert producer.send(1, asked.guard, epoch=1) == again  # what was sent behind it
+    assert producer.send(0, again.guard, epoch=1) == (2, 2, -1) and producer.send(1, again.guard, epoch=1) == (3, 3, -1)
+    assert producer.send(2, epoch=0) == FENCED
+    log.close()
+
+
+def test_a_guard_that_a_newer_epoch_has_taken_is_not_given_anew(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    producer = Producer(log, adds_partitions=True)
+    old, new = producer.send(0, epoch=0), producer.send(0, epoch=1)
+    assert producer.send(0, old.guard, epoch=0) == NOT_OPEN
+    assert producer.send(0, new.guard, epoch=1) == (0, 0, -1)
+    log.close()
+
+
 def test_a_guard_is_good_for_one_epoch(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     producer = Producer(log)
