@@ -304,13 +304,17 @@ class ProduceHandler:
     def _settled_refusal(self, part: _Part, code: int) -> int:
         """What the client is told of a batch that its log-writer refused: a wrong sequence behind a batch that was refused for now is no worse than that."""
         pending, placement, descriptor = part.pending, part.placement, part.descriptor
-        refused = pending.reply.connection.refused_sequences
-        is_behind = refused and refused.is_behind(placement.topic, placement.partition, self._arena.memory, descriptor[_POSITION_AT])
+        is_behind = self._is_behind_refused(part)
         if code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER and is_behind:
             code = ErrorCode.NOT_LEADER_OR_FOLLOWER
         if code in FOR_NOW and not is_behind:
             self._note_refused(pending, placement.topic, placement.partition, descriptor[_POSITION_AT], descriptor[_SIZE_AT])
         return code
+
+    def _is_behind_refused(self, part: _Part) -> bool:
+        """Whether a batch before it was refused for now, on the same connection."""
+        refused, placement = part.pending.reply.connection.refused_sequences, part.placement
+        return refused is not None and refused.is_behind(placement.topic, placement.partition, self._arena.memory, part.descriptor[_POSITION_AT])
 
     def _note_refused(self, pending: PendingProduce, topic: str, partition: int, position: int, size_bytes: int) -> None:
         connection = pending.reply.connection
@@ -324,13 +328,19 @@ class ProduceHandler:
         if pending.is_finished or part.is_answered:
             part.slot.release()
             return
-        part.descriptor = (*part.descriptor[:_GUARD_AT], guard)
+        flags = part.descriptor[1] | (BEHIND_REFUSED_FLAG if self._is_behind_refused(part) else 0)  # it may have been refused while this one waited
+        part.descriptor = (part.descriptor[0], flags, *part.descriptor[2:_GUARD_AT], guard)
         is_served = placement.proxy.serving and not placement.proxy.is_hung and placement.proxy.table is placement.table
         if not is_served or not placement.proxy.offer_or_queue(part.descriptor, part.slot.charge, part):
+            code = ErrorCode.KAFKA_STORAGE_ERROR if placement.proxy.is_hung else ErrorCode.NOT_LEADER_OR_FOLLOWER
+            self._settled_refusal(part, code)
             part.slot.release()
-            self._answer_without(part, ErrorCode.KAFKA_STORAGE_ERROR if placement.proxy.is_hung else ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            self._answer_without(part, code)
 
     def _on_not_verified(self, part: _Part, code: ErrorCode) -> None:
+        """The coordinator refused it, or cannot be asked now."""
+        if not part.is_answered and not part.pending.is_finished:
+            self._settled_refusal(part, code)
         part.slot.release()
         self._refused.add()
         self._answer_without(part, code)

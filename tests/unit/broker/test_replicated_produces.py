@@ -21,11 +21,13 @@ from appliance.broker.delayed import Delayed
 from appliance.broker.handlers.metadata import MetadataHandler
 from appliance.broker.handlers.produce import ProduceHandler
 from appliance.broker.lease_gate import LeaseGate
+from appliance.broker.transaction_gate import OnVerified
 from appliance.broker.transport import PlainTransport
-from appliance.ipc.descriptors import BEHIND_REFUSED_FLAG
+from appliance.ipc.descriptors import BEHIND_REFUSED_FLAG, NEEDS_VERIFICATION
 from appliance.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.request_header import RequestHeader
+from appliance.records.batch import TRANSACTIONAL_FLAG
 from appliance.records.builder import BatchBuilder
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
@@ -33,6 +35,7 @@ from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER, PartitionT
 from tests.support import kio_adapter
 from tests.support.scratch_layout import scratch_layout
 from tests.unit.storage.storage_support import batch as stored_batch
+from tests.unit.storage.storage_support import with_attributes
 
 VERSION = 10
 TOPIC_ID = TopicId(b"t" * 16)
@@ -43,6 +46,8 @@ class OneLedPartition:
     """Partition 0 of topic t, led here (box 1) under epoch 5 for boxes 1, 2, 3, with its log end at 100."""
 
     def __init__(self, layout: BoxLayout, lease: LeaseGate | None = None) -> None:
+        self.questions: list[OnVerified] = []
+        verifier: Any = SimpleNamespace(verify=lambda *question: self.questions.append(question[-1]))
         self.clock = ManualClock()
         self.counters = Counters.create_or_adopt(layout, "acceptor@0", 1)
         self.arena = Arena.create(layout.shared_memory_name("arena", "acceptor@0", 1), 1 << 20, 1)
@@ -57,7 +62,7 @@ class OneLedPartition:
         self.view._by_name["t", 0] = self.placement
         self.lead(1)
         self.delayed = Delayed()
-        self.produces = ProduceHandler(self.view, self.arena, self.delayed, self.clock, self.counters, 1 << 20, lambda _: None, None, lease)
+        self.produces = ProduceHandler(self.view, self.arena, self.delayed, self.clock, self.counters, 1 << 20, lambda _: None, verifier, lease)
         ours, theirs = socket.socketpair()
         self._socks = ours, theirs
         self.connection = Connection(PlainTransport(ours), "test", 0)
@@ -77,20 +82,32 @@ class OneLedPartition:
         self.table.store(self.row, row._replace(**fields))
         self.delayed.wake_moved()
 
-    def produce(self, acks: int = -1, sequence: int | None = None, producer_epoch: int = 0) -> None:
+    def produce(self, acks: int = -1, sequence: int | None = None, producer_epoch: int = 0, transactional_id: str | None = None) -> None:
         """With a sequence: of an idempotent producer."""
         builder = BatchBuilder()
         builder.append(1_700_000_000_000, None, b"v")
         batch = builder.build() if sequence is None else stored_batch(b"v", producer=(7, producer_epoch, sequence))
+        if transactional_id is not None:
+            batch = with_attributes(memoryview(bytearray(batch)), TRANSACTIONAL_FLAG)
         request = kio_adapter.request_class(ApiKey.PRODUCE, VERSION)
         module = __import__(request.__module__, fromlist=["x"])
         topic = module.TopicProduceData(name="t", partition_data=(module.PartitionProduceData(index=0, records=batch),))
-        body = kio_adapter.encode(request(transactional_id=None, acks=acks, timeout=datetime.timedelta(seconds=9), topic_data=(topic,)))
+        body = kio_adapter.encode(request(transactional_id=transactional_id, acks=acks, timeout=datetime.timedelta(seconds=9), topic_data=(topic,)))
         assert self.produces.handle(self.connection, RequestHeader(0, VERSION, 7, "", 0), memoryview(body), len(body), None)
 
     def refuse(self, part: Any, code: ErrorCode) -> None:
         """The log-writer does not take a batch."""
         self.produces.on_completion(part, (1, 0, code, self.row, 1, -1, -1, 0, -1, 5, 1, 0))
+
+    def want_verified(self, part: Any, guard: int) -> None:
+        """The log-writer wants the transaction's coordinator to be asked."""
+        self.parts.remove(part)
+        self.produces.on_completion(part, (1, 0, NEEDS_VERIFICATION, self.row, 1, -1, -1, 0, -1, 5, 1, guard))
+
+    def ask(self) -> OnVerified:
+        """The one question about a transaction that is due."""
+        assert self.produces.transactions.ask(self.clock.monotonic_ns()) == 1
+        return self.questions.pop()
 
     def append(self) -> None:
         """The log-writer has the batch: it is record 100."""
@@ -320,3 +337,20 @@ def test_a_wrong_sequence_behind_a_batch_that_its_log_writer_refused_is_to_be_tr
         led.refuse(part, ErrorCode.NOT_ENOUGH_REPLICAS if part is led.parts[0] else ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
     answers = led.answers()
     assert answers == [ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.NOT_LEADER_OR_FOLLOWER]
+
+
+@pytest.mark.parametrize("was_offered", [False, True])
+def test_a_wrong_sequence_behind_a_batch_whose_coordinator_was_away_is_to_be_tried_again(led: OneLedPartition, was_offered: bool) -> None:
+    """The second waits behind the first, or has reached the log-writer already. Told OUT_OF_ORDER_SEQUENCE_NUMBER, librdkafka gives the transaction up."""
+    led.produce(sequence=0, transactional_id="tx")
+    if was_offered:
+        led.produce(sequence=1, transactional_id="tx")
+    led.want_verified(led.parts[0], 11)
+    on_answer = led.ask()
+    if not was_offered:
+        led.produce(sequence=1, transactional_id="tx")
+    on_answer([ErrorCode.COORDINATOR_NOT_AVAILABLE])
+    (second,) = led.parts
+    assert was_offered or behind(led) == [True]
+    led.refuse(second, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+    assert led.answers() == [ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_LEADER_OR_FOLLOWER]
