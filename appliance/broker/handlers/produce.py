@@ -330,6 +330,8 @@ class ProduceHandler:
             return
         flags = part.descriptor[1] | (BEHIND_REFUSED_FLAG if self._is_behind_refused(part) else 0)  # it may have been refused while this one waited
         part.descriptor = (part.descriptor[0], flags, *part.descriptor[2:_GUARD_AT], guard)
+        self._repeats += 1  # what its producer sent behind it may have overtaken it, and is offered again then
+        part.repeats_seen = self._repeats
         is_served = placement.proxy.serving and not placement.proxy.is_hung and placement.proxy.table is placement.table
         if not is_served or not placement.proxy.offer_or_queue(part.descriptor, part.slot.charge, part):
             code = ErrorCode.KAFKA_STORAGE_ERROR if placement.proxy.is_hung else ErrorCode.NOT_LEADER_OR_FOLLOWER

@@ -354,3 +354,22 @@ def test_a_wrong_sequence_behind_a_batch_whose_coordinator_was_away_is_to_be_tri
     assert was_offered or behind(led) == [True]
     led.refuse(second, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
     assert led.answers() == [ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_LEADER_OR_FOLLOWER]
+
+
+def test_a_batch_that_has_overtaken_one_that_came_back_to_be_verified_is_offered_again_behind_it(led: OneLedPartition) -> None:
+    """The coordinator answers before the log-writer has looked at the second batch; the third finds the transaction open, and the second not there."""
+    for sequence in (0, 1):
+        led.produce(sequence=sequence, transactional_id="tx")
+    first, second = led.parts
+    led.want_verified(first, 11)
+    led.ask()([ErrorCode.NONE])
+    led.produce(sequence=2, transactional_id="tx")
+    third = led.parts[-1]
+    led.want_verified(second, 11)
+    assert led.parts == [first, third, second]
+    led.parts.remove(third)
+    led.refuse(third, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+    assert led.parts == [first, second, third] and led.answered() is None
+    led.parts.remove(third)
+    led.refuse(third, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER)
+    assert led.parts == [first, second], "overtaken by nothing since"
