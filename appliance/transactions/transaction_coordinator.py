@@ -342,7 +342,7 @@ class TransactionCoordinator:
     def _is_ended_already(self, transactional: TransactionalId, request: EndTxnRequest, is_second: bool) -> bool:
         """Whether the request repeats one that was carried out. False: it is to be carried out now. `RequestRefused`: neither."""
         current = transactional.current
-        repeats = is_second and transactional.pending is None and self._is_repeated(current, request)
+        repeats = is_second and self._is_repeated(current, request)
         if not repeats and (request.producer_epoch != current.producer_epoch or request.producer_id != current.producer_id):
             raise RequestRefused(ErrorCode.PRODUCER_FENCED, f"epoch {request.producer_epoch} of {transactional.name} is not {current.producer_epoch}")
         if is_second and not repeats and current.producer_epoch == LARGEST_EPOCH:
@@ -353,8 +353,10 @@ class TransactionCoordinator:
             if repeats:
                 raise RequestRefused(ErrorCode.PRODUCER_FENCED, f"{transactional.name} has begun its next transaction")
             return False
+        if is_second and not repeats and current.state in ENDING:
+            raise RequestRefused(ErrorCode.CONCURRENT_TRANSACTIONS, f"the transaction of {transactional.name} before this one is being ended")
         if current.state is TransactionState.EMPTY or current.is_commit != request.is_commit:
-            if is_second and not repeats and not request.is_commit and current.state not in ENDING:
+            if is_second and not repeats and not request.is_commit:
                 return False  # an abort of nothing still raises the epoch
             if current.state is TransactionState.EMPTY and not request.is_commit:
                 return True  # its AddPartitionsToTxn never came: since this epoch was given nothing was open that could have been committed

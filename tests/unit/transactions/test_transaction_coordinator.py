@@ -355,6 +355,30 @@ def test_an_end_that_is_late_fences_and_does_not_touch_the_next_transaction(prod
     assert producers.current("x").state is TransactionState.ONGOING
 
 
+def test_an_end_that_is_repeated_while_its_completion_is_written_is_answered_when_that_is_done(producers: CoordinatedProducers) -> None:
+    """The coordinator died after the decision, and the answer with it: the epoch of the request is the one before."""
+    producer = producers.begin("x")
+    producers.add("x", producer, 0, version=5)
+    producers.end("x", producer, version=5, settles=False)
+    producers.log.deliver()
+    producers.start()  # the next one reads the decision
+    producers.partitions.deliver()
+    assert producers.end("x", producer, version=5, settles=False) == (ErrorCode.CONCURRENT_TRANSACTIONS, -1, -1)
+    producers.log.deliver()
+    assert producers.end("x", producer, version=5) == (0, 1, 1)
+
+
+def test_an_abort_of_the_next_transaction_waits_for_the_end_of_the_one_before(producers: CoordinatedProducers) -> None:
+    producer = producers.begin("x")
+    producers.add("x", producer, 0, version=5)
+    producers.end("x", producer, version=5, settles=False)
+    producers.log.deliver()
+    assert producers.current("x").state is TransactionState.PREPARE_COMMIT
+    assert producers.end("x", (1, 1), False, version=5, settles=False) == (ErrorCode.CONCURRENT_TRANSACTIONS, -1, -1)
+    producers.settle()
+    assert producers.end("x", (1, 1), False, version=5) == (0, 1, 2)
+
+
 def test_an_abort_of_nothing_raises_the_epoch_and_a_commit_of_nothing_is_refused(producers: CoordinatedProducers) -> None:
     producer = producers.begin("x")
     assert producers.end("x", producer, version=5) == (ErrorCode.INVALID_TXN_STATE, -1, -1)
