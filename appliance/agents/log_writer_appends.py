@@ -28,6 +28,7 @@ from appliance.ipc.descriptors import (
     COMMITTED_FLAG,
     COORDINATOR_FLAG,
     NEEDS_VERIFICATION,
+    RAISED_EPOCH_FLAG,
     VERIFIED_FLAG,
     DescriptorKind,
 )
@@ -35,7 +36,7 @@ from appliance.records.batch import PRODUCER_ID_AT
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import APPEND_SINCE_WORD, FENCE_WORD, ROLE_LEADER, ROLE_OFFLINE
 from appliance.storage.append_plan import RefusedBatch
-from appliance.storage.verification import NeedsVerification, Offer
+from appliance.storage.verification import RAISED_EPOCH, NeedsVerification, Offer
 
 _SEQUENCE = Struct(">qhi")
 """producer id, producer epoch, base sequence"""
@@ -103,6 +104,8 @@ class LogWriterAppends:
                 continue
             if entry[0] == _MARKER:
                 admitted.append(work)
+                if entry[1] & RAISED_EPOCH_FLAG:
+                    offers[len(batches)] = RAISED_EPOCH
                 batches.append(marker_batch(entry, self._clock.wall_ms()))
                 continue
             if entry[13] or entry[1] & _OFFER_FLAGS:

@@ -15,7 +15,7 @@ from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
 from appliance.base.model import NO_LEADER, TopicPartition
 from appliance.broker.box_view import BoxView, Placement
-from appliance.ipc.descriptors import ACKS_ALL_FLAG, COMMIT_FLAG, DescriptorKind
+from appliance.ipc.descriptors import ACKS_ALL_FLAG, COMMIT_FLAG, RAISED_EPOCH_FLAG, DescriptorKind
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import HIGH_WATERMARK, ISR_AND_CONFIG, PARTITION_AND_GENERATION, ROLE_AND_EPOCH, ROLE_LEADER, TornRow
 from appliance.transactions.ports import Marker
@@ -96,8 +96,9 @@ class MarkerAppends:
         if words[ROLE_AND_EPOCH] >> 32 != ROLE_LEADER or self._must_wait(marker.topic_partition):
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         append.placement, append.leader_epoch = placement, words[ROLE_AND_EPOCH] & _HALF
+        flags = ACKS_ALL_FLAG | (COMMIT_FLAG if marker.is_commit else 0) | (RAISED_EPOCH_FLAG if marker.raises_epoch else 0)
         descriptor = (
-            DescriptorKind.TRANSACTION_MARKER, ACKS_ALL_FLAG | (COMMIT_FLAG if marker.is_commit else 0), 0, placement.row, placement.row_generation,
+            DescriptorKind.TRANSACTION_MARKER, flags, 0, placement.row, placement.row_generation,
             append.leader_epoch, words[ISR_AND_CONFIG] & _HALF, 0, 0, 0, marker.producer_id, marker.coordinator_epoch, marker.producer_epoch, 0,
         )  # fmt: skip
         if not placement.proxy.offer_or_queue(descriptor, 0, append):

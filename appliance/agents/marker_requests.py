@@ -17,7 +17,7 @@ from appliance.client.peers import OnAnswer
 from appliance.metadata.metadata_image import MetadataImage
 from appliance.protocol.schema import Message
 from appliance.protocol.topic_partitions import TopicPartitions
-from appliance.protocol.write_txn_markers import REQUEST, RESPONSE, TxnMarker, WriteTxnMarkersRequest, WriteTxnMarkersResponse
+from appliance.protocol.write_txn_markers import REQUEST, RESPONSE, SECOND_PROTOCOL, TxnMarker, WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from appliance.transactions.ports import Marker
 
 LANES = 4
@@ -152,13 +152,14 @@ def _key(marker: Marker) -> _Key:
 
 def _joined(markers: Iterable[Marker]) -> tuple[TxnMarker, ...]:
     """One entry for each end of a transaction, with all its partitions."""
-    ends: dict[tuple[int, int, bool, int], dict[str, list[int]]] = {}
-    for (topic, partition), producer_id, producer_epoch, is_commit, coordinator_epoch in markers:
-        ends.setdefault((producer_id, producer_epoch, is_commit, coordinator_epoch), {}).setdefault(topic, []).append(partition)
-    return tuple(
-        TxnMarker(producer_id, producer_epoch, is_commit, tuple(TopicPartitions(topic, tuple(numbers)) for topic, numbers in topics.items()), coordinator_epoch)
-        for (producer_id, producer_epoch, is_commit, coordinator_epoch), topics in ends.items()
-    )
+    ends: dict[tuple[int, int, bool, int, bool], dict[str, list[int]]] = {}
+    for (topic, partition), producer_id, producer_epoch, is_commit, coordinator_epoch, raises_epoch in markers:
+        ends.setdefault((producer_id, producer_epoch, is_commit, coordinator_epoch, raises_epoch), {}).setdefault(topic, []).append(partition)
+    joined = []
+    for (producer_id, producer_epoch, is_commit, coordinator_epoch, raises_epoch), by_topic in ends.items():
+        topics = tuple(TopicPartitions(topic, tuple(numbers)) for topic, numbers in by_topic.items())
+        joined.append(TxnMarker(producer_id, producer_epoch, is_commit, topics, coordinator_epoch, SECOND_PROTOCOL if raises_epoch else 0))
+    return tuple(joined)
 
 
 def _codes(markers: tuple[TxnMarker, ...], response: WriteTxnMarkersResponse | None) -> Mapping[_Key, ErrorCode]:

@@ -66,6 +66,8 @@ BEHIND_REFUSED_FLAG = 32
 before it."""
 COMMIT_FLAG = 8
 """TRANSACTION_MARKER: the transaction is committed; else it is aborted."""
+RAISED_EPOCH_FLAG = 64
+"""TRANSACTION_MARKER: its producer epoch is larger than that of its transaction's batches (KIP-890), so it does not end what is open under its own epoch."""
 COMMITTED_FLAG = 1
 """In a completion of a PRODUCE: the high watermark has passed it. That stays true, whoever leads by the time it is read."""
 

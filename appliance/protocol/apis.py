@@ -105,7 +105,7 @@ CODED_APIS: Final[dict[int, Api]] = {
         Api(ApiKey.ADD_PARTITIONS_TO_TXN, "AddPartitionsToTxn", 0, 5, 3, "several transactions at once from 4, for brokers"),
         Api(ApiKey.ADD_OFFSETS_TO_TXN, "AddOffsetsToTxn", 0, 4, 3, ""),
         Api(ApiKey.END_TXN, "EndTxn", 0, 5, 3, "0-4: the abort of what was never begun is answered NONE (Kafka: INVALID_TXN_STATE)"),
-        Api(ApiKey.WRITE_TXN_MARKERS, "WriteTxnMarkers", 0, 1, 1, ""),
+        Api(ApiKey.WRITE_TXN_MARKERS, "WriteTxnMarkers", 0, 2, 1, "the version of the transaction from 2 (KIP-1228)"),
         Api(ApiKey.TXN_OFFSET_COMMIT, "TxnOffsetCommit", 0, 5, 3, ""),
         Api(ApiKey.DESCRIBE_CONFIGS, "DescribeConfigs", 0, 4, 4, "topics and this broker"),
         Api(ApiKey.ALTER_CONFIGS, "AlterConfigs", 0, 2, 2, "topics; of a broker the throttles of replication"),

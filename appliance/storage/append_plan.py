@@ -113,7 +113,7 @@ def plan_append(
     offers: Mapping[int, Offer] = _NO_OFFERS,
 ) -> AppendPlan:
     """Plan to append whole, checked batches behind `tail`. With `leader_epoch` -1 they are a leader's: kept as they are, offsets included. A leader's own
-    control batches are a coordinator's markers; `offers` tell of transactional batches, by their number, how they are offered."""
+    control batches are a coordinator's markers; `offers` tell of transactional batches and markers, by their number, how they are offered."""
     part = SegmentPart(tail.copy(), False)
     plan = AppendPlan(part, next_offset)
     results = plan.results
@@ -224,7 +224,7 @@ def _admit(
         return producers.admit_transactional(producer_id, producer_epoch, base_sequence, base_offset, last_offset, timestamp, offer, now_ms)
     if marker is None:
         return ErrorCode.INVALID_RECORD
-    return producers.end_transaction(producer_id, producer_epoch, last_offset, timestamp, marker)
+    return producers.end_transaction(producer_id, producer_epoch, last_offset, timestamp, marker, offer.raises_epoch)
 
 
 def _as_result(answer: DuplicateBatch | NeedsVerification | ErrorCode, uses_log_append_time: bool) -> AppendResult:

@@ -318,14 +318,21 @@ class ProducerStaging:
             self._begin_transaction(producer_id, base_offset)
         return answer
 
-    def end_transaction(self, producer_id: int, producer_epoch: int, offset: int, timestamp: int, marker: EndTransactionMarker) -> ErrorCode | None:
-        """A coordinator's marker: None if it ends what is open here (or says that nothing is), else why it must not be written. A newer epoch than the
-        batches' fences their producer (KIP-360); with KIP-890 every marker has one."""
+    def end_transaction(
+        self, producer_id: int, producer_epoch: int, offset: int, timestamp: int, marker: EndTransactionMarker, raises_epoch: bool = False
+    ) -> DuplicateBatch | ErrorCode | None:
+        """A coordinator's marker: None if it ends what is open here (or says that nothing is), the end of the log if it is in the log already, else why it must
+        not be written. A newer epoch than the batches' fences their producer (KIP-360). With KIP-890 every marker has one (`raises_epoch`), so one that has
+        the epoch of what is open here arrives late, or a second time, and belongs to the transaction before (KIP-1228)."""
         entry = self._find(producer_id)
         if entry is not None and producer_epoch < entry.producer_epoch:
             return ErrorCode.INVALID_PRODUCER_EPOCH
         if entry is not None and marker.coordinator_epoch < entry.coordinator_epoch:
             return ErrorCode.TRANSACTION_COORDINATOR_FENCED
+        if raises_epoch and entry is not None and producer_epoch == entry.producer_epoch:
+            if entry.transaction_first_offset >= 0:
+                return ErrorCode.INVALID_PRODUCER_EPOCH
+            return DuplicateBatch(offset - 1, offset - 1, timestamp)
         self._end_transaction(producer_id, producer_epoch, offset, timestamp, marker, entry)
         return None
 

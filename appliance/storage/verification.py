@@ -20,8 +20,8 @@ from appliance.base.errors import ErrorCode
 
 
 class Offer(NamedTuple):
-    """How a transactional batch is offered. `guard` 0: for the first time. `adds_partition`: its producer leaves it to us to add the partition to the
-    transaction (Produce 12, KIP-890), so that its epoch is new with each transaction."""
+    """How a transactional batch or a marker is offered. `guard` 0: for the first time. `adds_partition`: its producer leaves it to us to add the partition to
+    the transaction (Produce 12, KIP-890), so that its epoch is new with each transaction."""
 
     guard: int
     adds_partition: bool
@@ -29,9 +29,12 @@ class Offer(NamedTuple):
     """From a coordinator, into its own topic: it is asked nothing, and counts no sequences."""
     is_verified: bool = False
     """It has asked another coordinator before, and the guard it got then must still be good, unless the transaction is open."""
+    raises_epoch: bool = False
+    """Of a marker: its producer epoch is larger than that of its transaction's batches."""
 
 
 FIRST_OFFER = Offer(0, False)
+RAISED_EPOCH = Offer(0, False, raises_epoch=True)
 
 
 class NeedsVerification(NamedTuple):

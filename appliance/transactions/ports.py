@@ -10,13 +10,15 @@ from appliance.base.model import TopicPartition
 
 
 class Marker(NamedTuple):
-    """The end of a transaction in one partition. `coordinator_epoch` is the leader epoch of the state topic's partition."""
+    """The end of a transaction in one partition. `coordinator_epoch` is the leader epoch of the state topic's partition. `raises_epoch`: the producer epoch is
+    larger than that of the transaction's batches (KIP-890), and the next transaction's batches will have it."""
 
     topic_partition: TopicPartition
     producer_id: int
     producer_epoch: int
     is_commit: bool
     coordinator_epoch: int
+    raises_epoch: bool = False
 
 
 class MarkerWriter(Protocol):

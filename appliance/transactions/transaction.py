@@ -157,12 +157,14 @@ def fence(transaction: Transaction) -> Transaction:
 
 
 def prepare(transaction: Transaction, commit: bool, raises_epoch: bool, next_producer_id: int, now_ms: int) -> Transaction:
-    """The decision. With `raises_epoch` (the second protocol) it is written under the next epoch already, and so are its markers."""
+    """The decision. With `raises_epoch` (the second protocol) it is written under the next epoch already, and so are its markers: `client_version` says so to
+    the life of the coordinator that writes them."""
     decided = transaction._replace(
         state=TransactionState.PREPARE_COMMIT if commit else TransactionState.PREPARE_ABORT,
         start_ms=transaction.start_ms if transaction.start_ms >= 0 else now_ms,
         update_ms=now_ms,
         next_producer_id=next_producer_id,
+        client_version=0,
     )
     if not raises_epoch:
         return decided

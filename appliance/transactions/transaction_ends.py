@@ -13,7 +13,7 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicPartition
 from appliance.coordination.timers import Timers
 from appliance.transactions.ports import Marker, MarkerWriter
-from appliance.transactions.transaction import ENDING, NO_PRODUCER_ID, TransactionalId, complete, fence, prepare
+from appliance.transactions.transaction import ENDING, NO_PRODUCER_ID, SECOND_PROTOCOL, TransactionalId, complete, fence, prepare
 from appliance.transactions.transactional_ids import OnDone, TransactionalIds
 
 RETRY_MS = 100
@@ -97,7 +97,8 @@ class TransactionEnds:
             self._on_written(job, topic_partition, ErrorCode.NONE)
             return
         epoch = self._leader_epoch_of(self._ids.partition_of(job.transactional.name))
-        marker = Marker(topic_partition, transaction.producer_id, transaction.producer_epoch, transaction.is_commit, epoch)
+        raises_epoch = transaction.client_version >= SECOND_PROTOCOL
+        marker = Marker(topic_partition, transaction.producer_id, transaction.producer_epoch, transaction.is_commit, epoch, raises_epoch)
         self._markers.write(marker, lambda code: self._on_written(job, topic_partition, code))
 
     def _on_written(self, job: _Job, topic_partition: TopicPartition, code: ErrorCode) -> None:

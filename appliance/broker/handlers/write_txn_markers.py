@@ -17,11 +17,11 @@ from appliance.broker.connection import Connection, Reply
 from appliance.broker.delayed import Delayed
 from appliance.broker.leadership import leadership_problem
 from appliance.ipc.coordinator_link import CoordinatorLink
-from appliance.ipc.descriptors import ACKS_ALL_FLAG, COMMIT_FLAG, DescriptorKind
+from appliance.ipc.descriptors import ACKS_ALL_FLAG, COMMIT_FLAG, RAISED_EPOCH_FLAG, DescriptorKind
 from appliance.ipc.request_frames import TRANSACTION_ENDED, pack_ended_transaction
 from appliance.protocol.request_header import RequestHeader
 from appliance.protocol.topic_partitions import PartitionResult, TopicResult
-from appliance.protocol.write_txn_markers import REQUEST, RESPONSE, TxnMarker, TxnMarkerResult, WriteTxnMarkersRequest, WriteTxnMarkersResponse
+from appliance.protocol.write_txn_markers import REQUEST, RESPONSE, SECOND_PROTOCOL, TxnMarker, TxnMarkerResult, WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from appliance.replication.internal_topics import OFFSETS_TOPIC
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import TornRow
@@ -117,7 +117,8 @@ class WriteTxnMarkersHandler:
         if problem is not None:
             return problem
         part.placement, part.leader_epoch = placement, row.leader_epoch
-        flags = ACKS_ALL_FLAG | (COMMIT_FLAG if marker.is_commit else 0)
+        raises_epoch = marker.transaction_version >= SECOND_PROTOCOL
+        flags = ACKS_ALL_FLAG | (COMMIT_FLAG if marker.is_commit else 0) | (RAISED_EPOCH_FLAG if raises_epoch else 0)
         epochs = (marker.coordinator_epoch & 0xFFFFFFFF, marker.producer_epoch & 0xFFFF)
         descriptor = (
             DescriptorKind.TRANSACTION_MARKER, flags, 0, placement.row, placement.row_generation, row.leader_epoch, row.config_generation,

@@ -16,6 +16,7 @@ from appliance.ipc.descriptors import (
     COMMIT_FLAG,
     COORDINATOR_FLAG,
     NEEDS_VERIFICATION,
+    RAISED_EPOCH_FLAG,
     VERIFIED_FLAG,
     Completion,
     DescriptorKind,
@@ -60,8 +61,8 @@ class Source:
         self.arena.memory[position : position + len(batch)] = batch
         self.offer(DescriptorKind.PRODUCE, flags, len(batch), position, (1, 0, 0, guard))
 
-    def mark(self, producer_id: int, producer_epoch: int, is_commit: bool, coordinator_epoch: int = 1, **row: int) -> None:
-        flags = ACKS_ALL_FLAG | (COMMIT_FLAG if is_commit else 0)
+    def mark(self, producer_id: int, producer_epoch: int, is_commit: bool, coordinator_epoch: int = 1, raises_epoch: bool = False, **row: int) -> None:
+        flags = ACKS_ALL_FLAG | (COMMIT_FLAG if is_commit else 0) | (RAISED_EPOCH_FLAG if raises_epoch else 0)
         self.offer(DescriptorKind.TRANSACTION_MARKER, flags, values=(producer_id, coordinator_epoch & 0xFFFFFFFF, producer_epoch & 0xFFFF, 0), **row)
 
     def take(self) -> list[Completion]:
@@ -129,6 +130,19 @@ def test_markers_are_fenced_by_epochs_and_not_by_configs(writer: RealLogWriter) 
     assert hosted is not None
     known = dict(hosted.log.producers.snapshot())
     assert (known[7].producer_epoch, known[7].coordinator_epoch, known[8].coordinator_epoch) == (3, 5, -1)
+
+
+def test_a_late_marker_of_the_second_protocol_ends_nothing_that_has_its_epoch(writer: RealLogWriter) -> None:
+    source = Source(writer)
+    source.produce(transactional_batch(7, 1, 0, b"a"))
+    source.produce(transactional_batch(7, 1, 0, b"a"), source.take()[0].guard)
+    source.mark(7, 1, True, raises_epoch=True)
+    assert [each.error_code for each in source.take()] == [0, ErrorCode.INVALID_PRODUCER_EPOCH]
+    assert (source.row.high_watermark, source.row.last_stable_offset) == (1, 0)
+    source.mark(7, 2, True, raises_epoch=True)
+    source.mark(7, 2, True, raises_epoch=True)
+    assert [(each.error_code, each.log_end_offset) for each in source.take()] == [(0, 2), (0, 2)]
+    assert source.row.last_stable_offset == 2
 
 
 def test_who_adds_partitions_by_producing_is_verified_in_any_case(writer: RealLogWriter) -> None:

@@ -45,9 +45,9 @@ class Producer:
         assert isinstance(asked, NeedsVerification)
         return self.send(sequence, asked.guard, epoch)
 
-    def end(self, is_commit: bool, epoch: int = 0, coordinator_epoch: int = 3) -> Any:
+    def end(self, is_commit: bool, epoch: int = 0, coordinator_epoch: int = 3, raises_epoch: bool = False) -> Any:
         raw = build_end_transaction_batch(self.producer_id, epoch, EndTransactionMarker(is_commit, coordinator_epoch), NOW_MS)
-        (result,) = self.log.append_as_leader([memoryview(raw)], 0, NOW_MS)
+        (result,) = self.log.append_as_leader([memoryview(raw)], 0, NOW_MS, {0: Offer(0, False, raises_epoch=raises_epoch)})
         return result
 
     @property
@@ -217,6 +217,22 @@ def test_a_marker_of_a_newer_epoch_ends_the_transaction_and_fences_the_old_one(t
         assert producer.begin(0, epoch=1) == (2, 2, -1)
     else:
         assert producer.begin(1) == (2, 2, -1)
+    log.close()
+
+
+@pytest.mark.parametrize("is_commit", [COMMITTED, ABORTED])
+def test_a_marker_that_comes_late_does_not_end_the_next_transaction(tmp_path: Path, is_commit: bool) -> None:
+    """With KIP-890 the next transaction's batches have the epoch of the marker."""
+    log = open_log(tmp_path)
+    producer = Producer(log)
+    producer.begin(0)
+    assert producer.end(is_commit, epoch=1, raises_epoch=True) == (1, 1, -1)
+    assert producer.end(is_commit, epoch=1, raises_epoch=True) == (1, 1, -1) and log.log_end_offset == 2  # there already
+    asked = producer.send(0, epoch=1)
+    assert producer.end(is_commit, epoch=1, raises_epoch=True) == (1, 1, -1)
+    assert producer.send(0, asked.guard, epoch=1) == (2, 2, -1)
+    assert producer.end(is_commit, epoch=1, raises_epoch=True) == FENCED
+    assert producer.open_since == 2 and producer.end(COMMITTED, epoch=2, raises_epoch=True) == (3, 3, -1)
     log.close()
 
 

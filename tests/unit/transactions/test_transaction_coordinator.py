@@ -355,6 +355,19 @@ def test_an_end_that_is_late_fences_and_does_not_touch_the_next_transaction(prod
     assert producers.current("x").state is TransactionState.ONGOING
 
 
+@pytest.mark.parametrize(("version", "raises_epoch"), [(4, False), (5, True)])
+def test_a_marker_says_whether_its_epoch_is_the_next_ones_for_whoever_writes_it(producers: CoordinatedProducers, version: int, raises_epoch: bool) -> None:
+    producer = producers.begin("x")
+    producers.add("x", producer, 0, version=5)
+    producers.end("x", producer, version=version, settles=False)
+    producers.log.deliver()
+    ((first, _),) = producers.partitions.waiting
+    producers.start()
+    ((again, _),) = producers.partitions.waiting
+    assert (first.raises_epoch, again.raises_epoch) == (raises_epoch, raises_epoch)
+    assert first.producer_epoch == again.producer_epoch == raises_epoch
+
+
 def test_an_end_that_is_repeated_while_its_completion_is_written_is_answered_when_that_is_done(producers: CoordinatedProducers) -> None:
     """The coordinator died after the decision, and the answer with it: the epoch of the request is the one before."""
     producer = producers.begin("x")
