@@ -31,6 +31,8 @@ from appliance.shm.counters import Counters
 from appliance.transactions.transaction import SECOND_PROTOCOL
 
 _ADDS_ITSELF_SINCE = 5
+VERIFICATIONS_MAX = 3
+"""Times one TxnOffsetCommit is verified; then its client gets INVALID_TXN_STATE."""
 """From this version of TxnOffsetCommit on the group's offsets join the transaction by the way."""
 
 HEARD = b"\0"
@@ -117,21 +119,36 @@ class CoordinatorRequests:
             self._groups.coordinator.txn_offset_commit(request, version, identity, self._now_ms(), reply)
             return
 
+        attempts = 1
+
+        def on_committed(response: TxnOffsetCommitResponse) -> None:
+            """A marker of the transaction before, which has the same producer epoch, took the guard while the other box was asked: it is asked again."""
+            nonlocal attempts
+            codes = {each.error_code for topic in response.topics for each in topic.partitions}
+            if ErrorCode.INVALID_TXN_STATE in codes and adds and attempts < VERIFICATIONS_MAX and not self._transactions.leads(request.transactional_id):
+                attempts += 1
+                ask_elsewhere()
+            else:
+                reply(response)
+
         def on_verified(code: ErrorCode) -> None:
             if code is ErrorCode.NONE:
-                self._groups.coordinator.txn_offset_commit(request, version, identity, self._now_ms(), reply)
+                self._groups.coordinator.txn_offset_commit(request, version, identity, self._now_ms(), on_committed)
                 return
             told = transactional_commit_error(code, version)
             topics = tuple(TopicResult(topic.topic, tuple(PartitionResult(each.partition, told) for each in topic.partitions)) for topic in request.topics)
             reply(TxnOffsetCommitResponse(topics=topics))
 
         who = (request.transactional_id, request.producer_id, request.producer_epoch)
-        if not self._transactions.leads(request.transactional_id):
 
+        def ask_elsewhere() -> None:
             def ask(on_answer: Callable[[ErrorCode], None]) -> None:
                 self._elsewhere.verify(*who, (partition,), adds, lambda codes: on_answer(known_error(codes[0])))
 
             self._groups.commit_verified(partition.partition, ProducerIdentity(*who[1:]), ask, on_verified)
+
+        if not self._transactions.leads(request.transactional_id):
+            ask_elsewhere()
         elif adds:
             self._transactions.coordinator.extend(*who, frozenset((partition,)), SECOND_PROTOCOL, lambda codes: on_verified(codes[partition]))
         else:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from appliance.agents.coordinator_requests import CoordinatorRequests
+from appliance.agents.coordinator_requests import VERIFICATIONS_MAX, CoordinatorRequests
 from appliance.agents.request_server import RequestClient
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicPartition
@@ -161,6 +161,20 @@ def test_a_transaction_that_another_box_coordinates_is_asked_about_there(counter
     assert world.guarded == [(3, ProducerIdentity(9, 2))]
     arguments[-1]([ErrorCode.NONE])
     assert [call[0] for call in world.groups.calls] == ["txn_offset_commit"]
+
+
+@pytest.mark.parametrize(("version", "times"), [(3, 1), (5, VERIFICATIONS_MAX)])
+def test_offsets_whose_guard_a_marker_took_are_verified_anew_in_the_second_protocol(counters: Counters, version: int, times: int) -> None:
+    """The marker of the transaction before has the epoch of this one (KIP-890), and came between the guard and the other box's answer."""
+    world = World(counters)
+    world.leads = False
+    world.send(ApiKey.TXN_OFFSET_COMMIT, version, txn_offset_commit.REQUEST.encode(version, COMMIT))
+    refused = TxnOffsetCommitResponse(topics=(TopicResult("t", (PartitionResult(0, ErrorCode.INVALID_TXN_STATE),)),))
+    for time in range(times):
+        assert world.sent == [] and len(world.elsewhere.calls) == len(world.guarded) == time + 1
+        world.elsewhere.calls[time][1][-1]([ErrorCode.NONE])
+        world.groups.calls[time][1][-1](refused)
+    assert world.sent == [(KAFKA_RESPONSE, 5, txn_offset_commit.RESPONSE.encode(version, refused))] and len(world.guarded) == times
 
 
 @pytest.mark.parametrize(("code", "told"), [(ErrorCode.COORDINATOR_NOT_AVAILABLE, 15), (ErrorCode.PRODUCER_FENCED, 47), (12_345, -1)])
