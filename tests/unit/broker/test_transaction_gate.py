@@ -130,6 +130,26 @@ def test_a_coordinator_that_still_ends_the_transaction_before_is_asked_again_whe
     assert side.refused[1:] == [("b", ErrorCode.NOT_ENOUGH_REPLICAS)] and side.gate.park_ms(0, 100) == 100
 
 
+def test_a_batch_whose_guard_a_marker_took_while_the_coordinator_was_asked_is_asked_about_again() -> None:
+    """The answer is good for the guard that was asked about; the log-writer gives another one, and with that answer alone nothing is offered."""
+    coordinator = Coordinator()
+    side = Gate(coordinator)
+    first, second = Batch("a", ONE, version=12), Batch("b", ONE, version=12)
+    side.gate.on_needed(first, 11)
+    side.turn()
+    assert side.gate.maybe_hold(second)
+    coordinator.answer(ErrorCode.CONCURRENT_TRANSACTIONS)
+    side.clock.advance_ms(20)
+    side.turn()
+    coordinator.answer(ErrorCode.NONE)
+    assert side.offered == [("a", 11), ("b", 0)]
+    side.gate.on_needed(first, 12)
+    side.gate.on_needed(second, 12)
+    assert side.offered[2:] == [] and side.turn() == 1
+    coordinator.answer(ErrorCode.NONE)
+    assert side.offered[2:] == [("a", 12), ("b", 12)] and len(side.gate) == 0
+
+
 def test_without_a_coordinator_no_transaction_begins() -> None:
     side = Gate(None)
     side.gate.on_needed(Batch("a", ONE), 11)
