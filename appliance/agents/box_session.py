@@ -10,12 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from appliance.base.zookeeper_access import zookeeper_access
 from appliance.metadata.session import SavedSession, SessionState, ZooKeeperSession
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.poller import READABLE
 
 SESSION_FILE = "zookeeper.session"
 _AWAY = (SessionState.SUSPENDED, SessionState.EXPIRED)
+
+OPEN_TREE = (
+    "the ZooKeeper tree is open: every program that reaches ZooKeeper can change it; set zookeeper.digest.file for an ensemble elsewhere, "
+    "or leave zookeeper.auth.required at true for one of the boxes' own"
+)
 
 MakeSession = Callable[..., ZooKeeperSession]
 
@@ -33,7 +39,11 @@ class BoxSession:
         self._sessions_lost = context.counters.counter("controller.zookeeper_sessions_lost")
         self._suspensions = context.counters.counter("controller.zookeeper_suspensions")
         saved = SavedSession.load(self._path, self._hosts)
-        self.zookeeper = make_session(self._hosts, context.box.integer("zookeeper.session.timeout.ms"), saved, self._on_changed_state, on_change)
+        self.access = zookeeper_access(context.box)
+        """The credentials of the box; None where ZooKeeper is open."""
+        if self.access is None or not self.access.guards:
+            self._log.warning(OPEN_TREE)
+        self.zookeeper = make_session(self._hosts, context.box.integer("zookeeper.session.timeout.ms"), saved, self._on_changed_state, on_change, self.access)
         self._poller.register(self.zookeeper.fileno(), READABLE, lambda _events: None)  # it wakes us; `do_work` drains
 
     def _on_changed_state(self, state: SessionState) -> None:

@@ -26,6 +26,7 @@ from appliance.agents.membership import Membership
 from appliance.agents.move_administration import MoveAdministration
 from appliance.agents.move_progress import MoveProgressFiles
 from appliance.agents.pauses import Pauses
+from appliance.agents.tree_guard import TreeGuard
 from appliance.agents.tree_looks import TreeLooks
 from appliance.base.model import TopicId
 from appliance.ipc.box_disks import BoxDisks
@@ -127,6 +128,7 @@ class ControllerAgent:
         self._reports = DiskReports(
             self.cluster, box_disks, self._disks, self._replicas.bring_up, self._replicas.isr, self._moves, log, self._reconsider_at_once
         )
+        self._tree_guard = TreeGuard(box_session.access, box.broker_id, box.integer("zookeeper.heap.mb"), self._runner, log)
         self._departure = Departure(layout, self.cluster, self._membership, self._replicas.failover, log)
         self._door = ControllerDoor(context, self.cluster, self._runner, box_session, self._membership, self._administration, self._moves, self._publisher)
         self.session.start()
@@ -219,6 +221,7 @@ class ControllerAgent:
         self._administration.on_arrived()
         self._looks.on_arrived()
         self._replicas.on_arrived()
+        self._tree_guard.on_arrived()
         self._reconsider_at_once()
 
     def _count_term(self) -> None:

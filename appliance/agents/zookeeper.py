@@ -26,12 +26,13 @@ from appliance.agents.zookeeper_files import sync_data, trusts_empty_snapshot
 from appliance.base.errors import ConfigurationProblems
 from appliance.base.layout import BoxLayout
 from appliance.base.settings import Box, load_box
+from appliance.base.zookeeper_access import CONSUMER_USER, USER, consumer_password, digest_id, server_secret
 from appliance.runtime.java import JAVA_VERSION_MIN, find_java, java_version
 from appliance.runtime.parent_death import PARENT_VARIABLE, bind_to_parent
 
 __all__ = ["become_zookeeper", "class_archive", "find_jars", "find_java", "java_version", "prepare", "zookeeper_problems"]
 
-JARS = ("zookeeper-3", "zookeeper-jute-", "slf4j-api-", "snappy-java-", "metrics-core-", "log4j-api-", "log4j-core-", "log4j-slf4j2-impl-")
+JARS = ("zookeeper-3", "zookeeper-jute-", "slf4j-api-", "snappy-java-", "metrics-core-", "log4j-api-", "log4j-core-", "log4j-slf4j2-impl-", "netty-handler-4")
 """What a standalone server needs; without snappy-java and metrics-core it dies at start, without log4j it keeps no log."""
 MAIN_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 MEMBER_OPTIONS = (
@@ -50,6 +51,15 @@ followed a leader that was cut off while it was told of it, and the third one ha
 TRUST_EMPTY_SNAPSHOT = "-Dzookeeper.snapshot.trust.empty=true"
 """A server without a snapshot replays its transaction log from the beginning; see `zookeeper_files`."""
 
+CONNECTIONS_MAX = 60
+"""From one address: each box has one, old consumers have one each. A connection may announce a packet of 1 MiB, which the server reserves at once."""
+JAAS_FILE = "jaas.conf"
+_JAAS = """\
+Server {{
+    org.apache.zookeeper.server.auth.DigestLoginModule required
+    user_{user}="{password}";
+}};
+"""
 JVM_OPTIONS = (
     "-Xms16m",
     "-Xss256k",
@@ -116,7 +126,7 @@ def zookeeper_problems() -> list[str]:
     return problems
 
 
-def server_configuration(directory: str, box: Box) -> str:
+def server_configuration(directory: str, box: Box, secret: str | None = None) -> str:
     """`zoo.cfg`. The small preallocation suits a tree that hardly changes (a log file is 4 MiB, not 64)."""
     host, _, port = box.own_zookeeper.rpartition(":")
     return "\n".join(
@@ -127,17 +137,30 @@ def server_configuration(directory: str, box: Box) -> str:
             f"clientPort={port}",
             f"clientPortAddress={host.strip('[]')}",
             "admin.enableServer=false",
-            "4lw.commands.whitelist=ruok,stat,srvr,mntr,conf,cons,dump,envi,wchs",
+            "4lw.commands.whitelist=srvr,ruok,mntr",
             "autopurge.snapRetainCount=3",
             "autopurge.purgeInterval=1",
             "preAllocSize=4096",
             "snapCount=50000",
-            "maxClientCnxns=0",
+            f"maxClientCnxns={CONNECTIONS_MAX}",
+            "enforceQuota=true",
             "maxSessionTimeout=600000",
             "standaloneEnabled=true",
+            *_access_lines(secret, box.flag("zookeeper.auth.required")),
             "",
         )
     )
+
+
+def _access_lines(secret: str | None, is_required: bool) -> list[str]:
+    """Authentication: the boxes' user is the superuser, old consumers log in by SASL. Without a secret the server is open."""
+    if secret is None:
+        return []
+    lines = [
+        f"DigestAuthenticationProvider.superDigest={digest_id(USER, secret)}",
+        "authProvider.sasl=org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
+    ]
+    return lines + (["enforce.auth.enabled=true", "enforce.auth.schemes=digest,sasl"] if is_required else [])
 
 
 def _ensemble_lines(box: Box) -> list[str]:
@@ -156,11 +179,22 @@ def write_server_files(box: Box) -> str:
     """Write the server's configuration under STATE/zookeeper; returns that directory. All files are made anew at every start."""
     directory = f"{os.path.abspath(box.state_directory)}/zookeeper"
     os.makedirs(f"{directory}/data", mode=0o700, exist_ok=True)
-    Path(f"{directory}/zoo.cfg").write_text(server_configuration(directory, box))
+    secret = server_secret(box)
+    _write_private(f"{directory}/zoo.cfg", server_configuration(directory, box, secret))
+    _write_private(f"{directory}/{JAAS_FILE}", _JAAS.format(user=CONSUMER_USER, password=consumer_password(secret)) if secret is not None else "")
     if box.zookeeper_members:
         Path(f"{directory}/data/myid").write_text(f"{box.broker_id}\n")
     Path(f"{directory}/log4j2.properties").write_text(_LOG_CONFIGURATION.format(directory=directory))
     return directory
+
+
+def _write_private(path: str, text: str) -> None:
+    """Replace a file that no other user may read."""
+    descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(text)
+    os.rename(f"{path}.new", path)
 
 
 def class_archive() -> str:
@@ -172,7 +206,8 @@ def server_command(java: str, jars: list[str], directory: str, heap_mb: int, cla
     """The java command line of the server; `classes` is a file that has them as they lie in memory."""
     shared = [f"-XX:SharedArchiveFile={classes}"] if classes else []
     logging = f"-Dlog4j2.configurationFile={directory}/log4j2.properties"
-    return [java, f"-Xmx{heap_mb}m", *JVM_OPTIONS, *shared, *MEMBER_OPTIONS, logging, "-cp", ":".join(jars), MAIN_CLASS, f"{directory}/zoo.cfg"]
+    login = f"-Djava.security.auth.login.config={directory}/{JAAS_FILE}"
+    return [java, f"-Xmx{heap_mb}m", *JVM_OPTIONS, *shared, *MEMBER_OPTIONS, logging, login, "-cp", ":".join(jars), MAIN_CLASS, f"{directory}/zoo.cfg"]
 
 
 def prepare(box: Box) -> list[str]:

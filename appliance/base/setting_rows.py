@@ -292,6 +292,20 @@ _HOUSE_ROWS = (
         1000,
     ),
     SettingRow("zookeeper.init.limit", 100, "ticks", "time in which a member of that ensemble must have taken over the tree", "slower second tries", 5, 10_000),
+    SettingRow(
+        "zookeeper.digest.file",
+        "",
+        "",
+        "file (mode 0600) with USER:PASSWORD for an ensemble that --zookeeper names; nodes are then created with ACLs for this user",
+        "",
+    ),
+    SettingRow(
+        "zookeeper.auth.required",
+        True,
+        "",
+        "the ZooKeeper of the boxes' own admits only sessions with credentials, and its nodes have ACLs; false only while boxes get their secret one by one",
+        "",
+    ),
     SettingRow("zookeeper.heap.mb", 64, "MiB", "Java heap of the embedded ZooKeeper", "memory", 32, 16_384),
     SettingRow(
         "watchdog.timeout.ms",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias
 
 from appliance.base.errors import MillraceError
+from appliance.metadata.access_rules import Acl
 
 
 class Get(NamedTuple):
@@ -64,6 +65,19 @@ class Check(NamedTuple):
     version: int
 
 
+class GetAcl(NamedTuple):
+    """Read a node's ACL → `Acl`."""
+
+    path: str
+
+
+class SetAcl(NamedTuple):
+    """Give a node another ACL, whatever it has → None."""
+
+    path: str
+    acl: Acl
+
+
 Write: TypeAlias = Create | SetData | Delete | Check
 
 
@@ -73,7 +87,7 @@ class Multi(NamedTuple):
     writes: tuple[Write, ...]
 
 
-Request: TypeAlias = Get | GetChildren | Exists | Create | SetData | Delete | Multi
+Request: TypeAlias = Get | GetChildren | Exists | Create | SetData | Delete | Multi | GetAcl | SetAcl
 
 
 class Node(NamedTuple):

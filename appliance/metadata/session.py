@@ -26,7 +26,10 @@ from kazoo.client import KazooClient
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.states import KazooState, WatchedEvent
 from kazoo.retry import KazooRetry
+from kazoo.security import ACL, Id
 
+from appliance.base.zookeeper_access import ZooKeeperAccess
+from appliance.metadata.access_rules import Acl, AclEntry, acl_of
 from appliance.metadata.requests import (
     BadVersion,
     Check,
@@ -35,6 +38,7 @@ from appliance.metadata.requests import (
     Delete,
     Exists,
     Get,
+    GetAcl,
     GetChildren,
     Multi,
     MultiFailed,
@@ -44,6 +48,7 @@ from appliance.metadata.requests import (
     NotEmpty,
     Request,
     RequestRejected,
+    SetAcl,
     SetData,
     Write,
     ZooKeeperFailed,
@@ -133,7 +138,10 @@ class ZooKeeperSession:
         saved: SavedSession | None,
         on_state: Callable[[SessionState], None],
         on_change: Callable[[str], None],
+        access: ZooKeeperAccess | None = None,
     ) -> None:
+        """`access`: the credentials of the session, which also decide the ACL of each node that it creates; None for an open ZooKeeper."""
+        self._access = access
         self._hosts, _, chroot = connect.partition("/")
         self._chroot = f"/{chroot.strip('/')}" if chroot.strip("/") else ""
         self._on_state = on_state
@@ -153,6 +161,7 @@ class ZooKeeperSession:
             connection_retry=retry,
             randomize_hosts=False,  # the box's own member stands first: a session kept there is not lost when two boxes cannot reach each other
             handler=_AskingHandler(),
+            auth_data=[("digest", f"{access.user}:{access.password}")] if access is not None else None,
         )
         self._client.logger.disabled = True  # what it has to say reaches the operator as states
         self._client.add_listener(self._on_kazoo_state)
@@ -235,7 +244,7 @@ class ZooKeeperSession:
         client = self._client
         if isinstance(request, Multi):
             return self._transaction(request).commit_async()
-        path = self._chroot + request.path
+        path = self._path(request.path)
         if isinstance(request, Get):
             return client.get_async(path, self._on_watch if request.watch else None)
         if isinstance(request, GetChildren):
@@ -243,17 +252,21 @@ class ZooKeeperSession:
         if isinstance(request, Exists):
             return client.exists_async(path, self._on_watch if request.watch else None)
         if isinstance(request, Create):
-            return client.create_async(path, request.data, ephemeral=request.ephemeral, sequence=request.sequence)
+            return client.create_async(path, request.data, self._acl_of(request.path), request.ephemeral, request.sequence)
         if isinstance(request, SetData):
             return client.set_async(path, request.data, request.version)
+        if isinstance(request, GetAcl):
+            return client.get_acls_async(path)
+        if isinstance(request, SetAcl):
+            return client.set_acls_async(path, _kazoo_acl(request.acl))
         return client.delete_async(path, request.version)
 
     def _transaction(self, multi: Multi) -> Any:
         transaction = self._client.transaction()
         for write in multi.writes:
-            path = self._chroot + write.path
+            path = self._path(write.path)
             if isinstance(write, Create):
-                transaction.create(path, write.data, ephemeral=write.ephemeral, sequence=write.sequence)
+                transaction.create(path, write.data, self._acl_of(write.path), write.ephemeral, write.sequence)
             elif isinstance(write, SetData):
                 transaction.set_data(path, write.data, write.version)
             elif isinstance(write, Delete):
@@ -262,11 +275,17 @@ class ZooKeeperSession:
                 transaction.check(path, write.version)
         return transaction
 
+    def _path(self, path: str) -> str:
+        return (self._chroot + path if path != "/" else self._chroot) or "/"
+
+    def _acl_of(self, path: str) -> list[ACL]:
+        return _kazoo_acl(acl_of(path, self._access))
+
     def _become_connected(self, session_id: int, password: bytes) -> None:
         self.session_id, self.password = session_id, password
         parts = self._chroot.strip("/").split("/") if self._chroot else []
         for depth in range(1, len(parts) + 1):
-            self._client.create_async("/" + "/".join(parts[:depth]))  # requests of one session are carried out in order
+            self._client.create_async("/" + "/".join(parts[:depth]), acl=self._acl_of("/"))  # requests of one session are carried out in order
         self._become(SessionState.CONNECTED)
 
     def _become(self, state: SessionState) -> None:
@@ -350,6 +369,10 @@ def _reply_of(request: Request, value: Any) -> Reply:
         return Reply(_node(data, stat), None)
     if isinstance(request, Exists):
         return Reply(None if value is None else _node(b"", value), None)
+    if isinstance(request, GetAcl):
+        return Reply(tuple(AclEntry(entry.perms, entry.id.scheme, entry.id.id) for entry in value[0]), None)
+    if isinstance(request, SetAcl):
+        return Reply(None, None)
     if isinstance(request, GetChildren):
         return Reply(tuple(sorted(value)), None)
     return Reply(value.version if isinstance(request, SetData) else value, None)
@@ -365,6 +388,10 @@ def _reply_of_multi(request: Multi, results: list[Any]) -> Reply:
 
 def _alone(write: Write) -> Request:
     return Exists(write.path) if isinstance(write, Check) else write
+
+
+def _kazoo_acl(acl: Acl) -> list[ACL]:
+    return [ACL(entry.permissions, Id(entry.scheme, entry.identity)) for entry in acl]
 
 
 def _node(data: bytes | None, stat: Any) -> Node:

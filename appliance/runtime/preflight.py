@@ -19,6 +19,7 @@ from appliance.base.errors import ConfigurationProblems
 from appliance.base.layout import BOX_FILE, BoxLayout, Disk, box_name, name_disks, preferred_roots
 from appliance.base.settings import Box
 from appliance.base.trusted_files import directory_problem, open_directory
+from appliance.base.zookeeper_access import access_problems, zookeeper_access
 from appliance.base.zookeeper_member import connect_string
 from appliance.runtime.directories import make_directory, make_runtime_directory, shape_problems, writable_problem
 from appliance.runtime.directory_looks import DirectoryLooks, ask_each
@@ -79,6 +80,7 @@ def prepare_box(
         owners = {path: look.owner for path, look in looks.answers.items() if path in resolved.data and look.owner is not None}
         identity, identity_problems = plan_identity(resolved.state, owners, resolved.broker_id, resolved.is_alone)
         problems += identity_problems
+        problems += access_problems(_access_shape(resolved, identity.broker_id))
     runtime_directory, runtime_problems = (unit_runtime, _unit_problems(resolved, unit_runtime)) if unit_runtime else plan_runtime_directory(resolved)
     problems += runtime_problems
     if resolved.runs_zookeeper:
@@ -121,6 +123,14 @@ def _unit_problems(options: ResolvedOptions, runtime_directory: str) -> list[str
     if os.path.basename(runtime_directory) == box_name(options.state):
         return []
     return [f"the units were written for another state directory than {options.state}: say `millrace units apply`, then start again"]
+
+
+def _access_shape(options: ResolvedOptions, broker_id: int) -> Box:
+    """A box as far as its ZooKeeper credentials go."""
+    members = [member.text for member in options.zookeeper_members]
+    embedded = options.runs_zookeeper
+    shape = Box("", broker_id, [], options.state, "", "", 0, 0, 0, embedded_zookeeper=embedded, zookeeper_members=members)
+    return shape._replace(settings=options.settings)
 
 
 def machine_problems(options: ResolvedOptions) -> list[str]:
@@ -281,6 +291,7 @@ def _take(
         managed_by=managed_by,
         settings=options.settings,
     )
+    zookeeper_access(box)  # makes the secret of a box alone, before a process needs it
     write_box(layout, box)
     return PreparedBox(box, layout, listening, state_lock, given, {**looks.unanswered, **made.unanswered}, left_out)
 

@@ -26,6 +26,7 @@ from tests.support.cluster_cell import CONTROLLER, FAULTS, FOLLOWER, LEADER, ROL
 from tests.support.cluster_table import table
 from tests.support.machine import address_of
 from tests.support.running_box import ROOT, environment, eventually
+from tests.support.zookeeper_clients import auth_of
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
@@ -51,7 +52,7 @@ def test_three_boxes_find_each_other_by_their_settings_alone(cluster: Cluster) -
     everybody = {number: box.address for number, box in cluster.boxes.items()}
     for box in cluster.boxes.values():
         eventually(lambda box=box: brokers_known_to(box.address) == everybody, f"box {box.number} knows all boxes")  # type: ignore[misc]
-    client = KazooClient(cluster.zookeeper, timeout=5)
+    client = KazooClient(cluster.zookeeper, timeout=5, auth_data=auth_of(cluster.boxes[1].box.box.state_directory))
     client.start(10)
     racks = [client.get(f"/brokers/ids/{number}")[0].decode() for number in cluster.boxes]
     client.stop()

@@ -19,10 +19,12 @@ from typing import Any
 
 from kazoo.client import KazooClient
 
+from appliance.base.zookeeper_access import new_secret, replace_secret
 from appliance.metadata.session import SavedSession
 from appliance.metadata.zookeeper_probe import zookeeper_serves
 from tests.support.machine import Disk, Namespace, Network, address_of
 from tests.support.running_box import COMMAND, READY, STOP_SECONDS, RunningBox, environment, eventually, processes_of, run_arguments
+from tests.support.zookeeper_clients import auth_of
 
 READY_SECONDS = 60.0
 KAFKA_PORT, SYSLOG_PORT, HTTP_PORT, INGEST_PORT, ZOOKEEPER_PORT = 9092, 5514, 8080, 8081, 2181
@@ -135,7 +137,8 @@ class ClusterBox:
         """End the session of its controller at the ensemble, as its expiry does. From the machine of the clients."""
         saved = SavedSession.load(f"{self.box.layout.runtime_directory}/zookeeper.session", self.box.box.zookeeper)
         assert saved is not None
-        double = KazooClient(connect, timeout=5, client_id=(saved.session_id, saved.password))
+        credentials = auth_of(self.box.box.state_directory)
+        double = KazooClient(connect, timeout=5, client_id=(saved.session_id, saved.password), auth_data=credentials)
         double.start(10)
         double.stop()
         double.close()
@@ -160,10 +163,13 @@ class Cluster:
         numbers = range(1, boxes + 1)
         self.network = Network(numbers)
         self.boxes: dict[int, ClusterBox] = {}
+        self.secret = new_secret()
         members = ",".join(f"{number}={address_of(number)}" for number in numbers)
         for number in numbers:
             machine, place = self.network.machines[number], directory / f"box{number}"
             place.mkdir(parents=True)
+            (place / "state").mkdir()
+            replace_secret(str(place / "state"), self.secret)
             made = [Disk(machine, place / f"image{index}", place / f"disk{index}", disk_mib) for index in range(disks)]
             arguments = run_arguments(
                 place,

@@ -1,7 +1,8 @@
 """ZooKeeper's tree in memory: nodes with versions and czxid, ephemeral and sequential ones, transactions that are carried out whole or not at all.
 
 No sessions, no watches, no time: who has these (`memory_zookeeper`, `simulation/zookeeper`, `played_tree`) reads from `changed` what watches are for, and ends
-owners. Against the real server: `tests/system/test_controller.py` runs the same operations there. Weak spots: no rights, no quotas, no containers.
+owners. Against the real server: `tests/system/test_controller.py` runs the same operations there. Weak spots: ACLs are not
+enforced, no quotas, no containers.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from appliance.metadata.access_rules import OPEN, Acl
 from appliance.metadata.requests import (
     BadVersion,
     Check,
@@ -16,6 +18,7 @@ from appliance.metadata.requests import (
     Delete,
     Exists,
     Get,
+    GetAcl,
     GetChildren,
     Multi,
     MultiFailed,
@@ -24,6 +27,7 @@ from appliance.metadata.requests import (
     NoNode,
     NotEmpty,
     Request,
+    SetAcl,
     SetData,
     Write,
     ZooKeeperFailed,
@@ -35,7 +39,7 @@ Undo = list[Callable[[], None]]
 class Znode:
     """One node. `created_below`: children ever created, the next sequence number."""
 
-    __slots__ = ("children", "created_below", "created_ms", "czxid", "data", "owner", "version")
+    __slots__ = ("acl", "children", "created_below", "created_ms", "czxid", "data", "owner", "version")
 
     def __init__(self, data: bytes, czxid: int, owner: int, created_ms: int) -> None:
         self.data = data
@@ -44,6 +48,7 @@ class Znode:
         self.created_ms = created_ms
         self.version = self.created_below = 0
         self.children: set[str] = set()
+        self.acl: Acl = OPEN
 
 
 class MemoryTree:
@@ -93,13 +98,18 @@ class MemoryTree:
             return _found(node, node.data)
         if isinstance(request, GetChildren):
             return tuple(sorted(self._node(request.path, request).children))
+        if isinstance(request, GetAcl):
+            return self._node(request.path, request).acl
+        if isinstance(request, SetAcl):
+            self._node(request.path, request).acl = request.acl
+            return None
         self._zxid += 1
         if isinstance(request, Multi):
             return self._all_or_nothing(request, owner)
         return self._write(request, owner, [])
 
     def _node(self, path: str, request: Request) -> Znode:
-        node = self._nodes.get(path)
+        node = self._nodes.get("" if path == "/" else path)
         if node is None:
             raise NoNode(f"{type(request).__name__} {path}")
         return node

@@ -37,9 +37,10 @@ class MemoryZooKeeper:
         saved: SavedSession | None,
         on_state: Callable[[SessionState], None],
         on_change: Callable[[str], None],
+        access: object = None,
     ) -> MemorySession:
         """A client's session, made as a `ZooKeeperSession` is; with `saved` one that still lives goes on."""
-        del connect, session_timeout_ms
+        del connect, session_timeout_ms, access
         is_alive = saved is not None and saved.session_id in self._sessions
         return MemorySession(self, on_state, on_change, saved.session_id if saved is not None and is_alive else 0)
 

@@ -1,4 +1,4 @@
-"""A real ZooKeeper server for tests: the embedded one, started as `millrace run` starts it."""
+"""A real ZooKeeper server for tests: the embedded one, started as `millrace run` starts it, and open, as an ensemble elsewhere may be."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ class RealZooKeeper:
         self._runtime = directory / "runtime-zookeeper"
         self._runtime.mkdir(parents=True)
         box = Box("zk", 1, [Disk("d0", "/nonexistent")], str(directory / "state"), "127.0.0.1", "127.0.0.1", 1, 1, 1, zookeeper=self.connect)
+        box = box._replace(settings={"zookeeper.auth.required": False})
         (self._runtime / "box.json").write_bytes(box.to_json())
         self.process: subprocess.Popen[bytes] | None = None
         self.start()

@@ -79,7 +79,7 @@ class SteppedBox:
             1,
             1,
             zookeeper=zookeeper if isinstance(zookeeper, str) else "memory",
-            settings=settings or {},
+            settings={"zookeeper.auth.required": False, **(settings or {})},  # its server is open
             cluster_id=cluster_id,
         )
         of_broker = f"-of-{broker_id}" if broker_id != 1 else ""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.base.zookeeper_access import secret_path
 from tests.support.running_box import RunningBox, eventually, proportional_kib, run_and_wait, run_arguments, start_box
 
 pytestmark = pytest.mark.system
@@ -98,7 +99,8 @@ def test_a_second_start_on_the_same_directories_is_refused_with_the_pid_of_the_f
 
 def test_a_start_with_a_broker_id_that_another_box_has_ends_with_the_reason(shared: RunningBox, tmp_path: Path) -> None:
     before = shared.pids()
-    refused = run_and_wait(run_arguments(tmp_path / "other", zookeeper=shared.box.zookeeper), 60)
+    settings = {"zookeeper.digest.file": secret_path(shared.box.state_directory)}
+    refused = run_and_wait(run_arguments(tmp_path / "other", zookeeper=shared.box.zookeeper, settings=settings), 60)
     assert refused.returncode == 2
     assert "millrace cannot start:\n  - broker id 1 is registered by box" in refused.stderr
     assert shared.pids() == before

@@ -12,6 +12,7 @@ from appliance.agents.zookeeper_classes import make_class_archive
 from appliance.base.errors import ConfigurationProblems
 from appliance.base.layout import Disk
 from appliance.base.settings import Box
+from appliance.base.zookeeper_access import USER, consumer_password, digest_id, new_secret, read_secret, replace_secret, secret_path
 
 
 def java_home(directory: Path, version: str) -> Path:
@@ -59,11 +60,29 @@ def test_a_member_of_an_ensemble_listens_on_its_own_address_and_knows_the_others
     members = ["1=10.0.0.1:2181:2888:3888", "2=10.0.0.2:2191:2889:3889", "3=[fd00::3]:2181:2888:3888"]
     connect = "10.0.0.2:2191,10.0.0.1:2181,[fd00::3]:2181"
     box = Box("x", 2, [Disk("d0", "/nonexistent")], str(tmp_path), "0.0.0.0", "h", 1, 1, 1, zookeeper=connect, zookeeper_members=members)
+    secret = new_secret()
+    replace_secret(str(tmp_path), secret)
     zookeeper.prepare(box)
     written = (tmp_path / "zookeeper" / "zoo.cfg").read_text().splitlines()
     assert {"clientPort=2191", "clientPortAddress=10.0.0.2", "tickTime=100", "initLimit=100", "syncLimit=6", "connectToLearnerMasterLimit=8"} <= set(written)
     assert {"server.1=10.0.0.1:2888:3888", "server.2=10.0.0.2:2889:3889", "server.3=[fd00::3]:2888:3888"} <= set(written)
     assert (tmp_path / "zookeeper" / "data" / "myid").read_text() == "2\n"
+    assert f"DigestAuthenticationProvider.superDigest={digest_id(USER, secret)}" in written
+
+
+def test_a_server_admits_only_sessions_with_credentials_unless_settings_say_otherwise(tmp_path: Path) -> None:
+    box = Box("x", 1, [Disk("d0", "/nonexistent")], str(tmp_path), "0.0.0.0", "h", 1, 1, 1, zookeeper="127.0.0.1:2999")
+    command = zookeeper.prepare(box)
+    files = {name: (tmp_path / "zookeeper" / name) for name in ("zoo.cfg", zookeeper.JAAS_FILE)}
+    required = {"enforce.auth.enabled=true", "enforce.auth.schemes=digest,sasl"}
+    assert required <= set(files["zoo.cfg"].read_text().splitlines())
+    secret = read_secret(secret_path(str(tmp_path)))
+    assert secret is not None and not any(secret in text for text in (*command, *(file.read_text() for file in files.values())))
+    assert consumer_password(secret) in files[zookeeper.JAAS_FILE].read_text()
+    assert {file.stat().st_mode & 0o777 for file in files.values()} == {0o600}
+    zookeeper.prepare(box._replace(settings={"zookeeper.auth.required": False}))
+    written = set(files["zoo.cfg"].read_text().splitlines())
+    assert not required & written and any(line.startswith("DigestAuthenticationProvider.superDigest=") for line in written)
 
 
 @pytest.mark.slow

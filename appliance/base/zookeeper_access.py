@@ -1,0 +1,203 @@
+"""The credentials with which a box opens its ZooKeeper session, and the secret file that they come from.
+
+A server that a box runs (alone, or as a member of the boxes' ensemble) takes the secret in `STATE/zookeeper.secret` (one line, mode 0600). A box alone
+makes its own at the first start; boxes that share an ensemble share one, which `millrace cluster secret` distributes. An ensemble elsewhere takes what
+`zookeeper.digest.file` holds. The file is read by the preflight, by the process that starts the server, and by the controller; it stands in no command
+line, no `box.json` and no log. On a server of our own the user is ZooKeeper's superuser, so a lost secret can be replaced by a new one.
+
+Weak spots: the secret travels as ZooKeeper's digest scheme sends it, in clear text, so members belong on a network of their own. A changed
+file takes effect when the box starts again.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import NamedTuple
+
+from appliance.base.errors import ConfigurationProblems
+from appliance.base.settings import Box
+
+SECRET_FILE = "zookeeper.secret"
+USER = "millrace"
+CONSUMER_USER = "consumer"
+"""What high-level consumers of Kafka 0.8 to 0.10 are called when they log in by SASL."""
+SECRET_BYTES = 32
+SECRET_LENGTH_MIN = 16
+_FILE_BYTES_MAX = 4096
+
+
+class ZooKeeperAccess(NamedTuple):
+    """`guards`: nodes are created with ACLs (`zookeeper.auth.required`); `is_own`: the servers are the boxes' own and know the consumers' user."""
+
+    user: str
+    password: str
+    guards: bool
+    is_own: bool
+
+    def __repr__(self) -> str:
+        return f"ZooKeeperAccess({self.user!r}, ***, guards={self.guards}, is_own={self.is_own})"
+
+
+def secret_path(state_directory: str) -> str:
+    return f"{os.path.abspath(state_directory)}/{SECRET_FILE}"
+
+
+def digest_id(user: str, password: str) -> str:
+    """The id of a user in ZooKeeper's digest scheme: `user:base64(sha1(user:password))`."""
+    import base64  # here: OpenSSL is more than the supervisor shall hold
+    import hashlib
+
+    return f"{user}:{base64.b64encode(hashlib.sha1(f'{user}:{password}'.encode()).digest()).decode()}"
+
+
+def consumer_password(secret: str) -> str:
+    """The password of the old consumers' user. It follows from the secret, so that every member knows it, and does not give the secret away."""
+    import hashlib
+    import hmac
+
+    return hmac.new(secret.encode(), b"zookeeper consumers", hashlib.sha256).hexdigest()[:32]
+
+
+def secret_problem(secret: str) -> str | None:
+    """Why a text cannot be the secret, or None."""
+    if len(secret) < SECRET_LENGTH_MIN:
+        return f"has {len(secret)} characters; a secret needs at least {SECRET_LENGTH_MIN}"
+    if not secret.isascii() or any(character in '"\\' or not "!" <= character <= "~" for character in secret):
+        return (
+            "has a blank, a quote, a backslash or a character that is not ASCII; use letters and digits, "
+            "such as the output of `openssl rand -hex 32`"
+        )
+    return None
+
+
+def read_secret(path: str) -> str | None:
+    """The one line of a secret file; None if there is no such file. ConfigurationProblems if it cannot be used, or if other users may read it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ConfigurationProblems([f"{path}: cannot read the ZooKeeper secret: {error.strerror}"]) from error
+    with os.fdopen(descriptor, "rb") as file:
+        state = os.fstat(file.fileno())
+        if not stat.S_ISREG(state.st_mode):
+            raise ConfigurationProblems([f"{path}: the ZooKeeper secret must be a regular file"])
+        if state.st_mode & 0o077:
+            raise ConfigurationProblems([f"{path}: other users may read the ZooKeeper secret (mode {state.st_mode & 0o777:04o}); say chmod 600 {path}"])
+        text = file.read(_FILE_BYTES_MAX).decode(errors="replace").strip()
+    return text
+
+
+def _checked_secret(path: str) -> str | None:
+    secret = read_secret(path)
+    if secret is not None and (problem := secret_problem(secret)) is not None:
+        raise ConfigurationProblems([f"{path}: the ZooKeeper secret {problem}"])
+    return secret
+
+
+def ensure_secret(state_directory: str) -> str:
+    """The secret of a state directory; a random one is made where there is none. Of two processes that make one at once both get the same."""
+    path = secret_path(state_directory)
+    secret = _checked_secret(path)
+    if secret is not None:
+        return secret
+    made = _write(path, new_secret())
+    try:
+        os.link(made, path)
+    except FileExistsError:
+        pass
+    finally:
+        os.unlink(made)
+    secret = _checked_secret(path)
+    assert secret is not None
+    return secret
+
+
+def replace_secret(state_directory: str, secret: str) -> None:
+    """Put a secret into a state directory; the file belongs to the owner of the directory."""
+    path = secret_path(state_directory)
+    made = _write(path, secret)
+    owner = os.stat(os.path.dirname(path))
+    if os.geteuid() == 0:
+        os.chown(made, owner.st_uid, owner.st_gid, follow_symlinks=False)
+    os.rename(made, path)
+
+
+def new_secret() -> str:
+    return os.urandom(SECRET_BYTES).hex()
+
+
+def _write(path: str, secret: str) -> str:
+    """A file beside `path` with the secret, on the disk; its path."""
+    made = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
+    descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_SYNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.write(descriptor, secret.encode() + b"\n")
+    finally:
+        os.close(descriptor)
+    return made
+
+
+def server_secret(box: Box) -> str | None:
+    """The secret of the servers that the boxes run; a box whose server no other box shares makes its own. None where there is none and
+    `zookeeper.auth.required` is false; ConfigurationProblems where there must be one."""
+    secret = _checked_secret(secret_path(box.state_directory))
+    if secret is not None or not box.flag("zookeeper.auth.required"):
+        return secret
+    if makes_own_secret(box.zookeeper_members, box.broker_id):
+        return ensure_secret(box.state_directory)
+    raise ConfigurationProblems([missing_secret_problem(box.state_directory)])
+
+
+def makes_own_secret(members: list[str], broker_id: int) -> bool:
+    """Whether no other box has a member that must know the secret."""
+    return not members or (len(members) == 1 and members[0].partition("=")[0] == str(broker_id))
+
+
+def missing_secret_problem(state_directory: str) -> str:
+    return (
+        f"there is no {secret_path(state_directory)}: the boxes of a ZooKeeper ensemble share a secret; make one on one "
+        "box with `millrace cluster secret new`, show it with `millrace cluster secret show`, and give it to every other "
+        "box with `millrace cluster secret set` before that box starts (zookeeper.auth.required = false runs the "
+        "ensemble open, as releases before 0.2 did)"
+    )
+
+
+def zookeeper_access(box: Box) -> ZooKeeperAccess | None:
+    """The credentials of this box; None if it has none, and ZooKeeper is open to everyone who reaches it."""
+    is_own = box.embedded_zookeeper or bool(box.zookeeper_members)
+    guards = box.flag("zookeeper.auth.required")
+    if is_own:
+        secret = server_secret(box)
+        return None if secret is None else ZooKeeperAccess(USER, secret, guards, True)
+    return external_access(box.text("zookeeper.digest.file"))
+
+
+def access_problems(box: Box) -> list[str]:
+    """Why the credentials of this box cannot be used; nothing is made. For the checks before a start."""
+    secret = secret_path(box.state_directory)
+    is_own = box.embedded_zookeeper or bool(box.zookeeper_members)
+    try:
+        if is_own and makes_own_secret(box.zookeeper_members, box.broker_id):
+            _checked_secret(secret)
+        else:
+            zookeeper_access(box)
+    except ConfigurationProblems as found:
+        return found.problems
+    return []
+
+
+def external_access(path: str) -> ZooKeeperAccess | None:
+    """What `zookeeper.digest.file` says, one line: USER:PASSWORD, or a password alone. None without a file."""
+    if not path:
+        return None
+    text = read_secret(path)
+    if not text:
+        raise ConfigurationProblems([f"zookeeper.digest.file: {path} {'is empty' if text == '' else 'does not exist'}; write USER:PASSWORD into it, mode 0600"])
+    user, colon, password = text.partition(":")
+    if not colon:
+        user, password = USER, text
+    if not user or not password or "\n" in text:
+        raise ConfigurationProblems([f"zookeeper.digest.file: {path} must hold one line, USER:PASSWORD"])
+    return ZooKeeperAccess(user, password, True, False)

@@ -1,0 +1,181 @@
+"""A box's ZooKeeper against other users of the machine: what they could do in release 0.1.0, done again."""
+
+from __future__ import annotations
+
+import socket
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException, QuotaExceededError
+from kazoo.security import OPEN_ACL_UNSAFE
+
+from appliance.base.zookeeper_access import USER, secret_path
+from tests.support.running_box import RunningBox, eventually, start_box
+from tests.support.zookeeper_clients import Auth, auth_of
+from tests.support.zookeeper_clients import zookeeper_session as client
+
+pytestmark = pytest.mark.system
+
+Start = Callable[..., RunningBox]
+STRANGERS: dict[str, Auth] = {
+    "nothing": [],
+    "a password of its own": [("digest", "stranger:secret")],
+    "our name": [("digest", f"{USER}:guess")],
+}
+PATHS = (
+    *("/", "/brokers/ids/1", "/brokers/topics/events", "/config/topics/events", "/config/changes", "/admin/delete_topics"),
+    *("/controller", "/consumers", "/zookeeper/quota", "/millrace/changes"),
+)
+ATTEMPTS: dict[str, Callable[[KazooClient, str], object]] = {
+    "create": lambda session, path: session.create(f"{path.rstrip('/')}/stranger", b"x"),
+    "set": lambda session, path: session.set(path, b'{"version":1,"config":{"retention.ms":"1"}}'),
+    "delete": lambda session, path: session.delete(path),
+    "open": lambda session, path: session.set_acls(path, OPEN_ACL_UNSAFE),
+    "read": lambda session, path: session.get(path),
+    "list": lambda session, path: session.get_children(path),
+}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBox]:
+    box = start_box(tmp_path_factory.mktemp("shared"))
+    create_topic(box, "events")
+    yield box
+    assert box.stop() == 0
+
+
+def create_topic(box: RunningBox, name: str) -> None:
+    admin = AdminClient({"bootstrap.servers": box.bootstrap})
+    admin.create_topics([NewTopic(name, 2)])[name].result(20)
+
+
+def own(box: RunningBox) -> Auth:
+    return auth_of(box.box.state_directory)
+
+
+def tree_of(session: KazooClient) -> list[str]:
+    found = ["/"]
+    for path in found:
+        found += [f"{path.rstrip('/')}/{name}" for name in session.get_children(path)]
+    return found
+
+
+def open_nodes(box: RunningBox) -> list[str]:
+    """Nodes that a session with other credentials can change."""
+    with client(box.box.zookeeper, own(box)) as session:
+        acls = {path: session.get_acls(path)[0] for path in tree_of(session)}
+    return [path for path, acl in acls.items() if any(entry.id.scheme == "world" and entry.perms & ~1 for entry in acl)]
+
+
+def protected(box: RunningBox) -> bool:
+    return open_nodes(box) == []
+
+
+@pytest.mark.parametrize("auth", STRANGERS.values(), ids=STRANGERS)
+def test_a_local_user_without_the_secret_changes_nothing(shared: RunningBox, auth: Auth) -> None:
+    eventually(lambda: protected(shared), "every node has an ACL")
+    with client(shared.box.zookeeper, own(shared)) as owner:
+        before = {path: owner.get(path)[0] for path in tree_of(owner)}
+        succeeded = []
+        for path in PATHS:
+            for name, attempt in ATTEMPTS.items():
+                with client(shared.box.zookeeper, auth) as stranger, suppress(KazooException):
+                    attempt(stranger, path)
+                    succeeded.append((name, path))
+        assert succeeded == []
+        assert {path: owner.get(path)[0] for path in tree_of(owner)} == before
+
+
+def test_every_node_that_a_box_creates_has_an_acl(shared: RunningBox) -> None:
+    create_topic(shared, "later")
+    eventually(lambda: protected(shared), "every node has an ACL")
+    with client(shared.box.zookeeper, own(shared)) as session:
+        assert "/config/topics/later" in tree_of(session)
+        strangers = {entry.id.scheme for path in tree_of(session) for entry in session.get_acls(path)[0]} - {"digest", "sasl"}
+        assert strangers == {"world"}  # of /zookeeper/config alone
+        assert [entry.perms for entry in session.get_acls("/zookeeper/config")[0]] == [1]
+
+
+def test_the_secret_is_random_private_and_in_no_command_line_or_environment(shared: RunningBox, tmp_path: Path) -> None:
+    path = Path(secret_path(shared.box.state_directory))
+    secret = path.read_text().strip()
+    assert len(secret) == 64 and stat.S_IMODE(path.stat().st_mode) == 0o600
+    for pid in (*shared.pids().values(), shared.process.pid):
+        for file in ("cmdline", "environ"):
+            assert secret.encode() not in Path(f"/proc/{pid}/{file}").read_bytes()
+    assert secret not in Path(f"{shared.layout.runtime_directory}/box.json").read_text()
+    assert secret not in shared.messages
+    private = ("zoo.cfg", "jaas.conf")
+    assert [stat.S_IMODE(Path(shared.box.state_directory, "zookeeper", name).stat().st_mode) for name in private] == [0o600] * 2
+
+
+def test_only_three_four_letter_words_are_answered(shared: RunningBox) -> None:
+    host, _, port = shared.box.zookeeper.rpartition(":")
+    answers = {}
+    for word in ("srvr", "ruok", "mntr", "stat", "conf", "cons", "dump", "envi", "wchs", "wchp", "isro", "gtmk"):
+        with socket.create_connection((host, int(port)), 5) as connection:
+            connection.sendall(word.encode())
+            answer = b""
+            while chunk := connection.recv(4096):
+                answer += chunk
+            answers[word] = b"not in the whitelist" not in answer
+    assert [word for word, is_answered in answers.items() if is_answered] == ["srvr", "ruok", "mntr"]
+
+
+def fill(session: KazooClient, parent: str, total_bytes: int) -> int:
+    """Create nodes below `parent` until one is refused; how many bytes lie in them."""
+    for number in range(total_bytes // 900_000):
+        try:
+            session.create(f"{parent}/{number}", b"x" * 900_000)
+        except KazooException:
+            return number * 900_000
+    return total_bytes
+
+
+@pytest.mark.parametrize("auth", STRANGERS.values(), ids=STRANGERS)
+def test_a_local_user_cannot_fill_the_heap(shared: RunningBox, auth: Auth) -> None:
+    eventually(lambda: protected(shared), "every node has an ACL")
+    before = shared.pids()["zookeeper"]
+    for parent in ("", "/consumers", "/config"):
+        with client(shared.box.zookeeper, auth) as session:
+            assert fill(session, parent, 60_000_000) == 0
+    assert shared.pids()["zookeeper"] == before
+
+
+def test_a_consumer_that_fills_its_part_of_the_tree_is_refused_before_the_heap_is_full(start: Start) -> None:
+    box = start()
+    eventually(lambda: protected(box), "every node has an ACL")
+    before = box.pids()["zookeeper"]
+    with client(box.box.zookeeper, own(box)) as session:
+        assert 2_000_000 < fill(session, "/consumers", 60_000_000) < 20_000_000
+        refused_at = 0
+        for number in range(40_000):
+            try:
+                session.create(f"/consumers/group-with-a-name-{number:05}", b"")
+            except QuotaExceededError:
+                refused_at = number
+                break
+        assert 5_000 < refused_at
+    create_topic(box, "still-possible")
+    assert box.pids()["zookeeper"] == before
+
+
+def test_the_tree_of_a_box_that_had_no_acls_is_protected_at_its_next_start(start: Start) -> None:
+    open_box = start(settings={"zookeeper.auth.required": False})
+    create_topic(open_box, "events")
+    assert "/config/topics/events" in open_nodes(open_box)
+    assert "the ZooKeeper tree is open" in open_box.messages
+    assert open_box.stop() == 0
+    box = start()
+    assert "the ZooKeeper tree is open" not in box.messages[len(open_box.messages) :]
+    eventually(lambda: protected(box), "every node has an ACL")
+    assert box.stop() == 0
+    again = start()
+    with client(again.box.zookeeper, own(again)) as session:
+        assert "/config/topics/events" in tree_of(session)
+    assert protected(again)
