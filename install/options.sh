@@ -20,6 +20,7 @@ LISTEN=
 ADVERTISE=
 BROKER_ID=
 MEMBERS=()
+SECRET_FILE=
 RACK=
 CLUSTER_GIVEN=
 WAIT_SECONDS=120
@@ -36,6 +37,7 @@ sudo ./install.sh [OPTIONS]    install on this machine under systemd, or upgrade
     --advertise NAME           name or address that Kafka clients are told [default: this machine's address]
     --broker-id N              number of this box in its cluster [default: 1]
     --zookeeper-members ID=ADDRESS,…   the ZooKeeper ensemble that the boxes of a cluster run together, the same on each [default: one of this box alone]
+    --zookeeper-secret FILE    the secret that the boxes of that ensemble share, one line in a file of mode 0600, the same on each [default: the one that is installed]
     --rack NAME                where this box stands (broker.rack)
     --prefix DIR               where releases go [default: $PREFIX_DEFAULT]
     --pipeline                 with Spark jobs, too (millrace load, millrace stream): 1 GB on disk instead of 70 MB. Kept by later runs; --no-pipeline ends it
@@ -83,6 +85,7 @@ parse_options() {
             --advertise) ADVERTISE=$value ;;
             --broker-id) BROKER_ID=$value CLUSTER_GIVEN=1 ;;
             --zookeeper-members) IFS=, read -ra MEMBERS <<<"$value"; CLUSTER_GIVEN=1 ;;
+            --zookeeper-secret) SECRET_FILE=$value ;;
             --rack) RACK=$value CLUSTER_GIVEN=1 ;;
             --wait) WAIT_SECONDS=$value ;;
             *) usage_error "there is no option $option" ;;
@@ -96,6 +99,7 @@ parse_options() {
         [[ $member =~ ^[0-9]+=[][A-Za-z0-9.:_%-]+$ ]] || usage_error "--zookeeper-members has '$member'; a member is written ID=ADDRESS, such as 1=10.0.0.1"
     done
     [ "$LISTEN" != "*" ] || LISTEN=0.0.0.0
+    [ -z "$SECRET_FILE" ] || SECRET_FILE=$(realpath -m "$SECRET_FILE")
     [ -z "$WHEELHOUSE" ] || WHEELHOUSE=$(realpath -m "$WHEELHOUSE")
 }
 

@@ -131,7 +131,26 @@ check_cluster() {
         [ "${member%%=*}" = "${BROKER_ID:-1}" ] || continue
         has_address "$(sed -E 's/^[0-9]+=//; s/^\[([^]]*)\].*/\1/; t; s/:.*//' <<<"$member")" || problem cluster "--zookeeper-members has $member for this box, which is no address of this machine; correct it, or --broker-id"
     done
+    check_secret
     [ ${#MEMBERS[@]} = 0 ] || ok cluster "box ${BROKER_ID:-1}; ZooKeeper's members: ${MEMBERS[*]}. The other boxes must reach TCP ports $(port_of kafka 9092), 2181, 2888 and 3888 of this one"
+}
+
+# check_secret: without the secret of the ensemble the box would not start.
+check_secret() {
+    local text installed=$STATE_DIRECTORY/zookeeper.secret
+    if [ -n "$SECRET_FILE" ]; then
+        if [ ! -f "$SECRET_FILE" ] || ! text=$(head -c 4096 "$SECRET_FILE" 2>/dev/null); then problem secret "--zookeeper-secret $SECRET_FILE is no file that can be read"; return; fi
+        [[ $(stat -Lc %a "$SECRET_FILE") == *00 ]] || problem secret "other users may read $SECRET_FILE: chmod 600 $SECRET_FILE"
+        [[ $text =~ ^[A-Za-z0-9._+/=-]{16,}$ ]] || problem secret "$SECRET_FILE must hold one line of 16 or more letters and digits: openssl rand -hex 32 >$SECRET_FILE"
+        if [ -f "$installed" ] && [ "$(<"$installed")" != "$text" ]; then problem secret "$installed is another secret than $SECRET_FILE; millrace cluster secret set --replace $SECRET_FILE replaces it"; fi
+        return
+    fi
+    if [ ${#MEMBERS[@]} -lt 2 ] || [ -e "$installed" ] || { [ -d "$STATE_DIRECTORY" ] && [ ! -x "$STATE_DIRECTORY" ]; }; then return; fi
+    if grep -Eq '^"?zookeeper\.auth\.required"? *= *false' "$EFFECTIVE_SETTINGS" 2>/dev/null; then
+        warning secret "zookeeper.auth.required is false: every program that reaches port 2181 can change the cluster"
+        return
+    fi
+    problem secret "the boxes of a ZooKeeper ensemble share a secret: (umask 077; openssl rand -hex 32 >secret) on one machine, the same file on each, and --zookeeper-secret FILE"
 }
 
 check_ports() {

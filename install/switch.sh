@@ -48,6 +48,7 @@ activate() {
     apply_system_files || return 1
     place_table "$release" || return 1
     make_directories || return 1
+    place_secret || return 1
     link_command || return 1
     apply_units || return 1
     if [ "$settings_before" != "$(cat "$SETTINGS_FILE")" ]; then CHANGED_FILES+=("$SETTINGS_FILE"); fi

@@ -42,6 +42,15 @@ place_table() {
     did "wrote $path"
 }
 
+# place_secret: the secret of the ensemble, for the service alone. One that is there stays.
+place_secret() {
+    local path=$STATE_DIRECTORY/zookeeper.secret
+    if [ -z "$SECRET_FILE" ] || [ -e "$path" ]; then return 0; fi
+    [ -d "$STATE_DIRECTORY" ] || install -d -m 0750 -o "$SYSTEM_USER" -g "$SYSTEM_USER" "$STATE_DIRECTORY" || return 1
+    install -m 0600 -o "$SYSTEM_USER" -g "$SYSTEM_USER" "$SECRET_FILE" "$path.part" && mv -f "$path.part" "$path" || return 1
+    did "wrote $path"
+}
+
 # disk_of DEVICE: the name of the whole disk that a block device is a part of.
 disk_of() { lsblk -nrdo PKNAME "$1" 2>/dev/null | grep . || lsblk -nrdo KNAME "$1" 2>/dev/null; }
 

@@ -306,6 +306,14 @@ _HOUSE_ROWS = (
         "the ZooKeeper of the boxes' own admits only sessions with credentials, and its nodes have ACLs; false only while boxes get their secret one by one",
         "",
     ),
+    SettingRow(
+        "zookeeper.allowed.addresses",
+        "",
+        "",
+        "addresses and networks (10.0.0.0/24), separated by commas, that reach the ZooKeeper of the boxes' own under systemd beside the members: "
+        "boxes without a member, old consumers",
+        "",
+    ),
     SettingRow("zookeeper.heap.mb", 64, "MiB", "Java heap of the embedded ZooKeeper", "memory", 32, 16_384),
     SettingRow(
         "watchdog.timeout.ms",

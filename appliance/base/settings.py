@@ -17,7 +17,7 @@ from appliance.base.model import topic_name_problem
 from appliance.base.networks import read_networks
 from appliance.base.setting_row import INT64_MAX, SettingRow, SettingValue
 from appliance.base.setting_rows import SETTING_ROWS
-from appliance.base.zookeeper_member import ZooKeeperMember, parse_member
+from appliance.base.zookeeper_member import ZooKeeperMember, is_network, parse_member, split_networks
 
 BOX_TABLE = "box"
 TOML_HINT = 'write names in quotes where one continues another, as in "max.connections" = 100'
@@ -192,6 +192,9 @@ def relation_problems(settings: dict[str, SettingValue]) -> list[str]:
         read_networks(str(settings["inter.broker.allowed.networks"]))
     except ValueError as error:
         problems.append(f"inter.broker.allowed.networks: {error}")
+    for part in split_networks(str(settings["zookeeper.allowed.addresses"])):
+        if not is_network(part):
+            problems.append(f"zookeeper.allowed.addresses has {part!r}; it must be an address, or a network as in 10.0.0.0/24")
     for name in ("ingest.syslog.topic", "host.figures.topic"):
         if (problem := topic_name_problem(str(settings[name]))) is not None:
             problems.append(f"{name}: {problem}")

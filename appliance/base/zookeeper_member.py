@@ -87,6 +87,22 @@ def _problems_between(members: Sequence[ZooKeeperMember]) -> list[str]:
     return problems
 
 
+def split_networks(text: str) -> list[str]:
+    """The parts of `zookeeper.allowed.addresses`."""
+    return [part for part in text.replace(",", " ").split(" ") if part]
+
+
+def is_network(text: str) -> bool:
+    """Whether a text is an address, or a network as in 10.0.0.0/24, that systemd can filter by."""
+    import ipaddress  # here: few boxes have an ensemble
+
+    try:
+        ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return False
+    return "%" not in text
+
+
 def connect_string(members: Sequence[ZooKeeperMember], own_id: int) -> str:
     """Where clients on box `own_id` find the ensemble: its own member first, if it has one."""
     return ",".join(member.client_address for member in sorted(members, key=lambda member: (member.member_id != own_id, member.member_id)))

@@ -10,7 +10,7 @@ from typing import Literal
 
 import typer
 
-from appliance.command import box, config, disk, doctor, group, ingest, load, log_dump, run, send, status, stream, top, topic, transaction, units
+from appliance.command import box, cluster, config, disk, doctor, group, ingest, load, log_dump, run, send, status, stream, top, topic, transaction, units
 from appliance.command.failures import EXIT_CODES_HELP
 from appliance.command.options import IS_DRAWN
 from appliance.command.run_app import run_app
@@ -36,6 +36,7 @@ def build_app() -> typer.Typer:
     app.command("stream")(stream.stream)
     app.add_typer(topic.build_app(markup), name="topic")
     app.add_typer(box.build_app(markup), name="box")
+    app.add_typer(cluster.build_app(markup), name="cluster")
     app.add_typer(group.build_app(markup), name="group")
     app.add_typer(transaction.build_app(markup), name="transaction")
     app.add_typer(disk.build_app(markup), name="disk")

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from appliance.base.errors import ConfigurationProblems
 from appliance.base.layout import SYSTEM_ROOT, Disk
 from appliance.base.settings import Box, SenderSocket
+from appliance.base.zookeeper_member import is_network, split_networks
 from appliance.runtime.disk_orders import disk_processes
 from appliance.runtime.run_options import ResolvedOptions
 from appliance.runtime.sender_table import SenderTable
@@ -72,7 +73,7 @@ def plan_units(box: Box, mount_points: Mapping[str, str]) -> UnitPlan:
     }
     if box.embedded_zookeeper:
         memory = f"MemoryMax={box.integer('zookeeper.heap.mb') + JVM_OVERHEAD_MIB}M"
-        drop_ins["millrace-zookeeper.service"] = _section("Service", [memory, f"ReadWritePaths={state}"])
+        drop_ins["millrace-zookeeper.service"] = _section("Service", [memory, f"ReadWritePaths={state}", *_allowed_addresses(box)])
     listens = [f"Sockets={' '.join(map(sender_unit, box.sender_sockets))}"] if box.sender_sockets else []
     drop_ins["millrace-ingest@.service"] = _section("Service", [*listens, f"ReadWritePaths={state}"])
     for disk in box.disks:
@@ -89,6 +90,17 @@ def plan_units(box: Box, mount_points: Mapping[str, str]) -> UnitPlan:
     )
     files |= {sender_unit(sender): HEAD + _sender_unit_text(sender, box.listen) for sender in box.sender_sockets}
     return UnitPlan(files, [unit_name("supervisor"), *units])
+
+
+def _allowed_addresses(box: Box) -> list[str]:
+    """Who may reach this box's ZooKeeper beside the box itself. systemd takes addresses alone: where a member goes by a name, whose address may
+    change, nothing is refused."""
+    if not box.zookeeper_members:
+        return []
+    hosts = [member.plain_host for member in box.ensemble]
+    if not all(is_network(host) for host in hosts):
+        return ["IPAddressDeny=", "IPAddressAllow="]
+    return [f"IPAddressAllow={' '.join([*hosts, *split_networks(box.text('zookeeper.allowed.addresses'))])}"]
 
 
 HEAD = "# Written by `millrace units apply` from the settings; put changes of your own into another file beside this one.\n"
@@ -152,6 +164,8 @@ def settings_mark(box: Box) -> str:
     told: list[object] = [box.listen, box.kafka_port, box.syslog_port, box.http_port, box.acceptors, box.ingests, box.embedded_zookeeper, box.state_directory]
     disks = sorted((disk.name, disk.path) for disk in box.disks)
     told += [box.ingest_port, [sender[:4] for sender in box.sender_sockets]]
+    if box.zookeeper_members:
+        told += [box.zookeeper_members, box.text("zookeeper.allowed.addresses")]
     return f"{zlib.crc32(json.dumps([told, disks, box.integer('zookeeper.heap.mb')]).encode()):08x}"
 
 
@@ -173,6 +187,7 @@ def planned_box(options: ResolvedOptions, box_id: str, disks: list[Disk], sender
         acceptors=options.acceptors,
         ingests=options.ingests,
         embedded_zookeeper=options.runs_zookeeper,
+        zookeeper_members=[member.text for member in options.zookeeper_members],
         settings=options.settings,
     )
 

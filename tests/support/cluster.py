@@ -159,7 +159,16 @@ class ClusterBox:
 class Cluster:
     """All of it."""
 
-    def __init__(self, directory: Path, settings: Mapping[str, object] | None = None, boxes: int = 3, disks: int = 2, disk_mib: int = 192) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        settings: Mapping[str, object] | None = None,
+        boxes: int = 3,
+        disks: int = 2,
+        disk_mib: int = 192,
+        has_secret: bool = True,
+    ) -> None:
+        """`has_secret`: every box has the secret of the ensemble from the beginning."""
         numbers = range(1, boxes + 1)
         self.network = Network(numbers)
         self.boxes: dict[int, ClusterBox] = {}
@@ -169,7 +178,8 @@ class Cluster:
             machine, place = self.network.machines[number], directory / f"box{number}"
             place.mkdir(parents=True)
             (place / "state").mkdir()
-            replace_secret(str(place / "state"), self.secret)
+            if has_secret:
+                replace_secret(str(place / "state"), self.secret)
             made = [Disk(machine, place / f"image{index}", place / f"disk{index}", disk_mib) for index in range(disks)]
             arguments = run_arguments(
                 place,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from appliance.base.zookeeper_access import new_secret
 from tests.support.installed_box import DISKS, InstalledBox, copy_sources
 from tests.support.machine import Network, address_of
 from tests.support.running_box import eventually
@@ -98,6 +99,8 @@ class InstalledCluster:
     def __init__(self, directory: Path, wheelhouse: Path, numbers: Sequence[int] = (1, 2, 3)) -> None:
         self.sources = directory / "sources"
         copy_sources(self.sources / "first")
+        (self.sources / "secret").touch(0o600)
+        (self.sources / "secret").write_text(f"{new_secret()}\n")
         self.network = Network(())
         self.machines: dict[int, ClusterMachine] = {}
         self.members = ",".join(f"{number}={address_of(number)}" for number in numbers)
@@ -118,7 +121,7 @@ class InstalledCluster:
     def options(self, number: int) -> list[str]:
         """What README has a user say on this machine."""
         own = ["--listen", address_of(number), "--broker-id", str(number), "--rack", f"r{number}"]
-        return ["--disks", ",".join(DISKS), *own, "--zookeeper-members", self.members]
+        return ["--disks", ",".join(DISKS), *own, "--zookeeper-members", self.members, "--zookeeper-secret", "/sources/secret"]
 
     @contextmanager
     def clients(self) -> Iterator[None]:

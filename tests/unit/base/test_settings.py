@@ -39,6 +39,14 @@ def test_all_problems_are_found_at_once_each_with_its_place_and_what_is_allowed(
     ]
 
 
+def test_what_may_reach_zookeeper_is_said_by_addresses() -> None:
+    _, problems = resolve_settings({"zookeeper.allowed.addresses": "10.0.0.4, 10.1.0.0/16,host.example,fd00::/8,1.2.3.4\nExecStart=/bin/sh"}, "m.toml")
+    assert [problem.partition(";")[0] for problem in problems] == [
+        "m.toml: zookeeper.allowed.addresses has 'host.example'",
+        "m.toml: zookeeper.allowed.addresses has '1.2.3.4\\nExecStart=/bin/sh'",
+    ]
+
+
 def test_true_is_no_number_and_one_is_no_flag() -> None:
     assert setting_problem(SETTING_ROWS["num.partitions"], True) is not None
     assert setting_problem(SETTING_ROWS["delete.topic.enable"], 1) is not None

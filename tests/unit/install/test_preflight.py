@@ -31,6 +31,42 @@ def test_a_good_machine_has_no_problem(tmp_path: Path) -> None:
     assert all(line.startswith("ok") for line in answer.lines[:-1])
 
 
+SECRET = "0123456789abcdef0123456789abcdef"
+
+
+def test_a_member_of_an_ensemble_needs_the_secret_of_it(tmp_path: Path) -> None:
+    settings, file = tmp_path / "millrace.toml", tmp_path / "secret"
+    three = f"STATE_DIRECTORY={tmp_path}/state EFFECTIVE_SETTINGS={settings} MEMBERS=(1=a 2=b 3=c)"
+    assert findings(tmp_path, f"{three}; MEMBERS=(); check_secret").lines[-1] == "count 0"
+    settings.write_text("")
+    missing = findings(tmp_path, f"{three}; check_secret")
+    assert missing.lines[-1] == "count 1" and "--zookeeper-secret FILE" in missing.output
+    settings.write_text('"zookeeper.auth.required" = false\n')
+    assert findings(tmp_path, f"{three}; check_secret").lines[-1] == "count 0"
+    assert "is no file" in findings(tmp_path, f"{three} SECRET_FILE={file}; check_secret").output
+    file.write_text(f"{SECRET}\n")
+    file.chmod(0o644)
+    assert "other users may read" in findings(tmp_path, f"{three} SECRET_FILE={file}; check_secret").output
+    file.chmod(0o600)
+    assert findings(tmp_path, f"{three} SECRET_FILE={file}; check_secret").lines[-1] == "count 0"
+    file.write_text("short\n")
+    assert "16 or more" in findings(tmp_path, f"{three} SECRET_FILE={file}; check_secret").output
+
+
+def test_a_secret_is_installed_once_for_the_service_alone(tmp_path: Path) -> None:
+    state, file = tmp_path / "state", tmp_path / "secret"
+    file.write_text(f"{SECRET}\n")
+    place = f"STATE_DIRECTORY={state} SYSTEM_USER=root SECRET_FILE={file}; place_secret"
+    assert run_functions(tmp_path, place).code == 0
+    installed = state / "zookeeper.secret"
+    assert installed.read_text() == f"{SECRET}\n" and installed.stat().st_mode & 0o777 == 0o600
+    file.write_text("another-secret-of-some-length\n")
+    assert run_functions(tmp_path, place).code == 0
+    assert installed.read_text() == f"{SECRET}\n"
+    code = f"STATE_DIRECTORY={state} EFFECTIVE_SETTINGS=/dev/null MEMBERS=(1=a 2=b 3=c) SECRET_FILE={file}; chmod 600 {file}; check_secret"
+    assert "is another secret" in findings(tmp_path, code).output
+
+
 def test_a_disk_listed_twice_is_refused_also_under_another_name(tmp_path: Path) -> None:
     (tmp_path / "d0").mkdir()
     (tmp_path / "link").symlink_to("d0")

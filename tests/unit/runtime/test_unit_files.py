@@ -71,6 +71,27 @@ def test_a_disk_brings_its_processes_back_when_it_is_mounted_and_they_start_only
     assert "ConditionPathExists=\n" in drop_ins["millrace-supervisor.service.d/20-settings.conf"], "who makes the file does not wait for it"
 
 
+def zookeeper_addresses(box: Box) -> list[str]:
+    lines = plan(box)["millrace-zookeeper.service.d/20-settings.conf"].splitlines()
+    return [line for line in lines if line.startswith("IPAddress")]
+
+
+def test_zookeeper_is_reached_from_its_box_and_the_members_alone() -> None:
+    unit = sections(SYSTEMD / "millrace-zookeeper.service")["[Service]"]
+    assert {"IPAddressDeny=any", "IPAddressAllow=localhost"} <= set(unit)
+    assert zookeeper_addresses(make_box()) == []
+    members = ["1=10.0.0.1", "2=10.0.0.2", "3=[fd00::3]:2181:2888:3888"]
+    assert zookeeper_addresses(make_box(zookeeper_members=members)) == ["IPAddressAllow=10.0.0.1 10.0.0.2 fd00::3"]
+    more = make_box(zookeeper_members=members, settings={"zookeeper.allowed.addresses": "10.0.0.4, 10.1.0.0/16"})
+    assert zookeeper_addresses(more) == ["IPAddressAllow=10.0.0.1 10.0.0.2 fd00::3 10.0.0.4 10.1.0.0/16"]
+    assert settings_mark(more) != settings_mark(make_box(zookeeper_members=members)) != settings_mark(make_box())
+
+
+def test_members_that_go_by_names_are_not_filtered_by_addresses_that_may_change() -> None:
+    named = make_box(zookeeper_members=["1=one.example", "2=10.0.0.2", "3=10.0.0.3"])
+    assert zookeeper_addresses(named) == ["IPAddressDeny=", "IPAddressAllow="]
+
+
 def test_an_address_of_version_six_stands_in_brackets() -> None:
     assert "ListenStream=[::1]:9092\n" in plan(make_box(listen="::1"))["millrace-kafka.socket.d/20-settings.conf"]
     assert "ListenDatagram=0.0.0.0:514\n" in plan(make_box(listen="0.0.0.0", syslog_port=514))["millrace-syslog-udp.socket.d/20-settings.conf"]
