@@ -23,6 +23,11 @@ OPEN_TREE = (
     "or leave zookeeper.auth.required at true for one of the boxes' own"
 )
 
+REFUSED = (
+    "ZooKeeper refuses the login of this box: is the secret that of the other boxes? `millrace cluster secret show` prints it; "
+    "if it differs, say `millrace cluster secret set --replace` and start the box again"
+)
+
 MakeSession = Callable[..., ZooKeeperSession]
 
 
@@ -35,6 +40,7 @@ class BoxSession:
         self._hosts = context.box.zookeeper
         self._path = f"{context.layout.runtime_directory}/{SESSION_FILE}"
         self._on_state = on_state
+        self._is_refused = False
         self._connected_gauge = context.counters.gauge("controller.zookeeper_connected")
         self._sessions_lost = context.counters.counter("controller.zookeeper_sessions_lost")
         self._suspensions = context.counters.counter("controller.zookeeper_suspensions")
@@ -57,6 +63,9 @@ class BoxSession:
             self._log.warning("the ZooKeeper session has expired; a new one is opened")
         else:
             self._suspensions.add()
+            if self.zookeeper.refusals and not self._is_refused:
+                self._log.warning(REFUSED)
+            self._is_refused = self.zookeeper.refusals > 0
             self._log.warning("the connection to ZooKeeper is lost; admin requests wait, produce and fetch go on")
 
     def unreached(self) -> str:

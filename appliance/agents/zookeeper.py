@@ -57,7 +57,8 @@ JAAS_FILE = "jaas.conf"
 _JAAS = """\
 Server {{
     org.apache.zookeeper.server.auth.DigestLoginModule required
-    user_{user}="{password}";
+    user_{user}="{secret}"
+    user_{consumer}="{password}";
 }};
 """
 JVM_OPTIONS = (
@@ -153,14 +154,20 @@ def server_configuration(directory: str, box: Box, secret: str | None = None) ->
 
 
 def _access_lines(secret: str | None, is_required: bool) -> list[str]:
-    """Authentication: the boxes' user is the superuser, old consumers log in by SASL. Without a secret the server is open."""
+    """Authentication by SASL, of the boxes' user and that of old consumers; by the digest scheme the former is the superuser, too. That scheme takes
+    any password for an identity of its own, so it does not count as authentication. Without a secret the server is open."""
     if secret is None:
         return []
     lines = [
         f"DigestAuthenticationProvider.superDigest={digest_id(USER, secret)}",
         "authProvider.sasl=org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
     ]
-    return lines + (["enforce.auth.enabled=true", "enforce.auth.schemes=digest,sasl"] if is_required else [])
+    return lines + (["enforce.auth.enabled=true", "enforce.auth.schemes=sasl"] if is_required else [])
+
+
+def _jaas(secret: str) -> str:
+    """Who may log in by SASL."""
+    return _JAAS.format(user=USER, secret=secret, consumer=CONSUMER_USER, password=consumer_password(secret))
 
 
 def _ensemble_lines(box: Box) -> list[str]:
@@ -181,7 +188,7 @@ def write_server_files(box: Box) -> str:
     os.makedirs(f"{directory}/data", mode=0o700, exist_ok=True)
     secret = server_secret(box)
     _write_private(f"{directory}/zoo.cfg", server_configuration(directory, box, secret))
-    _write_private(f"{directory}/{JAAS_FILE}", _JAAS.format(user=CONSUMER_USER, password=consumer_password(secret)) if secret is not None else "")
+    _write_private(f"{directory}/{JAAS_FILE}", _jaas(secret) if secret is not None else "")
     if box.zookeeper_members:
         Path(f"{directory}/data/myid").write_text(f"{box.broker_id}\n")
     Path(f"{directory}/log4j2.properties").write_text(_LOG_CONFIGURATION.format(directory=directory))

@@ -23,13 +23,17 @@ from typing import Any, NamedTuple
 import orjson
 from kazoo import exceptions as kazoo_exceptions
 from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException
 from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.connection import ConnectionDropped, ConnectionHandler
+from kazoo.protocol.serialization import SASL
 from kazoo.protocol.states import KazooState, WatchedEvent
 from kazoo.retry import KazooRetry
 from kazoo.security import ACL, Id
 
 from appliance.base.zookeeper_access import ZooKeeperAccess
 from appliance.metadata.access_rules import Acl, AclEntry, acl_of
+from appliance.metadata.digest_md5 import DigestMd5, SaslFailed
 from appliance.metadata.requests import (
     BadVersion,
     Check,
@@ -60,6 +64,8 @@ IN_FLIGHT_MAX = 64
 CLOSE_SECONDS = 2.0
 RECONNECT_SECONDS = 0.05
 RECONNECT_SECONDS_MAX = 0.2
+REFUSED_SECONDS = 0.5
+"""Before the next try, when a server has refused the credentials or died in the middle of a login."""
 
 
 class SessionState(Enum):
@@ -128,6 +134,44 @@ class _AskingHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo
         return thread
 
 
+class _AuthenticatedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
+    """Logs in by SASL before anything is sent. kazoo would do so with a package that is not maintained, and would give the session up for ever when the
+    server dies in the middle."""
+
+    def __init__(self, client: KazooClient, retry: KazooRetry, access: ZooKeeperAccess) -> None:
+        super().__init__(client, retry, logger=client.logger, sasl_options={})
+        self._access = access
+        self.refusals = 0
+        """How often a server has refused the secret."""
+
+    def _authenticate_with_sasl(self, host: str, timeout: float) -> None:
+        exchange = DigestMd5(self._access.user, self._access.password, os.urandom(16).hex())
+        try:
+            challenge = self._ask(b"", 1, timeout)
+            if challenge or self._access.guards:
+                exchange.verify(self._ask(exchange.respond(challenge), 2, timeout))
+        except (SaslFailed, KazooException, ConnectionDropped) as failure:
+            self.refusals += 1
+            self.client.handler.sleep_func(REFUSED_SECONDS)
+            raise ConnectionDropped(f"{host} refuses the login: {failure}") from failure
+
+    def _ask(self, token: bytes, xid: int, timeout: float) -> bytes:
+        self._submit(SASL(token), timeout, xid)
+        header, buffer, offset = self._read_header(timeout)
+        if header.err or header.xid != xid:
+            raise SaslFailed(f"the server answers with error {header.err}")
+        return SASL.deserialize(buffer, offset)[0] or b""
+
+
+def authenticated_client(access: ZooKeeperAccess | None, **options: Any) -> KazooClient:
+    """A client of kazoo's with these credentials: on servers of the boxes' own by SASL, and everywhere as ZooKeeper's digest user."""
+    auth_data = [("digest", f"{access.user}:{access.password}")] if access is not None else None
+    client = KazooClient(auth_data=auth_data, **options)
+    if access is not None and access.is_own:
+        client._connection = _AuthenticatedConnection(client, client._conn_retry.copy(), access)
+    return client
+
+
 class ZooKeeperSession:
     """One session, kept up. `on_state(state)` and `on_change(path)` are called from `drain`, replies by the `on_reply` of their request."""
 
@@ -154,20 +198,25 @@ class ZooKeeperSession:
         self._in_flight = 0
         self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         retry = KazooRetry(max_tries=-1, delay=RECONNECT_SECONDS, backoff=2, max_jitter=0.2, max_delay=RECONNECT_SECONDS_MAX)
-        self._client = KazooClient(
+        self._client = authenticated_client(
+            access,
             hosts=self._hosts,
             timeout=session_timeout_ms / 1000,
             client_id=(saved.session_id, saved.password) if saved else None,
             connection_retry=retry,
             randomize_hosts=False,  # the box's own member stands first: a session kept there is not lost when two boxes cannot reach each other
             handler=_AskingHandler(),
-            auth_data=[("digest", f"{access.user}:{access.password}")] if access is not None else None,
         )
         self._client.logger.disabled = True  # what it has to say reaches the operator as states
         self._client.add_listener(self._on_kazoo_state)
 
     def start(self) -> None:
         self._client.start_async()
+
+    @property
+    def refusals(self) -> int:
+        """How often servers have refused the credentials."""
+        return getattr(self._client._connection, "refusals", 0)
 
     def fileno(self) -> int:
         """Readable when `drain` has something to do."""

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient
-from kazoo.client import KazooClient
 
 from appliance.metadata.zookeeper_probe import zookeeper_serves
 from tests.support.cluster import ZOOKEEPER_PORT, Cluster, all_serve, running_cluster
@@ -26,7 +25,7 @@ from tests.support.cluster_cell import CONTROLLER, FAULTS, FOLLOWER, LEADER, ROL
 from tests.support.cluster_table import table
 from tests.support.machine import address_of
 from tests.support.running_box import ROOT, environment, eventually
-from tests.support.zookeeper_clients import auth_of
+from tests.support.zookeeper_clients import auth_of, zookeeper_client
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
@@ -52,7 +51,7 @@ def test_three_boxes_find_each_other_by_their_settings_alone(cluster: Cluster) -
     everybody = {number: box.address for number, box in cluster.boxes.items()}
     for box in cluster.boxes.values():
         eventually(lambda box=box: brokers_known_to(box.address) == everybody, f"box {box.number} knows all boxes")  # type: ignore[misc]
-    client = KazooClient(cluster.zookeeper, timeout=5, auth_data=auth_of(cluster.boxes[1].box.box.state_directory))
+    client = zookeeper_client(cluster.zookeeper, auth_of(cluster.boxes[1].box.box.state_directory))
     client.start(10)
     racks = [client.get(f"/brokers/ids/{number}")[0].decode() for number in cluster.boxes]
     client.stop()

@@ -16,7 +16,7 @@ from appliance.base.zookeeper_access import replace_secret
 from tests.support.cluster import ZOOKEEPER_PORT, Cluster, ClusterBox, running_cluster
 from tests.support.machine import address_of, why_not
 from tests.support.running_box import eventually, run_and_wait, run_arguments
-from tests.support.zookeeper_clients import Auth, auth_of, zookeeper_session
+from tests.support.zookeeper_clients import Credentials, auth_of, zookeeper_session
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 OPEN_SETTING = '"zookeeper.auth.required" = false\n'
@@ -61,7 +61,7 @@ def tree_of(session: KazooClient) -> list[str]:
     return found
 
 
-def open_nodes(cluster: Cluster, auth: Auth) -> list[str]:
+def open_nodes(cluster: Cluster, auth: Credentials) -> list[str]:
     found = []
     with zookeeper_session(cluster.zookeeper, auth) as session:
         for path in tree_of(session):

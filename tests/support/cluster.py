@@ -17,14 +17,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from kazoo.client import KazooClient
-
 from appliance.base.zookeeper_access import new_secret, replace_secret
 from appliance.metadata.session import SavedSession
 from appliance.metadata.zookeeper_probe import zookeeper_serves
 from tests.support.machine import Disk, Namespace, Network, address_of
 from tests.support.running_box import COMMAND, READY, STOP_SECONDS, RunningBox, environment, eventually, processes_of, run_arguments
-from tests.support.zookeeper_clients import auth_of
+from tests.support.zookeeper_clients import auth_of, zookeeper_client
 
 READY_SECONDS = 60.0
 KAFKA_PORT, SYSLOG_PORT, HTTP_PORT, INGEST_PORT, ZOOKEEPER_PORT = 9092, 5514, 8080, 8081, 2181
@@ -138,7 +136,7 @@ class ClusterBox:
         saved = SavedSession.load(f"{self.box.layout.runtime_directory}/zookeeper.session", self.box.box.zookeeper)
         assert saved is not None
         credentials = auth_of(self.box.box.state_directory)
-        double = KazooClient(connect, timeout=5, client_id=(saved.session_id, saved.password), auth_data=credentials)
+        double = zookeeper_client(connect, credentials, client_id=(saved.session_id, saved.password))
         double.start(10)
         double.stop()
         double.close()

@@ -112,6 +112,7 @@ class MemorySession:
         self.state = SessionState.CONNECTING
         self.session_id = 0
         self.password = b"memory"
+        self.refusals = 0
         self.window = 64
         self._submitted: deque[tuple[Request, OnReply]] = deque()
         self._arrived: deque[Callable[[], None]] = deque()

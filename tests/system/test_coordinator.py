@@ -11,7 +11,6 @@ from functools import partial
 
 import pytest
 from confluent_kafka import Producer
-from kazoo.client import KazooClient
 
 from appliance.base.errors import ErrorCode
 from appliance.coordination.state_log import partition_of
@@ -19,7 +18,7 @@ from tests.support.load import QUICK_RECONNECT, StreamReader
 from tests.support.raw_coordination import Initialized, Member, RawCoordination
 from tests.support.raw_transactions import transactional_batch
 from tests.support.running_box import RunningBox, eventually
-from tests.support.zookeeper_clients import auth_of
+from tests.support.zookeeper_clients import auth_of, zookeeper_client
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
@@ -128,7 +127,7 @@ def test_offsets_of_the_oldest_consumers_and_blocks_of_producer_ids_are_in_zooke
     assert client.committed("oldest", TOPIC) == (0, -1)
     assert client.commit_in_zookeeper("oldest", "no-such-topic", 42) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     given = [client.init_producer(None).producer_id for _ in range(3)]
-    tree = KazooClient(_zookeeper_of(shared_box), auth_data=auth_of(shared_box.box.state_directory))
+    tree = zookeeper_client(_zookeeper_of(shared_box), auth_of(shared_box.box.state_directory))
     tree.start()
     try:
         assert tree.get(f"/consumers/oldest/offsets/{TOPIC}/0")[0] == b"42"

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from appliance.base.zookeeper_access import secret_path
 from tests.support.running_box import RunningBox, eventually, proportional_kib, run_and_wait, run_arguments, start_box
 
 pytestmark = pytest.mark.system
@@ -97,13 +96,13 @@ def test_a_second_start_on_the_same_directories_is_refused_with_the_pid_of_the_f
     assert shared.pids() == before
 
 
-def test_a_start_with_a_broker_id_that_another_box_has_ends_with_the_reason(shared: RunningBox, tmp_path: Path) -> None:
-    before = shared.pids()
-    settings = {"zookeeper.digest.file": secret_path(shared.box.state_directory)}
-    refused = run_and_wait(run_arguments(tmp_path / "other", zookeeper=shared.box.zookeeper, settings=settings), 60)
+def test_a_start_with_a_broker_id_that_another_box_has_ends_with_the_reason(start: Start, chroot: str, tmp_path: Path) -> None:
+    first = start(zookeeper=chroot)
+    before = first.pids()
+    refused = run_and_wait(run_arguments(tmp_path / "other", zookeeper=chroot), 60)
     assert refused.returncode == 2
     assert "millrace cannot start:\n  - broker id 1 is registered by box" in refused.stderr
-    assert shared.pids() == before
+    assert first.pids() == before
 
 
 def test_a_box_with_its_own_state_cannot_have_a_disk_of_another(shared: RunningBox, tmp_path: Path) -> None:
