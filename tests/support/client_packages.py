@@ -26,6 +26,7 @@ CLASSES = TARGET / "classes"
 CLASSES_4 = TARGET / "classes4"
 KAFKA = TARGET / "kafka"
 KAFKA4 = TARGET / "kafka4"
+KAFKA08 = TARGET / "kafka08"
 SECONDS = 300
 
 
@@ -90,6 +91,19 @@ def missing_kafka() -> str | None:
     if _is_stamped(KAFKA, _kafka_stamp()):
         return None
     return f"Kafka's jars are not installed (Maven Central; python -m tests.support.client_packages): {_last_reason(KAFKA)}"
+
+
+def missing_kafka08() -> str | None:
+    """Why consumers of Kafka 0.8.2.2 cannot be run here; None if they can."""
+    if shutil.which("java") is None:
+        return "Kafka's consumers need a Java runtime"
+    if _is_stamped(KAFKA08, _stamp(SOURCES / "kafka08" / "jars.txt")):
+        return None
+    return f"Kafka 0.8.2.2's jars are not installed (Maven Central; python -m tests.support.client_packages): {_last_reason(KAFKA08)}"
+
+
+def class_path_08() -> str:
+    return os.pathsep.join(str(KAFKA08 / f"{Path(name).name}.jar") for name, _ in _jars("kafka08"))
 
 
 def _last_reason(directory: Path) -> str:
@@ -175,6 +189,12 @@ def install_kafka4() -> None:
     _fetch_jars(_jars("kafka4"), KAFKA4)
 
 
+def install_kafka08() -> None:
+    """The oldest consumers, in a directory of their own."""
+    _fetch_jars(_jars("kafka08"), KAFKA08)
+    (KAFKA08 / ".stamp").write_text(_stamp(SOURCES / "kafka08" / "jars.txt"))
+
+
 def _fetch_jars(jars: list[tuple[str, str]], target: Path = JARS) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for name, digest in jars:
@@ -201,6 +221,7 @@ def main() -> None:
         (CLASSES, missing_java, install_java),
         (CLASSES_4, missing_java4, install_java4),
         (KAFKA, missing_kafka, install_kafka),
+        (KAFKA08, missing_kafka08, install_kafka08),
     )
     for directory, missing, install in wanted:
         failed = directory.with_suffix(".failed")
