@@ -31,7 +31,15 @@ place_system_files() {
     done < <(find "$1/systemd" -maxdepth 2 -type f | sort)
     disk_rules "${DISKS[@]}" >"$SCRATCH/file"
     place "$SCRATCH/file" /etc/udev/rules.d/60-millrace.rules || return 1
+    acl_drop_in "$1" >"$SCRATCH/file"
+    [ ! -s "$SCRATCH/file" ] || place "$SCRATCH/file" /etc/systemd/system/millrace-zookeeper.service.d/30-skip-acl.conf || return 1
     remove_gone_files
+}
+
+# acl_drop_in RELEASE: what ZooKeeper's unit needs to run a release that has no secret (0.1) on a tree whose nodes have ACLs; nothing for later ones.
+acl_drop_in() {
+    [ ! -f "$1/appliance/base/zookeeper_access.py" ] || return 0
+    printf '[Service]\n# This release knows no ACLs, and one that does has been here. An upgrade removes this file.\nEnvironment=JAVA_TOOL_OPTIONS=-Dzookeeper.skipACL=yes\n'
 }
 
 # place_table RELEASE: the table of listeners and routes, with examples alone, where there is none. What somebody wrote into one is never touched.

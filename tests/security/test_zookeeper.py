@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from kazoo.client import KazooClient
-from kazoo.exceptions import KazooException, QuotaExceededError
+from kazoo.exceptions import KazooException, NoAuthError, QuotaExceededError
 from kazoo.handlers.threading import KazooTimeoutError
-from kazoo.security import OPEN_ACL_UNSAFE
+from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
 
 from appliance.base.zookeeper_access import USER, ZooKeeperAccess, secret_path
+from tests.support.real_zookeeper import RealZooKeeper
 from tests.support.running_box import RunningBox, eventually, start_box
 from tests.support.zookeeper_clients import Credentials, auth_of, zookeeper_client
 from tests.support.zookeeper_clients import zookeeper_session as client
@@ -194,3 +195,18 @@ def test_the_tree_of_a_box_that_had_no_acls_is_protected_at_its_next_start(start
     with client(again.box.zookeeper, own(again)) as session:
         assert "/config/topics/events" in tree_of(session)
     assert protected(again)
+
+
+def test_a_release_that_knows_no_acls_still_serves_the_tree_when_an_installation_goes_back(tmp_path: Path) -> None:
+    server = RealZooKeeper(tmp_path)
+    try:
+        with client(server.connect, [("digest", "some:body")]) as session:
+            session.create("/guarded", b"x", acl=[make_digest_acl("some", "body", all=True)])
+        with client(server.connect, []) as session, pytest.raises(NoAuthError):
+            session.get("/guarded")
+        server.stop()
+        server.start(JAVA_TOOL_OPTIONS="-Dzookeeper.skipACL=yes")  # `acl_drop_in` of install/system.sh
+        with client(server.connect, []) as session:
+            assert session.set("/guarded", b"y").version == 1
+    finally:
+        server.stop()

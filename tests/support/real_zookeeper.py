@@ -41,8 +41,9 @@ class RealZooKeeper:
     def connect(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def start(self) -> None:
-        environment = {**os.environ, "MILLRACE_RUNTIME": str(self._runtime), "MILLRACE_PARENT": str(os.getpid())}
+    def start(self, **variables: str) -> None:
+        """`variables` of its environment."""
+        environment = {**os.environ, **variables, "MILLRACE_RUNTIME": str(self._runtime), "MILLRACE_PARENT": str(os.getpid())}
         self.process = subprocess.Popen([sys.executable, "-m", "services.zookeeper"], cwd=ROOT, env=environment)
         deadline = time.monotonic() + START_SECONDS
         while not zookeeper_serves("127.0.0.1", self.port):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.install_functions import Answer, run_functions
+from tests.support.install_functions import TREE, Answer, run_functions
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +31,7 @@ def test_a_good_machine_has_no_problem(tmp_path: Path) -> None:
     assert all(line.startswith("ok") for line in answer.lines[:-1])
 
 
+SKIP_ACL = "JAVA_TOOL_OPTIONS=-Dzookeeper.skipACL=yes"
 SECRET = "0123456789abcdef0123456789abcdef"
 
 
@@ -65,6 +66,13 @@ def test_a_secret_is_installed_once_for_the_service_alone(tmp_path: Path) -> Non
     assert installed.read_text() == f"{SECRET}\n"
     code = f"STATE_DIRECTORY={state} EFFECTIVE_SETTINGS=/dev/null MEMBERS=(1=a 2=b 3=c) SECRET_FILE={file}; chmod 600 {file}; check_secret"
     assert "is another secret" in findings(tmp_path, code).output
+
+
+def test_a_release_without_a_secret_runs_on_a_tree_with_acls(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    old = run_functions(tmp_path, f'acl_drop_in "{tmp_path}/old"').output
+    assert old.startswith("[Service]\n") and SKIP_ACL in old
+    assert run_functions(tmp_path, f'acl_drop_in "{TREE}"').output == ""
 
 
 def test_a_disk_listed_twice_is_refused_also_under_another_name(tmp_path: Path) -> None:
