@@ -6,9 +6,11 @@ Weak spot: what is reachable from here need not be from where the clients are, n
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 
 from appliance.base.settings import Box
+from appliance.base.zookeeper_access import access_problems
 from appliance.command.findings import Finding, from_sentence, ok, problem, warning
 from appliance.metadata.zookeeper_probe import zookeeper_serves
 from appliance.runtime.ensemble_checks import member_problems, peer_warnings
@@ -20,7 +22,7 @@ ZOOKEEPER_SECONDS = 2.0
 
 
 def look_at_network(box: Box, is_running: bool) -> list[Finding]:
-    return [*advertised(box, is_running), *ports(box, is_running), *ensemble(box, is_running), *zookeeper(box, is_running)]
+    return [*advertised(box, is_running), *ports(box, is_running), *ensemble(box, is_running), *zookeeper(box, is_running), *secret(box)]
 
 
 def advertised(box: Box, is_running: bool) -> list[Finding]:
@@ -112,6 +114,21 @@ def zookeeper(box: Box, is_running: bool) -> list[Finding]:
     servers = [server.rpartition(":") for server in box.zookeeper.partition("/")[0].split(",")]
     serving = {f"{host}:{port}": zookeeper_serves(host.strip("[]"), int(port), ZOOKEEPER_SECONDS) for host, _, port in servers}
     return [judge_zookeeper(serving, box.embedded_zookeeper)]
+
+
+def secret(box: Box) -> list[Finding]:
+    """Whether the box has credentials for ZooKeeper, and whether ZooKeeper asks for any. Users who may not look into the state directory hear nothing."""
+    if os.path.exists(box.state_directory) and not os.access(box.state_directory, os.R_OK | os.X_OK):
+        return []
+    findings = [from_sentence("secret", sentence) for sentence in access_problems(box)]
+    is_own = box.embedded_zookeeper or bool(box.zookeeper_members)
+    if is_own and not box.flag("zookeeper.auth.required"):
+        words = "zookeeper.auth.required is false: every program that reaches ZooKeeper can change the cluster"
+        findings.append(warning("secret", words, "take it out of the settings when every box has the secret"))
+    elif not is_own and not box.text("zookeeper.digest.file"):
+        words = "the ZooKeeper that --zookeeper names gets no credentials: every program that reaches it can change the cluster"
+        findings.append(warning("secret", words, "zookeeper.digest.file names a file with USER:PASSWORD"))
+    return findings
 
 
 def judge_zookeeper(serving: dict[str, bool], is_embedded: bool) -> Finding:

@@ -210,3 +210,25 @@ def test_a_release_that_knows_no_acls_still_serves_the_tree_when_an_installation
             assert session.set("/guarded", b"y").version == 1
     finally:
         server.stop()
+
+
+def test_an_ensemble_elsewhere_gets_acls_when_a_file_names_credentials_and_a_warning_when_none_does(start: Start, tmp_path: Path) -> None:
+    server = RealZooKeeper(tmp_path)
+    try:
+        file = tmp_path / "digest"
+        file.touch(0o600)
+        file.write_text("logs:a-password\n")
+        with_file = start(name="one", zookeeper=f"{server.connect}/one", settings={"zookeeper.digest.file": str(file)})
+        create_topic(with_file, "events")
+        without = start(name="two", zookeeper=f"{server.connect}/two")
+        create_topic(without, "events")
+        assert ["the ZooKeeper tree is open" in box.messages for box in (with_file, without)] == [False, True]
+        with client(server.connect, []) as stranger:
+            for name in ATTEMPTS.keys() - {"watch"}:
+                with pytest.raises(NoAuthError):
+                    ATTEMPTS[name](stranger, "/one/config/topics/events")
+            assert "events" in stranger.get_children("/one/brokers/topics"), "old consumers read these"
+            stranger.set("/two/config/topics/events", b'{"version":1,"config":{}}')
+        assert with_file.stop() == 0 and without.stop() == 0
+    finally:
+        server.stop()

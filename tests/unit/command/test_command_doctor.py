@@ -18,8 +18,9 @@ from appliance.command.disk_probe import nameless_file, probe, residency_answers
 from appliance.command.doctor import doctor
 from appliance.command.doctor_disks import ask_all, judge_disk, judge_residency, judge_sharing, judge_states, look_at_disks
 from appliance.command.doctor_machine import judge_clock_source, judge_clocks, judge_descriptors, judge_receive_buffer, judge_shared_memory
-from appliance.command.doctor_network import advertised, is_local, judge_loopback, judge_zookeeper, ports
+from appliance.command.doctor_network import advertised, is_local, judge_loopback, judge_zookeeper, ports, secret
 from appliance.command.findings import OK, PROBLEM, WARNING, Finding
+from tests.unit.base.test_settings import make_box
 
 DISK = Disk("d0", "/srv/d0")
 RIGHT = {"cachestat": "right", "mincore": "right", "RWF_NOWAIT": "right", "RWF_DONTCACHE": "right"}
@@ -183,6 +184,17 @@ def test_ports_are_free_or_ours_or_said_to_be_neither() -> None:
         assert taken.level == PROBLEM and f"port {port}" in taken.words and "--kafka-port" in taken.advice
         assert levels(ports(box(kafka_port=port, syslog_port=port, http_port=port, ingest_port=port), True)) == [OK]
     assert levels(ports(box(kafka_port=port, syslog_port=port, http_port=port, ingest_port=port), True)) == [PROBLEM] * 4
+
+
+def test_a_zookeeper_that_asks_for_no_credentials_and_a_missing_secret_are_reported(tmp_path: Path) -> None:
+    assert secret(make_box(state_directory=str(tmp_path))) == []
+    members = make_box(state_directory=str(tmp_path), zookeeper_members=["1=10.0.0.1", "2=10.0.0.2", "3=10.0.0.3"])
+    [missing] = secret(members)
+    assert missing.level == PROBLEM and "millrace cluster secret new" in missing.advice
+    [is_open] = secret(members._replace(settings={"zookeeper.auth.required": False}))
+    assert is_open.level == WARNING and "can change the cluster" in is_open.words
+    [elsewhere] = secret(make_box(state_directory=str(tmp_path), embedded_zookeeper=False))
+    assert elsewhere.level == WARNING and "zookeeper.digest.file" in elsewhere.advice
 
 
 def test_one_zookeeper_of_three_may_be_away() -> None:
