@@ -1,6 +1,8 @@
-"""Has the tree protected after an arrival (`metadata/tree_protection.py`), once in a life of the controller process unless the arrival is lost meanwhile.
+"""Has the tree protected after an arrival (`metadata/tree_protection.py`), once in a life of the
+controller process unless the arrival is lost meanwhile.
 
-Owned by the controller. Weak spot: on an ensemble elsewhere nodes that belong to another user stay as they are, and are reported once.
+Owned by the controller. Weak spot: on an ensemble elsewhere nodes that belong to another user stay
+as they are, and are reported once.
 """
 
 from __future__ import annotations
@@ -15,7 +17,14 @@ from appliance.metadata.tree_protection import forget_protection, protect_tree
 class TreeGuard:
     """`on_arrived` after every arrival; it does nothing where ZooKeeper is open."""
 
-    def __init__(self, access: ZooKeeperAccess | None, broker_id: int, heap_mb: int, runner: OperationRunner, log: Logger) -> None:
+    def __init__(
+        self,
+        access: ZooKeeperAccess | None,
+        broker_id: int,
+        heap_mb: int,
+        runner: OperationRunner,
+        log: Logger,
+    ) -> None:
         self._access = access
         self._broker_id = broker_id
         self._heap_mb = heap_mb
@@ -28,7 +37,9 @@ class TreeGuard:
         if self._is_done or access is None:
             return
         if access.guards:
-            self._runner.start("protect-tree", protect_tree(access, self._broker_id, self._heap_mb), self._on_protected)
+            self._runner.start(
+                "protect-tree", protect_tree(access, self._broker_id, self._heap_mb), self._on_protected
+            )
         else:
             self._runner.start("protect-tree", forget_protection(self._broker_id), self._on_protected)
 
@@ -37,6 +48,8 @@ class TreeGuard:
             return  # the next arrival begins again
         self._is_done = True
         if outcome.failure is not None:
-            self._log.warning(f"could not give every ZooKeeper node its ACL: {outcome.failure}; the next start of the controller tries again")
+            self._log.warning(
+                f"could not give every ZooKeeper node its ACL: {outcome.failure}; the next start of the controller tries again"
+            )
         elif outcome.value:
             self._log.info(f"protected the ZooKeeper tree: {outcome.value} nodes have got an ACL")

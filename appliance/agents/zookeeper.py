@@ -26,7 +26,7 @@ from appliance.agents.zookeeper_files import sync_data, trusts_empty_snapshot
 from appliance.base.errors import ConfigurationProblems
 from appliance.base.layout import BoxLayout
 from appliance.base.settings import Box, load_box
-from appliance.base.zookeeper_access import CONSUMER_USER, USER, consumer_password, digest_id, server_secret
+from appliance.base.zookeeper_access import CONSUMER_USER, USER, consumer_password, server_secret
 from appliance.runtime.java import JAVA_VERSION_MIN, find_java, java_version
 from appliance.runtime.parent_death import PARENT_VARIABLE, bind_to_parent
 
@@ -51,8 +51,6 @@ followed a leader that was cut off while it was told of it, and the third one ha
 TRUST_EMPTY_SNAPSHOT = "-Dzookeeper.snapshot.trust.empty=true"
 """A server without a snapshot replays its transaction log from the beginning; see `zookeeper_files`."""
 
-CONNECTIONS_MAX = 60
-"""From one address: each box has one, old consumers have one each. A connection may announce a packet of 1 MiB, which the server reserves at once."""
 JAAS_FILE = "jaas.conf"
 _JAAS = """\
 Server {{
@@ -143,7 +141,8 @@ def server_configuration(directory: str, box: Box, secret: str | None = None) ->
             "autopurge.purgeInterval=1",
             "preAllocSize=4096",
             "snapCount=50000",
-            f"maxClientCnxns={CONNECTIONS_MAX}",
+            f"maxCnxns={connections_max(box)}",
+            f"maxClientCnxns={connections_max(box) * 3 // 4}",
             "enforceQuota=true",
             "maxSessionTimeout=600000",
             "standaloneEnabled=true",
@@ -153,13 +152,19 @@ def server_configuration(directory: str, box: Box, secret: str | None = None) ->
     )
 
 
+def connections_max(box: Box) -> int:
+    """Connections in all; three quarters of them from one address. Each box has one, old consumers have one each. A connection may announce a packet of
+    1 MiB before it has logged in, and the server reserves it at once: more of them than half the heap would end it."""
+    return box.integer("zookeeper.heap.mb") // 2
+
+
 def _access_lines(secret: str | None, is_required: bool) -> list[str]:
-    """Authentication by SASL, of the boxes' user and that of old consumers; by the digest scheme the former is the superuser, too. That scheme takes
-    any password for an identity of its own, so it does not count as authentication. Without a secret the server is open."""
+    """Authentication by SASL, of the boxes' user, who is the superuser, and that of old consumers. ZooKeeper's digest scheme takes any password for an
+    identity of its own, so it does not count as authentication. Without a secret the server is open."""
     if secret is None:
         return []
     lines = [
-        f"DigestAuthenticationProvider.superDigest={digest_id(USER, secret)}",
+        f"superUser={USER}",  # by SASL
         "authProvider.sasl=org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
     ]
     return lines + (["enforce.auth.enabled=true", "enforce.auth.schemes=sasl"] if is_required else [])

@@ -1,12 +1,15 @@
-"""The credentials with which a box opens its ZooKeeper session, and the secret file that they come from.
+"""The credentials with which a box opens its ZooKeeper session, and the secret file that they come
+from.
 
-A server that a box runs (alone, or as a member of the boxes' ensemble) takes the secret in `STATE/zookeeper.secret` (one line, mode 0600). A box alone
-makes its own at the first start; boxes that share an ensemble share one, which `millrace cluster secret` distributes. An ensemble elsewhere takes what
-`zookeeper.digest.file` holds. The file is read by the preflight, by the process that starts the server, and by the controller; it stands in no command
-line, no `box.json` and no log. On a server of our own the user is ZooKeeper's superuser, so a lost secret can be replaced by a new one.
+A server that a box runs (alone, or as a member of the boxes' ensemble) takes the secret in
+`STATE/zookeeper.secret` (one line, mode 0600). A box alone makes its own at the first start; boxes
+that share an ensemble share one, which `millrace cluster secret` distributes. An ensemble elsewhere
+takes what `zookeeper.digest.file` holds. The file is read by the preflight, by the process that
+starts the server, and by the controller; it stands in no command line, no `box.json` and no log. On
+servers of our own the user is ZooKeeper's superuser.
 
-Weak spots: the secret travels as ZooKeeper's digest scheme sends it, in clear text, so members belong on a network of their own. A changed
-file takes effect when the box starts again.
+Weak spots: what a session says after its login is not encrypted, and an ensemble elsewhere is sent
+the password in clear text. A changed file takes effect when the box starts again.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ _FILE_BYTES_MAX = 4096
 
 
 class ZooKeeperAccess(NamedTuple):
-    """`guards`: nodes are created with ACLs (`zookeeper.auth.required`); `is_own`: the servers are the boxes' own and know the consumers' user."""
+    """`guards`: nodes are created with ACLs (`zookeeper.auth.required`); `is_own`: the servers are
+    the boxes' own and know the consumers' user.
+    """
 
     user: str
     password: str
@@ -52,7 +57,9 @@ def digest_id(user: str, password: str) -> str:
 
 
 def consumer_password(secret: str) -> str:
-    """The password of the old consumers' user. It follows from the secret, so that every member knows it, and does not give the secret away."""
+    """The password of the old consumers' user. It follows from the secret, so that every member
+    knows it, and does not give the secret away.
+    """
     import hashlib
     import hmac
 
@@ -72,19 +79,27 @@ def secret_problem(secret: str) -> str | None:
 
 
 def read_secret(path: str) -> str | None:
-    """The one line of a secret file; None if there is no such file. ConfigurationProblems if it cannot be used, or if other users may read it."""
+    """The one line of a secret file; None if there is no such file. ConfigurationProblems if it
+    cannot be used, or if other users may read it.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise ConfigurationProblems([f"{path}: cannot read the ZooKeeper secret: {error.strerror}"]) from error
+        raise ConfigurationProblems(
+            [f"{path}: cannot read the ZooKeeper secret: {error.strerror}"]
+        ) from error
     with os.fdopen(descriptor, "rb") as file:
         state = os.fstat(file.fileno())
         if not stat.S_ISREG(state.st_mode):
             raise ConfigurationProblems([f"{path}: the ZooKeeper secret must be a regular file"])
         if state.st_mode & 0o077:
-            raise ConfigurationProblems([f"{path}: other users may read the ZooKeeper secret (mode {state.st_mode & 0o777:04o}); say chmod 600 {path}"])
+            raise ConfigurationProblems(
+                [
+                    f"{path}: other users may read the ZooKeeper secret (mode {state.st_mode & 0o777:04o}); say chmod 600 {path}"
+                ]
+            )
         text = file.read(_FILE_BYTES_MAX).decode(errors="replace").strip()
     return text
 
@@ -97,7 +112,9 @@ def _checked_secret(path: str) -> str | None:
 
 
 def ensure_secret(state_directory: str) -> str:
-    """The secret of a state directory; a random one is made where there is none. Of two processes that make one at once both get the same."""
+    """The secret of a state directory; a random one is made where there is none. Of two processes
+    that make one at once both get the same.
+    """
     path = secret_path(state_directory)
     secret = _checked_secret(path)
     if secret is not None:
@@ -131,7 +148,9 @@ def new_secret() -> str:
 def _write(path: str, secret: str) -> str:
     """A file beside `path` with the secret, on the disk; its path."""
     made = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
-    descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_SYNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    descriptor = os.open(
+        made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_SYNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+    )
     try:
         os.write(descriptor, secret.encode() + b"\n")
     finally:
@@ -140,8 +159,10 @@ def _write(path: str, secret: str) -> str:
 
 
 def server_secret(box: Box) -> str | None:
-    """The secret of the servers that the boxes run; a box whose server no other box shares makes its own. None where there is none and
-    `zookeeper.auth.required` is false; ConfigurationProblems where there must be one."""
+    """The secret of the servers that the boxes run; a box whose server no other box shares makes
+    its own. None where there is none and `zookeeper.auth.required` is false; ConfigurationProblems
+    where there must be one.
+    """
     secret = _checked_secret(secret_path(box.state_directory))
     if secret is not None or not box.flag("zookeeper.auth.required"):
         return secret
@@ -189,12 +210,18 @@ def access_problems(box: Box) -> list[str]:
 
 
 def external_access(path: str) -> ZooKeeperAccess | None:
-    """What `zookeeper.digest.file` says, one line: USER:PASSWORD, or a password alone. None without a file."""
+    """What `zookeeper.digest.file` says, one line: USER:PASSWORD, or a password alone. None without
+    a file.
+    """
     if not path:
         return None
     text = read_secret(path)
     if not text:
-        raise ConfigurationProblems([f"zookeeper.digest.file: {path} {'is empty' if text == '' else 'does not exist'}; write USER:PASSWORD into it, mode 0600"])
+        raise ConfigurationProblems(
+            [
+                f"zookeeper.digest.file: {path} {'is empty' if text == '' else 'does not exist'}; write USER:PASSWORD into it, mode 0600"
+            ]
+        )
     user, colon, password = text.partition(":")
     if not colon:
         user, password = USER, text

@@ -1,10 +1,13 @@
-"""Which ACL each node of the tree has, as values. The session gives it to every node that it creates; `tree_protection` gives it to those of earlier releases.
+"""Which ACL each node of the tree has, as values. The session gives it to every node that it
+creates; `tree_protection` gives it to those of earlier releases.
 
-Only the boxes' own user may do anything. High-level consumers of Kafka 0.8 to 0.10 keep their groups in ZooKeeper: on servers of our own they log in as
-a limited user (SASL), which reads `/brokers` and writes below `/consumers`. An ensemble elsewhere knows no such user; there `/brokers` can be read
-and `/consumers` written by everyone, as Kafka's `zookeeper.set.acl` leaves it.
+Only the boxes' own user may do anything. High-level consumers of Kafka 0.8 to 0.10 keep their
+groups in ZooKeeper: on servers of our own they log in as a limited user (SASL), which reads
+`/brokers` and writes below `/consumers`. An ensemble elsewhere knows no such user; there `/brokers`
+can be read and `/consumers` written by everyone, as Kafka's `zookeeper.set.acl` leaves it.
 
-Weak spot: an ACL holds for its node alone; ZooKeeper has no inheritance, so a node that another program creates has the ACL that it says.
+Weak spot: an ACL holds for its node alone; ZooKeeper has no inheritance, so a node that another
+program creates has the ACL that it says.
 """
 
 from __future__ import annotations
@@ -36,12 +39,22 @@ def acl_of(path: str, access: ZooKeeperAccess | None) -> Acl:
     """The ACL of the node at `path` (without a chroot)."""
     if access is None or not access.guards:
         return OPEN
-    own = AclEntry(ALL, "digest", digest_id(access.user, access.password))
+    own = own_entry(access)
     if _is_below(path, CONSUMERS):
         return (own, AclEntry(ALL & ~ADMIN, "sasl", CONSUMER_USER)) if access.is_own else OPEN
     if _is_below(path, BROKERS):
-        return (own, AclEntry(READ, "sasl", CONSUMER_USER) if access.is_own else AclEntry(READ, "world", "anyone"))
+        return (
+            own,
+            AclEntry(READ, "sasl", CONSUMER_USER) if access.is_own else AclEntry(READ, "world", "anyone"),
+        )
     return (own,)
+
+
+def own_entry(access: ZooKeeperAccess) -> AclEntry:
+    """The boxes' own user: who logged in by SASL on servers of our own, a digest elsewhere."""
+    if access.is_own:
+        return AclEntry(ALL, "sasl", access.user)
+    return AclEntry(ALL, "digest", digest_id(access.user, access.password))
 
 
 def _is_below(path: str, root: str) -> bool:

@@ -1,7 +1,10 @@
-"""The client's side of SASL's DIGEST-MD5 (RFC 2831) with which a session proves to the boxes' own ZooKeeper that it has the secret.
+"""The client's side of SASL's DIGEST-MD5 (RFC 2831) with which a session proves to the boxes' own
+ZooKeeper that it has the secret.
 
-Pure: bytes in, bytes out; the session carries them. ZooKeeper's own digest scheme takes any password for an identity of its own, so a server that shall turn
-away strangers has to ask by SASL. Weak spot: MD5, and no encryption; it keeps the secret off the wire, and a recorded exchange lets a short secret be guessed.
+Pure: bytes in, bytes out; the session carries them. ZooKeeper's own digest scheme takes any
+password for an identity of its own, so a server that shall turn away strangers has to ask by SASL.
+Weak spot: MD5, and no encryption; it keeps the secret off the wire, and a recorded exchange lets a
+short secret be guessed.
 """
 
 from __future__ import annotations
@@ -36,9 +39,16 @@ class DigestMd5:
         """The answer to the first challenge."""
         directives = read_directives(challenge)
         realm, nonce = directives.get("realm", ""), directives.get("nonce", "")
-        if not nonce or _QOP not in directives.get("qop", _QOP).split(",") or directives.get("algorithm") != "md5-sess":
+        if (
+            not nonce
+            or _QOP not in directives.get("qop", _QOP).split(",")
+            or directives.get("algorithm") != "md5-sess"
+        ):
             raise SaslFailed(f"the server's challenge offers none of what we can: {sorted(directives)}")
-        secret = _md5(f"{self._user}:{realm}:{self._password}".encode()) + f":{nonce}:{self._client_nonce}".encode()
+        secret = (
+            _md5(f"{self._user}:{realm}:{self._password}".encode())
+            + f":{nonce}:{self._client_nonce}".encode()
+        )
         middle = f":{nonce}:{_COUNT}:{self._client_nonce}:{_QOP}:"
         key = _md5(secret).hex()
 

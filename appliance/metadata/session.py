@@ -164,11 +164,13 @@ class _AuthenticatedConnection(ConnectionHandler):  # type: ignore[misc]  # kazo
 
 
 def authenticated_client(access: ZooKeeperAccess | None, **options: Any) -> KazooClient:
-    """A client of kazoo's with these credentials: on servers of the boxes' own by SASL, and everywhere as ZooKeeper's digest user."""
-    auth_data = [("digest", f"{access.user}:{access.password}")] if access is not None else None
-    client = KazooClient(auth_data=auth_data, **options)
-    if access is not None and access.is_own:
-        client._connection = _AuthenticatedConnection(client, client._conn_retry.copy(), access)
+    """A client of kazoo's with these credentials: by SASL on servers of the boxes' own, by ZooKeeper's digest scheme elsewhere."""
+    if access is None:
+        return KazooClient(**options)
+    if not access.is_own:
+        return KazooClient(auth_data=[("digest", f"{access.user}:{access.password}")], **options)
+    client = KazooClient(**options)
+    client._connection = _AuthenticatedConnection(client, client._conn_retry.copy(), access)
     return client
 
 

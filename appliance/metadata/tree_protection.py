@@ -1,13 +1,18 @@
-"""Gives every node of the tree its ACL (`access_rules`): nodes of releases that made none, of another secret, or of boxes that did not guard theirs yet.
+"""Gives every node of the tree its ACL (`access_rules`): nodes of releases that made none, of
+another secret, or of boxes that did not guard theirs yet.
 
-Run by the controller of each box once, after its first arrival with `zookeeper.auth.required`; a node of its own, `/millrace/protected/N`, says that it is
-done. Each box does it, because while a cluster changes over, boxes that do not guard their nodes yet go on creating open ones: the last box that changes
-over protects what they left. A node is protected before its children are listed, so a stranger adds nothing behind it. The operation may be dropped at
-every step and begins again from the root; nodes that have their ACL cost a read.
+Run by the controller of each box once, after its first arrival with `zookeeper.auth.required`; a
+node of its own, `/millrace/protected/N`, says that it is done. Each box does it, because while a
+cluster changes over, boxes that do not guard their nodes yet go on creating open ones: the last box
+that changes over protects what they left. A node is protected before its children are listed, so a
+stranger adds nothing behind it. The operation may be dropped at every step and begins again from
+the root; nodes that have their ACL cost a read.
 
-On servers of our own it sets the quotas of what clients can fill, too: with them (`enforceQuota`) a full tree is a refused request, and no heap that is full.
+On servers of our own it sets the quotas of what clients can fill, too: with them (`enforceQuota`) a
+full tree is a refused request, and no heap that is full.
 
-Weak spot: two reads for each node, once; a tree of 100,000 nodes takes a minute, in which the nodes that are not reached yet are as they were.
+Weak spot: two reads for each node, once; a tree of 100,000 nodes takes a minute, in which the nodes
+that are not reached yet are as they were.
 """
 
 from __future__ import annotations
@@ -18,7 +23,18 @@ from typing import Any, NamedTuple
 from appliance.base.zookeeper_access import ZooKeeperAccess, digest_id
 from appliance.metadata.access_rules import CONSUMERS, OPEN, acl_of
 from appliance.metadata.operation import Operation, Pause, all_of
-from appliance.metadata.requests import Create, Delete, Get, GetAcl, GetChildren, Node, NodeExists, NoNode, SetAcl, SetData
+from appliance.metadata.requests import (
+    Create,
+    Delete,
+    Get,
+    GetAcl,
+    GetChildren,
+    Node,
+    NodeExists,
+    NoNode,
+    SetAcl,
+    SetData,
+)
 from appliance.metadata.znodes import CLUSTER, CONTROLLER, CONTROLLER_EPOCH, PERSISTENT_PATHS
 
 PROTECTED = "/millrace/protected"
@@ -42,7 +58,9 @@ class Quota(NamedTuple):
 
 
 def quotas(heap_mb: int) -> tuple[Quota, ...]:
-    """A quarter of the servers' heap for what clients may write: a node takes some 500 bytes beside its data."""
+    """A quarter of the servers' heap for what clients may write: a node takes some 500 bytes beside
+    its data.
+    """
     return (Quota(CONSUMERS, heap_mb * 256, heap_mb << 17),)
 
 
@@ -51,7 +69,9 @@ def marker_path(broker_id: int) -> str:
 
 
 def protect_tree(access: ZooKeeperAccess, broker_id: int, heap_mb: int) -> Operation[int | None]:
-    """Protect the tree, unless this box has done so with these credentials; how many nodes got another ACL, None if nothing was to be done."""
+    """Protect the tree, unless this box has done so with these credentials; how many nodes got
+    another ACL, None if nothing was to be done.
+    """
     marker = f"{_RULES} {heap_mb} {digest_id(access.user, access.password)}".encode()
     try:
         node: Node = yield Get(marker_path(broker_id))
@@ -64,12 +84,16 @@ def protect_tree(access: ZooKeeperAccess, broker_id: int, heap_mb: int) -> Opera
     while waiting:
         batch = [waiting.popleft() for _ in range(min(BATCH, len(waiting)))]
         changed += yield from _protect(batch, access)
-        for path, children in zip(batch, (yield from all_of([GetChildren(path) for path in batch])), strict=True):
+        for path, children in zip(
+            batch, (yield from all_of([GetChildren(path) for path in batch])), strict=True
+        ):
             if isinstance(children, NoNode):
                 continue
             if isinstance(children, Exception):
                 raise children
-            waiting += [child for name in children if (child := f"{path.rstrip('/')}/{name}") != CONFIGURATION]
+            waiting += [
+                child for name in children if (child := f"{path.rstrip('/')}/{name}") != CONFIGURATION
+            ]
         yield Pause(PAUSE_MS)
     if access.is_own:
         for quota in quotas(heap_mb):
@@ -80,7 +104,9 @@ def protect_tree(access: ZooKeeperAccess, broker_id: int, heap_mb: int) -> Opera
 
 
 def forget_protection(broker_id: int) -> Operation[None]:
-    """This box creates open nodes from now on: when it guards them again, the tree must be gone through again."""
+    """This box creates open nodes from now on: when it guards them again, the tree must be gone
+    through again.
+    """
     try:
         yield Delete(marker_path(broker_id))
     except NoNode:
@@ -88,7 +114,9 @@ def forget_protection(broker_id: int) -> Operation[None]:
 
 
 def roots() -> list[str]:
-    """The nodes below which the boxes and Kafka's clients keep theirs; in an ensemble elsewhere the root itself may be shared."""
+    """The nodes below which the boxes and Kafka's clients keep theirs; in an ensemble elsewhere the
+    root itself may be shared.
+    """
     paths = (*PERSISTENT_PATHS, CLUSTER, CONTROLLER, CONTROLLER_EPOCH, "/millrace")
     return sorted({f"/{path.split('/')[1]}" for path in paths})
 
@@ -121,7 +149,9 @@ def _set_quota(quota: Quota) -> Operation[None]:
     limits = f"count=-1,bytes=-1=;byteHardLimit={quota.bytes_max};countHardLimit={quota.nodes_max}"
     yield from _put(f"{place}/{LIMITS_NODE}", limits.encode())
     try:
-        yield Create(f"{place}/{STATS_NODE}", b"count=0,bytes=0")  # the server counts what is there when this node appears
+        yield Create(
+            f"{place}/{STATS_NODE}", b"count=0,bytes=0"
+        )  # the server counts what is there when this node appears
     except NodeExists:
         pass
 

@@ -1,4 +1,6 @@
-"""A cluster that had no secret gets one, box by box, and goes on serving meanwhile; an ensemble without the secret does not start."""
+"""A cluster that had no secret gets one, box by box, and goes on serving meanwhile; an ensemble
+without the secret does not start.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ def open_cluster(tmp_path: Path) -> Iterator[Cluster]:
     """Three boxes as release 0.1 ran them."""
     if why := why_not():
         pytest.skip(why)
-    with running_cluster(tmp_path, settings={"zookeeper.auth.required": False}, has_secret=False) as cluster, cluster.clients():
+    with (
+        running_cluster(tmp_path, settings={"zookeeper.auth.required": False}, has_secret=False) as cluster,
+        cluster.clients(),
+    ):
         yield cluster
         assert cluster.stop() == []
 
@@ -44,7 +49,9 @@ def produce(cluster: Cluster, count: int) -> None:
     failures: list[object] = []
     producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all", "message.timeout.ms": 30_000})
     for number in range(count):
-        producer.produce("events", b"%d" % number, on_delivery=lambda error, _: failures.append(error) if error else None)
+        producer.produce(
+            "events", b"%d" % number, on_delivery=lambda error, _: failures.append(error) if error else None
+        )
     assert producer.flush(40) == 0 and failures == []
 
 
@@ -67,7 +74,9 @@ def open_nodes(cluster: Cluster, auth: Credentials) -> list[str]:
         for path in tree_of(session):
             with suppress(KazooException):
                 acl = session.get_acls(path)[0]
-                found += [path] if any(entry.id.scheme == "world" and entry.perms & ~1 for entry in acl) else []
+                found += (
+                    [path] if any(entry.id.scheme == "world" and entry.perms & ~1 for entry in acl) else []
+                )
     return found
 
 

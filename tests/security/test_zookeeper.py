@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 import stat
+import struct
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -58,7 +60,9 @@ def own(box: RunningBox) -> Credentials:
 
 
 def admitted(box: RunningBox, auth: Credentials, attempt: Callable[[KazooClient], object]) -> bool:
-    """Whether a session with these credentials gets an answer that is no refusal (and, where it counts something, not 0)."""
+    """Whether a session with these credentials gets an answer that is no refusal (and, where it
+    counts something, not 0).
+    """
     session = zookeeper_client(box.box.zookeeper, auth)
     try:
         session.start(2)
@@ -81,7 +85,11 @@ def open_nodes(box: RunningBox) -> list[str]:
     """Nodes that a session with other credentials can change."""
     with client(box.box.zookeeper, own(box)) as session:
         acls = {path: session.get_acls(path)[0] for path in tree_of(session)}
-    return [path for path, acl in acls.items() if any(entry.id.scheme == "world" and entry.perms & ~1 for entry in acl)]
+    return [
+        path
+        for path, acl in acls.items()
+        if any(entry.id.scheme == "world" and entry.perms & ~1 for entry in acl)
+    ]
 
 
 def protected(box: RunningBox) -> bool:
@@ -113,12 +121,17 @@ def test_every_node_that_a_box_creates_has_an_acl(shared: RunningBox) -> None:
     eventually(lambda: protected(shared), "every node has an ACL")
     with client(shared.box.zookeeper, own(shared)) as session:
         assert "/config/topics/later" in tree_of(session)
-        strangers = {entry.id.scheme for path in tree_of(session) for entry in session.get_acls(path)[0]} - {"digest", "sasl"}
+        strangers = {entry.id.scheme for path in tree_of(session) for entry in session.get_acls(path)[0]} - {
+            "digest",
+            "sasl",
+        }
         assert strangers == {"world"}  # of /zookeeper/config alone
         assert [entry.perms for entry in session.get_acls("/zookeeper/config")[0]] == [1]
 
 
-def test_the_secret_is_random_private_and_in_no_command_line_or_environment(shared: RunningBox, tmp_path: Path) -> None:
+def test_the_secret_is_random_private_and_in_no_command_line_or_environment(
+    shared: RunningBox, tmp_path: Path
+) -> None:
     path = Path(secret_path(shared.box.state_directory))
     secret = path.read_text().strip()
     assert len(secret) == 64 and stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -128,13 +141,28 @@ def test_the_secret_is_random_private_and_in_no_command_line_or_environment(shar
     assert secret not in Path(f"{shared.layout.runtime_directory}/box.json").read_text()
     assert secret not in shared.messages
     private = ("zoo.cfg", "jaas.conf")
-    assert [stat.S_IMODE(Path(shared.box.state_directory, "zookeeper", name).stat().st_mode) for name in private] == [0o600] * 2
+    assert [
+        stat.S_IMODE(Path(shared.box.state_directory, "zookeeper", name).stat().st_mode) for name in private
+    ] == [0o600] * 2
 
 
 def test_only_three_four_letter_words_are_answered(shared: RunningBox) -> None:
     host, _, port = shared.box.zookeeper.rpartition(":")
     answers = {}
-    for word in ("srvr", "ruok", "mntr", "stat", "conf", "cons", "dump", "envi", "wchs", "wchp", "isro", "gtmk"):
+    for word in (
+        "srvr",
+        "ruok",
+        "mntr",
+        "stat",
+        "conf",
+        "cons",
+        "dump",
+        "envi",
+        "wchs",
+        "wchp",
+        "isro",
+        "gtmk",
+    ):
         with socket.create_connection((host, int(port)), 5) as connection:
             connection.sendall(word.encode())
             answer = b""
@@ -160,6 +188,22 @@ def test_a_local_user_cannot_fill_the_heap(shared: RunningBox, auth: Credentials
     before = shared.pids()["zookeeper"]
     for parent in ("", "/consumers", "/config"):
         assert not admitted(shared, auth, lambda session, parent=parent: fill(session, parent, 60_000_000))  # type: ignore[misc]
+    assert shared.pids()["zookeeper"] == before
+
+
+def test_a_local_user_cannot_fill_the_heap_with_packets_that_never_come(shared: RunningBox) -> None:
+    before = shared.pids()["zookeeper"]
+    host, _, port = shared.box.zookeeper.rpartition(":")
+    almost_a_mebibyte = struct.pack(">I", 0xFFFF0)
+    with ExitStack() as connections:
+        for number in range(400):
+            connection = connections.enter_context(socket.socket())
+            connection.bind((f"127.0.1.{1 + number % 100}", 0))
+            connection.settimeout(5)
+            connection.connect((host, int(port)))
+            with suppress(ConnectionError):
+                connection.sendall(almost_a_mebibyte)
+    create_topic(shared, "after-the-flood")
     assert shared.pids()["zookeeper"] == before
 
 
@@ -197,7 +241,9 @@ def test_the_tree_of_a_box_that_had_no_acls_is_protected_at_its_next_start(start
     assert protected(again)
 
 
-def test_a_release_that_knows_no_acls_still_serves_the_tree_when_an_installation_goes_back(tmp_path: Path) -> None:
+def test_a_release_that_knows_no_acls_still_serves_the_tree_when_an_installation_goes_back(
+    tmp_path: Path,
+) -> None:
     server = RealZooKeeper(tmp_path)
     try:
         with client(server.connect, [("digest", "some:body")]) as session:
@@ -212,13 +258,17 @@ def test_a_release_that_knows_no_acls_still_serves_the_tree_when_an_installation
         server.stop()
 
 
-def test_an_ensemble_elsewhere_gets_acls_when_a_file_names_credentials_and_a_warning_when_none_does(start: Start, tmp_path: Path) -> None:
+def test_an_ensemble_elsewhere_gets_acls_when_a_file_names_credentials_and_a_warning_when_none_does(
+    start: Start, tmp_path: Path
+) -> None:
     server = RealZooKeeper(tmp_path)
     try:
         file = tmp_path / "digest"
         file.touch(0o600)
         file.write_text("logs:a-password\n")
-        with_file = start(name="one", zookeeper=f"{server.connect}/one", settings={"zookeeper.digest.file": str(file)})
+        with_file = start(
+            name="one", zookeeper=f"{server.connect}/one", settings={"zookeeper.digest.file": str(file)}
+        )
         create_topic(with_file, "events")
         without = start(name="two", zookeeper=f"{server.connect}/two")
         create_topic(without, "events")

@@ -12,7 +12,7 @@ from appliance.agents.zookeeper_classes import make_class_archive
 from appliance.base.errors import ConfigurationProblems
 from appliance.base.layout import Disk
 from appliance.base.settings import Box
-from appliance.base.zookeeper_access import USER, consumer_password, digest_id, new_secret, read_secret, replace_secret, secret_path
+from appliance.base.zookeeper_access import USER, consumer_password, new_secret, read_secret, replace_secret, secret_path
 
 
 def java_home(directory: Path, version: str) -> Path:
@@ -67,7 +67,7 @@ def test_a_member_of_an_ensemble_listens_on_its_own_address_and_knows_the_others
     assert {"clientPort=2191", "clientPortAddress=10.0.0.2", "tickTime=100", "initLimit=100", "syncLimit=6", "connectToLearnerMasterLimit=8"} <= set(written)
     assert {"server.1=10.0.0.1:2888:3888", "server.2=10.0.0.2:2889:3889", "server.3=[fd00::3]:2888:3888"} <= set(written)
     assert (tmp_path / "zookeeper" / "data" / "myid").read_text() == "2\n"
-    assert f"DigestAuthenticationProvider.superDigest={digest_id(USER, secret)}" in written
+    assert f"superUser={USER}" in written and secret in (tmp_path / "zookeeper" / zookeeper.JAAS_FILE).read_text()
 
 
 def test_a_server_admits_only_sessions_with_credentials_unless_settings_say_otherwise(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_server_admits_only_sessions_with_credentials_unless_settings_say_othe
     assert {file.stat().st_mode & 0o777 for file in files.values()} == {0o600}
     zookeeper.prepare(box._replace(settings={"zookeeper.auth.required": False}))
     written = set(files["zoo.cfg"].read_text().splitlines())
-    assert not required & written and any(line.startswith("DigestAuthenticationProvider.superDigest=") for line in written)
+    assert not required & written and f"superUser={USER}" in written
 
 
 @pytest.mark.slow

@@ -17,15 +17,23 @@ def server_proof(password: str, answer: dict[str, str], method: str) -> str:
     def md5(text: bytes) -> bytes:
         return hashlib.md5(text).digest()
 
-    first = md5(f"{answer['username']}:{answer['realm']}:{password}".encode()) + f":{answer['nonce']}:{answer['cnonce']}".encode()
+    first = (
+        md5(f"{answer['username']}:{answer['realm']}:{password}".encode())
+        + f":{answer['nonce']}:{answer['cnonce']}".encode()
+    )
     second = md5(f"{method}:{answer['digest-uri']}".encode()).hex()
-    return md5(f"{md5(first).hex()}:{answer['nonce']}:{answer['nc']}:{answer['cnonce']}:{answer['qop']}:{second}".encode()).hex()
+    return md5(
+        f"{md5(first).hex()}:{answer['nonce']}:{answer['nc']}:{answer['cnonce']}:{answer['qop']}:{second}".encode()
+    ).hex()
 
 
 def test_client_and_server_prove_to_each_other_that_they_have_the_secret() -> None:
     exchange = DigestMd5("millrace", "secret", "client-nonce")
     answer = read_directives(exchange.respond(CHALLENGE))
-    assert answer["response"] == server_proof("secret", answer, "AUTHENTICATE") and answer["digest-uri"] == DIGEST_URI
+    assert (
+        answer["response"] == server_proof("secret", answer, "AUTHENTICATE")
+        and answer["digest-uri"] == DIGEST_URI
+    )
     exchange.verify(f"rspauth={server_proof('secret', answer, '')}".encode())
 
 
@@ -48,7 +56,13 @@ def test_an_end_without_a_beginning_proves_nothing() -> None:
 
 @pytest.mark.parametrize(
     "challenge",
-    [b"", b"\xff\xfe", b'realm="x",algorithm=md5-sess', CHALLENGE.replace(b"md5-sess", b"md5"), CHALLENGE.replace(b'"auth"', b'"auth-conf"')],
+    [
+        b"",
+        b"\xff\xfe",
+        b'realm="x",algorithm=md5-sess',
+        CHALLENGE.replace(b"md5-sess", b"md5"),
+        CHALLENGE.replace(b'"auth"', b'"auth-conf"'),
+    ],
 )
 def test_a_challenge_that_is_none_is_refused(challenge: bytes) -> None:
     with pytest.raises(SaslFailed):

@@ -1,4 +1,6 @@
-"""ACLs for a tree that has none: completely, again after every interruption, and without a write where nothing differs."""
+"""ACLs for a tree that has none: completely, again after every interruption, and without a write
+where nothing differs.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,21 @@ from tests.support.memory_tree import MemoryTree
 
 ACCESS = ZooKeeperAccess("millrace", "secret", True, True)
 ELSEWHERE = ACCESS._replace(is_own=False)
-OWN = AclEntry(ALL, "digest", digest_id("millrace", "secret"))
+OWN = AclEntry(ALL, "sasl", "millrace")
+OWN_ELSEWHERE = AclEntry(ALL, "digest", digest_id("millrace", "secret"))
 STEPS_MAX = 10_000
 
 
 def make_tree() -> MemoryTree:
     tree = MemoryTree()
-    for path in (*roots(), "/zookeeper/config", "/zookeeper/quota", "/cluster/id", "/foreign/node", "/consumers/g/offsets/t/0"):
+    for path in (
+        *roots(),
+        "/zookeeper/config",
+        "/zookeeper/quota",
+        "/cluster/id",
+        "/foreign/node",
+        "/consumers/g/offsets/t/0",
+    ):
         tree.put(path)
     for topic in range(30):
         tree.put(f"/brokers/topics/t{topic}/partitions/0/state", b"{}")
@@ -43,7 +53,11 @@ class Run:
         """False when the operation has ended."""
         answer = self._answer
         try:
-            step = self._operation.throw(answer) if isinstance(answer, ZooKeeperFailed) else self._operation.send(answer)
+            step = (
+                self._operation.throw(answer)
+                if isinstance(answer, ZooKeeperFailed)
+                else self._operation.send(answer)
+            )
         except StopIteration as ended:
             self.result = ended.value
             return False
@@ -68,9 +82,13 @@ class Run:
         return self.result
 
 
-def wrong(tree: MemoryTree, access: ZooKeeperAccess, counts: Callable[[str], bool] = lambda _: True) -> list[str]:
+def wrong(
+    tree: MemoryTree, access: ZooKeeperAccess, counts: Callable[[str], bool] = lambda _: True
+) -> list[str]:
     """Nodes without the ACL that they should have."""
-    return [path for path in ["", *tree.paths()] if counts(path) and tree[path].acl != acl_of(path or "/", access)]
+    return [
+        path for path in ["", *tree.paths()] if counts(path) and tree[path].acl != acl_of(path or "/", access)
+    ]
 
 
 def is_ours(path: str) -> bool:
@@ -80,8 +98,14 @@ def is_ours(path: str) -> bool:
 def test_every_node_of_an_own_server_gets_its_acl_and_configuration_is_left_to_the_server() -> None:
     tree = make_tree()
     changed = Run(tree, protect_tree(ACCESS, 1, 64)).end()
-    created = ("/zookeeper/quota/", "/millrace/protected")  # by this session, which gives them their ACL at once
-    assert changed > 60 and wrong(tree, ACCESS, lambda path: is_ours(path) and not path.startswith(created)) == []
+    created = (
+        "/zookeeper/quota/",
+        "/millrace/protected",
+    )  # by this session, which gives them their ACL at once
+    assert (
+        changed > 60
+        and wrong(tree, ACCESS, lambda path: is_ours(path) and not path.startswith(created)) == []
+    )
     assert tree["/zookeeper/config"].acl == OPEN
 
 
@@ -101,7 +125,9 @@ def test_each_box_looks_for_itself_and_writes_only_what_differs() -> None:
             tree.carry_out(SetAcl(path, acl_of(path, ACCESS)))
     other = Run(tree, protect_tree(ACCESS, 2, 64))
     assert other.end() == 1
-    assert [request.path for request in other.requests if isinstance(request, SetAcl)] == ["/config/topics/of-a-box-that-guards-nothing"]
+    assert [request.path for request in other.requests if isinstance(request, SetAcl)] == [
+        "/config/topics/of-a-box-that-guards-nothing"
+    ]
 
 
 def test_after_a_death_at_any_step_the_next_life_protects_the_whole_tree() -> None:
@@ -116,16 +142,29 @@ def test_after_a_death_at_any_step_the_next_life_protects_the_whole_tree() -> No
         for _ in range(cut):
             first.step()
         Run(tree, protect_tree(ACCESS, 1, 64)).end()
-        assert wrong(tree, ACCESS, lambda path: is_ours(path) and not path.startswith(("/zookeeper/quota/", "/millrace/protected"))) == [], cut
+        assert (
+            wrong(
+                tree,
+                ACCESS,
+                lambda path: (
+                    is_ours(path) and not path.startswith(("/zookeeper/quota/", "/millrace/protected"))
+                ),
+            )
+            == []
+        ), cut
         assert marker_path(1) in tree
 
 
-def test_a_new_secret_replaces_the_old_one_everywhere() -> None:
+def test_a_new_digest_replaces_the_old_one_everywhere_on_a_server_elsewhere() -> None:
     tree = make_tree()
-    Run(tree, protect_tree(ACCESS, 1, 64)).end()
-    other = ACCESS._replace(password="another")
+    Run(tree, protect_tree(ELSEWHERE, 1, 64)).end()
+    other = ELSEWHERE._replace(password="another")
     assert Run(tree, protect_tree(other, 1, 64)).end() > 60
-    assert wrong(tree, other, is_ours) == []
+    assert (
+        tree["/config/topics/t1"].acl
+        == acl_of("/config/topics/t1", other)
+        != acl_of("/config/topics/t1", ELSEWHERE)
+    )
 
 
 def test_a_box_that_guards_nothing_for_a_while_has_the_tree_gone_through_again() -> None:
@@ -145,8 +184,8 @@ def test_a_server_elsewhere_keeps_its_root_its_other_trees_and_what_was_stricter
     Run(tree, protect_tree(ELSEWHERE, 1, 64)).end()
     assert tree[""].acl == tree["/foreign/node"].acl == OPEN
     assert tree["/consumers"].acl == stricter
-    assert tree["/brokers/topics/t1"].acl == (OWN, AclEntry(READ, "world", "anyone"))
-    assert tree["/config/topics/t1"].acl == (OWN,)
+    assert tree["/brokers/topics/t1"].acl == (OWN_ELSEWHERE, AclEntry(READ, "world", "anyone"))
+    assert tree["/config/topics/t1"].acl == (OWN_ELSEWHERE,)
     assert not any(path.startswith("/zookeeper/quota/") for path in tree.paths())
 
 
@@ -161,7 +200,9 @@ def test_a_server_elsewhere_keeps_its_root_its_other_trees_and_what_was_stricter
         ("/brokers/topics/t/partitions/0/state", (AclEntry(READ, "sasl", "consumer"),)),
     ],
 )
-def test_old_consumers_read_brokers_and_write_consumers_and_nothing_else(path: str, others: tuple[AclEntry, ...]) -> None:
+def test_old_consumers_read_brokers_and_write_consumers_and_nothing_else(
+    path: str, others: tuple[AclEntry, ...]
+) -> None:
     assert acl_of(path, ACCESS) == (OWN, *others)
     assert acl_of(path, None) == acl_of(path, ACCESS._replace(guards=False)) == OPEN
 
@@ -171,5 +212,8 @@ def test_what_clients_can_fill_is_bounded_by_a_part_of_the_heap() -> None:
     Run(tree, protect_tree(ACCESS, 1, 64)).end()
     [quota] = quotas(64)
     limits = tree[f"/zookeeper/quota{quota.path}/zookeeper_limits"].data
-    assert limits == b"count=-1,bytes=-1=;byteHardLimit=%d;countHardLimit=%d" % (quota.bytes_max, quota.nodes_max)
+    assert limits == b"count=-1,bytes=-1=;byteHardLimit=%d;countHardLimit=%d" % (
+        quota.bytes_max,
+        quota.nodes_max,
+    )
     assert quota.bytes_max + quota.nodes_max * 500 <= 64 << 18
