@@ -128,7 +128,7 @@ class ControllerAgent:
         self._reports = DiskReports(
             self.cluster, box_disks, self._disks, self._replicas.bring_up, self._replicas.isr, self._moves, log, self._reconsider_at_once
         )
-        self._tree_guard = TreeGuard(box_session.access, box.broker_id, box.integer("zookeeper.heap.mb"), self._runner, log)
+        self._tree_guard = TreeGuard(box_session.access, box, self._runner, log)
         self._departure = Departure(layout, self.cluster, self._membership, self._replicas.failover, log)
         self._door = ControllerDoor(context, self.cluster, self._runner, box_session, self._membership, self._administration, self._moves, self._publisher)
         self.session.start()

@@ -26,7 +26,7 @@ from appliance.agents.zookeeper_files import sync_data, trusts_empty_snapshot
 from appliance.base.errors import ConfigurationProblems
 from appliance.base.layout import BoxLayout
 from appliance.base.settings import Box, load_box
-from appliance.base.zookeeper_access import CONSUMER_USER, USER, consumer_password, server_secret
+from appliance.base.zookeeper_access import CONSUMER_USER, USER, consumer_password, open_tree_mark, server_secret
 from appliance.runtime.java import JAVA_VERSION_MIN, find_java, java_version
 from appliance.runtime.parent_death import PARENT_VARIABLE, bind_to_parent
 
@@ -52,6 +52,7 @@ TRUST_EMPTY_SNAPSHOT = "-Dzookeeper.snapshot.trust.empty=true"
 """A server without a snapshot replays its transaction log from the beginning; see `zookeeper_files`."""
 
 JAAS_FILE = "jaas.conf"
+ENFORCED = "enforce.auth.enabled=true"
 _JAAS = """\
 Server {{
     org.apache.zookeeper.server.auth.DigestLoginModule required
@@ -167,7 +168,7 @@ def _access_lines(secret: str | None, is_required: bool) -> list[str]:
         f"superUser={USER}",  # by SASL
         "authProvider.sasl=org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
     ]
-    return lines + (["enforce.auth.enabled=true", "enforce.auth.schemes=sasl"] if is_required else [])
+    return lines + ([ENFORCED, "enforce.auth.schemes=sasl"] if is_required else [])
 
 
 def _jaas(secret: str) -> str:
@@ -192,12 +193,22 @@ def write_server_files(box: Box) -> str:
     directory = f"{os.path.abspath(box.state_directory)}/zookeeper"
     os.makedirs(f"{directory}/data", mode=0o700, exist_ok=True)
     secret = server_secret(box)
+    if _ran_open(f"{directory}/zoo.cfg"):
+        Path(open_tree_mark(box.state_directory)).touch(0o600)
     _write_private(f"{directory}/zoo.cfg", server_configuration(directory, box, secret))
     _write_private(f"{directory}/{JAAS_FILE}", _jaas(secret) if secret is not None else "")
     if box.zookeeper_members:
         Path(f"{directory}/data/myid").write_text(f"{box.broker_id}\n")
     Path(f"{directory}/log4j2.properties").write_text(_LOG_CONFIGURATION.format(directory=directory))
     return directory
+
+
+def _ran_open(configuration: str) -> bool:
+    """Whether the server last ran without asking for a login: a release before 0.2, to which an installation may have gone back, or by the settings."""
+    try:
+        return ENFORCED not in Path(configuration).read_text().splitlines()
+    except OSError:
+        return False
 
 
 def _write_private(path: str, text: str) -> None:

@@ -48,6 +48,11 @@ def secret_path(state_directory: str) -> str:
     return f"{os.path.abspath(state_directory)}/{SECRET_FILE}"
 
 
+def open_tree_mark(state_directory: str) -> str:
+    """A file that says that the box's server has run open since the tree was protected. Made when the server starts, removed by the controller."""
+    return f"{os.path.abspath(state_directory)}/zookeeper/ran-open"
+
+
 def digest_id(user: str, password: str) -> str:
     """The id of a user in ZooKeeper's digest scheme: `user:base64(sha1(user:password))`."""
     import base64  # here: OpenSSL is more than the supervisor shall hold

@@ -68,14 +68,14 @@ def marker_path(broker_id: int) -> str:
     return f"{PROTECTED}/{broker_id}"
 
 
-def protect_tree(access: ZooKeeperAccess, broker_id: int, heap_mb: int) -> Operation[int | None]:
-    """Protect the tree, unless this box has done so with these credentials; how many nodes got
-    another ACL, None if nothing was to be done.
+def protect_tree(access: ZooKeeperAccess, broker_id: int, heap_mb: int, is_forced: bool = False) -> Operation[int | None]:
+    """Protect the tree, unless this box has done so with these credentials (and not `is_forced`); how many
+    nodes got another ACL, None if nothing was to be done.
     """
     marker = f"{_RULES} {heap_mb} {digest_id(access.user, access.password)}".encode()
     try:
         node: Node = yield Get(marker_path(broker_id))
-        if node.data == marker:
+        if node.data == marker and not is_forced:
             return None
     except NoNode:
         pass

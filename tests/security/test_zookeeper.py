@@ -16,7 +16,7 @@ from kazoo.exceptions import KazooException, NoAuthError, QuotaExceededError
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
 
-from appliance.base.zookeeper_access import USER, ZooKeeperAccess, secret_path
+from appliance.base.zookeeper_access import USER, ZooKeeperAccess, open_tree_mark, secret_path
 from tests.support.real_zookeeper import RealZooKeeper
 from tests.support.running_box import RunningBox, eventually, start_box
 from tests.support.zookeeper_clients import Credentials, auth_of, zookeeper_client
@@ -239,6 +239,23 @@ def test_the_tree_of_a_box_that_had_no_acls_is_protected_at_its_next_start(start
     with client(again.box.zookeeper, own(again)) as session:
         assert "/config/topics/events" in tree_of(session)
     assert protected(again)
+
+
+def test_what_an_open_server_let_in_meanwhile_gets_its_acl_when_the_box_asks_for_the_secret_again(start: Start) -> None:
+    """As after a rollback to release 0.1, which leaves the mark of a protected tree."""
+    box = start()
+    eventually(lambda: protected(box), "every node has an ACL")
+    assert box.stop() == 0
+    state = box.box.state_directory
+    server = RealZooKeeper(Path(state).parent / "open", state, JAVA_TOOL_OPTIONS="-Dzookeeper.skipACL=yes")
+    with client(server.connect, []) as session:
+        session.create("/left-open", b"")
+    server.stop()
+    again = start()
+    eventually(lambda: protected(again), "every node has an ACL")
+    with client(again.box.zookeeper, own(again)) as session:
+        assert session.exists("/left-open") is not None
+    assert not Path(open_tree_mark(again.box.state_directory)).exists()
 
 
 def test_a_release_that_knows_no_acls_still_serves_the_tree_when_an_installation_goes_back(

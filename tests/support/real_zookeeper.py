@@ -27,15 +27,15 @@ def free_port() -> int:
 class RealZooKeeper:
     """One server. `kill` and `start` again to see how its clients bear it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, state: str = "", **variables: str) -> None:
         self.port = free_port()
         self._runtime = directory / "runtime-zookeeper"
         self._runtime.mkdir(parents=True)
-        box = Box("zk", 1, [Disk("d0", "/nonexistent")], str(directory / "state"), "127.0.0.1", "127.0.0.1", 1, 1, 1, zookeeper=self.connect)
+        box = Box("zk", 1, [Disk("d0", "/nonexistent")], state or str(directory / "state"), "127.0.0.1", "127.0.0.1", 1, 1, 1, zookeeper=self.connect)
         box = box._replace(settings={"zookeeper.auth.required": False})
         (self._runtime / "box.json").write_bytes(box.to_json())
         self.process: subprocess.Popen[bytes] | None = None
-        self.start()
+        self.start(**variables)
 
     @property
     def connect(self) -> str:
