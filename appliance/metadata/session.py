@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import orjson
 from kazoo import exceptions as kazoo_exceptions
 from kazoo.client import KazooClient
-from kazoo.exceptions import KazooException
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import ConnectionDropped, ConnectionHandler
 from kazoo.protocol.serialization import SASL
@@ -65,7 +64,7 @@ CLOSE_SECONDS = 2.0
 RECONNECT_SECONDS = 0.05
 RECONNECT_SECONDS_MAX = 0.2
 REFUSED_SECONDS = 0.5
-"""Before the next try, when a server has refused the credentials or died in the middle of a login."""
+"""Before the next try, when a server has refused the credentials."""
 
 
 class SessionState(Enum):
@@ -150,7 +149,7 @@ class _AuthenticatedConnection(ConnectionHandler):  # type: ignore[misc]  # kazo
             challenge = self._ask(b"", 1, timeout)
             if challenge or self._access.guards:
                 exchange.verify(self._ask(exchange.respond(challenge), 2, timeout))
-        except (SaslFailed, KazooException, ConnectionDropped) as failure:
+        except SaslFailed as failure:
             self.refusals += 1
             self.client.handler.sleep_func(REFUSED_SECONDS)
             raise ConnectionDropped(f"{host} refuses the login: {failure}") from failure
