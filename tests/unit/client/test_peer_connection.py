@@ -68,7 +68,7 @@ def asking() -> Iterator[Asking]:
 def test_a_question_is_answered_in_the_newest_version_of_both(asking: Asking) -> None:
     asking.ask()
     request = asking.peer.next_request()
-    assert (request.api_key, request.version, request.client_id) == (ApiKey.WRITE_TXN_MARKERS, 1, "broker-1-test")
+    assert (request.api_key, request.version, request.client_id) == (ApiKey.WRITE_TXN_MARKERS, 2, "broker-1-test")
     asking.answer(request)
     assert asking.until_answered() == [WRITTEN]
     assert asking.connection.is_ready and not asking.connection.under_way and not asking.connection.problem
@@ -204,7 +204,7 @@ def test_a_version_that_the_peer_does_not_serve_is_no_answer_and_no_hang_up(aski
         (struct.pack(">i", 3), "an answer of 3 bytes"),
         (struct.pack(">iiB", 5, 77, 0), "an answer to request 77 while 2 was due"),
         (struct.pack(">iiB", 5, 2, 200), "response header v1 cannot be read"),
-        (struct.pack(">iiBBB", 7, 2, 0, 200, 200), "WriteTxnMarkers response v1"),
+        (struct.pack(">iiBBB", 7, 2, 0, 200, 200), "WriteTxnMarkers response v2"),
     ],
 )
 def test_a_peer_that_breaks_the_protocol_is_hung_up_on(asking: Asking, frame: bytes, problem: str) -> None:
