@@ -110,7 +110,7 @@ ensure_java() {
 }
 
 # ensure_classes: what ZooKeeper loads, as a file, so that it starts faster; once for each .venv. Without it everything works, too.
-ensure_classes() { [ -f "$VENV/share/millrace/zookeeper-classes.jsa" ] || "$VENV/bin/python" -P -m appliance.agents.zookeeper_classes >&2 || true; }
+ensure_classes() { [ -f "$VENV/share/millrace/zookeeper-classes.jsa" ] || "$VENV/bin/python" -P -m services.zookeeper.zookeeper_classes >&2 || true; }
 
 # requirement NAME: as pyproject.toml pins it.
 requirement() { sed -nE "s/.*\"($1==[^\"]+)\".*/\1/p" "$ROOT/pyproject.toml" | head -n 1; }
@@ -253,7 +253,7 @@ packages_of_system() {
 # clients_and_judges DEEP: what comes from npm and Maven Central, and other projects' test suites; what is there already is not fetched again.
 clients_and_judges() {
     "$VENV/bin/python" -c 'from appliance.pipeline.spark_java import spark_java_home; spark_java_home()' 2>/dev/null || apt_install openjdk-17-jre-headless || true # a Java for ZooKeeper may be too old for Spark
-    "$VENV/bin/python" -m tests.support.client_packages || SKIPPED+=("JavaScript and Java clients, Kafka: they could not be fetched")
+    "$VENV/bin/python" -m lab.client_packages || SKIPPED+=("JavaScript and Java clients, Kafka: they could not be fetched")
     "$VENV/bin/python" -m tests.judges install kafka-python || SKIPPED+=("kafka-python's integration tests: they could not be fetched")
     # This one takes minutes to build.
     [ -z "$1" ] || "$VENV/bin/python" -m tests.judges install librdkafka || SKIPPED+=("librdkafka's test suite: it could not be fetched or built (gcc, g++, make, npm)")

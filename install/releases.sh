@@ -92,7 +92,7 @@ strip_packages() {
     "$python" -m pip --disable-pip-version-check -q uninstall -y pip setuptools >&2 || return 1
     find "$1/.venv/bin" -mindepth 1 ! -name 'python*' -delete
     if wants_pipeline; then return; fi
-    PYTHONPATH=$1 "$python" -B -P -c 'from appliance.agents.zookeeper import find_jars; print(*find_jars(), sep="\n")' >"$SCRATCH/jars" || return 1
+    PYTHONPATH=$1 "$python" -B -P -c 'from appliance.cluster.zookeeper_server import find_jars; print(*find_jars(), sep="\n")' >"$SCRATCH/jars" || return 1
     mkdir "$SCRATCH/kept"
     while read -r jar; do mv "$jar" "$SCRATCH/kept/"; done <"$SCRATCH/jars"
     find "$(site_packages "$1")/pyspark" -mindepth 1 ! -path '*/pyspark/__init__.py' -delete
@@ -106,11 +106,11 @@ finish_release() {
     printf '#!%s -P\nfrom appliance.command.main import main\n\nmain()\n' "$python" >"$1/.venv/bin/millrace"
     chmod 0755 "$1/.venv/bin/millrace"
     "$python" -m compileall -q -j 0 "$1/appliance" "$1/services" "$(site_packages "$1")" >"$SCRATCH/compile" 2>&1 || true # packages bring files of other Pythons
-    PYTHONPATH=$1 "$python" -B -P -m appliance.agents.zookeeper_classes >"$SCRATCH/classes" 2>&1 || true # it starts faster with them, and works without
+    PYTHONPATH=$1 "$python" -B -P -m services.zookeeper.zookeeper_classes >"$SCRATCH/classes" 2>&1 || true # it starts faster with them, and works without
     chmod -R a+rX,go-w "$1" && chown -R root:root "$1" || return 1
     "$1/.venv/bin/millrace" --help >/dev/null || { say "its command does not start"; return 1; }
     # Every process's main can be imported: a package that is not there is found out before anything is switched.
-    "$python" -B -P -c 'import importlib, pkgutil, services; [importlib.import_module(f"services.{found.name}") for found in pkgutil.iter_modules(services.__path__)]' || { say "not every process of it can be imported"; return 1; }
+    "$python" -B -P -c 'import importlib, pkgutil, services; [importlib.import_module(found.name) for found in pkgutil.walk_packages(services.__path__, "services.")]' || { say "not every process of it can be imported"; return 1; }
 }
 
 # point LINK VERSION: in one step, seen whole or not at all.

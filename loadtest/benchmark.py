@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from lab.running_box import RunningBox
 from loadtest.observation import Observation
-from tests.support.running_box import RunningBox
 
 Say = Callable[[str], None]
 """Tells whoever waits what happens now."""

@@ -1,7 +1,7 @@
 """How long a scrape of /metrics takes on a box with many partitions, and what a look costs the console: `python -m loadtest.console_scrape [PARTITIONS]`.
 
 No box is started: tables, counters and an image are made as the processes of a box with two disks would make them, and the console's own code looks at them.
-Nothing is asserted; figures of a quiet machine stand in appliance/console/README.md. Weak spot: the HTTP server's own part (0.5 ms) is not in it.
+Nothing is asserted; figures of a quiet machine stand in services/console/README.md. Weak spot: the HTTP server's own part (0.5 ms) is not in it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 
 from appliance.base.clock import SystemClock
-from appliance.console.box_sample import BoxReader
-from appliance.console.watch import BoxWatch
-from tests.support.pretended_box import PretendedBox
-from tests.support.scratch_layout import scratch_layout
+from lab.pretended_box import PretendedBox
+from lab.scratch_layout import scratch_layout
+from services.console.box_sample import BoxReader
+from services.console.watch import BoxWatch
 
 PARTITIONS = 2_000
 PARTITIONS_A_TOPIC = 20

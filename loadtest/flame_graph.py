@@ -24,10 +24,10 @@ LEAST_SHARE: Final = 0.003
 SIZE_MAX: Final = 140_000
 TURN: Final = "Runner.turn "
 """Below it all stacks are alike: the interpreter's start and the loop."""
-OWN_CODE: Final = "appliance/"
+OWN_CODE: Final = ("appliance/", "services/")
 PALETTE: Final = {"system call": "#e4674f", "C": "#c9bfae"}
 PACKAGE_COLOURS: Final = ("#f2b04c", "#e8d25b", "#8fbf6b", "#6bb5a8", "#7aa6d8", "#a890d0", "#d68fb0", "#b5a36b", "#9ccad9", "#d9a18c")
-PACKAGES: Final = ("broker", "protocol", "records", "shm", "ipc", "storage", "agents", "runtime", "ingest", "base")
+PACKAGES: Final = ("acceptor", "protocol", "records", "shm", "ipc", "storage", "log_writer", "runtime", "ingest", "base")
 
 
 def parse_stacks(text: str) -> Counter[tuple[str, ...]]:

@@ -1,6 +1,6 @@
 """Runs a benchmark several times, each time on a fresh box in a directory of its own, and gathers the outcome.
 
-Order of a run: directory made, memory warmed, box started (`tests/support/running_box.py`, the same as in the tests), benchmark, box
+Order of a run: directory made, memory warmed, box started (`lab/running_box.py`, the same as in the tests), benchmark, box
 stopped, directory removed. A run fails if a process of the box was restarted meanwhile or the box did not end cleanly: figures of a broken
 box are worth nothing. Weak spot: five runs one after the other see one state of the machine; the load average is kept with them.
 """
@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from lab.running_box import RunningBox, start_box
 from loadtest.benchmark import Benchmark, BenchmarkFailed, Run, Say
 from loadtest.machine import load_average
 from loadtest.warm_memory import WarmMemory
-from tests.support.running_box import RunningBox, start_box
 
 WARM_MARGIN = 1.25
 """Indexes, framing and the messages of the box come on top of what a benchmark says it writes."""

@@ -13,7 +13,7 @@ from appliance.base.model import TopicPartition
 from appliance.client.address import Address
 from appliance.client.admin import LATEST_TIMESTAMP, create_topic, delete_topic, list_offsets
 from appliance.client.cluster import ClusterClient
-from tests.support.running_box import Address as Listener
+from lab.running_box import Address as Listener
 
 KNOWN_SECONDS = 10.0
 

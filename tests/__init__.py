@@ -1,1 +1,1 @@
-"""Tests. `tests/support` is what they share; helpers are imported as `tests.…`."""
+"""Tests. `lab` has what is real (boxes, clusters, clients), `tests/support` what is stepped or made up; helpers are imported as `tests.…`."""

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from lab.running_box import RunningBox, start_box
+
 # Hooks of pytest's, which finds them here.
 from tests.support.failed_tests import pytest_runtest_logreport, pytest_runtest_protocol  # noqa: F401
 from tests.support.left_behind import (  # noqa: F401
@@ -22,7 +24,6 @@ from tests.support.left_behind import (  # noqa: F401
     pytest_testnodedown,
     pytest_unconfigure,
 )
-from tests.support.running_box import RunningBox, start_box
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,8 +100,8 @@ def _campaigns_take_their_time() -> None:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """The one Spark session of this process (tests/support/spark_session.py)."""
-    from tests.support.spark_session import end_spark, the_spark, why_no_spark
+    """The one Spark session of this process (lab/spark_session.py)."""
+    from lab.spark_session import end_spark, the_spark, why_no_spark
 
     if why := why_no_spark():
         pytest.skip(why)

@@ -76,10 +76,7 @@ def secret_problem(secret: str) -> str | None:
     if len(secret) < SECRET_LENGTH_MIN:
         return f"has {len(secret)} characters; a secret needs at least {SECRET_LENGTH_MIN}"
     if not secret.isascii() or any(character in '"\\' or not "!" <= character <= "~" for character in secret):
-        return (
-            "has a blank, a quote, a backslash or a character that is not ASCII; use letters and digits, "
-            "such as the output of `openssl rand -hex 32`"
-        )
+        return "has a blank, a quote, a backslash or a character that is not ASCII; use letters and digits, such as the output of `openssl rand -hex 32`"
     return None
 
 
@@ -92,19 +89,13 @@ def read_secret(path: str) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise ConfigurationProblems(
-            [f"{path}: cannot read the ZooKeeper secret: {error.strerror}"]
-        ) from error
+        raise ConfigurationProblems([f"{path}: cannot read the ZooKeeper secret: {error.strerror}"]) from error
     with os.fdopen(descriptor, "rb") as file:
         state = os.fstat(file.fileno())
         if not stat.S_ISREG(state.st_mode):
             raise ConfigurationProblems([f"{path}: the ZooKeeper secret must be a regular file"])
         if state.st_mode & 0o077:
-            raise ConfigurationProblems(
-                [
-                    f"{path}: other users may read the ZooKeeper secret (mode {state.st_mode & 0o777:04o}); say chmod 600 {path}"
-                ]
-            )
+            raise ConfigurationProblems([f"{path}: other users may read the ZooKeeper secret (mode {state.st_mode & 0o777:04o}); say chmod 600 {path}"])
         text = file.read(_FILE_BYTES_MAX).decode(errors="replace").strip()
     return text
 
@@ -153,9 +144,7 @@ def new_secret() -> str:
 def _write(path: str, secret: str) -> str:
     """A file beside `path` with the secret, on the disk; its path."""
     made = f"{path}.{os.getpid()}.{os.urandom(4).hex()}"
-    descriptor = os.open(
-        made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_SYNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-    )
+    descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_SYNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         os.write(descriptor, secret.encode() + b"\n")
     finally:
@@ -222,11 +211,7 @@ def external_access(path: str) -> ZooKeeperAccess | None:
         return None
     text = read_secret(path)
     if not text:
-        raise ConfigurationProblems(
-            [
-                f"zookeeper.digest.file: {path} {'is empty' if text == '' else 'does not exist'}; write USER:PASSWORD into it, mode 0600"
-            ]
-        )
+        raise ConfigurationProblems([f"zookeeper.digest.file: {path} {'is empty' if text == '' else 'does not exist'}; write USER:PASSWORD into it, mode 0600"])
     user, colon, password = text.partition(":")
     if not colon:
         user, password = USER, text

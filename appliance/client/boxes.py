@@ -25,7 +25,7 @@ from appliance.client.messages import (
     UNREGISTER_BROKER,
     Api,
 )
-from appliance.metadata.dynamic_broker_configs import CLOSED, closed_brokers
+from appliance.cluster.dynamic_broker_configs import CLOSED, closed_brokers
 
 Partition = tuple[str, int]
 PREFERRED, UNCLEAN = 0, 1

@@ -13,8 +13,8 @@ from typing import Any
 from appliance.base.clock import Clock
 from appliance.client.address import Address
 from appliance.client.peer_connection import PeerConnection
+from appliance.cluster.metadata_image import BrokerImage
 from appliance.ipc.registry import Registry
-from appliance.metadata.metadata_image import BrokerImage
 from appliance.protocol.schema import Message
 
 OnAnswer = Callable[[Any], None]

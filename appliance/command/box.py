@@ -1,6 +1,6 @@
 """`millrace box …`: the boxes of the cluster; fill one, empty one, take one out.
 
-Adding and draining plan as `replication/box_balance.py` says and are reassignments like any other, so they may be cut off and run again. A box that is drained
+Adding and draining plan as `cluster/box_balance.py` says and are reassignments like any other, so they may be cut off and run again. A box that is drained
 gets no new replicas from then on (a config for all brokers says so), until it is filled again, taken out, or the drain is called off. Weak spot: as of
 `reassigning`.
 """
@@ -99,8 +99,8 @@ def add(
     """
     bytes_per_second = None if throttle is None else bytes_of(throttle)
     with open_cluster(bootstrap, data, config) as cluster:
+        from appliance.cluster.box_balance import plan_balance
         from appliance.command.cluster_view import close_to_replicas, look_at_cluster
-        from appliance.replication.box_balance import plan_balance
 
         view = look_at_cluster(cluster)
         require_running(view, box)
@@ -142,10 +142,10 @@ def drain(
 
 
 def _drain(cluster: ClusterClient, view: ClusterView, box: int, only_plan: bool, throttle: int | None) -> None:
+    from appliance.cluster.box_balance import plan_leaving
     from appliance.command import reassigning
     from appliance.command.cluster_view import close_to_replicas
     from appliance.command.replication_throttle import lift_throttle, set_throttle
-    from appliance.replication.box_balance import plan_leaving
 
     made = plan_leaving(view.held(), view.open_rooms(), {box})
     refuse_homeless(made)

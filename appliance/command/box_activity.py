@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from appliance.base.clock import Clock
 from appliance.base.layout import BoxLayout
+from appliance.cluster.metadata_image import MetadataImage
 from appliance.command.box_status import DiskStatus, ProcessStatus, Reading, describe_disks, read_shared_memory
 from appliance.command.process_usage import ProcessUsage, cpu_percent, read_usage
 from appliance.command.topic_activity import TopicActivity, describe_traffic
-from appliance.metadata.metadata_image import MetadataImage
 from appliance.shm.histogram import EMPTY_READING, HistogramReading, add_readings
 
 

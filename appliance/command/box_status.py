@@ -14,6 +14,8 @@ from appliance.base.clock import Clock
 from appliance.base.errors import MillraceError
 from appliance.base.layout import BoxLayout
 from appliance.base.settings import default_settings, load_box
+from appliance.cluster.metadata_image import ImageUnreadable, MetadataImage, read_image
+from appliance.cluster.replication_figures import ReplicationFigures, count_replication
 from appliance.command.known_senders import KnownSenders, look_at_senders
 from appliance.command.moves import standing_moves
 from appliance.command.process_memory import BoxMemory, Memory, box_memory, memory_of
@@ -22,8 +24,6 @@ from appliance.command.unit_states import with_unit_states
 from appliance.ipc.frames import PeerGone, connect_unix
 from appliance.ipc.move_report import MoveProgress
 from appliance.ipc.scrub_report import FoundDamage, read_report, report_file
-from appliance.metadata.metadata_image import ImageUnreadable, MetadataImage, read_image
-from appliance.replication.replication_figures import ReplicationFigures, count_replication
 from appliance.runtime.status_server import STATUS
 from appliance.runtime.unit_mode import SYSTEMD
 from appliance.shm.counters import CounterSnapshot, list_counters, read_counters

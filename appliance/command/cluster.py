@@ -48,13 +48,9 @@ Client {{
 
 
 def build_app(markup: Literal["rich"] | None) -> typer.Typer:
-    app = typer.Typer(
-        help="What the boxes of a cluster share.", no_args_is_help=True, rich_markup_mode=markup
-    )
+    app = typer.Typer(help="What the boxes of a cluster share.", no_args_is_help=True, rich_markup_mode=markup)
     app.callback()(lambda: None)
-    secret = typer.Typer(
-        help="The secret of the ZooKeeper ensemble.", no_args_is_help=True, rich_markup_mode=markup
-    )
+    secret = typer.Typer(help="The secret of the ZooKeeper ensemble.", no_args_is_help=True, rich_markup_mode=markup)
     secret.command("new")(new)
     secret.command("show")(show)
     secret.command("set")(set_secret)
@@ -82,9 +78,7 @@ def show(state: StateOption = None, config: ConfigOption = None) -> None:
 def set_secret(
     file: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[FILE]", help="A file with the secret. [default: standard input]", show_default=False
-        ),
+        typer.Argument(metavar="[FILE]", help="A file with the secret. [default: standard input]", show_default=False),
     ] = None,
     state: StateOption = None,
     config: ConfigOption = None,
@@ -110,11 +104,7 @@ def consumer(state: StateOption = None, config: ConfigOption = None) -> None:
 
     Example: millrace cluster secret consumer > consumer.jaas; then java -Djava.security.auth.login.config=consumer.jaas …
     """
-    sys.stdout.write(
-        _JAAS.format(
-            user=CONSUMER_USER, password=consumer_password(_secret_of(state_directory(state, config)))
-        )
-    )
+    sys.stdout.write(_JAAS.format(user=CONSUMER_USER, password=consumer_password(_secret_of(state_directory(state, config)))))
 
 
 def state_directory(state: str | None, config: str | None) -> str:
@@ -135,23 +125,17 @@ def keep(state: str, secret: str, replace: bool) -> None:
         say(f"{path} has this secret already")
         return
     if former is not None and not replace:
-        raise UsageProblem(
-            f"{path} has another secret already; give --replace to replace it, on every box of the cluster"
-        )
+        raise UsageProblem(f"{path} has another secret already; give --replace to replace it, on every box of the cluster")
     try:
         os.makedirs(state, mode=0o700, exist_ok=True)
         replace_secret(state, secret)
     except OSError as error:
-        raise ConfigurationProblems(
-            [f"{path}: cannot write the secret: {error.strerror}; run this as root or as the user of the box"]
-        ) from error
+        raise ConfigurationProblems([f"{path}: cannot write the secret: {error.strerror}; run this as root or as the user of the box"]) from error
     say(f"wrote {path}; it holds from the next start of the box on")
 
 
 def _secret_of(state: str) -> str:
     secret = read_secret(secret_path(state))
     if secret is None:
-        raise UsageProblem(
-            f"there is no {secret_path(state)}; a box alone makes it at its first start, `millrace cluster secret new` makes it for an ensemble"
-        )
+        raise UsageProblem(f"there is no {secret_path(state)}; a box alone makes it at its first start, `millrace cluster secret new` makes it for an ensemble")
     return secret

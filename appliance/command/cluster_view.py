@@ -12,7 +12,7 @@ from appliance.base.errors import ErrorCode
 from appliance.client.boxes import BoxDescription, Ongoing, Partition, close_boxes, closed_boxes, describe_boxes, ongoing_reassignments
 from appliance.client.cluster import ClusterClient
 from appliance.client.metadata import PartitionMetadata
-from appliance.replication.box_balance import BoxRoom, HeldPartition
+from appliance.cluster.box_balance import BoxRoom, HeldPartition
 
 
 class ClusterView(NamedTuple):

@@ -70,8 +70,8 @@ def problems_of(file: str) -> list[str]:
 def sender_problems(file: str) -> list[str]:
     """What is wrong with the table of senders, if the file names one: FILE:LINE: words. One that is not there yet (install.sh checks settings before it writes
     the table) is only spoken of."""
-    from appliance.ingest.table.table_checks import FILE_SETTING, read_sender_table
     from appliance.runtime.run_options import RunOptions, resolve_options
+    from appliance.senders.table_checks import FILE_SETTING, read_sender_table
 
     options, _ = resolve_options(RunOptions(config=file), os.cpu_count() or 1)
     path = str(options.settings[FILE_SETTING])

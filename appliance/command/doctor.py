@@ -24,8 +24,8 @@ from appliance.command.output import plural
 
 if TYPE_CHECKING:
     from appliance.base.settings import Box
+    from appliance.cluster.metadata_image import MetadataImage
     from appliance.command.finding import FoundBox
-    from appliance.metadata.metadata_image import MetadataImage
 
 
 class Patient(NamedTuple):
@@ -82,9 +82,9 @@ def find_patient(options: object) -> Patient:
     from appliance.base.zookeeper_member import connect_string
     from appliance.command.box_status import image_of
     from appliance.command.finding import find_running_box
-    from appliance.ingest.table.table_checks import read_sender_table
     from appliance.runtime.directories import in_use_problem, is_supervisor, shape_problems, writable_problem
     from appliance.runtime.run_options import RunOptions, resolve_options
+    from appliance.senders.table_checks import read_sender_table
 
     assert isinstance(options, RunOptions)
     try:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from appliance.base.settings import Box
+from appliance.cluster.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from appliance.cluster.metadata_image import MetadataImage, TopicImage
 from appliance.command.findings import Finding, ok, problem, warning
 from appliance.command.output import plural
-from appliance.metadata.metadata_image import MetadataImage, TopicImage
-from appliance.replication.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 
 SUBJECT = "cluster"
 NAMES_SHOWN = 5

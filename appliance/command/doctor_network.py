@@ -11,8 +11,8 @@ import socket
 
 from appliance.base.settings import Box
 from appliance.base.zookeeper_access import access_problems
+from appliance.cluster.zookeeper_probe import zookeeper_serves
 from appliance.command.findings import Finding, from_sentence, ok, problem, warning
-from appliance.metadata.zookeeper_probe import zookeeper_serves
 from appliance.runtime.ensemble_checks import member_problems, peer_warnings
 from appliance.runtime.listening import open_listen_sockets
 from appliance.runtime.run_options import WILDCARD_HOSTS

@@ -25,7 +25,7 @@ class EnsembleView(NamedTuple):
 
     @property
     def words(self) -> str:
-        from appliance.metadata.ensemble_probe import missing_words
+        from appliance.cluster.ensemble_probe import missing_words
 
         return missing_words(self.missing)
 
@@ -35,7 +35,7 @@ def look_at_ensemble(bootstrap: str | None, data: str | None, config: str | None
     texts = find_running_box(data, config).box.get("zookeeper_members", []) if bootstrap is None else []
     if not texts:
         return EnsembleView([], [])
-    from appliance.metadata.ensemble_probe import missing_members
+    from appliance.cluster.ensemble_probe import missing_members
 
     members = [parse_member(str(text)) for text in texts]
     return EnsembleView(members, missing_members(members))

@@ -21,7 +21,7 @@ from appliance.command.options import ConfigOption, DataOption, argument, option
 from appliance.command.output import Column, plural, print_table, say, while_somebody_reads
 
 if TYPE_CHECKING:
-    from appliance.ingest.table.ingest_table import TableReading
+    from appliance.senders.ingest_table import TableReading
 
 WATCH_SECONDS = 1.0
 _CLEAR = "\x1b[H\x1b[2J"
@@ -89,10 +89,10 @@ def check(
 
     Example: millrace ingest check /etc/millrace/ingest.table
     """
-    from appliance.ingest.listener import Transport
-    from appliance.ingest.table.ingest_table import read_table
-    from appliance.ingest.table.table_checks import all_problems, box_of, certificate_problems, own_listeners, read_file
     from appliance.runtime.run_options import RunOptions, resolve_options
+    from appliance.senders.ingest_table import read_table
+    from appliance.senders.listener import Transport
+    from appliance.senders.table_checks import all_problems, box_of, certificate_problems, own_listeners, read_file
 
     config = config or (SYSTEM_SETTINGS_FILE if os.path.exists(SYSTEM_SETTINGS_FILE) else None)
     options, problems = resolve_options(RunOptions(config=config), os.cpu_count() or 1)
@@ -137,8 +137,8 @@ def print_reading(reading: TableReading) -> None:
 
 def condition_text(condition: object) -> str:
     """As it would be written."""
-    from appliance.ingest.syslog.syslog_names import FACILITY_NAMES, SEVERITY_NAMES
-    from appliance.ingest.table.conditions import Condition
+    from appliance.senders.conditions import Condition
+    from appliance.senders.syslog_names import FACILITY_NAMES, SEVERITY_NAMES
 
     assert isinstance(condition, Condition)
     names = {"severity": SEVERITY_NAMES, "facility": FACILITY_NAMES}.get(condition.subject.kind)

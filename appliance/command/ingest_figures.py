@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from appliance.base.settings import Box
 from appliance.command.finding import FoundBox
 from appliance.command.known_senders import INGEST, look_at_senders
-from appliance.ingest.accounting import Ledger, labels_of, listeners_of, read_ledger
-from appliance.ingest.listener import Listener
-from appliance.ingest.sender_accounts import SenderFigures
-from appliance.ingest.table.ingest_table import table_of
+from appliance.senders.accounting import Ledger, labels_of, listeners_of, read_ledger
+from appliance.senders.ingest_table import table_of
+from appliance.senders.listener import Listener
+from appliance.senders.sender_accounts import SenderFigures
 from appliance.shm.counters import read_counters
 
 Values = Mapping[str, int]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from appliance.command.ingest_figures import IngestFigures, ListenerFigures
 from appliance.command.output import NOTHING, Column, count_text, duration_text, plain_table, plural
-from appliance.ingest.accounting import LossReason
-from appliance.ingest.listener import Protocol
-from appliance.ingest.sender_accounts import OTHERS, SenderFigures
+from appliance.senders.accounting import LossReason
+from appliance.senders.listener import Protocol
+from appliance.senders.sender_accounts import OTHERS, SenderFigures
 
 SILENT_SHOWN = 10
 ACKNOWLEDGING = (Protocol.RELP, Protocol.FLUENT, Protocol.LUMBERJACK, Protocol.HTTP)

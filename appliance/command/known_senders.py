@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from appliance.base.layout import BoxLayout
-from appliance.ingest.sender_accounts import OTHERS, SenderFigures, add_figures
-from appliance.ingest.table.senders_file import read_senders, senders_file
+from appliance.senders.sender_accounts import OTHERS, SenderFigures, add_figures
+from appliance.senders.senders_file import read_senders, senders_file
 
 INGEST = "ingest@"
 

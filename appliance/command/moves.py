@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from appliance.base.layout import BoxLayout
+from appliance.cluster.metadata_image import MetadataImage
 from appliance.command.output import NOTHING, Column, bytes_text, count_text
 from appliance.ipc.move_report import WAITING, MoveProgress, moves_file, read_moves
-from appliance.metadata.metadata_image import MetadataImage
 
 
 def standing_moves(layout: BoxLayout, image: MetadataImage, disk_names: Iterable[str]) -> tuple[MoveProgress, ...]:

@@ -15,9 +15,9 @@ from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.client.boxes import Partition, reassign
 from appliance.client.cluster import ClusterClient
+from appliance.cluster.box_balance import BalancePlan
 from appliance.command.cluster_view import ClusterView, look_at_cluster
 from appliance.command.output import NOTHING, Column, bytes_text, duration_text, plural, print_table, say
-from appliance.replication.box_balance import BalancePlan
 
 LOOK_SECONDS = 0.5
 LINE_SECONDS = 5.0

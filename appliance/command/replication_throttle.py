@@ -12,8 +12,8 @@ from collections.abc import Collection
 from appliance.client.admin import alter_topic_settings, topic_settings
 from appliance.client.boxes import alter_box_settings, box_settings
 from appliance.client.cluster import ClusterClient
+from appliance.cluster.box_balance import BalancePlan
 from appliance.command.cluster_view import ClusterView
-from appliance.replication.box_balance import BalancePlan
 
 RATES = ("leader.replication.throttled.rate", "follower.replication.throttled.rate")
 LEADERS = "leader.replication.throttled.replicas"

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from appliance.metadata.metadata_image import MetadataImage
+from appliance.cluster.metadata_image import MetadataImage
 from appliance.shm.counters import LABEL_BYTES
 from appliance.shm.partition_table import Row
 
 OUT_LABEL = 'fetch.topic_bytes{{topic="{topic}"}}'
-"""As `broker/topic_traffic.py` makes it; a test holds both together."""
+"""As `services/acceptor/fetch/topic_traffic.py` makes it; a test holds both together."""
 
 Rows = Mapping[tuple[bytes, int], Row]
 """(topic id, partition) → row"""

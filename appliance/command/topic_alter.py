@@ -82,9 +82,9 @@ def alter(
 
 def change_replication_factor(cluster: ClusterClient, name: str, replication_factor: int, throttle: int | None, no_wait: bool) -> None:
     from appliance.client.boxes import elect_leaders
+    from appliance.cluster.box_balance import plan_replication_factor
     from appliance.command.cluster_view import look_at_cluster
     from appliance.command.topic_reassign import carry_out
-    from appliance.replication.box_balance import plan_replication_factor
 
     view = look_at_cluster(cluster)
     if not any(topic == name for topic, _ in view.partitions):

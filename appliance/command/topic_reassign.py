@@ -22,8 +22,8 @@ from appliance.command.output import bytes_text, plural, say
 if TYPE_CHECKING:
     from appliance.client.boxes import Partition
     from appliance.client.cluster import ClusterClient
+    from appliance.cluster.box_balance import BalancePlan
     from appliance.command.cluster_view import ClusterView
-    from appliance.replication.box_balance import BalancePlan
 
 ThrottleOption = Annotated[
     str | None, option("--throttle", metavar="BYTES/S", help="How fast each box may receive: 50000000, 50M, 50MiB. [default: as fast as it goes]")
@@ -128,7 +128,7 @@ def require_there(view: ClusterView, topics: Collection[str], boxes: Collection[
 
 def explicit_plan(view: ClusterView, topic: str, wanted: dict[int, tuple[int, ...]]) -> BalancePlan:
     """Partitions where they were asked to be, as far as they are not."""
-    from appliance.replication.box_balance import BalancePlan, PlannedReassignment
+    from appliance.cluster.box_balance import BalancePlan, PlannedReassignment
 
     changes = []
     for number, replicas in sorted(wanted.items()):
@@ -140,7 +140,7 @@ def explicit_plan(view: ClusterView, topic: str, wanted: dict[int, tuple[int, ..
 
 def spread_plan(view: ClusterView, topics: Collection[str] | None, boxes: Collection[int] | None) -> BalancePlan:
     """Off the boxes that are not wanted, then evenly over those that are."""
-    from appliance.replication.box_balance import BalancePlan, PlannedReassignment, plan_balance, plan_leaving
+    from appliance.cluster.box_balance import BalancePlan, PlannedReassignment, plan_balance, plan_leaving
 
     held = {(each.topic, each.partition): each for each in view.held(topics)}
     rooms = view.rooms() if boxes is not None else view.open_rooms()

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from appliance.metadata.metadata_image import MetadataImage, PartitionImage
+from appliance.cluster.metadata_image import MetadataImage, PartitionImage
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER, ROLE_OFFLINE, Row
 
 

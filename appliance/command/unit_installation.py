@@ -14,11 +14,11 @@ from pathlib import Path
 from appliance.base.errors import ConfigurationProblems, MillraceError
 from appliance.base.layout import Disk, box_name, name_disks
 from appliance.base.settings import Box, read_settings_file
-from appliance.ingest.table.table_checks import read_sender_table
 from appliance.runtime.directories import shape_problems
 from appliance.runtime.disk_orders import with_kept_disks
 from appliance.runtime.run_options import RunOptions, resolve_options
 from appliance.runtime.unit_files import COMMON_DROP_IN, DROP_IN, HEAD, UnitPlan, plan_units, planned_box, unit_problems
+from appliance.senders.table_checks import read_sender_table
 
 UNIT_DIRECTORY = "etc/systemd/system"
 _MOUNT_ASSERTION = "AssertPathIsMountPoint="

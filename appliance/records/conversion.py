@@ -1,6 +1,7 @@
 """Records between the formats: message sets of old producers become one batch of magic 2, stored batches become message sets for old consumers.
 
-Pure; the acceptor calls it (`broker/message_sets.py`), for clients older than Kafka 0.11 only. Everything here costs Python work for each record,
+Pure; the acceptor calls it (`services/acceptor/fetch/message_sets.py`), for clients older than Kafka 0.11 only. Everything here costs Python work
+for each record,
 3 to 4 µs, so both directions are bounded: up by `RECORDS_MAX` messages a set and the guard against bombs, down by the caller's bytes and
 `DOWN_RECORDS_MAX` records, after which the consumer simply asks for the next offset. Weak spots: a large batch that is read in several such pieces is
 opened anew for each, and passing its first records costs 2 µs each (0.2 s for the last piece of the largest that is taken); a batch of more than

@@ -20,7 +20,7 @@ from appliance.shm.ring_pair import RINGS_POSITION
 
 CONTROLLER_ARENA_BYTES = 1 << 20
 CONTROLLER_RING_ENTRIES = 256
-"""As `agents/disk_commands.py` makes them; a test holds them together."""
+"""As `services/controller/disk_commands.py` makes them; a test holds them together."""
 
 
 class SharedMemoryNeed(NamedTuple):

@@ -1,7 +1,7 @@
 """The memory from which a log-reader's pieces of segments are sent: equal slots, filled by it, read by acceptors.
 
 Unlike a source's arena it is allocated slot by slot, when a slot is first used, and given back when nobody has read anything cold for a while: a box
-whose consumers keep up has none of it. Owned by one life of a log-reader; who holds which slot is known in its heap (`agents/cold_pieces.py`).
+whose consumers keep up has none of it. Owned by one life of a log-reader; who holds which slot is known in its heap (`services/log_reader/cold_pieces.py`).
 Weak spot: /dev/shm may be full when a slot is wanted; then there is one slot fewer, which is an answer and not a death.
 """
 

@@ -1,6 +1,7 @@
 """A cleaning run over one log: maps the keys of what is dirty, then writes every segment below anew without what is superseded.
 
-Runs in a process of its own (`services/log_cleaner.py`), or in a test's; it reads sealed segments and writes `.cleaned` files, nothing else, and reports each
+Runs in a process of its own (`services/log_writer/cleaner/__main__.py`), or in a test's; it reads sealed segments and writes `.cleaned` files,
+nothing else, and reports each
 finished one. Rules are Kafka's (`Cleaner.doClean`). A record stays when it is above the mapped range, or the newest of its key and either has a
 value or its batch's delete horizon is not over; records without a key and of aborted transactions go. The last batch of a live producer stays as a header,
 a transaction's marker for as long as anything of it does, then until its horizon. A map that is full ends the range: the next run goes on there.

@@ -1,6 +1,7 @@
 """A copy of a log that is being moved: opened, brought in line with its source, filled, completed.
 
-Runs in a process of its own (`agents/log_mover.py`), or in a test's; it alone writes the `-future` directory. The copy has its source's batches byte by byte
+Runs in a process of its own (`services/log_writer/mover/agent.py`), or in a test's; it alone writes the `-future` directory. The copy has its
+source's batches byte by byte
 and its segments, so that its indexes are the same. Whatever became of either side, `align` comes first: what a power cut may have taken from the copy goes (all
 above its recovery point), then what the source does not have (by leader epoch, never by high watermark), and a copy that compaction has overtaken
 or that ends below the source's beginning starts over. `complete` is written down last, when everything else is durable; whoever copies on takes it back first.

@@ -1,6 +1,7 @@
 """`move.json`: what a copy of a log on another disk of the same box knows of its move, and the statement that the copy is complete.
 
-Written by the mover while it copies (`agents/log_mover.py`), read by the log-writer of the target disk; it lies in the `-future` directory and goes with it
+Written by the mover while it copies (`services/log_writer/mover/agent.py`), read by the log-writer of the target disk; it lies in the `-future`
+directory and goes with it
 through the rename that makes it plain, so `complete` stands in for the checkpoints of the directory until those say the same. Weak spot: JSON of our own,
 Kafka does not know it; it never lies in a directory that Kafka would open as a log for longer than a promotion takes.
 """

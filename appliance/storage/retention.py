@@ -1,7 +1,8 @@
 """Which of the oldest segments of a log go: by time, by size, by the log start offset, and for a disk's free-space reserve.
 
 Pure: policies decide over facts about segments and touch no file; the log-writer collects the facts and carries the plans out
-(`agents/retention_rounds.py`). The rules of the first three are Kafka's (`UnifiedLog.deletableSegments`): segments go oldest first, up to the first one
+(`services/log_writer/background/retention_rounds.py`). The rules of the first three are Kafka's (`UnifiedLog.deletableSegments`): segments go oldest
+first, up to the first one
 that stays; nothing above the high watermark goes; the active segment goes only when all go, and then a new one is rolled first. A new policy is a
 class with a name and a `count`; `TOPIC_POLICIES` is the list that logs are held to. Weak spot: time is the producers' word
 (the largest timestamp of a segment), so one record stamped far in the future keeps its segment.

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from lab.running_box import Address, RunningBox
 from loadtest.benchmark import Figure
 from loadtest.benchmarks.http_push import HttpPush, figures_of
-from tests.support.running_box import Address, RunningBox
 
 
 @dataclass(frozen=True)

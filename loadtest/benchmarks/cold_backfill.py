@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from appliance.storage.page_cache import Cachestat, FileMap, pages_of
+from lab.running_box import RunningBox
 from loadtest.benchmark import Benchmark, BenchmarkFailed, Figure, Run, Say
 from loadtest.benchmarks.paced import Paced, produce_at_a_pace
 from loadtest.generators.compiler import missing_for_librdkafka
@@ -19,7 +20,6 @@ from loadtest.librdkafka import LibrdkafkaClient, fill_topic, read_report
 from loadtest.load_generator import LoadGenerator
 from loadtest.observation import Observer
 from loadtest.topics import make_topic
-from tests.support.running_box import RunningBox
 
 PROGRAM = Path(__file__).parent.parent / "generators" / "end_to_end.py"
 GOOD, TAIL, OLD = "good", "tail", "old"

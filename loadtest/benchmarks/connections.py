@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from lab.running_box import RunningBox
 from loadtest.benchmark import Benchmark, BenchmarkFailed, Figure, Run, Say
 from loadtest.generators.compiler import missing_for_c
 from loadtest.generators.produce_frame import build_produce_frame, reply_layout
 from loadtest.generators.replayer import Replayer
 from loadtest.observation import Observation, Observer
 from loadtest.topics import count_records, make_topic
-from tests.support.running_box import RunningBox
 
 TOPIC = "bench"
 COUNTS = (1, 10, 100, 1000)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from lab.running_box import RunningBox
 from loadtest.benchmark import Benchmark, BenchmarkFailed, Figure, Run, Say
 from loadtest.generators.compiler import missing_for_librdkafka
 from loadtest.librdkafka import LibrdkafkaClient, Report, fill_topic, read_report
 from loadtest.load_generator import LoadGenerator
 from loadtest.observation import Observer
 from loadtest.topics import count_records, make_topic
-from tests.support.running_box import RunningBox
 
 TOPIC = "bench"
 WARM_UP_SHARE = 0.1

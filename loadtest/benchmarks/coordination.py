@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 
 from confluent_kafka import Producer
 
+from lab.raw_coordination import OFFSET_COMMIT, RawCoordination
+from lab.raw_transactions import transactional_batch
+from lab.running_box import RunningBox, eventually
 from loadtest.benchmark import Benchmark, BenchmarkFailed, Figure, Run, Say
 from loadtest.memory import MB, process_memory
 from loadtest.observation import Observer
 from loadtest.topics import make_topic
-from tests.support.raw_coordination import OFFSET_COMMIT, RawCoordination
-from tests.support.raw_transactions import transactional_batch
-from tests.support.running_box import RunningBox, eventually
 
 TOPIC = "coordinated"
 IN_FLIGHT = 200

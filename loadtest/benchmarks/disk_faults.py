@@ -1,6 +1,6 @@
 """What a hung disk, and one that is a hundred times too slow, do to producers that do not write to it; and how soon those that do are told.
 
-A box of its own on two loop devices, one of them on a drive that does as it is told (`tests/support/loop_disks.py`). Its own clients produce all the
+A box of its own on two loop devices, one of them on a drive that does as it is told (`lab/loop_disks.py`). Its own clients produce all the
 time, before, during and after, so that what is compared differs in the fault alone.
 """
 
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from appliance.records.builder import BatchBuilder
+from lab.loop_disks import LoopDisk, loop_disks, why_not
+from lab.raw_client import RawClient
+from lab.running_box import RunningBox, start_box
 from loadtest.benchmark import Benchmark, BenchmarkFailed, Figure, Run, Say
 from loadtest.benchmarks.paced import Paced, produce_at_a_pace
 from loadtest.observation import Observer
 from loadtest.topics import make_topic
-from tests.support.loop_disks import LoopDisk, loop_disks, why_not
-from tests.support.raw_client import RawClient
-from tests.support.running_box import RunningBox, start_box
 
 TOPICS = ("one", "two")
 KAFKA_STORAGE_ERROR = 56

@@ -1,6 +1,6 @@
 """How long partitions take no acks=all when their leader's box is killed or cut off, stops in order, or has a disk that dies or hangs.
 
-Three boxes in stock settings on machines of their own (namespaces, `tests/support/cluster.py`), each with its ZooKeeper member. Each fault befalls a topic of
+Three boxes in stock settings on machines of their own (namespaces, `lab/cluster.py`), each with its ZooKeeper member. Each fault befalls a topic of
 its own whose partitions the victim leads; boxes take turns, so that the controller and the leader of the ensemble are among them as chance has it. Each fault
 meets a whole cluster: all processes serve, all members are in the ensemble, all replicas in sync. A probe sends a small record every 20 ms, after an error a
 fresh request to whom a living box names; a pause is the longest time between two acknowledgements of a partition, of the slowest one. Weak spots: three boxes,
@@ -24,13 +24,13 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from appliance.base.setting_rows import SETTING_ROWS
+from lab.cluster import KAFKA_PORT, SETTINGS, Cluster, ClusterBox
+from lab.machine import address_of, why_not
+from lab.pause_probe import PauseProbe
+from lab.running_box import RunningBox, eventually
 from loadtest.benchmark import Benchmark, BenchmarkFailed, Figure, Run, Say
 from loadtest.machine import load_average
 from loadtest.observation import Observer
-from tests.support.cluster import KAFKA_PORT, SETTINGS, Cluster, ClusterBox
-from tests.support.machine import address_of, why_not
-from tests.support.pause_probe import PauseProbe
-from tests.support.running_box import RunningBox, eventually
 
 STOCK = {name: SETTING_ROWS[name].default for name in SETTINGS}
 """What the tests' clusters have otherwise."""

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from lab.running_box import RunningBox
 from loadtest.benchmark import Benchmark, Figure, Run, Say
 from loadtest.benchmarks.paced import produce_at_a_pace
 from loadtest.generators.produce_frame import build_produce_frame, reply_layout
 from loadtest.load_generator import LoadGenerator
 from loadtest.observation import Observer
 from loadtest.topics import make_topic
-from tests.support.running_box import RunningBox
 
 PROGRAM = Path(__file__).parent.parent / "generators" / "pipelining_producer.py"
 SMALL, LARGE = "small", "large"

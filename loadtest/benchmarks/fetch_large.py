@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from lab.running_box import RunningBox
 from loadtest.benchmark import Benchmark, BenchmarkFailed, Figure, Run, Say
 from loadtest.generators.compiler import missing_for_librdkafka
 from loadtest.generators.fetch_frame import API_VERSION, build_fetch_frame, fetch_layout
@@ -12,7 +13,6 @@ from loadtest.generators.large_fetcher import LargeFetcher
 from loadtest.librdkafka import LibrdkafkaClient, fill_topic
 from loadtest.observation import Observer
 from loadtest.topics import count_records, make_topic
-from tests.support.running_box import RunningBox
 
 TOPIC = "bench"
 VALUE_BYTES = 1024

@@ -6,10 +6,10 @@ import time
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from lab.running_box import RunningBox
 from loadtest.benchmark import Benchmark, Figure, Run, Say
 from loadtest.memory import MB, is_python, process_memory, sum_of
 from loadtest.observation import Observer
-from tests.support.running_box import RunningBox
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 
 from confluent_kafka import Consumer, KafkaException, Producer
 
+from lab.running_box import RunningBox
 from loadtest.benchmark import Benchmark, BenchmarkFailed, Figure, Run, Say
 from loadtest.memory import ARENA, MB, SHARED_MEMORY, Memory, is_python, process_memory, sum_of
 from loadtest.observation import Observer
 from loadtest.topics import count_records, make_topic
-from tests.support.running_box import RunningBox
 
 TOPIC = "spread"
 VALUE = os.urandom(512) + bytes(512)

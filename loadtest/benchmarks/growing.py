@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from appliance.base.model import TopicPartition
 from appliance.client.admin import LATEST_TIMESTAMP, list_offsets
+from lab.running_box import RunningBox
 from loadtest.benchmark import Figure
 from loadtest.generators.fetch_frame import build_fetch_frame, fetch_layout
 from loadtest.generators.large_fetcher import LargeFetcher
@@ -23,7 +24,6 @@ from loadtest.generators.produce_frame import build_produce_frame, reply_layout
 from loadtest.generators.replayer import Replayer
 from loadtest.observation import Observation, Observer
 from loadtest.topics import cluster_of
-from tests.support.running_box import RunningBox
 
 CONNECTIONS = 10
 SMALL_BYTES, LARGE_BYTES, FETCH_BYTES = 300, 128 << 10, 256 << 10

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from appliance.base.model import TopicPartition
+from lab.running_box import RunningBox
 from loadtest.benchmark import Benchmark, Figure, Run, Say
 from loadtest.benchmarks.growing import MEASURES, NO_RETENTION, Prober, figures_from, figures_of_growth, grow
 from loadtest.generators.compiler import find_compiler
 from loadtest.growth_chart import draw_growth, steps_of
 from loadtest.topics import make_topic
-from tests.support.running_box import RunningBox
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 
 from appliance.base.model import TopicPartition
 from appliance.storage import checkpoints
+from lab.running_box import RunningBox, start_box
 from loadtest.benchmark import Benchmark, Figure, Run, Say
 from loadtest.benchmarks.growing import CONNECTIONS, MEASURES, NO_RETENTION, Prober, figures_from, figures_of_growth
 from loadtest.generators.compiler import find_compiler
 from loadtest.generators.planted_logs import plant_sealed
 from loadtest.growth_chart import draw_growth, steps_of
 from loadtest.topics import make_topic
-from tests.support.running_box import RunningBox, start_box
 
 TOPIC = "bench"
 

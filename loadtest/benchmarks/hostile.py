@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from lab.running_box import RunningBox
 from loadtest.benchmark import Benchmark, Figure, Run, Say
 from loadtest.benchmarks.paced import produce_at_a_pace
 from loadtest.load_generator import LoadGenerator
 from loadtest.memory import MB, process_memory
 from loadtest.observation import Observer
 from loadtest.topics import make_topic
-from tests.support.running_box import RunningBox
 
 PROGRAM = Path(__file__).parent.parent / "generators" / "attackers.py"
 TOPIC = "good"

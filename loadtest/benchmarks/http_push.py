@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from lab.running_box import Address, RunningBox
 from loadtest.benchmark import Benchmark, BenchmarkFailed, Figure, Run, Say
 from loadtest.benchmarks.syslog_tcp import PATIENCE_SECONDS, WARM_UP_SECONDS, await_books
 from loadtest.load_generator import LoadGenerator
 from loadtest.observation import Observer
 from loadtest.topics import count_records
-from tests.support.running_box import Address, RunningBox
 
 GENERATOR = Path(__file__).parent.parent / "generators" / "http_pusher.py"
 RECORD_BYTES = 600

@@ -23,13 +23,13 @@ from appliance.client.boxes import elect_leaders, reassign
 from appliance.client.cluster import ClusterClient
 from appliance.client.connection import ClientConnection
 from appliance.client.metadata import PartitionMetadata, read_metadata
+from lab.cluster import KAFKA_PORT, Cluster
+from lab.machine import address_of, why_not
+from lab.running_box import RunningBox
 from loadtest.benchmark import Benchmark, BenchmarkFailed, Figure, Run, Say
 from loadtest.benchmarks.fail_over import STOCK, percentile
 from loadtest.machine import load_average
 from loadtest.observation import Observer
-from tests.support.cluster import KAFKA_PORT, Cluster
-from tests.support.machine import address_of, why_not
-from tests.support.running_box import RunningBox
 
 TOPIC, PARTITION = "goes-round", ("goes-round", 0)
 LOOK_SECONDS = 0.002

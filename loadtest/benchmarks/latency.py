@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from lab.running_box import RunningBox
 from loadtest.benchmark import Benchmark, BenchmarkFailed, Figure, Run, Say
 from loadtest.benchmarks.paced import FRAME_BYTES, produce_at_a_pace
 from loadtest.observation import Observer
 from loadtest.topics import count_records, make_topic
-from tests.support.running_box import RunningBox
 
 TOPIC = "quiet"
 WARM_UP_SECONDS = 2.0

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from lab.running_box import RunningBox
 from loadtest.benchmark import Benchmark, BenchmarkFailed, Figure, Run, Say
 from loadtest.load_generator import LoadGenerator
 from loadtest.observation import Observer
 from loadtest.topics import count_records, disks_used, make_topic
-from tests.support.running_box import RunningBox
 
 TOPIC = "bench"
 CLIENT = Path(__file__).parent.parent / "generators/librdkafka_producer.py"

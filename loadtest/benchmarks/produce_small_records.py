@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from lab.running_box import RunningBox
 from loadtest.benchmark import Figure
 from loadtest.benchmarks.produce_librdkafka import TOPIC, ProduceLibrdkafka
 from loadtest.generators.compiler import missing_for_librdkafka
 from loadtest.librdkafka import PRODUCER_PROPERTIES, LibrdkafkaClient
-from tests.support.running_box import RunningBox
 
 
 @dataclass(frozen=True)

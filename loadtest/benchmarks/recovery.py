@@ -19,13 +19,13 @@ from appliance.base.model import TopicId, TopicPartition
 from appliance.storage import checkpoints
 from appliance.storage.directory_identity import CLEAN_SHUTDOWN_MARKER
 from appliance.storage.meta_properties import read_topic_id
+from lab.running_box import RunningBox, start_box
 from loadtest.benchmark import Benchmark, BenchmarkFailed, Figure, Run, Say
 from loadtest.generators.planted_logs import append, plant_sealed
 from loadtest.generators.produce_frame import build_produce_frame, reply_layout
 from loadtest.generators.replayer import Replayer
 from loadtest.observation import Observer
 from loadtest.topics import count_records, make_topic
-from tests.support.running_box import RunningBox, start_box
 
 TOPIC = "bench"
 LOG_WRITER = "log-writer@d0"

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from lab.running_box import RunningBox
 from loadtest.benchmark import Benchmark, Figure, Run, Say
 from loadtest.benchmarks.syslog_tcp import PATIENCE_SECONDS, RECORD_BYTES, await_books, read_books
 from loadtest.load_generator import Finished, LoadGenerator
 from loadtest.observation import Observer
 from loadtest.topics import count_records
-from tests.support.running_box import RunningBox
 
 PROGRAM = Path(__file__).parent.parent / "generators" / "relp_sender.py"
 LISTENER = "relp"

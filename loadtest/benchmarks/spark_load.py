@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from lab.running_box import RunningBox
 from loadtest.benchmark import Benchmark, BenchmarkFailed, Figure, Run, Say
 from loadtest.generators.compiler import missing_for_librdkafka
 from loadtest.librdkafka import LibrdkafkaClient, fill_topic
 from loadtest.observation import Observer
 from loadtest.syslog_batches import RECORDS_A_BATCH, fill_with_syslog
 from loadtest.topics import count_records, make_topic
-from tests.support.running_box import RunningBox
 
 if TYPE_CHECKING:
     from appliance.pipeline.load_run import LoadOrder
@@ -67,7 +67,7 @@ class SparkLoad(Benchmark):
         return 2 * (self.records * self.value_bytes + self.lines * LINE_BYTES)
 
     def missing(self) -> str | None:
-        from tests.support.spark_session import why_no_spark
+        from lab.spark_session import why_no_spark
 
         return missing_for_librdkafka() or why_no_spark() or None
 

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from confluent_kafka import Producer
 
+from lab.running_box import RunningBox
 from loadtest.benchmark import Benchmark, BenchmarkFailed, Figure, Run, Say
 from loadtest.observation import Observer
 from loadtest.topics import make_topic
-from tests.support.running_box import RunningBox
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,7 +54,7 @@ class SparkMicroBatches(Benchmark):
         return 50_000_000
 
     def missing(self) -> str | None:
-        from tests.support.spark_session import why_no_spark
+        from lab.spark_session import why_no_spark
 
         return why_no_spark() or None
 

@@ -9,12 +9,12 @@ import time
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from lab.first_query import first_query
+from lab.running_box import ROOT, RunningBox
 from loadtest.benchmark import Benchmark, BenchmarkFailed, Figure, Run, Say
 from loadtest.observation import Observer
 from loadtest.syslog_batches import fill_with_syslog
 from loadtest.topics import count_records, make_topic
-from tests.support.first_query import first_query
-from tests.support.running_box import ROOT, RunningBox
 
 TOPIC = "syslog-of-the-query"
 SECONDS_MAX = 300
@@ -35,7 +35,7 @@ class SparkQuery(Benchmark):
         return self.records * 330
 
     def missing(self) -> str | None:
-        from tests.support.spark_session import why_no_spark
+        from lab.spark_session import why_no_spark
 
         return why_no_spark() or None
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from lab.running_box import RunningBox
 from loadtest.benchmark import Benchmark, BenchmarkFailed, Figure, Run, Say
 from loadtest.generators.compiler import missing_for_librdkafka
 from loadtest.librdkafka import LibrdkafkaClient, fill_topic
 from loadtest.observation import Observation, Observer
 from loadtest.topics import count_records, make_topic
-from tests.support.running_box import RunningBox
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,7 +48,7 @@ class SparkRead(Benchmark):
         return 4 * self.records * self.value_bytes
 
     def missing(self) -> str | None:
-        from tests.support.spark_session import why_no_spark
+        from lab.spark_session import why_no_spark
 
         return missing_for_librdkafka() or why_no_spark() or None
 

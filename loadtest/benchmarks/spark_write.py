@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from lab.running_box import RunningBox
 from loadtest.benchmark import Benchmark, BenchmarkFailed, Figure, Run, Say
 from loadtest.observation import Observer
 from loadtest.topics import count_records, make_topic
-from tests.support.running_box import RunningBox
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -51,7 +51,7 @@ class SparkWrite(Benchmark):
         return self.records * self.value_bytes
 
     def missing(self) -> str | None:
-        from tests.support.spark_session import why_no_spark
+        from lab.spark_session import why_no_spark
 
         return why_no_spark() or None
 

@@ -20,12 +20,12 @@ from typing import ClassVar
 
 import psutil
 
+from lab.running_box import RunningBox
 from loadtest.benchmark import BenchmarkFailed, Figure, Run, Say
 from loadtest.benchmarks.syslog_tcp import COUNT, FRAMINGS, PATIENCE_SECONDS, RATE, WARM_UP_SECONDS, SyslogTcp
 from loadtest.load_generator import LoadGenerator
 from loadtest.observation import Observer
 from loadtest.topics import count_records, make_topic
-from tests.support.running_box import RunningBox
 
 RSYSLOG = """
 global(workDirectory="{directory}" maxMessageSize="64k")

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from lab.running_box import RunningBox
 from loadtest.benchmark import Benchmark, Figure, Run, Say
 from loadtest.load_generator import LoadGenerator
 from loadtest.observation import Observer
-from tests.support.running_box import RunningBox
 
 PROGRAM = Path(__file__).parent.parent / "generators" / "syslog_end_to_end.py"
 PATIENCE_SECONDS = 60.0

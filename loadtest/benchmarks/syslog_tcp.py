@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from appliance.ingest.accounting import Ledger, add_ledgers, read_ledger
+from appliance.senders.accounting import Ledger, add_ledgers, read_ledger
+from lab.running_box import Address, RunningBox
 from loadtest.benchmark import Benchmark, BenchmarkFailed, Figure, Run, Say
 from loadtest.load_generator import LoadGenerator
 from loadtest.observation import Observer
 from loadtest.topics import count_records
-from tests.support.running_box import Address, RunningBox
 
 RATE = 10_000_000
 """Lines a second and connection that loggen aims at: more than it can, so it sends what TCP lets it."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from lab.certificates import Authority
+from lab.running_box import Address, RunningBox
 from loadtest.benchmark import Figure
 from loadtest.benchmarks.syslog_tcp import SyslogTcp
-from tests.support.certificates import Authority
-from tests.support.running_box import Address, RunningBox
 
 LISTENER = "tls"
 

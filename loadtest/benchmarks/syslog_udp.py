@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from appliance.ingest.accounting import KERNEL_DROPS_COUNTER, Ledger
-from appliance.ingest.listener import SYSLOG_UDP
+from appliance.senders.accounting import KERNEL_DROPS_COUNTER, Ledger
+from appliance.senders.listener import SYSLOG_UDP
+from lab.running_box import RunningBox
 from loadtest.benchmark import Benchmark, BenchmarkFailed, Figure, Run, Say
 from loadtest.benchmarks.syslog_tcp import LOOK_SECONDS, PATIENCE_SECONDS, RECORD_BYTES, read_books
 from loadtest.generators.compiler import compile_generator, missing_for_c
 from loadtest.load_generator import LoadGenerator
 from loadtest.observation import Observer
 from loadtest.topics import count_records
-from tests.support.running_box import RunningBox
 
 WARM_UP_SECONDS = 1.0
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from lab.running_box import RunningBox, start_box
 from loadtest.benchmark import Benchmark, BenchmarkFailed, Figure, Run, Say
 from loadtest.benchmarks.cold_backfill import Backfill, disk_read_bytes, measure_tail, resident_percent, segments_of, sync_file
 from loadtest.generators.compiler import missing_for_librdkafka
@@ -19,7 +20,6 @@ from loadtest.librdkafka import LibrdkafkaClient, fill_topic
 from loadtest.memory_limit import inside, memory_limit, missing_for_memory_limit
 from loadtest.observation import Observer
 from loadtest.topics import make_topic
-from tests.support.running_box import RunningBox, start_box
 
 GOOD, TAIL, OLD = "good", "tail", "old"
 VALUE_BYTES = 1024

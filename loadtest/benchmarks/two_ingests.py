@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar
 
+from lab.running_box import RunningBox, start_box
 from loadtest.benchmark import BenchmarkFailed, Figure, Run, Say
 from loadtest.benchmarks.agent_push import FluentForward
 from loadtest.benchmarks.http_push import EXPECTED_RECORDS_PER_SECOND, RECORD_BYTES, Pushed
@@ -22,7 +23,6 @@ from loadtest.benchmarks.syslog_tcp import PATIENCE_SECONDS, WARM_UP_SECONDS, aw
 from loadtest.cpu_share import cpu_share, missing_for_cpu_share
 from loadtest.observation import Observation, Observer, role_of
 from loadtest.topics import count_records
-from tests.support.running_box import RunningBox, start_box
 
 
 @dataclass(frozen=True)

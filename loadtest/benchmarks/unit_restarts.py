@@ -1,6 +1,6 @@
 """How long producers wait while systemd restarts a log-writer, an acceptor, and the whole box with 500 partitions; and that nothing acknowledged is lost.
 
-A box of its own, installed by install.sh on two loop devices in a machine of its own (`tests/support/systemd_box.py`). One client has a request for every
+A box of its own, installed by install.sh on two loop devices in a machine of its own (`lab/systemd_box.py`). One client has a request for every
 partition on its way all the time and connects again at once, so that what is measured is the box; librdkafka beside it says what its users see.
 Weak spot: clients and box share two cores, and everything that starts wants them at once.
 """
@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from appliance.records.builder import BatchBuilder
+from lab import kio_adapter
+from lab.installed_box import DISKS, KAFKA, InstalledBox, copy_sources, make_wheelhouse, why_not_installed
+from lab.load import AckedProducer, StreamReader
+from lab.protocol_messages import kio_element
+from lab.raw_client import PRODUCE, PRODUCE_VERSION, RawClient
+from lab.running_box import RunningBox, eventually
+from lab.systemd_box import SystemdBox, why_not
 from loadtest.benchmark import Benchmark, BenchmarkFailed, Figure, Run, Say
 from loadtest.observation import Observer
-from tests.properties.protocol_messages import kio_element
-from tests.support import kio_adapter
-from tests.support.installed_box import DISKS, KAFKA, InstalledBox, copy_sources, make_wheelhouse, why_not_installed
-from tests.support.load import AckedProducer, StreamReader
-from tests.support.raw_client import PRODUCE, PRODUCE_VERSION, RawClient
-from tests.support.running_box import RunningBox, eventually
-from tests.support.systemd_box import SystemdBox, why_not
 
 TOPIC, SECOND = "restarts", "restarts-librdkafka"
 SECOND_PARTITIONS = 4

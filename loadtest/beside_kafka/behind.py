@@ -30,7 +30,8 @@ REASONS: tuple[Reason, ...] = (
     Reason(
         "consume",
         "consume",
-        "the acceptor reads what is resident with RWF_NOWAIT and sends the copy, so that no hung disk can ever hold it (`broker/residency.py` says why); "
+        "the acceptor reads what is resident with RWF_NOWAIT and sends the copy, so that no hung disk can ever hold it "
+        "(`services/acceptor/fetch/residency.py` says why); "
         "Kafka's sendfile copies nothing, and may wait for a disk. Of the acceptor's samples 52 % are `send`, 15 % `epoll_wait`, 7 % `preadv2`, 20 % Python "
         "([flame graph](flames/consume-acceptor.svg)). In turns, two runs each, mincore and sendfile needed 0.1 to 0.15 cpu-s/GB less of 0.75. "
         "What would change it: sendfile while the disk is known to answer, at the price of that promise.",

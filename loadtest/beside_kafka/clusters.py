@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from lab.real_zookeeper import RealZooKeeper
 from loadtest.beside_kafka.contenders import OURS, Appliance, Contender
 from loadtest.beside_kafka.kafka_contender import Heap, KafkaContender, Release
-from tests.support.real_zookeeper import RealZooKeeper
 
 ZOOKEEPER = "zookeeper"
 MakeMember = Callable[[Path, int, str], Contender]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.base.errors import MillraceError
+from lab import client_packages
 from loadtest.benchmark import BenchmarkFailed, Say
 from loadtest.beside_kafka import page
 from loadtest.beside_kafka.clusters import kafka_cluster, millrace_cluster
@@ -32,7 +33,6 @@ from loadtest.librdkafka import LibrdkafkaClient
 from loadtest.machine import describe_machine, load_average
 from loadtest.observation import machine_times
 from loadtest.results import LINES_FILE, read_lines
-from tests.support import client_packages
 
 SHORT_SCALE = 0.1
 OTHERS_MAX = 0.3

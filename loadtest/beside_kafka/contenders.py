@@ -16,9 +16,9 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from pathlib import Path
 
+from lab.running_box import Address, RunningBox, eventually, processes_of, start_box
 from loadtest.benchmark import BenchmarkFailed
 from loadtest.memory import process_memory
-from tests.support.running_box import Address, RunningBox, eventually, processes_of, start_box
 
 DISKS = 2
 DELETE_DELAY_MS = 100

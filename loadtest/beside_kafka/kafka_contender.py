@@ -21,10 +21,10 @@ from appliance.client.address import Address as BrokerAddress
 from appliance.client.cluster import ClusterClient
 from appliance.client.errors import ClientFailed
 from appliance.runtime.parent_death import die_with_parent
+from lab import client_packages, real_kafka
+from lab.real_zookeeper import RealZooKeeper, free_port
+from lab.running_box import eventually
 from loadtest.beside_kafka.contenders import DELETE_DELAY_MS, Contender
-from tests.support import client_packages, real_kafka
-from tests.support.real_zookeeper import RealZooKeeper, free_port
-from tests.support.running_box import eventually
 
 CLUSTER_ID = base64.urlsafe_b64encode(b"beside_millrace!").decode().rstrip("=")
 START_SECONDS = 120.0

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.running_box import eventually
 from loadtest.benchmark import BenchmarkFailed
 from loadtest.benchmarks.paced import produce_at_a_pace
 from loadtest.beside_kafka.clusters import ClusterContender
@@ -22,7 +23,6 @@ from loadtest.beside_kafka.rows import Cell, Part, Row, Tools, Turn, turn_of
 from loadtest.beside_kafka.throughput import FRAMING, PRODUCERS, produce, topic_of_a_turn
 from loadtest.observation import Observation, Observer, process_cpu_seconds, role_of
 from loadtest.topics import cluster_of, count_records
-from tests.support.running_box import eventually
 
 BOXES = 3
 PARTITIONS = 6

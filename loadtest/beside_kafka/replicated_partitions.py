@@ -17,6 +17,7 @@ from confluent_kafka import ElectionType, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from appliance.base.errors import ErrorCode, RequestRefused
+from lab.running_box import eventually
 from loadtest.beside_kafka.clusters import ZOOKEEPER, ClusterContender
 from loadtest.beside_kafka.contenders import Contender
 from loadtest.beside_kafka.lives import a_life
@@ -28,7 +29,6 @@ from loadtest.machine import load_average
 from loadtest.memory import MB, process_memory
 from loadtest.observation import Observer
 from loadtest.topics import make_topic
-from tests.support.running_box import eventually
 
 TOPIC = "spread"
 VICTIM = BOXES

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from lab.running_box import eventually
 from loadtest.benchmark import BenchmarkFailed
 from loadtest.beside_kafka.contenders import Contender
 from loadtest.beside_kafka.rows import Cell, Part, Row, Tools, Turn, turn_of
@@ -21,7 +22,6 @@ from loadtest.load_generator import LoadGenerator
 from loadtest.observation import Observer
 from loadtest.topics import count_records, disks_used, make_topic, remove_topic
 from loadtest.warm_memory import WarmMemory
-from tests.support.running_box import eventually
 
 PARTITIONS = 4
 PRODUCERS = 2

@@ -95,7 +95,7 @@ def run_locust(arguments: Sequence[str]) -> int:
 
 
 def run_with_own_box(options: argparse.Namespace, others: Sequence[str], say: Callable[[str], None]) -> int:
-    from tests.support.running_box import start_box  # it needs what tests need
+    from lab.running_box import start_box  # it needs what tests need
 
     with tempfile.TemporaryDirectory(prefix="millrace-users-") as scratch:
         box = start_box(Path(scratch) / "box")

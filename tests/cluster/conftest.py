@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.cluster import Cluster, running_cluster
-from tests.support.machine import why_not
+from lab.cluster import Cluster, running_cluster
+from lab.machine import why_not
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from kazoo.client import KazooClient
 
-from tests.support.real_zookeeper import RealZooKeeper
-from tests.support.running_box import RunningBox, run_and_wait, run_arguments
+from lab.real_zookeeper import RealZooKeeper
+from lab.running_box import RunningBox, run_and_wait, run_arguments
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

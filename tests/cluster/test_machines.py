@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.loop_disks import loop_disks
-from tests.support.machine import Namespace
+from lab.loop_disks import loop_disks
+from lab.machine import Namespace
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

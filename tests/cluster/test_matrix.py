@@ -19,13 +19,13 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from appliance.metadata.zookeeper_probe import zookeeper_serves
-from tests.support.cluster import ZOOKEEPER_PORT, Cluster, all_serve, running_cluster
-from tests.support.cluster_cell import CONTROLLER, FAULTS, FOLLOWER, LEADER, ROLES, Cell, CellResult
-from tests.support.cluster_table import table
-from tests.support.machine import address_of
-from tests.support.running_box import ROOT, environment, eventually
-from tests.support.zookeeper_clients import auth_of, zookeeper_client
+from appliance.cluster.zookeeper_probe import zookeeper_serves
+from lab.cluster import ZOOKEEPER_PORT, Cluster, all_serve, running_cluster
+from lab.cluster_cell import CONTROLLER, FAULTS, FOLLOWER, LEADER, ROLES, Cell, CellResult
+from lab.cluster_table import table
+from lab.machine import address_of
+from lab.running_box import ROOT, environment, eventually
+from lab.zookeeper_clients import auth_of, zookeeper_client
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

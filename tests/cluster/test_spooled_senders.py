@@ -17,13 +17,13 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from appliance.base.clock import SystemClock
-from tests.support.certificates import Certificate
-from tests.support.cluster import SYSLOG_PORT, Cluster, running_cluster
-from tests.support.machine import address_of, why_not
-from tests.support.reconcile import Reconciliation
-from tests.support.request_senders import ChunkSender
-from tests.support.running_box import Address, RunningBox, eventually
-from tests.support.told_senders import Feed, Place
+from lab.certificates import Certificate
+from lab.cluster import SYSLOG_PORT, Cluster, running_cluster
+from lab.machine import address_of, why_not
+from lab.reconcile import Reconciliation
+from lab.request_senders import ChunkSender
+from lab.running_box import Address, RunningBox, eventually
+from lab.told_senders import Feed, Place
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.deep, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 

@@ -15,10 +15,10 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
 
 from appliance.base.zookeeper_access import replace_secret
-from tests.support.cluster import ZOOKEEPER_PORT, Cluster, ClusterBox, running_cluster
-from tests.support.machine import address_of, why_not
-from tests.support.running_box import eventually, run_and_wait, run_arguments
-from tests.support.zookeeper_clients import Credentials, auth_of, zookeeper_session
+from lab.cluster import ZOOKEEPER_PORT, Cluster, ClusterBox, running_cluster
+from lab.machine import address_of, why_not
+from lab.running_box import eventually, run_and_wait, run_arguments
+from lab.zookeeper_clients import Credentials, auth_of, zookeeper_session
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 OPEN_SETTING = '"zookeeper.auth.required" = false\n'
@@ -49,9 +49,7 @@ def produce(cluster: Cluster, count: int) -> None:
     failures: list[object] = []
     producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all", "message.timeout.ms": 30_000})
     for number in range(count):
-        producer.produce(
-            "events", b"%d" % number, on_delivery=lambda error, _: failures.append(error) if error else None
-        )
+        producer.produce("events", b"%d" % number, on_delivery=lambda error, _: failures.append(error) if error else None)
     assert producer.flush(40) == 0 and failures == []
 
 
@@ -74,9 +72,7 @@ def open_nodes(cluster: Cluster, auth: Credentials) -> list[str]:
         for path in tree_of(session):
             with suppress(KazooException):
                 acl = session.get_acls(path)[0]
-                found += (
-                    [path] if any(entry.id.scheme == "world" and entry.perms & ~1 for entry in acl) else []
-                )
+                found += [path] if any(entry.id.scheme == "world" and entry.perms & ~1 for entry in acl) else []
     return found
 
 

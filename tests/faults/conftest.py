@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from lab.loop_disks import LoopDisk, loop_disks
+from lab.running_box import start_box
 from tests.faults.hurt_box import HurtBox
-from tests.support.loop_disks import LoopDisk, loop_disks
-from tests.support.running_box import start_box
 
 
 @pytest.fixture

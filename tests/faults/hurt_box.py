@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 from appliance.records.builder import BatchBuilder
-from tests.support.loop_disks import LoopDisk
-from tests.support.raw_client import RawClient
-from tests.support.running_box import RunningBox, environment, eventually
+from lab.loop_disks import LoopDisk
+from lab.raw_client import RawClient
+from lab.running_box import RunningBox, environment, eventually
 
 KAFKA_STORAGE_ERROR = 56
 NOT_LEADER_OR_FOLLOWER = 6

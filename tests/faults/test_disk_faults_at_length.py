@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
+from lab.loop_disks import LoopDisk, why_not
+from lab.raw_client import RawClient
+from lab.running_box import eventually, start_box
 from tests.faults.hurt_box import KAFKA_STORAGE_ERROR, TOPIC, HurtBox, SteadyProducer, batch, p99
-from tests.support.loop_disks import LoopDisk, why_not
-from tests.support.raw_client import RawClient
-from tests.support.running_box import eventually, start_box
 
 pytestmark = [
     pytest.mark.system,

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from lab.loop_disks import why_not
+from lab.raw_client import RawClient
+from lab.running_box import ROOT, RunningBox, eventually
 from tests.faults.hurt_box import KAFKA_STORAGE_ERROR, TOPIC, HurtBox
-from tests.support.loop_disks import why_not
-from tests.support.raw_client import RawClient
-from tests.support.running_box import ROOT, RunningBox, eventually
 
 RULES = ROOT / "systemd" / "prometheus-alerts.yml"
 MINUTES = 3

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, NoReturn
 MEMORY_MIB = 600
 """Of the whole process, atheris and the corpus included; inputs have a few KiB."""
 SECONDS_AN_INPUT = 10
-INSTRUMENTED = ["appliance.protocol", "appliance.records", "appliance.ingest", "appliance.groups", "appliance.coordination", "appliance.transactions"]
+INSTRUMENTED = ["appliance.protocol", "appliance.records", "appliance.senders", "services.ingest", "services.coordinator"]
 _EXECUTED = re.compile(rb"number_of_executed_units: (\d+)")
 _LOG_SHOWN_BYTES = 4000
 
@@ -148,14 +148,16 @@ def main() -> int:
         print(json.dumps({"skipped": "atheris is not installed"}))
         return 0
 
-    from appliance import ingest
+    from appliance import senders
+    from services.ingest import protocols, records, replay
 
     if options.idle:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
     with redirect_stderr(StringIO()), atheris.instrument_imports(include=INSTRUMENTED):  # it names every module
-        for module in walk_packages(ingest.__path__, "appliance.ingest."):
-            import_module(module.name)  # a box imports them when they are needed
+        for package in (protocols, records, replay, senders):
+            for module in walk_packages(package.__path__, f"{package.__name__}."):
+                import_module(module.name)  # a box imports them when they are needed
         from tests.fuzz.targets import INGEST_TARGETS, TARGETS
     names = list(INGEST_TARGETS) if options.targets == ["ingest"] else options.targets or list(TARGETS)
     if unknown := [name for name in names if name not in TARGETS]:

@@ -16,19 +16,19 @@ import msgpack
 import orjson
 import zstandard
 
-from appliance.ingest import document
-from appliance.ingest.bounded_inflate import CODINGS, Inflater, NotCompressed, TooLarge, inflate
-from appliance.ingest.document import encode_document
-from appliance.ingest.fluent import fluent_messages
-from appliance.ingest.fluent.fluent_handshake import FluentHandshake
-from appliance.ingest.fluent.fluent_session import FluentSession
-from appliance.ingest.fluent.msgpack_stream import decode_objects, pack, split_objects
-from appliance.ingest.json_text import read_json
-from appliance.ingest.listener import Listener, Protocol, Transport
-from appliance.ingest.lumberjack.lumberjack_frames import ACK, ACK_KIND
-from appliance.ingest.lumberjack.lumberjack_session import LumberjackSession
-from appliance.ingest.session import Connection
-from appliance.ingest.unit import Outcome
+from appliance.senders.listener import Listener, Protocol, Transport
+from services.ingest.protocols import document
+from services.ingest.protocols.bounded_inflate import CODINGS, Inflater, NotCompressed, TooLarge, inflate
+from services.ingest.protocols.document import encode_document
+from services.ingest.protocols.fluent import fluent_messages
+from services.ingest.protocols.fluent.fluent_handshake import FluentHandshake
+from services.ingest.protocols.fluent.fluent_session import FluentSession
+from services.ingest.protocols.fluent.msgpack_stream import decode_objects, pack, split_objects
+from services.ingest.protocols.json_text import read_json
+from services.ingest.protocols.lumberjack.lumberjack_frames import ACK, ACK_KIND
+from services.ingest.protocols.lumberjack.lumberjack_session import LumberjackSession
+from services.ingest.protocols.session import Connection
+from services.ingest.records.unit import Outcome
 from tests.fuzz.target import Target, Targets, setting, talk, whole_and_pieces
 from tests.golden.capture_senders import read_stream, stream_names
 

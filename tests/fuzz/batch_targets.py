@@ -10,16 +10,16 @@ from typing import Any
 
 import orjson
 
-from appliance.ingest.agent_event import agent_record
-from appliance.ingest.agent_events import agent_records, common_of
-from appliance.ingest.event import EventBuilder, EventSource
-from appliance.ingest.json_text import read_json
-from appliance.ingest.listener import Listener, Protocol, Transport
-from appliance.ingest.otlp import otlp_protobuf
-from appliance.ingest.otlp.otlp_wire import read_plain
-from appliance.ingest.syslog.syslog_framing import CutMessage
-from appliance.ingest.syslog.syslog_lines import SyslogLines
-from appliance.ingest.syslog.syslog_message import SyslogParser
+from appliance.senders.listener import Listener, Protocol, Transport
+from services.ingest.protocols.json_text import read_json
+from services.ingest.protocols.otlp import otlp_protobuf
+from services.ingest.protocols.otlp.otlp_wire import read_plain
+from services.ingest.protocols.syslog.syslog_framing import CutMessage
+from services.ingest.protocols.syslog.syslog_lines import SyslogLines
+from services.ingest.protocols.syslog.syslog_message import SyslogParser
+from services.ingest.records.agent_event import agent_record
+from services.ingest.records.agent_events import agent_records, common_of
+from services.ingest.records.event import EventBuilder, EventSource
 from tests.fuzz.target import Target, Targets
 from tests.support.otlp_requests import SPAN_ID, TRACE_ID, otlp_request
 

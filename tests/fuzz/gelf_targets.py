@@ -10,13 +10,13 @@ import gzip
 import zlib
 from collections.abc import Iterator
 
-from appliance.ingest.event import EventSource
-from appliance.ingest.gelf.gelf_chunks import DEADLINE_MS, MAGIC, SENDER_BYTES_MAX, ChunkAssembly
-from appliance.ingest.gelf.gelf_datagrams import GelfDatagrams
-from appliance.ingest.gelf.gelf_session import GelfSession
-from appliance.ingest.intake import RefusedReason
-from appliance.ingest.listener import Listener, Protocol, Transport
-from appliance.ingest.unit import Unit
+from appliance.senders.listener import Listener, Protocol, Transport
+from services.ingest.protocols.gelf.gelf_chunks import DEADLINE_MS, MAGIC, SENDER_BYTES_MAX, ChunkAssembly
+from services.ingest.protocols.gelf.gelf_datagrams import GelfDatagrams
+from services.ingest.protocols.gelf.gelf_session import GelfSession
+from services.ingest.records.event import EventSource
+from services.ingest.records.intake import RefusedReason
+from services.ingest.records.unit import Unit
 from tests.fuzz.push_targets import answered
 from tests.fuzz.target import Target, Targets, check_records, talk, whole_and_pieces
 from tests.support.recording_intake import RecordingIntake

@@ -16,17 +16,17 @@ import h2.config
 import h2.connection
 import zstandard
 
-from appliance.ingest.event import EventSource
-from appliance.ingest.http.grpc_call import EXPORT_PATH, GrpcCall
-from appliance.ingest.http.http_endpoints import find_path
-from appliance.ingest.http.http_request import Request
-from appliance.ingest.http.http_wire import CONTINUE, has_token, open_body, split_target
-from appliance.ingest.http.journal_export import BadExport, JournalExportReader
-from appliance.ingest.intake import RefusedReason
-from appliance.ingest.otlp.otlp_json import read_otlp_json
-from appliance.ingest.otlp.otlp_protobuf import read_protobuf
-from appliance.ingest.otlp.otlp_reading import BadPayload
-from appliance.ingest.unit import Outcome
+from services.ingest.protocols.http.grpc_call import EXPORT_PATH, GrpcCall
+from services.ingest.protocols.http.http_endpoints import find_path
+from services.ingest.protocols.http.http_request import Request
+from services.ingest.protocols.http.http_wire import CONTINUE, has_token, open_body, split_target
+from services.ingest.protocols.http.journal_export import BadExport, JournalExportReader
+from services.ingest.protocols.otlp.otlp_json import read_otlp_json
+from services.ingest.protocols.otlp.otlp_protobuf import read_protobuf
+from services.ingest.protocols.otlp.otlp_reading import BadPayload
+from services.ingest.records.event import EventSource
+from services.ingest.records.intake import RefusedReason
+from services.ingest.records.unit import Outcome
 from tests.fuzz.target import Target, Targets, check_records, whole_and_pieces
 from tests.support.http_talk import LISTENER, HttpTalk, chunked, request
 from tests.support.otlp_requests import SPAN_ID, TRACE_ID, otlp_request

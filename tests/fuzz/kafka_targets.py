@@ -16,12 +16,7 @@ from pathlib import Path
 import crc32c
 
 from appliance.base.errors import ProtocolViolation, RequestRefused
-from appliance.broker.receiver import OTHER_REQUEST_BYTES_MAX
 from appliance.client.member_assignment import read_assignment as read_member_assignment
-from appliance.coordination.state_format import UnreadableRecord
-from appliance.groups.consumer_embedded import read_assignment, read_subscription
-from appliance.groups.group_records import FORMATS, read_key
-from appliance.groups.subscriptions import topics_of_subscription
 from appliance.protocol.apis import CODED_APIS, ApiKey
 from appliance.protocol.framing import FrameSplitter
 from appliance.protocol.produce import ProduceRequest
@@ -35,9 +30,14 @@ from appliance.records.conversion import convert_down, convert_up
 from appliance.records.corrupt_batch import CorruptBatch
 from appliance.records.legacy import build_message, build_message_set, read_message_set
 from appliance.records.record import iterate_records
-from appliance.transactions.transaction_records import decode_transaction, decode_transaction_key
+from lab import kio_adapter
+from services.acceptor.receiver import OTHER_REQUEST_BYTES_MAX
+from services.coordinator.groups.consumer_embedded import read_assignment, read_subscription
+from services.coordinator.groups.group_records import FORMATS, read_key
+from services.coordinator.groups.subscriptions import topics_of_subscription
+from services.coordinator.state.state_format import UnreadableRecord
+from services.coordinator.transactions.transaction_records import decode_transaction, decode_transaction_key
 from tests.fuzz.target import Target, Targets, whole_and_pieces
-from tests.support import kio_adapter
 from tests.support.coded_header import parse_coded_header
 from tests.unit.protocol.sample_requests import DECODERS, samples
 

@@ -15,13 +15,13 @@ import orjson
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from appliance.ingest.elasticsearch.elasticsearch_filter import answer_filter
-from appliance.ingest.http.http_request import Answer
-from appliance.ingest.loki.loki_labels import parse_labels
-from appliance.ingest.unit import Outcome
+from services.ingest.protocols.elasticsearch.elasticsearch_filter import answer_filter
+from services.ingest.protocols.http.http_request import Answer
+from services.ingest.protocols.loki.loki_labels import parse_labels
+from services.ingest.records.unit import Outcome
 from tests.fuzz.target import Target, Targets, check_records
 from tests.support.recording_intake import RecordingIntake
-from tests.unit.ingest.http_requests import ask
+from tests.unit.services.ingest.http_requests import ask
 
 _CHANNEL = {b"x-splunk-request-channel": b"c"}
 _DOCUMENT = b'{"@timestamp":"2026-11-22T15:00:00Z","message":"x","log":{"level":"info"}}'

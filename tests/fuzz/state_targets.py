@@ -10,12 +10,17 @@ import tempfile
 from collections.abc import Iterator
 from struct import Struct
 
-from appliance.ingest.listener import KeyKind
-from appliance.ingest.record import Record
-from appliance.ingest.replay.journal_findings import JournalFindings
-from appliance.ingest.replay.journal_records import Begun, Damaged, Done, Forgotten, Frames, JournalledBatch, Stored, decode_all, encode
-from appliance.ingest.replay.replay_memory import ReplayMemory
-from appliance.ingest.replay.spool_records import (
+from appliance.records.crc32c import crc32c
+from appliance.senders.conditions import Routable
+from appliance.senders.ingest_table import read_table
+from appliance.senders.listener import KeyKind
+from appliance.senders.router import key_of
+from appliance.senders.senders_file import read_senders, write_senders
+from services.ingest.records.record import Record
+from services.ingest.replay.journal_findings import JournalFindings
+from services.ingest.replay.journal_records import Begun, Damaged, Done, Forgotten, Frames, JournalledBatch, Stored, decode_all, encode
+from services.ingest.replay.replay_memory import ReplayMemory
+from services.ingest.replay.spool_records import (
     HEADER,
     SpooledBatch,
     SpooledShare,
@@ -26,11 +31,6 @@ from appliance.ingest.replay.spool_records import (
     read_header,
     without_counted,
 )
-from appliance.ingest.table.conditions import Routable
-from appliance.ingest.table.ingest_table import read_table
-from appliance.ingest.table.router import key_of
-from appliance.ingest.table.senders_file import read_senders, write_senders
-from appliance.records.crc32c import crc32c
 from tests.fuzz.target import Target, Targets
 from tests.unit.base.test_settings import make_box
 

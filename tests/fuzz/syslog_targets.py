@@ -12,21 +12,21 @@ from zoneinfo import ZoneInfo
 
 import orjson
 
-from appliance.agents.senders.sender_stream import StreamError
-from appliance.agents.senders.tls_contexts import make_context
-from appliance.agents.senders.tls_stream import TlsStream
-from appliance.ingest.event import EventBuilder, EventSource
-from appliance.ingest.listener import Listener, Protocol, ProxyMode, Transport
-from appliance.ingest.proxy_header import NO_HEADER, V2_START, BadProxyHeader, ProxyHeader, read_proxy_header
-from appliance.ingest.syslog.relp_session import RelpSession
-from appliance.ingest.syslog.structured_data import read_structured_data
-from appliance.ingest.syslog.syslog_datagrams import SyslogDatagrams
-from appliance.ingest.syslog.syslog_framing import SyslogSplitter
-from appliance.ingest.syslog.syslog_message import SyslogParser
-from appliance.ingest.syslog.syslog_session import SyslogSession
-from appliance.ingest.unit import Outcome, Unit
+from appliance.senders.listener import Listener, Protocol, ProxyMode, Transport
+from lab.certificates import Authority
+from services.ingest.listeners.proxy_header import NO_HEADER, V2_START, BadProxyHeader, ProxyHeader, read_proxy_header
+from services.ingest.listeners.sender_stream import StreamError
+from services.ingest.listeners.tls_contexts import make_context
+from services.ingest.listeners.tls_stream import TlsStream
+from services.ingest.protocols.syslog.relp_session import RelpSession
+from services.ingest.protocols.syslog.structured_data import read_structured_data
+from services.ingest.protocols.syslog.syslog_datagrams import SyslogDatagrams
+from services.ingest.protocols.syslog.syslog_framing import SyslogSplitter
+from services.ingest.protocols.syslog.syslog_message import SyslogParser
+from services.ingest.protocols.syslog.syslog_session import SyslogSession
+from services.ingest.records.event import EventBuilder, EventSource
+from services.ingest.records.unit import Outcome, Unit
 from tests.fuzz.target import Target, Targets, talk, whole_and_pieces
-from tests.support.certificates import Authority
 from tests.support.recording_intake import RecordingIntake
 
 MESSAGE_BYTES = 128

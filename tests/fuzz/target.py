@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from appliance.ingest.intake import Oddity, RefusedReason
-from appliance.ingest.listener import Listener
-from appliance.ingest.record import Record
-from appliance.ingest.session import MakeSession
-from appliance.ingest.unit import Outcome
+from appliance.senders.listener import Listener
+from services.ingest.protocols.session import MakeSession
+from services.ingest.records.intake import Oddity, RefusedReason
+from services.ingest.records.record import Record
+from services.ingest.records.unit import Outcome
 from tests.support.recording_connection import RecordingConnection
 
 

@@ -2,7 +2,7 @@
 
 Run by hand: `python -m tests.golden.capture [CLIENT…]`. One file a request, `SCENARIO-API-vN[-CODEC].hex`, the whole frame with its size. The
 scenarios advertise different ranges of versions, because a client uses the highest that both know; librdkafka goes through all of them, the
-others through "newest". A client that is not installed (`tests/support/client_packages.py`) is left as it is.
+others through "newest". A client that is not installed (`lab/client_packages.py`) is left as it is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from appliance.protocol.metadata import MetadataBroker, MetadataPartition, Metad
 from appliance.protocol.produce import ProduceResult, decode_produce, encode_produce_response
 from appliance.protocol.request_header import RequestHeader, parse_request_header
 from appliance.protocol.schema import response_frame
-from tests.support.foreign_clients import CLIENTS, CODECS, CONSUMERS, Refused, Sent, open_client
+from lab.foreign_clients import CLIENTS, CODECS, CONSUMERS, Refused, Sent, open_client
 
 GOLDEN = Path(__file__).parent
 TOPIC = "golden"
@@ -177,7 +177,7 @@ def run_librdkafka(broker: RecordingBroker) -> None:
 
 
 def run_foreign(broker: RecordingBroker, name: str) -> None:
-    """The same with a client of `tests/support/foreign_clients.py`. What this broker answers may be more than the client can do with; what it
+    """The same with a client of `lab/foreign_clients.py`. What this broker answers may be more than the client can do with; what it
     asked is kept all the same."""
     client = open_client(name, f"127.0.0.1:{broker.port}")
     records = [Sent(b"line %d " % number * 10, b"key", (("source", b"127.0.0.1"),), 1_700_000_000_000 + number) for number in range(10)]

@@ -41,8 +41,8 @@ from appliance.protocol.apis import CODED_APIS, ApiKey
 from appliance.protocol.request_header import RequestHeader
 from appliance.protocol.schema import Message, response_frame
 from appliance.protocol.topic_partitions import PartitionResult, TopicIdPartitions, TopicPartitions, TopicResult, same_result
+from lab.client_packages import kafka_jars
 from tests.golden.capture import GOLDEN, TOPIC, TOPIC_ID, RecordingBroker
-from tests.support.client_packages import kafka_jars
 from tests.support.coded_header import parse_coded_header
 
 GROUP, MEMBER, TRANSACTIONAL_ID = "golden-group", "golden-member", "golden-transaction"

@@ -1,7 +1,7 @@
 """Makes `tests/golden/kafka-log` again: a log directory that a real Kafka 3.9.1 closed cleanly, and what its consumer read from it.
 
-Run by hand: `python -m tests.golden.capture_kafka_log`. Topics and records: `tests/support/kafka_writings.py`. Needs what the system tests need
-(`python -m tests.support.client_packages`). Kafka's own topics are left out, and so are files that wait for their deletion.
+Run by hand: `python -m tests.golden.capture_kafka_log`. Topics and records: `lab/kafka_writings.py`. Needs what the system tests need
+(`python -m lab.client_packages`). Kafka's own topics are left out, and so are files that wait for their deletion.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.support.foreign_clients import Read
-from tests.support.kafka_writings import CONFIGS, open_reader, read_everything, write_everything
-from tests.support.real_kafka import RealKafka
-from tests.support.real_zookeeper import RealZooKeeper
+from lab.foreign_clients import Read
+from lab.kafka_writings import CONFIGS, open_reader, read_everything, write_everything
+from lab.real_kafka import RealKafka
+from lab.real_zookeeper import RealZooKeeper
 
 GOLDEN = Path(__file__).parent / "kafka-log"
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import pytest
 
 from appliance.protocol.apis import ApiKey
+from lab.foreign_clients import CONSUMERS, Sent, open_client
+from lab.version_proxy import KAFKA_0_10_2, NEWER_FOR
 from tests.golden.capture import TOPIC, RecordingBroker, write
-from tests.support.foreign_clients import CONSUMERS, Sent, open_client
-from tests.support.version_proxy import KAFKA_0_10_2, NEWER_FOR
 
 DIRECTORY = "message-sets"
 OFFERED = {"magic0": KAFKA_0_10_2 | {ApiKey.PRODUCE: 1, ApiKey.FETCH: 1}, "magic1": KAFKA_0_10_2}

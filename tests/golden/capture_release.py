@@ -6,7 +6,7 @@ Run by hand once for each release, at the release's commit:
 
 The default is the version in `appliance/__init__.py`. A directory that is committed is never made
 again: `test_releases.py` opens it with every later tree. Needs what the system tests need (`python
--m tests.support.client_packages`) and GNU tar.
+-m lab.client_packages`) and GNU tar.
 
 * `stopped.tar.xz`: log directories `d0`, `d1` and the state directory (with ZooKeeper's data) of a
   box that stopped in order, with one of everything (`tests/support/release_writings.py`), a live
@@ -48,7 +48,8 @@ from typing import Any, Final
 from confluent_kafka.admin import AdminClient
 
 from appliance import __version__
-from tests.support.kafka_writings import open_reader
+from lab.kafka_writings import open_reader
+from lab.running_box import ROOT, RunningBox, eventually, start_box
 from tests.support.release_contents import (
     RELEASES,
     SETTINGS,
@@ -62,7 +63,6 @@ from tests.support.release_contents import (
 )
 from tests.support.release_files import count_journal_records, describe_table, plan_of_files
 from tests.support.release_writings import INGEST_TABLE, OPEN_VALUES, ZOOKEEPER_OFFSETS, Load, write_at_rest
-from tests.support.running_box import ROOT, RunningBox, eventually, start_box
 
 DIRECTORY: Final = Path("/tmp/millrace-release")
 STORED: Final = ("d0", "d1", "state")
@@ -107,9 +107,7 @@ def main() -> None:
         expected["stopped"] = capture_stopped(release)
         expected["settings_file"] = (DIRECTORY / "millrace.toml").read_text()
         expected["killed"] = capture_killed(release)
-        (release / "expected.json").write_text(
-            json.dumps(expected, separators=(",", ":"), ensure_ascii=False) + "\n"
-        )
+        (release / "expected.json").write_text(json.dumps(expected, separators=(",", ":"), ensure_ascii=False) + "\n")
         size_bytes = sum(file.stat().st_size for file in release.rglob("*") if file.is_file())
         assert size_bytes < SIZE_BYTES_MAX, f"{release}: {size_bytes} bytes"
     except BaseException:
@@ -135,9 +133,7 @@ def capture_stopped(release: Path) -> dict[str, Any]:
         with closing(open_reader(box.bootstrap)) as client:
             opened = write_at_rest(box, client)
         expected = describe(box)
-        expected["open_records"] = {
-            name: offsets for name, offsets in open_records(expected["topics"]).items() if offsets
-        }
+        expected["open_records"] = {name: offsets for name, offsets in open_records(expected["topics"]).items() if offsets}
         assert box.stop() == 0, box.messages
         assert box.leftovers() == []
     finally:
@@ -161,9 +157,7 @@ def describe(box: RunningBox) -> dict[str, Any]:
 def open_records(topics: Mapping[str, Any]) -> dict[str, list[int]]:
     """By partition, the offsets of what belongs to a transaction that stays open."""
     return {
-        f"{topic}-{number}": [
-            record.offset for record in records_of_json(partition["records"]) if record.value in OPEN_VALUES
-        ]
+        f"{topic}-{number}": [record.offset for record in records_of_json(partition["records"]) if record.value in OPEN_VALUES]
         for topic, described in topics.items()
         for number, partition in enumerate(described["partitions"])
     }

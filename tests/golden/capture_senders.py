@@ -13,11 +13,11 @@ from pathlib import Path
 from fluent.sender import FluentSender
 from pylogbeat import PyLogBeatClient
 
-from appliance.ingest.fluent.fluent_session import FluentSession
-from appliance.ingest.listener import Listener, Protocol, Transport
-from appliance.ingest.lumberjack.lumberjack_session import LumberjackSession
-from tests.support import client_packages
-from tests.support.running_box import eventually
+from appliance.senders.listener import Listener, Protocol, Transport
+from lab import client_packages
+from lab.running_box import eventually
+from services.ingest.protocols.fluent.fluent_session import FluentSession
+from services.ingest.protocols.lumberjack.lumberjack_session import LumberjackSession
 from tests.support.session_server import SessionServer
 
 TARGET = Path(__file__).parent / "senders"

@@ -18,8 +18,8 @@ from appliance.storage.log_directory import LogDirectory
 from appliance.storage.meta_properties import encode_partition_metadata, read_topic_id
 from appliance.storage.recovery import CLEAN, Recovery, Unclean
 from appliance.storage.transaction_index import AbortedTransaction, encode_transaction_index, read_transaction_index
-from tests.support.foreign_clients import Read
-from tests.support.kafka_writings import CONFIGS
+from lab.foreign_clients import Read
+from lab.kafka_writings import CONFIGS
 from tests.support.stored_records import stored_batches_of, stored_records
 from tests.unit.storage.storage_support import batch, stored_bytes
 

@@ -24,18 +24,19 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from appliance.base.clock import ManualClock
 from appliance.base.model import TopicPartition
 from appliance.base.settings import read_settings_file, resolve_settings
-from appliance.coordination.state_format import StateFormat, version_of
-from appliance.groups.group_records import FORMATS, OFFSET_COMMIT
 from appliance.records.control_batch import read_end_transaction_marker
 from appliance.records.record import iterate_records
 from appliance.storage.log import Log
 from appliance.storage.log_config import LogConfig
 from appliance.storage.log_directory import LogDirectory
 from appliance.storage.recovery import CLEAN, Unclean
-from appliance.transactions.transaction import STATE_NAMES
-from appliance.transactions.transaction_records import decode_transaction, decode_transaction_key
-from tests.support.foreign_clients import Read, open_client
-from tests.support.raw_coordination import RawCoordination
+from lab.foreign_clients import Read, open_client
+from lab.raw_coordination import RawCoordination
+from lab.running_box import RunningBox, eventually
+from services.coordinator.groups.group_records import FORMATS, OFFSET_COMMIT
+from services.coordinator.state.state_format import StateFormat, version_of
+from services.coordinator.transactions.transaction import STATE_NAMES
+from services.coordinator.transactions.transaction_records import decode_transaction, decode_transaction_key
 from tests.support.release_contents import (
     RELEASES,
     SECONDS,
@@ -54,7 +55,6 @@ from tests.support.release_contents import (
 )
 from tests.support.release_files import count_journal_records, describe_table, plan_of_files
 from tests.support.release_writings import stored_counts
-from tests.support.running_box import RunningBox, eventually
 from tests.support.stored_records import stored_batches_of, stored_records
 
 VERSIONS = sorted(path.name for path in RELEASES.iterdir())
@@ -107,9 +107,7 @@ def open_log(directory: LogDirectory, name: TopicPartition, configs: dict[str, s
     recovery = CLEAN if directory.was_clean else Unclean(directory.recovery_points.get(name, 0))
     start = directory.log_start_offsets.get(name, 0)
     path = f"{directory.path}/{name}"
-    return Log.open(
-        path, name, topic_id, LogConfig.from_topic_config(configs), ManualClock(captured_ms), recovery, start
-    )
+    return Log.open(path, name, topic_id, LogConfig.from_topic_config(configs), ManualClock(captured_ms), recovery, start)
 
 
 def transactions_of(directory: Path) -> tuple[set[int], int | None]:
@@ -128,9 +126,7 @@ def transactions_of(directory: Path) -> tuple[set[int], int | None]:
     return hidden | set(still_open), min(still_open, default=None)
 
 
-def test_every_log_opens_with_exactly_the_records_that_clients_read(
-    release: Path, end: str, stored: Path
-) -> None:
+def test_every_log_opens_with_exactly_the_records_that_clients_read(release: Path, end: str, stored: Path) -> None:
     expected = expected_of(release.name)
     topics, captured_ms, seen = expected["stopped"]["topics"], expected["captured_ms"], set()
     for directory, name, path in open_disks(stored, captured_ms):
@@ -139,9 +135,7 @@ def test_every_log_opens_with_exactly_the_records_that_clients_read(
         log = open_log(directory, name, described["configs"], captured_ms)
         _, first_open = transactions_of(path)
         assert log.recovered_cut_bytes == 0
-        assert log.last_stable_offset(log.log_end_offset) == (
-            log.log_end_offset if first_open is None else first_open
-        )
+        assert log.last_stable_offset(log.log_end_offset) == (log.log_end_offset if first_open is None else first_open)
         found = [record for record in stored_records(path) if record.offset >= log.log_start_offset]
         if name.topic in topics and not (end == "killed" and name.topic in UNDER_LOAD):
             wanted = described["partitions"][name.partition]
@@ -157,9 +151,7 @@ def test_every_log_opens_with_exactly_the_records_that_clients_read(
 
 
 @pytest.mark.parametrize("end", ["killed"])
-def test_what_was_acknowledged_before_a_kill_is_in_the_logs_after_recovery(
-    release: Path, end: str, stored: Path
-) -> None:
+def test_what_was_acknowledged_before_a_kill_is_in_the_logs_after_recovery(release: Path, end: str, stored: Path) -> None:
     expected = expected_of(release.name)
     acknowledged, captured_ms = expected["killed"], expected["captured_ms"]
     found: dict[TopicPartition, list[Read]] = {}
@@ -170,23 +162,10 @@ def test_what_was_acknowledged_before_a_kill_is_in_the_logs_after_recovery(
             found[name] = stored_records(path)
         if name.topic == "transactions-under-load":
             hidden, _ = transactions_of(path)
-            visible = (
-                raw
-                for header, raw in stored_batches_of(path)
-                if not header.is_control and header.base_offset not in hidden
-            )
-            committed |= {
-                record.value for raw in visible for record in iterate_records(raw, RECORD_BYTES_MAX)
-            }
-    by_offset = {
-        (name.partition, record.offset): record.value
-        for name, records in found.items()
-        if name.topic == "load"
-        for record in records
-    }
-    assert {
-        (partition, offset): value.encode() for partition, offset, value in acknowledged["load"]
-    }.items() <= by_offset.items()
+            visible = (raw for header, raw in stored_batches_of(path) if not header.is_control and header.base_offset not in hidden)
+            committed |= {record.value for raw in visible for record in iterate_records(raw, RECORD_BYTES_MAX)}
+    by_offset = {(name.partition, record.offset): record.value for name, records in found.items() if name.topic == "load" for record in records}
+    assert {(partition, offset): value.encode() for partition, offset, value in acknowledged["load"]}.items() <= by_offset.items()
     assert {value.encode() for value in acknowledged["transactions-under-load"]} <= committed
     messages = [json.loads(record.value or b"")["message"] for record in found[TopicPartition("named", 0)]]
     assert set(acknowledged["named"]) <= set(messages) and len(messages) == len(set(messages))
@@ -200,15 +179,11 @@ def state_records(stored: Path, topic: str) -> list[tuple[bytes, bytes | None]]:
         hidden, _ = transactions_of(path)
         for header, raw in stored_batches_of(path):
             if not header.is_control and header.base_offset not in hidden:
-                found += [
-                    (record.key or b"", record.value) for record in iterate_records(raw, RECORD_BYTES_MAX)
-                ]
+                found += [(record.key or b"", record.value) for record in iterate_records(raw, RECORD_BYTES_MAX)]
     return found
 
 
-def test_groups_and_their_offsets_are_decoded_from_the_state_topic(
-    release: Path, end: str, stored: Path
-) -> None:
+def test_groups_and_their_offsets_are_decoded_from_the_state_topic(release: Path, end: str, stored: Path) -> None:
     by_key_version: dict[int, StateFormat[Any, Any]] = {kind.key_version: kind for kind in FORMATS}
     kinds = set()
     offsets: dict[str, dict[str, list[Any]]] = {}
@@ -226,9 +201,7 @@ def test_groups_and_their_offsets_are_decoded_from_the_state_topic(
     assert kinds == {kind.name for kind in FORMATS}
     expected = expected_of(release.name)
     under_load = offsets.pop("group-under-load", None)
-    assert offsets == {
-        group_id: group["offsets"] for group_id, group in expected["stopped"]["groups"].items()
-    }
+    assert offsets == {group_id: group["offsets"] for group_id, group in expected["stopped"]["groups"].items()}
     if end == "killed":
         assert under_load is not None and under_load["load-0"][0] in (
             expected["killed"]["group"],
@@ -269,15 +242,8 @@ def test_the_typical_settings_plan_the_same_systemd_units_but_for_named_differen
     units = release / "units"
     then = {str(path.relative_to(units)): path.read_text() for path in units.rglob("*") if path.is_file()}
     today = plan_of_files(release)
-    found = {
-        name: (then.get(name), today.get(name))
-        for name in {*then, *today}
-        if then.get(name) != today.get(name)
-    }
-    assert found == {
-        name: (before, after)
-        for name, (before, after, _reason) in UNIT_DIFFERENCES.get(release.name, {}).items()
-    }
+    found = {name: (then.get(name), today.get(name)) for name in {*then, *today} if then.get(name) != today.get(name)}
+    assert found == {name: (before, after) for name, (before, after, _reason) in UNIT_DIFFERENCES.get(release.name, {}).items()}
 
 
 # --- a box on the stored directories
@@ -304,26 +270,18 @@ def test_a_box_starts_on_the_stored_directories_and_clients_read_what_they_read_
 
 def quiet_topics(expected: dict[str, Any], end: str) -> dict[str, Any]:
     """Of which everything is known."""
-    return {
-        topic: described
-        for topic, described in expected["stopped"]["topics"].items()
-        if end == "stopped" or topic not in UNDER_LOAD
-    }
+    return {topic: described for topic, described in expected["stopped"]["topics"].items() if end == "stopped" or topic not in UNDER_LOAD}
 
 
 def check_topics(box: RunningBox, expected: dict[str, Any], end: str) -> None:
     """By librdkafka. A transaction that was open may have timed out; its abort marker takes one offset."""
     found = describe_topics(box.bootstrap)
-    new = {topic for topic in found if topic in UNDER_LOAD or topic.startswith("late-")} - set(
-        expected["stopped"]["topics"]
-    )
+    new = {topic for topic in found if topic in UNDER_LOAD or topic.startswith("late-")} - set(expected["stopped"]["topics"])
     assert set(found) == {*expected["stopped"]["topics"], *(new if end == "killed" else ())}
     for topic, wanted in quiet_topics(expected, end).items():
         assert found[topic]["configs"] == wanted["configs"]
         assert len(found[topic]["partitions"]) == len(wanted["partitions"])
-        for number, (partition, then) in enumerate(
-            zip(found[topic]["partitions"], wanted["partitions"], strict=True)
-        ):
+        for number, (partition, then) in enumerate(zip(found[topic]["partitions"], wanted["partitions"], strict=True)):
             if f"{topic}-{number}" in expected["stopped"]["open_records"]:
                 assert (partition["log_start_offset"], partition["records"]) == (
                     then["log_start_offset"],
@@ -363,25 +321,14 @@ def check_coordination(box: RunningBox, expected: dict[str, Any], end: str) -> N
 def check_acknowledged(box: RunningBox, acknowledged: dict[str, Any]) -> None:
     """What was acknowledged before the kill, at both isolation levels."""
     found = describe_topics(box.bootstrap)
-    records = {
-        (number, record.offset): record.value
-        for number, each in enumerate(found["load"]["partitions"])
-        for record in records_of_json(each["records"])
-    }
-    assert {
-        (partition, offset): value.encode() for partition, offset, value in acknowledged["load"]
-    }.items() <= records.items()
+    records = {(number, record.offset): record.value for number, each in enumerate(found["load"]["partitions"]) for record in records_of_json(each["records"])}
+    assert {(partition, offset): value.encode() for partition, offset, value in acknowledged["load"]}.items() <= records.items()
     committed = set()
     for partition in found["transactions-under-load"]["partitions"]:
         offsets = set(partition.get("committed", [record[0] for record in partition["records"]]))
-        committed |= {
-            record.value for record in records_of_json(partition["records"]) if record.offset in offsets
-        }
+        committed |= {record.value for record in records_of_json(partition["records"]) if record.offset in offsets}
     assert {value.encode() for value in acknowledged["transactions-under-load"]} <= committed
-    messages = [
-        json.loads(record.value or b"")["message"]
-        for record in records_of_json(found["named"]["partitions"][0]["records"])
-    ]
+    messages = [json.loads(record.value or b"")["message"] for record in records_of_json(found["named"]["partitions"][0]["records"])]
     assert set(acknowledged["named"]) <= set(messages) and len(messages) == len(set(messages))
     offsets_then = describe_zookeeper_offsets(box.kafka, {"oldest-under-load": ["load"]})
     assert offsets_then["oldest-under-load"]["load"] in (
@@ -390,9 +337,7 @@ def check_acknowledged(box: RunningBox, acknowledged: dict[str, Any]) -> None:
     )
     admin = AdminClient({"bootstrap.servers": box.bootstrap})
     configs = {topic: topic_configs(admin, topic) for topic in acknowledged["topics"]}
-    assert configs == {
-        f"late-{number}": {"retention.bytes": str(10**9 + number)} for number in range(len(configs))
-    }
+    assert configs == {f"late-{number}": {"retention.bytes": str(10**9 + number)} for number in range(len(configs))}
 
 
 def end_open_transactions(box: RunningBox, expected: dict[str, Any]) -> None:
@@ -401,25 +346,16 @@ def end_open_transactions(box: RunningBox, expected: dict[str, Any]) -> None:
     then = {name for name, state in stopped["transactions"].items() if state == "Ongoing"}
     today = {name for name, state in describe_transactions(box.bootstrap).items() if state == "Ongoing"}
     for transactional_id in sorted(then | today):
-        Producer(
-            {"bootstrap.servers": box.bootstrap, "transactional.id": transactional_id}
-        ).init_transactions(SECONDS)
+        Producer({"bootstrap.servers": box.bootstrap, "transactional.id": transactional_id}).init_transactions(SECONDS)
     assert stopped["open_records"]
     found = eventually(lambda: committed_if_ended(box, stopped["open_records"]), "the markers are written")
     for name, aborted in stopped["open_records"].items():
         topic, _, number = name.rpartition("-")
         then = stopped["topics"][topic]["partitions"][int(number)]
-        behind = [
-            record[0] for record in then["records"] if record[0] > min(aborted) and record[0] not in aborted
-        ]
+        behind = [record[0] for record in then["records"] if record[0] > min(aborted) and record[0] not in aborted]
         assert found[name] == then["committed"] + behind, name
-    assert any(found[name][-1] > max(aborted) for name, aborted in stopped["open_records"].items()), (
-        "nothing was committed behind an open transaction"
-    )
-    assert (
-        group_offsets(AdminClient({"bootstrap.servers": box.bootstrap}), "copied")
-        == stopped["groups"]["copied"]["offsets"]
-    )
+    assert any(found[name][-1] > max(aborted) for name, aborted in stopped["open_records"].items()), "nothing was committed behind an open transaction"
+    assert group_offsets(AdminClient({"bootstrap.servers": box.bootstrap}), "copied") == stopped["groups"]["copied"]["offsets"]
 
 
 def committed_if_ended(box: RunningBox, names: dict[str, list[int]]) -> dict[str, list[int]] | None:
@@ -428,13 +364,8 @@ def committed_if_ended(box: RunningBox, names: dict[str, list[int]]) -> dict[str
     if "Ongoing" in states.values() or "PrepareAbort" in states.values():
         return None
     topics = describe_topics(box.bootstrap)
-    partitions = {
-        name: topics[name.rpartition("-")[0]]["partitions"][int(name.rpartition("-")[2])] for name in names
-    }
-    return {
-        name: partition.get("committed", [record[0] for record in partition["records"]])
-        for name, partition in partitions.items()
-    }
+    partitions = {name: topics[name.rpartition("-")[0]]["partitions"][int(name.rpartition("-")[2])] for name in names}
+    return {name: partition.get("committed", [record[0] for record in partition["records"]]) for name, partition in partitions.items()}
 
 
 def go_on(box: RunningBox) -> None:

@@ -1,6 +1,6 @@
 """A directory that stands for a Kafka release (KAFKA_PATH) where librdkafka's tests call its scripts: `kafka-topics.sh`, and Java programs of the suite.
 
-Its jars are those of `tests.support.client_packages`, and Eclipse's compiler is its `javac`, so a Java runtime is enough. Owned by who makes it. Weak
+Its jars are those of `lab.client_packages`, and Eclipse's compiler is its `javac`, so a Java runtime is enough. Owned by who makes it. Weak
 spot: without those jars the suite's Java parts fail; `missing` says so beforehand.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.support import client_packages
-from tests.support.running_box import ROOT
+from lab import client_packages
+from lab.running_box import ROOT
 
 
 def missing() -> str | None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from lab.running_box import RunningBox, start_box
 from tests.judges import kafka_home, librdkafka
 from tests.judges.expectations import problems, read_expectations
-from tests.support.running_box import RunningBox, start_box
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.deep]
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from appliance.agents.cold_pieces import ColdPieces, Piece
 from appliance.base.invariants import InvariantViolation
+from services.log_reader.cold_pieces import ColdPieces, Piece
 
 SLOTS = 4
 

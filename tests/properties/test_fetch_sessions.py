@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import NO_TOPIC_ID, TopicId
-from appliance.broker.fetch_session import EPOCH_MAX, EVICTION_MS, FetchSession, FetchSessions, SessionPartition
 from appliance.protocol.fetch import FetchPartition, FetchPartitionResult, ForgottenPartition
+from services.acceptor.fetch.fetch_session import EPOCH_MAX, EVICTION_MS, FetchSession, FetchSessions, SessionPartition
 
 SLOTS = 4
 PARTITIONS_MAX = 14

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from appliance.base.errors import ErrorCode
-from appliance.coordination.state_log import LoadedRecord
-from appliance.groups.group import Group, GroupState
-from appliance.groups.group_records import OFFSET_COMMIT, OffsetKey, read_key
+from appliance.cluster.state_log import LoadedRecord
 from appliance.protocol.join_group import JoinGroupProtocol, JoinGroupResponse
 from appliance.protocol.leave_group import LeavingMember
+from services.coordinator.groups.group import Group, GroupState
+from services.coordinator.groups.group_records import OFFSET_COMMIT, OffsetKey, read_key
 from tests.support.group_world import GROUP, Replies, World
 
 pytestmark = pytest.mark.slow

@@ -13,23 +13,23 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
-from appliance.ingest.agent_event import agent_record
-from appliance.ingest.agent_events import agent_records, common_of
-from appliance.ingest.batcher import Batcher
-from appliance.ingest.document import Extension
-from appliance.ingest.event import Event, EventBuilder, EventSource
-from appliance.ingest.fluent import fluent_messages
-from appliance.ingest.fluent.msgpack_stream import decode_objects, may_hold_nan, split_objects
-from appliance.ingest.listener import Listener, Protocol, Transport
-from appliance.ingest.otlp.otlp_protobuf import read_protobuf
-from appliance.ingest.otlp.otlp_record import log_record, origin_of
-from appliance.ingest.record import Record
-from appliance.ingest.share import Part
-from appliance.ingest.syslog.syslog_framing import CutMessage
-from appliance.ingest.syslog.syslog_lines import SyslogLines
-from appliance.ingest.syslog.syslog_message import SyslogParser
-from appliance.ingest.unit import Unit
 from appliance.records.builder import NO_HEADERS
+from appliance.senders.listener import Listener, Protocol, Transport
+from services.ingest.protocols.document import Extension
+from services.ingest.protocols.fluent import fluent_messages
+from services.ingest.protocols.fluent.msgpack_stream import decode_objects, may_hold_nan, split_objects
+from services.ingest.protocols.otlp.otlp_protobuf import read_protobuf
+from services.ingest.protocols.otlp.otlp_record import log_record, origin_of
+from services.ingest.protocols.syslog.syslog_framing import CutMessage
+from services.ingest.protocols.syslog.syslog_lines import SyslogLines
+from services.ingest.protocols.syslog.syslog_message import SyslogParser
+from services.ingest.records.agent_event import agent_record
+from services.ingest.records.agent_events import agent_records, common_of
+from services.ingest.records.batcher import Batcher
+from services.ingest.records.event import Event, EventBuilder, EventSource
+from services.ingest.records.record import Record
+from services.ingest.records.share import Part
+from services.ingest.records.unit import Unit
 
 LISTENER = Listener("test", Protocol.FLUENT, Transport.TCP, 0)
 SOURCE = EventSource(b"192.0.2.7:40312", b"192.0.2.7", b"tcp")
@@ -215,7 +215,7 @@ def test_log_records_read_by_hand_are_those_that_protobuf_reads(found: list[byte
 
 
 def by_library(data: bytes) -> Record:
-    from appliance.ingest.otlp import otlp_protobuf
+    from services.ingest.protocols.otlp import otlp_protobuf
 
     origin = origin_of({"host.name": "web-07"}, 0, "", {}, "")
     return log_record(LISTENER, origin, *otlp_protobuf._row_of(LogRecord.FromString(data)))

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from appliance.ingest.syslog.syslog_framing import CutMessage, SyslogSplitter
+from services.ingest.protocols.syslog.syslog_framing import CutMessage, SyslogSplitter
 
 LIMIT = 40
 

@@ -8,9 +8,9 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.ingest.event import EventBuilder, EventSource
-from appliance.ingest.syslog.structured_data import end_of_structured_data, read_structured_data
-from appliance.ingest.syslog.syslog_message import SyslogParser
+from services.ingest.protocols.syslog.structured_data import end_of_structured_data, read_structured_data
+from services.ingest.protocols.syslog.syslog_message import SyslogParser
+from services.ingest.records.event import EventBuilder, EventSource
 
 ARRIVAL_MS = 1_728_684_860_000
 SOURCE = EventSource(b"192.0.2.7:40312", b"192.0.2.7", b"tcp")

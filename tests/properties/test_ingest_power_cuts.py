@@ -15,14 +15,14 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.agents.outlet.ingest_spool import IngestSpool
-from appliance.agents.outlet.replays import Replays
-from appliance.ingest.replay.identity import digest_of
-from appliance.ingest.replay.journal_records import Begun, Damaged, JournalledBatch, JournalRecord, decode_all
+from services.ingest.producer.ingest_spool import IngestSpool
+from services.ingest.replay.identity import digest_of
+from services.ingest.replay.journal_records import Begun, Damaged, JournalledBatch, JournalRecord, decode_all
+from services.ingest.replay.replays import Replays
 from tests.support.ingest_state import IngestState, WaitingBatch
 from tests.support.played_leaders import PlayedLeaders
 from tests.support.volatile_files import VolatileFiles
-from tests.unit.ingest.test_replays import IMAGE
+from tests.unit.services.ingest.test_replays import IMAGE
 
 RECORDS = 3
 """in each batch"""

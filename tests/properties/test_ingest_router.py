@@ -8,12 +8,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.ingest.listener import Listener, Protocol, Transport
-from appliance.ingest.table.conditions import Condition, Subject, field_of, text_of
-from appliance.ingest.table.ingest_table import read_table
-from appliance.ingest.table.router import Route, Router, RouteTable
+from appliance.senders.conditions import Condition, Subject, field_of, text_of
+from appliance.senders.ingest_table import read_table
+from appliance.senders.listener import Listener, Protocol, Transport
+from appliance.senders.router import Route, Router, RouteTable
 from tests.unit.base.test_settings import make_box
-from tests.unit.ingest.test_router import Routed
+from tests.unit.senders.test_router import Routed
 
 words = st.sampled_from(["", "a", "b", "ab", "ba", "a*b", "[a]", "a?", "a\nb"])
 patterns = st.sampled_from(["a", "b", "ab", "*", "a*", "*b", "*a*", "[a]", "a?", "**"])

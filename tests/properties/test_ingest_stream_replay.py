@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.ingest.replay.frame_streams import FrameStreams
-from appliance.ingest.replay.identity import digest_of
-from appliance.ingest.replay.journal_findings import JournalFindings
-from appliance.ingest.replay.journal_records import Begun, Forgotten, Frames, JournalledBatch, JournalRecord, decode_all, encode
-from appliance.ingest.replay.replay_memory import ReplayMemory
-from appliance.ingest.replay.stream_replay import HOLD_MS, StreamReplay
+from services.ingest.replay.frame_streams import FrameStreams
+from services.ingest.replay.identity import digest_of
+from services.ingest.replay.journal_findings import JournalFindings
+from services.ingest.replay.journal_records import Begun, Forgotten, Frames, JournalledBatch, JournalRecord, decode_all, encode
+from services.ingest.replay.replay_memory import ReplayMemory
+from services.ingest.replay.stream_replay import HOLD_MS, StreamReplay
 
 KEY = ("relp", b"192.0.2.1")
 TOPIC = "syslog"

@@ -69,7 +69,8 @@ from appliance.protocol.fetch import (
 from appliance.protocol.leader_hints import CurrentLeader, NodeEndpoint
 from appliance.protocol.produce import ProduceResult, RecordError, decode_produce, encode_produce_response
 from appliance.protocol.schema import Message
-from tests.properties.protocol_messages import (
+from lab import kio_adapter
+from lab.protocol_messages import (
     ERROR_CODE,
     FAILURE,
     INT16,
@@ -87,7 +88,6 @@ from tests.properties.protocol_messages import (
     tagged_kio,
     tagged_ours,
 )
-from tests.support import kio_adapter
 
 few = settings(max_examples=max(8, settings().max_examples // 6), deadline=None)
 """Examples for each version: there are some 350 of them."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from appliance.base.model import NO_TOPIC_ID
 from appliance.protocol.fetch import FetchPartition, FetchPartitionResult, decode_fetch, encode_fetch_response
 from appliance.protocol.produce import ProduceResult, decode_produce, encode_produce_response
-from tests.properties.protocol_messages import FAILURE, INT16, INT32, INT64, NAME
+from lab.protocol_messages import FAILURE, INT16, INT32, INT64, NAME
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of importlib.resources, in kafka-python's own modules

@@ -10,9 +10,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.broker.fetch_session import EPOCH_MAX
+from lab.scratch_layout import scratch_layout
+from services.acceptor.fetch.fetch_session import EPOCH_MAX
 from tests.support.crossing_fetches import CrossingFetches
-from tests.support.scratch_layout import scratch_layout
 
 PARTITIONS, DISKS = 5, 2
 PARTITION, DISK = st.integers(0, PARTITIONS - 1), st.integers(0, DISKS - 1)

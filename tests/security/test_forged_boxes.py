@@ -19,17 +19,17 @@ from appliance.base.model import TopicId
 from appliance.client.address import Address
 from appliance.client.admin import create_topic
 from appliance.client.cluster import ClusterClient
-from appliance.metadata.metadata_image import MetadataImage, read_image
+from appliance.cluster.metadata_image import MetadataImage, read_image
 from appliance.protocol import add_partitions_to_txn, describe_transactions, find_coordinator, init_producer_id, list_offsets, offset_for_leader_epoch
 from appliance.protocol.fetch import FetchPartition
 from appliance.protocol.replica_fetch import ReplicaFetch, decode_replica_fetch_response, encode_replica_fetch
 from appliance.protocol.schema import Message
 from appliance.protocol.topic_partitions import TopicPartitions
 from appliance.records.builder import BatchBuilder
-from tests.support.raw_client import FETCH
-from tests.support.raw_transactions import RawTransactions, transactional_batch
-from tests.support.real_zookeeper import RealZooKeeper
-from tests.support.running_box import RunningBox, eventually, start_box
+from lab.raw_client import FETCH
+from lab.raw_transactions import RawTransactions, transactional_batch
+from lab.real_zookeeper import RealZooKeeper
+from lab.running_box import RunningBox, eventually, start_box
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

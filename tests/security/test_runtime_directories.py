@@ -18,8 +18,8 @@ from appliance.command.failures import UsageProblem
 from appliance.command.finding import find_running_box
 from appliance.runtime.directories import known_boxes, running_supervisor
 from appliance.runtime.leftovers import clear_box, clear_vanished_boxes
-from tests.support.other_users import STRANGER, VICTIM, as_user, needs_root, new_directory, run_python, running_python, shared_memory_of
-from tests.support.running_box import begin_box, environment
+from lab.other_users import STRANGER, VICTIM, as_user, needs_root, new_directory, run_python, running_python, shared_memory_of
+from lab.running_box import begin_box, environment
 
 NO_PID = 2**22 + 1
 

@@ -14,9 +14,9 @@ import pytest
 from appliance.base.layout import BoxLayout, box_name
 from appliance.shm.counters import PURPOSE, SIZE_BYTES, Counters, list_counters, read_counters
 from appliance.shm.mapping import SharedObject, SharedObjectAbsent, list_names
-from tests.support.other_users import STRANGER, VICTIM, as_user, needs_root, new_directory, run_python, shared_memory_of
-from tests.support.running_box import environment, start_box
-from tests.support.scratch_layout import scratch_layout
+from lab.other_users import STRANGER, VICTIM, as_user, needs_root, new_directory, run_python, shared_memory_of
+from lab.running_box import environment, start_box
+from lab.scratch_layout import scratch_layout
 
 PRE_MADE = """
 import os, sys

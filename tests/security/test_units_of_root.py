@@ -18,8 +18,8 @@ from appliance.command.unit_installation import plan_of_settings
 from appliance.command.unit_orders import carry_out, hand_over_directory
 from appliance.runtime.disk_orders import kept_disks
 from appliance.runtime.unit_files import plan_units
-from tests.support.other_users import STRANGER, needs_root
-from tests.support.scratch_layout import scratch_layout
+from lab.other_users import STRANGER, needs_root
+from lab.scratch_layout import scratch_layout
 
 ORDER = "ExecStartPre=+/bin/sh -c 'id > /tmp/owned'"
 

@@ -17,11 +17,11 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
 
 from appliance.base.zookeeper_access import USER, ZooKeeperAccess, open_tree_mark, secret_path
-from appliance.metadata.tree_protection import marker_path
-from tests.support.real_zookeeper import RealZooKeeper
-from tests.support.running_box import RunningBox, eventually, start_box
-from tests.support.zookeeper_clients import Credentials, auth_of, zookeeper_client
-from tests.support.zookeeper_clients import zookeeper_session as client
+from lab.real_zookeeper import RealZooKeeper
+from lab.running_box import RunningBox, eventually, start_box
+from lab.zookeeper_clients import Credentials, auth_of, zookeeper_client
+from lab.zookeeper_clients import zookeeper_session as client
+from services.controller.zookeeper.tree_protection import marker_path
 
 pytestmark = pytest.mark.system
 
@@ -86,11 +86,7 @@ def open_nodes(box: RunningBox) -> list[str]:
     """Nodes that a session with other credentials can change."""
     with client(box.box.zookeeper, own(box)) as session:
         acls = {path: session.get_acls(path)[0] for path in tree_of(session)}
-    return [
-        path
-        for path, acl in acls.items()
-        if any(entry.id.scheme == "world" and entry.perms & ~1 for entry in acl)
-    ]
+    return [path for path, acl in acls.items() if any(entry.id.scheme == "world" and entry.perms & ~1 for entry in acl)]
 
 
 def protected(box: RunningBox) -> bool:
@@ -133,9 +129,7 @@ def test_every_node_that_a_box_creates_has_an_acl(shared: RunningBox) -> None:
         assert [entry.perms for entry in session.get_acls("/zookeeper/config")[0]] == [1]
 
 
-def test_the_secret_is_random_private_and_in_no_command_line_or_environment(
-    shared: RunningBox, tmp_path: Path
-) -> None:
+def test_the_secret_is_random_private_and_in_no_command_line_or_environment(shared: RunningBox, tmp_path: Path) -> None:
     path = Path(secret_path(shared.box.state_directory))
     secret = path.read_text().strip()
     assert len(secret) == 64 and stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -145,9 +139,7 @@ def test_the_secret_is_random_private_and_in_no_command_line_or_environment(
     assert secret not in Path(f"{shared.layout.runtime_directory}/box.json").read_text()
     assert secret not in shared.messages
     private = ("zoo.cfg", "jaas.conf")
-    assert [
-        stat.S_IMODE(Path(shared.box.state_directory, "zookeeper", name).stat().st_mode) for name in private
-    ] == [0o600] * 2
+    assert [stat.S_IMODE(Path(shared.box.state_directory, "zookeeper", name).stat().st_mode) for name in private] == [0o600] * 2
 
 
 def test_only_three_four_letter_words_are_answered(shared: RunningBox) -> None:
@@ -278,17 +270,13 @@ def test_a_release_that_knows_no_acls_still_serves_the_tree_when_an_installation
         server.stop()
 
 
-def test_an_ensemble_elsewhere_gets_acls_when_a_file_names_credentials_and_a_warning_when_none_does(
-    start: Start, tmp_path: Path
-) -> None:
+def test_an_ensemble_elsewhere_gets_acls_when_a_file_names_credentials_and_a_warning_when_none_does(start: Start, tmp_path: Path) -> None:
     server = RealZooKeeper(tmp_path)
     try:
         file = tmp_path / "digest"
         file.touch(0o600)
         file.write_text("logs:a-password\n")
-        with_file = start(
-            name="one", zookeeper=f"{server.connect}/one", settings={"zookeeper.digest.file": str(file)}
-        )
+        with_file = start(name="one", zookeeper=f"{server.connect}/one", settings={"zookeeper.digest.file": str(file)})
         create_topic(with_file, "events")
         without = start(name="two", zookeeper=f"{server.connect}/two")
         create_topic(without, "events")

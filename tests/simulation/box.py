@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from appliance.replication.cluster import Cluster
+from services.controller.decisions.cluster import Cluster
 from tests.simulation.acceptor import Acceptor
 from tests.simulation.controller_process import PARTITION, TOPIC, ControllerProcess
 from tests.simulation.fetcher import Fetcher

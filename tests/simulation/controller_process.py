@@ -1,4 +1,4 @@
-"""A box's controller process, one life of it: everything of `agents/controller.py` that decides about replicas, without sockets and processes.
+"""A box's controller process, one life of it: everything of `services/controller/agent.py` that decides about replicas, without sockets and processes.
 
 The keepers (elections, wishes, roles, disks that come, looks at the tree), the operations that they start, and the runner of these are the shipped
 ones; put together here, as the agent and its parts do it (`box_replicas`, `membership`, `disk_reports`), with messages for a session and method calls for
@@ -10,23 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from appliance.agents.disk_bring_up import DiskBringUp
-from appliance.agents.disk_commands import DiskCommands
-from appliance.agents.failover import Failover
-from appliance.agents.isr_keeper import IsrKeeper
-from appliance.agents.role_keeper import RoleKeeper
-from appliance.agents.tree_looks import TreeLooks
 from appliance.base.errors import ErrorCode
 from appliance.base.logging import Logger
 from appliance.base.model import TopicId
-from appliance.metadata.operation import ControllerMoved, DiskCommand, OperationRunner, Outcome
-from appliance.metadata.requests import ConnectionLost, Request
-from appliance.metadata.znodes import BoxRecord, BrokerRegistration
-from appliance.replication.arrival import Arrival, arrive
-from appliance.replication.cluster import Cluster
-from appliance.replication.disk_report import DiskReport
-from appliance.replication.leader_progress import IsrWish
+from appliance.cluster.znodes import BoxRecord, BrokerRegistration
 from appliance.shm.counters import Counters
+from services.controller.decisions.arrival import Arrival, arrive
+from services.controller.decisions.cluster import Cluster
+from services.controller.decisions.disk_report import DiskReport
+from services.controller.disk_bring_up import DiskBringUp
+from services.controller.disk_commands import DiskCommands
+from services.controller.failover import Failover
+from services.controller.isr_keeper import IsrKeeper
+from services.controller.role_keeper import RoleKeeper
+from services.controller.zookeeper.operation import ControllerMoved, DiskCommand, OperationRunner, Outcome
+from services.controller.zookeeper.requests import ConnectionLost, Request
+from services.controller.zookeeper.tree_looks import TreeLooks
+from services.log_writer.replicas.leader_progress import IsrWish
 from tests.simulation.session import Session
 from tests.simulation.world import MS, World
 from tests.simulation.writer import Writer

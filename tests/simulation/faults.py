@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from appliance.metadata.znodes import PartitionState
+from appliance.cluster.znodes import PartitionState
 from tests.simulation.box import Box
 from tests.simulation.invariants import Invariants
 from tests.simulation.world import CLIENTS, MS, SECOND, ZOOKEEPER, World

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from appliance.base.errors import ErrorCode
-from appliance.replication.follower_fetch import FollowerFetch, Need
+from services.replica_fetcher.follower_fetch import FollowerFetch, Need
 from tests.simulation.acceptor import Acceptor, FetchAnswer, FetchRequest
 from tests.simulation.records import Record
 from tests.simulation.world import MS, SECOND, World

@@ -6,8 +6,8 @@ step that concerns nothing of it cannot break it, so nothing is looked at twice.
 
 from __future__ import annotations
 
-from appliance.metadata.requests import SetData, Write
-from appliance.metadata.znodes import PartitionState
+from appliance.cluster.znodes import PartitionState
+from services.controller.zookeeper.requests import SetData, Write
 from tests.simulation.records import MemoryLog, Record
 
 

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from appliance.cluster.znodes import PartitionState
 from appliance.ipc.descriptors import Truncation
 from appliance.ipc.replication_descriptors import TruncateOrder
-from appliance.metadata.znodes import PartitionState
-from appliance.replication import epoch_truncation, failover, isr_operations, leader_operations
-from appliance.replication.leader_progress import FollowerProgress, LeaderProgress
+from appliance.storage import epoch_truncation
+from services.controller.decisions import failover, isr_operations, leader_operations
+from services.log_writer.replicas.leader_progress import FollowerProgress, LeaderProgress
 from tests.simulation.invariants import Broken
 from tests.simulation.simulation import run
 from tests.simulation.writer import Writer

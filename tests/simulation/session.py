@@ -1,4 +1,4 @@
-"""A box's session with ZooKeeper, as its controller process has it: the simulated counterpart of `appliance.metadata.session`.
+"""A box's session with ZooKeeper, as its controller process has it: the simulated counterpart of `services.controller.zookeeper.session`.
 
 What is asked in one instant travels together. A message that is lost ends its connection, for both: everything behind it is lost, too, and whether what
 was under way was carried out is unknown. The session itself outlives connections, and a new life of the controller process (its id is kept in /run), until
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from appliance.metadata.requests import ConnectionLost, Request
+from services.controller.zookeeper.requests import ConnectionLost, Request
 from tests.simulation.world import MS, ZOOKEEPER, World
 from tests.simulation.zookeeper import Reply, ZooKeeper
 

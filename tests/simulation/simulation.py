@@ -8,9 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from appliance.base.invariants import InvariantViolation
-from appliance.metadata import change_log
-from appliance.metadata.requests import Create, Write
-from appliance.metadata.znodes import (
+from appliance.cluster.znodes import (
     CONTROLLER_EPOCH,
     PERSISTENT_PATHS,
     PartitionState,
@@ -23,6 +21,8 @@ from appliance.metadata.znodes import (
     topic_config_path,
     topic_path,
 )
+from services.controller.zookeeper import change_log
+from services.controller.zookeeper.requests import Create, Write
 from tests.simulation.box import Box
 from tests.simulation.clients import Consumer, Producer
 from tests.simulation.controller_process import PARTITION, TOPIC, TOPIC_ID, directory_of

@@ -12,8 +12,8 @@ from typing import Any
 from appliance.base.errors import ErrorCode
 from appliance.ipc.descriptors import DescriptorKind, Truncation
 from appliance.ipc.replication_descriptors import TruncateOrder
-from appliance.replication import epoch_truncation
-from appliance.replication.leader_progress import IsrWish, LeaderProgress
+from appliance.storage import epoch_truncation
+from services.log_writer.replicas.leader_progress import IsrWish, LeaderProgress
 from tests.simulation.invariants import Invariants
 from tests.simulation.records import MemoryLog, Record
 from tests.simulation.world import MS, SECOND, World

@@ -1,6 +1,7 @@
 """ZooKeeper: one tree, changed by one request after the other; sessions that time out; watches that fire once.
 
-It carries out the requests of `appliance.metadata.requests` (`memory_tree`), so the shipped operations run against it. One server stands for the ensemble:
+It carries out the requests of `services.controller.zookeeper.requests` (`memory_tree`), so the shipped operations run against it. One server stands
+for the ensemble:
 it is linearizable, and whether a client reaches it is the network's business. Each connection is first in, first out both ways, as TCP is; what a dead
 connection still brings is carried out only as long as its session has made no other one. Weak spots: no rights, no quotas, and a read is never stale.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from appliance.metadata.requests import Exists, Get, GetChildren, Request, Write, ZooKeeperFailed
+from services.controller.zookeeper.requests import Exists, Get, GetChildren, Request, Write, ZooKeeperFailed
 from tests.simulation.world import MS, World
 from tests.support.memory_tree import MemoryTree
 

@@ -7,9 +7,6 @@ from typing import Any
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId
-from appliance.groups.client_identity import ClientIdentity
-from appliance.groups.consumer_embedded import EmbeddedAssignment, EmbeddedSubscription, read_assignment, read_subscription
-from appliance.groups.consumer_member import as_topics, partitions_of
 from appliance.protocol.consumer_group_describe import ConsumerGroup as DescribedGroup
 from appliance.protocol.consumer_group_describe import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
 from appliance.protocol.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
@@ -19,6 +16,9 @@ from appliance.protocol.leave_group import LeaveGroupRequest, LeaveGroupResponse
 from appliance.protocol.schema import struct_codec
 from appliance.protocol.sync_group import SyncGroupResponse
 from appliance.protocol.topic_partitions import TopicPartitions
+from services.coordinator.groups.client_identity import ClientIdentity
+from services.coordinator.groups.consumer_embedded import EmbeddedAssignment, EmbeddedSubscription, read_assignment, read_subscription
+from services.coordinator.groups.consumer_member import as_topics, partitions_of
 from tests.support.group_world import CLIENT, GROUP, Replies, World
 
 Places = frozenset[tuple[str, int]]

@@ -15,28 +15,28 @@ from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
-from appliance.agents.replica_counters import ReplicaCounters, ReplicaSettings
-from appliance.agents.replica_lane import LeaderLane
-from appliance.agents.replica_partition import FollowedPartition, FollowedRow, LogOrder
 from appliance.base.errors import ErrorCode
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
-from appliance.broker.connection import Connection
-from appliance.broker.receiver import Receiver
-from appliance.broker.transport import PlainTransport
 from appliance.client import peer_connection
+from appliance.cluster.metadata_image import BrokerImage
+from appliance.cluster.replication_throttle import ReplicationThrottle
 from appliance.ipc.descriptors import Completion, DescriptorKind, Truncation
 from appliance.ipc.replication_descriptors import replica_append_of, truncate_of
-from appliance.metadata.metadata_image import BrokerImage
 from appliance.protocol.api_versions import encode_api_versions_response
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.fetch import FetchPartition
 from appliance.protocol.framing import SIZE_PREFIX, SIZE_PREFIX_BYTES
 from appliance.protocol.request_header import parse_request_header
-from appliance.replication.follower_fetch import Need
-from appliance.replication.replication_throttle import ReplicationThrottle
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
+from services.acceptor.connection import Connection
+from services.acceptor.receiver import Receiver
+from services.acceptor.transport import PlainTransport
+from services.replica_fetcher.follower_fetch import Need
+from services.replica_fetcher.replica_counters import ReplicaCounters, ReplicaSettings
+from services.replica_fetcher.replica_lane import LeaderLane
+from services.replica_fetcher.replica_partition import FollowedPartition, FollowedRow, LogOrder
 from tests.support.scripted_leader import made_batch
 from tests.support.stepped_fetches import BOX_ADDRESS, BROKER_EPOCH, TOPIC, TOPIC_ID, SteppedFetches
 

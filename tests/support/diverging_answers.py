@@ -5,8 +5,8 @@ In a box the acceptor asks a log-reader for the end of an epoch and then applies
 
 from __future__ import annotations
 
-from appliance.replication import epoch_truncation
-from appliance.replication.epoch_truncation import UNDEFINED, EndOffsetFor
+from appliance.storage import epoch_truncation
+from appliance.storage.epoch_truncation import UNDEFINED, EndOffsetFor
 
 
 def diverging_answer(last_fetched_epoch: int, fetch_offset: int, end_offset_for: EndOffsetFor, log_end_offset: int) -> tuple[int, int] | None:

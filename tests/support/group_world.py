@@ -7,11 +7,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId, TopicPartition
-from appliance.coordination.state_log import LoadedRecord, OnAppended, ProducerIdentity, StateRecord
-from appliance.groups.client_identity import ClientIdentity
-from appliance.groups.group_coordinator import GroupCoordinator
-from appliance.groups.group_settings import GroupSettings
-from appliance.groups.ports import KnownTopic
+from appliance.cluster.state_log import LoadedRecord, OnAppended, ProducerIdentity, StateRecord
 from appliance.protocol.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
 from appliance.protocol.describe_groups import DescribedGroup, DescribeGroupsRequest, DescribeGroupsResponse
 from appliance.protocol.heartbeat import HeartbeatRequest, HeartbeatResponse
@@ -29,6 +25,10 @@ from appliance.protocol.txn_offset_commit import (
     TxnOffsetCommitResponse,
     TxnOffsetCommitTopic,
 )
+from services.coordinator.groups.client_identity import ClientIdentity
+from services.coordinator.groups.group_coordinator import GroupCoordinator
+from services.coordinator.groups.group_settings import GroupSettings
+from services.coordinator.groups.ports import KnownTopic
 
 Response = TypeVar("Response")
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from appliance.ingest.http.http_session import HttpSession
-from appliance.ingest.listener import Listener, Protocol, Transport
+from appliance.senders.listener import Listener, Protocol, Transport
+from services.ingest.protocols.http.http_session import HttpSession
 from tests.support.recording_connection import RecordingConnection
 
 LISTENER = Listener("http", Protocol.HTTP, Transport.TCP, 0)

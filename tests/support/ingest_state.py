@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from appliance.agents.outlet.ingest_spool import IngestSpool
-from appliance.agents.outlet.replay_journal import Checkpoint, ReplayJournal
 from appliance.base.clock import ManualClock
-from appliance.ingest.event import EventSource
-from appliance.ingest.listener import Listener, Protocol, Transport
-from appliance.ingest.replay.journal_records import Begun, JournalRecord
-from appliance.ingest.replay.replay_memory import Part
-from appliance.ingest.share import Share
-from appliance.ingest.unit import Unit
+from appliance.senders.listener import Listener, Protocol, Transport
 from appliance.shm.counters import Counters
-from tests.support.listening_log import ListeningLog
-from tests.support.scratch_layout import make_layout, remove_layout
+from lab.listening_log import ListeningLog
+from lab.scratch_layout import make_layout, remove_layout
+from services.ingest.producer.ingest_spool import IngestSpool
+from services.ingest.records.event import EventSource
+from services.ingest.records.share import Share
+from services.ingest.records.unit import Unit
+from services.ingest.replay.journal_records import Begun, JournalRecord
+from services.ingest.replay.replay_journal import Checkpoint, ReplayJournal
+from services.ingest.replay.replay_memory import Part
 
 LISTENER = Listener("relp", Protocol.RELP, Transport.TCP, 0)
 SOURCE = EventSource(b"192.0.2.1:601", b"192.0.2.1", b"relp")

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from appliance.broker.connection import Connection
+from lab.scratch_layout import scratch_layout
+from services.acceptor.connection import Connection
 from tests.support.cold_segments import write_segment
-from tests.support.scratch_layout import scratch_layout
 from tests.support.stepped_fetches import TOPIC, Followed, SteppedFetches
 
 BATCHES, END = 5, 50

@@ -25,7 +25,7 @@ from appliance.base.layout import BoxLayout, runtime_roots
 from appliance.pipeline.spark_scratch import YOUNG_SECONDS, sweep_scratch
 from appliance.shm.atomic import WORD_BYTES
 from appliance.shm.mapping import PID_WORD, list_names, unlink
-from tests.support.running_box import BEGUN
+from lab.running_box import BEGUN
 
 PREFIX = "millrace-tests-"
 KEPT_DIRECTORIES = "PYTEST_DEBUG_TEMPROOT"

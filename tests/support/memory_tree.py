@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from appliance.metadata.access_rules import OPEN, Acl
-from appliance.metadata.requests import (
+from services.controller.zookeeper.access_rules import OPEN, Acl
+from services.controller.zookeeper.requests import (
     BadVersion,
     Check,
     Create,

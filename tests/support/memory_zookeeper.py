@@ -1,6 +1,7 @@
 """A ZooKeeper in memory (`memory_tree`): the part of its behaviour that the controller relies on, for several boxes in one process, without time or sockets.
 
-One-shot watches, and sessions that end when a test says so. A session has the interface of `appliance.metadata.session.ZooKeeperSession`. Requests of one
+One-shot watches, and sessions that end when a test says so. A session has the interface of `services.controller.zookeeper.session.ZooKeeperSession`.
+Requests of one
 session are carried out in order, when it is drained; `lose_connection` leaves those that were submitted and not drained undone, or carries them out without an
 answer.
 """
@@ -12,8 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from appliance.metadata.requests import ConnectionLost, Exists, Get, GetChildren, Request, Write, ZooKeeperFailed
-from appliance.metadata.session import OnReply, Reply, SavedSession, SessionState
+from services.controller.zookeeper.requests import ConnectionLost, Exists, Get, GetChildren, Request, Write, ZooKeeperFailed
+from services.controller.zookeeper.session import OnReply, Reply, SavedSession, SessionState
 from tests.support.memory_tree import MemoryTree
 
 

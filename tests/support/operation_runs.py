@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from appliance.base.errors import ErrorCode
-from appliance.metadata.operation import DiskCommand, Operation, OperationRunner, Outcome
-from appliance.metadata.requests import Request, ZooKeeperFailed
-from appliance.metadata.session import Reply
+from services.controller.zookeeper.operation import DiskCommand, Operation, OperationRunner, Outcome
+from services.controller.zookeeper.requests import Request, ZooKeeperFailed
+from services.controller.zookeeper.session import Reply
 from tests.support.memory_zookeeper import MemoryZooKeeper
 
 T = TypeVar("T")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from appliance.metadata.operation import DiskCommand, Operation, Publish, Together
-from appliance.metadata.requests import ZooKeeperFailed
+from services.controller.zookeeper.operation import DiskCommand, Operation, Publish, Together
+from services.controller.zookeeper.requests import ZooKeeperFailed
 from tests.support.memory_tree import MemoryTree
 
 T = TypeVar("T")

@@ -8,7 +8,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from appliance.agents.log_writer import LogWriterAgent
 from appliance.base.clock import ManualClock, SystemClock
 from appliance.base.errors import StorageFailed
 from appliance.base.layout import BoxLayout, Disk
@@ -21,7 +20,8 @@ from appliance.ipc.source import Source
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
-from tests.support.running_box import eventually
+from lab.running_box import eventually
+from services.log_writer.agent import LogWriterAgent
 
 DISK = "d0"
 BROKER_ID = 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from appliance.ingest.event import EventSource
-from appliance.ingest.listener import Listener, Protocol, Transport
+from appliance.senders.listener import Listener, Protocol, Transport
+from services.ingest.records.event import EventSource
 from tests.support.recording_intake import RecordingIntake
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from appliance.ingest.event import EventSource
-from appliance.ingest.intake import Oddity, RefusedReason
-from appliance.ingest.listener import Listener
-from appliance.ingest.record import Record
-from appliance.ingest.unit import Outcome, Unit
+from appliance.senders.listener import Listener
+from services.ingest.records.event import EventSource
+from services.ingest.records.intake import Oddity, RefusedReason
+from services.ingest.records.record import Record
+from services.ingest.records.unit import Outcome, Unit
 
 
 class RecordingStream:

@@ -26,9 +26,9 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, OffsetSpec, ResourceType
 
-from tests.support.foreign_clients import Read
-from tests.support.raw_coordination import RawCoordination
-from tests.support.running_box import Address
+from lab.foreign_clients import Read
+from lab.raw_coordination import RawCoordination
+from lab.running_box import Address
 
 RELEASES: Final = Path(__file__).parent.parent / "golden" / "releases"
 Place = tuple[str, int]
@@ -102,9 +102,7 @@ def bytes_of(text: str | None) -> bytes | None:
     return None if text is None else base64.b64decode(text)
 
 
-def read_partitions(
-    bootstrap: str, places: Iterable[Place], isolation_level: str = "read_uncommitted"
-) -> dict[Place, list[Read]]:
+def read_partitions(bootstrap: str, places: Iterable[Place], isolation_level: str = "read_uncommitted") -> dict[Place, list[Read]]:
     """Every record from the log start offset to the end that this isolation level may read."""
     settings = {"bootstrap.servers": bootstrap, "group.id": "reader", "enable.auto.commit": False}
     more = {"enable.partition.eof": True, "auto.offset.reset": "error", "isolation.level": isolation_level}
@@ -140,9 +138,7 @@ def describe_topics(bootstrap: str) -> dict[str, Any]:
     """
     admin = AdminClient({"bootstrap.servers": bootstrap})
     topics = admin.list_topics(timeout=SECONDS).topics
-    places = [
-        (name, number) for name in topics if name not in STATE_TOPICS for number in topics[name].partitions
-    ]
+    places = [(name, number) for name in topics if name not in STATE_TOPICS for number in topics[name].partitions]
     starts, ends = (
         offsets_of(admin, places, OffsetSpec.earliest()),
         offsets_of(admin, places, OffsetSpec.latest()),
@@ -167,34 +163,22 @@ def describe_topics(bootstrap: str) -> dict[str, Any]:
 def offsets_of(admin: AdminClient, places: Iterable[Place], at: OffsetSpec) -> dict[Place, int]:
     """By ListOffsets, for readers of uncommitted records."""
     asked = {TopicPartition(*place): at for place in places}
-    answers = admin.list_offsets(
-        asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=SECONDS
-    )
-    return {
-        (place.topic, place.partition): answer.result(SECONDS).offset for place, answer in answers.items()
-    }
+    answers = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=SECONDS)
+    return {(place.topic, place.partition): answer.result(SECONDS).offset for place, answer in answers.items()}
 
 
 def topic_configs(admin: AdminClient, topic: str) -> dict[str, str]:
     """Those that were set for the topic itself."""
     resource = ConfigResource(ResourceType.TOPIC, topic)
     entries = admin.describe_configs([resource])[resource].result(SECONDS)
-    return {
-        name: entry.value
-        for name, entry in sorted(entries.items())
-        if entry.source == ConfigSource.DYNAMIC_TOPIC_CONFIG.value
-    }
+    return {name: entry.value for name, entry in sorted(entries.items()) if entry.source == ConfigSource.DYNAMIC_TOPIC_CONFIG.value}
 
 
 def dynamic_broker_configs(admin: AdminClient) -> dict[str, str]:
     """Those that were set for the broker while it ran."""
     resource = ConfigResource(ResourceType.BROKER, "1")
     entries = admin.describe_configs([resource])[resource].result(SECONDS)
-    return {
-        name: entry.value
-        for name, entry in sorted(entries.items())
-        if entry.source == ConfigSource.DYNAMIC_BROKER_CONFIG.value
-    }
+    return {name: entry.value for name, entry in sorted(entries.items()) if entry.source == ConfigSource.DYNAMIC_BROKER_CONFIG.value}
 
 
 def describe_groups(bootstrap: str) -> dict[str, Any]:
@@ -211,29 +195,16 @@ def describe_groups(bootstrap: str) -> dict[str, Any]:
 def group_offsets(admin: AdminClient, group_id: str) -> dict[str, list[Any]]:
     """What a group committed; also for a group that has no members."""
     asked = [ConsumerGroupTopicPartitions(group_id)]
-    (answered,) = admin.list_consumer_group_offsets(
-        asked, require_stable=False, request_timeout=SECONDS
-    ).values()  # type: ignore[arg-type]
+    (answered,) = admin.list_consumer_group_offsets(asked, require_stable=False, request_timeout=SECONDS).values()  # type: ignore[arg-type]
     found = sorted(answered.result().topic_partitions or [], key=lambda each: (each.topic, each.partition))
-    return {
-        f"{each.topic}-{each.partition}": [each.offset, each.metadata or ""]
-        for each in found
-        if each.offset != NO_OFFSET
-    }
+    return {f"{each.topic}-{each.partition}": [each.offset, each.metadata or ""] for each in found if each.offset != NO_OFFSET}
 
 
-def describe_zookeeper_offsets(
-    kafka: Address, committed: Mapping[str, Iterable[str]]
-) -> dict[str, dict[str, int]]:
+def describe_zookeeper_offsets(kafka: Address, committed: Mapping[str, Iterable[str]]) -> dict[str, dict[str, int]]:
     """What OffsetFetch 0 answers for partition 0 of each topic of these groups."""
     client = RawCoordination(kafka)
     with closing(client):
-        return {
-            group_id: {
-                topic: _without_error(client.committed_in_zookeeper(group_id, topic)) for topic in topics
-            }
-            for group_id, topics in committed.items()
-        }
+        return {group_id: {topic: _without_error(client.committed_in_zookeeper(group_id, topic)) for topic in topics} for group_id, topics in committed.items()}
 
 
 def _without_error(answer: tuple[int, int]) -> int:
@@ -249,6 +220,4 @@ def describe_transactions(bootstrap: str) -> dict[str, str]:
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     with closing(admin):
         listed = [found for each in admin.list_transactions().values() for found in each]
-    return dict(
-        sorted((found.transactional_id, str(getattr(found.state, "value", found.state))) for found in listed)
-    )
+    return dict(sorted((found.transactional_id, str(getattr(found.state, "value", found.state))) for found in listed))

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from appliance.base.layout import box_name, name_disks
-from appliance.ingest.listener import Listener
-from appliance.ingest.replay.journal_records import decode_all
-from appliance.ingest.table.ingest_table import TableReading, read_table
-from appliance.ingest.table.table_checks import box_of, read_sender_table
 from appliance.runtime.run_options import ResolvedOptions, RunOptions, resolve_options
 from appliance.runtime.unit_files import plan_units, planned_box, unit_problems
+from appliance.senders.ingest_table import TableReading, read_table
+from appliance.senders.listener import Listener
+from appliance.senders.table_checks import box_of, read_sender_table
+from services.ingest.replay.journal_records import decode_all
 
 MOUNT_POINTS: Final = {
     "/srv/disk1/d0": "/srv/disk1",
@@ -60,11 +60,7 @@ def plan_of_files(release: Path) -> dict[str, str]:
     options = options_of_files(release)
     disks = name_disks(options.data)
     senders = read_sender_table(options)
-    assert (
-        list(senders.problems)
-        == unit_problems(options, {"data": options.data, "state": options.state}, disks)
-        == []
-    )
+    assert list(senders.problems) == unit_problems(options, {"data": options.data, "state": options.state}, disks) == []
     plan = plan_units(planned_box(options, box_name(options.state), disks, senders), MOUNT_POINTS)
     return {**plan.drop_ins, "units": "".join(f"{unit}\n" for unit in plan.units)}
 
@@ -74,9 +70,7 @@ def describe_table(release: Path) -> dict[str, Any]:
     options = options_of_files(release)
     reading = read_table((release / "ingest.table").read_text(), "ingest.table", box_of(options))
     assert reading.problems == []
-    sockets = [
-        [each.name, each.is_datagram, each.address, each.port] for each in read_sender_table(options).sockets
-    ]
+    sockets = [[each.name, each.is_datagram, each.address, each.port] for each in read_sender_table(options).sockets]
     listeners = {listener.name: _describe_listener(listener) for listener in reading.listeners}
     routes = {listener.name: _describe_routes(reading, listener) for listener in reading.listeners}
     return {
@@ -107,15 +101,9 @@ def _describe_listener(listener: Listener) -> dict[str, Any]:
 
 def _describe_routes(reading: TableReading, listener: Listener) -> dict[str, Any]:
     router = reading.router()
-    return {
-        name: [[each.topic, each.key.text, each.is_key_required] for each in router.route(sample, listener)]
-        for name, sample in SAMPLES.items()
-    }
+    return {name: [[each.topic, each.key.text, each.is_key_required] for each in router.route(sample, listener)] for name, sample in SAMPLES.items()}
 
 
 def count_journal_records(directory: Path) -> int:
     """Records in the replay journals of ingest, of the kinds that are known. Raises `Damaged`."""
-    return sum(
-        sum(1 for _ in decode_all(journal.read_bytes()))
-        for journal in sorted((directory / "state").rglob("*.journal"))
-    )
+    return sum(sum(1 for _ in decode_all(journal.read_bytes())) for journal in sorted((directory / "state").rglob("*.journal")))

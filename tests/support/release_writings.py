@@ -30,12 +30,12 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from tests.support import client_packages
-from tests.support.foreign_clients import JsonClient
-from tests.support.kafka_writings import CONFIGS, write_topics
-from tests.support.raw_coordination import RawCoordination
+from lab import client_packages
+from lab.foreign_clients import JsonClient
+from lab.kafka_writings import CONFIGS, write_topics
+from lab.raw_coordination import RawCoordination
+from lab.running_box import Address, RunningBox, eventually
 from tests.support.release_contents import SECONDS
-from tests.support.running_box import Address, RunningBox, eventually
 
 COMPACTED: Final = {**CONFIGS["compacted"], "delete_retention_ms": str(2**62)}
 """Its tombstones stay, whenever the archive is opened."""
@@ -114,9 +114,7 @@ def is_compacted(box: RunningBox) -> bool:
 def _write_spread(bootstrap: str) -> None:
     """Partitions over both disks, added later; altered configs; a config of the broker."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics(
-        [NewTopic("spread", 3, 1, config={"segment.bytes": "4000", "retention.ms": "9000000000000"})]
-    )["spread"].result(SECONDS)
+    admin.create_topics([NewTopic("spread", 3, 1, config={"segment.bytes": "4000", "retention.ms": "9000000000000"})])["spread"].result(SECONDS)
     _produce_spread(bootstrap, "before", 3)
     admin.create_partitions([NewPartitions("spread", 6)])["spread"].result(SECONDS)
     topic = ConfigResource(
@@ -184,10 +182,7 @@ def _write_groups(box: RunningBox, opened: OpenClients) -> None:
             consumer.subscribe(["spread"])
             message = consumer.poll(SECONDS)
             assert message is not None and message.error() is None
-            offsets = [
-                TopicPartition("spread", partition, 3 + partition, f"metadata of {name}")
-                for partition in range(4)
-            ]
+            offsets = [TopicPartition("spread", partition, 3 + partition, f"metadata of {name}") for partition in range(4)]
             consumer.commit(offsets=offsets, asynchronous=False)
             if name.endswith("left"):
                 consumer.close()
@@ -199,9 +194,7 @@ def _write_groups(box: RunningBox, opened: OpenClients) -> None:
         for group_id, topics in ZOOKEEPER_OFFSETS.items():
             for number, topic in enumerate(topics):
                 eventually(
-                    lambda group_id=group_id, topic=topic, number=number: (
-                        raw.commit_in_zookeeper(group_id, topic, 40 + number) == 0
-                    ),
+                    lambda group_id=group_id, topic=topic, number=number: raw.commit_in_zookeeper(group_id, topic, 40 + number) == 0,
                     "a commit",
                 )  # type: ignore[misc]
     producer = Producer(
@@ -217,9 +210,7 @@ def _write_groups(box: RunningBox, opened: OpenClients) -> None:
         for offset, ends in ((5, True), (9, False)):
             producer.begin_transaction()
             producer.produce("spread", b"copied up to %d" % offset, b"copy", 5)
-            producer.send_offsets_to_transaction(
-                [TopicPartition("mixed", 0, offset)], reader.consumer_group_metadata(), SECONDS
-            )
+            producer.send_offsets_to_transaction([TopicPartition("mixed", 0, offset)], reader.consumer_group_metadata(), SECONDS)
             assert producer.flush(SECONDS) == 0
             if ends:
                 producer.commit_transaction(SECONDS)
@@ -240,18 +231,9 @@ def _member(bootstrap: str, group_id: str, protocol: str) -> Consumer:
 
 def _write_senders(box: RunningBox) -> None:
     with socket.create_connection(box.sender("lines")) as sender:
-        sender.sendall(
-            b"".join(
-                b"<14>1 2026-01-02T03:04:05Z host%d app%d - - - line %d\n" % (number % 7, number % 3, number)
-                for number in range(60)
-            )
-        )
-        sender.sendall(
-            b"".join(b"<11>1 - host%d app - - - error %d\n" % (number % 7, number) for number in range(6))
-        )
-        sender.sendall(
-            b"".join(b'<38>1 - gate sshd 77 - [login@1 user="ann"] from %d\n' % number for number in range(4))
-        )
+        sender.sendall(b"".join(b"<14>1 2026-01-02T03:04:05Z host%d app%d - - - line %d\n" % (number % 7, number % 3, number) for number in range(60)))
+        sender.sendall(b"".join(b"<11>1 - host%d app - - - error %d\n" % (number % 7, number) for number in range(6)))
+        sender.sendall(b"".join(b'<38>1 - gate sshd 77 - [login@1 user="ann"] from %d\n' % number for number in range(4)))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         for fields in ({"_drop": "yes", "_user": "ann"}, {"_drop": "yes"}, {"_drop": "no"}):
             sender.sendto(
@@ -263,11 +245,7 @@ def _write_senders(box: RunningBox) -> None:
     body = b'{"message":"a","host":"web-1"}\n{"message":"b","host":"web-2"}\n'
     for _ in range(2):  # the second is recognised as a replay
         until_taken(box.ingest, "/ingest/named", body, "the first")
-    push = {
-        "streams": [
-            {"stream": {"job": "nginx"}, "values": [["1767323045000000000", "GET /", {"http.status": "500"}]]}
-        ]
-    }
+    push = {"streams": [{"stream": {"job": "nginx"}, "values": [["1767323045000000000", "GET /", {"http.status": "500"}]]}]}
     until_taken(box.ingest, "/loki/api/v1/push", json.dumps(push).encode(), "the push")
     one = {"streams": [{"stream": {"job": "other"}, "values": [["1767323045000000000", "GET /"]]}]}
     until_taken(box.ingest, "/loki/api/v1/push", json.dumps(one).encode(), "one more")
@@ -285,9 +263,7 @@ def until_taken(address: Address, path: str, body: bytes, key: str) -> None:
 def post(address: Address, path: str, body: bytes, key: str) -> int:
     """Send a body under an Idempotency-Key; the status of the answer."""
     kind = "application/json" if body.startswith(b'{"streams"') else "application/x-ndjson"
-    request = urllib.request.Request(
-        f"http://{address}{path}", body, {"Idempotency-Key": key, "Content-Type": kind}
-    )
+    request = urllib.request.Request(f"http://{address}{path}", body, {"Idempotency-Key": key, "Content-Type": kind})
     try:
         with urllib.request.urlopen(request, timeout=SECONDS) as response:
             return int(response.status)
@@ -365,9 +341,7 @@ class Load:
     def _produce(self) -> Iterator[None]:
         def on_delivery(error: Any, message: Any) -> None:
             if error is None:
-                self.acknowledged["load"].append(
-                    [message.partition(), message.offset(), message.value().decode()]
-                )
+                self.acknowledged["load"].append([message.partition(), message.offset(), message.value().decode()])
 
         producer = Producer(
             {
@@ -424,9 +398,7 @@ class Load:
         return self._offsets("group", lambda raw, offset: raw.commit("group-under-load", "load", offset))
 
     def _commit_in_zookeeper(self) -> Iterator[None]:
-        return self._offsets(
-            "zookeeper", lambda raw, offset: raw.commit_in_zookeeper("oldest-under-load", "load", offset)
-        )
+        return self._offsets("zookeeper", lambda raw, offset: raw.commit_in_zookeeper("oldest-under-load", "load", offset))
 
     def _offsets(self, kind: str, commit: Callable[[RawCoordination, int], int]) -> Iterator[None]:
         raw = RawCoordination(self._box.kafka)
@@ -441,8 +413,6 @@ class Load:
     def _create(self) -> Iterator[None]:
         admin = AdminClient({"bootstrap.servers": self._box.bootstrap, "log_level": 0})
         for number in range(20):
-            admin.create_topics(
-                [NewTopic(f"late-{number}", 1, 1, config={"retention.bytes": str(10**9 + number)})]
-            )[f"late-{number}"].result(5)
+            admin.create_topics([NewTopic(f"late-{number}", 1, 1, config={"retention.bytes": str(10**9 + number)})])[f"late-{number}"].result(5)
             self.acknowledged["topics"].append(f"late-{number}")
             yield

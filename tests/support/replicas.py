@@ -10,7 +10,6 @@ from typing import Any
 
 import orjson
 
-from appliance.agents.hosted_partition import HostedPartition
 from appliance.base.layout import BoxLayout
 from appliance.ipc.descriptors import ACKS_ALL_FLAG, COMMIT_FLAG, Completion, DescriptorKind, Truncation
 from appliance.ipc.proxies import LogWriterProxies
@@ -26,10 +25,11 @@ from appliance.records.builder import BatchBuilder
 from appliance.shm.partition_table import PartitionTableReader, Row
 from appliance.storage.segment_files import LOG_SUFFIX, segment_path
 from appliance.storage.segment_scan import SegmentBatches
+from lab.running_box import eventually
+from lab.scratch_layout import scratch_layout
+from services.log_writer.replicas.hosted_partition import HostedPartition
 from tests.support.diverging_answers import diverging_answer
 from tests.support.real_log_writer import TOPIC_ID, RealLogWriter
-from tests.support.running_box import eventually
-from tests.support.scratch_layout import scratch_layout
 
 LAG_MS = 10_000
 BROKER_EPOCH = 100

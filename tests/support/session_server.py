@@ -11,9 +11,9 @@ import socket
 import threading
 from types import TracebackType
 
-from appliance.ingest.event import EventSource
-from appliance.ingest.listener import Listener
-from appliance.ingest.session import MakeSession, Session
+from appliance.senders.listener import Listener
+from services.ingest.protocols.session import MakeSession, Session
+from services.ingest.records.event import EventSource
 from tests.support.recording_connection import RecordingConnection
 from tests.support.recording_intake import RecordingIntake
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from appliance.base.clock import ManualClock
-from appliance.metadata.metadata_image import PartitionImage
-from appliance.metadata.znodes import PartitionState, partition_state_path
+from appliance.cluster.metadata_image import PartitionImage
+from appliance.cluster.znodes import PartitionState, partition_state_path
 from appliance.protocol.create_topics import CreatableTopic, ReplicaAssignment, TopicConfig
 from tests.support.fake_log_writer import FakeLogWriter
 from tests.support.memory_zookeeper import MemoryZooKeeper

@@ -12,24 +12,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from appliance.agents.controller import ControllerAgent
 from appliance.base.clock import Clock, SystemClock
 from appliance.base.layout import Disk
 from appliance.base.logging import Logger, Severity
 from appliance.base.settings import Box
+from appliance.cluster.metadata_image import MetadataImage, read_image
 from appliance.ipc.controller_frames import AUTO_CREATE, IMAGE_CHANGED
 from appliance.ipc.frames import Frame, FrameSocket, connect_unix
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
-from appliance.metadata.metadata_image import MetadataImage, read_image
 from appliance.protocol import create_topics, delete_topics
 from appliance.protocol.create_topics import CreatableTopic, CreatedTopic, CreateTopicsRequest
 from appliance.protocol.delete_topics import DeletedTopic, DeleteTopicsRequest, TopicToDelete
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
+from lab.scratch_layout import make_layout, remove_layout
+from services.controller.agent import ControllerAgent
 from tests.support.fake_log_writer import FakeDirectory, FakeLogWriter
 from tests.support.memory_zookeeper import MemoryZooKeeper
-from tests.support.scratch_layout import make_layout, remove_layout
 
 PATIENCE_SECONDS = 10.0
 DISKS = ("d0", "d1")

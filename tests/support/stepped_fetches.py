@@ -21,25 +21,15 @@ from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
 from appliance.base.model import TopicId
-from appliance.broker.box_view import BoxView, Placement
-from appliance.broker.cold_reads import ColdReads
-from appliance.broker.connection import Connection
-from appliance.broker.delayed import Delayed
-from appliance.broker.handlers.fetch import FetchHandler
-from appliance.broker.handlers.list_offsets import ListOffsetsHandler
-from appliance.broker.inter_broker import InterBrokerGate
-from appliance.broker.inter_broker_apis import InterBrokerHandler
-from appliance.broker.lease_gate import LeaseGate
-from appliance.broker.residency import choose_residency
-from appliance.broker.segment_files import FileRange
-from appliance.broker.transport import PlainTransport
+from appliance.cluster.box_view import BoxView, Placement
+from appliance.cluster.lease_gate import LeaseGate
+from appliance.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from appliance.ipc.aborted_answer import aborted_answer
 from appliance.ipc.descriptors import DESCRIPTOR, DescriptorKind
 from appliance.ipc.frames import listen_unix
 from appliance.ipc.log_reader_messages import ABORTED, CHECK, EPOCH_END, LOOKUP, OPEN, Answer, Question, pack_answer, unpack_question
 from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.ipc.replication_descriptors import Progress, progress_of
-from appliance.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.fetch import FetchPartition, ForgottenPartition
 from appliance.protocol.replica_fetch import FetchedPartition, ReplicaFetch, decode_replica_fetch_response, encode_replica_fetch
@@ -48,6 +38,16 @@ from appliance.protocol.wire import write_compact_string, write_tagged_fields
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_LEADER, PartitionTableReader, PartitionTableWriter, Row
+from services.acceptor.connection import Connection
+from services.acceptor.delayed import Delayed
+from services.acceptor.fetch.cold_reads import ColdReads
+from services.acceptor.fetch.residency import choose_residency
+from services.acceptor.fetch.segment_files import FileRange
+from services.acceptor.handlers.fetch import FetchHandler
+from services.acceptor.handlers.list_offsets import ListOffsetsHandler
+from services.acceptor.inter_broker import InterBrokerGate
+from services.acceptor.inter_broker_apis import InterBrokerHandler
+from services.acceptor.transport import PlainTransport
 
 FETCH_VERSION, LIST_OFFSETS_VERSION = 7, 1
 FOLLOWER_VERSION = 17

@@ -6,18 +6,18 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from appliance.agents.replica_fetcher import ReplicaFetcherAgent
 from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout, Disk
 from appliance.base.logging import Logger
 from appliance.base.settings import Box, SettingValue
 from appliance.client.address import Address
+from appliance.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage, write_image
 from appliance.ipc.descriptors import DescriptorKind
-from appliance.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage, write_image
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import Row
+from services.replica_fetcher.agent import ReplicaFetcherAgent
 from tests.support.real_log_writer import BROKER_ID, DISK, TOPIC_ID, RealLogWriter
 from tests.support.scripted_leader import LedLog, ScriptedLeader
 from tests.support.scripted_peer import until

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from appliance.agents.senders.sender_connections import SenderConnections
 from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout, Disk
 from appliance.base.logging import Logger, Severity
 from appliance.base.settings import Box
-from appliance.ingest.listener import Listener, Protocol, Transport
 from appliance.runtime.poller import Poller
+from appliance.senders.listener import Listener, Protocol, Transport
 from appliance.shm.counters import Counters
+from lab.scratch_layout import make_layout, remove_layout
+from services.ingest.listeners.sender_connections import SenderConnections
 from tests.support.recording_intake import RecordingIntake
-from tests.support.scratch_layout import make_layout, remove_layout
 
 STEPS_MAX = 2_000
 STEP_WAIT_MS = 5

@@ -8,14 +8,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from appliance.agents.state_partition import StateAppend
-from appliance.agents.state_topic import StateTopic
 from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger, Severity
-from appliance.broker.box_view import BoxView, Placement
-from appliance.coordination.state_log import LoadedRecord
+from appliance.cluster.box_view import BoxView, Placement
+from appliance.cluster.state_log import LoadedRecord
 from appliance.ipc.descriptors import Descriptor
 from appliance.ipc.log_reader_messages import LOOKUP, OPEN, READ, Answer, Extent, ReadAnswer
 from appliance.ipc.log_reader_proxy import LogReaderProxy
@@ -23,6 +21,8 @@ from appliance.records.batch import read_batch_header
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_LEADER, ROLE_NONE, PartitionTableReader, PartitionTableWriter, Row
+from services.coordinator.state.state_partition import StateAppend
+from services.coordinator.state.state_topic import StateTopic
 
 TOPIC = "__state"
 INODE = 7

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from appliance.records.batch import BatchHeader, read_batch_header
-from tests.support.running_box import RunningBox
+from lab.running_box import RunningBox
 
 
 def stored_batches(box: RunningBox, topic: str, partition: int) -> list[BatchHeader]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from appliance.records.batch import BatchHeader, read_batch_header
 from appliance.records.record import iterate_records
-from tests.support.foreign_clients import Read
+from lab.foreign_clients import Read
 
 _LIMIT = 10_000_000
 

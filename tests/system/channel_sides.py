@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from appliance.agents.previous_lives import PreviousLives
 from appliance.base.clock import SystemClock
 from appliance.base.layout import BoxLayout
 from appliance.ipc import channel, log_writer_door, log_writer_proxy
@@ -27,6 +26,7 @@ from appliance.shm.counters import Counters
 from appliance.shm.doorbell import Doorbell
 from appliance.shm.partition_table import DISK_ONLINE, SLEEPING_WORD, PartitionTableWriter
 from appliance.shm.ring_pair import RingPair
+from services.log_writer.previous_lives import PreviousLives
 
 DISK = "d0"
 SOURCE = "ingest@0"

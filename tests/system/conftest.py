@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from kazoo.client import KazooClient
 
-from tests.support.real_zookeeper import RealZooKeeper
+from lab.real_zookeeper import RealZooKeeper
 
 _trees = itertools.count()
 

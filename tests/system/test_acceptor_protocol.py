@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from appliance.records.builder import BatchBuilder
-from tests.support.raw_client import RawClient
-from tests.support.running_box import RunningBox, eventually, proportional_kib
+from lab.raw_client import RawClient
+from lab.running_box import RunningBox, eventually, proportional_kib
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.running_box import ROOT
+from lab.running_box import ROOT
 
 pytestmark = pytest.mark.system
 

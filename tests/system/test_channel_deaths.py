@@ -20,9 +20,9 @@ from appliance.base.layout import RUNTIME_VARIABLE, BoxLayout
 from appliance.ipc.descriptors import COMPLETION
 from appliance.shm.mapping import list_names
 from appliance.shm.ring_pair import RingPair
+from lab.running_box import eventually
+from lab.scratch_layout import purposes_left, scratch_layout
 from tests.conftest import ROOT
-from tests.support.running_box import eventually
-from tests.support.scratch_layout import purposes_left, scratch_layout
 from tests.system.channel_sides import LOG_WRITER_STEPS, SOURCE, SOURCE_STEPS
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.support.foreign_clients import CLIENTS, CONSUMERS, Client, JsonClient, Refused, Sent, open_client
-from tests.support.running_box import RunningBox, eventually
+from lab.foreign_clients import CLIENTS, CONSUMERS, Client, JsonClient, Refused, Sent, open_client
+from lab.running_box import RunningBox, eventually
 
 pytestmark = [
     pytest.mark.system,

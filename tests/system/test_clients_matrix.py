@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from appliance.records.compression import Codec
-from tests.support.foreign_clients import CLIENTS, CODECS, CONSUMERS, Client, Sent, open_client
-from tests.support.running_box import RunningBox
+from lab.foreign_clients import CLIENTS, CODECS, CONSUMERS, Client, Sent, open_client
+from lab.running_box import RunningBox
 from tests.support.stored_batches import stored_batches
 
 pytestmark = [

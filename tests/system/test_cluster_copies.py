@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.copy_history import faults
-from tests.support.copy_run import SETTINGS, CopyPlan, run_copy
-from tests.support.three_boxes import ThreeBoxes, ThreeBoxesProcesses
+from lab.copy_history import faults
+from lab.copy_run import SETTINGS, CopyPlan, run_copy
+from lab.three_boxes import ThreeBoxes, ThreeBoxesProcesses
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

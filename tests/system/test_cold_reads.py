@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
+from lab.running_box import RunningBox, eventually, start_box
 from tests.support.cold_segments import make_cold, resident_bytes
-from tests.support.running_box import RunningBox, eventually, start_box
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import pytest
 
-from tests.support.running_box import RunningBox, environment, eventually
+from lab.running_box import RunningBox, environment, eventually
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer
 
-from tests.support.running_box import RunningBox, environment, eventually
+from lab.running_box import RunningBox, environment, eventually
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.support.running_box import RunningBox, eventually, processes_of, start_box
+from lab.running_box import RunningBox, eventually, processes_of, start_box
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

@@ -13,8 +13,8 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.browser import browser, complaints, missing_browser
-from tests.support.running_box import RunningBox, eventually
+from lab.browser import browser, complaints, missing_browser
+from lab.running_box import RunningBox, eventually
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

@@ -14,9 +14,9 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from appliance.protocol import consumer_group_describe
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.consumer_group_describe import CLASSIC_MEMBER, CONSUMER_MEMBER, ConsumerGroup, ConsumerGroupDescribeRequest
-from tests.support.foreign_clients import JavaMembers
-from tests.support.raw_client import RawClient
-from tests.support.running_box import RunningBox, eventually, start_box
+from lab.foreign_clients import JavaMembers
+from lab.raw_client import RawClient
+from lab.running_box import RunningBox, eventually, start_box
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

@@ -11,14 +11,14 @@ import orjson
 import pytest
 from kazoo.client import KazooClient
 
-from appliance.agents import controller_requests
 from appliance.base.errors import ErrorCode
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
-from appliance.metadata import topic_registry
-from appliance.metadata.session import SavedSession
 from appliance.protocol.create_topics import CreatableTopic, ReplicaAssignment, TopicConfig
-from tests.support.real_zookeeper import RealZooKeeper
+from lab.real_zookeeper import RealZooKeeper
+from services.controller.admin import controller_requests
+from services.controller.zookeeper import topic_registry
+from services.controller.zookeeper.session import SavedSession
 from tests.support.stepped_controller import Killed, SteppedBox
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]

@@ -11,12 +11,10 @@ import orjson
 import pytest
 from kazoo.client import KazooClient
 
-from appliance.agents import config_requests
 from appliance.base.errors import ErrorCode
+from appliance.cluster.dynamic_broker_configs import DYNAMIC_BROKER_CONFIGS
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
-from appliance.metadata import config_notifications, topic_registry
-from appliance.metadata.dynamic_broker_configs import DYNAMIC_BROKER_CONFIGS
 from appliance.protocol import alter_configs, create_partitions, describe_configs, incremental_alter_configs
 from appliance.protocol.alter_configs import AlterConfigsRequest, ConfigToSet, ResourceToReplace
 from appliance.protocol.config_resources import AlteredResource
@@ -25,7 +23,9 @@ from appliance.protocol.create_topics import CreatableTopic, ReplicaAssignment, 
 from appliance.protocol.describe_configs import DescribeConfigsRequest, DescribedResource, ResourceToDescribe
 from appliance.protocol.incremental_alter_configs import ConfigToAlter, IncrementalAlterConfigsRequest, ResourceToAlter
 from appliance.protocol.schema import Message
-from tests.support.real_zookeeper import RealZooKeeper
+from lab.real_zookeeper import RealZooKeeper
+from services.controller.admin import config_requests
+from services.controller.zookeeper import config_notifications, topic_registry
 from tests.support.stepped_controller import Killed, SteppedBox
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]

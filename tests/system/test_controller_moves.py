@@ -10,20 +10,20 @@ import orjson
 import pytest
 from kazoo.client import KazooClient
 
-from appliance.agents.move_administration import BEGUN_MAX
 from appliance.base.errors import ErrorCode
+from appliance.cluster.dynamic_broker_configs import MOVE_RATE
 from appliance.ipc.controller_frames import MOVE_ORDERS
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
-from appliance.metadata.config_changes import DELETE, SET
-from appliance.metadata.dynamic_broker_configs import MOVE_RATE
 from appliance.protocol import alter_replica_log_dirs, create_partitions, incremental_alter_configs
 from appliance.protocol.alter_replica_log_dirs import AlterReplicaLogDirsRequest, LogDirToFill, LogDirTopicToMove
 from appliance.protocol.create_partitions import CreatePartitionsRequest, TopicToGrow
 from appliance.protocol.create_topics import CreatableTopic
 from appliance.protocol.incremental_alter_configs import ConfigToAlter, IncrementalAlterConfigsRequest, ResourceToAlter
+from lab.real_zookeeper import RealZooKeeper
+from services.controller.admin.move_administration import BEGUN_MAX
+from services.controller.zookeeper.config_changes import DELETE, SET
 from tests.support.fake_log_writer import FakeDirectory
-from tests.support.real_zookeeper import RealZooKeeper
 from tests.support.stepped_controller import Killed, SteppedBox
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]

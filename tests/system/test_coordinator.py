@@ -13,12 +13,12 @@ import pytest
 from confluent_kafka import Producer
 
 from appliance.base.errors import ErrorCode
-from appliance.coordination.state_log import partition_of
-from tests.support.load import QUICK_RECONNECT, StreamReader
-from tests.support.raw_coordination import Initialized, Member, RawCoordination
-from tests.support.raw_transactions import transactional_batch
-from tests.support.running_box import RunningBox, eventually
-from tests.support.zookeeper_clients import auth_of, zookeeper_client
+from appliance.cluster.state_log import partition_of
+from lab.load import QUICK_RECONNECT, StreamReader
+from lab.raw_coordination import Initialized, Member, RawCoordination
+from lab.raw_transactions import transactional_batch
+from lab.running_box import RunningBox, eventually
+from lab.zookeeper_clients import auth_of, zookeeper_client
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

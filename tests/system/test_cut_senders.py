@@ -18,8 +18,8 @@ import orjson
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+from lab.running_box import Address, RunningBox, start_box
 from tests.support.numbered_frames import ENCODE, TABLE, answered, reset
-from tests.support.running_box import Address, RunningBox, start_box
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

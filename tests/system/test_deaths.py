@@ -15,10 +15,10 @@ from functools import partial
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from appliance.ingest.accounting import Ledger, read_ledger
+from appliance.senders.accounting import Ledger, read_ledger
+from lab.load import AckedProducer, StreamReader, SyslogTcpSender
+from lab.running_box import RunningBox, eventually
 from tests.conftest import DEEP
-from tests.support.load import AckedProducer, StreamReader, SyslogTcpSender
-from tests.support.running_box import RunningBox, eventually
 
 PARTITIONS = 4
 SILENCE_SECONDS = {

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from appliance.records.builder import BatchBuilder
-from tests.support.raw_client import RawClient
-from tests.support.running_box import RunningBox, eventually
+from lab.raw_client import RawClient
+from lab.running_box import RunningBox, eventually
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

@@ -13,9 +13,9 @@ from confluent_kafka.admin import AdminClient
 from appliance.records.batch import ATTRIBUTES_AT, CRC_AT
 from appliance.records.builder import BatchBuilder
 from appliance.records.crc32c import crc32c
-from tests.support.load import AckedProducer, StreamReader
-from tests.support.raw_client import RawClient
-from tests.support.running_box import RunningBox, eventually, start_box
+from lab.load import AckedProducer, StreamReader
+from lab.raw_client import RawClient
+from lab.running_box import RunningBox, eventually, start_box
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

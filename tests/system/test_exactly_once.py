@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.copy_history import faults
-from tests.support.copy_run import SETTINGS, CopyPlan, OneBox, run_copy
-from tests.support.running_box import RunningBox
+from lab.copy_history import faults
+from lab.copy_run import SETTINGS, CopyPlan, OneBox, run_copy
+from lab.running_box import RunningBox
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from appliance.metadata.metadata_image import read_image
+from appliance.cluster.metadata_image import read_image
 from appliance.records.builder import BatchBuilder
-from tests.support.running_box import RunningBox, eventually
-from tests.support.session_client import SessionClient, Wanted
+from lab.running_box import RunningBox, eventually
+from lab.session_client import SessionClient, Wanted
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.raw_client import RawClient
-from tests.support.running_box import RunningBox, eventually
+from lab.raw_client import RawClient
+from lab.running_box import RunningBox, eventually
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # it reads its schemas in a way that Python means to drop

@@ -15,8 +15,8 @@ import pytest
 from appliance.records.builder import BatchBuilder
 from appliance.shm.mapping import list_names
 from appliance.shm.partition_table import DISK_FULL, DISK_ONLINE, PartitionTableReader
-from tests.support.raw_client import RawClient
-from tests.support.running_box import RunningBox, eventually
+from lab.raw_client import RawClient
+from lab.running_box import RunningBox, eventually
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

@@ -13,9 +13,9 @@ from confluent_kafka import Consumer, Producer
 
 from appliance.base.clock import SystemClock
 from appliance.base.errors import ErrorCode
-from tests.support.raw_coordination import Initialized, RawCoordination
-from tests.support.raw_transactions import transactional_batch
-from tests.support.running_box import RunningBox, environment, eventually
+from lab.raw_coordination import Initialized, RawCoordination
+from lab.raw_transactions import transactional_batch
+from lab.running_box import RunningBox, environment, eventually
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
@@ -42,7 +42,7 @@ def _done(box: RunningBox, *arguments: str) -> str:
 @pytest.fixture(scope="module")
 def keeper(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Answers first batches of transactions without asking a coordinator, so that one can be left that no coordinator knows."""
-    from tests.support.running_box import start_box
+    from lab.running_box import start_box
 
     box = start_box(
         tmp_path_factory.mktemp("keeper") / "box", settings={"transaction.partition.verification.enable": False, "group.initial.rebalance.delay.ms": 0}

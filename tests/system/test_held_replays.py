@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.support.reconcile import Reconciliation
-from tests.support.running_box import RunningBox, eventually, proportional_kib, start_box
+from lab.reconcile import Reconciliation
+from lab.running_box import RunningBox, eventually, proportional_kib, start_box
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.deep]
 

@@ -11,17 +11,17 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from appliance.agents.console_host import HostFigures
 from appliance.base.clock import SystemClock
 from appliance.base.logging import Logger
 from appliance.client.address import Address
 from appliance.client.admin import topic_settings
 from appliance.client.cluster import ClusterClient
-from appliance.console.host_topic import TOPIC_CONFIGS
 from appliance.runtime.agent import ServiceContext
 from appliance.shm.counters import Counters
-from tests.support.running_box import RunningBox, eventually
-from tests.support.scratch_layout import scratch_layout
+from lab.running_box import RunningBox, eventually
+from lab.scratch_layout import scratch_layout
+from services.console.console_host import HostFigures
+from services.console.host_topic import TOPIC_CONFIGS
 
 pytestmark = pytest.mark.system
 

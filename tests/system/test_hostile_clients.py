@@ -15,12 +15,10 @@ from pathlib import Path
 import pytest
 
 from appliance.base.settings import default_settings
-from appliance.broker.closings import ADDRESS_LIMIT, CONNECTION_LIMIT, FRAME_TIMEOUT, LINES_A_PERIOD, MEMORY_LIMIT, SLOW_BODY
-from appliance.broker.receiver import SCRATCH_BYTES
 from appliance.protocol.wire import ELEMENTS_MAX
 from appliance.records.builder import BatchBuilder
 from appliance.records.compression import OPENED_BATCH_BYTES_MIN, Codec
-from tests.support.hostile_clients import (
+from lab.hostile_clients import (
     METADATA,
     PRODUCE,
     begun_request,
@@ -32,15 +30,17 @@ from tests.support.hostile_clients import (
     metadata_frame,
     raise_descriptor_limit,
 )
-from tests.support.raw_client import LIST_OFFSETS, RawClient
-from tests.support.running_box import RunningBox, eventually, proportional_kib
+from lab.raw_client import LIST_OFFSETS, RawClient
+from lab.running_box import RunningBox, eventually, proportional_kib
+from services.acceptor.closings import ADDRESS_LIMIT, CONNECTION_LIMIT, FRAME_TIMEOUT, LINES_A_PERIOD, MEMORY_LIMIT, SLOW_BODY
+from services.acceptor.receiver import SCRATCH_BYTES
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
 ACCEPTOR = "acceptor@0"
 KIB, MIB = 1 << 10, 1 << 20
 CONNECTION_KIB_MAX = 8
-"""Heap of one idle connection, as appliance/broker/README.md says."""
+"""Heap of one idle connection, as services/acceptor/README.md says."""
 OVERHEAD_KIB = 32 * KIB
 """What Python's allocator keeps beside what it is asked for."""
 TIMESTAMP = 1_700_000_000_000

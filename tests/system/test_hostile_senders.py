@@ -25,12 +25,12 @@ import h2.events
 import msgpack
 import pytest
 
-from appliance.ingest.http.grpc_call import EXPORT_PATH
-from tests.support.certificates import Authority
-from tests.support.hostile_clients import raise_descriptor_limit
-from tests.support.reconcile import Reconciliation, balances_of
-from tests.support.running_box import RunningBox, eventually, proportional_kib, start_box
-from tests.support.topic_documents import read_documents
+from lab.certificates import Authority
+from lab.hostile_clients import raise_descriptor_limit
+from lab.reconcile import Reconciliation, balances_of
+from lab.running_box import RunningBox, eventually, proportional_kib, start_box
+from lab.topic_documents import read_documents
+from services.ingest.protocols.http.grpc_call import EXPORT_PATH
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

@@ -24,10 +24,10 @@ from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 from opentelemetry.sdk.resources import Resource
 from pylogbeat import PyLogBeatClient
 
-from tests.support.certificates import Authority, Certificate
-from tests.support.running_box import RunningBox, start_box
-from tests.support.topic_documents import read_documents
-from tests.unit.ingest.test_journal_upload import entry
+from lab.certificates import Authority, Certificate
+from lab.running_box import RunningBox, start_box
+from lab.topic_documents import read_documents
+from tests.unit.services.ingest.test_journal_upload import entry
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

@@ -10,10 +10,10 @@ import pytest
 from fluent.sender import FluentSender
 from pylogbeat import PyLogBeatClient
 
-from tests.support import client_packages
-from tests.support.reconcile import Reconciliation
-from tests.support.running_box import RunningBox, start_box
-from tests.unit.ingest.test_fluent_clients import send_with_npm
+from lab import client_packages
+from lab.reconcile import Reconciliation
+from lab.running_box import RunningBox, start_box
+from tests.unit.services.ingest.test_fluent_clients import send_with_npm
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from appliance.command.finding import FoundBox
 from appliance.command.ingest_figures import gather
-from tests.support.reconcile import Reconciliation, balances_of
-from tests.support.running_box import RunningBox, environment, eventually, run_and_wait, run_arguments, start_box
+from lab.reconcile import Reconciliation, balances_of
+from lab.running_box import RunningBox, environment, eventually, run_and_wait, run_arguments, start_box
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from appliance.base.model import TopicPartition
-from appliance.coordination.state_log import StateRecord
-from appliance.groups import group_records
-from appliance.groups.group_records import (
+from appliance.cluster.state_log import StateRecord
+from appliance.records.builder import BatchBuilder
+from lab.real_kafka import dump_log_segments, skip_without_kafka
+from services.coordinator.groups import group_records
+from services.coordinator.groups.group_records import (
     GROUP_METADATA,
     OFFSET_COMMIT,
     GroupMetadataKey,
@@ -20,10 +22,8 @@ from appliance.groups.group_records import (
     OffsetCommitValue,
     OffsetKey,
 )
-from appliance.records.builder import BatchBuilder
-from appliance.transactions.transaction import Transaction, TransactionState
-from appliance.transactions.transaction_records import encode_transaction, encode_transaction_key
-from tests.support.real_kafka import dump_log_segments, skip_without_kafka
+from services.coordinator.transactions.transaction import Transaction, TransactionState
+from services.coordinator.transactions.transaction_records import encode_transaction, encode_transaction_key
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

@@ -16,11 +16,11 @@ import pytest
 
 from appliance.records.compression import Codec
 from appliance.storage.dump import dump_file
-from tests.support.foreign_clients import CODECS, Client, Read, Sent
-from tests.support.kafka_writings import CONFIGS, MIXED, open_reader, read_everything, read_to_end, write_everything
-from tests.support.real_kafka import RealKafka, dump_log_segments, skip_without_kafka
-from tests.support.real_zookeeper import RealZooKeeper
-from tests.support.running_box import start_box
+from lab.foreign_clients import CODECS, Client, Read, Sent
+from lab.kafka_writings import CONFIGS, MIXED, open_reader, read_everything, read_to_end, write_everything
+from lab.real_kafka import RealKafka, dump_log_segments, skip_without_kafka
+from lab.real_zookeeper import RealZooKeeper
+from lab.running_box import start_box
 from tests.support.stored_records import stored_batches_of, stored_records
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]

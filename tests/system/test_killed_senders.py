@@ -1,5 +1,5 @@
 """Every sender that waits for an answer, while ingest, acceptor, log-writer and controller are killed with -9: nothing that it was told is lost, and nothing is
-twice where its protocol has an identity. Who is known by what: `tests/support/killed_senders.py`.
+twice where its protocol has an identity. Who is known by what: `lab/killed_senders.py`.
 
 Every day all of them at once, each process once. At length (`--deep`) each sender alone with each process, and with all four at once: two runs of three kills.
 `MILLRACE_CELLS=pylogbeat/ingest,otlp-http` picks cells, `MILLRACE_CELL_RUNS` says how often, `MILLRACE_SEED` gives the same chances again; the table is
@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.killed_senders import KINDS, VICTIMS, Finding, SenderSite, sending
-from tests.support.told_senders import Kind, Promise
+from lab.killed_senders import KINDS, VICTIMS, Finding, SenderSite, sending
+from lab.told_senders import Kind, Promise
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

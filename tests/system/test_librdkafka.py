@@ -12,7 +12,7 @@ from confluent_kafka import OFFSET_BEGINNING, TIMESTAMP_CREATE_TIME, Consumer, K
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from appliance.records.compression import Codec
-from tests.support.running_box import RunningBox, eventually
+from lab.running_box import RunningBox, eventually
 from tests.support.stored_batches import stored_batches
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]

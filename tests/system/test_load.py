@@ -32,10 +32,10 @@ from appliance.pipeline.loader import LoadRules
 from appliance.pipeline.offset_range import OffsetRange
 from appliance.pipeline.spark_tasks import SparkTasks
 from appliance.runtime.parent_death import die_with_parent
+from lab.real_postgres import find_postgres, running_postgres
+from lab.running_box import RunningBox, environment, eventually
+from lab.spark_session import why_no_spark
 from tests.support.load_world import rows_of, table_of
-from tests.support.real_postgres import find_postgres, running_postgres
-from tests.support.running_box import RunningBox, environment, eventually
-from tests.support.spark_session import why_no_spark
 
 pytestmark = [pytest.mark.system, pytest.mark.skipif(bool(why_no_spark()), reason=why_no_spark())]
 COMMAND = [sys.executable, "-P", "-c", "from appliance.command.main import main; main()", "load"]

@@ -16,12 +16,12 @@ import pytest
 
 from appliance.base.model import Offset, TopicPartition
 from appliance.client.admin import delete_records
+from lab.running_box import ROOT, RunningBox, eventually, start_box
 from loadtest.topics import cluster_of, count_records, make_topic
 from loadtest.users.conductor import Conductor
 from loadtest.users.crew import Phase
 from loadtest.users.ledger import ProcessLedger
 from loadtest.users.options import add_options
-from tests.support.running_box import ROOT, RunningBox, eventually, start_box
 
 pytestmark = pytest.mark.system
 

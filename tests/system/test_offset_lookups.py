@@ -11,8 +11,8 @@ import pytest
 from appliance.records.builder import BatchBuilder
 from appliance.records.compression import Codec
 from appliance.shm.mapping import list_names, unlink
-from tests.support.running_box import RunningBox, eventually
-from tests.support.session_client import SessionClient, Wanted
+from lab.running_box import RunningBox, eventually
+from lab.session_client import SessionClient, Wanted
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

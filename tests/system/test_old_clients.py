@@ -21,11 +21,11 @@ from appliance.records.batch import CODEC_MASK
 from appliance.records.builder import BatchBuilder
 from appliance.records.compression import Codec, compress
 from appliance.records.legacy import build_message, build_message_set, open_wrapper, read_entries
-from tests.support.foreign_clients import Client, LibRdKafka, Refused, Sent, open_client
-from tests.support.raw_client import FETCH, PRODUCE, RawClient
-from tests.support.running_box import RunningBox
+from lab.foreign_clients import Client, LibRdKafka, Refused, Sent, open_client
+from lab.raw_client import FETCH, PRODUCE, RawClient
+from lab.running_box import RunningBox
+from lab.version_proxy import KAFKA_0_10_2, NEWER_FOR, VersionProxy
 from tests.support.stored_batches import stored_batches
-from tests.support.version_proxy import KAFKA_0_10_2, NEWER_FOR, VersionProxy
 
 pytestmark = [
     pytest.mark.system,

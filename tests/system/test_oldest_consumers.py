@@ -17,9 +17,9 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 from appliance.command.cluster import consumer as print_jaas
-from tests.support import client_packages
-from tests.support.running_box import RunningBox, eventually
-from tests.support.zookeeper_clients import auth_of, zookeeper_session
+from lab import client_packages
+from lab.running_box import RunningBox, eventually
+from lab.zookeeper_clients import auth_of, zookeeper_session
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 PARTITIONS = 4
@@ -115,10 +115,7 @@ def produce(box: RunningBox, first: int, count: int) -> set[str]:
 def partition_owners(session: KazooClient) -> dict[int, str]:
     try:
         partitions = session.get_children("/consumers/oldest/owners/events")
-        return {
-            int(name): session.get(f"/consumers/oldest/owners/events/{name}")[0].decode()
-            for name in partitions
-        }
+        return {int(name): session.get(f"/consumers/oldest/owners/events/{name}")[0].decode() for name in partitions}
     except NoNodeError:
         return {}
 
@@ -131,15 +128,11 @@ def committed_offsets(session: KazooClient) -> list[int]:
     return found
 
 
-def test_a_group_shares_the_partitions_commits_and_goes_on_when_a_member_dies(
-    box: RunningBox, owner: KazooClient, jaas: Path, tmp_path: Path
-) -> None:
+def test_a_group_shares_the_partitions_commits_and_goes_on_when_a_member_dies(box: RunningBox, owner: KazooClient, jaas: Path, tmp_path: Path) -> None:
     members = [OldConsumer(tmp_path, name, box.box.zookeeper, jaas) for name in ("one", "two")]
     try:
         eventually(
-            lambda: (
-                len(partition_owners(owner)) == PARTITIONS and len(set(partition_owners(owner).values())) == 2
-            ),
+            lambda: len(partition_owners(owner)) == PARTITIONS and len(set(partition_owners(owner).values())) == 2,
             "both share",
             60,
         )

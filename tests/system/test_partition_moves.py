@@ -20,10 +20,10 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from appliance.metadata.metadata_image import MetadataImage, read_image
+from appliance.cluster.metadata_image import MetadataImage, read_image
+from lab.load import AckedProducer, StreamReader
+from lab.running_box import RunningBox, environment, eventually, processes_of
 from tests.conftest import DEEP
-from tests.support.load import AckedProducer, StreamReader
-from tests.support.running_box import RunningBox, environment, eventually, processes_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of Python's own, raised while kafka-python reads its schemas

@@ -14,10 +14,10 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
 from appliance.shm.mapping import list_names, unlink
 from appliance.storage import file_io
-from tests.support.loop_disks import LoopDisk, loop_disks, why_not
-from tests.support.real_zookeeper import free_port
-from tests.support.running_box import RunningBox, begin_box, eventually, start_box
-from tests.support.three_boxes import SMALL
+from lab.loop_disks import LoopDisk, loop_disks, why_not
+from lab.real_zookeeper import free_port
+from lab.running_box import RunningBox, begin_box, eventually, start_box
+from lab.three_boxes import SMALL
 
 pytestmark = [pytest.mark.system, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 

@@ -14,9 +14,9 @@ from elasticsearch import Elasticsearch, ElasticsearchWarning
 from elasticsearch.helpers import bulk, streaming_bulk
 from pygelf import GelfHttpHandler, GelfTcpHandler, GelfUdpHandler
 
-from tests.support import client_packages
-from tests.support.running_box import RunningBox, eventually, start_box
-from tests.support.topic_documents import read_documents
+from lab import client_packages
+from lab.running_box import RunningBox, eventually, start_box
+from lab.topic_documents import read_documents
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

@@ -17,8 +17,8 @@ import pytest
 from confluent_kafka import Consumer, ElectionType, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, NewTopic, ResourceType
 
-from tests.support.real_zookeeper import RealZooKeeper
-from tests.support.running_box import RunningBox, environment, eventually, start_box
+from lab.real_zookeeper import RealZooKeeper
+from lab.running_box import RunningBox, environment, eventually, start_box
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of Python's own, raised while kafka-python reads its schemas

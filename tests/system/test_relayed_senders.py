@@ -22,8 +22,8 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from relppy.client import RelpTCPClient, RelpTlsClient
 
-from tests.support.certificates import Authority, Certificate
-from tests.support.running_box import Address, RunningBox, eventually, start_box
+from lab.certificates import Authority, Certificate
+from lab.running_box import Address, RunningBox, eventually, start_box
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

@@ -20,16 +20,16 @@ from appliance.client.address import Address
 from appliance.client.admin import create_topic
 from appliance.client.cluster import ClusterClient
 from appliance.client.peer_connection import PeerConnection
+from appliance.cluster.metadata_image import read_image
 from appliance.ipc.scrub_report import read_report, report_file
-from appliance.metadata.metadata_image import read_image
 from appliance.protocol import list_offsets
 from appliance.protocol.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from appliance.records.batch import BATCH_LENGTH_AT, read_batch_header
 from appliance.runtime.poller import Poller
 from appliance.shm.living_table import attach_table
-from tests.support.real_zookeeper import RealZooKeeper
-from tests.support.reconcile import Reconciliation
-from tests.support.running_box import RunningBox, eventually, start_box
+from lab.real_zookeeper import RealZooKeeper
+from lab.reconcile import Reconciliation
+from lab.running_box import RunningBox, eventually, start_box
 
 pytestmark = pytest.mark.system
 

@@ -11,9 +11,9 @@ import pytest
 from appliance.records.builder import BatchBuilder
 from appliance.shm.mapping import list_names, unlink
 from appliance.shm.partition_table import PartitionTableReader
-from tests.support.load import AckedProducer, StreamReader
-from tests.support.raw_client import RawClient
-from tests.support.running_box import RunningBox, eventually
+from lab.load import AckedProducer, StreamReader
+from lab.raw_client import RawClient
+from lab.running_box import RunningBox, eventually
 from tests.support.stored_batches import stored_batches
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]

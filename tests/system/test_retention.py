@@ -18,8 +18,8 @@ from confluent_kafka import TopicPartition as Position
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from appliance.records.builder import BatchBuilder
-from tests.support.raw_client import RawClient
-from tests.support.running_box import RunningBox, eventually, start_box
+from lab.raw_client import RawClient
+from lab.running_box import RunningBox, eventually, start_box
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of Python's own, raised while kafka-python reads its schemas

@@ -11,9 +11,9 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from appliance.records.builder import BatchBuilder
-from tests.support.raw_client import RawClient
-from tests.support.real_zookeeper import RealZooKeeper
-from tests.support.running_box import COMMAND, RunningBox, environment, eventually, start_box
+from lab.raw_client import RawClient
+from lab.real_zookeeper import RealZooKeeper
+from lab.running_box import COMMAND, RunningBox, environment, eventually, start_box
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

@@ -13,8 +13,8 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.support.foreign_clients import open_client
-from tests.support.running_box import ROOT, RunningBox, environment, eventually
+from lab.foreign_clients import open_client
+from lab.running_box import ROOT, RunningBox, environment, eventually
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

@@ -10,9 +10,9 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.support import client_packages
-from tests.support.running_box import RunningBox
-from tests.support.three_boxes import ThreeBoxes
+from lab import client_packages
+from lab.running_box import RunningBox
+from lab.three_boxes import ThreeBoxes
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

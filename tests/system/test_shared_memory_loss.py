@@ -10,8 +10,8 @@ import pytest
 
 from appliance.records.builder import BatchBuilder
 from appliance.shm.mapping import list_names
-from tests.support.raw_client import RawClient
-from tests.support.running_box import eventually, start_box
+from lab.raw_client import RawClient
+from lab.running_box import eventually, start_box
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

@@ -19,8 +19,8 @@ from appliance.client.transaction import Transaction
 from appliance.pipeline.outgoing_batches import OutgoingBatch
 from appliance.pipeline.sink_commits import NO_BATCH, MicroBatch, SinkCommit, last_batch, sink_name
 from appliance.records.builder import BatchBuilder
-from tests.support.committed_reads import read_committed
-from tests.support.running_box import RunningBox
+from lab.committed_reads import read_committed
+from lab.running_box import RunningBox
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

@@ -12,11 +12,11 @@ from appliance.client.address import Address
 from appliance.client.admin import create_topic
 from appliance.client.cluster import ClusterClient
 from appliance.client.produce import Producer
-from tests.support.committed_reads import read_committed
+from lab.committed_reads import read_committed
+from lab.running_box import ROOT, RunningBox
+from lab.spark_cluster import start_cluster
+from lab.spark_session import why_no_spark
 from tests.support.load_world import rows_of
-from tests.support.running_box import ROOT, RunningBox
-from tests.support.spark_cluster import start_cluster
-from tests.support.spark_session import why_no_spark
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 
@@ -36,7 +36,7 @@ def test_a_job_reads_and_writes_on_workers_that_have_no_millrace_and_no_segments
         producer.close()
     with start_cluster(tmp_path) as cluster:
         (tmp_path / "runtime").mkdir(exist_ok=True)
-        job = ROOT / "tests/support/spark_cluster_job.py"
+        job = ROOT / "lab/spark_cluster_job.py"
         said = cluster.submit(job, shared_box.bootstrap, "to-spark", "from-spark", f"file://{tmp_path}/checkpoint", str(tmp_path / "table"))
     facts = json.loads(said.strip().splitlines()[-1])
     assert facts["rows"] == RECORDS

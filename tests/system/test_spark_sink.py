@@ -16,8 +16,8 @@ from appliance.client.cluster import ClusterClient
 from appliance.pipeline.cluster_access import ClusterAccess
 from appliance.pipeline.topic_offsets import TopicOffsets
 from appliance.records.key_hash import partition_of_key
-from tests.support.committed_reads import read_committed
-from tests.support.running_box import RunningBox
+from lab.committed_reads import read_committed
+from lab.running_box import RunningBox
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,7 +14,7 @@ from appliance.base.model import Offset, TopicPartition
 from appliance.client.address import parse_addresses
 from appliance.client.admin import create_topic, delete_records
 from appliance.client.cluster import ClusterClient
-from tests.support.running_box import RunningBox
+from lab.running_box import RunningBox
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -16,10 +16,10 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from appliance.runtime.parent_death import die_with_parent
-from tests.support.committed_reads import read_committed
-from tests.support.minute_records import MinuteRecords, counted, make_topic, rows_below
-from tests.support.running_box import ROOT, RunningBox, environment, eventually
-from tests.support.spark_session import SHORT_LIFE, why_no_spark
+from lab.committed_reads import read_committed
+from lab.minute_records import MinuteRecords, counted, make_topic, rows_below
+from lab.running_box import ROOT, RunningBox, environment, eventually
+from lab.spark_session import SHORT_LIFE, why_no_spark
 
 pytestmark = [pytest.mark.system, pytest.mark.skipif(bool(why_no_spark()), reason=why_no_spark())]
 

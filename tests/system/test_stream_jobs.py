@@ -19,10 +19,10 @@ from appliance.pipeline.stream_failure import failure_text
 from appliance.pipeline.stream_job import StreamJob, built_in_job, load_job
 from appliance.pipeline.stream_problem import StreamProblem
 from appliance.pipeline.stream_runner import BatchReport, StreamOptions, StreamRun
-from tests.support.committed_reads import read_committed
-from tests.support.first_query import first_query
-from tests.support.minute_records import HOSTS, MinuteRecords, counted, make_topic, rows_below
-from tests.support.running_box import ROOT, RunningBox, eventually
+from lab.committed_reads import read_committed
+from lab.first_query import first_query
+from lab.minute_records import HOSTS, MinuteRecords, counted, make_topic, rows_below
+from lab.running_box import ROOT, RunningBox, eventually
 
 pytestmark = pytest.mark.system
 

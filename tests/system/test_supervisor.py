@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.running_box import RunningBox, eventually, proportional_kib, run_and_wait, run_arguments, start_box
+from lab.running_box import RunningBox, eventually, proportional_kib, run_and_wait, run_arguments, start_box
 
 pytestmark = pytest.mark.system
 

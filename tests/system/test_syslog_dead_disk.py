@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from appliance.ingest.accounting import read_ledger
-from tests.support.running_box import RunningBox, eventually
+from appliance.senders.accounting import read_ledger
+from lab.running_box import RunningBox, eventually
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

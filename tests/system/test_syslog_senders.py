@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from appliance.ingest.accounting import Ledger, read_ledger
-from tests.support.running_box import RunningBox, eventually
+from appliance.senders.accounting import Ledger, read_ledger
+from lab.running_box import RunningBox, eventually
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

@@ -14,8 +14,8 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from appliance.records.builder import BatchBuilder
-from tests.support.raw_client import RawClient
-from tests.support.running_box import RunningBox, eventually, start_box
+from lab.raw_client import RawClient
+from lab.running_box import RunningBox, eventually, start_box
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 

@@ -22,8 +22,8 @@ from appliance.pipeline.record_schema import ALL_COLUMNS
 from appliance.pipeline.source_problem import CorruptBatchFound, CorruptRange, DataLoss, OffsetsLost, SourceProblem
 from appliance.pipeline.topic_offsets import TopicOffsets
 from appliance.records.batch import MAGIC_AT, RECORDS_AT
-from tests.support.foreign_clients import CODECS, Sent, open_client
-from tests.support.running_box import RunningBox, eventually
+from lab.foreign_clients import CODECS, Sent, open_client
+from lab.running_box import RunningBox, eventually
 from tests.support.stored_batches import stored_batches
 
 pytestmark = [

@@ -11,8 +11,8 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.support.foreign_clients import open_client
-from tests.support.running_box import RunningBox
+from lab.foreign_clients import open_client
+from lab.running_box import RunningBox
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]
 SECONDS = 30

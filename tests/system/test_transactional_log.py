@@ -12,11 +12,11 @@ from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as Position
 
 from appliance.base.errors import ErrorCode
+from lab.foreign_clients import open_java
+from lab.raw_transactions import RawTransactions, transactional_batch
+from lab.real_kafka import dump_log_segments, skip_without_kafka
+from lab.running_box import RunningBox, eventually
 from tests.support.cold_segments import make_cold
-from tests.support.foreign_clients import open_java
-from tests.support.raw_transactions import RawTransactions, transactional_batch
-from tests.support.real_kafka import dump_log_segments, skip_without_kafka
-from tests.support.running_box import RunningBox, eventually
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of Python's own, raised while kafka-python reads its schemas

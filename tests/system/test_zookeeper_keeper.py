@@ -17,9 +17,9 @@ import pytest
 from appliance.base.layout import BoxLayout, Disk
 from appliance.base.settings import Box
 from appliance.shm.mapping import list_names, unlink
-from tests.support.real_zookeeper import free_port
-from tests.support.running_box import ROOT, environment, eventually
-from tests.support.scratch_layout import scratch_layout
+from lab.real_zookeeper import free_port
+from lab.running_box import ROOT, environment, eventually
+from lab.scratch_layout import scratch_layout
 
 pytestmark = pytest.mark.system
 

@@ -13,13 +13,13 @@ from types import MappingProxyType
 
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from tests.support.cluster_history import acknowledged_findings, reader_findings
-from tests.support.cluster_load import AllAcks, Reader, read_all
-from tests.support.installed_box import DISKS
-from tests.support.installed_cluster import InstalledCluster
-from tests.support.pause_probe import PauseProbe
-from tests.support.replica_comparison import differences, replica_directories
-from tests.support.running_box import eventually
+from lab.cluster_history import acknowledged_findings, reader_findings
+from lab.cluster_load import AllAcks, Reader, read_all
+from lab.installed_box import DISKS
+from lab.installed_cluster import InstalledCluster
+from lab.pause_probe import PauseProbe
+from lab.replica_comparison import differences, replica_directories
+from lab.running_box import eventually
 
 PARTITIONS, REPLICAS = 3, 3
 IN_SYNC_SECONDS = 60.0

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.installed_box import DISKS, InstalledBox, copy_sources, make_wheelhouse
-from tests.support.systemd_box import SystemdBox
+from lab.installed_box import DISKS, InstalledBox, copy_sources, make_wheelhouse
+from lab.systemd_box import SystemdBox
 
 
 @pytest.fixture(scope="session")

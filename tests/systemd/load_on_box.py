@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.support.installed_box import HTTP, KAFKA, SYSLOG
-from tests.support.load import AckedProducer, StreamReader, SyslogTcpSender
-from tests.support.raw_client import RawClient
-from tests.support.running_box import eventually
-from tests.support.systemd_box import SystemdBox
+from lab.installed_box import HTTP, KAFKA, SYSLOG
+from lab.load import AckedProducer, StreamReader, SyslogTcpSender
+from lab.raw_client import RawClient
+from lab.running_box import eventually
+from lab.systemd_box import SystemdBox
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of importlib.resources, in kafka-python's own modules

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.installed_box import InstalledBox, why_not_installed
-from tests.support.running_box import eventually
-from tests.support.systemd_box import why_not
+from lab.installed_box import InstalledBox, why_not_installed
+from lab.running_box import eventually
+from lab.systemd_box import why_not
 
 REASON = why_not() or why_not_installed()
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.skipif(bool(REASON), reason=REASON)]

@@ -14,11 +14,11 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from appliance.storage.page_cache import has_cachestat
+from lab.installed_box import DISKS, INGEST, KAFKA, SYSLOG, InstalledBox, why_not_installed
+from lab.raw_client import RawClient
+from lab.running_box import eventually
+from lab.systemd_box import why_not
 from tests.faults.hurt_box import KAFKA_STORAGE_ERROR, batch
-from tests.support.installed_box import DISKS, INGEST, KAFKA, SYSLOG, InstalledBox, why_not_installed
-from tests.support.raw_client import RawClient
-from tests.support.running_box import eventually
-from tests.support.systemd_box import why_not
 from tests.systemd.load_on_box import load_on
 
 REASON = why_not() or why_not_installed()

@@ -11,11 +11,11 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from appliance.storage.page_cache import has_cachestat
-from tests.support.installed_box import copy_sources, why_not_installed
-from tests.support.installed_cluster import ClusterMachine, InstalledCluster, side_by_side, three_machines
-from tests.support.machine import why_not as why_no_machines
-from tests.support.running_box import eventually
-from tests.support.systemd_box import why_not
+from lab.installed_box import copy_sources, why_not_installed
+from lab.installed_cluster import ClusterMachine, InstalledCluster, side_by_side, three_machines
+from lab.machine import why_not as why_no_machines
+from lab.running_box import eventually
+from lab.systemd_box import why_not
 from tests.systemd.cluster_on_boxes import load_on_cluster
 
 REASON = why_not() or why_no_machines() or why_not_installed()
@@ -162,7 +162,7 @@ def test_after_a_power_cut_of_all_the_first_box_waits_the_second_serves_with_it_
         second.power_on()
         for machine in (first, second):
             eventually(lambda machine=machine: machine.get("/readyz") == 200, f"box {machine.number} serves", READY_SECONDS)  # type: ignore[misc]
-        # What the late box led waits for it: the others may have lost the ends of their logs, and it alone may not (replication/failover.py).
+        # What the late box led waits for it: the others may have lost the ends of their logs, and it alone may not (services/controller/decisions/failover.py).
         late.power_on()
         cluster.await_ready(READY_SECONDS)
         load.await_news("with all three boxes")

@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow.dataset
 import pytest
 
-from tests.support.installed_box import DISKS, InstalledBox, copy_sources, make_wheelhouse
-from tests.support.running_box import eventually
-from tests.support.systemd_box import SystemdBox
+from lab.installed_box import DISKS, InstalledBox, copy_sources, make_wheelhouse
+from lab.running_box import eventually
+from lab.systemd_box import SystemdBox
 
 pytestmark = [pytest.mark.system, pytest.mark.deep, pytest.mark.alone]
 

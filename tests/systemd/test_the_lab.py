@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.running_box import ROOT, eventually
-from tests.support.systemd_box import SystemdBox, why_not
-from tests.support.systemd_keeper import control_group
+from lab.running_box import ROOT, eventually
+from lab.systemd_box import SystemdBox, why_not
+from lab.systemd_keeper import control_group
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from tests.support.systemd_box import SystemdBox
+from lab.systemd_box import SystemdBox
 box = SystemdBox.start(Path(sys.argv[1]), ["ext4"], 64)
 box.run("fsfreeze -f /srv/d0; (touch /srv/d0/waits &) > /dev/null 2>&1 < /dev/null")
 print(box.pid, flush=True)

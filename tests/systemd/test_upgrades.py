@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
+from lab.installed_box import DISKS, HTTP, KAFKA, SYSLOG, InstalledBox, copy_sources, why_not_installed
+from lab.raw_client import RawClient
+from lab.running_box import eventually
+from lab.systemd_box import why_not
 from tests.faults.hurt_box import batch
-from tests.support.installed_box import DISKS, HTTP, KAFKA, SYSLOG, InstalledBox, copy_sources, why_not_installed
-from tests.support.raw_client import RawClient
-from tests.support.running_box import eventually
-from tests.support.systemd_box import why_not
 from tests.systemd.load_on_box import load_on
 
 REASON = why_not() or why_not_installed()
@@ -50,7 +50,7 @@ def test_a_second_installation_changes_nothing_and_a_newer_release_takes_over_un
         load.await_news("after the upgrade")
     assert load.lost() == 0
     assert release(installed) != first and release(installed, "previous") == first
-    assert "of the second release" in installed.box.path("/opt/millrace/current/services/acceptor.py").read_text()
+    assert "of the second release" in installed.box.path("/opt/millrace/current/services/acceptor/__main__.py").read_text()
     assert installed.box.path("/etc/millrace/millrace.toml").read_text() == kept
 
 

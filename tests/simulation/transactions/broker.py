@@ -12,17 +12,17 @@ from typing import Any
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicPartition
-from appliance.broker.handlers.produce import OFFERS_MAX
-from appliance.broker.refused_sequences import FOR_NOW
-from appliance.broker.transaction_gate import ADDS_PARTITIONS_SINCE, RETRY_NS, OnVerified, Producer, TransactionGate
-from appliance.coordination.state_log import LoadedRecord, OnAppended, ProducerIdentity, StateRecord
+from appliance.client.transaction_gate import ADDS_PARTITIONS_SINCE, RETRY_NS, OnVerified, Producer, TransactionGate
+from appliance.cluster.state_log import LoadedRecord, OnAppended, ProducerIdentity, StateRecord
 from appliance.protocol.add_partitions_to_txn import AddPartitionsToTxnRequest, TransactionToExtend
 from appliance.protocol.end_txn import EndTxnRequest
 from appliance.protocol.init_producer_id import InitProducerIdRequest
 from appliance.protocol.topic_partitions import TopicPartitions
 from appliance.storage.verification import NeedsVerification
-from appliance.transactions.ports import Marker, TransactionSettings
-from appliance.transactions.transaction_coordinator import TransactionCoordinator
+from services.acceptor.handlers.produce import OFFERS_MAX
+from services.acceptor.produce.refused_sequences import FOR_NOW
+from services.coordinator.transactions.ports import Marker, TransactionSettings
+from services.coordinator.transactions.transaction_coordinator import TransactionCoordinator
 from tests.simulation.transactions.partition import GUARDS_A_LIFE, Batch, Partition
 from tests.simulation.world import MS, World
 

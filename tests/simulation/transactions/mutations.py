@@ -9,9 +9,9 @@ from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.storage import producer_state
 from appliance.storage.producer_state import ProducerStaging
 from appliance.storage.verification import NeedsVerification, Offer, Verifications
-from appliance.transactions.transaction import ENDING, TransactionalId
-from appliance.transactions.transaction_coordinator import TransactionCoordinator
-from appliance.transactions.transaction_ends import TransactionEnds
+from services.coordinator.transactions.transaction import ENDING, TransactionalId
+from services.coordinator.transactions.transaction_coordinator import TransactionCoordinator
+from services.coordinator.transactions.transaction_ends import TransactionEnds
 from tests.simulation.invariants import Broken
 from tests.simulation.mutations import Mutation
 from tests.simulation.transactions.broker import Acceptor

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from appliance.base.config_numbers import parse_double, parse_integer
-from appliance.metadata.topic_configs import TOPIC_CONFIG_ROWS, topic_config_problem
+from appliance.cluster.topic_configs import TOPIC_CONFIG_ROWS, topic_config_problem
 
 JAVA_LONG = re.compile(r"[+-]?[0-9]+")
 JAVA_DOUBLE = re.compile(r"[+-]?(NaN|Infinity|([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?[fFdD]?)")

@@ -55,7 +55,8 @@ def test_true_is_no_number_and_one_is_no_flag() -> None:
 def test_every_setting_that_the_code_asks_for_has_a_row_of_that_type() -> None:
     kinds = {"integer": int, "text": str, "flag": bool}
     asked = set()
-    for path in (Path(__file__).parents[3] / "appliance").rglob("*.py"):
+    root = Path(__file__).parents[3]
+    for path in (*(root / "appliance").rglob("*.py"), *(root / "services").rglob("*.py")):
         asked |= set(re.findall(r'box\.(integer|text|flag)\(\s*"([a-z.]+)"', path.read_text()))
     assert len(asked) > 10
     for kind, name in sorted(asked):

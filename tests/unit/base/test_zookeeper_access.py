@@ -92,9 +92,7 @@ def test_a_secret_that_others_may_read_is_refused(tmp_path: Path) -> None:
     assert "other users may read" in problem and f"chmod 600 {secret_path(str(tmp_path))}" in problem
 
 
-@pytest.mark.parametrize(
-    "text", ["", "short", "a" * 20 + " " + "b" * 20, 'a"' * 20, "ä" * 20, "a" * 20 + "\n" + "b" * 20]
-)
+@pytest.mark.parametrize("text", ["", "short", "a" * 20 + " " + "b" * 20, 'a"' * 20, "ä" * 20, "a" * 20 + "\n" + "b" * 20])
 def test_a_secret_that_no_server_could_take_is_refused(tmp_path: Path, text: str) -> None:
     replace_secret(str(tmp_path), text)
     assert len(access_problems(box(tmp_path))) == 1
@@ -120,9 +118,7 @@ def test_an_ensemble_elsewhere_is_open_without_a_file_of_credentials(tmp_path: P
 
 
 def test_the_digest_is_zookeepers() -> None:
-    assert (
-        digest_id("super", "test") == "super:D/InIHSb7yEEbrWz8b9l71RjZJU="
-    )  # from ZooKeeper's administrator's guide
+    assert digest_id("super", "test") == "super:D/InIHSb7yEEbrWz8b9l71RjZJU="  # from ZooKeeper's administrator's guide
 
 
 def test_the_consumers_password_follows_from_the_secret_and_does_not_contain_it() -> None:

@@ -14,7 +14,7 @@ from appliance.protocol import end_txn, write_txn_markers
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.write_txn_markers import TxnMarkerResult, WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from appliance.runtime.poller import Poller
-from tests.support.scratch_layout import open_descriptors
+from lab.scratch_layout import open_descriptors
 from tests.support.scripted_peer import PeerRequest, ScriptedPeer, answer_frame, until
 
 MARKERS = WriteTxnMarkersRequest()

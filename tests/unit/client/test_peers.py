@@ -9,7 +9,7 @@ import pytest
 
 from appliance.base.clock import ManualClock
 from appliance.client.peers import Peers
-from appliance.metadata.metadata_image import BrokerImage
+from appliance.cluster.metadata_image import BrokerImage
 from appliance.protocol import write_txn_markers
 from appliance.protocol.write_txn_markers import TxnMarkerResult, WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from appliance.runtime.poller import Poller

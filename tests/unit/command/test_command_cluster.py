@@ -18,9 +18,7 @@ def text_of(state: Path) -> str:
     return (state / SECRET_FILE).read_text().strip()
 
 
-def test_a_secret_goes_from_one_box_to_another(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_secret_goes_from_one_box_to_another(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     new(str(first))
     capsys.readouterr()
@@ -43,9 +41,7 @@ def test_a_secret_comes_from_a_private_file(tmp_path: Path) -> None:
     assert text_of(tmp_path / "state") == secret
 
 
-def test_another_secret_is_replaced_only_when_that_is_wanted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_secret_is_replaced_only_when_that_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new(str(tmp_path))
     former = text_of(tmp_path)
     with pytest.raises(UsageProblem, match="--replace"):
@@ -75,12 +71,8 @@ def test_the_state_directory_is_that_of_the_settings(tmp_path: Path) -> None:
     assert len(text_of(tmp_path / "state")) == 64
 
 
-def test_old_consumers_get_a_jaas_section_without_the_secret_in_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_old_consumers_get_a_jaas_section_without_the_secret_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new(str(tmp_path))
     consumer(str(tmp_path))
     section = capsys.readouterr().out
-    assert (
-        f'password="{consumer_password(text_of(tmp_path))}"' in section and text_of(tmp_path) not in section
-    )
+    assert f'password="{consumer_password(text_of(tmp_path))}"' in section and text_of(tmp_path) not in section

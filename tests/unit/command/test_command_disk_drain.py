@@ -12,15 +12,15 @@ from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicId
+from appliance.cluster.drain import DrainPlan, PlacedPartition, PlannedMove
+from appliance.cluster.metadata_image import MetadataImage, PartitionImage, TopicImage
 from appliance.command.disk_drain import DrainView, ProgressBar, ask_controller, bytes_of, print_plan
 from appliance.command.failures import UsageProblem
 from appliance.command.moves import move_row, standing_moves
 from appliance.ipc.controller_frames import IMAGE_CHANGED, MOVE_ORDERS, MOVE_ORDERS_DONE
 from appliance.ipc.frames import FrameSocket, listen_unix
 from appliance.ipc.move_report import CAUGHT_UP, COPYING, FAILED, MoveProgress, moves_file, write_moves
-from appliance.metadata.metadata_image import MetadataImage, PartitionImage, TopicImage
-from appliance.replication.drain import DrainPlan, PlacedPartition, PlannedMove
-from tests.support.scratch_layout import scratch_layout
+from lab.scratch_layout import scratch_layout
 
 TOPIC_ID = TopicId(bytes(range(16)))
 MIB = 1 << 20

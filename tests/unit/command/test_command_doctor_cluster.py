@@ -6,10 +6,10 @@ import pytest
 
 from appliance.base.model import TopicId
 from appliance.base.settings import Box
+from appliance.cluster.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from appliance.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from appliance.command.doctor_cluster import look_at_cluster
 from appliance.command.findings import OK, PROBLEM, WARNING
-from appliance.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
-from appliance.replication.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 
 BOX = Box("", 1, [], "", "127.0.0.1", "127.0.0.1", 0, 0, 0)
 

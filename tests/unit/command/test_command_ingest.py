@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import typer
 
-from appliance.agents.intake.listener_books import ListenerBooks
 from appliance.base.clock import ManualClock
 from appliance.command.failures import UsageProblem
 from appliance.command.finding import FoundBox
 from appliance.command.ingest import check, duration_ms
 from appliance.command.ingest_figures import IngestFigures, document_of, gather
 from appliance.command.ingest_view import status_text
-from appliance.ingest.accounting import LossReason
-from appliance.ingest.intake import Oddity, RefusedReason
-from appliance.ingest.sender_accounts import OTHERS, SenderFigures
-from appliance.ingest.table.senders_file import senders_file, write_senders
+from appliance.senders.accounting import LossReason
+from appliance.senders.sender_accounts import OTHERS, SenderFigures
+from appliance.senders.senders_file import senders_file, write_senders
 from appliance.shm.counters import Counters
-from tests.support.scratch_layout import scratch_layout
+from lab.scratch_layout import scratch_layout
+from services.ingest.records.intake import Oddity, RefusedReason
+from services.ingest.records.listener_books import ListenerBooks
 from tests.unit.base.test_settings import make_box
 
 NOW_MS = 1_800_000_000_000

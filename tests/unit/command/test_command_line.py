@@ -14,7 +14,7 @@ from confluent_kafka import Producer as TheirProducer
 
 from appliance.records.batch import stamp_batch
 from appliance.records.builder import BatchBuilder
-from tests.support.running_box import environment
+from lab.running_box import environment
 
 COMMAND = [sys.executable, "-m", "appliance.command.main"]
 

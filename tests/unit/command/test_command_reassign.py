@@ -9,6 +9,7 @@ from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import BrokerId, LeaderEpoch
 from appliance.client.boxes import BoxContents, BoxDescription, DiskSize, Ongoing, Partition
 from appliance.client.metadata import PartitionMetadata
+from appliance.cluster.box_balance import BalancePlan, HeldPartition, PlannedReassignment
 from appliance.command import topic_elect
 from appliance.command.box import require_known, require_running
 from appliance.command.cluster_view import ClusterView
@@ -16,7 +17,6 @@ from appliance.command.failures import UsageProblem
 from appliance.command.reassigning import ReassignmentBar, print_plan, refuse
 from appliance.command.replication_throttle import FOLLOWERS, LEADERS, throttled_replicas
 from appliance.command.topic_reassign import explicit_plan, parse_ids, refuse_homeless, require_meaning, require_there, spread_plan
-from appliance.replication.box_balance import BalancePlan, HeldPartition, PlannedReassignment
 
 GIB = 1 << 30
 MIB = 1 << 20

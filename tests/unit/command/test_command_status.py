@@ -13,23 +13,23 @@ import pytest
 from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicId
+from appliance.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage, write_image
+from appliance.cluster.replication_figures import ReplicationFigures
 from appliance.command.box_status import BoxNotRunning, ClusterStatus, ProcessStatus, Reading, gather, rates_between, read_shared_memory
 from appliance.command.finding import FoundBox
 from appliance.command.known_senders import KnownSenders
 from appliance.command.process_memory import Memory, box_memory, memory_of
 from appliance.command.status import _state, cluster_line, print_status, senders_line, zookeeper_line
 from appliance.command.topic_status import describe_topics, partition_problem
-from appliance.ingest.sender_accounts import OTHERS, SenderFigures
-from appliance.ingest.table.senders_file import senders_file, write_senders
 from appliance.ipc.frames import listen_unix
 from appliance.ipc.move_report import COPYING, MoveProgress, moves_file, write_moves
-from appliance.metadata.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage, write_image
-from appliance.replication.replication_figures import ReplicationFigures
 from appliance.runtime.status_server import STATUS
+from appliance.senders.sender_accounts import OTHERS, SenderFigures
+from appliance.senders.senders_file import senders_file, write_senders
 from appliance.shm.counters import Counters
 from appliance.shm.living_table import attach_table
 from appliance.shm.partition_table import DISK_ONLINE, ROLE_FOLLOWER, ROLE_LEADER, ROLE_OFFLINE, PartitionTableWriter, Row
-from tests.support.scratch_layout import scratch_layout
+from lab.scratch_layout import scratch_layout
 
 TOPIC_ID = TopicId(bytes(range(16)))
 ROW = Row(TOPIC_ID, 0, 0, ROLE_LEADER, 3, 10, 50, 40, 40, 1, 1, 1, 0, 7_000, 0, 0, 1)

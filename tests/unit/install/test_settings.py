@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from appliance.base.layout import Disk
-from appliance.ingest.table.ingest_table import read_table
 from appliance.runtime.disk_orders import keep_disks
 from appliance.runtime.option_lines import option_lines
 from appliance.runtime.run_options import RunOptions, resolve_options
+from appliance.senders.ingest_table import read_table
 from tests.support.install_functions import TREE, run_functions
 from tests.unit.base.test_settings import make_box
 

@@ -11,7 +11,7 @@ import pytest
 from appliance.base.layout import BoxLayout, Disk
 from appliance.base.settings import Box
 from appliance.ipc.box_disks import LOOK_NS, NO_CHANGES, BoxDisks, DiskChanges
-from tests.support.scratch_layout import scratch_layout
+from lab.scratch_layout import scratch_layout
 
 OLD, NEW = Disk("d0", "/srv/d0"), Disk("d0", "/mnt/new", 1)
 OTHER, THIRD = Disk("d1", "/srv/d1"), Disk("d2", "/srv/d2")

@@ -15,7 +15,7 @@ from appliance.ipc.source import Source
 from appliance.shm.doorbell import Doorbell
 from appliance.shm.mapping import LayoutMismatch, SharedMemoryFull, SharedObjectAbsent
 from appliance.shm.partition_table import SLEEPING_WORD, PartitionTableWriter
-from tests.support.scratch_layout import open_descriptors, purposes_left
+from lab.scratch_layout import open_descriptors, purposes_left
 
 
 class Handshake:

@@ -20,7 +20,7 @@ from appliance.shm.partition_table import (
     PartitionTableReader,
     PartitionTableWriter,
 )
-from tests.support.scratch_layout import scratch_layout
+from lab.scratch_layout import scratch_layout
 
 DEADLINE_MS = 3_000
 DEADLINE_NS = DEADLINE_MS * 1_000_000

@@ -11,7 +11,7 @@ from appliance.base.invariants import InvariantViolation
 from appliance.base.layout import BoxLayout
 from appliance.ipc import frames as frames_module
 from appliance.ipc.frames import HEADER, MAX_FRAME_BYTES, MAX_PAYLOAD_BYTES, Frame, FrameSocket, PeerGone, accept, connect_unix, listen_unix
-from tests.support.scratch_layout import open_descriptors
+from lab.scratch_layout import open_descriptors
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from appliance.ipc.log_reader_messages import (
 from appliance.ipc.log_reader_proxy import UNSENT_MAX, LogReaderProxy
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
-from tests.support.scratch_layout import open_descriptors
+from lab.scratch_layout import open_descriptors
 
 DEADLINE_MS = 1_000
 

@@ -11,7 +11,7 @@ from appliance.base.layout import BoxLayout
 from appliance.ipc.channel import HELLO, ISR_WISHES, REFUSED, WELCOME
 from appliance.ipc.frames import FrameSocket, PeerGone, connect_unix
 from appliance.shm.mapping import VERSION_WORD
-from tests.support.scratch_layout import open_descriptors
+from lab.scratch_layout import open_descriptors
 from tests.support.stepped_log_writer import SteppedLogWriter
 from tests.unit.ipc.test_proxies import SteppedSource, connect
 

@@ -21,7 +21,7 @@ from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
 from appliance.shm.mapping import SharedMemoryFull, SharedObject
 from appliance.shm.partition_table import DISK_OFFLINE
-from tests.support.scratch_layout import open_descriptors, purposes_left
+from lab.scratch_layout import open_descriptors, purposes_left
 from tests.support.stepped_log_writer import SteppedLogWriter
 
 RING = 8

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from lab.cluster import SETTINGS
 from loadtest.benchmarks.fail_over import FAULTS, STOCK, FailOver, percentile
-from tests.support.cluster import SETTINGS
 
 
 def test_a_percentile_is_the_smallest_value_that_so_many_do_not_exceed() -> None:

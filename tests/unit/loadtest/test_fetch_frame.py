@@ -10,8 +10,8 @@ from kio.schema.fetch.v11.response import FetchableTopicResponse, FetchResponse,
 from kio.schema.types import BrokerId, TopicName
 from kio.static.primitive import Records, i32, i32Timedelta, i64
 
+from lab.kio_adapter import decode_request, encode_response_frame
 from loadtest.generators.fetch_frame import API_KEY_FETCH, API_VERSION, CLIENT_ID, build_fetch_frame, fetch_layout
-from tests.support.kio_adapter import decode_request, encode_response_frame
 
 HEADER_BYTES = 4 + 2 + 2 + 4 + 2 + len(CLIENT_ID)
 RECORDS = b"records as they are"

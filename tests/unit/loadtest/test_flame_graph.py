@@ -11,10 +11,10 @@ from loadtest.flame_graph import SIZE_MAX, WIDTH, draw_flame_graph, parse_stacks
 START = "0x7f (libc.so.6);_run_module_as_main (<frozen runpy>:173);"
 RAW = f"""\
 {START}Runner.turn (appliance/runtime/runner.py:48);Poller.poll (appliance/runtime/poller.py:44);epoll_wait (libc.so.6) 10
-{START}Runner.turn (appliance/runtime/runner.py:48);Receiver.receive (appliance/broker/receiver.py:82);recv (libc.so.6) 30
-{START}Runner.turn (appliance/runtime/runner.py:48);Receiver.receive (appliance/broker/receiver.py:82);s_unpack_internal (_struct.c:1555) 20
-{START}Runner.turn (appliance/runtime/runner.py:48);Receiver.receive (appliance/broker/receiver.py:82);memcpy (libc.so.6) 20
-{START}Runner.turn (appliance/runtime/runner.py:48);Receiver.receive (appliance/broker/receiver.py:82) 15
+{START}Runner.turn (appliance/runtime/runner.py:48);Receiver.receive (services/acceptor/receiver.py:82);recv (libc.so.6) 30
+{START}Runner.turn (appliance/runtime/runner.py:48);Receiver.receive (services/acceptor/receiver.py:82);s_unpack_internal (_struct.c:1555) 20
+{START}Runner.turn (appliance/runtime/runner.py:48);Receiver.receive (services/acceptor/receiver.py:82);memcpy (libc.so.6) 20
+{START}Runner.turn (appliance/runtime/runner.py:48);Receiver.receive (services/acceptor/receiver.py:82) 15
 _Py_Dealloc (object.c:2389) 5
 """
 SVG = "{http://www.w3.org/2000/svg}"
@@ -22,7 +22,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def test_time_in_a_system_call_has_its_name_and_all_other_time_the_package_that_spent_it() -> None:
     shares = dict(where_time_goes(parse_stacks(RAW)))
-    assert shares == pytest.approx({"broker": 0.55, "recv()": 0.3, "epoll_wait()": 0.1, "interpreter": 0.05})
+    assert shares == pytest.approx({"acceptor": 0.55, "recv()": 0.3, "epoll_wait()": 0.1, "interpreter": 0.05})
 
 
 def test_no_sample_is_lost_and_what_lies_below_the_loop_is_left_out() -> None:

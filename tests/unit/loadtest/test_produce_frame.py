@@ -11,8 +11,8 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i32, i64
 
 from appliance.records.batch import read_batch_header
+from lab.kio_adapter import decode_request, encode_response_frame
 from loadtest.generators.produce_frame import API_VERSION, CLIENT_ID, build_produce_frame, reply_layout
-from tests.support.kio_adapter import decode_request, encode_response_frame
 
 HEADER_BYTES = 4 + 2 + 2 + 4 + 2 + len(CLIENT_ID) + 1
 

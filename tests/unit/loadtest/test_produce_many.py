@@ -14,11 +14,11 @@ from kio.schema.types import BrokerId, TopicName
 from kio.static.primitive import i32, i64
 
 from appliance.records.batch import read_batch_header
+from lab.kio_adapter import decode_request, encode_response_frame
+from lab.running_box import eventually
 from loadtest.beside_kafka.many_partitions import PACE_SECONDS, PartitionsProbe
 from loadtest.generators.produce_frame import API_VERSION
 from loadtest.generators.produce_many import API_KEY_METADATA, CLIENT_ID, METADATA_VERSION, ManyProduces, error_codes, leaders
-from tests.support.kio_adapter import decode_request, encode_response_frame
-from tests.support.running_box import eventually
 
 PRODUCE_HEADER_BYTES = 4 + 2 + 2 + 4 + 2 + len(CLIENT_ID) + 1
 METADATA_HEADER_BYTES = PRODUCE_HEADER_BYTES - 1

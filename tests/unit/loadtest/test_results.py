@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
+from lab.running_box import RunningBox
 from loadtest.benchmark import Benchmark, Figure, Run, Say
 from loadtest.harness import Outcome
 from loadtest.machine import Machine
 from loadtest.observation import Observation
 from loadtest.results import outcome_document, results_page
-from tests.support.running_box import RunningBox
 
 MACHINE = Machine("a CPU", 2, 8.0, "6.1", "3.11", "ext4", "0.1.0")
 

@@ -10,14 +10,14 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from appliance.ingest.event import value_of
-from appliance.ingest.syslog.syslog_message import SyslogParser
 from appliance.pipeline.hour_files import FileNames, HourFiles, hour_directory
 from appliance.pipeline.json_fields import column_names, infer_fields, parse_fields
 from appliance.pipeline.load_problem import LoadProblem
 from appliance.pipeline.loader import LoadRules
 from appliance.pipeline.record_decoder import BAD_SCHEMA, Decoded, make_decoder
 from appliance.pipeline.table_kind import Field, TopicFormat
+from services.ingest.protocols.syslog.syslog_message import SyslogParser
+from services.ingest.records.event import value_of
 from tests.support.load_world import START_MS, LoadWorld, StoredRecord, record_batch, rows_of, table_files, table_of
 
 ARRIVAL_MS = 1_763_787_600_000

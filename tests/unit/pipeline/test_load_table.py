@@ -17,8 +17,8 @@ from appliance.pipeline.loader import LoadRules
 from appliance.pipeline.offset_range import OffsetRange
 from appliance.pipeline.record_decoder import make_decoder
 from appliance.pipeline.table_kind import Field, TableKind, TopicFormat
+from lab.real_postgres import RealPostgres, find_postgres, running_postgres
 from tests.support.load_world import LoadWorld, StoredRecord
-from tests.support.real_postgres import RealPostgres, find_postgres, running_postgres
 
 pytest.importorskip("psycopg")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_postgres() is None, reason="PostgreSQL is not there (./install.sh test unpacks it)")]

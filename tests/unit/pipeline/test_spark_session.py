@@ -12,7 +12,7 @@ from pyspark.sql.functions import udf
 
 from appliance.base.errors import ConfigurationProblems
 from appliance.pipeline.spark_java import runs_spark, spark_java_home
-from tests.support.running_box import ROOT
+from lab.running_box import ROOT
 
 HEAVY = ("pyspark", "py4j", "pyarrow", "numpy", "pandas", "deltalake", "appliance.pipeline")
 
@@ -52,7 +52,7 @@ def test_the_command_and_the_processes_of_a_box_import_nothing_of_the_pipeline()
     program = (
         "import importlib, pkgutil, sys, services, appliance.command.main as command\n"
         "command.build_app()\n"
-        "[importlib.import_module(f'services.{found.name}') for found in pkgutil.iter_modules(services.__path__)]\n"
+        "[importlib.import_module(found.name) for found in pkgutil.walk_packages(services.__path__, 'services.')]\n"
         "print(*sorted(name for name in sys.modules if name.startswith(tuple(sys.argv[1:]))))"
     )
     answer = subprocess.run([sys.executable, "-c", program, *HEAVY], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -57,8 +57,8 @@ from appliance.protocol.apis import CODED_APIS, ApiKey
 from appliance.protocol.fetch import decode_fetch
 from appliance.protocol.produce import decode_produce
 from appliance.protocol.wire import Buffer
-from tests.properties.protocol_messages import kio_element, kio_message
-from tests.support import kio_adapter
+from lab import kio_adapter
+from lab.protocol_messages import kio_element, kio_message
 
 Decoder = Callable[[Buffer, int, int, int], Any]
 

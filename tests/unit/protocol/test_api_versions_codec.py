@@ -12,7 +12,7 @@ from appliance.protocol.api_versions import (
     encode_unsupported_version,
 )
 from appliance.protocol.apis import CODED_APIS, NOT_YET_SERVED, SERVED_APIS, ApiKey
-from tests.support import kio_adapter
+from lab import kio_adapter
 
 
 def test_every_version_lists_every_api_behind_the_old_header() -> None:

@@ -18,7 +18,7 @@ from appliance.protocol.metadata import decode_metadata
 from appliance.protocol.produce import ProduceRequest, decode_produce
 from appliance.protocol.schema import BODY_SIZE_MAX
 from appliance.protocol.wire import ELEMENTS_MAX, STRING_SIZE_MAX, read_nullable_string, read_string, read_uvarint, write_uvarint
-from tests.support import kio_adapter
+from lab import kio_adapter
 from tests.unit.protocol.sample_requests import Sample, samples
 
 SAMPLES = [pytest.param(sample, id=str(sample)) for sample in samples()]

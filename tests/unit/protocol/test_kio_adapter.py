@@ -10,8 +10,8 @@ import pytest
 
 from appliance.base.errors import ProtocolViolation
 from appliance.protocol.kio_bounds import check_bounds
-from tests.properties.protocol_messages import kio_element, kio_message
-from tests.support import kio_adapter
+from lab import kio_adapter
+from lab.protocol_messages import kio_element, kio_message
 from tests.unit.protocol.sample_requests import Sample, samples
 
 

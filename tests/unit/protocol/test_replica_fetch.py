@@ -37,7 +37,7 @@ from appliance.protocol.fetch import (
 from appliance.protocol.leader_hints import CurrentLeader, NodeEndpoint
 from appliance.protocol.replica_fetch import VERSION_MAX, VERSION_MIN, ReplicaFetch, decode_replica_fetch_response, encode_replica_fetch
 from appliance.protocol.wire import write_tagged_fields
-from tests.support import kio_adapter
+from lab import kio_adapter
 
 ONE, OTHER = TopicId(b"1" * 16), TopicId(b"2" * 16)
 VERSIONS = range(VERSION_MIN, VERSION_MAX + 1)

@@ -10,7 +10,7 @@ import pytest
 from appliance.base.layout import BoxLayout
 from appliance.runtime.leaving import CONTROLLER, GIVEN_AWAY, LEAVE_NS_MAX, STILL_NS, Leaving
 from appliance.shm.counters import Counters
-from tests.support.scratch_layout import scratch_layout
+from lab.scratch_layout import scratch_layout
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from appliance.runtime import leftovers
 from appliance.runtime.leftovers import clear_box, clear_previous_life, clear_vanished_boxes, living_processes
 from appliance.shm.counters import Counters
 from appliance.shm.mapping import SharedObject, list_names
-from tests.support.scratch_layout import scratch_layout
+from lab.scratch_layout import scratch_layout
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from appliance.base.logging import Logger
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.runner import STOP_MS, Runner
 from appliance.shm.counters import Counters, read_counters
-from tests.support.scratch_layout import scratch_layout
+from lab.scratch_layout import scratch_layout
 from tests.unit.base.test_settings import make_box
 
 

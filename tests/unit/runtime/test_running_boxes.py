@@ -13,7 +13,7 @@ from appliance.base.layout import BoxLayout
 from appliance.runtime import running_boxes
 from appliance.runtime.running_boxes import boxes_with, find_box
 from appliance.shm.counters import Counters
-from tests.support.scratch_layout import make_layout, remove_layout
+from lab.scratch_layout import make_layout, remove_layout
 
 
 @pytest.fixture

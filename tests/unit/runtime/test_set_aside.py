@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from appliance.runtime.set_aside import SetAsideProcesses, is_in_kernel
-from tests.support.running_box import eventually
+from lab.running_box import eventually
 
 
 def _process(ignores_term: bool = False) -> int:

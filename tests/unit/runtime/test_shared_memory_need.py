@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from appliance.agents import disk_commands
 from appliance.base.clock import SystemClock
 from appliance.base.layout import Disk
 from appliance.base.setting_row import SettingValue
@@ -15,7 +14,8 @@ from appliance.shm.counters import Counters
 from appliance.shm.partition_table import PartitionTableWriter
 from appliance.shm.piece_memory import PieceMemory
 from appliance.shm.ring_pair import RingPair
-from tests.support.scratch_layout import scratch_layout
+from lab.scratch_layout import scratch_layout
+from services.controller import disk_commands
 
 MIB = 1 << 20
 

@@ -15,7 +15,7 @@ from appliance.runtime.shared_memory_watch import PATIENCE_MS, SharedMemoryWatch
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters, read_counters
 from appliance.shm.mapping import SharedObject, lost_objects
-from tests.support.scratch_layout import scratch_layout
+from lab.scratch_layout import scratch_layout
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ import pytest
 from appliance.base.settings import SenderSocket
 from appliance.runtime.children import listen_names
 from appliance.runtime.listening import open_listen_sockets
-from appliance.runtime.notify_socket import NotifySocket
 from appliance.runtime.poller import READABLE, WRITABLE, Poller
 from appliance.runtime.systemd import SystemdNotifier, notify, take_listen_sockets
 from appliance.shm.counters import Counters, read_counters
-from tests.support.scratch_layout import scratch_layout
+from lab.scratch_layout import scratch_layout
+from services.supervisor.notify_socket import NotifySocket
 
 
 def test_syslog_has_one_port_number_for_both_transports() -> None:

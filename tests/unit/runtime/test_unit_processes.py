@@ -23,7 +23,7 @@ from appliance.runtime.unit_mode import GROUP_STOP_MS, HELD_NS, MANAGER_VARIABLE
 from appliance.runtime.unit_start import BoxNotPrepared, await_turn_to_start, require_box
 from appliance.shm.counters import HEARTBEAT_WORD, Counters
 from appliance.shm.mapping import PID_WORD, LayoutMismatch, SharedObject
-from tests.support.scratch_layout import scratch_layout
+from lab.scratch_layout import scratch_layout
 from tests.unit.base.test_settings import make_box
 
 WATCHDOG_MS = 30_000

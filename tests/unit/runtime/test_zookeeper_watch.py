@@ -15,8 +15,8 @@ from appliance.base.layout import BoxLayout, Disk
 from appliance.base.settings import Box
 from appliance.runtime.poller import Poller
 from appliance.runtime.zookeeper_watch import ZooKeeperWatch
-from tests.support.running_box import eventually
-from tests.support.scratch_layout import scratch_layout
+from lab.running_box import eventually
+from lab.scratch_layout import scratch_layout
 
 SERVES = b"Zookeeper version: 3.9\nMode: follower\nNode count: 5\n"
 WAITS = b"This ZooKeeper instance is not currently serving requests\n"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from appliance.base.layout import BoxLayout
-from tests.support.scratch_layout import scratch_layout
+from lab.scratch_layout import scratch_layout
 
 
 @pytest.fixture

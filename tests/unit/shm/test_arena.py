@@ -8,7 +8,7 @@ from appliance.base.invariants import InvariantViolation
 from appliance.base.layout import BoxLayout
 from appliance.shm.arena import DATA_POSITION, MIN_ORDER, Arena, attach_arena
 from appliance.shm.mapping import SharedObjectAbsent
-from tests.support.scratch_layout import purposes_left
+from lab.scratch_layout import purposes_left
 
 SMALLEST = 1 << MIN_ORDER
 

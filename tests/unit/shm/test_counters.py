@@ -7,7 +7,7 @@ import pytest
 from appliance.base.layout import BoxLayout
 from appliance.shm.counters import LABEL_BYTES, SLOTS, USED_WORD, Counters, list_counters, read_counters, unlink_all
 from appliance.shm.mapping import BOOT_WORD_LOW, VERSION_WORD, SharedObject
-from tests.support.scratch_layout import purposes_left
+from lab.scratch_layout import purposes_left
 
 NAME = "ingest@0"
 

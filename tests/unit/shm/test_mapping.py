@@ -21,7 +21,7 @@ from appliance.shm.mapping import (
     SharedObjectAbsent,
     list_names,
 )
-from tests.support.scratch_layout import open_descriptors, purposes_left
+from lab.scratch_layout import open_descriptors, purposes_left
 
 PURPOSE = b"MLRtests"
 SIZE = 3 * mmap.PAGESIZE

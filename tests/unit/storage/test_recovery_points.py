@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from appliance.agents.recovery_progress import OPEN_BYTES, RecoveryProgress, share_of
 from appliance.base.clock import ManualClock
 from appliance.base.model import TopicPartition
 from appliance.storage.log_config import LogConfig
 from appliance.storage.recovery import Unclean
+from services.log_writer.recovery_progress import OPEN_BYTES, RecoveryProgress, share_of
 from tests.unit.storage.storage_support import batch, open_log, stored_bytes, stored_records
 
 CONFIG = LogConfig(index_interval_bytes=150)

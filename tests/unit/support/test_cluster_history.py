@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from appliance.records.builder import BatchBuilder
-from tests.support.cluster_history import (
+from lab.cluster_history import (
     ABORTED,
     ABORTED_READ,
     ACKNOWLEDGED,
@@ -26,7 +26,7 @@ from tests.support.cluster_history import (
     reader_findings,
     transaction_findings,
 )
-from tests.support.replica_comparison import differences, replica_directories
+from lab.replica_comparison import differences, replica_directories
 
 SENT = [Sent("p:0", 0, ACKNOWLEDGED, 0), Sent("p:1", 1, ACKNOWLEDGED, 0), Sent("p:2", 0, ACKNOWLEDGED, 1), Sent("p:4", 0, REFUSED)]
 GOOD = {0: [(0, "p:0"), (1, "p:2")], 1: [(0, "p:1")]}

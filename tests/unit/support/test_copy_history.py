@@ -1,4 +1,4 @@
-"""The judge of copies (`tests/support/copy_history.py`) sees each kind of fault, and nothing where there is none."""
+"""The judge of copies (`lab/copy_history.py`) sees each kind of fault, and nothing where there is none."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.copy_history import (
+from lab.copy_history import (
     ABORTED_READ,
     DUPLICATE,
     INCONSISTENT_OFFSET,

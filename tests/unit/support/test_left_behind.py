@@ -11,8 +11,8 @@ import pytest
 
 from appliance.base.layout import BoxLayout
 from appliance.shm.counters import Counters, unlink_all
-from tests.support.running_box import ROOT
-from tests.support.scratch_layout import scratch_layout
+from lab.running_box import ROOT
+from lab.scratch_layout import scratch_layout
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,7 @@ TIDY = """
 import tempfile
 from appliance.shm.counters import Counters
 from tests.support import left_behind
-from tests.support.scratch_layout import make_layout, scratch_layout
+from lab.scratch_layout import make_layout, scratch_layout
 
 left_behind.PATIENCE_SECONDS = 0
 

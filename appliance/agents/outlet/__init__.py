@@ -1,1 +1,0 @@
-"""From closed batches to their leaders, with what must survive a death."""

@@ -1,1 +1,0 @@
-"""Where senders connect: listening sockets, streams, TLS, datagrams."""

@@ -1,0 +1,228 @@
+"""Which replicas go to which boxes: emptying a box, filling a new one, spreading topics, another replication factor. Pure.
+
+A replica that leaves goes where its partition is in most racks, and of those to the box with the most room after what was planned before; boxes that are
+alike within 1 % take turns. A replica takes the place of the one it replaces, so leadership goes with it. Balance is by bytes in proportion to what the
+boxes can hold, the largest that fits first, because that moves the fewest; a partition counts as 1 MiB more than it has, because an empty one will not stay so.
+Weak spot: sizes and room are those of the moment, and a box is taken for one space: its disks are chosen by itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from appliance.cluster.replica_spread import known_racks
+
+KEPT_FREE_SHARE = 20
+"""A box keeps a twentieth of its space free."""
+ALIKE_STEPS = 100
+PARTITION_BYTES = 1 << 20
+"""What a partition weighs beside its bytes."""
+
+
+class BoxRoom(NamedTuple):
+    """A live box and its disks together. `promised_bytes`: what is on its way already."""
+
+    broker_id: int
+    rack: str | None
+    free_bytes: int
+    total_bytes: int
+    promised_bytes: int = 0
+
+    @property
+    def usable_bytes(self) -> int:
+        return self.free_bytes - self.promised_bytes - self.total_bytes // KEPT_FREE_SHARE
+
+
+class HeldPartition(NamedTuple):
+    """A partition, the boxes that shall hold it (the target, if it is on its way), and the bytes of one replica."""
+
+    topic: str
+    partition: int
+    replicas: tuple[int, ...]
+    size_bytes: int
+    isr: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class PlannedReassignment(NamedTuple):
+    """One partition and its new replicas."""
+
+    topic: str
+    partition: int
+    former: tuple[int, ...]
+    replicas: tuple[int, ...]
+    size_bytes: int
+
+    @property
+    def coming(self) -> tuple[int, ...]:
+        return tuple(replica for replica in self.replicas if replica not in self.former)
+
+    @property
+    def going(self) -> tuple[int, ...]:
+        return tuple(replica for replica in self.former if replica not in self.replicas)
+
+    @property
+    def moved_bytes(self) -> int:
+        return self.size_bytes * len(self.coming)
+
+
+class BalancePlan(NamedTuple):
+    """`homeless`: what no box can take."""
+
+    changes: tuple[PlannedReassignment, ...]
+    homeless: tuple[HeldPartition, ...] = ()
+
+    @property
+    def moved_bytes(self) -> int:
+        return sum(change.moved_bytes for change in self.changes)
+
+    def bytes_to(self) -> dict[int, int]:
+        """What each box receives: they copy at the same time, so the one that gets most decides how long it takes."""
+        received: dict[int, int] = {}
+        for change in self.changes:
+            for broker_id in change.coming:
+                received[broker_id] = received.get(broker_id, 0) + change.size_bytes
+        return received
+
+
+class _Boxes:
+    """What is left of the boxes' room as a plan grows."""
+
+    def __init__(self, boxes: Iterable[BoxRoom]) -> None:
+        self.rooms = {box.broker_id: box for box in boxes}
+        self.usable = {box.broker_id: box.usable_bytes for box in self.rooms.values()}
+        self.taken = dict.fromkeys(self.rooms, 0)
+        self.racks = known_racks(list(self.rooms), {box.broker_id: box.rack for box in self.rooms.values()})
+
+    def take(self, broker_id: int, size_bytes: int) -> None:
+        self.usable[broker_id] -= size_bytes
+        self.taken[broker_id] += 1
+
+    def best(self, others: Collection[int], candidates: Iterable[int], size_bytes: int) -> int | None:
+        """The box for one more replica beside those on `others`: a rack without one first, then room, then turns."""
+        fitting = [box for box in candidates if box not in others and self.usable[box] >= size_bytes]
+        used = {self.racks.get(box) for box in others}
+        apart = [box for box in fitting if self.racks and self.racks[box] not in used] or fitting
+        if not apart:
+            return None
+        most = max(self.usable[box] for box in apart)
+        return min((box for box in apart if self.usable[box] >= most - most // ALIKE_STEPS), key=lambda box: (self.taken[box], box))
+
+    def keeps_racks_apart(self, replicas: Sequence[int], former: int, new: int) -> bool:
+        """Whether a partition is in no fewer racks after `new` has taken the place of `former`."""
+        if not self.racks:
+            return True
+        before = {self.racks.get(box, box) for box in replicas}
+        after = {self.racks.get(new if box == former else box, box) for box in replicas}
+        return len(after) >= len(before)
+
+
+def _largest_first(partitions: Iterable[HeldPartition]) -> list[HeldPartition]:
+    return sorted(partitions, key=lambda held: (-held.size_bytes, held.topic, held.partition))
+
+
+def plan_leaving(partitions: Iterable[HeldPartition], boxes: Iterable[BoxRoom], leaving: Collection[int]) -> BalancePlan:
+    """Every replica on a box of `leaving` goes to another of `boxes`, of which those that leave are none."""
+    rooms = _Boxes(box for box in boxes if box.broker_id not in leaving)
+    changes: list[PlannedReassignment] = []
+    homeless: list[HeldPartition] = []
+    for held in _largest_first(held for held in partitions if set(held.replicas) & set(leaving)):
+        replicas = list(held.replicas)
+        for index, former in enumerate(held.replicas):
+            if former in leaving:
+                others = [box for box in replicas if box not in leaving]
+                new = rooms.best(others, rooms.rooms, held.size_bytes)
+                if new is None:
+                    homeless.append(held)
+                    break
+                replicas[index] = new
+        else:
+            for new in set(replicas) - set(held.replicas):
+                rooms.take(new, held.size_bytes)
+            changes.append(PlannedReassignment(held.topic, held.partition, held.replicas, tuple(replicas), held.size_bytes))
+    return BalancePlan(tuple(changes), tuple(homeless))
+
+
+def plan_balance(partitions: Iterable[HeldPartition], boxes: Sequence[BoxRoom], onto: Collection[int]) -> BalancePlan:
+    """Replicas move to the boxes of `onto` until each holds its share: of all bytes, what it has of all space. Nothing moves between the others."""
+    held = {(each.topic, each.partition): each for each in partitions}
+    rooms = _Boxes(boxes)
+    weights = {key: each.size_bytes + PARTITION_BYTES for key, each in held.items()}
+    replicas = {key: list(each.replicas) for key, each in held.items()}
+    load = dict.fromkeys(rooms.rooms, 0)
+    on_box: dict[int, list[tuple[str, int]]] = {box: [] for box in rooms.rooms}
+    for each in _largest_first(held.values()):
+        for box in each.replicas:
+            if box in load:
+                load[box] += weights[(each.topic, each.partition)]
+                on_box[box].append((each.topic, each.partition))
+    space = sum(max(1, box.total_bytes) for box in boxes)
+    share = {box.broker_id: sum(load.values()) * max(1, box.total_bytes) // space for box in boxes}
+
+    def next_move() -> tuple[tuple[str, int], int, int] | None:
+        for receiver in sorted((box for box in onto if box in load), key=lambda box: (load[box] - share[box], box)):
+            for donor in sorted(load, key=lambda box: (share[box] - load[box], box)):
+                gain = min(share[receiver] - load[receiver], load[donor] - share[donor])
+                if gain <= 0:
+                    break
+                for key in on_box[donor]:
+                    fits = weights[key] <= 2 * gain - 1 and rooms.usable[receiver] >= held[key].size_bytes
+                    if fits and receiver not in replicas[key] and rooms.keeps_racks_apart(replicas[key], donor, receiver):
+                        return key, donor, receiver
+        return None
+
+    while (move := next_move()) is not None:
+        key, donor, receiver = move
+        replicas[key][replicas[key].index(donor)] = receiver
+        on_box[donor].remove(key)
+        on_box[receiver].append(key)
+        load[donor] -= weights[key]
+        load[receiver] += weights[key]
+        rooms.take(receiver, held[key].size_bytes)
+    return BalancePlan(_changes(held.values(), replicas))
+
+
+def plan_replication_factor(partitions: Iterable[HeldPartition], boxes: Iterable[BoxRoom], replication_factor: int) -> BalancePlan:
+    """Each partition gets as many replicas: new ones on boxes as in `plan_leaving`; those that go are out of sync, or share a rack, or stand last.
+    Where replicas go the first one stays; where some come the box that stands first the least often does, so that boxes share the leading. There must be
+    enough boxes."""
+    rooms = _Boxes(boxes)
+    replicas: dict[tuple[str, int], list[int]] = {}
+    homeless = []
+    ordered = _largest_first(partitions)
+    firsts = Counter(held.replicas[0] for held in ordered if len(held.replicas) >= replication_factor)
+    for held in ordered:
+        chosen = list(held.replicas)
+        while len(chosen) > replication_factor:
+            chosen.remove(max(enumerate(chosen[1:], 1), key=lambda place: _dispensable(rooms, held, chosen, place))[1])
+        while len(chosen) < replication_factor and (new := rooms.best(chosen, rooms.rooms, held.size_bytes)) is not None:
+            rooms.take(new, held.size_bytes)
+            chosen.append(new)
+        if len(chosen) < replication_factor:
+            homeless.append(held)
+            continue
+        if len(held.replicas) < replication_factor:
+            first = min(chosen, key=lambda box: (firsts[box], chosen.index(box)))
+            firsts[first] += 1
+            chosen = [first, *(box for box in chosen if box != first)]
+        replicas[(held.topic, held.partition)] = chosen
+    return BalancePlan(_changes((held for held in ordered if (held.topic, held.partition) in replicas), replicas), tuple(homeless))
+
+
+def _dispensable(rooms: _Boxes, held: HeldPartition, chosen: list[int], place: tuple[int, int]) -> tuple[bool, bool, int]:
+    index, broker_id = place
+    rack = rooms.racks.get(broker_id)
+    shares_rack = rack is not None and sum(1 for box in chosen if rooms.racks.get(box) == rack) > 1
+    return bool(held.isr) and broker_id not in held.isr, shares_rack, index
+
+
+def _changes(partitions: Iterable[HeldPartition], replicas: dict[tuple[str, int], list[int]]) -> tuple[PlannedReassignment, ...]:
+    return tuple(
+        PlannedReassignment(held.topic, held.partition, held.replicas, tuple(new), held.size_bytes)
+        for held in _largest_first(partitions)
+        if (new := replicas[(held.topic, held.partition)]) != list(held.replicas)
+    )

@@ -1,0 +1,107 @@
+"""A broker's configs as DescribeConfigs shows them: the box's settings, what follows from its options, and what is always so here.
+
+Pure; made once, for a box reads its settings at the start. All of them are read-only for that reason. Kafka's configs of things that are not built
+are not shown at all, and of the others only what is true of this box. Weak spot: a setting that was written into the settings file with its default
+value is shown as a default.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from appliance.base.setting_row import INT32_MAX, SettingRow, SettingValue
+from appliance.base.setting_rows import SETTING_ROWS
+from appliance.base.settings import Box
+from appliance.cluster.topic_configs import TOPIC_CONFIG_ROWS
+
+
+class BrokerConfig(NamedTuple):
+    """One config of this broker. `default` None: it has none. Sensitive are those of type password."""
+
+    name: str
+    type: str
+    value: str | None
+    default: str | None
+    documentation: str
+
+    @property
+    def is_default(self) -> bool:
+        return self.value == self.default
+
+
+ALWAYS: Final = (
+    BrokerConfig("alter.config.policy.class.name", "class", None, None, "A class that may refuse changes of configs; there is none."),
+    BrokerConfig("authorizer.class.name", "string", "", "", "A class that decides who may do what; there is none: everybody may."),
+    BrokerConfig("broker.id.generation.enable", "boolean", "false", "false", "Whether ZooKeeper gives out broker ids; it does not."),
+    BrokerConfig("client.quota.callback.class", "class", None, None, "A class that sets quotas; there is none."),
+    BrokerConfig("compression.type", "string", "producer", "producer", "The codec in which batches are stored: the one in which they were sent."),
+    BrokerConfig("connections.max.reauth.ms", "long", "0", "0", "How long an authentication holds; 0, for there is none."),
+    BrokerConfig("control.plane.listener.name", "string", None, None, "A listener of its own for the controller; there is none."),
+    BrokerConfig("create.topic.policy.class.name", "class", None, None, "A class that may refuse topics; there is none."),
+    BrokerConfig("delegation.token.secret.key", "password", None, None, "The secret of delegation tokens; there are none."),
+    BrokerConfig("inter.broker.listener.name", "string", None, None, "The listener between brokers; the one for clients serves."),
+    BrokerConfig("inter.broker.protocol.version", "string", "3.9-IV0", "3.9-IV0", "The version of Kafka whose metadata ZooKeeper holds."),
+    BrokerConfig("listener.security.protocol.map", "string", "PLAINTEXT:PLAINTEXT", "PLAINTEXT:PLAINTEXT", "Protocols by listener."),
+    BrokerConfig("log.preallocate", "boolean", "false", "false", "Whether segment files are made at their full size."),
+    BrokerConfig("max.connection.creation.rate", "int", str(INT32_MAX), str(INT32_MAX), "New connections a second; not limited."),
+    BrokerConfig("max.connections.per.ip.overrides", "string", "", "", "Other limits for some addresses; there are none."),
+    BrokerConfig("metric.reporters", "list", "", "", "Classes that report metrics; counters are in shared memory instead."),
+    BrokerConfig("num.recovery.threads.per.data.dir", "int", "1", "1", "Threads that recover the logs of one directory; one process does."),
+    BrokerConfig("sasl.jaas.config", "password", None, None, "Credentials for SASL; there is none."),
+    BrokerConfig("security.inter.broker.protocol", "string", "PLAINTEXT", "PLAINTEXT", "The protocol between brokers."),
+    BrokerConfig("ssl.client.auth", "string", "none", "none", "Whether clients must show certificates; there is no TLS."),
+    BrokerConfig("ssl.keystore.password", "password", None, None, "The password of the key store; there is no TLS."),
+    BrokerConfig("ssl.truststore.password", "password", None, None, "The password of the trust store; there is no TLS."),
+    BrokerConfig("zookeeper.set.acl", "boolean", "false", "false", "Whether nodes in ZooKeeper are protected by ACLs."),
+    BrokerConfig("zookeeper.ssl.client.enable", "boolean", "false", "false", "Whether ZooKeeper is spoken to by TLS."),
+)
+
+
+_TOPIC_TYPES: Final = {setting: row.type for row in TOPIC_CONFIG_ROWS.values() for setting in row.broker_settings}
+"""A settings file has doubles and lists as texts; what such a text is, the topic config says that falls back to it."""
+
+NULL_AT_ZERO: Final = frozenset({"log.retention.ms", "log.retention.minutes", "log.roll.ms", "log.roll.jitter.ms"})
+"""Where 0 says that a setting is not set, Kafka has null."""
+
+
+def broker_configs(box: Box) -> dict[str, BrokerConfig]:
+    """Every config of this broker by name, sorted."""
+    configs = [*ALWAYS, *_from_options(box), *(_from_setting(row, box.setting(row.name)) for row in SETTING_ROWS.values())]
+    return {config.name: config for config in sorted(configs, key=lambda config: config.name)}
+
+
+def _from_options(box: Box) -> tuple[BrokerConfig, ...]:
+    broker_id = str(box.broker_id)
+    paths = ",".join(disk.path for disk in box.disks)
+    listen, advertised = (f"PLAINTEXT://{f'[{host}]' if ':' in host else host}:{box.kafka_port}" for host in (box.listen, box.advertise))
+    return (
+        BrokerConfig("advertised.listeners", "string", advertised, None, "What clients are told to connect to (--advertise)."),
+        BrokerConfig("broker.id", "int", broker_id, None, "The id of this broker."),
+        BrokerConfig("node.id", "int", broker_id, None, "The id of this broker, by its newer name."),
+        BrokerConfig("listeners", "string", listen, None, "What the broker listens on (--listen, --kafka-port)."),
+        BrokerConfig("log.dirs", "string", paths, None, "The log directories, one for each disk (--data)."),
+        BrokerConfig("log.dir", "string", box.disks[0].path if box.disks else None, None, "The first log directory."),
+        BrokerConfig("zookeeper.connect", "string", box.zookeeper, None, "The ZooKeeper servers (--zookeeper); the embedded one's address unless named."),
+    )
+
+
+def _from_setting(row: SettingRow, value: SettingValue) -> BrokerConfig:
+    documentation = row.meaning[:1].upper() + row.meaning[1:]
+    if row.unit:
+        documentation += f" ({row.unit})"
+    if row.larger_costs:
+        documentation += f"; a larger value costs: {row.larger_costs}"
+    shown, default = (None if each == "" or (row.name in NULL_AT_ZERO and each == 0) else _text(each) for each in (value, row.default))
+    return BrokerConfig(row.name, _type(row), shown, default, f"{documentation}. Allowed: {row.allowed}.")
+
+
+def _type(row: SettingRow) -> str:
+    if isinstance(row.default, bool):
+        return "boolean"
+    if isinstance(row.default, int):
+        return "long" if row.high > INT32_MAX else "int"
+    return _TOPIC_TYPES.get(row.name, "string")
+
+
+def _text(value: SettingValue) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

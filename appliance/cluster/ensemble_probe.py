@@ -1,0 +1,55 @@
+"""Which members of the boxes' ZooKeeper ensemble serve, and whether a box may be restarted without costing the ensemble its majority.
+
+For `millrace box list` and `topic list`, and for install.sh before an upgrade (`python -m appliance.cluster.ensemble_probe OWN_ID MEMBER…`, with the
+machine's own Python and the standard library alone). Each member is asked at once, by `srvr`. Weak spot: a member that this box does not reach counts as
+missing, even if the others reach it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from appliance.base.zookeeper_member import ZooKeeperMember, in_words, parse_member
+from appliance.cluster.zookeeper_probe import zookeeper_serves
+
+PROBE_SECONDS = 1.0
+
+
+def missing_members(members: Sequence[ZooKeeperMember]) -> list[ZooKeeperMember]:
+    """Those that do not serve now, or do not answer."""
+    if not members:
+        return []
+    with ThreadPoolExecutor(len(members)) as pool:
+        serving = list(pool.map(lambda member: zookeeper_serves(member.plain_host, member.client_port, PROBE_SECONDS), members))
+    return [member for member, serves in zip(members, serving, strict=True) if not serves]
+
+
+def missing_words(missing: Sequence[ZooKeeperMember]) -> str:
+    """What people are to know of members that are missing; nothing where none is."""
+    if not missing:
+        return ""
+    addresses = ", ".join(member.client_address for member in missing)
+    verb = "does" if len(missing) == 1 else "do"
+    return f"ZooKeeper: {in_words([member.member_id for member in missing])} ({addresses}) {verb} not serve; restart no other box before that is mended"
+
+
+def restart_costs_majority(member_ids: Collection[int], own_id: int, missing_ids: Collection[int]) -> bool:
+    """Whether the ensemble has a majority now that it would not have while `own_id` is down."""
+    if own_id not in member_ids or own_id in missing_ids:
+        return False
+    return len(member_ids) - len(missing_ids) - 1 < len(member_ids) // 2 + 1
+
+
+def main(arguments: list[str]) -> int:
+    """Print why this box must not be restarted now; nothing if it may."""
+    own_id, members = int(arguments[0]), [parse_member(text) for text in arguments[1:]]
+    missing = missing_members(members)
+    if restart_costs_majority([member.member_id for member in members], own_id, [member.member_id for member in missing]) and missing:
+        print(missing_words(missing))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

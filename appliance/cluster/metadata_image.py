@@ -1,0 +1,182 @@
+"""The metadata image: what every process of the box believes about brokers, topics, leaders and configs.
+
+Owned by the controller, which alone writes it (`write_image`, a rename on tmpfs, so a reader sees the old file or the
+new one); read by acceptors, ingests and log-writers. It says what should be; the rows of the partition tables say what
+is (`appliance/ARCHITECTURE.md`, desired and applied), and it never holds a row. Weak spot: it is written and read whole; a difference is
+computed by the reader (`difference`), so the cost of one change is proportional to all topics (2 ms per 1,000 partitions).
+
+File: header `>4sHHQII` (magic, format version, 0, generation, payload bytes, CRC-32C of generation and payload), then JSON.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+
+from appliance.base.errors import MillraceError
+from appliance.base.model import INTERNAL_TOPICS, TopicId
+from appliance.records.crc32c import crc32c
+
+IMAGE_MAGIC = b"MRIM"
+IMAGE_FORMAT_VERSION = 4
+IMAGE_HEADER = struct.Struct(">4sHHQII")
+assert IMAGE_HEADER.size == 4 + 2 + 2 + 8 + 4 + 4
+_GENERATION = struct.Struct(">Q")
+
+
+class ImageUnreadable(MillraceError):
+    """The bytes are no image of this format version, or they are damaged."""
+
+
+class BrokerImage(NamedTuple):
+    """A registered broker, as clients are told of it. `epoch`: which registration of it (broker epoch)."""
+
+    id: int
+    host: str
+    port: int
+    rack: str | None = None
+    epoch: int = -1
+
+
+class PartitionImage(NamedTuple):
+    """Who should lead a partition; `disk` is the name of the disk that holds it on this box, None elsewhere. `moving_to`: the disk to which it is being
+    moved; as long as that is said, its log is not compacted. `partition_epoch`: the version of its state."""
+
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    disk: str | None = None
+    moving_to: str | None = None
+    partition_epoch: int = 0
+
+
+class TopicImage(NamedTuple):
+    """One topic; `config` is what holds for it, its own configs before the broker's, as far as it differs from Kafka's defaults. `config_generation`
+    grows with every change of the topic's own configs."""
+
+    name: str
+    topic_id: TopicId
+    partitions: tuple[PartitionImage, ...]
+    config: dict[str, str]
+    is_internal: bool = False
+    config_generation: int = 0
+
+
+class ImageDifference(NamedTuple):
+    """What a reader has to look at again; names are sorted."""
+
+    created: tuple[str, ...]
+    changed: tuple[str, ...]
+    deleted: tuple[str, ...]
+    brokers_changed: bool
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.created or self.changed or self.deleted or self.brokers_changed)
+
+
+class MetadataImage:
+    """One state of the cluster. Never changed after it was made."""
+
+    __slots__ = ("box_config", "brokers", "cluster_id", "controller_id", "generation", "topics", "topics_by_id")
+
+    def __init__(
+        self,
+        generation: int,
+        cluster_id: str,
+        controller_id: int,
+        brokers: dict[int, BrokerImage],
+        topics: dict[str, TopicImage],
+        box_config: dict[str, str] | None = None,
+    ) -> None:
+        self.generation = generation
+        self.cluster_id = cluster_id
+        self.controller_id = controller_id
+        self.brokers = brokers
+        self.topics = topics
+        self.box_config = box_config or {}
+        """What is set on this box while it runs (`cluster/dynamic_broker_configs.py`)."""
+        self.topics_by_id: dict[TopicId, TopicImage] = {topic.topic_id: topic for topic in topics.values()}
+
+    @classmethod
+    def empty(cls) -> MetadataImage:
+        return cls(0, "", -1, {}, {})
+
+    def encode(self) -> bytes:
+        """The image as a file holds it."""
+        payload = orjson.dumps(
+            {
+                "cluster_id": self.cluster_id,
+                "controller_id": self.controller_id,
+                "brokers": [list(broker) for broker in self.brokers.values()],
+                "box_config": self.box_config,
+                "topics": [[topic.name, str(topic.topic_id), topic.config, topic.config_generation, topic.partitions] for topic in self.topics.values()],
+            },
+            default=list,
+        )
+        return IMAGE_HEADER.pack(IMAGE_MAGIC, IMAGE_FORMAT_VERSION, 0, self.generation, len(payload), _checksum(self.generation, payload)) + payload
+
+    @classmethod
+    def decode(cls, encoded: bytes, former: MetadataImage | None = None) -> MetadataImage:
+        """The image in `encoded`; `ImageUnreadable` says why there is none. Topics and partitions that are as in `former` are the same objects."""
+        if len(encoded) < IMAGE_HEADER.size:
+            raise ImageUnreadable(f"a metadata image has at least {IMAGE_HEADER.size} bytes, this one has {len(encoded)}")
+        magic, version, _, generation, size_bytes, checksum = IMAGE_HEADER.unpack_from(encoded)
+        payload = encoded[IMAGE_HEADER.size :]
+        if magic != IMAGE_MAGIC or version != IMAGE_FORMAT_VERSION:
+            raise ImageUnreadable(f"not a metadata image of format version {IMAGE_FORMAT_VERSION}: {magic!r} version {version}")
+        if len(payload) != size_bytes or _checksum(generation, payload) != checksum:
+            raise ImageUnreadable(f"the metadata image of generation {generation} is damaged")
+        document = orjson.loads(payload)
+        brokers = {row[0]: BrokerImage(*row) for row in document["brokers"]}
+        known = former.topics if former is not None else {}
+        topics = {row[0]: _decode_topic(row, known.get(row[0])) for row in document["topics"]}
+        return cls(generation, document["cluster_id"], document["controller_id"], brokers, topics, document["box_config"])
+
+
+def _checksum(generation: int, payload: bytes) -> int:
+    return crc32c(payload, crc32c(_GENERATION.pack(generation)))
+
+
+def _decode_topic(row: list[Any], former: TopicImage | None) -> TopicImage:
+    name, topic_id, config, config_generation, rows = row
+    known = former.partitions if former is not None else ()
+    partitions = tuple(_decode_partition(fields, known[number] if number < len(known) else None) for number, fields in enumerate(rows))
+    topic = TopicImage(name, TopicId.from_text(topic_id), partitions, config, name in INTERNAL_TOPICS, config_generation)
+    return former if former is not None and topic == former else topic
+
+
+def _decode_partition(fields: list[Any], former: PartitionImage | None) -> PartitionImage:
+    fields[2], fields[3] = tuple(fields[2]), tuple(fields[3])
+    return former if former is not None and former == tuple(fields) else PartitionImage._make(fields)
+
+
+def difference(old: MetadataImage, new: MetadataImage) -> ImageDifference:
+    """What changed from `old` to `new`. A topic deleted and created again (another id) is `changed`."""
+    created = tuple(sorted(new.topics.keys() - old.topics.keys()))
+    deleted = tuple(sorted(old.topics.keys() - new.topics.keys()))
+    changed = tuple(sorted(name for name, topic in new.topics.items() if name in old.topics and old.topics[name] != topic))
+    brokers_changed = old.brokers != new.brokers or old.controller_id != new.controller_id or old.cluster_id != new.cluster_id
+    brokers_changed = brokers_changed or old.box_config != new.box_config
+    return ImageDifference(created, changed, deleted, brokers_changed)
+
+
+def write_image(path: str, image: MetadataImage) -> None:
+    """Replace the image file: readers see all of the old one or all of the new one."""
+    temporary = f"{path}.tmp"
+    Path(temporary).write_bytes(image.encode())
+    os.replace(temporary, path)
+
+
+def read_image(path: str, former: MetadataImage | None = None) -> MetadataImage | None:
+    """The box's image, or None before the controller's first; `ImageUnreadable` if it is damaged or of another release. `former`: as for `decode`."""
+    try:
+        encoded = Path(path).read_bytes()
+    except FileNotFoundError:
+        return None
+    return MetadataImage.decode(encoded, former)

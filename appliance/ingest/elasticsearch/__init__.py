@@ -1,1 +1,0 @@
-"""Elasticsearch's _bulk, and what its clients ask before it."""

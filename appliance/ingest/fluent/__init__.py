@@ -1,1 +1,0 @@
-"""Fluentd's forward protocol."""

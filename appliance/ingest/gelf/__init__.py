@@ -1,1 +1,0 @@
-"""GELF over UDP, TCP and HTTP."""

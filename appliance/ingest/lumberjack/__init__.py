@@ -1,1 +1,0 @@
-"""Lumberjack, which Beats and Logstash speak."""

@@ -1,1 +1,0 @@
-"""OpenTelemetry's logs, over HTTP and gRPC."""

@@ -1,1 +1,0 @@
-"""What was taken before: identities, streams, the records of journal and spool."""

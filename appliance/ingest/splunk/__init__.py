@@ -1,1 +1,0 @@
-"""Splunk's HTTP event collector."""

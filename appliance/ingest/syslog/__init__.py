@@ -1,1 +1,0 @@
-"""Syslog and RELP: frames, messages, sessions."""

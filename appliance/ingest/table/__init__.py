@@ -1,1 +1,0 @@
-"""The ingest table: listeners and routes."""

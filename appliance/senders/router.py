@@ -1,0 +1,123 @@
+"""Where a record goes: the routes of the table, compiled once per listener; the first that matches takes the record.
+
+Pure, owned by one ingest. `Router.of(listener)` is what a session or intake holds: where no route can take a record of that listener `constant` says so,
+and nobody is asked again. Rejected: a language with expressions, which nobody can check at start. Weak: routes are tried one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from appliance.senders.conditions import Condition, Routable, compile_conditions, field_of, matcher, text_of
+from appliance.senders.listener import KeyKind, KeyRule, Listener
+
+ANSWERS_KEPT_MAX = 4096
+
+
+class Destination(NamedTuple):
+    """One topic that a record goes to, and by which key."""
+
+    topic: str
+    key: KeyRule
+    is_key_required: bool = False
+
+
+class Route(NamedTuple):
+    """A line of the table. `key` None: the listener's."""
+
+    conditions: tuple[Condition, ...]
+    topics: tuple[str, ...]
+    key: KeyRule | None = None
+    is_key_required: bool = False
+
+
+class RouteTable(NamedTuple):
+    """What the table says about routes, in its order. `dead_letter` "": there is no topic for them, they are counted alone."""
+
+    routes: tuple[Route, ...] = ()
+    default: Route = Route((), ("syslog",))
+    dead_letter: str = ""
+
+
+Destinations = tuple[Destination, ...]
+"""Never empty. The first is where the record counts as stored; the others are copies."""
+
+
+class ListenerRoutes:
+    """The routes as far as they can take a record of one listener."""
+
+    def __init__(self, listener: Listener, table: RouteTable) -> None:
+        self.listener = listener
+        reachable = [route for route in table.routes if _may_take(route, listener)]
+        self._routes = tuple((compile_conditions(route.conditions), _destinations(route, listener)) for route in reachable)
+        own = Route((), (listener.topic,)) if listener.topic else table.default
+        self.fallback = _destinations(own, listener)
+        self.constant: Destinations | None = None if self._routes else self.fallback
+        """The answer for every record, where there is but one."""
+        self.looks_at_header_only = not any(_looks_deeper(route) for route in reachable)
+        """Whether facility, severity, host and app decide alone: then answers may be kept by these four."""
+
+    def route(self, record: Routable) -> Destinations:
+        """Where this record goes."""
+        for takes, destinations in self._routes:
+            if takes(record):
+                return destinations
+        return self.fallback
+
+
+class Router:
+    """All listeners' routes."""
+
+    def __init__(self, listeners: Sequence[Listener], table: RouteTable) -> None:
+        self.table = table
+        self._by_listener = {listener.name: ListenerRoutes(listener, table) for listener in listeners}
+        self.dead_letter = table.dead_letter
+        self.topics = _topics(listeners, table)
+        """Every topic that is named, the default one first."""
+
+    def of(self, listener: Listener) -> ListenerRoutes:
+        return self._by_listener[listener.name]
+
+    def route(self, record: Routable, listener: Listener) -> Destinations:
+        return self._by_listener[listener.name].route(record)
+
+
+def direct(topic: str, listener: Listener) -> Destinations:
+    """For a sender that names the topic itself (`POST /ingest/TOPIC`): no route is asked."""
+    return (Destination(topic, listener.key, listener.is_key_required),)
+
+
+def key_of(rule: KeyRule, record: Routable, source_host: bytes) -> bytes | None:
+    """A record's key; None where it has none. A sender that does not name its host keeps its order by its address."""
+    kind = rule.kind
+    if kind is KeyKind.NONE:
+        return None
+    if kind is KeyKind.HOST:
+        return record.host.encode("utf-8", "replace") if record.host else source_host
+    value = record.app if kind is KeyKind.APP else record.tag if kind is KeyKind.TAG else _named(rule, record)
+    return None if value is None or value == "" else text_of(value).encode("utf-8", "replace")
+
+
+def _named(rule: KeyRule, record: Routable) -> Any:
+    if rule.kind is KeyKind.FIELD:
+        return field_of(record.fields, rule.name)
+    return None if record.labels is None else record.labels.get(rule.name)
+
+
+def _topics(listeners: Sequence[Listener], table: RouteTable) -> tuple[str, ...]:
+    named = [*table.default.topics, *(listener.topic for listener in listeners), *(topic for route in table.routes for topic in route.topics)]
+    return tuple(dict.fromkeys(topic for topic in [*named, table.dead_letter] if topic))
+
+
+def _destinations(route: Route, listener: Listener) -> Destinations:
+    key, is_required = (listener.key, listener.is_key_required) if route.key is None else (route.key, route.is_key_required)
+    return tuple(Destination(topic, key, is_required or route.is_key_required) for topic in route.topics)
+
+
+def _may_take(route: Route, listener: Listener) -> bool:
+    return all(matcher(condition.values)(listener.name) for condition in route.conditions if condition.subject.kind == "listener")
+
+
+def _looks_deeper(route: Route) -> bool:
+    return any(condition.subject.kind in ("tag", "label", "field") for condition in route.conditions)

@@ -1,0 +1,1 @@
+"""What tests and the load test both need: real boxes, clusters, machines with systemd, disks that fail, clients and senders that others wrote."""

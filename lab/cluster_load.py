@@ -1,0 +1,240 @@
+"""Clients of a cluster that keep their own books (`cluster_history.py` judges them): producers with acks=all, plain, idempotent and transactional, and
+readers that read along.
+
+All are librdkafka in threads of the test; started `inside` the clients' machine, they and their sockets belong there. Chance is a seed.
+Weak spot: a record that librdkafka gives up (after `GIVE_UP_MS`) counts as refused, although it may be in the log.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from lab.cluster_history import ABORTED, ACKNOWLEDGED, COMMITTED, REFUSED, UNKNOWN, Sent
+from lab.load import QUICK_RECONNECT
+
+GIVE_UP_MS = 60_000
+STOP_SECONDS = 90.0
+IMPATIENT = {**QUICK_RECONNECT, "socket.connection.setup.timeout.ms": 1000, "topic.metadata.refresh.interval.ms": 2000}
+PRODUCING = {"acks": "all", "linger.ms": 2, "message.timeout.ms": GIVE_UP_MS, "request.timeout.ms": 1500, "socket.timeout.ms": 2500}
+"""A cut network tells nobody: a request without an answer is given up after a second or two, and tried at whoever leads then."""
+
+
+class _Thread:
+    """`run` until `stop`."""
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.died: BaseException | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def join(self) -> None:
+        self._stop.set()
+        self._thread.join(STOP_SECONDS)
+        assert not self._thread.is_alive(), f"{type(self).__name__} does not end"
+        assert self.died is None, f"{type(self).__name__} died of {self.died!r}"
+
+    def _run(self) -> None:
+        try:
+            self.run()
+        except BaseException as error:
+            self.died = error
+
+    def run(self) -> None:
+        raise NotImplementedError
+
+
+class AllAcks(_Thread):
+    """acks=all, plain or idempotent: numbered records to each partition in turn."""
+
+    def __init__(self, bootstrap: str, topic: str, partitions: int, is_idempotent: bool, records_a_second: int = 200) -> None:
+        super().__init__()
+        self.topic, self.is_idempotent = topic, is_idempotent
+        self.sent: list[Sent] = []
+        self.acknowledged_at: dict[int, list[float]] = defaultdict(list)
+        self.errors: dict[str, int] = defaultdict(int)
+        self.broken: list[str] = []
+        """What ended the producer before its time; an idempotent one has an answer that it cannot go on after."""
+        self._partitions, self._burst = partitions, max(1, records_a_second // 50)
+        retries = {} if is_idempotent else {"max.in.flight": 5}
+        self._producer = Producer({"bootstrap.servers": bootstrap, **PRODUCING, **IMPATIENT, "enable.idempotence": is_idempotent, **retries})
+
+    def run(self) -> None:
+        for number in itertools.count():
+            if self._stop.is_set():
+                break
+            value, partition = f"{self.topic}:{number}", number % self._partitions
+            try:
+                self._producer.produce(self.topic, value.encode(), partition=partition, on_delivery=self._on_delivery)
+            except BufferError:
+                self._producer.poll(0.1)
+                self.sent.append(Sent(value, partition, REFUSED))
+            except KafkaException as error:
+                self.sent.append(Sent(value, partition, REFUSED))
+                self.broken.append(str(error.args[0]))
+                break
+            if number % self._burst == 0:
+                self._producer.poll(0)
+                self._stop.wait(0.02)
+        try:
+            self._producer.flush(GIVE_UP_MS / 1000 + 5)
+        except (KafkaException, SystemError) as error:  # the latter where the binding has lost what it wanted to say
+            self.broken.append(f"flush: {error}")
+
+    def _on_delivery(self, error: KafkaError | None, message: Message) -> None:
+        partition, value, offset = message.partition(), message.value(), message.offset()
+        assert partition is not None and value is not None
+        if error is not None:
+            self.errors[error.name()] += 1
+            self.sent.append(Sent(value.decode(), partition, REFUSED))
+            return
+        self.sent.append(Sent(value.decode(), partition, ACKNOWLEDGED, -1 if offset is None else offset))
+        self.acknowledged_at[partition].append(time.monotonic())
+
+
+class Transactions(_Thread):
+    """Transactions over all partitions, some given up on purpose; a producer that is broken is followed by another life of its transactional id."""
+
+    def __init__(self, bootstrap: str, topic: str, partitions: int, seed: int) -> None:
+        super().__init__()
+        self.topic = topic
+        self.sent: list[Sent] = []
+        self.fates: dict[int, str] = {}
+        self.errors: dict[str, int] = defaultdict(int)
+        self.broken: list[str] = []
+        self._partitions, self._random = partitions, random.Random(seed)
+        self._options = {
+            "bootstrap.servers": bootstrap,
+            **PRODUCING,
+            **IMPATIENT,
+            "transactional.id": topic,
+            "transaction.timeout.ms": 10_000,
+            "message.timeout.ms": 9_000,
+        }
+        self._numbers = itertools.count()
+
+    def run(self) -> None:
+        producer: Producer | None = None
+        for transaction in itertools.count():
+            if self._stop.is_set():
+                break
+            self.fates[transaction] = UNKNOWN
+            try:
+                producer = producer or self._new_life()
+                if producer is None:
+                    break
+                self.fates[transaction] = self._one(producer, transaction)
+            except KafkaException as error:
+                self._note("transaction", error)
+                producer = None  # its fate stays unknown; the next life ends what this one left open
+            self._stop.wait(0.03)
+
+    def _new_life(self) -> Producer | None:
+        while not self._stop.is_set():
+            producer = Producer(self._options)
+            try:
+                producer.init_transactions(15)
+                return producer
+            except KafkaException as error:
+                self._note("begin", error)
+        return None
+
+    def _one(self, producer: Producer, transaction: int) -> str:
+        producer.begin_transaction()
+        for _ in range(self._random.randint(1, 12)):
+            value, partition = f"{self.topic}:{next(self._numbers)}", self._random.randrange(self._partitions)
+            self.sent.append(Sent(value, partition, UNKNOWN, -1, transaction))
+            producer.produce(self.topic, value.encode(), partition=partition)
+        if self._random.random() < 0.2:
+            return self._abort(producer)
+        while True:
+            try:
+                producer.commit_transaction(15)
+                return COMMITTED
+            except KafkaException as error:
+                self._note("commit", error)
+                if error.args[0].txn_requires_abort():
+                    return self._abort(producer)
+                if not error.args[0].retriable():
+                    raise
+
+    def _abort(self, producer: Producer) -> str:
+        while True:
+            try:
+                producer.abort_transaction(15)
+                return ABORTED
+            except KafkaException as error:
+                self._note("abort", error)
+                if not error.args[0].retriable():
+                    raise
+
+    def _note(self, doing: str, error: KafkaException) -> None:
+        self.errors[f"{doing}: {error.args[0].name()}"] += 1
+
+
+class Reader(_Thread):
+    """Reads every partition from its beginning, and goes on until it is stopped."""
+
+    def __init__(self, bootstrap: str, topic: str, partitions: int, isolation: str = "read_uncommitted", name: str = "reader") -> None:
+        super().__init__()
+        self.topic = topic
+        self.seen: dict[int, list[tuple[int, str]]] = {partition: [] for partition in range(partitions)}
+        self.errors: dict[str, int] = defaultdict(int)
+        self.positions: dict[int, int] = {}
+        options: dict[str, Any] = {"bootstrap.servers": bootstrap, "group.id": name, "enable.auto.commit": False, "auto.offset.reset": "error"}
+        reading = {"fetch.wait.max.ms": 100, "isolation.level": isolation, "enable.partition.eof": True, "socket.timeout.ms": 2500, "check.crcs": True}
+        self._consumer = Consumer({**options, **reading, **IMPATIENT})
+        self._consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in range(partitions)])
+        self.ended_at: dict[int, int] = {}
+        """Partition → the offset at which it last had nothing more."""
+
+    def run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                for message in self._consumer.consume(500, 0.05):
+                    self._take(message)
+        finally:
+            self._consumer.close()
+
+    def _take(self, message: Message) -> None:
+        error, partition, offset, value = message.error(), message.partition(), message.offset(), message.value()
+        if error is not None and error.code() == KafkaError._PARTITION_EOF:
+            assert partition is not None and offset is not None
+            self.ended_at[partition] = offset
+        elif error is not None:
+            self.errors[error.name()] += 1
+        else:
+            assert partition is not None and offset is not None and value is not None
+            self.seen[partition].append((offset, value.decode()))
+
+
+def read_all(bootstrap: str, wanted: Iterable[tuple[str, str]], partitions: int, seconds: float = 20.0) -> list[dict[int, list[tuple[int, str]]]]:
+    """What is in each topic, as (topic, isolation level), from the beginning to the end, once nobody writes any more; all side by side."""
+    readers = [Reader(bootstrap, topic, partitions, isolation, "final") for topic, isolation in wanted]
+    for reader in readers:
+        reader.start()
+    deadline = time.monotonic() + seconds
+    try:
+        for reader in readers:
+            while len(reader.ended_at) < partitions:
+                assert time.monotonic() < deadline, f"{reader.topic} cannot be read to its end: {dict(reader.errors)}, ends {reader.ended_at}"
+                time.sleep(0.02)
+    finally:
+        for reader in readers:
+            reader.stop()
+        for reader in readers:
+            reader.join()
+    return [reader.seen for reader in readers]

@@ -1,0 +1,391 @@
+"""The client connections of an acceptor: accepted, read, answered, swept, closed.
+
+Owned by one acceptor agent. Who may connect (limits in all and per address), whose turn it is to send (`mark_dirty`), what all hold together, and why
+each was closed (`broker/closings`) are decided here; what a request means is the business of whoever `serve` names. Weak spot: an answer that is
+ready is sent with the turn's end, not at once; that is what makes one send of several.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import resource
+import select
+import socket
+from collections import Counter as Tally
+
+from appliance.base.errors import ProtocolViolation
+from appliance.runtime.agent import ServiceContext
+from appliance.runtime.listening import NO_ROOM_TO_ACCEPT
+from appliance.shm.arena import Arena
+from services.acceptor.closings import (
+    ADDRESS_LIMIT,
+    CLIENT_LEFT,
+    CONNECTION_LIMIT,
+    DESCRIPTOR_LIMIT,
+    DISK_READ_FAILED,
+    FRAME_TIMEOUT,
+    IDLE,
+    MEMORY_LIMIT,
+    SLOW_BODY,
+    STOPPING,
+    UNANSWERED,
+    Closings,
+)
+from services.acceptor.connection import Connection
+from services.acceptor.fetch.cold_reads import ColdReads
+from services.acceptor.held_memory import HeldMemory
+from services.acceptor.receiver import OnRequest, Receiver
+from services.acceptor.transport import PlainTransport
+
+READ_INTEREST = select.EPOLLIN | select.EPOLLRDHUP
+ACCEPT_BURST = 64
+ACCEPT_PAUSE_NS = 100_000_000
+STILL_NO_ROOM_NS = 1_000_000_000
+"""A failure to accept that comes within this of the last one is the same trouble."""
+NO_ROOM_LOGGED_NS = 60_000_000_000
+SHED_IDLE_NS = 10_000_000_000
+"""A connection without a request for this long is closed to make room for one that waits."""
+SHED_AT_ONCE = 64
+SWEEP_SLICE = 500
+"""Connections that are looked at in one turn of a sweep."""
+DESCRIPTORS_RESERVED = 512
+"""For segments, channels and look-ups: connections never take these."""
+
+
+class ClientConnections:
+    """`serve` once, then `accept`; a turn is `do_work` and `send_dirty`, and `sweep` once a second."""
+
+    def __init__(self, context: ServiceContext, arena: Arena, segment_files_max: int) -> None:
+        self._context = context
+        self._clock = context.clock
+        self._poller = context.poller
+        self._arena = arena
+        counters, box = context.counters, context.box
+        self._connections: dict[int, Connection] = {}
+        self._per_address: Tally[str] = Tally()
+        self._dirty: set[Connection] = set()
+        self._listening = context.listen_sockets["kafka"]
+        self._listening.setblocking(False)
+        self._accepting = False
+        self._accept_again_ns = 0
+        self._no_room_ns = self._no_room_logged_ns = -NO_ROOM_LOGGED_NS
+        self._reserve = _open_reserve()
+        """A descriptor that is given up for a moment to accept and close a connection when there is no other; -1: it could not be opened again."""
+        self._accept_failures = counters.counter("acceptor.accept_failures")
+        self._closings = Closings(counters, self._clock, context.log)
+        self._held = HeldMemory(box.integer("acceptor.heap.bytes"))
+        self._held_bytes = counters.gauge("acceptor.held_bytes")
+        self._connections_max = self._find_connections_max(box.integer("max.connections"), segment_files_max)
+        self._per_address_max = box.integer("max.connections.per.ip")
+        self._idle_ns = box.integer("connections.max.idle.ms") * 1_000_000
+        self._frame_timeout_ns = box.integer("request.frame.timeout.ms") * 1_000_000
+        self._connections_open = counters.gauge("acceptor.connections")
+        self._connections_accepted = counters.counter("acceptor.connections_accepted")
+        self._sendfile_bytes = counters.counter("fetch.sendfile_bytes")
+        self._unswept: list[Connection] = []
+        """connections that this second's sweep has not come to"""
+        self._stopping = False
+
+    def serve(self, on_request: OnRequest, cold: ColdReads) -> None:
+        """Who answers requests, and who reads for replies what is not in the page cache."""
+        request_bytes_max = self._context.box.integer("socket.request.max.bytes")
+        self._receiver = Receiver(self._arena, self._clock, self._context.counters, request_bytes_max, on_request, self._update_interest)
+        self._cold = cold
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    @property
+    def has_dirty(self) -> bool:
+        """Whether somebody has something to send."""
+        return bool(self._dirty)
+
+    @property
+    def has_outgoing(self) -> bool:
+        """Whether somebody has not taken all that he asked for."""
+        return any(connection.outgoing for connection in self._connections.values())
+
+    # -- a turn
+
+    def do_work(self, now_ns: int) -> int:
+        """Requests that waited for room, sockets that waited for descriptors, a slice of the sweep."""
+        work = 0
+        if self._receiver.somebody_waits:
+            work += self._receiver.retry(self._resume)
+        if self._unswept:
+            self._sweep_some(now_ns)
+            work += 1
+        if self._accept_again_ns and now_ns >= self._accept_again_ns:
+            self.accept()
+        return work
+
+    def send_dirty(self) -> int:
+        """What is ready is sent; returns to how many."""
+        work = 0
+        while self._dirty:
+            work += 1
+            self._send(self._dirty.pop())
+        return work
+
+    def sweep(self, now_ns: int) -> None:
+        """Once a second. The connections themselves are looked at in slices, by the turns that follow."""
+        self._unswept = list(self._connections.values())
+        for connection in self._receiver.slow_bodies(now_ns):
+            self._close(connection, SLOW_BODY, "others wait for the arena that its request holds, and it comes too slowly")
+        self._closings.sweep(now_ns)
+        self._held_bytes.set(self._held.total_bytes)
+        if self._accepting:
+            self._on_acceptable(0)  # the one that a connection woke (EPOLLEXCLUSIVE wakes one) may be stopped, and hold it: nobody else is told
+
+    def begin_stop(self) -> None:
+        """Neither accept nor read any more."""
+        self._stopping = True
+        self._stop_accepting()
+        for connection in self._connections.values():
+            self._update_interest(connection)
+
+    def close(self) -> None:
+        for connection in list(self._connections.values()):
+            self._close(connection, STOPPING)
+        if self._reserve >= 0:
+            os.close(self._reserve)
+            self._reserve = -1
+
+    # -- coming
+
+    def _find_connections_max(self, wanted: int, segment_files_max: int) -> int:
+        """As the setting says, or fewer where the process may not open so many descriptors."""
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if allowed == resource.RLIM_INFINITY:
+            return wanted
+        possible = max(allowed - DESCRIPTORS_RESERVED - segment_files_max, allowed // 2)
+        if possible < wanted:
+            self._context.log.notice(f"takes {possible} connections, not the {wanted} of max.connections: it may open {allowed} descriptors (ulimit -Hn)")
+        return min(wanted, possible)
+
+    def accept(self) -> None:
+        """Take connections, from now on."""
+        self._accept_again_ns = 0
+        if not self._stopping and not self._accepting:
+            self._accepting = True
+            self._poller.register(self._listening.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE, self._on_acceptable)
+
+    def _stop_accepting(self) -> None:
+        if self._accepting:
+            self._accepting = False
+            self._poller.unregister(self._listening.fileno())
+
+    def _on_acceptable(self, _events: int) -> None:
+        for _ in range(ACCEPT_BURST):
+            try:
+                sock, peer = self._listening.accept()
+            except OSError as error:
+                if error.errno in NO_ROOM_TO_ACCEPT:
+                    self._on_no_room(error)
+                return
+            self._add_connection(sock, peer[0])
+
+    def _on_no_room(self, error: OSError) -> None:
+        """Pause: the client stays in the queue and the socket readable, so going on at once would spin, and another acceptor may have room. If a
+        client still waits after that, idle connections are closed for it, or it is."""
+        now_ns = self._clock.monotonic_ns()
+        self._accept_failures.add()
+        self._stop_accepting()
+        self._accept_again_ns = now_ns + ACCEPT_PAUSE_NS
+        if now_ns - self._no_room_logged_ns >= NO_ROOM_LOGGED_NS:
+            self._no_room_logged_ns = now_ns
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            self._context.log.warning(
+                f"cannot accept connections: {error.strerror}; {len(self._connections)} are open, the process may open {limit} descriptors; closing idle "
+                "ones, then turning new ones away; raise the limit of open files (LimitNOFILE=, ulimit -Hn), or set max.connections lower",
+                reason=DESCRIPTOR_LIMIT,
+            )
+        if now_ns - self._no_room_ns <= STILL_NO_ROOM_NS and not self._shed_idle(now_ns):
+            self._turn_away()
+        self._no_room_ns = now_ns
+
+    def _shed_idle(self, now_ns: int) -> bool:
+        """Close those that have been idle for longest. False: none has been for long enough."""
+        idle = [each for each in self._connections.values() if now_ns - each.last_active_ns >= SHED_IDLE_NS and each.is_idle]
+        for connection in heapq.nsmallest(SHED_AT_ONCE, idle, key=lambda each: each.last_active_ns):
+            self._close(connection, DESCRIPTOR_LIMIT, "it was idle, and no descriptor was left for new connections")
+        return bool(idle)
+
+    def _turn_away(self) -> None:
+        """Accept and close those that wait, with the descriptor kept for that: a client that is hung up on tries again, one in the queue hangs."""
+        for _ in range(ACCEPT_BURST):
+            if self._reserve >= 0:
+                os.close(self._reserve)
+                self._reserve = -1
+            try:
+                sock, peer = self._listening.accept()
+            except OSError:
+                break  # none waits; or the descriptor is taken
+            sock.close()
+            self._closings.tell(DESCRIPTOR_LIMIT, peer[0], "no descriptor was left for it")
+        if self._reserve < 0:
+            self._reserve = _open_reserve()
+
+    def _add_connection(self, sock: socket.socket, address: str) -> None:
+        if len(self._connections) >= self._connections_max:
+            sock.close()
+            self._closings.tell(CONNECTION_LIMIT, address, f"{self._connections_max} connections are open (max.connections)")
+            return
+        if self._per_address[address] >= self._per_address_max:
+            sock.close()
+            self._closings.tell(ADDRESS_LIMIT, address, f"it has {self._per_address_max} connections (max.connections.per.ip)")
+            return
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = Connection(PlainTransport(sock), address, self._clock.monotonic_ns())
+        descriptor = sock.fileno()
+        self._connections[descriptor] = connection
+        self._per_address[address] += 1
+        connection.interest = READ_INTEREST
+        self._poller.register(descriptor, READ_INTEREST, lambda events: self._on_event(connection, events))
+        self._connections_accepted.add()
+        self._connections_open.set(len(self._connections))
+
+    # -- reading and sending
+
+    def _on_event(self, connection: Connection, events: int) -> None:
+        if connection.closed:
+            return
+        if events & select.EPOLLIN and not connection.read_paused:
+            self._receive(connection)
+        elif events & (select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP):
+            self._close(connection, CLIENT_LEFT)
+            return
+        if events & select.EPOLLOUT and not connection.closed:
+            self._send(connection)
+
+    def _receive(self, connection: Connection) -> None:
+        connection.last_active_ns = self._clock.monotonic_ns()
+        try:
+            if not self._receiver.receive(connection):
+                self._close(connection, CLIENT_LEFT)
+                return
+        except ProtocolViolation as violation:
+            self._violated(connection, violation)
+            return
+        except OSError:
+            self._close(connection, CLIENT_LEFT)
+            return
+        self._charge(connection)
+
+    def _charge(self, connection: Connection) -> None:
+        """Count what the connection holds; when all hold too much together, those that do so for longest have to go."""
+        if connection.closed or not (connection.held_bytes or connection.pending or connection.outgoing_bytes or connection.request_bytes):
+            return
+        held = self._held
+        held.update(connection)
+        if held.is_over:
+            for leaving in held.plan_shedding():
+                words = f"it holds {leaving.held_bytes} bytes of the {held.limit_bytes} that all connections may hold (acceptor.heap.bytes)"
+                self._close(leaving, MEMORY_LIMIT, words)
+
+    def _violated(self, connection: Connection, violation: ProtocolViolation) -> None:
+        self._close(connection, violation.reason, str(violation))
+
+    def mark_dirty(self, connection: Connection) -> None:
+        """It has something to send: it is its turn with `send_dirty`."""
+        self._dirty.add(connection)
+
+    def on_disk_read_failed(self, connection: Connection) -> None:
+        """Its reply has begun and cannot be finished: only hanging up says so."""
+        self._close(connection, DISK_READ_FAILED)
+
+    def _send(self, connection: Connection) -> None:
+        """Send what is ready; go on reading what had to wait for it."""
+        if connection.closed or connection.waits_for_disk:
+            return
+        if connection.outgoing:
+            connection.last_active_ns = self._clock.monotonic_ns()  # it takes what it asked for, however slowly
+        try:
+            stays_open = connection.collect_ready()
+            sent_before = connection.sent_file_bytes
+            connection.send_outgoing()
+            self._sendfile_bytes.add(connection.sent_file_bytes - sent_before)
+            if not stays_open:
+                self._close(connection, *(connection.closing or (UNANSWERED,)))
+                return
+            if not self._cold.maybe_read_rest(connection):
+                self._close(connection, DISK_READ_FAILED)
+                return
+            if connection.read_paused:
+                self._receiver.resume(connection)
+        except ProtocolViolation as violation:
+            self._violated(connection, violation)
+            return
+        except OSError:
+            self._close(connection, CLIENT_LEFT)
+            return
+        self._update_interest(connection)
+        self._charge(connection)
+
+    def _update_interest(self, connection: Connection) -> None:
+        reads = not connection.read_paused and not self._stopping
+        interest = (READ_INTEREST if reads else 0) | (select.EPOLLOUT if connection.outgoing and not connection.waits_for_disk else 0)
+        if interest != connection.interest and not connection.closed:
+            connection.interest = interest
+            self._poller.modify(connection.transport.fileno(), interest)
+
+    def _resume(self, connection: Connection) -> None:
+        """Go on with a connection whose request found no room in the arena."""
+        try:
+            self._receiver.resume(connection)
+        except ProtocolViolation as violation:
+            self._violated(connection, violation)
+            return
+        self._update_interest(connection)
+        self._charge(connection)
+
+    # -- going
+
+    def _sweep_some(self, now_ns: int) -> None:
+        """Close what is idle or dawdles, of a few connections: ten thousand at once would be ten milliseconds for everybody."""
+        some, self._unswept = self._unswept[-SWEEP_SLICE:], self._unswept[:-SWEEP_SLICE]
+        for connection in some:
+            if connection.closed:
+                continue
+            if connection.frame_since_ns and now_ns - connection.frame_since_ns > self._frame_timeout_ns:
+                self._close(connection, FRAME_TIMEOUT, "a request that it began did not come whole in time (request.frame.timeout.ms)")
+            elif now_ns - connection.last_active_ns > self._idle_ns and not connection.replies:
+                self._close(connection, IDLE)
+            if connection.outgoing and connection.move_to_heap(now_ns):
+                self._charge(connection)
+            if connection.replies:
+                for reply in list(connection.replies):
+                    if reply.awaited is not None and now_ns > reply.awaited.deadline_ns:
+                        reply.awaited.on_too_late()
+
+    def _close(self, connection: Connection, reason: str, words: str = "") -> None:
+        """Close it and count why; `words` are for the log, if its client is to blame."""
+        if connection.closed:
+            return
+        connection.closed = True
+        descriptor = connection.transport.fileno()
+        self._poller.unregister(descriptor)
+        del self._connections[descriptor]
+        self._per_address[connection.address] -= 1
+        if not self._per_address[connection.address]:
+            del self._per_address[connection.address]
+        self._receiver.drop(connection)
+        connection.outgoing.clear()
+        connection.replies.clear()
+        connection.transport.close()
+        self._held.forget(connection)
+        self._dirty.discard(connection)
+        self._connections_open.set(len(self._connections))
+        if words:
+            self._closings.tell(reason, connection.address, words)
+        else:
+            self._closings.count(reason)
+
+
+def _open_reserve() -> int:
+    try:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1

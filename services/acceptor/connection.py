@@ -1,0 +1,279 @@
+"""One client connection: what came in and is not a whole request yet, and the replies that must leave in request order.
+
+Every request that wants an answer takes a `Reply` when it is accepted; replies become ready in any order and leave in theirs. Produces may
+run ahead of each other, so may offset commits; a follower's fetch ends the one that it has parked; anything else waits until all earlier replies
+have left. Owned by the acceptor; holds a transport, no other resource. No reference cycles: a reply knows its connection, the connection forgets
+replies as they leave.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol, TypeAlias
+
+from appliance.protocol.apis import ApiKey
+from services.acceptor.arena_range import ArenaRange
+from services.acceptor.fetch.segment_files import FileRange
+from services.acceptor.produce.refused_sequences import RefusedSequences
+from services.acceptor.transport import NOT_RESIDENT, WOULD_BLOCK, Transport
+
+RUNS_AHEAD = frozenset((ApiKey.PRODUCE, ApiKey.OFFSET_COMMIT))
+"""Of these several of one kind may be under way: what they change is changed in their order all the same."""
+_NO_KEY = -1
+REQUESTS_AHEAD_MAX = 16
+"""Of one connection under way at once (DESIGN §3, budgets)."""
+REQUEST_BYTES_AHEAD_MAX = 4 << 20
+"""With so many bytes under way a connection has to wait: what stands before others in a log-writer's queue is their latency."""
+SEND_BYTES_A_TURN = 256 << 10
+"""To one connection; then the others' turn comes. Two MiB in one go were 2 ms for everybody else."""
+ARENA_HOLD_NS = 1_000_000_000
+"""So long a client may take to take what lies in a log-reader's memory."""
+
+
+class Records(Protocol):
+    @property
+    def size_bytes(self) -> int: ...
+
+
+Piece: TypeAlias = bytes | memoryview | FileRange | ArenaRange | Records
+
+
+class Awaited(Protocol):
+    """A request in the hands of another process, which may hang."""
+
+    deadline_ns: int
+
+    def on_too_late(self) -> None: ...
+
+
+class Reply:
+    """The place of one answer in its connection's order."""
+
+    __slots__ = ("awaited", "closes", "closing", "connection", "gives_way", "pieces", "ready", "request_bytes")
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.request_bytes = connection.next_bytes
+        self.pieces: list[Piece] = []
+        self.ready = False
+        self.closes = False
+        self.closing: tuple[str, str] | None = None
+        """the reason of a reply that closes, and words for the log; none: a produce without acks failed"""
+        self.awaited: Awaited | None = None
+        """who may be told that it takes too long; none for requests that end by themselves"""
+        self.gives_way = False
+        """that of a follower's fetch which is parked: the next one need not wait for it, but ends it"""
+
+
+class Body:
+    """A large produce that is being received straight into an arena slot: bytes `filled` to `end` of the arena are still missing."""
+
+    __slots__ = ("began_ns", "end", "filled", "position")
+
+    def __init__(self, position: int, filled: int, end: int, began_ns: int) -> None:
+        self.position = position
+        self.filled = filled
+        self.end = end
+        self.began_ns = began_ns
+
+    @property
+    def received_bytes(self) -> int:
+        return self.filled - self.position
+
+
+class Connection:
+    """State of one client. `closed` connections are kept only by requests that are still under way."""
+
+    __slots__ = (
+        "address",
+        "ahead_bytes",
+        "ahead_count",
+        "ahead_key",
+        "body",
+        "closed",
+        "closing",
+        "expects_large",
+        "frame_since_ns",
+        "held_bytes",
+        "interest",
+        "last_active_ns",
+        "next_bytes",
+        "next_key",
+        "outgoing",
+        "outgoing_bytes",
+        "pending",
+        "read_paused",
+        "refused_sequences",
+        "replies",
+        "request_bytes",
+        "sent_file_bytes",
+        "transport",
+        "waits_for_disk",
+        "wanted_bytes",
+    )
+
+    def __init__(self, transport: Transport, address: str, now_ns: int) -> None:
+        self.transport = transport
+        self.address = address
+        self.pending: bytes | bytearray = b""
+        """input that is no whole request, or has to wait"""
+        self.wanted_bytes = 0
+        """how much of `pending` must be there before it is worth another look"""
+        self.body: Body | None = None
+        self.expects_large = False
+        self.replies: deque[Reply] = deque()
+        self.ahead_count = 0
+        """replies under way that may run ahead of each other; -1: one that may not"""
+        self.ahead_key = _NO_KEY
+        """API of those"""
+        self.next_bytes = 0
+        """size of the request that is being taken"""
+        self.next_key = _NO_KEY
+        """API of that"""
+        self.ahead_bytes = 0
+        """size of the requests under way"""
+        self.outgoing: deque[Piece] = deque()
+        self.outgoing_bytes = 0
+        """of `outgoing`, what lies in our heap"""
+        self.request_bytes = 0
+        """size of the request under way that is no produce"""
+        self.held_bytes = 0
+        """what `HeldMemory` has charged"""
+        self.read_paused = False
+        self.refused_sequences: RefusedSequences | None = None
+        """made when the first batch of an idempotent producer is refused for now"""
+        self.interest = 0
+        self.last_active_ns = now_ns
+        self.frame_since_ns = 0
+        self.closed = False
+        self.closing: tuple[str, str] | None = None
+        """why a reply closed it"""
+        self.sent_file_bytes = 0
+        self.waits_for_disk = False
+        """a log-reader brings what has to be sent next"""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has nothing under way, neither a request that has begun to come nor a reply."""
+        return not (self.replies or self.outgoing or self.pending or self.body is not None)
+
+    def may_start(self, api_key: int) -> bool:
+        """Whether the next request may be taken now, or has to wait for earlier replies."""
+        if not self.replies and not self.outgoing:
+            return True
+        if api_key == ApiKey.FETCH:
+            return len(self.replies) == 1 and self.replies[0].gives_way and len(self.outgoing) < REQUESTS_AHEAD_MAX
+        return (
+            api_key in RUNS_AHEAD
+            and (not self.replies or api_key == self.ahead_key)
+            and self.ahead_count == len(self.replies) < REQUESTS_AHEAD_MAX
+            and len(self.outgoing) < REQUESTS_AHEAD_MAX
+            and self.ahead_bytes < REQUEST_BYTES_AHEAD_MAX
+        )
+
+    def expect_reply(self, runs_ahead: bool) -> Reply:
+        """Take the next place in the order of replies; with `runs_ahead` others of its API need not wait for it."""
+        reply = Reply(self)
+        self.replies.append(reply)
+        self.ahead_bytes += reply.request_bytes
+        if runs_ahead:
+            self.ahead_count += 1
+            self.ahead_key = self.next_key
+        else:
+            self.ahead_count = -1  # nothing runs ahead of or behind it
+        return reply
+
+    def collect_ready(self) -> bool:
+        """Move ready replies to `outgoing`, in order. False: one of them asks for the connection to be closed."""
+        replies = self.replies
+        while replies and replies[0].ready:
+            reply = replies.popleft()
+            self.ahead_bytes -= reply.request_bytes
+            self.ahead_count = max(0, self.ahead_count - 1)
+            if reply.closes:
+                self.closing = reply.closing
+                return False
+            self.outgoing.extend(reply.pieces)
+            for piece in reply.pieces:
+                if isinstance(piece, bytes | memoryview):
+                    self.outgoing_bytes += _heap_bytes(piece)
+        if not replies:
+            self.request_bytes = 0
+        return True
+
+    def send_outgoing(self) -> bool:
+        """Send what the transport takes, within the bounds of a turn. True when all has left. False with `waits_for_disk`: the log-reader has to bring
+        what comes next. False otherwise: when the transport is writable, which it may be now, there is more. Raises OSError."""
+        outgoing, transport = self.outgoing, self.transport
+        left = SEND_BYTES_A_TURN
+        while outgoing:
+            if left <= 0:
+                return False
+            piece = outgoing[0]
+            if isinstance(piece, FileRange):
+                sent = piece.file.residency.send(transport, piece, len(outgoing) > 1)
+                if sent == WOULD_BLOCK:
+                    return False
+                if sent == NOT_RESIDENT:
+                    self.waits_for_disk = True
+                    return False
+                if sent == 0:
+                    raise OSError(f"a segment ended {piece.size_bytes} bytes before its high watermark")
+                self.sent_file_bytes += sent
+                left -= sent
+                if sent < piece.size_bytes:
+                    outgoing[0] = FileRange(piece.file, piece.position + sent, piece.size_bytes - sent)
+                    continue
+            elif isinstance(piece, ArenaRange):
+                part = piece.next_piece
+                is_last = len(outgoing) == 1 and piece.is_last and len(part) <= left
+                sent = transport.send(part[:left], not is_last)
+                if sent == WOULD_BLOCK:
+                    return False
+                left -= sent
+                piece.on_sent(sent)
+                if piece.size_bytes:
+                    continue
+            else:
+                if len(outgoing) > 1 and isinstance(outgoing[1], bytes):
+                    piece = self._join_bytes()
+                assert isinstance(piece, bytes | memoryview)
+                sent = transport.send(piece, len(outgoing) > 1)
+                if sent == WOULD_BLOCK:
+                    return False
+                left -= sent
+                if sent < len(piece):
+                    outgoing[0] = memoryview(piece)[sent:]
+                    continue
+                self.outgoing_bytes -= _heap_bytes(piece)
+            outgoing.popleft()
+        return True
+
+    def move_to_heap(self, now_ns: int) -> bool:
+        """Copy what a log-reader has lent for long enough: others need that memory, and here it counts against this connection."""
+        moved = False
+        for index, piece in enumerate(self.outgoing):
+            if isinstance(piece, ArenaRange) and now_ns - piece.since_ns > ARENA_HOLD_NS:
+                self.outgoing[index] = copy = piece.to_bytes()
+                self.outgoing_bytes += len(copy)
+                moved = True
+        return moved
+
+    def _join_bytes(self) -> bytes:
+        """Neighbouring small replies leave in one call."""
+        outgoing = self.outgoing
+        parts: list[bytes | memoryview] = []
+        while outgoing and isinstance(outgoing[0], bytes | memoryview):
+            part = outgoing.popleft()
+            assert isinstance(part, bytes | memoryview)
+            self.outgoing_bytes -= _heap_bytes(part)
+            parts.append(part)
+        joined = b"".join(parts)
+        self.outgoing_bytes += len(joined)
+        outgoing.appendleft(joined)
+        return joined
+
+
+def _heap_bytes(piece: bytes | memoryview) -> int:
+    """What a piece keeps alive: the rest of a reply that was sent in part still is the whole reply."""
+    return len(piece) if isinstance(piece, bytes) else memoryview(piece.obj).nbytes

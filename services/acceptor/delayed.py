@@ -1,0 +1,112 @@
+"""Requests that wait for a partition's row to move: acks=all produces and long polls, with their deadlines.
+
+A waiter is woken when the row's sequence changes, when its disk's log-writer goes, or when its deadline passes; it looks at the
+world again and either answers or keeps waiting. Partitions of fetch sessions sleep here too: `rows` wakes them, and who is parked for them.
+Owned by one acceptor. Weak spot: a waiter that watches many rows of its own pays for each when it parks and when it leaves.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Protocol
+
+from appliance.cluster.box_view import Placement
+from services.acceptor.connection import Reply
+from services.acceptor.row_watch import RowKey, RowWatch
+
+STALE_DEADLINES_MAX = 1024
+
+
+class Waiter(Protocol):
+    """What is parked."""
+
+    @property
+    def reply(self) -> Reply:
+        """Where its answer goes."""
+
+    def on_row_moved(self) -> None: ...
+
+    def on_deadline(self) -> None: ...
+
+
+class Delayed:
+    """Everything that is parked in one acceptor."""
+
+    def __init__(self) -> None:
+        self.rows = RowWatch()
+        self._deadlines: list[tuple[int, int]] = []
+        self._waiters: dict[int, tuple[Waiter, list[RowKey]]] = {}
+        self._next_ticket = 1
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def park(self, waiter: Waiter, placements: list[Placement], deadline_ns: int) -> int:
+        """Wait for any of the rows to move, at most until `deadline_ns`; returns a ticket for `leave`.
+
+        The caller has looked at the rows before; it looks again after this call, because a row may have moved in between.
+        """
+        ticket = self._next_ticket
+        self._next_ticket = ticket + 1
+        keys = [self.rows.watch(placement, ticket) for placement in placements]
+        self._waiters[ticket] = (waiter, keys)
+        heapq.heappush(self._deadlines, (deadline_ns, ticket))
+        return ticket
+
+    def waiter_of(self, ticket: int) -> Waiter | None:
+        """Who was given `ticket`, if it still waits."""
+        waiting = self._waiters.get(ticket)
+        return waiting[0] if waiting is not None else None
+
+    def leave(self, ticket: int) -> None:
+        """Stop waiting; nothing happens if it has ended already."""
+        waiting = self._waiters.pop(ticket, None)
+        if waiting is None:
+            return
+        if len(self._deadlines) > 2 * len(self._waiters) + STALE_DEADLINES_MAX:
+            # Polls with long deadlines that were answered early would pile up until their time.
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._waiters]
+            heapq.heapify(self._deadlines)
+        self.rows.leave(waiting[1], ticket)
+
+    def wake_moved(self) -> int:
+        """Wake everyone whose row moved; returns how many were woken."""
+        rows = self.rows
+        rows.collect()
+        if not rows.due:
+            return 0
+        due, rows.due = rows.due, {}
+        woken = 0
+        for ticket in due:
+            waiting = self._waiters.get(ticket)
+            if waiting is not None:
+                waiting[0].on_row_moved()
+                woken += 1
+        return woken
+
+    def expire(self, now_ns: int) -> int:
+        """End what has waited long enough."""
+        expired = 0
+        while self._deadlines and self._deadlines[0][0] <= now_ns:
+            _, ticket = heapq.heappop(self._deadlines)
+            waiting = self._waiters.get(ticket)
+            if waiting is not None:
+                self.leave(ticket)
+                waiting[0].on_deadline()
+                expired += 1
+        return expired
+
+    def forget_closed(self) -> int:
+        """Drop whoever would answer a client that has left: its deadline may be weeks away. Returns how many."""
+        gone = [ticket for ticket, (waiter, _) in self._waiters.items() if waiter.reply.connection.closed]
+        for ticket in gone:
+            self.leave(ticket)
+        return len(gone)
+
+    def ms_to_next_deadline(self, now_ns: int, most_ms: int) -> int:
+        """How long nobody's time is over; of those who have left nothing is waited for."""
+        while self._deadlines and self._deadlines[0][1] not in self._waiters:
+            heapq.heappop(self._deadlines)
+        if not self._deadlines:
+            return most_ms
+        return max(0, min(most_ms, -(-(self._deadlines[0][0] - now_ns) // 1_000_000)))

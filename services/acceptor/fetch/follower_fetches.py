@@ -1,0 +1,86 @@
+"""What is particular about the fetch of a follower: whether it is one, and what its log-writer is told of it.
+
+A follower that asks for an offset has everything before it: told to the leader's log-writer (PROGRESS), it moves the high watermark. It is told once for
+a partition and fetch, and only where the follower's log does not part from ours. A partition of a session that sleeps is not told: its follower stands at
+the log end, and the rules count it as caught up until the next append. Followers that are not in sync are sent throttled partitions no faster than
+`leader.replication.throttled.rate`: while that is closed they get nothing of them, and are answered when it opens. Owned by one acceptor.
+Which connections may fetch as a follower is decided before, in `inter_broker`. Weak spot: the rate is for each acceptor of a box; a box has one for four cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from appliance.base.errors import ErrorCode
+from appliance.cluster.box_view import Placement
+from appliance.cluster.metadata_image import MetadataImage
+from appliance.cluster.replication_throttle import ReplicationThrottle
+from appliance.ipc.log_reader_proxy import LogReaderProxy
+from appliance.ipc.replication_descriptors import Progress, progress_descriptor
+from appliance.protocol.fetch import FetchPartition, FetchPartitionResult
+from appliance.shm.counters import Counters
+from appliance.shm.partition_table import Row
+from services.acceptor.fetch.pending_fetch import PendingFetch, Target
+
+
+class ProgressTold:
+    """What stands for a PROGRESS among what is under way to a log-writer: nobody waits for it, and nothing is lost with it."""
+
+
+PROGRESS_TOLD = ProgressTold()
+
+
+class FollowerFetches:
+    """Of one acceptor."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._told = counters.counter("fetch.follower_progress")
+        self._strangers = counters.counter("fetch.unassigned_followers")
+        self._damages = counters.counter("fetch.follower_damages")
+        self._throttle = ReplicationThrottle(is_follower=False)
+
+    def set_image(self, image: MetadataImage, broker_id: int) -> None:
+        self._throttle.set_image(image, broker_id)
+
+    def piece_bytes(self, pending: PendingFetch, wanted: FetchPartition, placement: Placement, most: int, now_ns: int) -> int:
+        """How much of a partition a follower may be sent now. 0: its throttle is closed, and the fetch waits no longer than for that."""
+        throttle = self._throttle
+        if (placement.topic_id, wanted.partition) not in throttle.replicas or pending.request.replica_id in placement.isr:
+            return most
+        if not throttle.is_open(now_ns):
+            pending.deadline_ns = min(pending.deadline_ns, throttle.opens_ns)
+            return 0
+        return throttle.piece_bytes(most)
+
+    def count_sent(self, image: MetadataImage, replica_id: int, results: Iterable[FetchPartitionResult], now_ns: int) -> None:
+        """What an answer carries to a follower."""
+        throttle = self._throttle
+        if not throttle.replicas:
+            return
+        for result in results:
+            topic = image.topics.get(result.topic)
+            if result.records is None or topic is None or (topic.topic_id, result.partition) not in throttle.replicas:
+                continue
+            if replica_id not in topic.partitions[result.partition].isr:
+                throttle.record(result.records.size_bytes, now_ns)  # type: ignore[union-attr]
+
+    def problem(self, pending: PendingFetch, wanted: FetchPartition, placement: Placement) -> ErrorCode | None:
+        """A box to which the partition is not assigned, as far as we know, has nothing to follow. One that was assigned a moment ago tries again."""
+        if pending.request.replica_id in placement.replicas:
+            return None
+        self._strangers.add()
+        return ErrorCode.UNKNOWN_LEADER_EPOCH if wanted.current_leader_epoch >= 0 else ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    def tell(self, pending: PendingFetch, target: Target, wanted: FetchPartition, placement: Placement, row: Row, reader: LogReaderProxy) -> None:
+        """The follower's offset is in our log, and its log is ours up to there. If it was sent something damaged, the disk's log-reader looks at that."""
+        if target in pending.progressed:
+            return
+        pending.progressed.add(target)
+        if wanted.damaged_offset >= 0:
+            self._damages.add()
+            reader.have_checked(placement.topic, placement.partition, wanted.damaged_offset)
+        request = pending.request
+        progress = Progress(request.replica_id, wanted.fetch_offset, pending.received_ns, request.replica_epoch, wanted.log_start_offset)
+        descriptor = progress_descriptor(placement.row, placement.row_generation, row.leader_epoch, progress)
+        if placement.proxy.offer_or_queue(descriptor, 0, PROGRESS_TOLD):
+            self._told.add()

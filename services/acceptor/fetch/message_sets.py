@@ -1,0 +1,113 @@
+"""Message sets of magic 0 and 1 at the door of an acceptor: converted up when an old producer brings them, down when an old consumer asks.
+
+Only Produce before 3 and Fetch before 4 come here; everybody else's records pass as they are. Bounds, because a turn must stay short and other
+clients wait for it: up, at most `max.message.bytes` when stored, 100,000 messages and a guarded opening (`records/conversion.py`); down, at most
+`CONVERTED_BYTES_MAX` of a segment for a whole fetch (more only where the first batch alone is longer), and for each partition at most as many bytes
+before compression and 10,000 records. Owned by one acceptor.
+Weak spot: it is Python work for each record, 3 to 4 µs; many old clients at once make every client of this acceptor wait.
+"""
+
+from __future__ import annotations
+
+import os
+
+from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.cluster.box_view import BoxView, Placement
+from appliance.protocol.fetch import FetchPartition, FetchPartitionResult
+from appliance.records.conversion import convert_down, convert_up
+from appliance.records.legacy import MAGIC_AT
+from appliance.shm.arena import Arena
+from appliance.shm.counters import Counters
+from services.acceptor.arena_range import ArenaRange
+from services.acceptor.arena_slots import ArenaSlot, allocate_slot
+from services.acceptor.fetch.cold_reads import GatheredBatch
+from services.acceptor.fetch.segment_files import FileRange
+
+CONVERTED_BYTES_MAX = 1 << 20
+MAGIC_1_FETCHED_SINCE = 2
+_MAX_BYTES_SINCE = 3
+"""From this version on consumers rotate the order of their partitions themselves (KIP-74)."""
+
+
+def read_range(wanted: FileRange | ArenaRange | GatheredBatch) -> bytes | bytearray:
+    """The bytes of a range, for conversion; they may end early. What is read here of a segment was seen in the page cache just now, or a log-reader
+    has read it."""
+    if isinstance(wanted, GatheredBatch):
+        return wanted.content
+    if isinstance(wanted, ArenaRange):
+        return wanted.to_bytes()
+    return os.pread(wanted.file.descriptor, wanted.size_bytes, wanted.position)
+
+
+class UpConversion:
+    """Message sets that lie in the arena become batches that lie in the arena."""
+
+    def __init__(self, view: BoxView, arena: Arena, counters: Counters) -> None:
+        self._view = view
+        self._arena = arena
+        self._converted = counters.counter("produce.converted_sets")
+
+    def convert(self, placement: Placement, slot: ArenaSlot, position: int, size_bytes: int) -> tuple[ArenaSlot, int, int]:
+        """(slot, position, size) of the batch; size 0: nothing whole was sent. It takes the set's place where it fits, else a slot of its own, and
+        `slot` is released. A batch of magic 2 stays as it is: these versions may carry one. Raises `RequestRefused`; `slot` is the caller's then."""
+        memory = self._arena.memory
+        if size_bytes > MAGIC_AT and memory[position + MAGIC_AT] > 1:
+            return slot, position, size_bytes
+        batch = convert_up(memory, position, position + size_bytes, placement.max_message_bytes, self._stamps(placement.topic))
+        if len(batch) > placement.max_message_bytes:
+            raise RequestRefused(ErrorCode.MESSAGE_TOO_LARGE, f"a converted batch of {len(batch)} bytes is larger than {placement.max_message_bytes}")
+        if len(batch) > size_bytes:
+            own = allocate_slot(self._arena, len(batch))
+            if own is None:
+                raise RequestRefused(ErrorCode.NOT_LEADER_OR_FOLLOWER, "no room for a converted batch; try again")
+            slot.release()
+            slot, position = own, own.position
+        memory[position : position + len(batch)] = batch
+        if batch:
+            self._converted.add()
+        return slot, position, len(batch)
+
+    def _stamps(self, name: str) -> bool:
+        topic = self._view.image.topics.get(name)
+        return topic is not None and topic.config.get("message.timestamp.type") == "LogAppendTime"
+
+
+class DownConversion:
+    """Ranges of segments become message sets in the heap."""
+
+    def __init__(self, view: BoxView, counters: Counters) -> None:
+        self._view = view
+        self._fetches = 0
+        self._converted_bytes = counters.counter("fetch.converted_bytes")
+
+    def is_allowed(self, topic: str, replica_id: int) -> bool:
+        """`message.downconversion.enable`; followers are exempt."""
+        image = self._view.image.topics.get(topic)
+        return replica_id >= 0 or image is None or image.config.get("message.downconversion.enable", "true").lower() != "false"
+
+    def reorder(self, version: int, partitions: list[FetchPartition]) -> None:
+        """Begin each fetch with another partition: the first ones must not take the room of the last ones for ever, and clients before Fetch 3
+        always ask in the same order."""
+        if version < _MAX_BYTES_SINCE and len(partitions) > 1:
+            self._fetches += 1
+            start = self._fetches % len(partitions)
+            partitions[:] = partitions[start:] + partitions[:start]
+
+    def convert(self, version: int, wanted: list[FetchPartition], results: list[FetchPartitionResult]) -> list[FetchPartitionResult]:
+        """`results`, one for each partition that is `wanted`, with message sets in the place of ranges. A partition whose records cannot be converted
+        gets its error. What was converted may be nothing: batches of markers, say."""
+        magic = 1 if version >= MAGIC_1_FETCHED_SINCE else 0
+        converted = []
+        for partition, result in zip(wanted, results, strict=True):
+            if isinstance(result.records, FileRange | ArenaRange | GatheredBatch):
+                try:
+                    sets = convert_down(read_range(result.records), magic, partition.fetch_offset, CONVERTED_BYTES_MAX)
+                except RequestRefused as refusal:
+                    result = FetchPartitionResult(result.topic, result.topic_id, result.partition, refusal.code)
+                except OSError:  # its log-writer meets it too, and takes the disk offline
+                    result = FetchPartitionResult(result.topic, result.topic_id, result.partition, ErrorCode.KAFKA_STORAGE_ERROR)
+                else:
+                    self._converted_bytes.add(len(sets))
+                    result = result._replace(records=sets)
+            converted.append(result)
+        return converted

@@ -1,0 +1,139 @@
+"""Which connections are believed to be a box's, for requests that only boxes send each other.
+
+Such requests (`inter_broker_apis`, and Fetch with another replica id than a consumer's) are accepted from the
+addresses of boxes, refused and counted from others. A follower fetch must also carry the broker epoch that the
+image has for its broker: a larger one is as wrong as a smaller one. Loopback counts as a box by default, because
+operators' tools run there (`kafka-transactions.sh abort` sends WriteTxnMarkers). Produces and fetches of
+consumers are never checked.
+
+A refusal is logged when it is `GRACE_NS` old and still right, then once a minute for each address. A box that
+registers is refused until the image here has it, and that is no trouble.
+Owned by one acceptor. Weak spot: every program on a box's address is believed until boxes use mutual TLS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from appliance.base.clock import Clock
+from appliance.base.errors import ErrorCode
+from appliance.base.logging import Logger
+from appliance.base.networks import read_networks
+from appliance.cluster.metadata_image import BrokerImage
+from appliance.shm.counters import Counters
+from services.acceptor.broker_addresses import BrokerAddresses
+
+ADDRESS, BROKER_EPOCH = "address", "broker-epoch"
+"""Reasons, as the counter has them."""
+GRACE_NS = 5_000_000_000
+REPEAT_NS = 60_000_000_000
+REMEMBERED_MAX = 256
+"""Addresses whose refusals are logged at a time; those of others are only counted."""
+NOT_REGISTERED = -1
+
+
+class _Refused:
+    """What was refused to one address for one reason since the last line about it."""
+
+    __slots__ = ("broker_epoch", "count", "first_ns", "last_ns", "replica_id", "tell_ns", "what")
+
+    def __init__(self, now_ns: int) -> None:
+        self.first_ns = self.last_ns = now_ns
+        self.tell_ns = now_ns + GRACE_NS
+        self.count = 0
+        self.what = ""
+        self.replica_id = self.broker_epoch = NOT_REGISTERED
+
+
+class InterBrokerGate:
+    """`refresh` when the image has changed, `sweep` once a second."""
+
+    def __init__(self, networks: str, counters: Counters, clock: Clock, log: Logger) -> None:
+        """`networks` as `inter.broker.allowed.networks` has them."""
+        self._addresses = BrokerAddresses(read_networks(networks))
+        self._broker_epochs: dict[int, int] = {}
+        self._clock = clock
+        self._log = log
+        self._counters = {
+            ADDRESS: counters.counter('acceptor.inter_broker_refused{reason="address"}'),
+            BROKER_EPOCH: counters.counter('acceptor.inter_broker_refused{reason="broker-epoch"}'),
+        }
+        self._refused: dict[tuple[str, str], _Refused] = {}
+
+    def refresh(self, brokers: Mapping[int, BrokerImage]) -> None:
+        """The registered brokers, as the image has them now."""
+        self._broker_epochs = {broker.id: broker.epoch for broker in brokers.values()}
+        hosts = [broker.host for broker in brokers.values()]
+        self._addresses.set_hosts(hosts, self._clock.monotonic_ns())
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the addresses of all registered brokers are known, as far as they can be."""
+        return self._addresses.is_settled
+
+    def admits(self, address: str, what: str) -> bool:
+        """Whether `what`, which only a box may send, may come from `address`. If not, it is counted."""
+        now_ns = self._clock.monotonic_ns()
+        if self._addresses.contains(address, now_ns):
+            return True
+        self._count(ADDRESS, address, now_ns).what = what
+        return False
+
+    def fetch_problem(self, address: str, replica_id: int, broker_epoch: int) -> ErrorCode | None:
+        """Why a Fetch that names a replica is refused, if it is.
+
+        A replica id below 0 that is not a consumer's reads to the log end and follows nothing.
+        """
+        if not self.admits(address, f"Fetch as replica {replica_id}"):
+            return ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        registered = self._broker_epochs.get(replica_id, NOT_REGISTERED)
+        if replica_id < 0 or (broker_epoch == registered != NOT_REGISTERED):
+            return None
+        refused = self._count(BROKER_EPOCH, address, self._clock.monotonic_ns())
+        if broker_epoch >= refused.broker_epoch:  # the one that a registration explains least
+            refused.replica_id, refused.broker_epoch = replica_id, broker_epoch
+        return ErrorCode.STALE_BROKER_EPOCH
+
+    def _count(self, reason: str, address: str, now_ns: int) -> _Refused:
+        self._counters[reason].add()
+        key = reason, address
+        refused = self._refused.get(key)
+        if refused is None:
+            refused = _Refused(now_ns)
+            if len(self._refused) < REMEMBERED_MAX:
+                self._refused[key] = refused
+        refused.count += 1
+        refused.last_ns = now_ns
+        return refused
+
+    def sweep(self, now_ns: int) -> None:
+        """Once a second."""
+        self._addresses.look_up(now_ns)
+        for (reason, address), refused in list(self._refused.items()):
+            if now_ns < refused.tell_ns:
+                continue
+            if not refused.count or self._is_over(reason, address, refused, now_ns):
+                del self._refused[reason, address]
+                continue
+            words = self._words(reason, refused)
+            words = f"refused {refused.count} requests from {address}, such as {words}"
+            self._log.warning(words, client=address, reason=reason)
+            refused.count = 0
+            refused.tell_ns = now_ns + REPEAT_NS
+
+    def _words(self, reason: str, refused: _Refused) -> str:
+        if reason == ADDRESS:
+            return (
+                f"{refused.what}: only boxes may send that, and no registered box has this address; "
+                "if one connects from it, add it to inter.broker.allowed.networks"
+            )
+        registered = self._broker_epochs.get(refused.replica_id, NOT_REGISTERED)
+        known = f"registered is {registered}" if registered != NOT_REGISTERED else "it is not registered"
+        return f"Fetch as replica {refused.replica_id} with broker epoch {refused.broker_epoch}: {known}"
+
+    def _is_over(self, reason: str, address: str, refused: _Refused, now_ns: int) -> bool:
+        """Whether the refusal was of the moment: the image here, or that of the sender, was behind."""
+        if reason == ADDRESS:
+            return self._addresses.contains(address, now_ns)
+        registered = self._broker_epochs.get(refused.replica_id, NOT_REGISTERED)
+        return refused.broker_epoch <= registered and refused.last_ns - refused.first_ns < GRACE_NS

@@ -1,9 +1,0 @@
-"""console: the HTTP port for people and probes. Its asyncio loop stands in for the runner."""
-
-from __future__ import annotations
-
-from appliance.agents.console import run_console
-from appliance.runtime.service_main import run_service
-
-if __name__ == "__main__":
-    raise SystemExit(run_service("console", run_console))

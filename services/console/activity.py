@@ -1,0 +1,124 @@
+"""What the box does: rates and latencies between two samples; pure.
+
+`Slim` is what one sample leaves behind for that: sums of counters by name, histograms, end offsets by topic. Weak spot: counters that were lost with a box that
+was started anew begin at zero; a rate is never negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from appliance.shm.histogram import EMPTY_READING, HistogramReading, add_readings
+from services.console.box_sample import BoxSample
+from services.console.topic_figures import TopicFigures, topic_figures
+
+TIMED = ("produce.latency_us", "fetch.latency_us", "ingest.batch_us")
+"""Kinds of work whose latency is shown for the whole box."""
+DISK_TIMED = {"append": "log_writer.append_round_us", "probe": "disk.probe_us", "read": "log_reader.read_us"}
+_DISK_PROCESSES = ("log-writer@", "log-reader@")
+
+
+class Slim(NamedTuple):
+    """`sums` over processes and label values; `disk_bytes` appended by disk; `cpu_seconds` by (process, pid)."""
+
+    monotonic_ns: int
+    wall_ms: int
+    sums: Mapping[str, int]
+    topic_bytes: Mapping[str, int]
+    disk_bytes: Mapping[str, int]
+    cpu_seconds: Mapping[tuple[str, int], float]
+    timings: Mapping[str, HistogramReading]
+    disk_timings: Mapping[tuple[str, str], HistogramReading]
+    topics: Mapping[str, TopicFigures]
+
+
+class Latency(NamedTuple):
+    """Microseconds, each within 12.5 %; None where nothing was timed."""
+
+    p50_us: float | None
+    p99_us: float | None
+
+
+def slim(sample: BoxSample) -> Slim:
+    sums: dict[str, int] = {}
+    topic_bytes: dict[str, int] = {}
+    timings: dict[str, list[HistogramReading]] = {}
+    disk_timings = {}
+    for process, snapshot in sample.counters.items():
+        for label, value in snapshot.values.items():
+            name, _, rest = label.partition("{")
+            sums[name] = sums.get(name, 0) + value
+            if name == "fetch.topic_bytes":
+                topic = rest.partition('"')[2].rpartition('"')[0]
+                topic_bytes[topic] = topic_bytes.get(topic, 0) + value
+        for label, reading in snapshot.histograms.items():
+            timings.setdefault(label.partition("{")[0], []).append(reading)
+            if process.startswith(_DISK_PROCESSES):
+                disk_timings[process.partition("@")[2], label] = reading
+    return Slim(
+        sample.monotonic_ns,
+        sample.wall_ms,
+        sums,
+        topic_bytes,
+        {disk: _value(sample, f"log-writer@{disk}", "log_writer.bytes") for disk in sample.disks},
+        {(process.name, process.pid): process.cost.cpu_seconds for process in sample.processes if process.cost is not None},
+        {name: add_readings(timings[name]) for name in TIMED if name in timings},
+        disk_timings,
+        {topic.name: topic for topic in topic_figures(sample)},
+    )
+
+
+def _value(sample: BoxSample, process: str, counter: str) -> int:
+    snapshot = sample.counters.get(process)
+    return 0 if snapshot is None else snapshot.values.get(counter, 0)
+
+
+class Between:
+    """From `before` to `after`."""
+
+    def __init__(self, before: Slim, after: Slim) -> None:
+        self.before = before
+        self.after = after
+        self.seconds = max(after.monotonic_ns - before.monotonic_ns, 1_000_000) / 1e9
+
+    def rate(self, counter: str) -> float:
+        """Of a counter's sum, per second."""
+        return self._per_second(self.before.sums.get(counter, 0), self.after.sums.get(counter, 0))
+
+    def disk_rate(self, disk: str) -> float:
+        """Bytes appended per second."""
+        return self._per_second(self.before.disk_bytes.get(disk, 0), self.after.disk_bytes.get(disk, 0))
+
+    def topic_rates(self, topic: str) -> tuple[float, float, float]:
+        """Records in, bytes in (as far as segments tell), bytes out, per second; nothing for a topic that was not there before."""
+        before, after = self.before.topics.get(topic), self.after.topics[topic]
+        sent = self._per_second(self.before.topic_bytes.get(topic, 0), self.after.topic_bytes.get(topic, 0))
+        if before is None:
+            return 0.0, 0.0, sent
+        return self._per_second(before.end_offsets, after.end_offsets), self._per_second(before.size_bytes, after.size_bytes), sent
+
+    def cpu_percent(self, process: str, pid: int) -> float | None:
+        """Of one core; None for a process that was not there at both ends."""
+        key = process, pid
+        if key not in self.before.cpu_seconds or key not in self.after.cpu_seconds:
+            return None
+        return 100 * (self.after.cpu_seconds[key] - self.before.cpu_seconds[key]) / self.seconds
+
+    def cpu_percent_of_all(self) -> float:
+        """A process that was started in between counts from zero on."""
+        return 100 * sum(max(spent - self.before.cpu_seconds.get(key, 0.0), 0.0) for key, spent in self.after.cpu_seconds.items()) / self.seconds
+
+    def latency(self, name: str) -> Latency:
+        return _latency(self.after.timings.get(name, EMPTY_READING), self.before.timings.get(name))
+
+    def disk_latency(self, disk: str, name: str) -> Latency:
+        return _latency(self.after.disk_timings.get((disk, name), EMPTY_READING), self.before.disk_timings.get((disk, name)))
+
+    def _per_second(self, before: int, after: int) -> float:
+        return max(after - before, 0) / self.seconds
+
+
+def _latency(after: HistogramReading, before: HistogramReading | None) -> Latency:
+    reading = after.since(before)
+    return Latency(reading.percentile_us(50), reading.percentile_us(99))

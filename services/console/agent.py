@@ -1,0 +1,162 @@
+"""console: serves HTTP for people, probes and Prometheus on the inherited socket. An asyncio loop stands in for the common runner.
+
+It reads shared memory, a file on tmpfs and /proc, and asks the coordinator about groups by its socket; no arena, no ring, no log directory. When it dies
+nothing else notices. The loop waits in `HeartbeatSelector`, so heartbeat, stop and the 100 ms backstop work as they do in every other process.
+Weak spot: a handler that computes for long delays the heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import selectors
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from appliance.base.errors import MillraceError, StepsDown
+from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
+from appliance.runtime.service_main import StopRequest
+from appliance.runtime.shared_memory_watch import SharedMemoryWatch
+from appliance.runtime.unit_heart import heart_of
+from services.console.alarm_watch import AlarmEvent
+from services.console.application import make_application
+from services.console.box_sample import BoxReader
+from services.console.console_groups import GroupQuestions
+from services.console.console_host import HostFigures
+from services.console.memory_watch import MemoryWatch
+from services.console.release import release_version
+from services.console.watch import BoxWatch
+
+LISTEN_NAME = "http"
+GRACEFUL_STOP_SECONDS = 2
+CONNECTIONS_MAX = 256
+TURN_SECONDS = 0.25
+
+
+class HeartbeatSelector(selectors.EpollSelector):
+    """Beats the heart before every wait, and never waits longer than the backstop."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        super().__init__()
+        self._context = context
+        self._heart = heart_of(context)
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        now_ns = self._context.clock.monotonic_ns()
+        self._context.counters.beat(now_ns)
+        if self._heart is not None:
+            self._heart.beat(now_ns, lambda: f"listens on port {self._context.box.http_port}")
+        longest = PARK_MS_MAX / 1000
+        return super().select(longest if timeout is None else min(timeout, longest))
+
+
+class ConsoleAgent:
+    """What it does beside answering: samples, questions about groups, memory, the machine's figures."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._reader = BoxReader(context.layout, context.box, context.clock)
+        self.watch = BoxWatch(self._reader, context.clock, release_version(), self._on_alarm)
+        self._questions = GroupQuestions(context.layout, context.poller, context.clock, self.watch.last_sample)
+        self.watch.groups = lambda: self._questions.look
+        self._memory = MemoryWatch(lambda: self._reader.pids)
+        self.ending: StepsDown | None = None
+        """Why this life ends, once it does by itself."""
+        self.on_ending: Callable[[], None] = lambda: None
+        self._shared_memory = SharedMemoryWatch(context.layout, context.process_name, context.clock, context.counters, context.log)
+        self._host_figures = HostFigures(context, lambda: self.watch.last_sample().image)
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin to turn in this loop."""
+        self._host_figures.start(loop)
+        loop.add_reader(self._context.poller.fileno(), self._context.poller.poll, 0)
+        self._turn(loop)
+
+    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = loop.call_later(TURN_SECONDS, self._turn, loop)
+        self._memory.maybe_start()
+        self._reader.pss_bytes = self._memory.pss_bytes
+        self.watch.turn()
+        self._questions.turn()
+        try:
+            self._shared_memory.turn(self._context.clock.monotonic_ns())
+        except StepsDown as reason:
+            self.ending = reason
+            self.on_ending()
+
+    def _on_alarm(self, event: AlarmEvent) -> None:
+        """The log tells it too, for boxes that nobody scrapes."""
+        if event.ended_wall_ms is None:
+            self._context.log.warning(f"alarm {event.alarm.name}: {event.words}", reason=event.alarm.name)
+        else:
+            self._context.log.info(f"alarm {event.alarm.name} is over: {event.words}", reason=event.alarm.name)
+
+    def close(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer.cancel()
+        self._host_figures.close(loop)
+        loop.remove_reader(self._context.poller.fileno())
+        self._memory.close()
+        self._questions.close()
+        self._reader.close()
+
+
+class ConsoleServer(uvicorn.Server):
+    """uvicorn without its own signal handlers (ours are installed), saying ready when it has the socket."""
+
+    def __init__(self, config: uvicorn.Config, context: ServiceContext, begin: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._context = context
+        self._begin = begin
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._begin()
+        gc.collect()
+        gc.freeze()
+        self._context.notifier.ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._context.counters.set_state("stopping")
+        await super().shutdown(sockets)
+
+
+def run_console(context: ServiceContext, stop: StopRequest) -> None:
+    """The console's life, for `run_service`."""
+    listening = context.listen_sockets.get(LISTEN_NAME)
+    if listening is None:
+        raise MillraceError(f"no listening socket named {LISTEN_NAME} was handed over (LISTEN_FDNAMES); start it by `millrace run` or its socket unit")
+    loop = asyncio.SelectorEventLoop(HeartbeatSelector(context))
+    asyncio.set_event_loop(loop)
+    agent = ConsoleAgent(context)
+    config = uvicorn.Config(
+        make_application(agent.watch),
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=CONNECTIONS_MAX,
+        timeout_graceful_shutdown=GRACEFUL_STOP_SECONDS,
+    )
+    server = ConsoleServer(config, context, lambda: agent.start(loop))
+
+    def ask_to_stop() -> None:
+        server.should_exit = True
+
+    stop.on_request = agent.on_ending = ask_to_stop
+    try:
+        if not stop.requested:
+            loop.run_until_complete(server.serve([listening]))
+            agent.close(loop)
+        if agent.ending is not None:
+            raise agent.ending
+    finally:
+        loop.close()

@@ -1,0 +1,133 @@
+"""The console's HTTP routes: the first page and its JSON, `/metrics`, `/healthz` (somebody is there), `/readyz` (the whole box serves).
+
+Knows no socket; `services.console.agent` serves it. Everything is read-only: GET and HEAD, no body; the page asks no other site, its own policy forbids it.
+Weak spot: there is no authentication; whoever reaches the port sees names of topics and groups.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from services.console.box_metrics import CONTENT_TYPE
+from services.console.readiness import Readiness
+
+ASSETS = Path(__file__).parent / "assets"
+BODY_BYTES_MAX = 64 << 10
+"""Nobody here reads bodies; a small one is thrown away, a larger one is refused before it is sent."""
+HEADER_BYTES_MAX = 16 << 10
+PATH_BYTES_MAX = 4 << 10
+
+_TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+_FROM_US = ("script-src", "style-src", "img-src", "connect-src")
+_FROM_NOBODY = ("default-src", "base-uri", "form-action", "frame-ancestors")
+_POLICY = "; ".join([f"{kind} 'self'" for kind in _FROM_US] + [f"{kind} 'none'" for kind in _FROM_NOBODY])
+_PAGE_HEADERS = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", "Content-Security-Policy": _POLICY, "Referrer-Policy": "no-referrer"}
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+
+class Watch(Protocol):
+    """What the routes need of `BoxWatch`."""
+
+    def overview(self, since_ms: int) -> dict[str, Any]: ...
+
+    def metrics(self) -> bytes: ...
+
+    def is_alive(self) -> bool: ...
+
+    def readiness(self) -> Readiness: ...
+
+
+def make_application(watch: Watch) -> Starlette:
+    """The ASGI application."""
+
+    async def healthz(_request: Request) -> Response:
+        alive = watch.is_alive()
+        return _answer(200 if alive else 503, {"status": "alive" if alive else "no process of the box is there but the console"})
+
+    async def readyz(_request: Request) -> Response:
+        readiness = watch.readiness()
+        status = "ready" if readiness.is_ready else "not ready"
+        return _answer(200 if readiness.is_ready else 503, {"status": status, "processes": readiness.processes, "missing": readiness.missing})
+
+    async def metrics(_request: Request) -> Response:
+        return Response(watch.metrics(), media_type=CONTENT_TYPE, headers=_HEADERS)
+
+    async def overview(request: Request) -> Response:
+        text = request.query_params.get("since", "0")
+        if not (text.isascii() and text.isdigit() and len(text) <= 15):
+            return _answer(400, {"error": f"since is {text[:40]!r}; it must be a time in milliseconds"})
+        return _answer(200, watch.overview(int(text)))
+
+    routes = [
+        Route("/healthz", healthz),
+        Route("/readyz", readyz),
+        Route("/metrics", metrics),
+        Route("/api/overview", overview),
+        *(Route("/" if path.name == "index.html" else f"/assets/{path.name}", _file(path)) for path in sorted(ASSETS.iterdir()) if path.suffix in _TYPES),
+    ]
+    application = Starlette(routes=routes, middleware=[Middleware(SizeGuard)], exception_handlers={HTTPException: _on_refused})
+    application.router.redirect_slashes = False
+    return application
+
+
+def _file(path: Path) -> Callable[[Request], Awaitable[Response]]:
+    """A file of the page, held in memory; browsers ask whether it is still the same."""
+    content = path.read_bytes()
+    tag = f'"{hashlib.blake2b(content, digest_size=8).hexdigest()}"'
+    headers = {**_PAGE_HEADERS, "ETag": tag}
+
+    async def serve(request: Request) -> Response:
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(content, media_type=_TYPES[path.suffix], headers=headers)
+
+    return serve
+
+
+class SizeGuard:
+    """Refuses requests that are larger than any that would be answered: a body that nobody reads, headers without end, a path that is none."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refused = _too_large(scope) if scope["type"] == "http" else None
+        if refused is None:
+            await self._app(scope, receive, send)
+        else:
+            await _answer(refused[0], {"error": refused[1]}, {"Connection": "close"})(scope, receive, send)
+
+
+def _too_large(scope: Scope) -> tuple[int, str] | None:
+    """Status and words."""
+    if len(scope["path"]) + len(scope["query_string"]) > PATH_BYTES_MAX:
+        return 414, f"a path here has at most {PATH_BYTES_MAX} bytes"
+    if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_BYTES_MAX:
+        return 431, f"headers may have {HEADER_BYTES_MAX} bytes together"
+    headers = dict(scope["headers"])
+    length = headers.get(b"content-length", b"0")
+    if b"transfer-encoding" in headers or not length.isdigit() or int(length[:12]) > BODY_BYTES_MAX:
+        return 413, f"a request here has no body; at most {BODY_BYTES_MAX} bytes are let pass"
+    return None
+
+
+async def _on_refused(_request: Request, error: Exception) -> Response:
+    status, headers = (error.status_code, error.headers) if isinstance(error, HTTPException) else (500, None)
+    words = {404: "there is no such page; try /, /metrics, /healthz, /readyz", 405: "only GET and HEAD are answered here"}
+    return _answer(status, {"error": words.get(status, "refused")}, headers)
+
+
+def _answer(status: int, document: dict[str, Any], more: Any = None) -> Response:
+    return Response(orjson.dumps(document) + b"\n", status, media_type="application/json", headers={**_HEADERS, **(more or {})})

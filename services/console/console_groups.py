@@ -1,0 +1,97 @@
+"""Asks the coordinator how far consumer groups have read, one group at a time, for the console's page and metrics.
+
+The questions are Kafka's own (ListGroups, OffsetFetch), on `coordinator.sock`, as an acceptor hands them on. A coordinator that does not answer is not waited
+for: the figures grow old. Owned by the console's loop. Weak spot: of more than `GROUPS_A_ROUND` groups the rest is left out, and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from appliance.base.clock import Clock
+from appliance.base.errors import ProtocolViolation
+from appliance.base.layout import BoxLayout
+from appliance.ipc.coordinator_link import CoordinatorLink
+from appliance.ipc.registry import Registry
+from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
+from appliance.protocol import list_groups, offset_fetch
+from appliance.protocol.apis import ApiKey
+from appliance.protocol.list_groups import ListedGroup, ListGroupsRequest
+from appliance.protocol.offset_fetch import OffsetFetchGroup, OffsetFetchRequest
+from services.console.box_sample import BoxSample
+from services.console.group_lag import NOT_LOOKED, GroupLag, GroupsLook, group_lag, high_watermarks
+
+ROUND_NS = 5_000_000_000
+GROUPS_A_ROUND = 500
+ANSWER_MS = 3_000
+_LIST_VERSION, _FETCH_VERSION = 5, 8
+_NAME = "millrace-console"
+
+
+class GroupQuestions:
+    """`look` is the last whole round."""
+
+    def __init__(self, layout: BoxLayout, registry: Registry, clock: Clock, last_sample: Callable[[], BoxSample]) -> None:
+        self._clock = clock
+        self._last_sample = last_sample
+        self._link = CoordinatorLink(layout, registry, clock)
+        self._next_ns = 0
+        self._waits = False
+        self._left: list[ListedGroup] = []
+        self._found: list[GroupLag] = []
+        self._states: dict[str, int] = {}
+        self._left_out = 0
+        self._watermarks: tuple[int, dict[str, dict[int, int]]] = (-1, {})
+        self.look = NOT_LOOKED
+
+    def turn(self) -> None:
+        """Called several times a second: connect, give up what is overdue, begin a round when it is time."""
+        now_ns = self._clock.monotonic_ns()
+        self._link.do_work(now_ns)
+        if not self._waits and now_ns >= self._next_ns:
+            self._next_ns = now_ns + ROUND_NS
+            self._ask(ApiKey.LIST_GROUPS, _LIST_VERSION, list_groups.REQUEST.encode(_LIST_VERSION, ListGroupsRequest()), self._on_list)
+
+    def _ask(self, api: ApiKey, version: int, body: bytes, on_answer: Callable[[bytes | None], None]) -> None:
+        self._waits = True
+
+        def answered(payload: bytes | None) -> None:
+            self._waits = False
+            try:
+                on_answer(payload)
+            except ProtocolViolation:
+                return  # of a life that is going; the next round tells
+
+        self._link.request(KAFKA_REQUEST, pack_kafka_request(api, version, _NAME, "localhost", body), ANSWER_MS, answered)
+
+    def _on_list(self, payload: bytes | None) -> None:
+        if not payload:
+            return
+        listed = sorted(list_groups.RESPONSE.decode(payload, 0, len(payload), _LIST_VERSION).groups)
+        self._left, self._left_out = listed[:GROUPS_A_ROUND][::-1], max(len(listed) - GROUPS_A_ROUND, 0)
+        self._found = []
+        self._states = {}
+        for group in listed:
+            self._states[group.group_state] = self._states.get(group.group_state, 0) + 1
+        self._ask_next()
+
+    def _ask_next(self) -> None:
+        if not self._left:
+            self.look = GroupsLook(tuple(self._found), self._states, self._left_out, self._clock.monotonic_ns())
+            return
+        request = OffsetFetchRequest((OffsetFetchGroup(self._left[-1].group_id),))
+        self._ask(ApiKey.OFFSET_FETCH, _FETCH_VERSION, offset_fetch.REQUEST.encode(_FETCH_VERSION, request), self._on_offsets)
+
+    def _on_offsets(self, payload: bytes | None) -> None:
+        if not payload:
+            return
+        group = self._left.pop()
+        sample = self._last_sample()
+        if sample.monotonic_ns != self._watermarks[0]:
+            self._watermarks = sample.monotonic_ns, high_watermarks(sample)
+        for answer in offset_fetch.RESPONSE.decode(payload, 0, len(payload), _FETCH_VERSION).groups:
+            self._found.append(group_lag(group.group_id, group.group_state, answer, self._watermarks[1]))
+        self._ask_next()
+
+    def close(self) -> None:
+        self._link.close()

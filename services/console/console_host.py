@@ -1,0 +1,176 @@
+"""Puts the machine's figures into their topic, an interval at a time, through the Kafka port of whoever leads it, as any producer would.
+
+A task of the console's loop. It waits only in the loop, and never longer than a deadline; what it reads is /proc (`console.host_reading`). Records that
+could not be written wait, some minutes' worth, and go with the next ones; what is dropped is counted, and nothing here ever ends the console. Weak spot: an
+answer that was lost makes records be written twice, as from every producer without an id; (time, kind, device) tells them apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable
+
+from appliance.base.errors import ErrorCode, MillraceError
+from appliance.base.model import NO_LEADER
+from appliance.cluster.metadata_image import MetadataImage
+from appliance.runtime.agent import ServiceContext
+from appliance.shm.counters import read_counters
+from services.console import host_topic
+from services.console.host_figures import LogDirectory, host_records
+from services.console.host_reading import HostReading, devices_of, read_host
+from services.console.host_topic import RESPONSE_BYTES_MAX, error_name
+
+TRY_SECONDS = 10.0
+WAITING_MAX = 1_000
+"""Records that are kept while they cannot be written: a quarter of an hour of a box with ten devices."""
+TOLD_AFTER = 2
+"""Failures in a row: an acceptor that is started again, or a box that stops, is no trouble of ours."""
+MISSING = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE)
+
+
+class NotWritten(MillraceError):
+    """The broker refused the request."""
+
+
+class HostFigures:
+    """Reads, keeps and sends; an interval of 0 means: not at all."""
+
+    def __init__(self, context: ServiceContext, image: Callable[[], MetadataImage] = MetadataImage.empty) -> None:
+        """`image`: the cluster as this box knows it; what it says nothing of is asked of this box."""
+        box = context.box
+        self._context = context
+        self._image = image
+        self._clock = context.clock
+        self._topic = box.text("host.figures.topic")
+        self._interval_seconds = box.integer("host.figures.interval.ms") / 1000
+        self._address = (_reachable(box.listen), box.kafka_port)
+        self._host = os.uname().nodename
+        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._before: HostReading | None = None
+        self._connection: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._connected_to = self._address
+        self._correlation_id = 0
+        self._failures_in_a_row = 0
+        self._task: asyncio.Task[None] | None = None
+        counter = context.counters.counter
+        self._records, self._failures, self._dropped = counter("host_figures.records"), counter("host_figures.failures"), counter("host_figures.dropped")
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._interval_seconds:
+            self._task = loop.create_task(self._publish(), name="host-figures")
+
+    def close(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The loop does not run any more; what waits is lost."""
+        if self._task is not None:
+            self._task.cancel()
+            loop.run_until_complete(asyncio.wait([self._task]))
+
+    async def _publish(self) -> None:
+        try:
+            while True:
+                self.look()
+                await self.send()
+                await asyncio.sleep(self._interval_seconds)
+        finally:
+            self._hang_up()
+
+    def look(self) -> None:
+        """Take a reading; make records of what happened since the last one."""
+        try:
+            reading = read_host(self._clock.monotonic_ns())
+        except (OSError, ValueError, NotImplementedError) as problem:  # a kernel that psutil does not understand
+            self._fail(f"the machine's figures could not be read: {problem}")
+            return
+        if self._before is not None:
+            wall_ms = self._clock.wall_ms()
+            directories = self._log_directories()
+            records = host_records(self._before, reading, directories, wall_ms, self._host, self._context.box.broker_id)
+            self._waiting.extend((wall_ms, record) for record in records)
+        self._before = reading
+        while len(self._waiting) > WAITING_MAX:
+            self._waiting.popleft()
+            self._dropped.add()
+
+    def _log_directories(self) -> list[LogDirectory]:
+        disks = self._context.box.disks
+        devices = devices_of({disk.name: disk.path for disk in disks})
+        found = []
+        for disk in disks:
+            snapshot = read_counters(self._context.layout, f"log-writer@{disk.name}")
+            values = {} if snapshot is None else snapshot.values
+            device = devices.get(disk.name)
+            found.append(LogDirectory(disk.name, disk.path, device, values.get("disk.free_bytes"), values.get("disk.total_bytes")))
+        return found
+
+    async def send(self) -> None:
+        """Write what waits. Whatever goes wrong is counted, told if it lasts, and tried again at the next interval."""
+        if not self._waiting:
+            return
+        try:
+            async with asyncio.timeout(TRY_SECONDS):
+                await self._write()
+        except (OSError, EOFError, MillraceError) as problem:  # a time-out is an OSError
+            self._hang_up()
+            self._fail(f"the machine's figures could not be written to topic {self._topic}: {str(problem) or 'no answer in time'}; they are kept")
+        else:
+            self._failures_in_a_row = 0
+
+    def _fail(self, words: str) -> None:
+        self._failures.add()
+        self._failures_in_a_row += 1
+        if self._failures_in_a_row == TOLD_AFTER:
+            self._context.log.warning(words, topic=self._topic)
+
+    async def _write(self) -> None:
+        records = list(self._waiting)
+        code = await self._produce(records)
+        if code in MISSING:
+            request = host_topic.create_topic_request(self._next_id(), self._topic)
+            answer = await self._ask(self._address_of(self._image().controller_id), request)
+            created = host_topic.create_topic_answer(answer, self._correlation_id)
+            if created not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+                raise NotWritten(f"it could not be created ({error_name(created)})")
+            code = await self._produce(records)
+        if code != ErrorCode.NONE:
+            raise NotWritten(error_name(code))
+        for _ in records:
+            self._waiting.popleft()
+        self._records.add(len(records))
+
+    async def _produce(self, records: list[tuple[int, bytes]]) -> int:
+        request = host_topic.produce_request(self._next_id(), self._topic, self._host.encode(), records)
+        topic = self._image().topics.get(self._topic)
+        leader = topic.partitions[0].leader if topic is not None and topic.partitions else NO_LEADER
+        return host_topic.produce_answer(await self._ask(self._address_of(leader), request), self._correlation_id, self._topic)
+
+    def _address_of(self, broker_id: int) -> tuple[str, int]:
+        broker = self._image().brokers.get(broker_id)
+        return self._address if broker is None or broker_id == self._context.box.broker_id else (broker.host, broker.port)
+
+    def _next_id(self) -> int:
+        self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
+        return self._correlation_id
+
+    async def _ask(self, address: tuple[str, int], request: bytes) -> bytes:
+        if self._connection is None or self._connection[0].at_eof() or self._connected_to != address:
+            self._hang_up()
+            self._connection, self._connected_to = await asyncio.open_connection(*address), address
+        reader, writer = self._connection
+        writer.write(request)
+        await writer.drain()
+        (size_bytes,) = host_topic.FRAME_SIZE.unpack(await reader.readexactly(host_topic.FRAME_SIZE.size))
+        if not 0 < size_bytes <= RESPONSE_BYTES_MAX:
+            raise NotWritten(f"the answer announces {size_bytes} bytes")
+        return await reader.readexactly(size_bytes)
+
+    def _hang_up(self) -> None:
+        if self._connection is not None:
+            self._connection[1].transport.abort()
+            self._connection = None
+
+
+def _reachable(listen: str) -> str:
+    """Where a socket that listens on `listen` is reached from this machine."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(listen, listen)

@@ -1,0 +1,134 @@
+"""Every figure of a sample under its metric's name and labels, partitions apart: what `/metrics` writes out and alarms look at. Pure.
+
+Shared counters go through their rows (`metric_rows`): name, unit, labels. What no counter says (states, ages, costs, lag) is found here. Weak spot: a
+label value with a quote in it is cut there.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+from appliance.cluster.replication_figures import count_replication
+from appliance.shm.histogram import HistogramReading, add_readings
+from services.console.box_sample import PROCESS_STATES, SERVING, BoxSample
+from services.console.disk_look import STATES
+from services.console.group_lag import GroupsLook
+from services.console.metric_row import HISTOGRAM, MetricRow
+from services.console.metric_rows import BY_SOURCE, UNLISTED
+from services.console.topic_figures import topic_figures
+
+KAFKA_LISTENER = "kafka"
+_LABEL = re.compile(r'([a-z_]+)="([^"]*)"')
+
+Labels = tuple[str, ...]
+Values = dict[Labels, float]
+
+
+class Figures(NamedTuple):
+    """By metric name, then by the values of its row's labels."""
+
+    values: dict[str, Values]
+    histograms: dict[str, dict[Labels, HistogramReading]]
+
+
+def gather(sample: BoxSample, groups: GroupsLook) -> Figures:
+    """All of one sample."""
+    found = {**_box(sample), **_processes(sample), **_disks(sample), **_topics(sample), **_replication(sample), **_groups(groups), **_senders(sample)}
+    figures = Figures({f"millrace_{name}": values for name, values in found.items()}, {})
+    for process, snapshot in sample.counters.items():
+        for label, value in snapshot.values.items():
+            row, labels = placed(process, label)
+            values = figures.values.setdefault(row.name, {})
+            values[labels] = values.get(labels, 0) + value * row.scale
+        for label, reading in snapshot.histograms.items():
+            row, labels = placed(process, label)
+            if row.kind == HISTOGRAM:
+                readings = figures.histograms.setdefault(row.name, {})
+                readings[labels] = add_readings((readings[labels], reading)) if labels in readings else reading
+    return figures
+
+
+@lru_cache(maxsize=20_000)
+def placed(process: str, label: str) -> tuple[MetricRow, Labels]:
+    """The row of a process's counter, and the values of the row's labels."""
+    source, _, rest = label.partition("{")
+    row = BY_SOURCE.get(source)
+    if row is None:
+        return UNLISTED, (process, label)
+    given: dict[str, str] = {"process": process, "disk": process.partition("@")[2], "listener": KAFKA_LISTENER}
+    for name, value in _LABEL.findall(rest):
+        given[name] = value
+    return row, tuple(given.get(name, "") for name in row.labels)
+
+
+def _box(sample: BoxSample) -> dict[str, Values]:
+    box = sample.box
+    return {
+        "box": {(box.box, str(box.broker_id), box.cluster_id or sample.image.cluster_id): 1},
+        "box_start_time_seconds": {(): box.started_wall_ms / 1000},
+        "box_ready": {(): float(not sample.missing)},
+    }
+
+
+def _processes(sample: BoxSample) -> dict[str, Values]:
+    living = [process for process in sample.processes if process.pid]
+    return {
+        "process_serving": {(process.name,): float(process.state == SERVING) for process in sample.processes},
+        "process_state": {(process.name, state): float(process.state == state) for process in sample.processes for state in PROCESS_STATES},
+        "process_start_time_seconds": {(process.name,): process.started_wall_ms / 1000 for process in living},
+        "process_cpu_seconds": {(process.name,): process.cost.cpu_seconds for process in living if process.cost},
+        "process_resident_bytes": {(process.name,): process.cost.resident_bytes for process in living if process.cost},
+        "process_pss_bytes": {(process.name,): process.pss_bytes for process in living if process.pss_bytes is not None},
+        "process_heartbeat_age_seconds": {(process.name,): max(sample.monotonic_ns - process.heartbeat_ns, 0) / 1e9 for process in living},
+    }
+
+
+def _disks(sample: BoxSample) -> dict[str, Values]:
+    looks = sample.disks.items()
+    return {
+        "disk_state": {(name, state): float(look.state == state) for name, look in looks for state in STATES},
+        "disk_fenced": {(name,): float(look.is_fenced) for name, look in looks},
+        "disk_partitions": {(name,): len(look.partitions) for name, look in looks},
+        "disk_probe_age_seconds": {(name,): look.probe_age_ns / 1e9 for name, look in looks if look.probe_age_ns is not None},
+        "disk_recovery_done_bytes": {(name,): look.recovery_done_bytes for name, look in looks},
+        "disk_recovery_bytes": {(name,): look.recovery_total_bytes for name, look in looks},
+    }
+
+
+def _topics(sample: BoxSample) -> dict[str, Values]:
+    known = topic_figures(sample)
+    return {
+        "topic_partitions": {(topic.name,): topic.partitions for topic in known},
+        "topic_partitions_not_served": {(topic.name,): topic.not_served for topic in known},
+    }
+
+
+def _replication(sample: BoxSample) -> dict[str, Values]:
+    image = sample.image
+    rows = {(held.row.topic_id, held.row.partition): held.row for look in sample.disks.values() for held in look.partitions}
+    found = count_replication(image, rows, sample.box.broker_id)
+    return {
+        "cluster_boxes": {(): len(image.brokers)},
+        "cluster_has_controller": {(): float(image.controller_id in image.brokers)},
+        "replication_leaders": {(): found.leaders},
+        "replication_followers": {(): found.followers},
+        "replication_under_replicated_partitions": {(): found.under_replicated},
+        "replication_under_min_isr_partitions": {(): found.under_min_isr},
+        "replication_preferred_imbalance": {(): found.not_preferred},
+        "replication_unreplicated_records": {(): found.unreplicated_records_max},
+    }
+
+
+def _senders(sample: BoxSample) -> dict[str, Values]:
+    return {"ingest_senders": {(): sample.senders.known}, "ingest_silent_senders": {(): sample.senders.silent}}
+
+
+def _groups(groups: GroupsLook) -> dict[str, Values]:
+    lags = [lag for group in groups.groups for lag in group.topics]
+    return {
+        "consumer_group_lag_records": {(lag.group, lag.topic): lag.records for lag in lags},
+        "consumer_group_partitions": {(lag.group, lag.topic): lag.partitions for lag in lags},
+        "consumer_groups": {(state,): count for state, count in groups.states.items()},
+    }

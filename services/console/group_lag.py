@@ -1,0 +1,78 @@
+"""How far consumer groups are behind: what they committed, beside the high watermarks in the partition tables. Pure; who asks the coordinator is
+`services/console/console_groups.py`.
+
+Of several boxes each tells of the groups that it coordinates. Weak spots: commits and high watermarks are seen at slightly different moments, so that a lag
+of a busy partition is right within what a second brings; partitions that have no replica on this box are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from appliance.protocol.offset_fetch import NO_OFFSET, OffsetFetchGroupResult
+from services.console.box_sample import BoxSample
+
+
+class TopicLag(NamedTuple):
+    """One group in one topic, over the partitions that it has committed an offset for."""
+
+    group: str
+    topic: str
+    records: int
+    partitions: int
+
+
+class GroupLag(NamedTuple):
+    """One group; `topics` with the most records behind first."""
+
+    group: str
+    state: str
+    topics: tuple[TopicLag, ...]
+
+    @property
+    def records(self) -> int:
+        return sum(topic.records for topic in self.topics)
+
+    @property
+    def partitions(self) -> int:
+        return sum(topic.partitions for topic in self.topics)
+
+
+class GroupsLook(NamedTuple):
+    """Every group that was asked for; `left_out` counts those beyond the bound of one round. `monotonic_ns` 0: nobody has answered yet."""
+
+    groups: tuple[GroupLag, ...] = ()
+    states: Mapping[str, int] = {}
+    left_out: int = 0
+    monotonic_ns: int = 0
+
+
+NOT_LOOKED = GroupsLook()
+
+
+def high_watermarks(sample: BoxSample) -> dict[str, dict[int, int]]:
+    """Topic → partition → high watermark, as far as the partitions are on this box."""
+    names = {bytes(topic.topic_id): name for name, topic in sample.image.topics.items()}
+    found: dict[str, dict[int, int]] = {}
+    for look in sample.disks.values():
+        for held in look.partitions:
+            name = names.get(held.row.topic_id)
+            if name is not None:
+                found.setdefault(name, {})[held.row.partition] = held.row.high_watermark
+    return found
+
+
+def group_lag(group: str, state: str, answer: OffsetFetchGroupResult, watermarks: Mapping[str, Mapping[int, int]]) -> GroupLag:
+    """What the coordinator said of one group, as lag. Partitions without a commit, or on no disk here, do not count."""
+    topics = []
+    for topic in answer.topics:
+        known = watermarks.get(topic.topic, {})
+        behind = [
+            max(known[partition.partition] - partition.offset, 0)
+            for partition in topic.partitions
+            if partition.offset != NO_OFFSET and not partition.error_code and partition.partition in known
+        ]
+        if behind:
+            topics.append(TopicLag(group, topic.topic, sum(behind), len(behind)))
+    return GroupLag(group, state, tuple(sorted(topics, key=lambda lag: (-lag.records, lag.topic))))

@@ -1,0 +1,94 @@
+"""From two readings of the machine to records about the time between them. Pure.
+
+Weak spot: a device that was not there at the first reading is told of from the next interval on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import orjson
+
+from services.console.host_reading import DiskCounts, HostReading, NetworkCounts
+from services.console.host_schema import CPU, DISK, LOG_DIRECTORY, MEMORY, NETWORK
+
+Figures = dict[str, Any]
+_CPU_SHARES = {
+    "user_percent": ("user", "nice"),
+    "system_percent": ("system", "irq", "softirq"),
+    "iowait_percent": ("iowait",),
+    "steal_percent": ("steal",),
+    "idle_percent": ("idle",),
+}
+_NO_DISKS = ("loop", "ram", "zram")
+"""Devices of the machine's own making: told of only where a log directory lies on them."""
+
+
+class LogDirectory(NamedTuple):
+    """A log directory, its device where it has one, and its space as its log-writer sees it."""
+
+    name: str
+    path: str
+    device: str | None
+    free_bytes: int | None
+    size_bytes: int | None
+
+
+def host_records(before: HostReading, after: HostReading, directories: Iterable[LogDirectory], wall_ms: int, host: str, broker_id: int) -> list[bytes]:
+    """JSON documents, in the order cpu, memory, disks, log directories, networks."""
+    seconds = max((after.monotonic_ns - before.monotonic_ns) / 1e9, 1e-3)
+    time = datetime.fromtimestamp(wall_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    common: Figures = {"time": time, "host": host, "broker_id": broker_id}
+    directories = list(directories)
+    figures: list[tuple[str, str, Figures]] = [(CPU, "all", _cpu(before, after)), (MEMORY, "all", dict(after.memory))]
+    for name, counts in after.disks.items():
+        on_it = ",".join(sorted(directory.name for directory in directories if directory.device == name))
+        if name in before.disks and (on_it or not name.startswith(_NO_DISKS)):
+            figures.append((DISK, name, {"log_directories": on_it} | _disk(before.disks[name], counts, seconds)))
+    for directory in directories:
+        if directory.size_bytes:
+            space = {"path": directory.path, "free_bytes": directory.free_bytes or 0, "size_bytes": directory.size_bytes}
+            figures.append((LOG_DIRECTORY, directory.name, space))
+    for name, network in after.networks.items():
+        if name in before.networks and (network.received_packets or network.sent_packets):
+            figures.append((NETWORK, name, _network(before.networks[name], network, seconds)))
+    head = {"interval_seconds": round(seconds, 3)}
+    return [orjson.dumps(common | {"kind": kind, "device": device} | head | values) for kind, device, values in figures]
+
+
+def _cpu(before: HostReading, after: HostReading) -> Figures:
+    spent = {name: max(value - before.cpu_seconds.get(name, 0.0), 0.0) for name, value in after.cpu_seconds.items()}
+    # A guest's time is in "user" already.
+    total = sum(value for name, value in spent.items() if not name.startswith("guest")) or 1.0
+    shares = {field: round(100 * sum(spent.get(name, 0.0) for name in names) / total, 2) for field, names in _CPU_SHARES.items()}
+    loads = {f"load_{minutes}m": round(load, 2) for minutes, load in zip((1, 5, 15), after.load)}
+    return {"cpu_count": after.cpu_count} | shares | loads
+
+
+def _disk(before: DiskCounts, after: DiskCounts, seconds: float) -> Figures:
+    change = DiskCounts(*(max(new - old, 0) for old, new in zip(before, after)))
+    return {
+        "read_bytes_per_second": round(change.read_bytes / seconds, 1),
+        "write_bytes_per_second": round(change.write_bytes / seconds, 1),
+        "reads_per_second": round(change.reads / seconds, 2),
+        "writes_per_second": round(change.writes / seconds, 2),
+        "read_milliseconds": round(change.read_ms / change.reads, 3) if change.reads else 0.0,
+        "write_milliseconds": round(change.write_ms / change.writes, 3) if change.writes else 0.0,
+        "busy_percent": round(min(100 * change.busy_ms / (seconds * 1000), 100.0), 2),
+    }
+
+
+def _network(before: NetworkCounts, after: NetworkCounts, seconds: float) -> Figures:
+    change = NetworkCounts(*(max(new - old, 0) for old, new in zip(before, after)))
+    return {
+        "received_bytes_per_second": round(change.received_bytes / seconds, 1),
+        "sent_bytes_per_second": round(change.sent_bytes / seconds, 1),
+        "received_packets_per_second": round(change.received_packets / seconds, 2),
+        "sent_packets_per_second": round(change.sent_packets / seconds, 2),
+        "receive_errors": change.receive_errors,
+        "send_errors": change.send_errors,
+        "receive_drops": change.receive_drops,
+        "send_drops": change.send_drops,
+    }

@@ -1,0 +1,144 @@
+"""What the first page shows, as one JSON document: bounded, however many partitions, topics and groups there are. Pure.
+
+Weak spot: of topics and groups the busiest are shown, the rest is counted; `millrace top` and `/metrics` have them all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from services.console.activity import DISK_TIMED, Between
+from services.console.alarm_watch import AlarmEvent
+from services.console.box_sample import SUPERVISOR, BoxSample, ProcessLook
+from services.console.disk_look import DiskLook
+from services.console.group_lag import GroupLag, GroupsLook
+
+TOPICS_SHOWN = 30
+GROUPS_SHOWN = 30
+GROUP_TOPICS_SHOWN = 3
+EVENTS_SHOWN = 20
+
+
+def overview(sample: BoxSample, between: Between, groups: GroupsLook, events: list[AlarmEvent], version: str) -> dict[str, Any]:
+    """`between` covers the last seconds, up to `sample`."""
+    box = sample.box
+    topics = between.after.topics
+    return {
+        "now_ms": sample.wall_ms,
+        "version": version,
+        "box": box.box,
+        "broker_id": box.broker_id,
+        "kafka": f"{box.advertise}:{box.kafka_port}",
+        "started_ms": box.started_wall_ms,
+        "missing": sample.missing,
+        "seconds": round(between.seconds, 1),
+        "rates": {
+            "received_bytes": between.rate("log_writer.bytes"),
+            "sent_bytes": between.rate("fetch.range_bytes"),
+            "records": between.rate("log_writer.records"),
+            "syslog_lines": between.rate("ingest.received"),
+            "produce_requests": between.rate("produce.requests"),
+            "fetch_requests": between.rate("fetch.requests"),
+        },
+        "latency": {name: between.latency(f"{name}.latency_us")._asdict() for name in ("produce", "fetch")},
+        "connections": sample.total("acceptor.connections"),
+        "senders": sample.total("ingest.connections"),
+        "syslog": _ledger(sample),
+        "memory_bytes": sum(process.pss_bytes or 0 for process in sample.processes),
+        "cpu_percent": between.cpu_percent_of_all(),
+        "processes": [_process(process, sample, between) for process in sample.processes],
+        "disks": [_disk(disk.name, disk.path, sample, between) for disk in box.disks],
+        "topics": _topics(between),
+        "topics_count": len(topics),
+        "partitions_count": sum(topic.partitions for topic in topics.values()),
+        "not_served_count": sum(topic.not_served for topic in topics.values()),
+        "groups": [_group(group) for group in sorted(groups.groups, key=lambda group: (-group.records, group.group))[:GROUPS_SHOWN]],
+        "groups_count": len(groups.groups) + groups.left_out,
+        "alarms": [_event(event) for event in events[:EVENTS_SHOWN]],
+    }
+
+
+def _ledger(sample: BoxSample) -> dict[str, int]:
+    """The sum of all ingest processes: received = stored + duplicate + lost + in flight."""
+    names = {"received": "received", "stored": "stored", "duplicate": "duplicate", "lost": "counted", "refused": "refused", "kernel_drops": "kernel_drops"}
+    sums = {name: sample.total(f"ingest.{counter}") for name, counter in names.items()}
+    in_flight = sums["received"] - sums["stored"] - sums["duplicate"] - sums["lost"]
+    return sums | {"in_flight": max(in_flight, 0), "silent_senders": sample.senders.silent}
+
+
+def _process(process: ProcessLook, sample: BoxSample, between: Between) -> dict[str, Any]:
+    cost = process.cost
+    return {
+        "name": process.name,
+        "state": process.state,
+        "pid": process.pid,
+        "started_ms": process.started_wall_ms,
+        "restarts": _restarts(process.name, sample),
+        "cpu_percent": between.cpu_percent(process.name, process.pid),
+        "pss_bytes": process.pss_bytes,
+        "resident_bytes": cost.resident_bytes if cost is not None else None,
+    }
+
+
+def _restarts(name: str, sample: BoxSample) -> int:
+    """Its own count, and that of whoever restarts it: a JVM cannot count."""
+    own, supervisor = sample.counters.get(name), sample.counters.get(SUPERVISOR)
+    starts = own.values.get("runtime.starts", 0) if own is not None else 0
+    restarts = supervisor.values.get(f'supervisor.restarts{{process="{name}"}}', 0) if supervisor is not None else 0
+    return max(starts - 1, restarts, 0)
+
+
+def _disk(name: str, path: str, sample: BoxSample, between: Between) -> dict[str, Any]:
+    look: DiskLook = sample.disks[name]
+    writer, controller = sample.counters.get(f"log-writer@{name}"), sample.counters.get("controller")
+    values = writer.values if writer is not None else {}
+    return {
+        "name": name,
+        "path": path,
+        "state": look.state,
+        "is_fenced": look.is_fenced,
+        "recent_fences": values.get("disk.fences_of_late", 0),
+        "is_draining": bool(controller is not None and controller.values.get(f'controller.disk_draining{{disk="{name}"}}')),
+        "free_bytes": values.get("disk.free_bytes"),
+        "size_bytes": values.get("disk.total_bytes"),
+        "partitions": len(look.partitions),
+        "written_bytes_per_s": between.disk_rate(name),
+        "recovery_done_bytes": look.recovery_done_bytes,
+        "recovery_bytes": look.recovery_total_bytes,
+        **{f"{what}_{percentile}": value for what, label in DISK_TIMED.items() for percentile, value in between.disk_latency(name, label)._asdict().items()},
+    }
+
+
+def _topics(between: Between) -> list[dict[str, Any]]:
+    """Those in trouble first, then the busiest, then by name."""
+    rated = []
+    for topic in between.after.topics.values():
+        records, received, sent = between.topic_rates(topic.name)
+        rated.append(((-topic.not_served, -received - sent, -records, topic.name), topic, (records, received, sent)))
+    rated.sort(key=lambda row: row[0])
+    names = ("records_per_s", "received_bytes_per_s", "sent_bytes_per_s")
+    return [topic._asdict() | dict(zip(names, rates)) for _, topic, rates in rated[:TOPICS_SHOWN]]
+
+
+def _group(group: GroupLag) -> dict[str, Any]:
+    return {
+        "group": group.group,
+        "state": group.state,
+        "records": group.records,
+        "partitions": group.partitions,
+        "topics": [topic.topic for topic in group.topics[:GROUP_TOPICS_SHOWN]],
+        "topics_count": len(group.topics),
+    }
+
+
+def _event(event: AlarmEvent) -> dict[str, Any]:
+    alarm = event.alarm
+    return {
+        "name": alarm.name,
+        "severity": alarm.severity,
+        "words": event.words,
+        "meaning": alarm.meaning,
+        "runbook": alarm.runbook,
+        "began_ms": event.began_wall_ms,
+        "ended_ms": event.ended_wall_ms,
+    }

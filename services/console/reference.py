@@ -1,0 +1,87 @@
+"""What is made from the rows of metrics and alarms: `METRICS.md` beside this module, and `systemd/prometheus-alerts.yml`. Tests hold them together.
+
+`python -m services.console.reference metrics > services/console/METRICS.md`, `… alerts > systemd/prometheus-alerts.yml`. Pure but for `main`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from services.console.alarm import Alarm
+from services.console.alarms import ALARMS
+from services.console.metric_row import MetricRow
+from services.console.metric_rows import GROUPS
+
+_METRICS_HEAD = """\
+# Metrics
+
+Written by `python -m services.console.reference metrics` from [metric_rows.py](metric_rows.py); change that, not this. The console serves them at `/metrics`
+in Prometheus's text format. They are read from shared memory: a scrape asks no process and touches no disk. Counters (`_total`) begin at 0 when the box
+starts and go on when a process is started again. A histogram has the series `_bucket` (by `le`: every power of two from 64 µs to 67 s), `_count` and `_sum`;
+the sum is right within 12.5 %. A partition has five series. "Counter inside" is the name in shared memory, as the code and `millrace top` know it.
+
+```
+scrape_configs:
+  - job_name: millrace
+    static_configs: [{targets: ["this-box.example:8080"]}]
+rule_files: [/opt/millrace/current/systemd/prometheus-alerts.yml]
+```
+"""
+
+_ALERTS_HEAD = """\
+# Alert rules for Prometheus. Made by `python -m services.console.reference alerts` from services/console/alarms.py; change that, not this.
+# The job that scrapes the boxes is called "millrace" (services/console/METRICS.md). What to check and to do: the annotation `runbook`.
+groups:
+  - name: millrace
+    rules:
+"""
+
+
+def metrics_page() -> str:
+    """Markdown, a table for each group of rows."""
+    return _METRICS_HEAD + "".join(_metrics_group(title, rows) for title, rows in GROUPS.items())
+
+
+def _metrics_group(title: str, rows: tuple[MetricRow, ...]) -> str:
+    lines = [f"\n## {title}\n", "| metric | type | labels | meaning | counter inside |", "|---|---|---|---|---|"]
+    lines += [f"| `{row.exposed_name}` | {row.kind} | {', '.join(row.labels)} | {row.meaning} | {f'`{row.source}`' if row.source else ''} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def alert_rules() -> str:
+    """YAML."""
+    return _ALERTS_HEAD + "".join(_rule(alarm) for alarm in ALARMS)
+
+
+def _rule(alarm: Alarm) -> str:
+    words = re.sub(r"\{(\w+)\}", r"{{ $labels.\1 }}", alarm.words)
+    held = f"        for: {alarm.hold_seconds}s\n" if alarm.hold_seconds else ""
+    return (
+        f"      - alert: {alarm.name}\n"
+        f"        expr: {_quoted(alarm.expression)}\n"
+        f"{held}"
+        f"        labels:\n"
+        f"          severity: {alarm.severity}\n"
+        f"        annotations:\n"
+        f"          summary: {_quoted(words)}\n"
+        f"          description: {_quoted(alarm.meaning)}\n"
+        f"          runbook: {_quoted(alarm.runbook)}\n"
+    )
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def main() -> int:
+    pages = {"metrics": metrics_page, "alerts": alert_rules}
+    if len(sys.argv) != 2 or sys.argv[1] not in pages:
+        print(f"usage: python -m services.console.reference {'|'.join(pages)}", file=sys.stderr)
+        return 2
+    sys.stdout.write(pages[sys.argv[1]]())
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,68 @@
+"""UnregisterBroker, from the body of a request to the body of its answer.
+
+Owned by the controller process. What is asked for is forgotten with the process, or with ZooKeeper: the client asks again. Weak spot: as of
+`waiting_request`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.base.logging import Logger
+from appliance.protocol.unregister_broker import REQUEST, RESPONSE, UnregisterBrokerResponse
+from services.controller.admin.topic_administration import Result
+from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, Waiting, told
+from services.controller.decisions.box_operations import forget_box
+from services.controller.decisions.cluster import Cluster
+from services.controller.zookeeper.operation import OperationRunner, Outcome
+
+UNREGISTER_TIMEOUT_MS = 30_000
+"""The request carries none."""
+
+
+class BoxRequests:
+    """Requests to forget boxes. `on_failure` gets what ZooKeeper refused or lost."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        runner: OperationRunner,
+        log: Logger,
+        on_failure: Callable[[Exception], None],
+        wait: Wait,
+        answer: Answer,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._cluster = cluster
+        self._runner = runner
+        self._log = log
+        self._on_failure = on_failure
+        self._wait = wait
+        self._answer = answer
+        self._now_ms = now_ms
+
+    def on_unregister(self, request: ControllerRequest) -> None:
+        broker_id = REQUEST.decode(request.body, 0, len(request.body), request.version).broker_id
+
+        def finish(results: dict[Key, Result]) -> None:
+            result = results[broker_id]
+            self._answer(request, RESPONSE.encode(request.version, UnregisterBrokerResponse(0, result.code, told(result.message))))
+
+        self._wait(Waiting([broker_id], self._now_ms() + UNREGISTER_TIMEOUT_MS, lambda waiting: self._begin(waiting, broker_id), finish))
+
+    def _begin(self, waiting: Waiting, broker_id: int) -> None:
+        if self._cluster.fence is None:
+            waiting.record(broker_id, NOT_CONTROLLER)
+        elif not self._runner.start(f"forget:{broker_id}", forget_box(self._cluster, broker_id), lambda outcome: self._on_end(waiting, broker_id, outcome)):
+            waiting.record(broker_id, Result(ErrorCode.INVALID_REQUEST, f"Box {broker_id} is being taken out at this moment."))
+
+    def _on_end(self, waiting: Waiting, broker_id: int, outcome: Outcome) -> None:
+        if isinstance(outcome.failure, RequestRefused):
+            waiting.record(broker_id, Result(outcome.failure.code, outcome.failure.message))
+        elif outcome.failure is not None:
+            waiting.record(broker_id, Result(ErrorCode.REQUEST_TIMED_OUT, f"ZooKeeper did not take it: {outcome.failure}"))
+            self._on_failure(outcome.failure)
+        else:
+            self._log.info(f"box {broker_id} is taken out: nothing is recorded of it any more")
+            waiting.record(broker_id, Result(ErrorCode.NONE))

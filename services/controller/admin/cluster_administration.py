@@ -1,0 +1,103 @@
+"""What admin requests and the controller's own care set in motion about topics, over all boxes: each looked at again while it is not done.
+
+Owned by the controller agent. Every part runs its operations one after the other under the controller's fence, and begins anew after an arrival. What was
+ordered in one term as controller is carried out in that term or never: another box may have done it since, or the opposite, and what it names may be something
+else by now (a topic made anew). Weak: all are looked at twice a second, whether there is something or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from appliance.base.model import TopicId
+from appliance.base.settings import Box
+from appliance.cluster.internal_topics import internal_topic
+from appliance.cluster.placement import CreationDefaults, DiskSpace
+from appliance.runtime.agent import ServiceContext
+from appliance.senders.ingest_table import table_of
+from services.controller.admin.config_administration import ConfigAdministration
+from services.controller.admin.disk_draining import DiskDraining
+from services.controller.admin.election_administration import ElectionAdministration, LeadershipReturn
+from services.controller.admin.partition_administration import PartitionAdministration
+from services.controller.admin.reassignment_administration import ReassignmentAdministration
+from services.controller.admin.topic_administration import TopicAdministration
+from services.controller.admin.topic_copies import TopicCopies
+from services.controller.admin.waiting_request import NOT_CONTROLLER
+from services.controller.decisions.cluster import Cluster
+from services.controller.decisions.topic_copies import copies_wanted
+from services.controller.zookeeper.operation import OperationRunner
+
+
+class ClusterAdministration:
+    """`reconsider` while this box has arrived."""
+
+    def __init__(
+        self,
+        context: ServiceContext,
+        cluster: Cluster,
+        runner: OperationRunner,
+        spaces: Callable[[], list[DiskSpace]],
+        new_topic_id: Callable[[], TopicId],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        box, counters, log, now_ms = context.box, context.counters, context.log, context.clock.monotonic_ms
+        self._cluster = cluster
+        self._term: int | None = None
+        """The controller epoch in which orders were taken; None: another box is controller."""
+        defaults = CreationDefaults(box.integer("num.partitions"), box.integer("default.replication.factor"))
+        self.topics = TopicAdministration(
+            cluster,
+            runner,
+            spaces,
+            new_topic_id,
+            defaults,
+            box.flag("delete.topic.enable"),
+            lambda name: internal_topic(name, box, len(cluster.open_brokers())),
+            counters,
+            log,
+            on_failure,
+            now_ms,
+        )
+        self.partitions = PartitionAdministration(cluster, runner, spaces, defaults, counters, log, on_failure)
+        self.configs = ConfigAdministration(cluster, runner, counters, log, on_failure)
+        self.reassignments = ReassignmentAdministration(cluster, runner, counters, log, on_failure)
+        leadership_return = LeadershipReturn(
+            box.flag("auto.leader.rebalance.enable"),
+            box.integer("leader.imbalance.check.interval.seconds") * 1000,
+            box.integer("leader.imbalance.per.broker.percentage"),
+        )
+        self.elections = ElectionAdministration(cluster, runner, leadership_return, now_ms, counters, log, on_failure)
+        self.draining = DiskDraining(cluster, runner, counters, log, on_failure)
+        elections = self.elections if leadership_return.is_enabled else None
+        self._copies = TopicCopies(cluster, _copies_wanted(box), self.reassignments, elections, now_ms, log)
+
+    def on_arrived(self) -> None:
+        """Everything was loaded anew, and who is controller is known again."""
+        self._forget_former_terms()
+
+    def reconsider(self) -> None:
+        """Whatever is not done: may it go on?"""
+        self._forget_former_terms()
+        self.topics.reconsider()
+        self.partitions.reconsider()
+        self.configs.reconsider()
+        self.reassignments.reconsider()
+        self.elections.reconsider()
+        self._copies.reconsider()
+        self.draining.reconsider()
+
+    def _forget_former_terms(self) -> None:
+        """A term that follows ours at once is ours, too: nobody was controller in between."""
+        former, fence = self._term, self._cluster.fence
+        self._term = fence.controller_epoch if fence is not None else None
+        if self._term is None or (former is not None and self._term > former + 1):
+            self.topics.forget_orders(NOT_CONTROLLER)
+            self.partitions.forget_orders(NOT_CONTROLLER)
+            self.reassignments.forget_orders(NOT_CONTROLLER)
+            self.elections.forget_orders(NOT_CONTROLLER)
+
+
+def _copies_wanted(box: Box) -> dict[str, int]:
+    """Of the topics that boxes make by themselves; those that ingest's table names are of that kind."""
+    own = dict.fromkeys(table_of(box).router().topics, box.integer("ingest.topic.replication.factor"))
+    return own | copies_wanted(box)

@@ -1,0 +1,119 @@
+"""Configs of topics and brokers as DescribeConfigs tells them: values, sources, synonyms in order of precedence, types, texts.
+
+Pure; used by the controller process. Weak spot: a value that stands in the settings file as the default is told as a default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from appliance.cluster.broker_configs import BrokerConfig
+from appliance.cluster.dynamic_broker_configs import DYNAMIC_BROKER_CONFIGS
+from appliance.cluster.topic_configs import TOPIC_CONFIG_ROWS, TopicConfigRow
+from appliance.protocol.config_resources import CONFIG_TYPES, ConfigSource
+from appliance.protocol.describe_configs import ConfigSynonym, DescribedConfig
+from services.controller.admin.topic_config_texts import topic_config_documentation
+
+PASSWORD = "password"
+POLICY_BEFORE = {"flush.messages": "log.flush.policy"}
+"""A setting of our own that gives a topic config its value, before those that Kafka has for it."""
+
+
+class BrokerSide(NamedTuple):
+    """What a topic has from its broker. `values`: what the settings give for topics where that differs from Kafka's defaults, by the topic
+    configs' names and in their units. `configs`: the broker's own configs, as they are described themselves."""
+
+    values: Mapping[str, str]
+    configs: Mapping[str, BrokerConfig]
+
+
+def describe_topic(topic: Mapping[str, str], broker: BrokerSide, with_synonyms: bool, with_documentation: bool) -> list[DescribedConfig]:
+    """Every topic config. `topic`: what is set on it."""
+    return [_topic_config(row, topic, broker, with_synonyms, with_documentation) for row in TOPIC_CONFIG_ROWS.values()]
+
+
+def _topic_config(row: TopicConfigRow, topic: Mapping[str, str], broker: BrokerSide, with_synonyms: bool, with_documentation: bool) -> DescribedConfig:
+    synonyms = _topic_synonyms(row, topic, broker)
+    source = synonyms[0].source if synonyms else ConfigSource.DEFAULT
+    return DescribedConfig(
+        row.name,
+        topic.get(row.name, broker.values.get(row.name, row.default)),
+        is_default=source == ConfigSource.DEFAULT,
+        config_source=source,
+        synonyms=synonyms if with_synonyms else (),
+        config_type=CONFIG_TYPES[row.type],
+        documentation=topic_config_documentation(row.name) if with_documentation else None,
+    )
+
+
+def _topic_synonyms(row: TopicConfigRow, topic: Mapping[str, str], broker: BrokerSide) -> tuple[ConfigSynonym, ...]:
+    """The topic's own value under its name, then the broker's configs by their names and in their units: what is set, then the defaults. They are
+    what describing the broker tells, so that the two never contradict each other."""
+    synonyms = [ConfigSynonym(row.name, topic[row.name], ConfigSource.TOPIC)] if row.name in topic else []
+    names = [POLICY_BEFORE[row.name], *row.broker_settings] if row.name in POLICY_BEFORE and row.name in broker.values else row.broker_settings
+    known = [broker.configs[name] for name in names if name in broker.configs]
+    synonyms += [ConfigSynonym(config.name, config.value, ConfigSource.STATIC_BROKER) for config in known if not config.is_default]
+    if row.broker_settings and not known:  # a setting that this broker does not have: Kafka's default holds
+        synonyms.append(ConfigSynonym(row.broker_settings[0], row.default, ConfigSource.DEFAULT))
+    synonyms += [ConfigSynonym(config.name, config.default, ConfigSource.DEFAULT) for config in known if config.default is not None]
+    return tuple(synonyms)
+
+
+def describe_dynamic(
+    own: Mapping[str, str],
+    for_all: Mapping[str, str],
+    settings: Mapping[str, BrokerConfig],
+    with_synonyms: bool,
+    with_documentation: bool,
+    only_set: bool = False,
+) -> list[DescribedConfig]:
+    """What can be set on this broker while it runs: its own before what is set on all, and before `settings`; with `only_set` what is set."""
+    described = []
+    for config in DYNAMIC_BROKER_CONFIGS.values():
+        synonyms = [ConfigSynonym(config.name, own[config.name], ConfigSource.DYNAMIC_BROKER)] if config.name in own else []
+        if config.name in for_all:
+            synonyms.append(ConfigSynonym(config.name, for_all[config.name], ConfigSource.DYNAMIC_DEFAULT_BROKER))
+        if only_set and not synonyms:
+            continue
+        if config.name in settings and not settings[config.name].is_default:
+            synonyms.append(ConfigSynonym(config.name, settings[config.name].value, ConfigSource.STATIC_BROKER))
+        synonyms.append(ConfigSynonym(config.name, config.default, ConfigSource.DEFAULT))
+        first = synonyms[0]
+        described.append(
+            DescribedConfig(
+                config.name,
+                first.value,
+                is_default=first.source == ConfigSource.DEFAULT,
+                config_source=first.source,
+                synonyms=tuple(synonyms) if with_synonyms else (),
+                config_type=CONFIG_TYPES[config.type],
+                documentation=config.documentation if with_documentation else None,
+            )
+        )
+    return described
+
+
+def describe_broker(configs: Mapping[str, BrokerConfig], with_synonyms: bool, with_documentation: bool) -> list[DescribedConfig]:
+    """Every config of this broker that is read at the start."""
+    return [_broker_config(config, with_synonyms, with_documentation) for config in configs.values()]
+
+
+def _broker_config(config: BrokerConfig, with_synonyms: bool, with_documentation: bool) -> DescribedConfig:
+    is_sensitive = config.type == PASSWORD
+    value = None if is_sensitive else config.value
+    synonyms = [] if config.is_default else [ConfigSynonym(config.name, value, ConfigSource.STATIC_BROKER)]
+    if config.default is not None:
+        synonyms.append(ConfigSynonym(config.name, None if is_sensitive else config.default, ConfigSource.DEFAULT))
+    source = ConfigSource.DEFAULT if config.is_default else ConfigSource.STATIC_BROKER
+    return DescribedConfig(
+        config.name,
+        value,
+        read_only=True,
+        is_default=config.is_default,
+        config_source=source,
+        is_sensitive=is_sensitive,
+        synonyms=tuple(synonyms) if with_synonyms else (),
+        config_type=CONFIG_TYPES[config.type],
+        documentation=config.documentation if with_documentation else None,
+    )

@@ -1,0 +1,232 @@
+"""DescribeConfigs, AlterConfigs and IncrementalAlterConfigs, from the body of a request to the body of its answer.
+
+Owned by the controller process of each box: Kafka's clients ask any broker to alter a topic's configs. Topics can be altered; of a broker's configs the
+throttles (`cluster/dynamic_broker_configs.py`). A box reads its settings at the start, and says so when others are to be altered.
+Weak spot: as of `waiting_request`; what is described is the controller's copy, which a change by other tools reaches by a notification.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.base.model import topic_name_problem
+from appliance.base.setting_rows import SETTING_ROWS
+from appliance.cluster.broker_configs import BrokerConfig
+from appliance.cluster.dynamic_broker_configs import DYNAMIC_BROKER_CONFIGS, dynamic_config_problem
+from appliance.cluster.znodes import DEFAULT_BROKER
+from appliance.protocol import alter_configs, describe_configs, incremental_alter_configs
+from appliance.protocol.alter_configs import ResourceToReplace
+from appliance.protocol.config_resources import AlteredResource, AlteredResources, ResourceType
+from appliance.protocol.describe_configs import DescribeConfigsRequest, DescribeConfigsResponse, DescribedConfig, DescribedResource, ResourceToDescribe
+from appliance.protocol.incremental_alter_configs import ResourceToAlter
+from appliance.protocol.schema import Message
+from services.controller.admin.config_administration import Alteration, ConfigAdministration, Entity
+from services.controller.admin.config_descriptions import BrokerSide, describe_broker, describe_dynamic, describe_topic
+from services.controller.admin.topic_administration import Result
+from services.controller.admin.waiting_request import Answer, ControllerRequest, Key, Wait, Waiting, told
+from services.controller.decisions.cluster import Cluster
+from services.controller.zookeeper.config_changes import SET, ConfigChange, ConfigOperation, altered, refuse_bad_names_and_nulls, replaced
+
+CONFIG_TIMEOUT_MS = 30_000
+"""These requests carry no time-out of their own."""
+ROWS_MAX = 150_000
+ANSWER_BYTES_MAX = 48 << 20
+"""Of one answer (6 KB a topic with all texts): it is made in one turn of the duty cycle and crosses to the acceptor in one frame."""
+TOO_MANY = "Too much is asked for at once; describe fewer resources."
+
+Resource = ResourceToReplace | ResourceToAlter
+
+
+class ConfigRequests:
+    """Requests about configs of topics and of this broker."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        administration: ConfigAdministration,
+        broker_configs: Mapping[str, BrokerConfig],
+        wait: Wait,
+        answer: Answer,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._cluster = cluster
+        self._administration = administration
+        self._broker_configs = broker_configs
+        self._wait = wait
+        self._answer = answer
+        self._now_ms = now_ms
+
+    # --- describing ---------------------------------------------------------------------------------------------------------
+
+    def on_describe(self, request: ControllerRequest) -> None:
+        """Brokers are described at once; topics when they are known."""
+        decoded = describe_configs.REQUEST.decode(request.body, 0, len(request.body), request.version)
+
+        def finish(results: dict[Key, Result]) -> None:
+            timed_out = results.get(0)
+            counts = _counts(decoded.resources)
+            described: list[DescribedResource] = []
+            rows = 0
+            for resource in decoded.resources:
+                if rows > ROWS_MAX:
+                    described.append(DescribedResource(ErrorCode.INVALID_REQUEST, TOO_MANY, resource.resource_type, resource.resource_name))
+                    continue
+                described.append(self._describe(resource, decoded, counts, timed_out))
+                rows += len(described[-1].configs)
+            body = describe_configs.RESPONSE.encode(request.version, DescribeConfigsResponse(0, tuple(described)))
+            if len(body) > ANSWER_BYTES_MAX:
+                described = [DescribedResource(ErrorCode.INVALID_REQUEST, TOO_MANY, kind, name) for _, _, kind, name, _ in described]
+                body = describe_configs.RESPONSE.encode(request.version, DescribeConfigsResponse(0, tuple(described)))
+            self._answer(request, body)
+
+        if any(resource.resource_type == ResourceType.TOPIC for resource in decoded.resources):
+            self._wait(Waiting([0], self._now_ms() + CONFIG_TIMEOUT_MS, lambda waiting: waiting.record(0, Result(ErrorCode.NONE)), finish))
+        else:
+            finish({})
+
+    def _describe(
+        self, resource: ResourceToDescribe, request: DescribeConfigsRequest, counts: Counter[tuple[int, str]], result: Result | None
+    ) -> DescribedResource:
+        kind, name = resource.resource_type, resource.resource_name
+        try:
+            _refuse_twice(resource, counts)
+            configs = self._configs_of(kind, name, request, result)
+        except RequestRefused as refused:
+            return DescribedResource(refused.code, told(refused.message), kind, name)
+        keys = frozenset(resource.configuration_keys or ())
+        return DescribedResource(0, None, kind, name, tuple(config for config in configs if not keys or config.name in keys))
+
+    def _configs_of(self, kind: int, name: str, request: DescribeConfigsRequest, result: Result | None) -> Sequence[DescribedConfig]:
+        if kind == ResourceType.BROKER:
+            for_all = self._cluster.dynamic_configs.get(DEFAULT_BROKER, {})
+            if not name:  # only what was altered for all brokers
+                return describe_dynamic({}, for_all, {}, request.include_synonyms, request.include_documentation, only_set=True)
+            _refuse_other_broker(name, self._cluster.broker_id)
+            own = self._cluster.dynamic_configs.get(name, {})
+            read_at_start = {name: config for name, config in self._broker_configs.items() if name not in DYNAMIC_BROKER_CONFIGS}
+            fixed = describe_broker(read_at_start, request.include_synonyms, request.include_documentation)
+            return [*fixed, *describe_dynamic(own, for_all, self._broker_configs, request.include_synonyms, request.include_documentation)]
+        if kind != ResourceType.TOPIC:
+            raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {_kind_text(kind)}")
+        if result is not None and result.code is not ErrorCode.NONE:
+            raise RequestRefused(result.code, result.message or "")
+        self._refuse_unknown_topic(name)
+        topic = self._cluster.topics[name]
+        side = BrokerSide(self._cluster.broker_config, self._broker_configs)
+        return describe_topic(topic.config, side, request.include_synonyms, request.include_documentation)
+
+    def _refuse_unknown_topic(self, name: str) -> None:
+        problem = topic_name_problem(name)
+        if problem is not None:
+            raise RequestRefused(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+        if name not in self._cluster.topics or name in self._cluster.deleting:
+            raise RequestRefused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
+
+    # --- altering -----------------------------------------------------------------------------------------------------------
+
+    def on_replace(self, request: ControllerRequest) -> None:
+        """AlterConfigs: what is not named goes back to its default."""
+        decoded = alter_configs.REQUEST.decode(request.body, 0, len(request.body), request.version)
+        self._alter(request, alter_configs.RESPONSE, decoded.resources, decoded.validate_only)
+
+    def on_alter(self, request: ControllerRequest) -> None:
+        """IncrementalAlterConfigs."""
+        decoded = incremental_alter_configs.REQUEST.decode(request.body, 0, len(request.body), request.version)
+        self._alter(request, incremental_alter_configs.RESPONSE, decoded.resources, decoded.validate_only)
+
+    def _alter(self, request: ControllerRequest, message: Message[AlteredResources], resources: Sequence[Resource], validate_only: bool) -> None:
+        counts = _counts(resources)
+
+        def begin(waiting: Waiting) -> None:
+            for index, resource in enumerate(resources):
+                self._begin(resource, counts, validate_only, partial(waiting.record, index), lambda: not waiting.is_done)
+
+        def finish(results: dict[Key, Result]) -> None:
+            done = tuple(
+                AlteredResource(results[index].code, told(results[index].message), resource.resource_type, resource.resource_name)
+                for index, resource in enumerate(resources)
+            )
+            self._answer(request, message.encode(request.version, AlteredResources(0, done)))
+
+        self._wait(Waiting(range(len(resources)), self._now_ms() + CONFIG_TIMEOUT_MS, begin, finish))
+
+    def _begin(
+        self,
+        resource: Resource,
+        counts: Counter[tuple[int, str]],
+        validate_only: bool,
+        on_result: Callable[[Result], None],
+        is_awaited: Callable[[], bool],
+    ) -> None:
+        try:
+            change = self._planned(resource, counts)
+        except RequestRefused as refused:
+            on_result(Result(refused.code, refused.message))
+            return
+        is_broker = resource.resource_type == ResourceType.BROKER
+        entity = Entity(is_broker, resource.resource_name or DEFAULT_BROKER if is_broker else resource.resource_name)
+        self._administration.alter(entity, Alteration(change, validate_only, on_result, is_awaited))
+
+    def _planned(self, resource: Resource, counts: Counter[tuple[int, str]]) -> ConfigChange:
+        kind, name = resource.resource_type, resource.resource_name
+        _refuse_twice(resource, counts)
+        operations = _operations(resource)
+        refuse_bad_names_and_nulls(operations)
+        if kind == ResourceType.BROKER:
+            if name:
+                _refuse_other_broker(name, self._cluster.broker_id)
+            if fixed := sorted(operation.name for operation in operations if operation.name not in DYNAMIC_BROKER_CONFIGS):
+                raise RequestRefused(ErrorCode.INVALID_REQUEST, _broker_refusal(fixed))
+            if isinstance(resource, ResourceToReplace):
+                return replaced({operation.name: operation.value or "" for operation in operations}, dynamic_config_problem)
+            return altered({}, operations, dynamic_config_problem)
+        if kind != ResourceType.TOPIC:
+            raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Unknown resource type {_kind_text(kind)}; only configs of topics can be altered.")
+        if not name:
+            raise RequestRefused(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")
+        self._refuse_unknown_topic(name)
+        if isinstance(resource, ResourceToReplace):
+            return replaced({operation.name: operation.value or "" for operation in operations})
+        return altered(self._cluster.broker_config, operations)
+
+
+def _broker_refusal(names: Sequence[str]) -> str:
+    """Why a broker's configs are not altered, and where they can be: only what the settings file knows is sent there."""
+    reason = f"Cannot update these configs dynamically: {', '.join(names)}."
+    if settable := [name for name in names if name in SETTING_ROWS]:
+        reason += f" A broker reads its settings at the start: change {', '.join(settable)} in its settings file (millrace run --config) and start it again."
+    if fixed := [name for name in names if name not in SETTING_ROWS]:
+        reason += f" The settings file has no setting {', '.join(fixed)} (millrace config check --reference lists what it has)."
+    return reason
+
+
+def _counts(resources: Sequence[Resource | ResourceToDescribe]) -> Counter[tuple[int, str]]:
+    return Counter((resource.resource_type, resource.resource_name) for resource in resources)
+
+
+def _refuse_twice(resource: Resource | ResourceToDescribe, counts: Counter[tuple[int, str]]) -> None:
+    """Kafka describes what is named twice twice; an answer far longer than its request is nothing that anybody needs."""
+    if counts[(resource.resource_type, resource.resource_name)] > 1:
+        raise RequestRefused(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
+
+
+def _operations(resource: Resource) -> list[ConfigOperation]:
+    if isinstance(resource, ResourceToReplace):
+        return [ConfigOperation(config.name, SET, config.value) for config in resource.configs]
+    return [ConfigOperation(config.name, config.operation, config.value) for config in resource.configs]
+
+
+def _refuse_other_broker(name: str, broker_id: int) -> None:
+    try:
+        asked = int(name)
+    except ValueError:
+        raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Broker id must be an integer, but it is: {name}") from None
+    if asked != broker_id or name != str(broker_id):
+        raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {broker_id} or empty string, but received {name}")
+
+
+def _kind_text(kind: int) -> str:
+    return ResourceType(kind).name if kind in ResourceType.__members__.values() else str(kind)

@@ -1,0 +1,398 @@
+"""Moves of partitions between the disks of this box that stand in ZooKeeper, each brought one step forward.
+
+Owned by the controller process. What is ordered (`move_orders`) is durable; from then on every life of the controller goes on with it, choosing
+each step from what the log-writers say (`services/controller/decisions/moves.py`). Copying and handing over need no ZooKeeper and are not dropped
+with it. At most one
+partition of a source disk is frozen at a time, for no longer than the disk's deadline. Weak spot: how far a copy is comes from a file that is
+written about once a second, so a partition that has caught up may be a moment behind again when it is frozen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from appliance.base.errors import ErrorCode
+from appliance.base.layout import Disk
+from appliance.base.logging import Logger
+from appliance.cluster.znodes import MoveOrder
+from appliance.ipc.descriptors import DescriptorKind
+from appliance.ipc.move_report import CAUGHT_UP, FAILED
+from appliance.shm.counters import Counters
+from services.controller.admin.move_orders import MoveOrders
+from services.controller.admin.move_progress import MoveProgressFiles
+from services.controller.decisions.cluster import Cluster, DiskReport
+from services.controller.decisions.move_operations import (
+    HandedOver,
+    HandOver,
+    MoveKey,
+    Phase,
+    begin_copy,
+    hand_over,
+    promote,
+    settle,
+    take_back,
+    write_down_moved,
+)
+from services.controller.decisions.moves import MoveFacts, Step, next_step
+from services.controller.zookeeper.operation import DiskCommand, Operation, OperationRunner, Outcome
+from services.controller.zookeeper.topic_registry import TopicState
+
+LOOK_NS = 20_000_000
+"""Between two looks at what has caught up."""
+FULL_LOOK_NS = 250_000_000
+"""Between two looks at all moves that can go on."""
+THOROUGH_LOOK_NS = 1_000_000_000
+"""Between two looks at all moves, for each thousand of them."""
+BEGUN_MAX = 16
+"""Copies that a target disk is told of at a time; it makes them one after the other."""
+RETRY_NS_FIRST = 500_000_000
+RETRY_NS_MAX = 30_000_000_000
+
+
+class Move:
+    """A move that stands in ZooKeeper, as this life of the controller knows it."""
+
+    __slots__ = ("attempts", "begun", "key", "not_before_ns", "order", "topic_id", "was_told_lost")
+
+    def __init__(self, key: MoveKey, topic_id: str, order: MoveOrder) -> None:
+        self.key = key
+        self.topic_id = topic_id
+        self.order = order
+        self.begun: tuple[int, int] | None = None
+        """The lives of source's and target's log-writers that were told of it."""
+        self.attempts = 0
+        self.not_before_ns = 0
+        self.was_told_lost = False
+
+    def put_off(self, now_ns: int) -> None:
+        self.not_before_ns = now_ns + min(RETRY_NS_MAX, RETRY_NS_FIRST << min(self.attempts, 16))
+        self.attempts += 1
+
+
+class MoveAdministration:
+    """`runner` is dropped when ZooKeeper is lost, `own_runner` is not. `is_online(disk)`: its log-writer is there and its disk works; `publish` has the
+    image written."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        runner: OperationRunner,
+        own_runner: OperationRunner,
+        is_online: Callable[[str], bool],
+        publish: Callable[[Callable[[None], None]], None],
+        disks: list[Disk],
+        files: MoveProgressFiles,
+        deadline_ms: int,
+        now_ns: Callable[[], int],
+        counters: Counters,
+        log: Logger,
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._cluster = cluster
+        self._runner = runner
+        self._own_runner = own_runner
+        self._is_online = is_online
+        self._publish = publish
+        self._disks = disks
+        self._files = files
+        self._deadline_ms = deadline_ms
+        self._now_ns = now_ns
+        self._log = log
+        self._on_failure = on_failure
+        self.orders = MoveOrders(cluster, runner, is_online, counters, log, self._on_ordered, on_failure)
+        self._moves: dict[MoveKey, Move] = {}
+        self._handing_over: dict[MoveKey, HandOver] = {}
+        self._to_write: dict[str, set[int]] = {}
+        """Topics whose partitions lie elsewhere than ZooKeeper says; of them those that wait for a larger leader epoch."""
+        self._writing: set[str] = set()
+        """Topics for which that is being told to ZooKeeper."""
+        self._next_look_ns = 0
+        self._next_full_look_ns = 0
+        self._next_thorough_look_ns = 0
+        self._target_ids: set[str] = set()
+        self._copies: dict[str, int] = {}
+        """By target directory: copies that it was told of and that may end soon, at the last look at all moves."""
+        self._standing = counters.gauge("controller.moves")
+        self._done = counters.counter("controller.moves_done")
+        self._taken_back = counters.counter("controller.hand_overs_taken_back")
+        self._pauses = counters.histogram("controller.hand_over_us")
+
+    # --- what stands --------------------------------------------------------------------------------------------------------
+
+    def on_arrived(self) -> None:
+        """Everything was loaded anew: what memory had ahead of ZooKeeper is found again from the disks."""
+        self.orders.on_arrived()
+        self._to_write.clear()
+        self._writing.clear()
+        self._collect()
+        self._next_look_ns = self._next_full_look_ns = self._next_thorough_look_ns = 0
+
+    def _on_ordered(self) -> None:
+        self._collect()
+        self._next_full_look_ns = 0
+
+    def on_disk_connected(self, report: DiskReport) -> None:
+        """A log-writer has come. What it holds back for a hand-over of ours that is over leads again at once, with or without ZooKeeper."""
+        for move in self._moves.values():
+            move.not_before_ns = 0
+            topic = self._cluster.topics.get(move.key.topic)
+            source = self._source(topic, move.key.partition) if topic is not None else None
+            if report.disk in (source, self._cluster.disk_of(move.order.directory_id)):
+                move.begun = None
+        for name, number in report.frozen:
+            payload = {"topic": name, "partition": number, "topic_id": report.frozen[(name, number)], "keeps_mark": True}
+            self._own_runner.start(f"thaw:{name}-{number}", _tell_disk(report.disk, DescriptorKind.MOVE_CANCEL, payload), self._on_told)
+        report.frozen.clear()
+        self._next_full_look_ns = self._next_thorough_look_ns = 0
+
+    def _collect(self) -> None:
+        """`_moves` as the topics say."""
+        found: dict[MoveKey, Move] = {}
+        for name, topic in self._cluster.topics.items():
+            if not topic.moves or name in self._cluster.deleting:
+                continue
+            for number, order in topic.moves.items():
+                key = MoveKey(name, number)
+                move = self._moves.get(key)
+                if move is None or (move.topic_id, move.order) != (str(topic.topic_id), order):
+                    move = Move(key, str(topic.topic_id), order)
+                found[key] = move
+        self._moves = found
+        self._target_ids = {move.order.directory_id for move in found.values()}
+        self._standing.set(len(found))
+
+    def _drop_orphans(self) -> None:
+        """Copies that no order names: of a topic that was deleted, or an order that was taken back, while the target was away."""
+        for report in self._cluster.reports.values():
+            if not report.futures or not self._is_online(report.disk):
+                continue
+            for (name, number), future in list(report.futures.items()):
+                topic = self._cluster.topics.get(name)
+                order = topic.moves.get(number) if topic is not None and str(topic.topic_id) == future.topic_id else None
+                if (order is not None and order.directory_id == report.directory_id) or name in self._cluster.handing_over:
+                    continue
+                del report.futures[(name, number)]
+                payload = {"topic": name, "partition": number, "topic_id": future.topic_id}
+                self._log.info(f"the copy of {name}-{number} on disk {report.disk} is not wanted any more", topic=name, partition=number, disk=report.disk)
+                self._own_runner.start(f"orphan:{report.disk}:{name}-{number}", _tell_disk(report.disk, DescriptorKind.MOVE_CANCEL, payload), self._on_told)
+
+    def _on_told(self, outcome: Outcome) -> None:
+        pass
+
+    # --- the duty cycle -----------------------------------------------------------------------------------------------------
+
+    def do_work(self, now_ns: int, has_arrived: bool) -> int:
+        """Bring moves forward; bounded by the moves that stand."""
+        if self._handing_over:
+            self._end_overdue(now_ns)
+        self.orders.start()
+        if self._to_write:
+            self._write_down()
+        if now_ns < self._next_look_ns:
+            return 0
+        self._next_look_ns = now_ns + LOOK_NS
+        if now_ns >= self._next_full_look_ns:
+            self._next_full_look_ns = now_ns + FULL_LOOK_NS
+            if has_arrived:
+                self._collect()
+                self._drop_orphans()
+            self._files.changed(self._targets())
+            return self._consider_all(now_ns)
+        work = 0
+        for progress in self._files.changed(self._targets()):
+            move = self._moves.get(MoveKey(progress.topic, progress.partition))
+            if move is not None and progress.state == CAUGHT_UP:
+                work += self._consider(move, now_ns)
+        return work
+
+    def _consider_all(self, now_ns: int) -> int:
+        """Moves whose target has copies enough to make are passed over but once in a while: there may be thousands."""
+        is_thorough = now_ns >= self._next_thorough_look_ns
+        if is_thorough:
+            self._next_thorough_look_ns = now_ns + max(THOROUGH_LOOK_NS, len(self._moves) * THOROUGH_LOOK_NS // 1000)
+        self._copies = self._count_copies()
+        work = 0
+        for move in list(self._moves.values()):
+            if is_thorough or move.begun is not None or self._copies.get(move.order.directory_id, 0) < BEGUN_MAX:
+                work += self._consider(move, now_ns)
+        return work
+
+    def is_busy(self) -> bool:
+        """Whether somebody should look again soon."""
+        return bool(self._moves or self._handing_over or self.orders.is_busy)
+
+    def _targets(self) -> set[str]:
+        return {disk for directory_id in self._target_ids if (disk := self._cluster.disk_of(directory_id)) is not None}
+
+    def _consider(self, move: Move, now_ns: int) -> int:
+        topic = self._cluster.topics.get(move.key.topic)
+        if topic is None or now_ns < move.not_before_ns or self._own_runner.is_running(f"move:{move.key}") or move.key.partition not in topic.moves:
+            return 0
+        number = move.key.partition
+        source, target = self._source(topic, number), self._cluster.disk_of(move.order.directory_id)
+        step = next_step(self._facts(move, topic, source, target))
+        if step is Step.WAIT:
+            return 0
+        if step is Step.LOST:
+            self._tell_lost(move, source, target)
+        elif step is Step.DROP:
+            self._log.warning(f"{move.key} stays where it is: the disk that it was to move to is no disk of this box any more", **move.key._asdict())
+            self.orders.cancel(topic.name, number, lambda _result: None)
+        elif step is Step.BEGIN:
+            assert source is not None and target is not None
+            move.begun = self._lives(source, target)
+            self._copies[move.order.directory_id] = self._copies.get(move.order.directory_id, 0) + 1
+            operation = begin_copy(self._cluster, topic, number, source, f"{self._path(source)}/{move.key}", target)
+            self._own_runner.start(f"move:{move.key}", operation, partial(self._on_begun, move))
+        elif target is not None and self._may_hand_over(topic):
+            self._start_hand_over(move, topic, source, target, step, now_ns)
+        return 1
+
+    def _source(self, topic: TopicState, partition: int) -> str | None:
+        return self._cluster.disk_of_partition(topic, partition)
+
+    def _path(self, disk: str) -> str:
+        return next((known.path for known in self._disks if known.name == disk), "")
+
+    def _lives(self, source: str, target: str) -> tuple[int, int] | None:
+        reports = self._cluster.reports
+        return (reports[source].incarnation, reports[target].incarnation) if source in reports and target in reports else None
+
+    def _facts(self, move: Move, topic: TopicState, source: str | None, target: str | None) -> MoveFacts:
+        reports, number = self._cluster.reports, move.key.partition
+        source_report, target_report = reports.get(source or ""), reports.get(target or "")
+        was_given_up = any(topic.placement.get(number) in report.replaces for report in reports.values())
+        progress = self._files.progress(target, move.key) if target is not None else None
+        lives = self._lives(source, target) if source is not None and target is not None else None
+        return MoveFacts(
+            source_is_there=was_given_up or (source_report is not None and self._is_online(str(source))),
+            source_holds=not was_given_up and source_report is not None and source_report.holds(topic, number),
+            target_is_of_this_box=target is not None,
+            target_is_there=target_report is not None and self._is_online(str(target)),
+            target_holds=target_report is not None and target_report.holds(topic, number),
+            target_is_complete=target_report is not None and target_report.has_complete(topic, number),
+            has_begun=move.begun is not None and move.begun == lives,
+            may_begin=self._copies.get(move.order.directory_id, 0) < BEGUN_MAX,
+            has_caught_up=progress is not None and progress.state == CAUGHT_UP and progress.topic_id == move.topic_id,
+            may_freeze=all(other.from_disk != source for other in self._handing_over.values()),
+        )
+
+    def _count_copies(self) -> dict[str, int]:
+        copies: dict[str, int] = {}
+        for move in self._moves.values():
+            if move.begun is None:
+                continue
+            directory_id = move.order.directory_id
+            target = self._cluster.disk_of(directory_id)
+            progress = self._files.progress(target, move.key) if target is not None else None
+            copies[directory_id] = copies.get(directory_id, 0) + (progress is None or progress.state != FAILED)
+        return copies
+
+    def _on_begun(self, move: Move, outcome: Outcome) -> None:
+        if outcome.value != ErrorCode.NONE:
+            move.begun = None
+            move.put_off(self._now_ns())
+            self._log.warning(f"{move.key} could not begin to move ({ErrorCode(outcome.value).name}); it is tried again", **move.key._asdict())
+
+    def _tell_lost(self, move: Move, source: str | None, target: str | None) -> None:
+        if not move.was_told_lost:
+            move.was_told_lost = True
+            self._log.error(
+                f"{move.key} was to move from disk {source} to disk {target}, and not exactly one of them has it whole;"
+                " nothing is done with it. Look for its directories, or delete the topic",
+                **move.key._asdict(),
+            )
+
+    # --- handing over -------------------------------------------------------------------------------------------------------
+
+    def _may_hand_over(self, topic: TopicState) -> bool:
+        """What others do to a topic comes first; that is only held up by writing down where its partitions lie, which this does not disturb."""
+        name, cluster = topic.name, self._cluster
+        busy = self._runner.is_running(f"topic:{name}") and name not in self._writing
+        return not (busy or name in cluster.handing_over or name in cluster.deleting or name in cluster.to_delete or self.orders.waits_for(name))
+
+    def _start_hand_over(self, move: Move, topic: TopicState, source: str | None, target: str, step: Step, now_ns: int) -> None:
+        under_way = HandOver(move.key, source, target, now_ns)
+        operations: dict[Step, Callable[[], Operation[HandedOver]]] = {
+            Step.HAND_OVER: lambda: hand_over(self._cluster, topic, move.key.partition, under_way, self._deadline_ms),
+            Step.PROMOTE: lambda: promote(self._cluster, topic, move.key.partition, under_way),
+            Step.SETTLE: lambda: settle(self._cluster, topic, move.key.partition, under_way),
+        }
+        self._handing_over[move.key] = under_way
+        self._cluster.handing_over.add(topic.name)
+        self._own_runner.start(f"move:{move.key}", operations[step](), partial(self._on_handed_over, move, topic, under_way))
+
+    def _on_handed_over(self, move: Move, topic: TopicState, under_way: HandOver, outcome: Outcome) -> None:
+        self._end_hand_over(move.key)
+        now_ns = self._now_ns()
+        settled = move.key.partition not in topic.moves and self._cluster.topics.get(topic.name) is topic
+        if outcome.value is HandedOver.TAKEN_BACK:
+            self._on_taken_back(move, "the rest could not be copied in time")
+        elif not settled:
+            move.put_off(now_ns)
+        else:
+            if under_way.from_disk is not None:
+                self._pauses.record(now_ns - under_way.started_ns)
+            self._done.add()
+            pause_ms = (now_ns - under_way.started_ns) // 1_000_000
+            self._log.info(f"{move.key} lies on disk {under_way.to_disk} now; it had no leader for {pause_ms} ms", **move.key._asdict(), disk=under_way.to_disk)
+            fenced = self._to_write.setdefault(move.key.topic, set())
+            if outcome.value is not HandedOver.DONE:
+                fenced.add(move.key.partition)
+            self._moves.pop(move.key, None)
+            self._publish(lambda _none: None)
+            self._write_down()
+        self._next_look_ns = self._next_full_look_ns = 0
+
+    def _end_hand_over(self, key: MoveKey) -> None:
+        self._handing_over.pop(key, None)
+        self._cluster.handing_over.discard(key.topic)
+
+    def _on_taken_back(self, move: Move, why: str) -> None:
+        self._taken_back.add()
+        move.begun = None  # the target is told anew: it may have thought that it was complete
+        move.put_off(self._now_ns())
+        self._log.warning(f"{move.key} leads where it was: {why}; it is tried again", **move.key._asdict())
+
+    def _end_overdue(self, now_ns: int) -> None:
+        """A hand-over that has not come to its commit in time is taken back."""
+        for key, under_way in list(self._handing_over.items()):
+            if under_way.phase not in (Phase.FREEZE, Phase.FINISH) or now_ns - under_way.started_ns < self._deadline_ms * 1_000_000:
+                continue
+            self._own_runner.drop(f"move:{key}")
+            move, topic = self._moves.get(key), self._cluster.topics.get(key.topic)
+            if under_way.from_disk is None or topic is None:
+                self._end_hand_over(key)
+                continue
+            under_way.phase = Phase.PROMOTE  # once
+            back = take_back(self._cluster, topic, key.partition, under_way.from_disk, under_way.to_disk)
+            self._own_runner.start(f"move:{key}", back, partial(self._on_overdue_ended, key, move))
+
+    def _on_overdue_ended(self, key: MoveKey, move: Move | None, outcome: Outcome) -> None:
+        self._end_hand_over(key)
+        if move is not None:
+            self._on_taken_back(move, f"its hand-over took longer than {self._deadline_ms} ms")
+
+    def _write_down(self) -> None:
+        """Tell ZooKeeper where partitions lie now."""
+        if not self._cluster.has_arrived:
+            return
+        for name in list(self._to_write):
+            if self._runner.is_running(f"topic:{name}"):
+                continue
+            fenced = self._to_write.pop(name)
+            topic = self._cluster.topics.get(name)
+            if topic is None or name in self._cluster.deleting:
+                continue
+            self._writing.add(name)
+            self._runner.start(f"topic:{name}", write_down_moved(self._cluster, topic, fenced), partial(self._on_written, name))
+
+    def _on_written(self, name: str, outcome: Outcome) -> None:
+        self._writing.discard(name)
+        if outcome.failure is not None:
+            self._on_failure(outcome.failure)
+
+
+def _tell_disk(disk: str, kind: DescriptorKind, payload: dict[str, object]) -> Operation[None]:
+    yield DiskCommand(disk, kind, payload)

@@ -1,0 +1,142 @@
+"""Orders to move partitions: what is wanted, whether it may be, and the operations that write it down.
+
+Owned by the controller process. What is wanted survives a loss of ZooKeeper: operations are dropped and started again. One topic's orders are one write.
+Weak spot: what is wanted is forgotten with the process; only what ZooKeeper has accepted is carried out by the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from appliance.base.errors import ErrorCode
+from appliance.base.logging import Logger
+from appliance.cluster.znodes import MoveOrder
+from appliance.shm.counters import Counters
+from services.controller.admin.topic_administration import OnResult, Result
+from services.controller.decisions.cluster import Cluster
+from services.controller.decisions.move_operations import MoveKey, order_moves
+from services.controller.zookeeper.operation import OperationRunner, Outcome
+
+Wanted = dict[int, tuple[MoveOrder | None, list[OnResult]]]
+"""partition → where it is to lie (None: where it is), and who wants to know when that is durable."""
+
+
+class MoveOrders:
+    """Orders by topic. `is_online(disk)`: its log-writer is there and its disk works. `on_ordered` hears when some are durable, `on_failure` gets what
+    ZooKeeper refused or lost."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        runner: OperationRunner,
+        is_online: Callable[[str], bool],
+        counters: Counters,
+        log: Logger,
+        on_ordered: Callable[[], None],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._cluster = cluster
+        self._runner = runner
+        self._is_online = is_online
+        self._log = log
+        self._tell_ordered = on_ordered
+        self._on_failure = on_failure
+        self._wanted: dict[str, Wanted] = {}
+        self._under_way: dict[str, Wanted] = {}
+        self._ordered = counters.counter("controller.moves_ordered")
+        self._cancelled = counters.counter("controller.moves_cancelled")
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._wanted or self._under_way)
+
+    def waits_for(self, name: str) -> bool:
+        """Whether something is to be changed about a topic's moves."""
+        return name in self._wanted
+
+    def on_arrived(self) -> None:
+        """What was under way when ZooKeeper was lost begins anew."""
+        for name, wanted in self._under_way.items():
+            self._wanted[name] = {**wanted, **self._wanted.get(name, {})}
+        self._under_way.clear()
+
+    def order(self, name: str, partition: int, disk: str | None, throttle: int | None, on_result: OnResult) -> None:
+        """Move a partition to `disk` (None: a directory that this box does not have); to where it is already: stop moving it."""
+        refused = self._refusal(name, partition, disk)
+        if refused is not None:
+            on_result(refused)
+            return
+        topic = self._cluster.topics[name]
+        directory_id = self._cluster.reports[str(disk)].directory_id
+        order = None if topic.placement[partition] == directory_id else MoveOrder(directory_id, throttle)
+        self._want(name, partition, order, on_result)
+
+    def cancel(self, name: str, partition: int, on_result: OnResult) -> None:
+        self._want(name, partition, None, on_result)
+
+    def _want(self, name: str, partition: int, order: MoveOrder | None, on_result: OnResult) -> None:
+        wanted = self._wanted.setdefault(name, {})
+        _, listeners = wanted.get(partition, (None, []))
+        wanted[partition] = order, [*listeners, on_result]
+
+    def _refusal(self, name: str, partition: int, disk: str | None) -> Result | None:
+        if disk is None:
+            return Result(ErrorCode.LOG_DIR_NOT_FOUND, "This box has no such log directory.")
+        if disk not in self._cluster.reports or not self._is_online(disk):
+            return Result(ErrorCode.KAFKA_STORAGE_ERROR, f"Disk {disk} is offline.")
+        topic = self._cluster.topics.get(name)
+        if topic is None or name in self._cluster.deleting or partition not in topic.replicas:
+            return Result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.")
+        if partition not in topic.placement or partition not in topic.states:
+            return Result(ErrorCode.REPLICA_NOT_AVAILABLE, "The partition does not lie on this broker.")
+        source = self._cluster.disk_of_partition(topic, partition)
+        if source is None or source not in self._cluster.reports or not self._is_online(source):
+            return Result(ErrorCode.KAFKA_STORAGE_ERROR, "The partition's disk is offline.")
+        if source != disk and self._cluster.is_draining(self._cluster.reports[disk].directory_id):
+            return Result(ErrorCode.POLICY_VIOLATION, f"Disk {disk} is being drained.")
+        return None
+
+    def moves_from(self, disk: str) -> list[MoveKey]:
+        """The moves that take a partition away from `disk`."""
+        topics = self._cluster.topics
+        return [MoveKey(name, number) for name, topic in topics.items() for number in topic.moves if self._cluster.disk_of_partition(topic, number) == disk]
+
+    def start(self) -> None:
+        """Begin with what is wanted and not under way."""
+        if not self._cluster.has_arrived:
+            return
+        for name in list(self._wanted):
+            if name in self._cluster.handing_over or self._runner.is_running(f"topic:{name}"):
+                continue
+            wanted = self._wanted.pop(name)
+            topic = self._cluster.topics.get(name)
+            listeners = [on_result for _, each in wanted.values() for on_result in each]
+            if topic is None or name in self._cluster.deleting:
+                _tell(listeners, Result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION))
+                continue
+            # What has arrived since it was asked for needs no order.
+            orders = {partition: None if order and topic.placement.get(partition) == order.directory_id else order for partition, (order, _) in wanted.items()}
+            changed = {partition: order for partition, order in orders.items() if topic.moves.get(partition) != order}
+            if not changed:
+                _tell(listeners, Result(ErrorCode.NONE))
+                continue
+            self._under_way[name] = wanted
+            self._runner.start(f"topic:{name}", order_moves(self._cluster, topic, changed), partial(self._on_ordered, name, wanted, changed))
+
+    def _on_ordered(self, name: str, wanted: Wanted, changed: dict[int, MoveOrder | None], outcome: Outcome) -> None:
+        if outcome.failure is not None:
+            self._on_failure(outcome.failure)
+            return  # it stays under way, and begins anew with the next arrival
+        del self._under_way[name]
+        for partition, order in sorted(changed.items()):
+            (self._ordered if order is not None else self._cancelled).add()
+            words = f"is to move to disk {self._cluster.disk_of(order.directory_id)}" if order is not None else "stays where it is"
+            self._log.info(f"{name}-{partition} {words}", topic=name, partition=partition)
+        self._tell_ordered()
+        _tell([on_result for _, listeners in wanted.values() for on_result in listeners], Result(ErrorCode.NONE))
+
+
+def _tell(listeners: list[OnResult], result: Result) -> None:
+    for on_result in listeners:
+        on_result(result)

@@ -1,0 +1,257 @@
+"""CreateTopics, DeleteTopics, automatic creation: from a request to the operations that carry it out, and to its answer.
+
+Owned by the controller process. What is wanted (`creating`, `deletions`) survives a loss of ZooKeeper: operations are dropped and started again
+until ZooKeeper and the disks have done their part, whether or not anybody still waits for the answer. A request that has not been started
+by its deadline is forgotten; a started one is answered REQUEST_TIMED_OUT and goes on. Once another box is controller what is wanted is forgotten here: what
+ZooKeeper has accepted is finished by that one, and the name may be another topic's by the time this box has the role again. Weak spot: what is wanted is
+forgotten with the process, too; the client hears nothing and asks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.base.logging import Logger
+from appliance.base.model import INTERNAL_TOPICS, TopicId
+from appliance.cluster.placement import (
+    PARTITIONS_PER_REQUEST_MAX,
+    CreationDefaults,
+    DiskSpace,
+    TopicCreation,
+    TopicPlan,
+    plan_topic_creation,
+    request_problem,
+    wanted_partitions,
+)
+from appliance.shm.counters import Counters
+from services.controller.decisions.cluster import Cluster
+from services.controller.decisions.topic_operations import WAITS_FOR_BOXES, complete_topic, create_topic, delete_topic
+from services.controller.zookeeper.operation import OperationRunner, Outcome
+from services.controller.zookeeper.requests import ZooKeeperFailed
+from services.controller.zookeeper.topic_registry import TopicState
+
+BOXES_TIME_MS, PARTITION_TIME_MS = 2_000, 20
+"""Other boxes have so long to make the directories of a new topic's replicas, and so much longer for each partition; who is later begins out of sync, and
+leads nothing at first. A box makes a directory in 2 ms; this is ten times as long, for the logs of a topic of 2,000 partitions that three boxes on one small
+machine make at once."""
+
+
+class Result(NamedTuple):
+    """What became of one topic of a request; `plan` and `topic_id` where it is (or would be) created."""
+
+    code: ErrorCode
+    message: str | None = None
+    plan: TopicPlan | None = None
+    topic_id: TopicId | None = None
+
+
+OnResult = Callable[[Result], None]
+
+
+class Creation:
+    """A topic that is wanted. Its id is chosen once, so that a repeated attempt knows its own topic again."""
+
+    __slots__ = ("listeners", "plan", "topic_id")
+
+    def __init__(self, plan: TopicPlan, topic_id: TopicId) -> None:
+        self.plan = plan
+        self.topic_id = topic_id
+        self.listeners: list[OnResult] = []
+
+
+class TopicAdministration:
+    """Wanted creations and deletions, and the operations under way for them. `on_failure` gets what ZooKeeper refused or lost."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        runner: OperationRunner,
+        spaces: Callable[[], list[DiskSpace]],
+        new_topic_id: Callable[[], TopicId],
+        defaults: CreationDefaults,
+        deletion_enabled: bool,
+        internal_topic: Callable[[str], TopicCreation | None],
+        counters: Counters,
+        log: Logger,
+        on_failure: Callable[[Exception], None],
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._cluster = cluster
+        self._runner = runner
+        self._spaces = spaces
+        self._now_ms = now_ms
+        self._incomplete_since_ms: dict[str, int] = {}
+        """Topics that wait for other boxes to make their directories."""
+        self._new_topic_id = new_topic_id
+        self._defaults = defaults
+        self.deletion_enabled = deletion_enabled
+        self._internal_topic = internal_topic
+        self._log = log
+        self._on_failure = on_failure
+        self.creating: dict[str, Creation] = {}
+        self.deletions: dict[str, list[OnResult]] = {}
+        self._created = counters.counter("controller.topics_created")
+        self._deleted = counters.counter("controller.topics_deleted")
+
+    # --- what is wanted -----------------------------------------------------------------------------------------------------
+
+    def request_problem(self, counts: Iterable[tuple[int, int]]) -> str | None:
+        """Why topics with so many partitions, or so many assigned ones, are too much for one request, or None."""
+        return request_problem((wanted_partitions(partitions, assigned, self._defaults) for partitions, assigned in counts), self._defaults)
+
+    def affordable(self, topics: Mapping[str, int]) -> set[str]:
+        """Of topics to be created automatically those that one turn can plan; the others are asked for again."""
+        left, chosen = PARTITIONS_PER_REQUEST_MAX, set()
+        for name, num_partitions in topics.items():
+            cost = 0 if name in self._cluster.topics else wanted_partitions(num_partitions, 0, self._defaults)
+            if cost <= left:
+                left -= max(1, cost)
+                chosen.add(name)
+        return chosen
+
+    def create(self, wanted: TopicCreation, validate_only: bool, on_result: OnResult) -> None:
+        """Plan, and unless `validate_only` create; `on_result` is called at once for what is refused, else when the topic is complete."""
+        try:
+            cluster = self._cluster
+            plan = plan_topic_creation(
+                wanted, self._names(), cluster.live_brokers(), self._defaults, len(cluster.topics), cluster.racks(), cluster.closed_brokers()
+            )
+        except RequestRefused as refused:
+            on_result(Result(refused.code, refused.message))
+            return
+        if validate_only:
+            on_result(Result(ErrorCode.NONE, None, plan))
+            return
+        creation = Creation(plan, self._new_topic_id())
+        creation.listeners.append(on_result)
+        self.creating[wanted.name] = creation
+        self._start_creation(wanted.name)
+
+    def ensure(self, name: str, num_partitions: int, on_result: OnResult) -> None:
+        """Automatic creation: a topic that is there, or on its way, is as good as a new one."""
+        creation = self.creating.get(name)
+        topic = self._cluster.topics.get(name)
+        if creation is not None:
+            creation.listeners.append(on_result)
+        elif name in self._cluster.deleting:
+            on_result(Result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Topic '{name}' is not created automatically now."))
+        elif topic is None:
+            wanted = self._internal_topic(name) if name in INTERNAL_TOPICS else TopicCreation(name, num_partitions)
+            if wanted is None:
+                on_result(Result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Topic '{name}' is not created automatically."))
+            else:
+                self.create(wanted, False, on_result)
+        elif topic.visible_count:
+            on_result(Result(ErrorCode.NONE))
+        else:
+            creation = Creation(TopicPlan(name, topic.replicas, topic.config), topic.topic_id)
+            creation.listeners.append(on_result)
+            self.creating[name] = creation
+
+    def delete(self, name: str, on_result: OnResult) -> None:
+        """Delete a known topic; `on_result` is called when it is gone."""
+        self.deletions.setdefault(name, []).append(on_result)
+        self._start_deletion(name)
+
+    def forget_orders(self, result: Result) -> None:
+        """Another box is controller, or was: nothing that was ordered before is begun any more. Who waits is told `result`, or that it is done."""
+        topics = self._cluster.topics
+        for name in [name for name in self.creating if not self._runner.is_running(f"topic:{name}")]:
+            creation, topic = self.creating[name], topics.get(name)
+            is_done = topic is not None and topic.topic_id == creation.topic_id and topic.is_complete
+            self._finish_creation(name, Result(ErrorCode.NONE, None, creation.plan, creation.topic_id) if is_done else result)
+        for name in [name for name in self.deletions if not self._runner.is_running(f"topic:{name}")]:
+            for on_result in self.deletions.pop(name):
+                on_result(result if name in topics else Result(ErrorCode.NONE))
+        self._cluster.to_delete.clear()
+
+    def _names(self) -> set[str]:
+        return self._cluster.topics.keys() | self._cluster.deleting | self.creating.keys()
+
+    # --- carrying it out ----------------------------------------------------------------------------------------------------
+
+    def reconsider(self) -> None:
+        """Start whatever is wanted and not under way: after an arrival, when a disk has come, and from time to time."""
+        if self._cluster.fence is None:
+            return
+        for name in sorted(self.deletions.keys() | self._cluster.deleting):
+            self._start_deletion(name)
+        for name in sorted(self.creating):
+            self._start_creation(name)
+        for name, topic in sorted(self._cluster.topics.items()):
+            if not topic.is_complete and name not in self._cluster.deleting and name not in self.creating:
+                self._start_completion(topic)
+
+    def _start_creation(self, name: str) -> None:
+        creation = self.creating[name]
+        topic = self._cluster.topics.get(name)
+        if self._runner.is_running(f"topic:{name}") or self._cluster.fence is None:
+            return
+        if topic is not None and topic.topic_id != creation.topic_id:
+            self._finish_creation(name, Result(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{name}' already exists."))
+        elif topic is not None:
+            self._start_completion(topic)
+        elif self._spaces():
+            self._incomplete_since_ms[name] = self._now_ms()
+            operation = create_topic(self._cluster, creation.plan, creation.topic_id, self._spaces)
+            self._runner.start(f"topic:{name}", operation, lambda outcome: self._on_created(name, outcome))
+
+    def _start_completion(self, topic: TopicState) -> None:
+        since_ms = self._incomplete_since_ms.setdefault(topic.name, self._now_ms())
+        had_their_time = self._now_ms() - since_ms >= BOXES_TIME_MS + PARTITION_TIME_MS * len(topic.partitions_without_state())
+        operation = complete_topic(self._cluster, topic, self._spaces, had_their_time)
+        self._runner.start(f"topic:{topic.name}", operation, lambda outcome: self._on_created(topic.name, outcome))
+
+    def _on_created(self, name: str, outcome: Outcome) -> None:
+        creation = self.creating.get(name)
+        if isinstance(outcome.failure, RequestRefused):
+            self._finish_creation(name, Result(outcome.failure.code, outcome.failure.message))
+        elif outcome.failure is not None:
+            self._on_failure(outcome.failure)
+        elif outcome.value == ErrorCode.NONE:
+            self._incomplete_since_ms.pop(name, None)
+            self._created.add()
+            self._log.info(f"topic {name} is complete", topic=name)
+            if creation is not None:
+                self._finish_creation(name, Result(ErrorCode.NONE, None, creation.plan, creation.topic_id))
+        elif outcome.value != WAITS_FOR_BOXES and creation is not None and self._was_refused(name):
+            self._log.warning(f"topic {name} could not be created: no disk took it; what there is of it is deleted", topic=name)
+            self._finish_creation(name, Result(ErrorCode.KAFKA_STORAGE_ERROR, "no disk of this broker took the partitions"))
+            self.delete(name, lambda _result: None)
+
+    def _was_refused(self, name: str) -> bool:
+        """Whether all disks that the topic needs are there, and no other box has some of it: then asking again would not help."""
+        topic = self._cluster.topics.get(name)
+        if topic is None or any(set(replicas) != {self._cluster.broker_id} for replicas in topic.replicas.values()):
+            return False
+        disks = {self._cluster.disk_of_partition(topic, partition) for partition in topic.local_partitions(self._cluster.broker_id)}
+        return all(disk in self._cluster.reports for disk in disks)
+
+    def _finish_creation(self, name: str, result: Result) -> None:
+        creation = self.creating.pop(name, None)
+        if creation is not None:
+            for on_result in creation.listeners:
+                on_result(result)
+
+    def _start_deletion(self, name: str) -> None:
+        if self._cluster.fence is None:
+            return
+        self._cluster.to_delete.add(name)
+        if self._runner.is_running(f"topic:{name}") or name in self._cluster.handing_over:
+            return
+        self._cluster.to_delete.discard(name)
+        self._finish_creation(name, Result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the topic was deleted before it was complete"))
+        operation = delete_topic(self._cluster, name)
+        self._runner.start(f"topic:{name}", operation, lambda outcome: self._on_deleted(name, outcome))
+
+    def _on_deleted(self, name: str, outcome: Outcome) -> None:
+        if outcome.failure is not None:
+            self._on_failure(outcome.failure if isinstance(outcome.failure, ZooKeeperFailed) else ZooKeeperFailed(str(outcome.failure)))
+        elif outcome.value == ErrorCode.NONE:
+            self._incomplete_since_ms.pop(name, None)
+            self._deleted.add()
+            self._log.info(f"topic {name} is deleted", topic=name)
+            for on_result in self.deletions.pop(name, []):
+                on_result(Result(ErrorCode.NONE))

@@ -1,0 +1,108 @@
+"""Sees to it that the topics that boxes make by themselves get their replicas when there are boxes for them.
+
+Owned by the controller process of the box that is the cluster's controller. Looks once the same boxes have been there for a while, orders a reassignment of
+one topic at a time, never beside one that is under way (but one that waits for a box that is away holds up nobody), and lets the first replicas lead when all
+is in sync. Never takes a replica away. What is under way stands in the topic's document, as any reassignment; a new controller goes on with it. Weak spot: an
+operator who takes replicas away gets them back, unless the setting that asks for them says less; and `min.insync.replicas` of `__transaction_state` stays as it
+was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from appliance.base.errors import ErrorCode
+from appliance.base.logging import Logger
+from services.controller.admin.election_administration import ElectionAdministration
+from services.controller.admin.reassignment_administration import ReassignmentAdministration
+from services.controller.admin.topic_administration import Result
+from services.controller.decisions.cluster import Cluster
+from services.controller.decisions.reassignment import under_way
+from services.controller.decisions.topic_copies import plan_copies
+from services.controller.zookeeper.topic_registry import TopicState
+
+SETTLED_MS = 5_000
+"""How long the same boxes must have been there: those that come up together are all counted, and one that comes and goes moves nothing."""
+
+
+class TopicCopies:
+    """`wanted`: topic → replicas. `elects`: whether first replicas lead afterwards."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        wanted: Mapping[str, int],
+        reassigning: ReassignmentAdministration,
+        electing: ElectionAdministration | None,
+        now_ms: Callable[[], int],
+        log: Logger,
+    ) -> None:
+        self._cluster = cluster
+        self._wanted = wanted
+        self._reassigning = reassigning
+        self._electing = electing
+        self._now_ms = now_ms
+        self._log = log
+        self._boxes: list[int] = []
+        self._settled_at_ms = 0
+        self._growing: str | None = None
+
+    def reconsider(self) -> None:
+        """Start what is to be done, if nothing is under way."""
+        cluster = self._cluster
+        if cluster.fence is None:
+            self._boxes = []
+            return
+        closed = cluster.closed_brokers()
+        boxes = [broker_id for broker_id in cluster.eligible_brokers() if broker_id not in closed]
+        if boxes != self._boxes:
+            self._boxes, self._settled_at_ms = boxes, self._now_ms() + SETTLED_MS
+        if len(boxes) < 2 or self._now_ms() < self._settled_at_ms or self._reassigning.is_busy():
+            return
+        if self._growing is not None:
+            self._on_grown(self._growing)
+            if self._growing is not None:
+                return
+        for name, factor in self._wanted.items():
+            topic = cluster.topics.get(name)
+            if topic is not None and self._grow(topic, factor):
+                return
+
+    def _grow(self, topic: TopicState, factor: int) -> bool:
+        """Whether that was begun."""
+        if topic.name in self._cluster.deleting or not topic.is_complete:
+            return False
+        planned = plan_copies(topic.replicas, self._boxes, self._cluster.racks(), factor)
+        if not planned or any(under_way(each.assignment) and not self._waits_for_absent(each) for each in self._cluster.topics.values()):
+            return False
+        fewest = min(len(topic.replicas[number]) for number in planned)
+        copies = max(map(len, planned.values()))
+        boxes = ", ".join(map(str, self._boxes))
+        words = f"topic {topic.name} has fewer copies than the settings ask for: {len(planned)} of its partitions get {copies} copies instead of {fewest}"
+        self._log.notice(f"{words}; boxes {boxes} are there", topic=topic.name)
+        self._growing = topic.name
+        self._reassigning.order(topic.name, planned, self._on_ordered, is_quiet=True)
+        return True
+
+    def _on_ordered(self, _partition: int, result: Result) -> None:
+        if result.code is not ErrorCode.NONE:
+            self._growing = None
+            self._settled_at_ms = self._now_ms() + SETTLED_MS
+
+    def _on_grown(self, name: str) -> None:
+        """Let those lead that stand first now, once everything is in sync."""
+        topic = self._cluster.topics.get(name)
+        if topic is not None and under_way(topic.assignment):
+            if self._waits_for_absent(topic):
+                self._growing = None
+            return
+        self._growing = None
+        if topic is None or self._electing is None:
+            return
+        astray = [(name, number) for number, state in topic.states.items() if state.leader != topic.replicas[number][0] in state.isr]
+        if astray:
+            self._electing.elect(astray, False, lambda _partition, _result: None)
+
+    def _waits_for_absent(self, topic: TopicState) -> bool:
+        """Whether a reassignment is under way that cannot end before some box is back, which may be never."""
+        return any(not set(adding) <= set(self._cluster.live_brokers()) for adding in topic.assignment.adding_replicas.values())

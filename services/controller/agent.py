@@ -1,0 +1,260 @@
+"""The controller: the box's ZooKeeper session, its registration, topics, the metadata image, and orders to the log-writers.
+
+One process per box; on one box of the cluster it is also the controller of the cluster. It owns nothing on a log disk: killed at any moment, its
+next life resumes the session (id and password are kept in the runtime directory), loads the tree and finishes what was begun. While it or
+ZooKeeper is away, produce and fetch go on.
+
+No box gives another one orders: each follows the tree, tells its own log-writers what they are, and writes for its own replicas; one of them, the
+controller of the cluster, writes for boxes that are gone and about topics. Weak spot: kazoo's threads share this process's interpreter lock
+with the duty cycle.
+"""
+
+from __future__ import annotations
+
+import os
+
+from appliance.base.model import TopicId
+from appliance.cluster.metadata_image import MetadataImage
+from appliance.cluster.topic_configs import broker_config
+from appliance.ipc.box_disks import BoxDisks
+from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
+from services.controller.admin.cluster_administration import ClusterAdministration
+from services.controller.admin.move_administration import MoveAdministration
+from services.controller.admin.move_progress import MoveProgressFiles
+from services.controller.box_replicas import BoxReplicas
+from services.controller.controller_door import ControllerDoor
+from services.controller.decisions.cluster import Cluster, topic_id_of
+from services.controller.departure import Departure
+from services.controller.disk_commands import DiskCommands
+from services.controller.disk_reports import DiskReports
+from services.controller.disk_spaces import DiskSpaces
+from services.controller.image_publisher import ImagePublisher
+from services.controller.pauses import Pauses
+from services.controller.zookeeper.box_session import BoxSession, MakeSession
+from services.controller.zookeeper.membership import Membership
+from services.controller.zookeeper.operation import OperationRunner
+from services.controller.zookeeper.session import ZooKeeperSession
+from services.controller.zookeeper.tree_guard import TreeGuard
+from services.controller.zookeeper.tree_looks import TreeLooks
+
+RECONSIDER_MS = 500
+STOP_MS = 1000
+MOVES_PARK_MS = 20
+IMAGE_PARK_MS = 10
+
+
+def new_topic_id() -> TopicId:
+    while True:
+        try:
+            return topic_id_of(os.urandom(16))
+        except ValueError:
+            continue
+
+
+class ControllerAgent:
+    """The duty cycle, and who tells whom: of the session, of an arrival, of disks, of the image."""
+
+    def __init__(self, context: ServiceContext, make_session: MakeSession = ZooKeeperSession) -> None:
+        box, layout, counters, log = context.box, context.layout, context.counters, context.log
+        self._context = context
+        self._clock = context.clock
+        self._reconsider_at_ms = 0
+        self._ready_told = False
+        self._stop_deadline_ms: int | None = None
+        self._make_counters()
+        deadline_ms = box.integer("log.disk.deadline.ms")
+        disks = [disk.name for disk in box.disks]
+        box_disks = BoxDisks(layout, box)
+        self.cluster = Cluster(box.broker_id, broker_config(box.settings), disks)
+        self._publisher = ImagePublisher(layout.image_file, self._make_image, self._on_published)
+        # Who hears of disks and of the session is made below; nobody calls before the first turn.
+        self._disks = DiskCommands(
+            layout,
+            context.incarnation,
+            disks,
+            context.poller,
+            counters,
+            lambda disk: self._reports.on_connected(disk),
+            lambda disk: self._reports.on_gone(disk),
+            log,
+            deadline_ms,
+            lambda disk, wishes: self._replicas.isr.on_wishes(disk, wishes),
+        )
+        box_session = BoxSession(context, make_session, lambda state: self._membership.on_state(state), self._on_change)
+        self.session = box_session.zookeeper
+        self._pauses = Pauses(context.clock.monotonic_ms)
+        self._runner = OperationRunner(self.session.submit, self._disks.command, self._publisher.publish, self._pauses.pause)
+        self._own_runner = OperationRunner(self.session.submit, self._disks.command, self._publisher.publish, self._pauses.pause)
+        self._membership = Membership(
+            context,
+            self.cluster,
+            box_session,
+            self._runner,
+            new_topic_id,
+            lambda: self._replicas.is_fenced(),
+            self._may_give_up,
+            self._on_arrived,
+            self._on_left,
+        )
+        on_failure = self._membership.on_failure
+        self._spaces = DiskSpaces(context, self.cluster, self._disks)
+        self._replicas = BoxReplicas(context, self.cluster, self._membership, self._runner, self._own_runner, self._disks, self._spaces)
+        self._administration = ClusterAdministration(context, self.cluster, self._runner, self._spaces.available, new_topic_id, on_failure)
+        self._looks = TreeLooks(
+            self.cluster,
+            self._runner,
+            new_topic_id,
+            lambda: self._administration.topics.creating,
+            lambda: self.session.session_id,
+            context.clock,
+            log,
+            self._on_cluster_changed,
+            on_failure,
+        )
+        self._moves = MoveAdministration(
+            self.cluster,
+            self._runner,
+            self._own_runner,
+            lambda disk: self._disks.connected(disk) and not self._disks.is_offline(disk),
+            self._publisher.publish,
+            box.disks,
+            MoveProgressFiles(layout),
+            deadline_ms,
+            context.clock.monotonic_ns,
+            counters,
+            log,
+            on_failure,
+        )
+        self._reports = DiskReports(
+            self.cluster, box_disks, self._disks, self._replicas.bring_up, self._replicas.isr, self._moves, log, self._reconsider_at_once
+        )
+        self._tree_guard = TreeGuard(box_session.access, box, self._runner, log)
+        self._departure = Departure(layout, self.cluster, self._membership, self._replicas.failover, log)
+        self._door = ControllerDoor(context, self.cluster, self._runner, box_session, self._membership, self._administration, self._moves, self._publisher)
+        self.session.start()
+
+    def _make_counters(self) -> None:
+        counter, gauge = self._context.counters.counter, self._context.counters.gauge
+        self._leads_gauge = gauge("controller.is_controller")
+        self._terms = counter("controller.terms")
+        self._last_term = -1
+        self._topics_gauge = gauge("controller.topics")
+        self._generation_gauge = gauge("controller.image_generation")
+
+    # --- the duty cycle -----------------------------------------------------------------------------------------------------
+
+    def do_work(self) -> int:
+        now_ms = self._clock.monotonic_ms()
+        now_ns = self._clock.monotonic_ns()
+        self._reports.look(now_ns)
+        self._departure.look(now_ms)
+        work = self.session.drain()
+        work += self._disks.do_work(now_ns)
+        work += self._pauses.do_work(now_ms)
+        work += self._membership.maybe_arrive(now_ms)
+        if self._membership.has_arrived and now_ms >= self._reconsider_at_ms:
+            self._reconsider_at_ms = now_ms + RECONSIDER_MS
+            self._replicas.reconsider()
+            self._administration.reconsider()
+        work += self._membership.keep_lease(self._replicas.bring_up.roles_are_told)
+        work += self._replicas.do_work()
+        work += self._moves.do_work(now_ns, self._membership.has_arrived)
+        if self.cluster.is_image_due:
+            self.cluster.is_image_due = False
+            self._publisher.publish(lambda _: None)
+        work += self._publisher.do_work(now_ns)
+        work += self._door.do_work(now_ns)
+        self._disks.flush()
+        if not self._ready_told:
+            self._maybe_ready(now_ms)
+        return work
+
+    def may_park(self) -> bool:
+        return self._disks.may_park()
+
+    def unpark(self) -> None:
+        self._disks.unpark()
+
+    def park_ms(self) -> int:
+        most_ms = IMAGE_PARK_MS if self._publisher.is_pending else MOVES_PARK_MS if self._moves.is_busy() else PARK_MS_MAX
+        return self._membership.park_ms(self._pauses.park_ms(self._clock.monotonic_ms(), most_ms))
+
+    def begin_stop(self) -> None:
+        self._stop_deadline_ms = self._clock.monotonic_ms() + STOP_MS
+
+    def stopped(self) -> bool:
+        """Operations may be cut off at every step, so the stop waits for them only for a moment."""
+        return not len(self._runner) or self._stop_deadline_ms is None or self._clock.monotonic_ms() >= self._stop_deadline_ms
+
+    def close(self) -> None:
+        """End the session: other boxes learn at once that this one is gone. If it is not, and only this process ends, the next life goes on with it."""
+        self._door.close()
+        self._runner.drop_all()
+        self._own_runner.drop_all()
+        self._membership.close(self._replicas.failover.is_leaving or not self.cluster.has_other_boxes)
+        self._disks.close()
+
+    def status_line(self) -> str:
+        role = "controller" if self.cluster.fence is not None else "not controller"
+        line = f"ZooKeeper {self.session.state.value}, {role}, {len(self.cluster.topics)} topics, {len(self._runner)} operations under way"
+        return f"waits: {self._membership.refusal}; {line}" if self._membership.refusal else line
+
+    def _maybe_ready(self, now_ms: int) -> None:
+        """Ready once the tree is loaded and the disks lead what is theirs, or have not come within two seconds."""
+        if not self._membership.has_arrived:
+            return
+        if self._replicas.bring_up.all_brought_up() or not self._spaces.are_waited_for(now_ms):
+            self._ready_told = True
+            self._context.notifier.ready()
+
+    def _may_give_up(self) -> bool:
+        return not self._ready_told and len(self.cluster.reports) == len(self.cluster.disks)
+
+    # --- the box arrives and leaves, the tree changes -----------------------------------------------------------------------
+
+    def _on_arrived(self) -> None:
+        """Everything was loaded anew."""
+        self._spaces.on_arrived()
+        self._leads_gauge.set(int(self.cluster.fence is not None))
+        self._count_term()
+        self._moves.on_arrived()
+        self._administration.on_arrived()
+        self._looks.on_arrived()
+        self._replicas.on_arrived()
+        self._tree_guard.on_arrived()
+        self._reconsider_at_once()
+
+    def _count_term(self) -> None:
+        """A role that was kept over a look at everything is no new one."""
+        fence = self.cluster.fence
+        if fence is not None and fence.controller_epoch != self._last_term:
+            self._last_term = fence.controller_epoch
+            self._terms.add()
+
+    def _on_left(self) -> None:
+        self._looks.forget()
+        self._publisher.forget_waiting()
+        self._leads_gauge.set(0)
+
+    def _on_change(self, path: str) -> None:
+        """Somebody changed something that we watch: look at it again. Our own writes come along here too, and find nothing new."""
+        self._membership.on_change(path)
+        self._looks.on_change(path)
+
+    def _on_cluster_changed(self) -> None:
+        """Others have changed something: whoever may have to act on it looks at it in this turn or the next."""
+        self._leads_gauge.set(int(self.cluster.fence is not None))
+        self._reconsider_at_once()
+
+    def _reconsider_at_once(self) -> None:
+        self._reconsider_at_ms = 0
+
+    # --- the image ----------------------------------------------------------------------------------------------------------
+
+    def _make_image(self, generation: int) -> MetadataImage:
+        return self.cluster.image(generation)
+
+    def _on_published(self, generation: int) -> None:
+        self._generation_gauge.set(generation)
+        self._topics_gauge.set(len(self._publisher.image.topics))
+        self._door.tell_news()

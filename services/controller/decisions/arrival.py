@@ -1,0 +1,168 @@
+"""Arriving: what the controller process of a box does after every (re)connect to ZooKeeper, and how it follows what others change.
+
+Owned by the controller process. Everything may be cut off after any step and begins anew; it finds nothing to do when nothing has changed. The list
+of changes is read before the tree, so what is missing in the tree comes by the list. Weak spot: an arrival reads the whole tree (2,000
+partitions in half a second).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from appliance.base.model import TopicId
+from appliance.cluster.znodes import CLUSTER_ID, BoxRecord, BrokerRegistration, topic_path
+from services.controller.decisions.box_config_operations import load_box_configs
+from services.controller.decisions.cluster import Cluster
+from services.controller.zookeeper import broker_registry, change_log, config_notifications, topic_registry
+from services.controller.zookeeper.change_log import Change
+from services.controller.zookeeper.controller_election import become_controller
+from services.controller.zookeeper.operation import Fence, Operation, Publish
+from services.controller.zookeeper.requests import SetData, ZooKeeperFailed
+from services.controller.zookeeper.topic_registry import TopicState
+
+
+class ForeignCluster(ZooKeeperFailed):
+    """The box's directories belong to another cluster than this ZooKeeper."""
+
+
+class ChangesMissed(ZooKeeperFailed):
+    """Changes were tidied away before we read them: everything is to be loaded anew."""
+
+
+class Arrival(NamedTuple):
+    """Who we are, for an arrival: everything that comes from outside."""
+
+    session_id: int
+    registration: BrokerRegistration
+    box: BoxRecord
+    cluster_id: str
+    """What a new cluster is to be called; with `cluster_id_expected` an existing one must be called so too."""
+    cluster_id_expected: bool
+    has_been_member: bool
+    """Of the cluster of that id: a ZooKeeper that knows of none is not the one, or has lost everything."""
+    timestamp_ms: int
+    new_topic_id: Callable[[], TopicId]
+
+
+def arrive(cluster: Cluster, arrival: Arrival) -> Operation[None]:
+    """After every (re)connect: root paths, cluster id, registration, election, then load everything and publish. Safe to repeat."""
+    yield from broker_registry.create_roots(cluster.broker_id)
+    if arrival.has_been_member and (yield from broker_registry.read(CLUSTER_ID)) is None:
+        raise ForeignCluster(
+            f"this ZooKeeper is empty, and the box belongs to cluster {arrival.cluster_id}: name the right one with --zookeeper, or bring back its data;"
+            " a box that is to begin anew has an empty state directory and empty disks"
+        )
+    cluster_id = yield from broker_registry.take_cluster_id(arrival.cluster_id)
+    if arrival.cluster_id_expected and cluster_id != arrival.cluster_id:
+        raise ForeignCluster(f"this ZooKeeper belongs to cluster {cluster_id}, the box to cluster {arrival.cluster_id}: name the right one with --zookeeper")
+    yield from broker_registry.register_broker(arrival.registration, arrival.box, arrival.session_id)
+    record, _ = yield from broker_registry.record_directories(cluster.broker_id, arrival.box)
+    controller_id, fence = yield from become_controller(cluster.broker_id, arrival.session_id, arrival.timestamp_ms)
+    changes = yield from change_log.list_changes()
+    boxes = yield from broker_registry.read_boxes(watch=True)
+    deleting = yield from topic_registry.load_deletions()
+    config_changes = yield from config_notifications.list_config_changes()  # before the configs: what comes later is looked at
+    topics = yield from topic_registry.load_topics(cluster.broker_id, arrival.new_topic_id)
+    placements = yield from topic_registry.load_placements(cluster.broker_id)
+    yield from load_box_configs(cluster)
+    if fence is not None:
+        yield from _write_topic_ids(cluster.broker_id, fence, topics.values())
+    cluster.cluster_id, cluster.controller_id, cluster.fence, cluster.has_arrived = cluster_id, controller_id, fence, True
+    cluster.topics = {name: topic for name, topic in topics.items() if topic.assignment.topic_id is not None}
+    cluster.deleting, cluster.config_changes = deleting, config_changes
+    cluster.last_change = change_log.last_number(changes)
+    cluster.use_boxes(boxes)
+    cluster.use_record(record)
+    cluster.stale_placements = {
+        name: placement
+        for name, placement in placements.items()
+        if placement.is_deleted and (name not in topics or topics[name].topic_id != placement.topic_id)
+    }
+    for report in cluster.reports.values():
+        report.telling.clear()  # who waited for these answers was dropped
+    yield Publish()
+
+
+def _write_topic_ids(broker_id: int, fence: Fence, topics: Iterable[TopicState]) -> Operation[None]:
+    """Give topics of old documents their id, for good."""
+    for topic in topics:
+        if topic.assignment.topic_id is None:
+            topic.assignment = topic.assignment._replace(topic_id=topic.topic_id)
+            news = change_log.change_write(Change(broker_id, topics=(topic.name,)))
+            results = yield from fence.guard((SetData(topic_path(topic.name), topic.assignment.encode(), -1), news))
+            topic.document_version = int(results[0])
+
+
+def take_over(cluster: Cluster, session_id: int, timestamp_ms: int, new_topic_id: Callable[[], TopicId]) -> Operation[None]:
+    """`/controller` has changed: try to become controller, with what is known. It is followed up to the last change, and every write is conditional."""
+    controller_id, fence = yield from become_controller(cluster.broker_id, session_id, timestamp_ms)
+    if fence is not None and cluster.fence is None:
+        yield from follow_changes(cluster, new_topic_id)
+    cluster.controller_id, cluster.fence = controller_id, fence
+    yield Publish()
+
+
+# --- following what others change --------------------------------------------------------------------------------------
+
+
+class News(NamedTuple):
+    """What came by the change log, beyond what was applied already."""
+
+    topics: frozenset[str] = frozenset()
+    """Topics whose documents, states or placements changed."""
+    boxes: frozenset[int] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.topics or self.boxes)
+
+
+def follow_changes(cluster: Cluster, new_topic_id: Callable[[], TopicId]) -> Operation[News]:
+    """Apply what was changed since the last look; the next change is told. `ChangesMissed`: too much has happened."""
+    names = yield from change_log.list_changes()
+    if not change_log.is_complete_since(names, cluster.last_change):
+        raise ChangesMissed(f"changes behind number {cluster.last_change} are gone")
+    newer = [name for name in names if change_log.number_of(name) > cluster.last_change]
+    changes = yield from change_log.read_changes(newer)
+    if changes is None:
+        raise ChangesMissed(f"changes behind number {cluster.last_change} cannot be read")
+    news = yield from apply_changes(cluster, changes, new_topic_id)
+    cluster.last_change = max(cluster.last_change, change_log.last_number(newer))
+    if news:
+        yield Publish()
+    if cluster.fence is not None:
+        yield from change_log.remove_old_changes(names)
+    return news
+
+
+def apply_changes(cluster: Cluster, changes: Iterable[Change], new_topic_id: Callable[[], TopicId]) -> Operation[News]:
+    """Take over what is newer than what is known. Our own changes come along here too, and are known already."""
+    to_read: dict[str, None] = {}
+    changed: set[str] = set()
+    boxes: set[int] = set()
+    for change in changes:
+        for row in change.states:
+            topic = cluster.topics.get(row.topic)
+            if topic is None or str(topic.topic_id) != row.topic_id:
+                to_read[row.topic] = None
+            elif row.partition not in topic.replicas:
+                to_read[row.topic] = None
+            elif cluster.learn_state(topic, row.partition, row.state, row.version):
+                changed.add(row.topic)
+        is_own = change.broker_id == cluster.broker_id
+        to_read.update((name, None) for name in change.topics if not is_own or name not in cluster.topics)
+        changed.update(name for _, name in change.placements)
+        boxes.update(change.boxes)
+    if boxes:
+        cluster.use_boxes((yield from broker_registry.read_boxes(watch=False)))
+    changed |= yield from read_topics(cluster, to_read, new_topic_id)
+    return News(frozenset(changed), frozenset(boxes))
+
+
+def read_topics(cluster: Cluster, names: Iterable[str], new_topic_id: Callable[[], TopicId]) -> Operation[set[str]]:
+    """Read these topics again → those that had news. One that is not there is left to the look at the list of topics."""
+    listed = sorted(names)
+    found = yield from topic_registry.load_some_topics(cluster.broker_id, listed, new_topic_id)
+    if cluster.fence is not None:
+        yield from _write_topic_ids(cluster.broker_id, cluster.fence, found.values())
+    return {name for name, topic in found.items() if topic.assignment.topic_id is not None and cluster.learn_topic(topic)}

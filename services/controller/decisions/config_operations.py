@@ -1,0 +1,67 @@
+"""Configs of topics, step by step: change what ZooKeeper holds, and take over what was changed.
+
+Any box changes them, as with Kafka: the write is conditional on what was read and on the topic, and needs no controller. Every box hears of it by Kafka's
+notification and tells its own log-writers. Owned by the controller process of each box. Weak spot: none known.
+"""
+
+from __future__ import annotations
+
+from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.cluster.znodes import decode_config, topic_config_path, topic_path
+from appliance.ipc.descriptors import DescriptorKind
+from services.controller.decisions.cluster import Cluster
+from services.controller.zookeeper import broker_registry, topic_registry
+from services.controller.zookeeper.config_changes import ConfigChange
+from services.controller.zookeeper.operation import DiskCommand, Operation, Publish, all_of
+from services.controller.zookeeper.requests import BadVersion, MultiFailed, NodeExists, NoNode
+from services.controller.zookeeper.topic_registry import TopicState
+
+ATTEMPTS_MAX = 5
+"""Times a write is tried again because somebody else wrote the same node."""
+
+
+def alter_topic_config(cluster: Cluster, name: str, change: ConfigChange, validate_only: bool) -> Operation[None]:
+    """Apply `change` to the configs that ZooKeeper holds of a topic, tell every broker and our log-writers, publish. `RequestRefused`: it may not be.
+
+    Killed after the transaction, the next life loads the new configs and sends them with BECOME_LEADER.
+    """
+    path = topic_config_path(name)
+    for _attempt in range(ATTEMPTS_MAX):
+        topic = cluster.topics.get(name)
+        if topic is None or name in cluster.deleting:
+            raise RequestRefused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
+        node = yield from broker_registry.read(path)
+        current = decode_config(path, node.data) if node is not None and node.data else {}
+        config = change(current)
+        if validate_only or (config == current == topic.config):
+            return
+        try:
+            results = yield from cluster.own_writes().guard(topic_registry.config_writes(name, config, node.version if node is not None else None))
+        except MultiFailed as refused:
+            if isinstance(refused.cause, NoNode) and refused.write.path == topic_path(name):
+                raise RequestRefused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.") from refused
+            if isinstance(refused.cause, BadVersion | NodeExists | NoNode):
+                continue  # somebody else wrote the node between our look and our write: look again
+            raise
+        yield from _use_config(cluster, topic, config, int(results[1]) if node is not None else 0)
+        return
+    raise RequestRefused(ErrorCode.UNKNOWN_SERVER_ERROR, f"the configs of topic '{name}' were changed by others at the same time; try again")
+
+
+def reload_topic_config(cluster: Cluster, name: str) -> Operation[None]:
+    """Somebody says that a topic's configs have changed: take them over, if they have."""
+    topic = cluster.topics.get(name)
+    path = topic_config_path(name)
+    node = yield from broker_registry.read(path)
+    if topic is None or node is None or not node.data or node.version == topic.config_version:
+        return
+    yield from _use_config(cluster, topic, decode_config(path, node.data), node.version)
+
+
+def _use_config(cluster: Cluster, topic: TopicState, config: dict[str, str], version: int) -> Operation[None]:
+    """First the log-writers, under whose new generation produces are then offered; a log-writer that is away hears it when it is back."""
+    topic.config, topic.config_version = config, version
+    payload = {"topic": topic.name, "partition": -1, "topic_id": str(topic.topic_id), "config": cluster.config_of(topic), "config_generation": version}
+    disks = {disk for partition in topic.states if (disk := cluster.disk_of_partition(topic, partition)) in cluster.reports}
+    yield from all_of([DiskCommand(disk, DescriptorKind.CONFIG, payload) for disk in sorted(disk for disk in disks if disk is not None)])
+    yield Publish()

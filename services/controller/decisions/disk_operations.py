@@ -1,0 +1,107 @@
+"""A log-writer has come: what lies on its disk is placed, its leader epochs are settled, and it is told what it is.
+
+On every box, for the box's own disks, whoever is controller. Every operation may be cut off after any step and is begun again. Owned by the
+controller process. Weak spot: a partition whose directory was lost stays without a row until an operator acts; making an empty log in its place would hide
+the loss. Where other replicas are in sync they lead it.
+"""
+
+from __future__ import annotations
+
+from appliance.base.errors import ErrorCode
+from services.controller.decisions.cluster import Cluster, DiskReport
+from services.controller.decisions.leader_operations import elect_after_deaths, raise_leader_epochs, settle_unclean_boot, take_up_replicas, withdraw_replicas
+from services.controller.decisions.placement_operations import create_command, place_again
+from services.controller.decisions.role_operations import send_roles
+from services.controller.zookeeper.broker_registry import record_directories
+from services.controller.zookeeper.operation import Operation, Publish, all_of
+from services.controller.zookeeper.topic_registry import TopicState
+
+
+def bring_up_disk(cluster: Cluster, report: DiskReport, others_had_their_time: bool = True) -> Operation[int]:
+    """Settle leader epochs if its boot was unclean, then tell it what it is; returns how many partitions have not taken their role, or wait for other boxes."""
+    if cluster.box.directories.get(report.directory_id) != report.disk:
+        box = cluster.box._replace(directories={report.directory_id: report.disk})
+        cluster.use_own_record(*(yield from record_directories(cluster.broker_id, box)))
+    yield from _adopt_unplaced(cluster, report)
+    yield from _begin_anew(cluster, report)
+    placed = [
+        (topic, partition)
+        for name, topic in sorted(cluster.topics.items())
+        if name not in cluster.deleting
+        for partition in topic.states
+        if cluster.disk_of_partition(topic, partition) == report.disk
+    ]
+    present = [(topic, partition) for topic, partition in placed if report.holds(topic, partition)]
+    missing = [(topic, partition) for topic, partition in placed if _is_missing(cluster, report, topic, partition)]
+    report.missing = len(missing)
+    waiting = yield from settle_unclean_boot(cluster, report, present, others_had_their_time)
+    yield from withdraw_replicas(cluster, missing)
+    if cluster.fence is not None and not cluster.has_other_boxes:
+        yield from elect_after_deaths(cluster, present)
+    yield from take_up_replicas(cluster, [(topic, partition) for topic, partition in present if (topic.name, partition) not in report.unbumped])
+    refused = yield from send_roles(cluster, present)
+    yield Publish()
+    return refused + waiting
+
+
+def missing_partitions(cluster: Cluster, report: DiskReport) -> list[str]:
+    """What ZooKeeper places on this disk and what is not there, by name."""
+    return [
+        f"{name}-{partition}"
+        for name, topic in sorted(cluster.topics.items())
+        if name not in cluster.deleting
+        for partition in sorted(topic.states)
+        if cluster.disk_of_partition(topic, partition) == report.disk and _is_missing(cluster, report, topic, partition)
+    ]
+
+
+def _is_missing(cluster: Cluster, report: DiskReport, topic: TopicState, partition: int) -> bool:
+    """Whether what ZooKeeper places on this disk is nowhere; a partition that is being moved may be on its target already, or wait for it."""
+    if report.holds(topic, partition):
+        return False
+    target = cluster.reports.get(cluster.move_target(topic, partition) or "")
+    return partition not in topic.moves or (target is not None and not _has_whole(target, topic, partition))
+
+
+def _has_whole(target: DiskReport, topic: TopicState, partition: int) -> bool:
+    return target.holds(topic, partition) or target.has_complete(topic, partition)
+
+
+def _adopt_unplaced(cluster: Cluster, report: DiskReport) -> Operation[None]:
+    """A partition that lies here under the right topic id, and is placed nowhere, is placed here: a tree that Kafka wrote says nothing of directories, and
+    a box that made a log may have been killed before it said so."""
+    for name, topic in sorted(cluster.topics.items()):
+        local = topic.local_partitions(cluster.broker_id)
+        found = [partition for partition in local if partition not in topic.placement and report.holds(topic, partition)]
+        if found and name not in cluster.deleting:
+            yield from place_again(cluster, topic, dict.fromkeys(found, report.directory_id))
+
+
+def _begin_anew(cluster: Cluster, report: DiskReport) -> Operation[None]:
+    """Partitions of directories that were given up for this one: others in sync lead, or a larger leader epoch; then made here, empty, then placed here. Only
+    somebody who said that the data is lost makes this happen. Killed anywhere, it is done again, since the placement, written last, still names the lost
+    directory."""
+    for name, topic in sorted(cluster.topics.items()):
+        placed = [partition for partition in topic.states if topic.placement.get(partition) in report.replaces]
+        lost = [partition for partition in placed if not _may_be_whole_on_target(cluster, topic, partition)]
+        if not lost or name in cluster.deleting:
+            continue
+        yield from withdraw_replicas(cluster, [(topic, partition) for partition in lost])
+        yield from raise_leader_epochs(cluster, topic, lost)
+        codes = yield from all_of([create_command(cluster, topic, partition, report.disk) for partition in lost])
+        made = [partition for partition, code in zip(lost, codes, strict=True) if code == ErrorCode.NONE]
+        for partition in made:
+            report.partitions[(name, partition)] = str(topic.topic_id)
+        if made:
+            topic.moves = {partition: order for partition, order in topic.moves.items() if partition not in made}  # what was copied is of the old ones
+            yield from place_again(cluster, topic, dict.fromkeys(made, report.directory_id))
+
+
+def _may_be_whole_on_target(cluster: Cluster, topic: TopicState, partition: int) -> bool:
+    """Whether a partition of a lost disk was copied whole to the one where it was moved to: then that copy takes its place. A disk that is away or offline
+    has not said so, and has not said no: that copy may be the only one since the source committed. The disk that replaces is brought up again when it comes."""
+    target = cluster.move_target(topic, partition)
+    if target is None:
+        return False
+    report = cluster.reports.get(target)
+    return report is None or report.is_offline or _has_whole(report, topic, partition)

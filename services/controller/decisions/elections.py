@@ -1,0 +1,63 @@
+"""Elections that somebody asks for, and leadership that returns by itself: preferred, and unclean by an operator's order. Pure.
+
+Elections after a death are `controller.elect_leader`'s. The order of checks and the codes are Kafka's. Weak spot: an operator's unclean election loses
+what the chosen replica lacks; nobody is asked twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.base.model import NO_LEADER
+from appliance.cluster.placement import elect_leader
+from appliance.cluster.znodes import PartitionState
+
+
+def plan_preferred(state: PartitionState, replicas: Sequence[int], live_brokers: Collection[int], controller_epoch: int) -> PartitionState:
+    """The first replica leads, if it lives and is in sync. `RequestRefused` carries Kafka's code."""
+    preferred = replicas[0]
+    if state.leader == preferred:
+        raise RequestRefused(ErrorCode.ELECTION_NOT_NEEDED, f"Broker {preferred} leads already.")
+    if preferred not in live_brokers or preferred not in state.isr:
+        reason = "is not there" if preferred not in live_brokers else "is not in sync"
+        raise RequestRefused(ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, f"Broker {preferred}, the preferred leader, {reason}.")
+    return state._replace(leader=preferred, leader_epoch=state.leader_epoch + 1, controller_epoch=controller_epoch)
+
+
+def plan_unclean(state: PartitionState, replicas: Sequence[int], live_brokers: Collection[int], controller_epoch: int) -> PartitionState:
+    """Any live replica leads, one in sync before all others. Only for a partition that has no live leader."""
+    if state.leader != NO_LEADER and state.leader in live_brokers:
+        raise RequestRefused(ErrorCode.ELECTION_NOT_NEEDED, f"Broker {state.leader} leads already.")
+    elected = elect_leader(state, replicas, live_brokers, True, controller_epoch)
+    if elected.leader == NO_LEADER:
+        raise RequestRefused(ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, f"No replica lives that could lead: {', '.join(map(str, replicas))}.")
+    return elected
+
+
+class LedPartition(NamedTuple):
+    """One partition as the return of leadership looks at it."""
+
+    topic: str
+    partition: int
+    replicas: tuple[int, ...]
+    state: PartitionState
+    is_reassigned: bool = False
+
+
+def plan_leadership_return(partitions: Iterable[LedPartition], live_brokers: Collection[int], imbalance_percentage_max: int) -> list[tuple[str, int]]:
+    """The partitions whose preferred leader is to lead again: of every box that leads too few of those it should lead, all that it can."""
+    preferring: Counter[int] = Counter()
+    astray: dict[int, list[LedPartition]] = {}
+    for each in partitions:
+        preferred = each.replicas[0]
+        preferring[preferred] += 1
+        if each.state.leader != preferred:
+            astray.setdefault(preferred, []).append(each)
+    returned = []
+    for preferred, away in sorted(astray.items()):
+        if preferred in live_brokers and len(away) * 100 > preferring[preferred] * imbalance_percentage_max:
+            returned += [(each.topic, each.partition) for each in away if preferred in each.state.isr and not each.is_reassigned]
+    return returned

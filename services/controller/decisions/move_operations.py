@@ -1,0 +1,257 @@
+"""The steps of moving a partition to another disk of this box: orders in ZooKeeper, copying, the hand-over.
+
+Two kinds. What writes to ZooKeeper is dropped with everything else when ZooKeeper is lost. A hand-over (`begin_copy`, `hand_over`, `promote`) speaks to
+log-writers alone and goes on without ZooKeeper, because its partition has no leader meanwhile. Both may be cut off after any step:
+`moves.next_step` finds what to do from what the disks say. Weak spot: what the target leads already is written to ZooKeeper only when that is
+there; until then a controller that comes anew finds the order, and settles it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Any, NamedTuple
+
+from appliance.base.errors import ErrorCode
+from appliance.cluster.dynamic_broker_configs import MOVE_RATE, replication_rate
+from appliance.cluster.znodes import BoxRecord, MoveOrder
+from appliance.ipc.descriptors import Completion, DescriptorKind
+from services.controller.decisions.cluster import Cluster, Future
+from services.controller.decisions.leader_operations import raise_leader_epochs
+from services.controller.decisions.placement_operations import write_placement
+from services.controller.decisions.role_operations import role_of, role_payload, send_roles
+from services.controller.zookeeper.broker_registry import change_record
+from services.controller.zookeeper.operation import DiskCommand, Operation, Publish, all_of
+from services.controller.zookeeper.topic_registry import TopicState
+
+
+class MoveKey(NamedTuple):
+    """Which partition is moved."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class Phase(Enum):
+    """How far a hand-over is. Before COMMIT it can be taken back."""
+
+    FREEZE = "freeze"
+    FINISH = "finish"
+    COMMIT = "commit"
+    PROMOTE = "promote"
+
+
+class HandOver:
+    """One hand-over under way: who takes part, and how far it is."""
+
+    __slots__ = ("from_disk", "key", "phase", "started_ns", "to_disk")
+
+    def __init__(self, key: MoveKey, from_disk: str | None, to_disk: str, started_ns: int) -> None:
+        self.key = key
+        self.from_disk = from_disk
+        self.to_disk = to_disk
+        self.started_ns = started_ns
+        self.phase = Phase.FREEZE
+
+
+class HandedOver(Enum):
+    """How a hand-over ended."""
+
+    DONE = "done"
+    """The target leads."""
+    FENCED = "fenced"
+    """The target has it, and leads under a larger leader epoch only."""
+    TAKEN_BACK = "taken back"
+    """The source leads again; the copy goes on."""
+    UNKNOWN = "unknown"
+    """A disk did not say what became of it: it will say when it comes back."""
+
+
+# --- orders in ZooKeeper -----------------------------------------------------------------------------------------------
+
+
+def order_moves(cluster: Cluster, topic: TopicState, orders: Mapping[int, MoveOrder | None]) -> Operation[None]:
+    """Write down where partitions of a topic are to lie (None: where they are), tell everybody, and let go of copies that nobody wants any more."""
+    former = {partition: order for partition, order in topic.moves.items() if partition in orders}
+    kept = {partition: order for partition, order in topic.moves.items() if partition not in orders}
+    topic.moves = {**kept, **{partition: order for partition, order in orders.items() if order is not None}}
+    yield from write_placement(cluster, topic)
+    yield Publish()
+    dropped = [partition for partition, order in former.items() if (wanted := orders[partition]) is None or wanted.directory_id != order.directory_id]
+    yield from cancel_copies(cluster, topic, {partition: former[partition] for partition in dropped}, [p for p in dropped if orders[p] is None])
+
+
+def cancel_copies(cluster: Cluster, topic: TopicState, former: Mapping[int, MoveOrder], unmarked: Iterable[int]) -> Operation[None]:
+    """MOVE_CANCEL to the targets of `former`, and to the sources of `unmarked`, as far as they are there: one that is away tells of what it has when it
+    comes, and is told then."""
+    commands: list[Any] = []
+    for partition, order in sorted(former.items()):
+        target = cluster.disk_of(order.directory_id)
+        if target in cluster.reports:
+            cluster.reports[target].futures.pop((topic.name, partition), None)
+            commands.append(DiskCommand(target, DescriptorKind.MOVE_CANCEL, identity(topic, partition)))
+    for partition in sorted(unmarked):
+        source = cluster.disk_of_partition(topic, partition)
+        if source in cluster.reports:
+            commands.append(DiskCommand(source, DescriptorKind.MOVE_CANCEL, identity(topic, partition)))
+    yield from all_of(commands)
+
+
+def write_down_moved(cluster: Cluster, topic: TopicState, fenced: Iterable[int]) -> Operation[None]:
+    """Write where a topic's partitions lie now; those that the target does not lead under their old leader epoch get a larger one."""
+    yield from write_placement(cluster, topic)
+    raised = sorted(fenced)
+    if raised:
+        yield from raise_leader_epochs(cluster, topic, raised)
+        yield from send_roles(cluster, [(topic, partition) for partition in raised])
+    yield Publish()
+
+
+def mark_draining(cluster: Cluster, directory_ids: Iterable[str], is_draining: bool) -> Operation[None]:
+    """Write down which directories are being emptied; nothing new is placed on them."""
+    changed = set(directory_ids)
+
+    def decide(record: BoxRecord) -> BoxRecord:
+        draining = set(record.draining) | changed if is_draining else set(record.draining) - changed
+        return record._replace(draining=tuple(sorted(draining)))
+
+    cluster.use_own_record(*(yield from change_record(cluster.broker_id, decide)))
+
+
+# --- copying and handing over: log-writers alone -----------------------------------------------------------------------
+
+
+def identity(topic: TopicState, partition: int) -> dict[str, Any]:
+    return {"topic": topic.name, "partition": partition, "topic_id": str(topic.topic_id)}
+
+
+def begin_copy(cluster: Cluster, topic: TopicState, partition: int, source_disk: str, source_path: str, target_disk: str) -> Operation[ErrorCode]:
+    """Tell the source that its log is being copied, then the target to copy it from the directory `source_path`; again for every life of either."""
+    named = identity(topic, partition)
+    order, directory_id = topic.moves[partition], topic.placement[partition]
+    code = yield DiskCommand(source_disk, DescriptorKind.MOVE_MARK, {**named, "target_disk": target_disk})
+    if code != ErrorCode.NONE:
+        return ErrorCode(code)
+    if topic.moves.get(partition) != order:
+        return ErrorCode.NONE  # it is not wanted any more; who took the order back has told the source so
+    begin = {
+        **named,
+        "source_disk": source_disk,
+        "source_path": source_path,
+        "source_directory_id": directory_id,
+        "throttle": order.throttle or replication_rate(cluster.box_config(), MOVE_RATE),
+        "config": cluster.config_of(topic),
+    }
+    code = yield DiskCommand(target_disk, DescriptorKind.MOVE_BEGIN, begin)
+    report = cluster.reports.get(target_disk)
+    if code == ErrorCode.NONE and report is not None:
+        report.futures[(topic.name, partition)] = Future(str(topic.topic_id))
+    return ErrorCode(code)
+
+
+def hand_over(cluster: Cluster, topic: TopicState, partition: int, under_way: HandOver, deadline_ms: int) -> Operation[HandedOver]:
+    """Freeze, finish, commit, promote, lead. While it is frozen the partition has no leader; clients try again."""
+    source_disk, target_disk = under_way.from_disk, under_way.to_disk
+    assert source_disk is not None
+    named, key = identity(topic, partition), (topic.name, partition)
+    frozen: Completion = yield DiskCommand(source_disk, DescriptorKind.MOVE_FREEZE, named, wants_completion=True)
+    if frozen.error_code != ErrorCode.NONE:
+        _forget_if_absent(cluster, source_disk, key, frozen.error_code)
+        return HandedOver.UNKNOWN
+    under_way.phase = Phase.FINISH
+    finish = {
+        **named,
+        "log_end_offset": frozen.log_end_offset,
+        "high_watermark": frozen.base_offset,
+        "log_start_offset": frozen.log_start_offset,
+        "deadline_ms": deadline_ms,
+    }
+    code = yield DiskCommand(target_disk, DescriptorKind.MOVE_FINISH, finish)
+    if code != ErrorCode.NONE:
+        yield from take_back(cluster, topic, partition, source_disk, target_disk)
+        return HandedOver.TAKEN_BACK
+    target = cluster.reports.get(target_disk)
+    if target is not None:
+        target.futures[key] = Future(str(topic.topic_id), frozen.log_end_offset)
+    under_way.phase = Phase.COMMIT
+    code = yield DiskCommand(source_disk, DescriptorKind.MOVE_COMMIT, {**named, "log_end_offset": frozen.log_end_offset})
+    if code == ErrorCode.FENCED_LEADER_EPOCH:
+        yield from take_back(cluster, topic, partition, source_disk, target_disk)
+        return HandedOver.TAKEN_BACK
+    if code != ErrorCode.NONE:
+        _forget_if_absent(cluster, source_disk, key, code)
+        return HandedOver.UNKNOWN
+    _forget_if_absent(cluster, source_disk, key, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    result = yield from _promote(cluster, topic, partition, under_way)
+    return result
+
+
+def _forget_if_absent(cluster: Cluster, disk: str, key: tuple[str, int], code: int) -> None:
+    """The log-writer says that its disk does not have the partition (any more)."""
+    report = cluster.reports.get(disk)
+    if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and report is not None:
+        report.forget(key)
+
+
+def take_back(cluster: Cluster, topic: TopicState, partition: int, source_disk: str, target_disk: str) -> Operation[None]:
+    """The source leads again, and is still being copied: not for a moment may it be compacted, the copy would lack what was in the segments that go."""
+    named = identity(topic, partition)
+    yield DiskCommand(source_disk, DescriptorKind.MOVE_CANCEL, {**named, "keeps_mark": True})
+    report = cluster.reports.get(source_disk)
+    if report is not None:  # what it was told while it was frozen is told again
+        report.forget_role((topic.name, partition))
+        cluster.to_tell.add((topic.name, partition))
+    yield DiskCommand(source_disk, DescriptorKind.MOVE_MARK, {**named, "target_disk": target_disk})
+
+
+def promote(cluster: Cluster, topic: TopicState, partition: int, under_way: HandOver) -> Operation[HandedOver]:
+    """The source does not say that it has the partition, and the target has all of it. Before anything is done, the source is asked whether its directory is
+    gone indeed: it may be there and not be served. A source that was given up is not asked (`from_disk` is None)."""
+    if under_way.from_disk is not None:
+        asked: Completion = yield DiskCommand(under_way.from_disk, DescriptorKind.MOVE_FREEZE, identity(topic, partition), wants_completion=True)
+        if asked.error_code == ErrorCode.NONE:  # it has come back to being served
+            report = cluster.reports.get(under_way.from_disk)
+            if report is not None:
+                report.partitions[(topic.name, partition)] = str(topic.topic_id)
+            yield from take_back(cluster, topic, partition, under_way.from_disk, under_way.to_disk)
+            return HandedOver.TAKEN_BACK
+        if asked.error_code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            return HandedOver.UNKNOWN
+    result = yield from _promote(cluster, topic, partition, under_way)
+    return result
+
+
+def _promote(cluster: Cluster, topic: TopicState, partition: int, under_way: HandOver) -> Operation[HandedOver]:
+    under_way.phase = Phase.PROMOTE
+    command = {**identity(topic, partition), "config": cluster.config_of(topic)}
+    code = yield DiskCommand(under_way.to_disk, DescriptorKind.MOVE_PROMOTE, command)
+    if code != ErrorCode.NONE:
+        return HandedOver.UNKNOWN
+    report = cluster.reports.get(under_way.to_disk)
+    if report is not None:
+        report.futures.pop((topic.name, partition), None)
+        report.partitions[(topic.name, partition)] = str(topic.topic_id)
+    result = yield from settle(cluster, topic, partition, under_way)
+    return result
+
+
+def settle(cluster: Cluster, topic: TopicState, partition: int, under_way: HandOver) -> Operation[HandedOver]:
+    """The target has it in its proper place: that is where it lies from now on, in memory first, so that every command about it goes there."""
+    under_way.phase = Phase.PROMOTE
+    order = topic.moves.get(partition)
+    if order is not None:
+        topic.placement = {**topic.placement, partition: order.directory_id}
+        topic.moves = {moved: kept for moved, kept in topic.moves.items() if moved != partition}
+    state = topic.states[partition]
+    if under_way.from_disk is None:  # what the lost source had beyond the copy must not come back under the same epoch
+        return HandedOver.FENCED
+    role, report, key = role_of(cluster, topic, partition), cluster.reports.get(under_way.to_disk), (topic.name, partition)
+    if role is None or report is None:
+        return HandedOver.DONE if role is None else HandedOver.UNKNOWN
+    report.telling[key] = role
+    code = yield DiskCommand(under_way.to_disk, role.kind, role_payload(cluster, topic, partition, state))
+    report.on_told(key, role, code == ErrorCode.NONE)
+    return {ErrorCode.NONE: HandedOver.DONE, ErrorCode.FENCED_LEADER_EPOCH: HandedOver.FENCED}.get(ErrorCode(code), HandedOver.UNKNOWN)

@@ -1,0 +1,97 @@
+"""Telling log-writers what they are: leader or follower of each partition, and who is in sync. Only what differs from what this life was told is sent.
+
+Owned by the controller process of each box; needs no ZooKeeper, so roles that are known are told while it is away. A log-writer that died is
+told everything again when it is back. Weak spot: none known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from appliance.base.errors import ErrorCode
+from appliance.cluster.znodes import PartitionState
+from appliance.ipc.descriptors import DescriptorKind
+from services.controller.decisions.cluster import Cluster, DiskReport
+from services.controller.decisions.disk_report import PartitionKey, Role
+from services.controller.zookeeper.operation import DiskCommand, Operation, all_of
+from services.controller.zookeeper.requests import Request
+from services.controller.zookeeper.topic_registry import TopicState
+
+
+def send_roles(cluster: Cluster, partitions: Iterable[tuple[TopicState, int]]) -> Operation[int]:
+    """Tell the log-writers of those of `partitions` that lie on this box; returns how many would not take their role."""
+    commands: list[Request | DiskCommand] = []
+    sent: list[tuple[DiskReport, PartitionKey, Role]] = []
+    for topic, partition in partitions:
+        report = cluster.reports.get(cluster.disk_of_partition(topic, partition) or "")
+        role = role_of(cluster, topic, partition)
+        if report is None or role is None:
+            continue
+        key = (topic.name, partition)
+        if key in report.unbumped and role.kind is DescriptorKind.BECOME_LEADER:
+            continue  # `settle_unclean_boot` comes first
+        former = report.telling.get(key) or report.told.get(key)
+        if role == former and key not in report.wishes_refused:
+            continue
+        wish = report.wishes_refused.pop(key, None)
+        report.telling[key] = role
+        sent.append((report, key, role))
+        if former is not None and role.kind is DescriptorKind.BECOME_LEADER and role.differs_in_isr_only(former):
+            commands.append(DiskCommand(report.disk, DescriptorKind.ISR, isr_payload(topic, partition, wish)))
+        else:
+            commands.append(DiskCommand(report.disk, role.kind, role_payload(cluster, topic, partition, topic.states[partition])))
+    codes = yield from all_of(commands)
+    for (report, key, role), code in zip(sent, codes, strict=True):
+        report.on_told(key, role, code == ErrorCode.NONE)
+    return sum(1 for code in codes if code != ErrorCode.NONE)
+
+
+def tell_live_brokers(disk: str, live: frozenset[int]) -> Operation[int]:
+    """The error code."""
+    code: int = yield DiskCommand(disk, DescriptorKind.LIVE_BROKERS, {"brokers": sorted(live)})
+    return code
+
+
+def role_of(cluster: Cluster, topic: TopicState, partition: int) -> Role | None:
+    """What this broker is to be for a partition; None where it is nothing."""
+    state = topic.states.get(partition)
+    replicas = topic.replicas.get(partition, ())
+    if state is None or cluster.broker_id not in replicas:
+        return None
+    if state.leader == cluster.broker_id:
+        isr = state.isr, topic.state_versions[partition]
+        return Role(DescriptorKind.BECOME_LEADER, str(topic.topic_id), state.leader, state.leader_epoch, replicas, *isr)
+    return Role(DescriptorKind.BECOME_FOLLOWER, str(topic.topic_id), state.leader, state.leader_epoch, replicas)
+
+
+def role_payload(cluster: Cluster, topic: TopicState, partition: int, state: PartitionState) -> dict[str, Any]:
+    """Of BECOME_LEADER and BECOME_FOLLOWER alike."""
+    return {
+        "topic": topic.name,
+        "partition": partition,
+        "topic_id": str(topic.topic_id),
+        "leader": state.leader,
+        "leader_epoch": state.leader_epoch,
+        "leader_recovery_state": state.leader_recovery_state,
+        "isr": list(state.isr),
+        "partition_epoch": topic.state_versions.get(partition, 0),
+        "replicas": list(topic.replicas[partition]),
+        "config": cluster.config_of(topic),
+        "config_generation": topic.config_version,
+        "moving_to": cluster.move_target(topic, partition),
+    }
+
+
+def isr_payload(topic: TopicState, partition: int, wish: int | None = None) -> dict[str, Any]:
+    """`wish`: the number of the wish that it refuses."""
+    state = topic.states[partition]
+    payload: dict[str, Any] = {
+        "topic": topic.name,
+        "partition": partition,
+        "topic_id": str(topic.topic_id),
+        "leader_epoch": state.leader_epoch,
+        "isr": list(state.isr),
+        "partition_epoch": topic.state_versions[partition],
+    }
+    return payload if wish is None else {**payload, "wish": wish}

@@ -1,0 +1,176 @@
+"""The controller's commands to the log-writers of its box: a line per disk in front of the ring, so that nothing is refused for want of room.
+
+Owned by the controller process. A command whose log-writer is away, or dies first, ends with KAFKA_STORAGE_ERROR; who sent it decides
+what then. Weak spot: a hung log-writer's line grows with what is asked of that disk (bounded by the topics of the box, not by time).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from appliance.base.errors import ErrorCode
+from appliance.base.layout import BoxLayout
+from appliance.base.logging import Logger
+from appliance.ipc.commands import Command, command_callbacks
+from appliance.ipc.descriptors import Completion
+from appliance.ipc.disk_health import DiskHealth
+from appliance.ipc.proxies import LogWriterProxies
+from appliance.ipc.registry import Registry
+from appliance.ipc.source import Source
+from appliance.shm.counters import Counters
+from appliance.shm.disk_words import fence_life
+from services.controller.zookeeper.operation import DiskCommand
+
+ARENA_BYTES = 1 << 20
+RING_ENTRIES = 256
+
+OnDone = Callable[[Completion], None]
+LOST = Completion(0, 0, ErrorCode.KAFKA_STORAGE_ERROR, 0, 0, -1, -1, -1, -1, -1, 0, 0)
+
+
+class DiskCommands:
+    """Commands by disk, in order. `on_connected(disk)` and `on_gone(disk)` tell of log-writers that come and go."""
+
+    def __init__(
+        self,
+        layout: BoxLayout,
+        incarnation: int,
+        disks: list[str],
+        registry: Registry,
+        counters: Counters,
+        on_connected: Callable[[str], None],
+        on_gone: Callable[[str], None],
+        log: Logger,
+        deadline_ms: int,
+        on_isr_wishes: Callable[[str, list[dict[str, Any]]], None] = lambda _disk, _wishes: None,
+    ) -> None:
+        self._source = Source(layout, "controller", incarnation, ARENA_BYTES, RING_ENTRIES)
+        self._lines: dict[str, deque[tuple[DiskCommand, OnDone]]] = {disk: deque() for disk in disks}
+        self._gone_callback = on_gone
+        self._sent = counters.counter("controller.disk_commands")
+        self._refused = counters.counter("controller.disk_commands_refused")
+        completed, self._give_back = command_callbacks(self._on_completion)
+        self._lost: list[Any] = []
+        self._log = log
+        self._proxies = LogWriterProxies(
+            self._source, disks, registry, counters, completed, self._on_lost, on_connected, self._on_gone, on_isr_wishes=on_isr_wishes
+        )
+        self._health = DiskHealth(self._proxies.by_disk.values(), deadline_ms, self._on_hung, lambda _disk: None)
+
+    def _on_hung(self, disk: str, operation: str) -> None:
+        """It publishes nothing more; what it was told ends when its process does, and what it is told from now on is refused at once."""
+        self._log.error(f"disk {disk} hangs ({operation}): log-writer@{disk} is fenced and starts anew when the disk answers", disk=disk)
+        fence_life(self._proxies.writer_info(disk)["table"])
+
+    def add_disk(self, disk: str) -> None:
+        self._lines[disk] = deque()
+        self._proxies.add_disk(disk)
+
+    def remove_disk(self, disk: str) -> None:
+        """What it was told ends as at a death."""
+        self._proxies.remove_disk(disk, self._on_set_aside)
+        self._end_line(disk)
+        del self._lines[disk]
+
+    def replace_disk(self, disk: str) -> None:
+        """The same, and what comes is for the process that serves the disk now."""
+        self._proxies.replace_disk(disk, self._on_set_aside)
+        self._end_line(disk)
+
+    def _on_set_aside(self, command: Command) -> None:
+        """Whoever waits for it waits no longer; its place in the arena stays the old log-writer's until that is gone."""
+        on_done, command.context = command.context, None
+        on_done(LOST)
+
+    def _on_lost(self, command: Command) -> None:
+        if command.context is None:
+            command.finish()
+        else:
+            self._lost.append(command)
+
+    def _end_line(self, disk: str) -> None:
+        """For a log-writer that was not there, which nobody called gone."""
+        line, self._lines[disk] = self._lines[disk], deque()
+        for _command, on_done in line:
+            on_done(LOST)
+
+    def command(self, command: DiskCommand, on_result: Callable[[Any], None]) -> None:
+        """Send; `on_result(error code)`, or `on_result(completion)` if the command wants that, may be called at once."""
+
+        def on_done(completion: Completion) -> None:
+            on_result(completion if command.wants_completion else completion.error_code)
+
+        if command.disk not in self._lines or not self._proxies.connected(command.disk) or self._proxies.by_disk[command.disk].is_hung:
+            self._refused.add()
+            on_done(LOST)
+            return
+        self._lines[command.disk].append((command, on_done))
+        self._send(command.disk)
+
+    def _send(self, disk: str) -> int:
+        line = self._lines[disk]
+        sent = 0
+        while line:
+            command, on_done = line[0]
+            if not self._proxies.offer_command(disk, command.kind, command.payload, on_done):
+                break
+            line.popleft()
+            self._sent.add()
+            sent += 1
+        return sent
+
+    def do_work(self, now_ns: int) -> int:
+        """Take completions, notice deaths, send what waits, ring. Bounded."""
+        work = self._proxies.do_work(now_ns)
+        work += self._health.look(now_ns)
+        for disk, line in self._lines.items():
+            if line:
+                work += self._send(disk)
+        self._proxies.flush()
+        return work
+
+    def flush(self) -> None:
+        self._proxies.flush()
+
+    def _on_completion(self, on_done: Any, completion: Completion) -> None:
+        if completion.error_code != ErrorCode.NONE:
+            self._refused.add()
+        on_done(completion)
+
+    def _on_gone(self, disk: str) -> None:
+        """First that it is gone, then what was lost with it: who hears of a loss must see that asking again can help."""
+        line, self._lines[disk] = self._lines[disk], deque()
+        lost = self._lost[:]
+        self._lost.clear()
+        self._gone_callback(disk)
+        for outstanding in lost:
+            self._give_back(outstanding)
+        for _command, on_done in line:
+            on_done(LOST)
+
+    def connected(self, disk: str) -> bool:
+        return self._proxies.connected(disk)
+
+    def writer_info(self, disk: str) -> dict[str, Any]:
+        return self._proxies.writer_info(disk)
+
+    def is_offline(self, disk: str) -> bool:
+        """Whether it takes no orders now: failed, hung, or away."""
+        return self._proxies.is_offline(disk) or self._proxies.by_disk[disk].is_hung
+
+    def may_park(self) -> bool:
+        """Set the sleeping word, fence, look again."""
+        self._source.doorbell.prepare_to_sleep()
+        if self._proxies.has_completions():
+            self._source.doorbell.wake()
+            return False
+        return True
+
+    def unpark(self) -> None:
+        self._source.doorbell.wake()
+
+    def close(self) -> None:
+        self._proxies.close()
+        self._source.close()

@@ -1,0 +1,101 @@
+"""What this box hosts: it makes what it is assigned, deletes what it is not to have any more, whoever is controller of the cluster.
+
+Owned by the controller process of each box. Wishes are found in what is known of the tree, never remembered, so nothing is lost with the process. Weak spot:
+all topics are looked through whenever something has changed, and once a second (1 ms for a thousand partitions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from appliance.base.errors import ErrorCode
+from appliance.base.logging import Logger
+from appliance.cluster.placement import DiskSpace
+from appliance.shm.counters import Counters
+from services.controller.decisions.cluster import Cluster
+from services.controller.decisions.hosting_operations import clear_stale_placement, give_up_partitions, host_partitions, leave_topic, to_give_up, to_host
+from services.controller.zookeeper.operation import OperationRunner, Outcome
+from services.controller.zookeeper.requests import ZooKeeperFailed
+from services.controller.zookeeper.topic_registry import TopicState
+
+
+class Hosting:
+    """`may_host()`: all disks of the box have told what they hold, so that what no disk has was never here. `spaces()`: disks that can take partitions."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        runner: OperationRunner,
+        spaces: Callable[[], list[DiskSpace]],
+        may_host: Callable[[], bool],
+        counters: Counters,
+        log: Logger,
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._cluster = cluster
+        self._runner = runner
+        self._spaces = spaces
+        self._may_host = may_host
+        self._log = log
+        self._on_failure = on_failure
+        self._hosted = counters.counter("controller.replicas_hosted")
+        self._given_up = counters.counter("controller.replicas_given_up")
+
+    def reconsider(self) -> None:
+        """Start what is to be done and not under way. One thing at a time is done about a topic."""
+        cluster = self._cluster
+        may_host = self._may_host() and bool(self._spaces())
+        for name, placement in list(cluster.stale_placements.items()):
+            count = len(placement.directories)
+            self._start(name, clear_stale_placement(cluster, name, placement), "was deleted while this box was away, and is deleted here now", count)
+        for name, topic in cluster.topics.items():
+            if name in cluster.deleting:
+                self._maybe_leave(topic)
+            elif not self._is_busy(name) and name not in cluster.stale_placements:
+                self._look_at(topic, may_host)
+
+    def _is_busy(self, name: str) -> bool:
+        return self._runner.is_running(f"topic:{name}") or name in self._cluster.handing_over
+
+    def _maybe_leave(self, topic: TopicState) -> None:
+        cluster, name = self._cluster, topic.name
+        has_some = topic.placement or any(key[0] == name and report.holds(topic, key[1]) for report in cluster.reports.values() for key in report.partitions)
+        if cluster.fence is None and has_some and not self._is_busy(name):
+            self._start(name, leave_topic(cluster, topic), "is deleted here", len(topic.placement))
+
+    def _look_at(self, topic: TopicState, may_host: bool) -> None:
+        gone = to_give_up(self._cluster, topic)
+        if gone:
+            operation = give_up_partitions(self._cluster, topic, gone)
+            self._start(topic.name, operation, f"gave up partitions {_listed(gone)}, which lie on other boxes now", len(gone))
+            return
+        wanted = to_host(self._cluster, topic) if may_host else []
+        if wanted:
+            operation = host_partitions(self._cluster, topic, wanted, self._spaces)
+            self._runner.start(f"topic:{topic.name}", operation, lambda outcome: self._on_hosted(topic.name, len(wanted), outcome))
+
+    def _start(self, name: str, operation: object, words: str, count: int) -> None:
+        self._runner.start(f"topic:{name}", operation, lambda outcome: self._on_deleted(name, words, count, outcome))  # type: ignore[arg-type]
+
+    def _on_hosted(self, name: str, count: int, outcome: Outcome) -> None:
+        if self._has_failed(outcome):
+            return
+        if outcome.value is ErrorCode.NONE:
+            self._hosted.add(count)
+            self._log.info(f"topic {name} has {count} replicas on this box now", topic=name)
+        else:
+            self._log.warning(f"topic {name}: no disk of this box takes its replicas; it is tried again", topic=name)
+
+    def _on_deleted(self, name: str, words: str, count: int, outcome: Outcome) -> None:
+        if not self._has_failed(outcome) and outcome.value is ErrorCode.NONE:
+            self._given_up.add(count)
+            self._log.info(f"topic {name} {words}", topic=name)
+
+    def _has_failed(self, outcome: Outcome) -> bool:
+        if outcome.failure is not None:
+            self._on_failure(outcome.failure if isinstance(outcome.failure, ZooKeeperFailed) else ZooKeeperFailed(str(outcome.failure)))
+        return outcome.failure is not None
+
+
+def _listed(partitions: list[int]) -> str:
+    return ", ".join(map(str, partitions[:10])) + (", …" if len(partitions) > 10 else "")

@@ -1,0 +1,91 @@
+"""Changes of a topic's configs (or a broker's), decided: from what is set now and what is asked to what will be set.
+
+Pure; the controller applies them to what ZooKeeper holds at that moment, so that two that change at the same time do not undo each
+other's work. The rules are Kafka's. Weak spot: Kafka 3.9 with ZooKeeper answers INVALID_REQUEST to a bad value; here it is INVALID_CONFIG, as in Kafka
+without ZooKeeper, which clients treat alike.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from appliance.base.errors import ErrorCode, RequestRefused
+from appliance.cluster.topic_configs import TOPIC_CONFIG_ROWS, topic_config_problem
+
+SET, DELETE, APPEND, SUBTRACT = range(4)
+_OPERATIONS = {APPEND: "append", SUBTRACT: "subtract"}
+
+ConfigChange: TypeAlias = Callable[[Mapping[str, str]], dict[str, str]]
+"""From the configs that are set to those that shall be; raises `RequestRefused`."""
+
+
+class ConfigOperation(NamedTuple):
+    """One config and what to do with it, by IncrementalAlterConfigs' numbers."""
+
+    name: str
+    operation: int
+    value: str | None = None
+
+
+def refuse_bad_names_and_nulls(operations: Sequence[ConfigOperation]) -> None:
+    """What no config can make good: a name twice, a null value, an unknown operation."""
+    counts = Counter(operation.name for operation in operations)
+    twice = sorted(name for name, count in counts.items() if count > 1)
+    if twice:
+        raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Error due to duplicate config keys: {', '.join(twice)}")
+    nulls = [operation.name for operation in operations if operation.value is None and operation.operation != DELETE]
+    if nulls:
+        raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {', '.join(nulls)}")
+    unknown = [operation for operation in operations if operation.operation not in (SET, DELETE, APPEND, SUBTRACT)]
+    if unknown:
+        raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Unknown operations type {unknown[0].operation} for {unknown[0].name}")
+
+
+def altered(
+    broker: Mapping[str, str], operations: Sequence[ConfigOperation], problem: Callable[[Mapping[str, str]], str | None] = topic_config_problem
+) -> ConfigChange:
+    """Each operation on what is there; a list that is not set begins as the broker's."""
+
+    def change(current: Mapping[str, str]) -> dict[str, str]:
+        config = dict(current)
+        for name, operation, value in operations:
+            if operation == DELETE:
+                config.pop(name, None)
+            elif operation == SET:
+                config[name] = value or ""
+            else:
+                config[name] = _changed_list(broker, config, name, operation, value or "")
+        return _checked(config, problem)
+
+    return change
+
+
+def replaced(wanted: Mapping[str, str], problem: Callable[[Mapping[str, str]], str | None] = topic_config_problem) -> ConfigChange:
+    """These configs and no others."""
+    return lambda _current: _checked(dict(wanted), problem)
+
+
+def _changed_list(broker: Mapping[str, str], config: Mapping[str, str], name: str, operation: int, value: str) -> str:
+    row = TOPIC_CONFIG_ROWS.get(name)
+    if row is None:
+        raise RequestRefused(ErrorCode.INVALID_CONFIG, f"Unknown topic config name: {name}")
+    if row.type != "list":
+        raise RequestRefused(ErrorCode.INVALID_CONFIG, f"Config value {_OPERATIONS[operation]} is not allowed for config key: {name}")
+    elements = _elements(config.get(name, broker.get(name, row.default)))
+    given = _elements(value)
+    if operation == APPEND:
+        return ",".join(elements + [element for element in given if element not in elements])
+    return ",".join(element for element in elements if element not in given)
+
+
+def _elements(text: str) -> list[str]:
+    return [element.strip() for element in text.split(",") if element.strip()]
+
+
+def _checked(config: dict[str, str], problem_of: Callable[[Mapping[str, str]], str | None]) -> dict[str, str]:
+    problem = problem_of(config)
+    if problem is not None:
+        raise RequestRefused(ErrorCode.INVALID_CONFIG, problem)
+    return config

@@ -1,0 +1,448 @@
+"""The ZooKeeper session: kazoo behind one door, with its threads kept out of the controller's duty cycle.
+
+Owned by the controller process; the only module that imports kazoo. kazoo's three threads talk to the server and put what
+comes into a queue, then ring an eventfd that stands in the controller's poller; `drain` hands everything over inside the duty cycle,
+so no callback of ours ever runs on another thread. What may be assumed in each `SessionState` stands in README.md here.
+
+Weak spots: kazoo wakes its thread with one byte per request through a socket pair that holds some 270 of them and blocks after that,
+hence the window of `IN_FLIGHT_MAX` and the refusal of requests while there is no connection. `close` waits for kazoo's threads,
+bounded by `CLOSE_SECONDS`; a server that hangs then sees the session end by its time-out.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+from kazoo import exceptions as kazoo_exceptions
+from kazoo.client import KazooClient
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.connection import ConnectionDropped, ConnectionHandler
+from kazoo.protocol.serialization import SASL
+from kazoo.protocol.states import KazooState, WatchedEvent
+from kazoo.retry import KazooRetry
+from kazoo.security import ACL, Id
+
+from appliance.base.zookeeper_access import ZooKeeperAccess
+from appliance.cluster.zookeeper_probe import zookeeper_serves
+from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
+from services.controller.zookeeper.access_rules import Acl, AclEntry, acl_of
+from services.controller.zookeeper.digest_md5 import DigestMd5, SaslFailed
+from services.controller.zookeeper.requests import (
+    BadVersion,
+    Check,
+    ConnectionLost,
+    Create,
+    Delete,
+    Exists,
+    Get,
+    GetAcl,
+    GetChildren,
+    Multi,
+    MultiFailed,
+    Node,
+    NodeExists,
+    NoNode,
+    NotEmpty,
+    Request,
+    RequestRejected,
+    SetAcl,
+    SetData,
+    Write,
+    ZooKeeperFailed,
+)
+
+IN_FLIGHT_MAX = 64
+CLOSE_SECONDS = 2.0
+RECONNECT_SECONDS = 0.05
+RECONNECT_SECONDS_MAX = 0.2
+REFUSED_SECONDS = 0.5
+"""Before the next try, when a server has refused the credentials."""
+
+
+class SessionState(Enum):
+    """See README.md for what holds in each."""
+
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    EXPIRED = "expired"
+    CLOSED = "closed"
+
+
+class SavedSession(NamedTuple):
+    """What a restarted controller needs to go on with the session of its previous life."""
+
+    session_id: int
+    password: bytes
+
+    def save(self, path: str, hosts: str) -> None:
+        document = {"zookeeper": hosts, "session_id": self.session_id, "password": self.password.hex()}
+        temporary = f"{path}.tmp"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(orjson.dumps(document))
+        os.replace(temporary, path)
+
+    @classmethod
+    def load(cls, path: str, hosts: str) -> SavedSession | None:
+        """The session saved for this connect string; None if there is none, or it cannot be read (then a new one is opened)."""
+        try:
+            document = orjson.loads(Path(path).read_bytes())
+            if document["zookeeper"] != hosts:
+                return None
+            return cls(int(document["session_id"]), bytes.fromhex(document["password"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+class Reply(NamedTuple):
+    """What became of a request: `failure` is None when `value` is its result."""
+
+    value: Any
+    failure: ZooKeeperFailed | None
+
+
+OnReply = Callable[[Reply], None]
+
+
+class _AskingHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
+    """Connects only to a server that says that it serves.
+
+    A server that has bound its port and is not initialised yet takes a connection and forgets it without closing it (seen in one start of
+    ten); kazoo then waits a whole session time-out for the answer. Runs on kazoo's own thread, so it may wait a moment.
+    """
+
+    def create_connection(self, *args: Any, **kwargs: Any) -> Any:
+        host, port = kwargs["address"] if "address" in kwargs else args[0]
+        if not zookeeper_serves(host, port):
+            raise ConnectionRefusedError(f"the ZooKeeper at {host}:{port} does not serve yet")
+        return super().create_connection(*args, **kwargs)
+
+    def spawn(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> BackgroundThread:
+        """Raises ThreadRefused: the process that opens a session ends, and is started again, instead of waiting for ever."""
+        thread = BackgroundThread(partial(func, *args, **kwargs), "zookeeper-session")
+        thread.start()
+        return thread
+
+
+class _AuthenticatedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
+    """Logs in by SASL before anything is sent. kazoo would do so with a package that is not maintained, and would give the session up for ever when the
+    server dies in the middle."""
+
+    def __init__(self, client: KazooClient, retry: KazooRetry, access: ZooKeeperAccess) -> None:
+        super().__init__(client, retry, logger=client.logger, sasl_options={})
+        self._access = access
+        self.refusals = 0
+        """How often a server has refused the secret."""
+
+    def _authenticate_with_sasl(self, host: str, timeout: float) -> None:
+        exchange = DigestMd5(self._access.user, self._access.password, os.urandom(16).hex())
+        try:
+            challenge = self._ask(b"", 1, timeout)
+            if challenge or self._access.guards:
+                exchange.verify(self._ask(exchange.respond(challenge), 2, timeout))
+        except SaslFailed as failure:
+            self.refusals += 1
+            self.client.handler.sleep_func(REFUSED_SECONDS)
+            raise ConnectionDropped(f"{host} refuses the login: {failure}") from failure
+
+    def _ask(self, token: bytes, xid: int, timeout: float) -> bytes:
+        self._submit(SASL(token), timeout, xid)
+        header, buffer, offset = self._read_header(timeout)
+        if header.err or header.xid != xid:
+            raise SaslFailed(f"the server answers with error {header.err}")
+        return SASL.deserialize(buffer, offset)[0] or b""
+
+
+def authenticated_client(access: ZooKeeperAccess | None, **options: Any) -> KazooClient:
+    """A client of kazoo's with these credentials: by SASL on servers of the boxes' own, by ZooKeeper's digest scheme elsewhere."""
+    if access is None:
+        return KazooClient(**options)
+    if not access.is_own:
+        return KazooClient(auth_data=[("digest", f"{access.user}:{access.password}")], **options)
+    client = KazooClient(**options)
+    client._connection = _AuthenticatedConnection(client, client._conn_retry.copy(), access)
+    return client
+
+
+class ZooKeeperSession:
+    """One session, kept up. `on_state(state)` and `on_change(path)` are called from `drain`, replies by the `on_reply` of their request."""
+
+    def __init__(
+        self,
+        connect: str,
+        session_timeout_ms: int,
+        saved: SavedSession | None,
+        on_state: Callable[[SessionState], None],
+        on_change: Callable[[str], None],
+        access: ZooKeeperAccess | None = None,
+    ) -> None:
+        """`access`: the credentials of the session, which also decide the ACL of each node that it creates; None for an open ZooKeeper."""
+        self._access = access
+        self._hosts, _, chroot = connect.partition("/")
+        self._chroot = f"/{chroot.strip('/')}" if chroot.strip("/") else ""
+        self._on_state = on_state
+        self._on_change = on_change
+        self.state = SessionState.CONNECTING
+        self.session_id = 0
+        self.password = b""
+        self._arrived: deque[Callable[[], None]] = deque()
+        self._waiting: deque[tuple[Request, OnReply]] = deque()
+        self._in_flight = 0
+        self._doorbell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        retry = KazooRetry(max_tries=-1, delay=RECONNECT_SECONDS, backoff=2, max_jitter=0.2, max_delay=RECONNECT_SECONDS_MAX)
+        self._client = authenticated_client(
+            access,
+            hosts=self._hosts,
+            timeout=session_timeout_ms / 1000,
+            client_id=(saved.session_id, saved.password) if saved else None,
+            connection_retry=retry,
+            randomize_hosts=False,  # the box's own member stands first: a session kept there is not lost when two boxes cannot reach each other
+            handler=_AskingHandler(),
+        )
+        self._client.logger.disabled = True  # what it has to say reaches the operator as states
+        self._client.add_listener(self._on_kazoo_state)
+
+    def start(self) -> None:
+        self._client.start_async()
+
+    @property
+    def refusals(self) -> int:
+        """How often servers have refused the credentials."""
+        return getattr(self._client._connection, "refusals", 0)
+
+    def fileno(self) -> int:
+        """Readable when `drain` has something to do."""
+        return self._doorbell
+
+    # --- on kazoo's threads: nothing but queueing -------------------------------------------------------------------------
+
+    def _hand_over(self, event: Callable[[], None]) -> None:
+        self._arrived.append(event)
+        try:
+            os.eventfd_write(self._doorbell, 1)
+        except OSError:
+            pass  # closed meanwhile
+
+    def _on_kazoo_state(self, state: str) -> None:
+        if state == KazooState.CONNECTED:
+            session_id, password = self._client.client_id or (0, b"")
+            self._hand_over(lambda: self._become_connected(session_id, password))
+        else:
+            lost = SessionState.SUSPENDED if state == KazooState.SUSPENDED else SessionState.EXPIRED
+            self._hand_over(lambda: self._become(lost))
+
+    def _on_watch(self, event: WatchedEvent) -> None:
+        if event.path is not None:
+            path = event.path[len(self._chroot) :] or "/"
+            self._hand_over(lambda: self._on_change(path))
+
+    # --- in the duty cycle -------------------------------------------------------------------------------------------------
+
+    def drain(self, limit: int = 256) -> int:
+        """Hand over at most `limit` of what came; returns how many."""
+        try:
+            os.eventfd_read(self._doorbell)
+        except BlockingIOError:
+            pass
+        handled = 0
+        while self._arrived and handled < limit:
+            self._arrived.popleft()()
+            handled += 1
+        if self._arrived:
+            os.eventfd_write(self._doorbell, 1)
+        return handled
+
+    def submit(self, request: Request, on_reply: OnReply) -> None:
+        """Ask; `on_reply` is called from a later `drain`, exactly once, with `ConnectionLost` at once when there is no connection."""
+        if self.state is not SessionState.CONNECTED:
+            self._hand_over(lambda: on_reply(Reply(None, ConnectionLost("there is no connection to ZooKeeper"))))
+            return
+        self._waiting.append((request, on_reply))
+        self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        while self._waiting and self._in_flight < IN_FLIGHT_MAX:
+            request, on_reply = self._waiting.popleft()
+            self._in_flight += 1
+            self._send(request, on_reply)
+
+    def _send(self, request: Request, on_reply: OnReply) -> None:
+        def on_result(result: Any) -> None:
+            self._hand_over(lambda: self._complete(request, result, on_reply))
+
+        self._start(request).rawlink(on_result)
+
+    def _complete(self, request: Request, result: Any, on_reply: OnReply) -> None:
+        self._in_flight -= 1
+        failure = result.exception
+        if failure is not None:
+            on_reply(Reply(None, _failure_of(request, failure)))
+        else:
+            on_reply(_reply_of(request, result.value))
+        self._send_waiting()
+
+    def _start(self, request: Request) -> Any:
+        client = self._client
+        if isinstance(request, Multi):
+            return self._transaction(request).commit_async()
+        path = self._path(request.path)
+        if isinstance(request, Get):
+            return client.get_async(path, self._on_watch if request.watch else None)
+        if isinstance(request, GetChildren):
+            return client.get_children_async(path, self._on_watch if request.watch else None)
+        if isinstance(request, Exists):
+            return client.exists_async(path, self._on_watch if request.watch else None)
+        if isinstance(request, Create):
+            return client.create_async(path, request.data, self._acl_of(request.path), request.ephemeral, request.sequence)
+        if isinstance(request, SetData):
+            return client.set_async(path, request.data, request.version)
+        if isinstance(request, GetAcl):
+            return client.get_acls_async(path)
+        if isinstance(request, SetAcl):
+            return client.set_acls_async(path, _kazoo_acl(request.acl))
+        return client.delete_async(path, request.version)
+
+    def _transaction(self, multi: Multi) -> Any:
+        transaction = self._client.transaction()
+        for write in multi.writes:
+            path = self._path(write.path)
+            if isinstance(write, Create):
+                transaction.create(path, write.data, self._acl_of(write.path), write.ephemeral, write.sequence)
+            elif isinstance(write, SetData):
+                transaction.set_data(path, write.data, write.version)
+            elif isinstance(write, Delete):
+                transaction.delete(path, write.version)
+            else:
+                transaction.check(path, write.version)
+        return transaction
+
+    def _path(self, path: str) -> str:
+        return (self._chroot + path if path != "/" else self._chroot) or "/"
+
+    def _acl_of(self, path: str) -> list[ACL]:
+        return _kazoo_acl(acl_of(path, self._access))
+
+    def _become_connected(self, session_id: int, password: bytes) -> None:
+        self.session_id, self.password = session_id, password
+        parts = self._chroot.strip("/").split("/") if self._chroot else []
+        for depth in range(1, len(parts) + 1):
+            self._client.create_async("/" + "/".join(parts[:depth]), acl=self._acl_of("/"))  # requests of one session are carried out in order
+        self._become(SessionState.CONNECTED)
+
+    def _become(self, state: SessionState) -> None:
+        if self.state is SessionState.CLOSED:
+            return
+        self.state = state
+        if state is not SessionState.CONNECTED:
+            self._refuse_waiting()
+        self._on_state(state)
+
+    def _refuse_waiting(self) -> None:
+        refused, self._waiting = self._waiting, deque()
+        for _request, on_reply in refused:
+            on_reply(Reply(None, ConnectionLost("the connection to ZooKeeper was lost")))
+
+    # --- the end -----------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the session: its ephemeral nodes go at once. Waits for kazoo's threads, `CLOSE_SECONDS` at most."""
+        if self.state is SessionState.CLOSED:
+            return
+        self.state = SessionState.CLOSED
+        self._refuse_waiting()
+        stopping = BackgroundThread(self._stop_client, "zookeeper-close")
+        try:
+            stopping.start()
+            stopping.join(CLOSE_SECONDS)
+        except ThreadRefused:
+            pass  # the session then ends by its time-out
+        os.close(self._doorbell)
+
+    def _stop_client(self) -> None:
+        try:
+            self._client.stop()
+            self._client.close()
+        except Exception:
+            pass  # the session then ends by its time-out; nobody is left to be told
+
+    def abandon(self) -> None:
+        """Leave without a word, as a killed process does: the session and its ephemeral nodes live on until their time-out, or until the next life of this
+        process goes on with them."""
+        self.state = SessionState.CLOSED
+        self._client._stopped.set()
+        connection = self._client._connection
+        if connection._socket is not None:
+            try:
+                connection._socket.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+        connection.stop(CLOSE_SECONDS)
+        self._client.handler.stop()
+        connection.close()
+        os.close(self._doorbell)
+
+
+_FAILURES: tuple[tuple[type[Exception], type[ZooKeeperFailed]], ...] = (
+    (kazoo_exceptions.NoNodeError, NoNode),
+    (kazoo_exceptions.NodeExistsError, NodeExists),
+    (kazoo_exceptions.BadVersionError, BadVersion),
+    (kazoo_exceptions.NotEmptyError, NotEmpty),
+    (kazoo_exceptions.ConnectionLoss, ConnectionLost),
+    (kazoo_exceptions.SessionExpiredError, ConnectionLost),
+    (kazoo_exceptions.ConnectionClosedError, ConnectionLost),
+)
+
+
+def _failure_of(request: Request, failure: Exception) -> ZooKeeperFailed:
+    name = request.path if not isinstance(request, Multi) else f"{len(request.writes)} writes, the first to {request.writes[0].path}"
+    text = f"{type(request).__name__} {name}: {type(failure).__name__} {failure}".rstrip()
+    for theirs, ours in _FAILURES:
+        if isinstance(failure, theirs):
+            return ours(text)
+    return RequestRejected(text)
+
+
+def _reply_of(request: Request, value: Any) -> Reply:
+    if isinstance(request, Multi):
+        return _reply_of_multi(request, value)
+    if isinstance(request, Get):
+        data, stat = value
+        return Reply(_node(data, stat), None)
+    if isinstance(request, Exists):
+        return Reply(None if value is None else _node(b"", value), None)
+    if isinstance(request, GetAcl):
+        return Reply(tuple(AclEntry(entry.perms, entry.id.scheme, entry.id.id) for entry in value[0]), None)
+    if isinstance(request, SetAcl):
+        return Reply(None, None)
+    if isinstance(request, GetChildren):
+        return Reply(tuple(sorted(value)), None)
+    return Reply(value.version if isinstance(request, SetData) else value, None)
+
+
+def _reply_of_multi(request: Multi, results: list[Any]) -> Reply:
+    """Refused transactions come as a list of exceptions: RolledBack before the culprit, RuntimeInconsistency behind it."""
+    for index, (write, result) in enumerate(zip(request.writes, results, strict=True)):
+        if isinstance(result, Exception) and not isinstance(result, kazoo_exceptions.RolledBackError):
+            return Reply(None, MultiFailed(index, write, _failure_of(_alone(write), result)))
+    return Reply(tuple(result.version if isinstance(write, SetData) else result for write, result in zip(request.writes, results, strict=True)), None)
+
+
+def _alone(write: Write) -> Request:
+    return Exists(write.path) if isinstance(write, Check) else write
+
+
+def _kazoo_acl(acl: Acl) -> list[ACL]:
+    return [ACL(entry.permissions, Id(entry.scheme, entry.identity)) for entry in acl]
+
+
+def _node(data: bytes | None, stat: Any) -> Node:
+    return Node(data or b"", stat.version, stat.czxid, stat.ephemeralOwner or 0, stat.ctime)

@@ -1,0 +1,157 @@
+"""Gives every node of the tree its ACL (`access_rules`): nodes of releases that made none, of
+another secret, or of boxes that did not guard theirs yet.
+
+Run by the controller of each box once, after its first arrival with `zookeeper.auth.required`; a
+node of its own, `/millrace/protected/N`, says that it is done. Each box does it, because while a
+cluster changes over, boxes that do not guard their nodes yet go on creating open ones: the last box
+that changes over protects what they left. A node is protected before its children are listed, so a
+stranger adds nothing behind it. The operation may be dropped at every step and begins again from
+the root; nodes that have their ACL cost a read.
+
+On servers of our own it sets the quotas of what clients can fill, too: with them (`enforceQuota`) a
+full tree is a refused request, and no heap that is full.
+
+Weak spot: two reads for each node, once; a tree of 100,000 nodes takes a minute, in which the nodes
+that are not reached yet are as they were.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+from appliance.base.zookeeper_access import ZooKeeperAccess, digest_id
+from appliance.cluster.znodes import CLUSTER, CONTROLLER, CONTROLLER_EPOCH, PERSISTENT_PATHS
+from services.controller.zookeeper.access_rules import CONSUMERS, OPEN, acl_of
+from services.controller.zookeeper.operation import Operation, Pause, all_of
+from services.controller.zookeeper.requests import (
+    Create,
+    Delete,
+    Get,
+    GetAcl,
+    GetChildren,
+    Node,
+    NodeExists,
+    NoNode,
+    SetAcl,
+    SetData,
+)
+
+PROTECTED = "/millrace/protected"
+BATCH = 100
+"""Nodes that are looked at together."""
+PAUSE_MS = 10
+_RULES = 1
+"""Grows when `access_rules` change, so that every tree is gone through again."""
+QUOTA = "/zookeeper/quota"
+CONFIGURATION = "/zookeeper/config"
+"""The server's own: readable, and written by the server alone."""
+LIMITS_NODE, STATS_NODE = "zookeeper_limits", "zookeeper_stats"
+
+
+class Quota(NamedTuple):
+    """What may lie below `path`, itself included."""
+
+    path: str
+    nodes_max: int
+    bytes_max: int
+
+
+def quotas(heap_mb: int) -> tuple[Quota, ...]:
+    """A quarter of the servers' heap for what clients may write: a node takes some 500 bytes beside
+    its data.
+    """
+    return (Quota(CONSUMERS, heap_mb * 256, heap_mb << 17),)
+
+
+def marker_path(broker_id: int) -> str:
+    return f"{PROTECTED}/{broker_id}"
+
+
+def protect_tree(access: ZooKeeperAccess, broker_id: int, heap_mb: int, is_forced: bool = False) -> Operation[int | None]:
+    """Protect the tree, unless this box has done so with these credentials (and not `is_forced`); how many
+    nodes got another ACL, None if nothing was to be done.
+    """
+    marker = f"{_RULES} {heap_mb} {digest_id(access.user, access.password)}".encode()
+    try:
+        node: Node = yield Get(marker_path(broker_id))
+        if node.data == marker and not is_forced:
+            return None
+    except NoNode:
+        pass
+    changed = 0
+    waiting = deque(["/"] if access.is_own else roots())
+    while waiting:
+        batch = [waiting.popleft() for _ in range(min(BATCH, len(waiting)))]
+        changed += yield from _protect(batch, access)
+        for path, children in zip(batch, (yield from all_of([GetChildren(path) for path in batch])), strict=True):
+            if isinstance(children, NoNode):
+                continue
+            if isinstance(children, Exception):
+                raise children
+            waiting += [child for name in children if (child := f"{path.rstrip('/')}/{name}") != CONFIGURATION]
+        yield Pause(PAUSE_MS)
+    if access.is_own:
+        for quota in quotas(heap_mb):
+            yield from _set_quota(quota)
+    yield from _put(PROTECTED, b"")
+    yield from _put(marker_path(broker_id), marker)
+    return changed
+
+
+def forget_protection(broker_id: int) -> Operation[None]:
+    """This box creates open nodes from now on: when it guards them again, the tree must be gone
+    through again.
+    """
+    try:
+        yield Delete(marker_path(broker_id))
+    except NoNode:
+        pass
+
+
+def roots() -> list[str]:
+    """The nodes below which the boxes and Kafka's clients keep theirs; in an ensemble elsewhere the
+    root itself may be shared.
+    """
+    paths = (*PERSISTENT_PATHS, CLUSTER, CONTROLLER, CONTROLLER_EPOCH, "/millrace")
+    return sorted({f"/{path.split('/')[1]}" for path in paths})
+
+
+def _protect(paths: list[str], access: ZooKeeperAccess) -> Operation[int]:
+    """Set the ACLs of these nodes where they differ; how many did. What must be open is left as it is."""
+    found: list[Any] = yield from all_of([GetAcl(path) for path in paths])
+    changes = []
+    for path, acl in zip(paths, found, strict=True):
+        wanted = acl_of(path, access)
+        if isinstance(acl, Exception):
+            if not isinstance(acl, NoNode):
+                raise acl
+        elif wanted != OPEN and set(acl) != set(wanted):
+            changes.append(SetAcl(path, wanted))
+    for result in (yield from all_of([*changes])):
+        if isinstance(result, Exception) and not isinstance(result, NoNode):
+            raise result
+    return len(changes)
+
+
+def _set_quota(quota: Quota) -> Operation[None]:
+    place = QUOTA
+    for name in quota.path.strip("/").split("/"):
+        place = f"{place}/{name}"
+        try:
+            yield Create(place)
+        except NodeExists:
+            pass
+    limits = f"count=-1,bytes=-1=;byteHardLimit={quota.bytes_max};countHardLimit={quota.nodes_max}"
+    yield from _put(f"{place}/{LIMITS_NODE}", limits.encode())
+    try:
+        yield Create(f"{place}/{STATS_NODE}", b"count=0,bytes=0")  # the server counts what is there when this node appears
+    except NodeExists:
+        pass
+
+
+def _put(path: str, data: bytes) -> Operation[None]:
+    try:
+        yield Create(path, data)
+    except NodeExists:
+        yield SetData(path, data, -1)

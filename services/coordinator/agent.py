@@ -1,0 +1,238 @@
+"""The coordinator: consumer groups and transactions whose state topics' partitions this box leads.
+
+One process a box. Requests come whole from the acceptors over `coordinator.sock`; state goes into `__consumer_offsets` and `__transaction_state` through the
+rings, as any producer's batches do, and is read back through the log-readers at the start and whenever a partition comes (`state_topic.py`), be it after our
+own death or after that of the box that led it. Killed at any moment it loses nothing that was answered: its next life, or the next leader, reads the
+topics. Other boxes are asked to write markers where they lead, and about transactions that they coordinate. It owns nothing on a disk.
+Weak spot: members that were joining when it died join again; until its partitions are read it answers COORDINATOR_LOAD_IN_PROGRESS.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from appliance.base.errors import ErrorCode
+from appliance.base.model import TopicPartition
+from appliance.client.peers import Peers
+from appliance.client.transaction_peers import TransactionPeers
+from appliance.cluster.box_view import BoxView
+from appliance.cluster.image_follower import ImageFollower
+from appliance.cluster.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from appliance.ipc.box_disks import BoxDisks
+from appliance.ipc.controller_link import ControllerLink
+from appliance.ipc.disk_health import DiskHealth
+from appliance.ipc.frames import Frame
+from appliance.ipc.log_reader_proxy import LogReaderProxy, follow_disks
+from appliance.ipc.producer_id_leases import ProducerIdLeases
+from appliance.ipc.proxies import LogWriterProxies
+from appliance.ipc.source import Source
+from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
+from appliance.runtime.request_server import RequestClient, RequestServer
+from appliance.shm.lease import LeaseReader
+from services.coordinator.coordinated_groups import CoordinatedGroups
+from services.coordinator.coordinated_transactions import CoordinatedTransactions
+from services.coordinator.coordinator_requests import CoordinatorRequests
+from services.coordinator.legacy_offset_requests import LegacyOffsetRequests
+from services.coordinator.marker_appends import MarkerAppend, MarkerAppends
+from services.coordinator.marker_requests import MarkerRequests
+from services.coordinator.state.state_partition import StateAppend
+from services.coordinator.state.state_topic import StateTopic
+from services.coordinator.verification_guards import GuardQuestion
+
+LOG_READER_DEADLINE_MS = 10_000
+LEASE_SOUGHT_NS = 1_000_000_000
+
+Offered = StateAppend | MarkerAppend | GuardQuestion
+"""What a log-writer may have been offered."""
+
+
+class CoordinatorAgent:
+    """The duty cycle."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._clock = context.clock
+        self._poller = context.poller
+        counters, box = context.counters, context.box
+        disks = [disk.name for disk in box.disks]
+        self._source = Source(
+            context.layout, context.process_name, context.incarnation, box.integer("coordinator.arena.bytes"), box.integer("channel.ring.entries")
+        )
+        self._proxies = LogWriterProxies(self._source, disks, self._poller, counters, self._on_completion, self._on_lost, self._on_connected, self._on_gone)
+        self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), self._on_hung, lambda _disk: None)
+        self._view = BoxView(box.broker_id, self._proxies, box.integer("message.max.bytes"))
+        self._image = ImageFollower(context.layout, self._view, context.log)
+        self._readers = {disk: self._make_reader(disk) for disk in disks}
+        self._box_disks = BoxDisks(context.layout, box)
+        self._controller = ControllerLink(context.layout, self._poller, self._clock, self._image.on_changed)
+        self._wall_ahead_ms = self._clock.wall_ms() - self._clock.monotonic_ms()
+        self._offsets_topic, self._transactions_topic = self._make_topic(OFFSETS_TOPIC), self._make_topic(TRANSACTIONS_TOPIC)
+        self._topics = (self._offsets_topic, self._transactions_topic)
+        self._groups = CoordinatedGroups(box, self._offsets_topic, self._view, LegacyOffsetRequests(self._controller), self._now_ms)
+        self._producer_ids = ProducerIdLeases(self._controller, self._clock, counters.counter("coordinator.producer_ids"), context.log)
+        self._peers = Peers(f"coordinator of broker {box.broker_id}", self._poller, self._clock)
+        self._markers = MarkerAppends(self._view, MarkerRequests(self._peers), self._clock, counters, self._on_transaction_ended, self._has_waiting_offsets)
+        self._transactions = CoordinatedTransactions(
+            box, self._transactions_topic, self._view, self._markers, self._producer_ids, self._groups.offsets_partition_of, self._now_ms
+        )
+        self._server = RequestServer(context.layout.coordinator_socket, self._poller, self._on_frame)
+        verifies = box.flag("transaction.partition.verification.enable")
+        elsewhere = TransactionPeers(self._view, self._peers)
+        self._lease = LeaseReader(context.layout)
+        self._lease_sought_ns = self._clock.monotonic_ns()
+        self._requests = CoordinatorRequests(self._groups, self._transactions, elsewhere, self._is_cut_off, verifies, self._now_ms, counters, self._server.send)
+        self._ready = False
+        self._stopping = False
+
+    def _now_ms(self) -> int:
+        """The wall clock at our start and what has passed since: sessions do not end, and transactions do not time out, because somebody set the clock."""
+        return self._clock.monotonic_ms() + self._wall_ahead_ms
+
+    def _is_cut_off(self, topic: str) -> bool:
+        """Whether another box may coordinate what we coordinate by our rows: the topic has replicas elsewhere, and ZooKeeper has not heard of us for so long
+        that it may have said that we are gone. What is appended meanwhile is not acknowledged; what is remembered may be old."""
+        if self._lease.holds(self._clock.boottime_ns()):
+            return False
+        image = self._view.image.topics.get(topic)
+        return image is not None and any(len(partition.replicas) > 1 for partition in image.partitions)
+
+    def _has_waiting_offsets(self, place: TopicPartition) -> bool:
+        """Of a transaction, perhaps: its marker must not pass them."""
+        return place.topic == OFFSETS_TOPIC and self._offsets_topic.has_waiting(place.partition)
+
+    def _make_topic(self, name: str) -> StateTopic:
+        context = self._context
+        return StateTopic(name, self._source.arena, self._view, self._readers, self._clock, self._now_ms, context.counters, context.log)
+
+    def _make_reader(self, disk: str) -> LogReaderProxy:
+        context = self._context
+        return LogReaderProxy(disk, context.layout, self._poller, self._clock, context.counters, LOG_READER_DEADLINE_MS)
+
+    # -- duty cycle
+
+    def do_work(self) -> int:
+        now_ns = self._clock.monotonic_ns()
+        work = self._proxies.do_work(now_ns)
+        work += self._health.look(now_ns)
+        self._look_at_disks(now_ns)
+        work += self._controller.do_work(now_ns)
+        if self._image.is_stale:
+            self._image.load()
+            work += 1
+        if self._view.refresh():
+            self._peers.refresh(self._view.image.brokers)
+            self._groups.refresh()
+            self._transactions.refresh()
+            self._markers.refresh()
+            work += 1
+        if now_ns - self._lease_sought_ns >= LEASE_SOUGHT_NS:
+            self._lease_sought_ns = now_ns
+            self._lease.look_for()
+        for reader in self._readers.values():
+            work += reader.expire(now_ns)
+        work += self._offsets_topic.turn(now_ns) + self._transactions_topic.turn(now_ns) + self._markers.turn(now_ns)
+        work += self._producer_ids.turn(now_ns) + self._peers.do_work(now_ns)
+        now_ms = self._now_ms()
+        work += self._groups.coordinator.tick(now_ms) + self._transactions.coordinator.tick(now_ms)
+        for reader in self._readers.values():
+            if reader.arena.released:
+                reader.send_releases()
+        self._proxies.flush()
+        if not self._ready and self._view.image.generation:
+            self._ready = True
+            self._context.notifier.ready()
+        self._requests.count_waiting()
+        return work
+
+    def may_park(self) -> bool:
+        self._source.watch_rows(self._markers.waits_for_rows or any(topic.waits_for_rows for topic in self._topics))
+        self._source.doorbell.prepare_to_sleep()
+        if self._proxies.has_completions() or self._image.is_stale:
+            self._source.doorbell.wake()
+            return False
+        return True
+
+    def unpark(self) -> None:
+        self._source.doorbell.wake()
+
+    def park_ms(self) -> int:
+        now_ms, wait_ms = self._now_ms(), PARK_MS_MAX
+        for deadline_ms in (self._groups.coordinator.next_deadline_ms(), self._transactions.coordinator.next_deadline_ms()):
+            if deadline_ms is not None:
+                wait_ms = min(wait_ms, deadline_ms - now_ms)
+        return max(0, wait_ms)
+
+    def begin_stop(self) -> None:
+        self._stopping = True
+
+    def stopped(self) -> bool:
+        return not any(topic.has_unanswered for topic in self._topics)
+
+    def _on_frame(self, client: RequestClient, frame: Frame) -> None:
+        if self._stopping:
+            self._server.drop_peer(client)  # its acceptor answers for us
+        else:
+            self._requests.on_frame(client, frame)
+
+    def close(self) -> None:
+        self._server.close()
+        for topic in self._topics:
+            topic.end_all()
+        for reader in self._readers.values():
+            reader.close()
+        self._controller.close()
+        self._peers.close()
+        self._lease.close()
+        self._proxies.close()
+        self._source.close()
+
+    def status_line(self) -> str:
+        led, loading = sum(topic.led_count for topic in self._topics), sum(topic.loading_count for topic in self._topics)
+        return f"{led} state partitions" + (f", {loading} of them loading" if loading else "")
+
+    # -- news
+
+    def _look_at_disks(self, now_ns: int) -> None:
+        changes = self._box_disks.look(now_ns)
+        self._proxies.follow(changes, self._on_set_aside)
+        follow_disks(self._readers, changes, self._make_reader)
+
+    # -- log-writers
+
+    def _on_completion(self, append: Offered, entry: tuple[Any, ...]) -> None:
+        if isinstance(append, MarkerAppend):
+            self._markers.on_completion(append, entry)
+        elif isinstance(append, GuardQuestion):
+            append.guards.on_answer(append, entry)
+        else:
+            append.topic.on_completion(append, entry)
+
+    def _on_lost(self, append: Offered) -> None:
+        if isinstance(append, MarkerAppend):
+            self._markers.on_lost(append)
+        elif isinstance(append, GuardQuestion):
+            append.guards.on_lost(append)
+        else:
+            append.topic.on_lost(append)
+
+    def _on_transaction_ended(self, topic_partition: TopicPartition, producer_id: int, is_commit: bool) -> None:
+        if topic_partition.topic == OFFSETS_TOPIC:
+            self._groups.coordinator.complete_transaction(topic_partition.partition, producer_id, is_commit)
+
+    def _on_set_aside(self, append: Offered) -> None:
+        """Another process serves the disk: who waits is answered; the slot is free when the old one is gone (`_on_lost`)."""
+        if isinstance(append, MarkerAppend):
+            self._markers.on_lost(append)
+        else:
+            append.answer(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    def _on_connected(self, _disk: str) -> None:
+        self._image.is_stale = True
+
+    def _on_gone(self, disk: str) -> None:
+        self._context.log.info(f"log-writer@{disk} is gone; groups and transactions on it wait until it is back", disk=disk, peer=f"log-writer@{disk}")
+
+    def _on_hung(self, disk: str, operation: str) -> None:
+        """Who waits for it is answered by his deadline; what the log-writer was given stays its own."""
+        self._readers[disk].give_up()
+        self._context.log.warning(f"disk {disk} hangs ({operation}): groups and transactions on it wait until it answers", disk=disk)

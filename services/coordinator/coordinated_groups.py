@@ -1,0 +1,120 @@
+"""Consumer groups in the coordinator process: their rules (`groups`) on the partitions of `__consumer_offsets` that this box leads.
+
+Owned by the coordinator process. Weak spot: when the topic is made anew with another number of partitions, every group begins anew.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+
+from appliance.base.errors import ErrorCode
+from appliance.base.model import TopicId, TopicPartition
+from appliance.base.settings import Box
+from appliance.cluster.box_view import BoxView
+from appliance.cluster.internal_topics import OFFSETS_TOPIC
+from appliance.cluster.state_log import ProducerIdentity, partition_of
+from services.coordinator.groups.group_coordinator import GroupCoordinator
+from services.coordinator.groups.group_settings import GroupSettings
+from services.coordinator.groups.ports import KnownTopic
+from services.coordinator.legacy_offset_requests import LegacyOffsetRequests
+from services.coordinator.state.state_topic import StateTopic
+
+OnVerified = Callable[[ErrorCode], None]
+
+
+def group_settings(box: Box, partition_count: int) -> GroupSettings:
+    """The box's settings; partitions as the topic has them."""
+    others = ("offsets_topic_num_partitions", "group_consumer_migration_policy")
+    names = {field: field.replace("_", ".") for field in GroupSettings._fields if field not in others}
+    return GroupSettings(
+        **{field: box.integer(name) for field, name in names.items()},
+        offsets_topic_num_partitions=partition_count,
+        group_consumer_migration_policy=box.text("group.consumer.migration.policy"),
+    )
+
+
+def new_member_id() -> str:
+    """A random UUID as Java prints it."""
+    digits = os.urandom(16).hex()
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
+
+
+class CoordinatedGroups:
+    """`topic` is where their state is."""
+
+    def __init__(self, box: Box, topic: StateTopic, view: BoxView, legacy: LegacyOffsetRequests, now_ms: Callable[[], int]) -> None:
+        self._box = box
+        self._topic = topic
+        self._view = view
+        self._legacy = legacy
+        self._now_ms = now_ms
+        self._partition_count = box.integer("offsets.topic.num.partitions")
+        self._known_topics: dict[str, TopicId] = {}
+        self.coordinator = self._make()
+
+    def _make(self) -> GroupCoordinator:
+        coordinator = GroupCoordinator(self._topic, group_settings(self._box, self._partition_count), new_member_id, self, self._legacy)
+        coordinator.begin(self._now_ms())
+        self._topic.serve(coordinator)
+        return coordinator
+
+    # -- `groups.ports.Topics`
+
+    @property
+    def generation(self) -> int:
+        return self._view.image.generation
+
+    def has_partition(self, topic: str, partition: int) -> bool:
+        image = self._view.image.topics.get(topic)
+        return image is not None and 0 <= partition < len(image.partitions)
+
+    def find(self, topic: str) -> KnownTopic | None:
+        image = self._view.image.topics.get(topic)
+        return KnownTopic(image.topic_id, len(image.partitions)) if image is not None else None
+
+    def name_of(self, topic_id: TopicId) -> str | None:
+        image = self._view.image.topics_by_id.get(topic_id)
+        return image.name if image is not None else None
+
+    def names(self) -> Iterable[str]:
+        return [topic.name for topic in self._view.image.topics.values() if not topic.is_internal]
+
+    # -- the topic of their state
+
+    def offsets_partition_of(self, group_id: str) -> TopicPartition | None:
+        """Where a group's offsets are; None while there is no such topic."""
+        count = self._topic.partition_count
+        return TopicPartition(OFFSETS_TOPIC, partition_of(group_id, count)) if count else None
+
+    def commit_verified(self, partition: int, producer: ProducerIdentity, ask: Callable[[Callable[[ErrorCode], None]], None], commit: OnVerified) -> None:
+        """Let `commit` commit offsets of a transaction about which another box has to be asked. `commit` hears NONE when they may be committed, which it does
+        before it returns; `ask(on_answer)` asks. What ends the transaction here meanwhile makes the commit fail: it would stand behind the marker, open for
+        ever, or be taken for a part of the next transaction."""
+
+        def on_guard(code: ErrorCode, guard: int) -> None:
+            def on_answer(code: ErrorCode) -> None:
+                with self._topic.guards.guarded(partition, producer, guard):
+                    commit(code)
+
+            if code is not ErrorCode.NONE or not guard:
+                on_answer(code)
+            else:
+                ask(on_answer)
+
+        self._topic.begin_verification(partition, producer, on_guard)
+
+    def refresh(self) -> None:
+        """Image or tables have changed."""
+        image = self._view.image
+        if image.generation:
+            former, self._known_topics = self._known_topics, {name: topic.topic_id for name, topic in image.topics.items()}
+            gone = {name for name, topic_id in former.items() if self._known_topics.get(name) != topic_id}  # or made anew between two looks
+            if gone:
+                self.coordinator.on_topics_deleted(gone, self._now_ms())
+        count = self._topic.count_partitions()
+        if count and count != self._partition_count:
+            self._topic.end_all()
+            self._partition_count = count
+            self.coordinator = self._make()
+        self._topic.refresh()

@@ -1,0 +1,155 @@
+"""Kafka's requests on `coordinator.sock`: read, handed to the rules, answered when the rules answer.
+
+Owned by the coordinator process. A request that cannot be read is answered with nothing, which makes the acceptor close its client's connection.
+Offsets of a transaction are committed after its coordinator has agreed that it goes over them (KIP-890); when that is another box, it is asked. Weak spot: none
+known.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from appliance.base.errors import ErrorCode, ProtocolViolation, known_error
+from appliance.client.transaction_gate import TransactionVerifier
+from appliance.cluster.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from appliance.cluster.state_log import ProducerIdentity
+from appliance.ipc.frames import Frame
+from appliance.ipc.request_frames import KAFKA_REQUEST, KAFKA_RESPONSE, TRANSACTION_ENDED, unpack_ended_transaction, unpack_kafka_request
+from appliance.protocol.absent_coordinator import absent_answer
+from appliance.protocol.apis import ApiKey
+from appliance.protocol.coordinated_apis import COORDINATED_APIS, CoordinatedApi
+from appliance.protocol.topic_partitions import PartitionResult, TopicResult
+from appliance.protocol.txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitResponse
+from appliance.runtime.request_server import RequestClient
+from appliance.shm.counters import Counters
+from services.coordinator.coordinated_groups import CoordinatedGroups
+from services.coordinator.coordinated_transactions import CoordinatedTransactions
+from services.coordinator.groups.append_errors import transactional_commit_error
+from services.coordinator.groups.client_identity import ClientIdentity
+from services.coordinator.transactions.transaction import SECOND_PROTOCOL
+
+_ADDS_ITSELF_SINCE = 5
+VERIFICATIONS_MAX = 3
+"""Times one TxnOffsetCommit is verified; then its client gets INVALID_TXN_STATE."""
+"""From this version of TxnOffsetCommit on the group's offsets join the transaction by the way."""
+
+HEARD = b"\0"
+
+Respond = Callable[[RequestClient, int, int, bytes], None]
+
+
+class CoordinatorRequests:
+    """`respond(client, kind, token, payload)` sends an answer."""
+
+    def __init__(
+        self,
+        groups: CoordinatedGroups,
+        transactions: CoordinatedTransactions,
+        elsewhere: TransactionVerifier,
+        is_cut_off: Callable[[str], bool],
+        verifies: bool,
+        now_ms: Callable[[], int],
+        counters: Counters,
+        respond: Respond,
+    ) -> None:
+        """`elsewhere` asks other boxes about transactions that they coordinate. `is_cut_off(state topic)`: another box may lead what we lead by our rows, so
+        nothing may be answered by what we remember. `verifies`: transaction.partition.verification.enable."""
+        self._groups = groups
+        self._transactions = transactions
+        self._elsewhere = elsewhere
+        self._is_cut_off = is_cut_off
+        self._verifies = verifies
+        self._now_ms = now_ms
+        self._respond = respond
+        self._waiting = 0
+        self._received = counters.counter("coordinator.requests")
+        self._refused = counters.counter("coordinator.requests_unreadable")
+        self._cut_off = counters.counter("coordinator.requests_while_cut_off")
+        self._waiting_gauge = counters.gauge("coordinator.waiting")
+
+    def on_frame(self, client: RequestClient, frame: Frame) -> None:
+        """Take a request in."""
+        self._received.add()
+        try:
+            if frame.kind == TRANSACTION_ENDED:
+                self._groups.coordinator.complete_transaction(*unpack_ended_transaction(frame.payload))
+                self._respond(client, KAFKA_RESPONSE, frame.token, HEARD)
+                return
+            if frame.kind != KAFKA_REQUEST:
+                raise ProtocolViolation("unknown_frame", f"frame of kind {frame.kind}")
+            asked = unpack_kafka_request(frame.payload)
+            api = COORDINATED_APIS.get(asked.api_key)
+            if api is None:
+                raise ProtocolViolation("unknown_api", f"the coordinator does not answer API {asked.api_key}")
+            request = api.request.decode(asked.body, 0, len(asked.body), asked.api_version)
+        except (ProtocolViolation, ValueError, struct.error):
+            self._refused.add()
+            self._respond(client, KAFKA_RESPONSE, frame.token, b"")
+            return
+        if self._is_cut_off(TRANSACTIONS_TOPIC if api.is_transactional else OFFSETS_TOPIC):
+            self._cut_off.add()
+            self._respond(client, KAFKA_RESPONSE, frame.token, absent_answer(frame.payload) or b"")
+            return
+        self._waiting += 1
+
+        def reply(response: Any) -> None:
+            self._waiting -= 1
+            self._respond(client, KAFKA_RESPONSE, frame.token, api.response.encode(asked.api_version, response))
+
+        identity = ClientIdentity(asked.client_id, f"/{asked.client_host}")
+        if asked.api_key == ApiKey.TXN_OFFSET_COMMIT:
+            self._commit_transactional(api, request, asked.api_version, identity, reply)
+        elif api.is_transactional:
+            getattr(self._transactions.coordinator, api.rule)(request, asked.api_version, self._now_ms(), reply)
+        else:
+            getattr(self._groups.coordinator, api.rule)(request, asked.api_version, identity, self._now_ms(), reply)
+
+    def count_waiting(self) -> None:
+        self._waiting_gauge.set(self._waiting)
+
+    def _commit_transactional(
+        self, api: CoordinatedApi, request: TxnOffsetCommitRequest, version: int, identity: ClientIdentity, reply: Callable[[Any], None]
+    ) -> None:
+        """Ask the transaction's coordinator first."""
+        partition = self._groups.offsets_partition_of(request.group_id)
+        adds = version >= _ADDS_ITSELF_SINCE
+        if partition is None or not (adds or self._verifies):
+            self._groups.coordinator.txn_offset_commit(request, version, identity, self._now_ms(), reply)
+            return
+
+        attempts = 1
+
+        def on_committed(response: TxnOffsetCommitResponse) -> None:
+            """A marker of the transaction before, which has the same producer epoch, took the guard while the other box was asked: it is asked again."""
+            nonlocal attempts
+            codes = {each.error_code for topic in response.topics for each in topic.partitions}
+            if ErrorCode.INVALID_TXN_STATE in codes and adds and attempts < VERIFICATIONS_MAX and not self._transactions.leads(request.transactional_id):
+                attempts += 1
+                ask_elsewhere()
+            else:
+                reply(response)
+
+        def on_verified(code: ErrorCode) -> None:
+            if code is ErrorCode.NONE:
+                self._groups.coordinator.txn_offset_commit(request, version, identity, self._now_ms(), on_committed)
+                return
+            told = transactional_commit_error(code, version)
+            topics = tuple(TopicResult(topic.topic, tuple(PartitionResult(each.partition, told) for each in topic.partitions)) for topic in request.topics)
+            reply(TxnOffsetCommitResponse(topics=topics))
+
+        who = (request.transactional_id, request.producer_id, request.producer_epoch)
+
+        def ask_elsewhere() -> None:
+            def ask(on_answer: Callable[[ErrorCode], None]) -> None:
+                self._elsewhere.verify(*who, (partition,), adds, lambda codes: on_answer(known_error(codes[0])))
+
+            self._groups.commit_verified(partition.partition, ProducerIdentity(*who[1:]), ask, on_verified)
+
+        if not self._transactions.leads(request.transactional_id):
+            ask_elsewhere()
+        elif adds:
+            self._transactions.coordinator.extend(*who, frozenset((partition,)), SECOND_PROTOCOL, lambda codes: on_verified(codes[partition]))
+        else:
+            self._transactions.coordinator.verify(*who, frozenset((partition,)), lambda codes: on_verified(codes[partition]))

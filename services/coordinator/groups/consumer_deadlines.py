@@ -1,0 +1,143 @@
+"""How long the members of one consumer group may be silent, or late.
+
+A session ends when nothing was heard for its length; a member that is told to give something up has its own rebalance time-out for that; a member of the
+classic protocol has as long to join again when it was told to, and to ask for its assignment. Whoever is late is out. Owned by its group. Weak spot: after
+a restart sessions and revocations begin anew, and nobody is waited for to join or to sync.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from functools import partial
+from typing import Final
+
+from appliance.base.errors import ErrorCode
+from appliance.runtime.timers import Timer, Timers
+from services.coordinator.groups.consumer_group import ConsumerGroup
+from services.coordinator.groups.consumer_member import ConsumerMember, MemberAssignment, MemberState
+from services.coordinator.groups.consumer_turns import Operation, Refusal
+
+RETRY_MS: Final = 1_000
+
+
+class Wait(Enum):
+    """What a member is waited for."""
+
+    SESSION = "to be heard of"
+    REVOCATION = "to give up partitions"
+    JOIN = "to join again"
+    SYNC = "to ask for its assignment"
+
+
+class ConsumerDeadlines:
+    """`submit` hands an operation to the group."""
+
+    def __init__(self, timers: Timers, session_timeout_ms: int, submit: Callable[[Operation, int], None]) -> None:
+        self._timers = timers
+        self._session_timeout_ms = session_timeout_ms
+        self._submit = submit
+        self._live: dict[tuple[Wait, str], Timer] = {}
+        self._told: dict[str, MemberAssignment] = {}
+        """What each member has to get out of by giving partitions up."""
+
+    def renew_session(self, member: ConsumerMember, now_ms: int) -> None:
+        """It is alive."""
+        classic = member.wish.classic
+        self._expect(Wait.SESSION, member.member_id, now_ms + (self._session_timeout_ms if classic is None else classic.session_timeout_ms))
+
+    def has(self, wait: Wait, member_id: str) -> bool:
+        return (wait, member_id) in self._live
+
+    def expect_join(self, member: ConsumerMember, now_ms: int) -> None:
+        """It was told to join again; what it was told before counts."""
+        if not self.has(Wait.JOIN, member.member_id):
+            self._expect(Wait.JOIN, member.member_id, now_ms + member.wish.rebalance_timeout_ms)
+
+    def expect_sync(self, member: ConsumerMember, now_ms: int) -> None:
+        self.forget(Wait.JOIN, member.member_id)
+        self._expect(Wait.SYNC, member.member_id, now_ms + member.wish.rebalance_timeout_ms)
+
+    def forget(self, wait: Wait, member_id: str) -> None:
+        if wait is Wait.REVOCATION:
+            self._told.pop(member_id, None)
+        self._timers.cancel(self._live.pop((wait, member_id), None))
+
+    def forget_all(self) -> None:
+        for timer in self._live.values():
+            self._timers.cancel(timer)
+        self._live.clear()
+
+    def on_committed(self, before: ConsumerGroup, after: ConsumerGroup, now_ms: int) -> None:
+        """Members came, went, or were told to give something up."""
+        for member_id in before.members.keys() - after.members.keys():
+            for wait in Wait:
+                self.forget(wait, member_id)
+        for member_id, member in after.members.items():
+            known = before.members.get(member_id)
+            if known is not member:
+                self._on_changed(known, member, now_ms)
+
+    def _on_changed(self, known: ConsumerMember | None, member: ConsumerMember, now_ms: int) -> None:
+        if not self.has(Wait.SESSION, member.member_id):
+            self.renew_session(member, now_ms)
+        if member.is_classic or member.current.state is not MemberState.UNREVOKED_PARTITIONS:
+            self.forget(Wait.REVOCATION, member.member_id)
+        elif known is None or known.current != member.current:
+            self._told[member.member_id] = member.current
+            self._expect(Wait.REVOCATION, member.member_id, now_ms + member.wish.rebalance_timeout_ms)
+        if not member.is_classic:
+            self.forget(Wait.JOIN, member.member_id)
+            self.forget(Wait.SYNC, member.member_id)
+
+    def _expect(self, wait: Wait, member_id: str, deadline_ms: int) -> None:
+        timer = self._live.get((wait, member_id))
+        if timer is not None and timer.is_live:
+            self._timers.move(timer, deadline_ms)
+        else:
+            self._live[wait, member_id] = self._timers.schedule(deadline_ms, partial(self._on_due, wait, member_id))
+
+    def _on_due(self, wait: Wait, member_id: str, now_ms: int) -> None:
+        timer = self._live[wait, member_id]
+        self._submit(_Fence(self, wait, member_id, timer), now_ms)
+
+    def is_over(self, wait: Wait, member: ConsumerMember, timer: Timer) -> bool:
+        """Nothing was heard since `timer` fired, not even by a request that is not in the log yet."""
+        if wait is Wait.REVOCATION and self._told.get(member.member_id) != member.current:
+            return False
+        return self._live.get((wait, member.member_id)) is timer
+
+    def again(self, wait: Wait, member_id: str, timer: Timer, now_ms: int) -> None:
+        """The log refused to have it out."""
+        if self._live.get((wait, member_id)) is timer:
+            self._expect(wait, member_id, now_ms + RETRY_MS)
+
+
+class _Fence:
+    """A member is out."""
+
+    def __init__(self, deadlines: ConsumerDeadlines, wait: Wait, member_id: str, timer: Timer) -> None:
+        self._deadlines = deadlines
+        self._wait = wait
+        self._member_id = member_id
+        self._timer = timer
+
+    def change(self, group: ConsumerGroup, now_ms: int) -> None:
+        member = group.members.get(self._member_id)
+        if member is None or not self._deadlines.is_over(self._wait, member, self._timer):
+            raise Refusal(ErrorCode.UNKNOWN_MEMBER_ID)
+        group.remove(self._member_id)
+        group.group_epoch += 1
+
+    def conclude(self, group: ConsumerGroup, now_ms: int) -> None:
+        """Nobody asks."""
+
+    def answer(self, error: ErrorCode, now_ms: int) -> None:
+        if error is not ErrorCode.NONE:
+            self._deadlines.again(self._wait, self._member_id, self._timer, now_ms)
+
+    def refuse(self, refusal: Refusal) -> None:
+        """It was heard of meanwhile, or is gone."""
+
+    def again(self, now_ms: int) -> None:
+        """The group that it is in now has deadlines of its own."""

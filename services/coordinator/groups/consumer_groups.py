@@ -1,0 +1,182 @@
+"""Consumer groups (KIP-848) of one coordinator: the door of their requests, and of requests of classic members that are in them.
+
+A request becomes an operation of its group (`consumer_turns.py`). Which protocol a group speaks is decided here: an empty group takes that of who joins, a
+live classic group of consumers goes over with the first member of the newer protocol (`consumer_migration.py`). Owned by the group coordinator. Weak spot:
+a group that nobody could join stays as an empty one until the next look for old offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from appliance.base.errors import ErrorCode
+from appliance.cluster.state_log import LoadedRecord
+from appliance.protocol.consumer_group_describe import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
+from appliance.protocol.consumer_group_heartbeat import JOIN, ConsumerGroupHeartbeatRequest
+from appliance.protocol.heartbeat import HeartbeatRequest, HeartbeatResponse
+from appliance.protocol.join_group import JoinGroupRequest, JoinGroupResponse
+from appliance.protocol.leave_group import LeaveGroupRequest, LeaveGroupResponse
+from appliance.protocol.sync_group import SyncGroupRequest
+from appliance.runtime.timers import Timers
+from services.coordinator.groups.client_identity import ClientIdentity
+from services.coordinator.groups.consumer_classic_members import ClassicHeartbeat, ClassicJoin, ClassicLeave, ClassicSync
+from services.coordinator.groups.consumer_group import ConsumerGroup
+from services.coordinator.groups.consumer_heartbeats import Again, MemberHeartbeat, MemberLeave, ReplyToHeartbeat, refused_heartbeat, request_problem
+from services.coordinator.groups.consumer_loading import PartitionLoad
+from services.coordinator.groups.consumer_membership import ConsumerMembership, ConsumerSurroundings
+from services.coordinator.groups.consumer_migration import Downgrade, may_upgrade, upgraded
+from services.coordinator.groups.consumer_topic_regex import TopicRegexes
+from services.coordinator.groups.consumer_turns import Farewell, Refusal
+from services.coordinator.groups.consumer_views import ConsumerGroupViews
+from services.coordinator.groups.group import Group, GroupState
+from services.coordinator.groups.group_directory import GroupDirectory, HostedGroup
+from services.coordinator.groups.group_log import GroupLog
+from services.coordinator.groups.group_settings import GroupSettings
+from services.coordinator.groups.member import ReplyToJoin, ReplyToSync
+from services.coordinator.groups.ports import Topics
+from services.coordinator.groups.rebalances import Rebalances
+from services.coordinator.groups.replies import Replies
+from services.coordinator.groups.state_records import group_tombstone
+
+
+class ConsumerGroups:
+    """Implements `membership.OtherMemberships`. `again`, where it is asked for, asks the same at the coordinator's front door."""
+
+    def __init__(
+        self,
+        settings: GroupSettings,
+        directory: GroupDirectory,
+        rebalances: Rebalances,
+        replies: Replies,
+        log: GroupLog,
+        timers: Timers,
+        topics: Topics,
+        new_member_id: Callable[[], str],
+    ) -> None:
+        self._settings = settings
+        self._directory = directory
+        self._rebalances = rebalances
+        self._replies = replies
+        self._topics = topics
+        self._new_member_id = new_member_id
+        regexes = TopicRegexes(lambda: topics.generation, topics.names)
+        self._surroundings = ConsumerSurroundings(settings, topics, regexes, timers, log, self._bid_farewell)
+        self._views = ConsumerGroupViews(directory, topics)
+        self._loads: dict[int, PartitionLoad] = {}
+
+    # ---- members of the newer protocol
+
+    def heartbeat(
+        self, request: ConsumerGroupHeartbeatRequest, version: int, client: ClientIdentity, now_ms: int, reply: ReplyToHeartbeat, again: Again
+    ) -> None:
+        problem = request_problem(request, version)
+        if problem is None:
+            error = self._directory.refusal(request.group_id)
+            problem = None if error is ErrorCode.NONE else Refusal(error)
+        membership = None
+        if problem is None:
+            try:
+                membership = self._membership(request.group_id, request.member_epoch == JOIN, now_ms)
+            except Refusal as refusal:
+                problem = refusal
+        if membership is None or problem is not None:
+            self._replies.say(reply, refused_heartbeat(problem or Refusal(ErrorCode.UNKNOWN_MEMBER_ID)))
+            return
+        if request.member_epoch < JOIN:
+            membership.turns.submit(MemberLeave(request, self._replies, reply, again), now_ms)
+            return
+        named = request if request.member_id else request._replace(member_id=self._new_member_id())
+        operation = MemberHeartbeat(named, client, self._settings, membership.deadlines, self._replies, reply, again)
+        membership.turns.submit(operation, now_ms)
+
+    def _membership(self, group_id: str, is_join: bool, now_ms: int) -> ConsumerMembership:
+        """The group's; made for a member that joins."""
+        hosted = self._directory.find(group_id)
+        if hosted is None and not is_join:
+            raise Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Group {group_id} not found.")  # Kafka's error for this ends its consumers
+        hosted = hosted or self._directory.host(group_id, now_ms)
+        if isinstance(hosted.membership, ConsumerMembership):
+            return hosted.membership
+        group = hosted.classic
+        assert group is not None
+        if is_join and group.state is GroupState.EMPTY:
+            return self._replace(hosted, group, ConsumerGroup(), now_ms)
+        found = upgraded(group, self._topics) if is_join and may_upgrade(group, self._settings) else None
+        if found is None:
+            raise Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
+        return self._replace(hosted, group, found, now_ms)
+
+    def _replace(self, hosted: HostedGroup, group: Group, found: ConsumerGroup, now_ms: int) -> ConsumerMembership:
+        """Whoever waits in the classic group begins anew in the other one."""
+        was_written = hosted.membership.tombstones() or group.members
+        self._rebalances.abandon(group, ErrorCode.REBALANCE_IN_PROGRESS, now_ms)
+        hosted.membership = membership = ConsumerMembership(hosted.group_id, hosted.partition, found, self._surroundings)
+        membership.turns.begin_as([group_tombstone(hosted.group_id)] if was_written else [])
+        membership.begin(now_ms)
+        return membership
+
+    def _bid_farewell(self, group_id: str, group: ConsumerGroup) -> Farewell:
+        return Downgrade(group_id, group, self._directory, self._topics, self._rebalances)
+
+    # ---- members of the classic protocol
+
+    def find(self, group_id: str) -> ConsumerMembership | None:
+        """The group's members, if it is a consumer group."""
+        hosted = self._directory.find(group_id)
+        return hosted.membership if hosted is not None and isinstance(hosted.membership, ConsumerMembership) else None
+
+    def join_group(
+        self, membership: ConsumerMembership, request: JoinGroupRequest, version: int, client: ClientIdentity, now_ms: int, reply: ReplyToJoin, again: Again
+    ) -> None:
+        settings = self._settings
+        if not settings.group_min_session_timeout_ms <= request.session_timeout_ms <= settings.group_max_session_timeout_ms:
+            self._replies.say(reply, JoinGroupResponse(error_code=ErrorCode.INVALID_SESSION_TIMEOUT, member_id=request.member_id))
+            return
+        new_id = "" if request.member_id else self._new_member_id()
+        operation = ClassicJoin(request, version, new_id, client, settings, self._topics, membership.deadlines, self._replies, reply, again)
+        membership.turns.submit(operation, now_ms)
+
+    def sync_group(self, membership: ConsumerMembership, request: SyncGroupRequest, now_ms: int, reply: ReplyToSync, again: Again) -> None:
+        membership.turns.submit(ClassicSync(request, self._topics, membership.deadlines, self._replies, reply, again), now_ms)
+
+    def classic_heartbeat(
+        self, membership: ConsumerMembership, request: HeartbeatRequest, now_ms: int, reply: Callable[[HeartbeatResponse], None], again: Again
+    ) -> None:
+        membership.turns.submit(ClassicHeartbeat(request, membership.deadlines, self._replies, reply, again), now_ms)
+
+    def leave_group(
+        self, membership: ConsumerMembership, request: LeaveGroupRequest, now_ms: int, reply: Callable[[LeaveGroupResponse], None], again: Again
+    ) -> None:
+        membership.turns.submit(ClassicLeave(request, self._replies, reply, again), now_ms)
+
+    # ---- from outside
+
+    def describe(self, request: ConsumerGroupDescribeRequest) -> ConsumerGroupDescribeResponse:
+        return self._views.describe(request)
+
+    # ---- `OtherMemberships`
+
+    def begin_load(self, partition: int) -> None:
+        self._loads[partition] = PartitionLoad()
+
+    def load(self, partition: int, record: LoadedRecord) -> bool:
+        return self._loads[partition].load(record)
+
+    def forget(self, partition: int, group_id: str) -> None:
+        self._loads[partition].forget(group_id)
+
+    def finish_load(self, partition: int, now_ms: int) -> Mapping[str, ConsumerMembership]:
+        found = self._loads.pop(partition).groups()
+        memberships = {group_id: ConsumerMembership(group_id, partition, group, self._surroundings) for group_id, group in found.items()}
+        for membership in memberships.values():
+            membership.begin(now_ms)
+        return memberships
+
+    def stop_load(self, partition: int) -> None:
+        self._loads.pop(partition, None)
+
+
+def end_membership(hosted: HostedGroup, error: ErrorCode) -> None:
+    """Its partition went elsewhere."""
+    if isinstance(hosted.membership, ConsumerMembership):
+        hosted.membership.end(error)

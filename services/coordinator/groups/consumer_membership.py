@@ -1,0 +1,179 @@
+"""The members of one consumer group (KIP-848): what they may do with offsets, and how what they want becomes a target.
+
+Implements `Membership` for the rest of the coordinator, and the rules that the group's turns ask (`consumer_turns.py`). Owned by the group coordinator.
+Weak spot: whether topics have changed is looked at with the next request of a member, so a group that nobody asks for rests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from appliance.base.errors import ErrorCode
+from appliance.cluster.state_log import StateRecord
+from appliance.runtime.timers import Timers
+from services.coordinator.groups.consumer_assignors import ASSIGNORS, UNIFORM, Reader
+from services.coordinator.groups.consumer_deadlines import ConsumerDeadlines
+from services.coordinator.groups.consumer_group import EMPTY, ConsumerGroup
+from services.coordinator.groups.consumer_member import ConsumerMember
+from services.coordinator.groups.consumer_topic_regex import TopicRegexes
+from services.coordinator.groups.consumer_turns import ConsumerTurns, Farewell
+from services.coordinator.groups.group_log import GroupLog
+from services.coordinator.groups.group_records import SubscribedTopic
+from services.coordinator.groups.group_settings import GroupSettings
+from services.coordinator.groups.membership import ExpiryRule, GroupType
+from services.coordinator.groups.ports import Topics
+from services.coordinator.groups.subscriptions import CONSUMER_PROTOCOL_TYPE
+
+MEMBER_EPOCHS_SINCE: Final = 9
+"""In OffsetCommit."""
+
+
+class ConsumerSurroundings(NamedTuple):
+    """What all consumer groups have in common."""
+
+    settings: GroupSettings
+    topics: Topics
+    regexes: TopicRegexes
+    timers: Timers
+    log: GroupLog
+    bid_farewell: Callable[[str, ConsumerGroup], Farewell]
+    """A group of members of the classic protocol becomes a classic one."""
+
+
+class ConsumerMembership:
+    """`committed` is where the group begins: empty, loaded, or what a classic group was."""
+
+    def __init__(self, group_id: str, partition: int, committed: ConsumerGroup, surroundings: ConsumerSurroundings) -> None:
+        self.group_id = group_id
+        self._settings = surroundings.settings
+        self._topics = surroundings.topics
+        self._regexes = surroundings.regexes
+        self._bid_farewell = surroundings.bid_farewell
+        self.turns = ConsumerTurns(group_id, partition, committed, surroundings.log, self)
+        self.deadlines = ConsumerDeadlines(surroundings.timers, surroundings.settings.group_consumer_session_timeout_ms, self.turns.submit)
+
+    @property
+    def group(self) -> ConsumerGroup:
+        """As the log has it."""
+        return self.turns.committed
+
+    def begin(self, now_ms: int) -> None:
+        """Its members have all their time before them."""
+        self.deadlines.on_committed(ConsumerGroup(), self.group, now_ms)
+
+    def end(self, error: ErrorCode) -> None:
+        """It is somebody else's now; who waits is told."""
+        self.deadlines.forget_all()
+        self.turns.end(error)
+
+    # ---- `Membership`
+
+    @property
+    def group_type(self) -> GroupType:
+        return GroupType.CONSUMER
+
+    @property
+    def state_name(self) -> str:
+        return self.group.state_name
+
+    @property
+    def protocol_type(self) -> str:
+        return CONSUMER_PROTOCOL_TYPE
+
+    @property
+    def generation_id(self) -> int:
+        return self.group.group_epoch
+
+    @property
+    def is_empty(self) -> bool:
+        return self.state_name == EMPTY and not self.turns.is_busy
+
+    def commit_problem(self, member_id: str, group_instance_id: str | None, generation_id: int, is_transactional: bool, version: int) -> ErrorCode:
+        if generation_id < 0 and not self.group.members:
+            return ErrorCode.NONE  # an admin client, or a consumer that assigns itself
+        if is_transactional and generation_id == -1 and not member_id and group_instance_id is None:
+            return ErrorCode.NONE  # producers may name the group alone
+        member = self.group.members.get(member_id)
+        if member is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if not is_transactional and not member.is_classic and version < MEMBER_EPOCHS_SINCE:
+            return ErrorCode.UNSUPPORTED_VERSION
+        return _epoch_problem(member, generation_id)
+
+    def fetch_problem(self, member_id: str | None, member_epoch: int) -> ErrorCode:
+        if member_id is None and member_epoch < 0:
+            return ErrorCode.NONE
+        member = self.group.members.get(member_id or "")
+        return ErrorCode.UNKNOWN_MEMBER_ID if member is None else _epoch_problem(member, member_epoch)
+
+    def deletion_problem(self) -> ErrorCode:
+        return ErrorCode.NONE if self.is_empty else ErrorCode.NON_EMPTY_GROUP
+
+    def offset_deletion_problem(self) -> ErrorCode:
+        return ErrorCode.NONE
+
+    def is_subscribed_to(self, topic: str) -> bool:
+        return any(topic in self.topics_of(member) for member in self.group.members.values())
+
+    def expiry_rule(self) -> ExpiryRule | None:
+        read = [self.topics_of(member) for member in self.group.members.values()]
+        return ExpiryRule(None, frozenset().union(*read))
+
+    def tombstones(self) -> list[StateRecord]:
+        return self.turns.tombstones()
+
+    # ---- `GroupRules`
+
+    def topics_of(self, member: ConsumerMember) -> frozenset[str]:
+        """The names that it reads; there need not be such topics."""
+        named = frozenset(member.wish.topics)
+        return named if member.wish.regex is None else named | self._regexes.matching(member.wish.regex)
+
+    def settle_target(self, group: ConsumerGroup) -> None:
+        generation = self._topics.generation
+        if not group.members or (group.checked_generation == generation and group.group_epoch == self.group.group_epoch):
+            return
+        names = {member_id: self.topics_of(member) for member_id, member in group.members.items()}
+        found = self._found(frozenset().union(*names.values()))
+        if found != group.topics:
+            group.topics = found
+            if group.group_epoch == self.group.group_epoch:
+                group.group_epoch += 1
+        group.checked_generation = generation
+        if group.group_epoch > group.target_epoch:
+            readers = [
+                Reader(
+                    member.member_id,
+                    member.wish.instance_id,
+                    tuple(sorted(found[name].topic_id for name in names[member.member_id] if name in found)),
+                    group.target_of(member.member_id),
+                )
+                for member in group.members.values()
+            ]
+            counts = {topic.topic_id: topic.partition_count for topic in found.values()}
+            group.targets = ASSIGNORS[group.assignor or UNIFORM](readers, counts)
+            group.target_epoch = group.group_epoch
+
+    def _found(self, names: frozenset[str]) -> dict[str, SubscribedTopic]:
+        found = {}
+        for name in sorted(names):
+            topic = self._topics.find(name)
+            if topic is not None:
+                found[name] = SubscribedTopic(topic.topic_id, name, topic.partition_count)
+        return found
+
+    def on_committed(self, before: ConsumerGroup, now_ms: int) -> None:
+        self.deadlines.on_committed(before, self.group, now_ms)
+
+    def farewell(self, group: ConsumerGroup) -> Farewell | None:
+        settings = self._settings
+        if settings.may_downgrade and group.has_only_classic and len(group.members) <= settings.group_max_size:
+            return self._bid_farewell(self.group_id, group)
+        return None
+
+
+def _epoch_problem(member: ConsumerMember, epoch: int) -> ErrorCode:
+    if epoch == member.current.epoch:
+        return ErrorCode.NONE
+    return ErrorCode.ILLEGAL_GENERATION if member.is_classic else ErrorCode.STALE_MEMBER_EPOCH

@@ -1,0 +1,192 @@
+"""The turns of a consumer group: what several requests want of it is decided together, appended as one batch, and answered when that is in the log.
+
+While a batch is on its way, requests of the group wait for the next one. So memory is never ahead of the log, a target assignment is made once for
+however many members have come, and what a refused batch would have said never was. After a refusal nobody knows whether the batch is in the log: the next
+one says everything that differs from any state in which the log may be. Owned by the group coordinator. Weak spot: one batch must hold a group's new
+target, so a group is too large when that is larger than `message.max.bytes`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, Protocol
+
+from appliance.base.errors import ErrorCode
+from appliance.cluster.state_log import StateRecord
+from services.coordinator.groups.append_errors import consumer_group_error
+from services.coordinator.groups.consumer_group import ConsumerGroup
+from services.coordinator.groups.consumer_records import all_tombstones, changed_records
+from services.coordinator.groups.group_log import GroupLog
+
+OPERATIONS_A_BATCH: Final = 64
+
+
+class Refusal(Exception):
+    """Why a request cannot be; its operation has changed nothing."""
+
+    def __init__(self, code: ErrorCode, message: str = "") -> None:
+        super().__init__(code.name, message)
+        self.code = code
+        self.message = message
+
+
+class Operation(Protocol):
+    """What a request, or the end of somebody's time, does to a group."""
+
+    def change(self, group: ConsumerGroup, now_ms: int) -> None:
+        """Say what it wants; or `Refusal`."""
+
+    def conclude(self, group: ConsumerGroup, now_ms: int) -> None:
+        """The target is made; settle on the answer."""
+
+    def answer(self, error: ErrorCode, now_ms: int) -> None:
+        """It is in the log, or why not."""
+
+    def refuse(self, refusal: Refusal) -> None: ...
+
+    def again(self, now_ms: int) -> None:
+        """The group speaks another protocol by now: begin at the front door."""
+
+
+class Farewell(Protocol):
+    """The end of a consumer group: it is one of the classic protocol from now on."""
+
+    @property
+    def record(self) -> StateRecord:
+        """What the log is to say of that group."""
+
+    @property
+    def tombstone(self) -> StateRecord:
+        """What takes it back."""
+
+    def on_appended(self, now_ms: int) -> None: ...
+
+
+class GroupRules(Protocol):
+    """What the members of the group want, put together."""
+
+    def settle_target(self, group: ConsumerGroup) -> None:
+        """Make a target, if the one there is is for an older group epoch."""
+
+    def on_committed(self, before: ConsumerGroup, now_ms: int) -> None:
+        """Another state than `before` is in the log."""
+
+    def farewell(self, group: ConsumerGroup) -> Farewell | None:
+        """What the group becomes, if it is not to be a consumer group any more."""
+
+
+class ConsumerTurns:
+    """`committed` is what the log surely says, or would if it had been asked."""
+
+    def __init__(self, group_id: str, partition: int, committed: ConsumerGroup, log: GroupLog, rules: GroupRules) -> None:
+        self.group_id = group_id
+        self.partition = partition
+        self.committed = committed
+        self.is_over = False
+        """It went elsewhere, is deleted, or speaks the classic protocol."""
+        self._log = log
+        self._rules = rules
+        self._possible = [committed]
+        self._with_next: list[StateRecord] = []
+        self._waiting: deque[Operation] = deque()
+        self._under_way: list[Operation] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Something is on its way that may change the group."""
+        return self._under_way is not None or bool(self._waiting)
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether the log may say something else than `committed`."""
+        return len(self._possible) > 1 or self._possible[0] is not self.committed
+
+    def begin_as(self, with_next: list[StateRecord]) -> None:
+        """The log says nothing of `committed` yet; `with_next` is to be appended with the first batch."""
+        self._possible = [ConsumerGroup()]
+        self._with_next = with_next
+
+    def tombstones(self) -> list[StateRecord]:
+        """For whoever appends them now: from then on the log may have nothing of the group."""
+        records = all_tombstones(self.group_id, self._possible) + self._with_next
+        self._possible.append(ConsumerGroup())
+        return records
+
+    def submit(self, operation: Operation, now_ms: int) -> None:
+        self._waiting.append(operation)
+        self._turn(now_ms)
+
+    def _turn(self, now_ms: int) -> None:
+        while self._waiting and self._under_way is None and not self.is_over:
+            group = self.committed.copy()
+            admitted: list[Operation] = []
+            while self._waiting and len(admitted) < OPERATIONS_A_BATCH:
+                operation = self._waiting.popleft()
+                try:
+                    operation.change(group, now_ms)
+                except Refusal as refusal:
+                    operation.refuse(refusal)
+                else:
+                    admitted.append(operation)
+            self._rules.settle_target(group)
+            for operation in admitted:
+                operation.conclude(group, now_ms)
+            self._append(group, admitted, now_ms)
+
+    def _append(self, group: ConsumerGroup, admitted: list[Operation], now_ms: int) -> None:
+        farewell = self._rules.farewell(group)
+        if farewell is not None:
+            records = [*all_tombstones(self.group_id, [*self._possible, group]), *self._with_next, farewell.record]
+        else:
+            records = self._difference(group)
+        if not records:
+            for operation in admitted:
+                operation.answer(ErrorCode.NONE, now_ms)
+            return
+
+        def on_done(error: ErrorCode, position: int, now_ms: int) -> None:
+            self._under_way = None
+            if self.is_over:
+                return
+            if error is not ErrorCode.NONE:
+                self._possible.append(group if farewell is None else ConsumerGroup())
+                self._with_next = self._with_next if farewell is None else [farewell.tombstone]
+            elif farewell is not None:
+                self.is_over = True
+            else:
+                before, self.committed = self.committed, group
+                self._possible = [group]
+                self._with_next = []
+                self._rules.on_committed(before, now_ms)
+            for operation in admitted:
+                operation.answer(consumer_group_error(error), now_ms)
+            if error is ErrorCode.NONE and farewell is not None:
+                farewell.on_appended(now_ms)
+                for operation in self._waiting:
+                    operation.again(now_ms)
+                self._waiting.clear()
+            self._turn(now_ms)
+
+        self._under_way = admitted
+        self._log.append(self.partition, records, on_done)
+
+    def _difference(self, group: ConsumerGroup) -> list[StateRecord]:
+        """Nothing, if the operations have changed nothing and the log is not in doubt."""
+        if len(self._possible) == 1:
+            records = changed_records(self.group_id, self._possible[0], group)
+        else:
+            if not changed_records(self.group_id, self.committed, group):
+                return []
+            by_key = {record.key: record for state in self._possible for record in changed_records(self.group_id, state, group)}
+            records = list(by_key.values())
+        return [*self._with_next, *records] if records else []
+
+    def end(self, error: ErrorCode) -> None:
+        """The group is somebody else's, or nobody's."""
+        self.is_over = True
+        under_way, self._under_way = self._under_way or [], None
+        for operation in under_way:
+            operation.answer(error, 0)
+        for operation in self._waiting:
+            operation.refuse(Refusal(error))
+        self._waiting.clear()

@@ -1,0 +1,199 @@
+"""JoinGroup: who may become or stay a member, and whether the group has to rebalance for it.
+
+The order of the checks is Kafka's, because clients act on which error they get. A dynamic member gets its id first and joins with it (from version 4),
+so that joins whose reply was lost leave no members behind; a static member takes the place of its instance's former life, without a rebalance where the
+group is stable and its protocol stays. Owned by the group coordinator. Weak spot: what a member's metadata says is never looked at, only whether it
+changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from appliance.base.errors import ErrorCode
+from appliance.protocol.join_group import JoinGroupRequest, JoinGroupResponse
+from services.coordinator.groups.append_errors import group_error
+from services.coordinator.groups.classic_membership import ClassicMembership
+from services.coordinator.groups.client_identity import ClientIdentity
+from services.coordinator.groups.group import Group, GroupState
+from services.coordinator.groups.group_directory import GroupDirectory, HostedGroup
+from services.coordinator.groups.group_log import GroupLog, ignore_answer
+from services.coordinator.groups.group_settings import GroupSettings
+from services.coordinator.groups.member import Member, ReplyToJoin
+from services.coordinator.groups.rebalances import Rebalances, members_for_leader
+from services.coordinator.groups.replies import Replies
+from services.coordinator.groups.state_records import metadata_record
+
+MEMBER_ID_REQUIRED_SINCE: Final = 4
+SKIP_ASSIGNMENT_SINCE: Final = 9
+MEMBER_ID_DELIMITER: Final = "-"
+MEMBER_ID_SIZE_MAX: Final = (1 << 15) - 1
+
+
+class Joining:
+    """Decides about one JoinGroup at a time; a request that waits is kept in its member."""
+
+    def __init__(
+        self, settings: GroupSettings, directory: GroupDirectory, rebalances: Rebalances, replies: Replies, log: GroupLog, new_member_id: Callable[[], str]
+    ) -> None:
+        self._settings = settings
+        self._directory = directory
+        self._rebalances = rebalances
+        self._replies = replies
+        self._log = log
+        self._new_member_id = new_member_id
+
+    def join(self, request: JoinGroupRequest, version: int, client: ClientIdentity, now_ms: int, reply: ReplyToJoin) -> None:
+        error = self._directory.refusal(request.group_id)
+        settings = self._settings
+        if error is ErrorCode.NONE and not settings.group_min_session_timeout_ms <= request.session_timeout_ms <= settings.group_max_session_timeout_ms:
+            error = ErrorCode.INVALID_SESSION_TIMEOUT
+        if error is not ErrorCode.NONE:
+            self._refuse(reply, error, request.member_id)
+            return
+        if request.member_id:
+            group = self._directory.find_classic(request.group_id)
+            if group is None:
+                self._refuse(reply, ErrorCode.UNKNOWN_MEMBER_ID, request.member_id)
+                return
+        else:
+            group = self._made_classic(self._directory.host(request.group_id, now_ms), now_ms)
+            if group is None:  # its members speak the other protocol
+                self._refuse(reply, ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+                return
+        self._join_group(group, request, version, client, now_ms, reply)
+        self._rebalances.maybe_complete(group, now_ms)
+
+    def _made_classic(self, hosted: HostedGroup, now_ms: int) -> Group | None:
+        """An empty group takes the protocol of who comes first, and keeps its offsets."""
+        if hosted.classic is None and hosted.membership.is_empty:
+            tombstones = hosted.membership.tombstones()
+            if tombstones:
+                self._log.append(hosted.partition, tombstones, ignore_answer)
+            hosted.membership = ClassicMembership(Group(hosted.group_id, hosted.partition, now_ms))
+        return hosted.classic
+
+    def _join_group(self, group: Group, request: JoinGroupRequest, version: int, client: ClientIdentity, now_ms: int, reply: ReplyToJoin) -> None:
+        if not self._has_room(group, request.member_id):
+            self._turn_away(group, request.member_id)
+            self._refuse(reply, ErrorCode.GROUP_MAX_SIZE_REACHED)
+        elif not group.supports(request.protocol_type, request.protocols):
+            self._refuse(reply, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, request.member_id)
+        elif request.member_id:
+            self._join_with_id(group, request, client, now_ms, reply)
+        else:
+            self._join_without_id(group, request, version, client, now_ms, reply)
+
+    def _has_room(self, group: Group, member_id: str) -> bool:
+        """While a rebalance collects, those count that have joined: who comes last to a group that is too large is out."""
+        size_max = self._settings.group_max_size
+        member = group.members.get(member_id)
+        match group.state:
+            case GroupState.PREPARING_REBALANCE:
+                return (member is not None and member.awaiting_join is not None) or group.awaiting_join_count < size_max
+            case GroupState.COMPLETING_REBALANCE | GroupState.STABLE:
+                return member is not None or len(group.members) < size_max
+            case _:
+                return True
+
+    def _turn_away(self, group: Group, member_id: str) -> None:
+        self._rebalances.forget_pending(group, member_id)
+        member = group.members.get(member_id)
+        if member is not None:
+            self._rebalances.drop_member(group, member, ErrorCode.GROUP_MAX_SIZE_REACHED, "")
+
+    def _refuse(self, reply: ReplyToJoin, error: ErrorCode, member_id: str = "") -> None:
+        self._replies.say(reply, JoinGroupResponse(error_code=error, member_id=member_id))
+
+    # ---- without a member id
+
+    def _join_without_id(self, group: Group, request: JoinGroupRequest, version: int, client: ClientIdentity, now_ms: int, reply: ReplyToJoin) -> None:
+        instance = request.group_instance_id
+        member_id = (client.client_id if instance is None else instance) + MEMBER_ID_DELIMITER + self._new_member_id()
+        if len(member_id.encode()) > MEMBER_ID_SIZE_MAX:
+            self._refuse(reply, ErrorCode.UNKNOWN_SERVER_ERROR)  # no record and no reply could carry it
+        elif instance is not None and instance in group.static_members:
+            self._replace(group, group.members[group.static_members[instance]], member_id, request, version, now_ms, reply)
+        elif instance is None and version >= MEMBER_ID_REQUIRED_SINCE:
+            self._rebalances.add_pending(group, member_id, request.session_timeout_ms, now_ms)
+            self._refuse(reply, ErrorCode.MEMBER_ID_REQUIRED, member_id)
+        else:
+            self._add(group, member_id, request, client, now_ms, reply)
+
+    def _add(self, group: Group, member_id: str, request: JoinGroupRequest, client: ClientIdentity, now_ms: int, reply: ReplyToJoin) -> None:
+        member = Member(member_id, request.group_instance_id, client, request.rebalance_timeout_ms, request.session_timeout_ms, request.protocols)
+        self._rebalances.add_member(group, member, request.protocol_type, reply, now_ms)
+
+    # ---- with one
+
+    def _join_with_id(self, group: Group, request: JoinGroupRequest, client: ClientIdentity, now_ms: int, reply: ReplyToJoin) -> None:
+        member_id = request.member_id
+        if member_id in group.pending_members:
+            if request.group_instance_id is None:
+                self._add(group, member_id, request, client, now_ms, reply)
+            else:  # ids are never given out to static members
+                self._refuse(reply, ErrorCode.UNKNOWN_SERVER_ERROR, member_id)
+            return
+        problem = group.member_problem(member_id, request.group_instance_id)
+        if problem is not ErrorCode.NONE:
+            self._refuse(reply, problem, member_id)
+            return
+        member = group.members[member_id]
+        is_same = member.protocols == request.protocols
+        stays = is_same and (group.state is GroupState.COMPLETING_REBALANCE or (group.state is GroupState.STABLE and group.group_leader_id != member_id))
+        if stays:  # the reply to its first JoinGroup was lost, or nothing has changed
+            self._replies.say(reply, self._rebalances.joined(group, member))
+            return
+        self._rebalances.update_member(group, member, request.protocols, request.rebalance_timeout_ms, request.session_timeout_ms, reply)
+        self._rebalances.maybe_prepare(group, now_ms)
+
+    # ---- in the place of a static member's former life
+
+    def _replace(self, group: Group, member: Member, member_id: str, request: JoinGroupRequest, version: int, now_ms: int, reply: ReplyToJoin) -> None:
+        former = (member.member_id, member.protocols, member.rebalance_timeout_ms, member.session_timeout_ms)
+        former_leader_id = group.group_leader_id or ""
+        self._rebalances.rename_member(group, member, member_id, now_ms)
+        self._rebalances.update_member(group, member, request.protocols, request.rebalance_timeout_ms, request.session_timeout_ms, reply)
+        if group.state is GroupState.COMPLETING_REBALANCE:
+            self._rebalances.prepare(group, now_ms)  # the leader may be assigning to the old id right now
+        elif group.state is GroupState.STABLE and group.select_protocol() != group.protocol_name:
+            self._rebalances.maybe_prepare(group, now_ms)
+        elif group.state is GroupState.STABLE:
+            generation_id = group.generation_id
+
+            def on_done(error: ErrorCode, position: int, now_ms: int) -> None:
+                still_waits = member.awaiting_join is reply and group.members.get(member_id) is member
+                if not still_waits or group.state is not GroupState.STABLE or group.generation_id != generation_id:
+                    return  # the next rebalance answers, and appends what it comes to
+                if error is ErrorCode.NONE:
+                    self._rebalances.answer_join(group, member, self._replaced(group, member, former_leader_id, version))
+                else:
+                    refused = JoinGroupResponse(
+                        error_code=group_error(error),
+                        generation_id=generation_id,
+                        protocol_type=group.protocol_type,
+                        protocol_name=group.protocol_name,
+                        group_leader_id=former_leader_id,
+                    )
+                    self._rebalances.answer_join(group, member, refused)
+                    group.rename(member, former[0])
+                    group.update(member, *former[1:])
+                self._rebalances.renew_session(group, member, now_ms)
+
+            assignments = {each.member_id: each.assignment for each in group.members.values()}
+            self._log.append(group.partition, [metadata_record(group, assignments)], on_done)
+
+    def _replaced(self, group: Group, member: Member, former_leader_id: str, version: int) -> JoinGroupResponse:
+        """Nobody is to assign now. Clients that know it are told so; others are told a leader who is not there any more."""
+        is_leader = group.group_leader_id == member.member_id
+        knows = version >= SKIP_ASSIGNMENT_SINCE
+        return JoinGroupResponse(
+            generation_id=group.generation_id,
+            protocol_type=group.protocol_type,
+            protocol_name=group.protocol_name,
+            group_leader_id=(group.group_leader_id or "") if knows else former_leader_id,
+            skip_assignment=is_leader and knows,
+            member_id=member.member_id,
+            members=members_for_leader(group) if is_leader and knows else (),
+        )

@@ -1,0 +1,208 @@
+"""OffsetCommit and TxnOffsetCommit: offsets go into the log, and count when they are there.
+
+What one partition is refused for does not touch the others; what the group is refused for goes for all. Owned by the group coordinator. Weak spot: one
+batch a request, so many small commits are many small batches; whoever implements the log puts them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final, Protocol
+
+from appliance.base.errors import ErrorCode
+from appliance.base.model import TopicPartition
+from appliance.cluster.state_log import ProducerIdentity, StateRecord
+from appliance.protocol.offset_commit import DEFAULT_RETENTION, NOW, OffsetCommitRequest, OffsetCommitResponse
+from appliance.protocol.topic_partitions import PartitionResult, TopicResult
+from appliance.protocol.txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitResponse
+from services.coordinator.groups.append_errors import commit_error, transactional_commit_error
+from services.coordinator.groups.group_directory import GroupDirectory, HostedGroup
+from services.coordinator.groups.group_log import GroupLog
+from services.coordinator.groups.group_records import NO_EXPIRY, OffsetCommitValue
+from services.coordinator.groups.group_settings import GroupSettings
+from services.coordinator.groups.ports import LegacyOffsets, Topics
+from services.coordinator.groups.rebalances import Rebalances
+from services.coordinator.groups.replies import Replies
+from services.coordinator.groups.state_records import offset_record
+
+ReplyToCommit = Callable[[OffsetCommitResponse], None]
+ReplyToTransactionalCommit = Callable[[TxnOffsetCommitResponse], None]
+Offsets = dict[TopicPartition, OffsetCommitValue]
+
+LEGACY_VERSION: Final = 0
+LOAD_IN_PROGRESS_SINCE: Final = 2
+
+
+class CommitPartition(Protocol):
+    @property
+    def partition(self) -> int: ...
+    @property
+    def metadata(self) -> str | None: ...
+
+
+class CommitTopic(Protocol):
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partitions(self) -> tuple[CommitPartition, ...]: ...
+
+
+class OffsetCommits:
+    """Decides about one commit at a time; the reply follows the answer of its append."""
+
+    def __init__(
+        self,
+        settings: GroupSettings,
+        directory: GroupDirectory,
+        rebalances: Rebalances,
+        replies: Replies,
+        log: GroupLog,
+        topics: Topics,
+        legacy: LegacyOffsets,
+    ) -> None:
+        self._settings = settings
+        self._directory = directory
+        self._rebalances = rebalances
+        self._replies = replies
+        self._log = log
+        self._topics = topics
+        self._legacy = legacy
+
+    # ---- OffsetCommit
+
+    def commit(self, request: OffsetCommitRequest, version: int, now_ms: int, reply: ReplyToCommit) -> None:
+        errors = self._problems(request.topics)
+        offsets = self._offsets(request, errors, now_ms)
+        is_legacy = version == LEGACY_VERSION
+        unknown_only = not offsets and ErrorCode.OFFSET_METADATA_TOO_LARGE not in errors.values()
+        hosted, error = (None, ErrorCode.NONE) if is_legacy or unknown_only else self._admit(request, version, now_ms)
+        if error is not ErrorCode.NONE:
+            errors = {place: error if known_as is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else known_as for place, known_as in errors.items()}
+        if error is not ErrorCode.NONE or not offsets:
+            self._replies.say(reply, OffsetCommitResponse(topics=_results(request.topics, errors)))
+        elif hosted is None:
+            on_committed = partial(self._on_legacy_committed, request, errors, reply)
+            self._legacy.commit(request.group_id, {place: value.offset for place, value in offsets.items()}, on_committed)
+        else:
+            self._append(hosted, request, offsets, errors, reply)
+
+    def _admit(self, request: OffsetCommitRequest, version: int, now_ms: int) -> tuple[HostedGroup | None, ErrorCode]:
+        error = self._directory.refusal(request.group_id, may_be_empty=True)
+        if error is not ErrorCode.NONE:
+            return None, error
+        hosted = self._directory.find(request.group_id)
+        if hosted is None:
+            if request.generation_id >= 0:
+                return None, ErrorCode.ILLEGAL_GENERATION
+            hosted = self._directory.host(request.group_id, now_ms)
+        problem = hosted.membership.commit_problem(request.member_id, request.group_instance_id, request.generation_id, False, version)
+        group = hosted.classic
+        member = group.members.get(request.member_id) if group is not None else None
+        if problem is ErrorCode.NONE and group is not None and member is not None:
+            self._rebalances.renew_session(group, member, now_ms)
+        return hosted, problem
+
+    def _append(
+        self, hosted: HostedGroup, request: OffsetCommitRequest, offsets: Offsets, errors: dict[TopicPartition, ErrorCode], reply: ReplyToCommit
+    ) -> None:
+        hosted.offsets.begin(offsets)
+
+        def on_done(error: ErrorCode, position: int, now_ms: int) -> None:
+            if error is ErrorCode.NONE:
+                hosted.offsets.on_appended(position, offsets)
+            else:
+                hosted.offsets.on_refused(offsets)
+                errors.update(dict.fromkeys(offsets, commit_error(error)))
+            self._replies.say(reply, OffsetCommitResponse(topics=_results(request.topics, errors)))
+
+        self._log.append(hosted.partition, _records(hosted, offsets), on_done)
+
+    def _on_legacy_committed(
+        self, request: OffsetCommitRequest, errors: dict[TopicPartition, ErrorCode], reply: ReplyToCommit, committed: dict[TopicPartition, ErrorCode]
+    ) -> None:
+        self._replies.say(reply, OffsetCommitResponse(topics=_results(request.topics, errors | dict(committed))))
+
+    def _offsets(self, request: OffsetCommitRequest, errors: dict[TopicPartition, ErrorCode], now_ms: int) -> Offsets:
+        retention_ms = request.retention_time_ms
+        expire_ms = NO_EXPIRY if retention_ms == DEFAULT_RETENTION else now_ms + retention_ms
+        offsets: Offsets = {}
+        for topic, partitions in request.topics:
+            for index, offset, leader_epoch, commit_timestamp_ms, metadata in partitions:
+                place = TopicPartition(topic, index)
+                if errors[place] is ErrorCode.NONE:
+                    committed_ms = now_ms if commit_timestamp_ms == NOW else commit_timestamp_ms
+                    offsets[place] = OffsetCommitValue(offset, leader_epoch, metadata or "", committed_ms, expire_ms)
+        return offsets
+
+    # ---- TxnOffsetCommit
+
+    def commit_transactional(self, request: TxnOffsetCommitRequest, version: int, now_ms: int, reply: ReplyToTransactionalCommit) -> None:
+        errors = self._problems(request.topics)
+        offsets: Offsets = {
+            TopicPartition(topic.topic, each.partition): OffsetCommitValue(each.offset, each.leader_epoch, each.metadata or "", now_ms)
+            for topic in request.topics
+            for each in topic.partitions
+            if errors[TopicPartition(topic.topic, each.partition)] is ErrorCode.NONE
+        }
+        unknown_only = not offsets and ErrorCode.OFFSET_METADATA_TOO_LARGE not in errors.values()
+        error = ErrorCode.NONE if unknown_only else self._transactional_problem(request, version, now_ms)
+        if error is not ErrorCode.NONE:
+            errors = {place: error if known_as is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else known_as for place, known_as in errors.items()}
+        if error is not ErrorCode.NONE or not offsets:
+            self._replies.say(reply, TxnOffsetCommitResponse(topics=_results(request.topics, errors)))
+            return
+        hosted = self._directory.host(request.group_id, now_ms)
+        append = hosted.offsets.begin_transactional(request.producer_id, offsets)
+        self._directory.note_transaction(hosted, request.producer_id)
+
+        def on_done(error: ErrorCode, position: int, now_ms: int) -> None:
+            if error is ErrorCode.NONE:
+                hosted.offsets.on_transactional_appended(append, position)
+            else:
+                hosted.offsets.on_transactional_refused(append)
+                errors.update(dict.fromkeys(offsets, transactional_commit_error(error, version)))
+            self._replies.say(reply, TxnOffsetCommitResponse(topics=_results(request.topics, errors)))
+
+        producer = ProducerIdentity(request.producer_id, request.producer_epoch)
+        self._log.append(hosted.partition, _records(hosted, offsets), on_done, producer)
+
+    def _transactional_problem(self, request: TxnOffsetCommitRequest, version: int, now_ms: int) -> ErrorCode:
+        error = self._directory.refusal(request.group_id)
+        if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and version < LOAD_IN_PROGRESS_SINCE:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        if error is not ErrorCode.NONE:
+            return error
+        membership = self._directory.host(request.group_id, now_ms).membership
+        return membership.commit_problem(request.member_id, request.group_instance_id, request.generation_id, True, version)
+
+    # ---- what both have
+
+    def _problems(self, topics: Iterable[CommitTopic]) -> dict[TopicPartition, ErrorCode]:
+        """Why each partition cannot be committed, or NONE."""
+        errors = {}
+        for topic in topics:
+            for each in topic.partitions:
+                error = ErrorCode.NONE
+                if not self._topics.has_partition(topic.topic, each.partition):
+                    error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                elif each.metadata and java_length(each.metadata) > self._settings.offset_metadata_max_bytes:
+                    error = ErrorCode.OFFSET_METADATA_TOO_LARGE
+                errors[TopicPartition(topic.topic, each.partition)] = error
+        return errors
+
+
+def java_length(text: str) -> int:
+    """`String.length()`: UTF-16 code units, which Kafka counts although the setting says bytes."""
+    return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
+
+
+def _records(hosted: HostedGroup, offsets: Offsets) -> list[StateRecord]:
+    return [offset_record(hosted.group_id, place, value) for place, value in offsets.items()]
+
+
+def _results(topics: Iterable[CommitTopic], errors: dict[TopicPartition, ErrorCode]) -> tuple[TopicResult, ...]:
+    return tuple(
+        TopicResult(topic.topic, tuple(PartitionResult(each.partition, errors[TopicPartition(topic.topic, each.partition)]) for each in topic.partitions))
+        for topic in topics
+    )

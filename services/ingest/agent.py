@@ -1,0 +1,294 @@
+"""The ingest: senders in, record batches out to the leaders of the partitions, answers back to the senders.
+
+One turn: completions and deaths of log-writers, news of tables and image, batches that are due, settlements; then the poller hands datagrams and
+streams to their rooms. Alone owns its senders' connections, its arena and its rings; the books it keeps in its counters are taken over
+by its next life. It never touches a log directory.
+One dead disk stops nobody: the partitions of others take its lines (`ingest_disks`, `ingest_outlet`); what another box leads goes there (`remote_leaders`).
+Weak: one thread does all of it, so a slow parser is everybody's; several ingests share the listening sockets.
+"""
+
+from __future__ import annotations
+
+from appliance.base.model import NO_LEADER
+from appliance.client.peers import Peers
+from appliance.cluster.box_view import BoxView
+from appliance.cluster.image_follower import ImageFollower
+from appliance.cluster.lease_gate import LeaseGate
+from appliance.ipc.box_disks import BoxDisks
+from appliance.ipc.controller_link import ControllerLink
+from appliance.ipc.disk_health import DiskHealth
+from appliance.ipc.producer_id_leases import ProducerIdLeases
+from appliance.ipc.proxies import LogWriterProxies
+from appliance.ipc.source import Source
+from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
+from appliance.senders.accounting import LossReason, read_ledger
+from appliance.senders.ingest_table import table_of
+from appliance.senders.listener import Transport
+from appliance.shm.lease import LeaseReader
+from services.ingest.listeners.ingest_listeners import Room, hand_out
+from services.ingest.listeners.sender_connections import SenderConnections
+from services.ingest.listeners.sender_datagrams import SenderDatagrams
+from services.ingest.producer.ingest_disks import IngestDisks
+from services.ingest.producer.ingest_outlet import IngestOutlet
+from services.ingest.producer.ingest_past import IngestPast
+from services.ingest.producer.outgoing_batch import OutgoingBatch
+from services.ingest.records.held_records import HeldRecords
+from services.ingest.records.ingest_books import IngestBooks
+from services.ingest.records.ingest_intake import IngestIntake
+from services.ingest.records.ingest_settlement import IngestSettlement
+from services.ingest.records.ingest_topics import IngestTopics
+from services.ingest.records.sender_books import SenderBooks
+
+SWEEP_NS = 1_000_000_000
+DRAIN_NS_MAX = 4_000_000_000
+"""How long a stop takes what had arrived; from a sender that never pauses no more than a kernel keeps."""
+WAITING_PARK_MS = 20
+"""While batches wait for a leader."""
+
+
+class IngestAgent:
+    """One ingest process."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._clock = context.clock
+        self._poller = context.poller
+        counters, box, log = context.counters, context.box, context.log
+        disks = [disk.name for disk in box.disks]
+        table = table_of(box)
+        self._topic = table.routes.default.topics[0]
+        """The one that has to be there before anything is read."""
+        self._source = Source(context.layout, context.process_name, context.incarnation, box.integer("ingest.arena.bytes"), box.integer("channel.ring.entries"))
+        self._proxies = LogWriterProxies(
+            self._source,
+            disks,
+            self._poller,
+            counters,
+            self._on_completion,
+            self._on_lost,
+            self._on_connected,
+            self._on_gone,
+            keep_ring_names=True,  # completions that we do not live to see are read by our next life
+        )
+        self._view = BoxView(box.broker_id, self._proxies, box.integer("message.max.bytes"))
+        self._image = ImageFollower(context.layout, self._view, log)
+        self._controller = ControllerLink(context.layout, self._poller, self._clock, self._image.on_changed)
+        self._producer_ids = ProducerIdLeases(self._controller, self._clock, counters.counter("ingest.producer_ids"), log)
+        self._lease = LeaseGate(LeaseReader(context.layout), self._clock, counters)
+        self._senders = SenderBooks(context.layout, context.process_name, self._clock)
+        books = IngestBooks(table.listeners, self._senders, counters)
+        self._settlement = IngestSettlement(books)
+        self._peers = Peers("millrace-ingest", self._poller, self._clock)
+        self._past = IngestPast(context, {listener.name: listener for listener in table.listeners}, self._peers, self._writer_incarnation)
+        self._previous_life, self._replays = self._past.life, self._past.replays
+        self._outlet = IngestOutlet(
+            self._source.arena,
+            self._view,
+            min(box.integer("disk.budget.bytes"), self._source.arena.size_bytes // len(disks)),
+            self._poller,
+            self._clock,
+            counters,
+            log,
+            self._settlement,
+            self._producer_ids,
+            self._replays,
+            self._past.spool,
+            self._peers,
+            lambda placement: not self._lease.is_shut(placement),
+            self._on_blocks,
+        )
+        self._topics = IngestTopics(box, self._topic, self._outlet, self._controller, self._clock, log, self._on_stale)
+        for left_over in self._past.topics:
+            self._topics.of(left_over)
+        held = HeldRecords(box.integer("ingest.held.bytes"), counters)
+        self._intake = IngestIntake(table.listeners, table.router(), self._topics, books, self._settlement, self._replays, held, self._clock)
+        self._box_disks = BoxDisks(context.layout, box)
+        self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), lambda _disk, _operation: None, lambda _disk: None)
+        self._disks = IngestDisks(self._proxies, counters, log)
+        self._connections = SenderConnections(context.layout, int(context.instance or 0), self._poller, self._clock, self._intake, box, counters, log)
+        self._datagrams = SenderDatagrams(self._poller, self._clock, self._intake, context.instance in ("", "0"), counters, log)
+        rooms: dict[Transport, Room] = {Transport.TCP: self._connections, Transport.TLS: self._connections, Transport.UDP: self._datagrams}
+        hand_out(table.listeners, context.listen_sockets, rooms, log)
+        self._in_flight = counters.gauge("ingest.in_flight")
+        self._oldest_waiting = counters.gauge("ingest.oldest_waiting_ms")
+        self._blocks_changed = False
+        self._next_sweep_ns = 0
+        self._drain_until_ns = 0
+        self._ready = False
+        self._drained = False
+
+    # -- duty cycle
+
+    def do_work(self) -> int:
+        now_ns = self._clock.monotonic_ns()
+        work = self._proxies.do_work(now_ns)
+        work += self._health.look(now_ns)
+        self._look_at_disks(now_ns)
+        work += self._controller.do_work(now_ns)
+        work += self._producer_ids.turn(now_ns)
+        work += self._look_at_image()
+        if self._disks.look(now_ns):
+            self._outlet.set_dead_disks(self._disks.dead)
+            work += 1
+        self._topics.ask(now_ns)
+        work += self._peers.do_work(now_ns)
+        work += self._past.turn(now_ns, self._view.image, self._outlet)
+        work += self._outlet.do_work(now_ns)
+        work += self._settlement.settle()
+        if self._drain_until_ns:
+            work += self._drain(now_ns)
+        work += self._topics.close_batches(now_ns)
+        if self._outlet.waits:
+            work += self._outlet.send(now_ns)
+        self._proxies.flush()
+        if self._blocks_changed:
+            self._apply_blocks()
+        work += self._connections.do_work()
+        if now_ns >= self._next_sweep_ns:
+            self._sweep(now_ns)
+        if not self._ready:
+            self._maybe_ready()
+        return work
+
+    def _look_at_image(self) -> int:
+        work = 0
+        if self._image.is_stale:
+            image = self._image.load()
+            if image is not None:
+                self._outlet.set_brokers(image.brokers)
+                self._peers.refresh(image.brokers)
+                self._topics.set_image(image)
+                self._outlet.refresh()
+            work = 1
+        return work + self._view.refresh()
+
+    def _look_at_disks(self, now_ns: int) -> None:
+        changes = self._box_disks.look(now_ns)
+        self._proxies.follow(changes, self._outlet.on_set_aside)
+        for disk in changes.went:
+            self._disks.forget(disk.name)
+
+    def may_park(self) -> bool:
+        self._source.watch_rows(self._outlet.waits_for_rows)
+        self._source.doorbell.prepare_to_sleep()
+        if self._has_news():
+            self._source.doorbell.wake()
+            return False
+        return True
+
+    def _has_news(self) -> bool:
+        if self._proxies.has_completions() or self._image.is_stale or self._settlement.has_ended or (self._drain_until_ns and not self._drained):
+            return True
+        return self._outlet.waits_for_rows and bool(self._outlet.do_work(self._clock.monotonic_ns()))
+
+    def unpark(self) -> None:
+        self._source.doorbell.wake()
+
+    def park_ms(self) -> int:
+        now_ns = self._clock.monotonic_ns()
+        wait_ms = self._outlet.lanes.ms_to_next_try(now_ns, WAITING_PARK_MS if self._outlet.waits else PARK_MS_MAX)
+        return self._topics.wait_ms(now_ns, wait_ms)
+
+    def begin_stop(self) -> None:
+        """Take nothing new, but what has arrived already."""
+        self._connections.accept(False)
+        self._drain_until_ns = self._clock.monotonic_ns() + DRAIN_NS_MAX
+
+    def stopped(self) -> bool:
+        return self._drained and self._outlet.is_empty and self._connections.is_empty and self._previous_life.settled
+
+    def close(self) -> None:
+        self._datagrams.close()
+        self._connections.close()
+        self._topics.close_all()
+        lost = self._outlet.give_up() + self._settlement.on_abandoned(self._topics.give_up())
+        if lost:
+            words = f"{lost} records are lost that nobody took before the stop; counted as shutdown"
+            self._context.log.error(words, reason=str(LossReason.SHUTDOWN))
+        self._controller.close()
+        self._outlet.close()
+        self._past.close()
+        self._peers.close()
+        self._lease.close()
+        self._proxies.close()
+        self._source.close()
+        self._senders.close()
+        self._update_in_flight()
+
+    def status_line(self) -> str:
+        return f"{len(self._connections)} senders, {self._outlet.describe()}"
+
+    def _maybe_ready(self) -> None:
+        """Ready when records can be stored: the default topic is there, and one of its partitions is served here, or led by another box."""
+        topic = self._view.image.topics.get(self._topic)
+        self._topics.of(self._topic)
+        if topic is None or self._drain_until_ns or not self._replays.is_loaded:
+            return
+        for number, partition in enumerate(topic.partitions):
+            if self._view.placement(self._topic, number) is not None or partition.leader not in (NO_LEADER, self._view.broker_id):
+                self._ready = True
+                self._connections.accept(True)
+                self._datagrams.read(True)
+                self._context.notifier.ready()
+                return
+
+    def _drain(self, now_ns: int) -> int:
+        """Stopping: what senders had sent by now is taken, then their sessions end."""
+        if self._drained:
+            return 0
+        is_drained = self._datagrams.drain() and self._connections.drain()
+        if is_drained or now_ns >= self._drain_until_ns:
+            self._datagrams.read(False)
+            self._connections.finish_all()
+            self._topics.close_all()
+            self._drained = True
+        return 1
+
+    def _sweep(self, now_ns: int) -> None:
+        self._next_sweep_ns = now_ns + SWEEP_NS
+        self._datagrams.look()
+        self._connections.look()
+        self._senders.look()
+        self._lease.look_for()
+        self._oldest_waiting.set(self._outlet.lanes.oldest_waiting_ms(now_ns))
+        self._update_in_flight()
+
+    def _update_in_flight(self) -> None:
+        counters = self._context.counters
+        self._in_flight.set(max(0, read_ledger({label: counters.counter(label).value for label in counters.labels()}).in_flight))
+
+    # -- log-writers
+
+    def _on_completion(self, batch: OutgoingBatch, entry: tuple[int, ...]) -> None:
+        self._outlet.on_completion(batch, entry)
+
+    def _on_lost(self, batch: OutgoingBatch) -> None:
+        self._outlet.on_lost(batch)
+
+    def _on_connected(self, disk: str) -> None:
+        self._image.is_stale = True
+
+    def _on_gone(self, disk: str) -> None:
+        self._context.log.info(f"log-writer@{disk} is gone; its lines wait until it is back", disk=disk, peer=f"log-writer@{disk}")
+
+    def _writer_incarnation(self, disk: str) -> int | None:
+        proxy = self._proxies.by_disk.get(disk)
+        if proxy is None:
+            return -1  # the disk was taken out of this box: nobody will complete anything
+        return int(proxy.writer_info["incarnation"]) if proxy.serving else None
+
+    # -- news
+
+    def _on_stale(self) -> None:
+        self._image.is_stale = True
+
+    def _on_blocks(self, topic: str) -> None:
+        """Places went over their budget, or are below it again; or disks died, or came back."""
+        self._topics.on_blocks(topic)
+        self._blocks_changed = True
+
+    def _apply_blocks(self) -> None:
+        self._blocks_changed = False
+        if self._ready and not self._drained:
+            self._datagrams.read(not self._topics.of(self._topic).is_blocked)
+        self._connections.resume(self._topics.still_blocks)

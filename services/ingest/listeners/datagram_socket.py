@@ -1,0 +1,142 @@
+"""One UDP socket of a listener, drained in bursts, with the largest receive buffer that the kernel gives.
+
+Owned by the room of the datagrams; the socket itself belongs to the supervisor and outlives us. While every partition is blocked nothing is read:
+the kernel's buffer is one more queue, and what it drops is counted. `SO_MEMINFO` tells the socket's drops exactly and at any time;
+SO_RXQ_OVFL would tell them with the next datagram only, and cost a control message each.
+Weak: with several ingests on one socket only the first counts kernel drops, because the count is the socket's.
+"""
+
+from __future__ import annotations
+
+import socket
+from struct import Struct
+
+from appliance.base.logging import Logger
+from appliance.senders.accounting import INPUT_BYTES_COUNTER, KERNEL_DROPS_COUNTER
+from appliance.senders.listener import Listener
+from appliance.shm.counters import Counters
+from services.ingest.listeners.peer_address import address_text
+from services.ingest.protocols.registry import handler_of
+from services.ingest.records.event import EventSource
+from services.ingest.records.intake import Intake
+from services.ingest.records.unit import Unit
+
+RECEIVE_BUFFER_BYTES = 64 << 20
+DATAGRAM_BYTES_MAX = 65536
+BURST = 256
+BURSTS_A_TURN = 4
+SENDERS_MAX = 4096
+
+# asm-generic/socket.h and linux/sock_diag.h; the socket module does not name them.
+_SO_RCVBUFFORCE, _SO_MEMINFO, _SO_COOKIE = 33, 55, 57
+_MEMINFO = Struct("@9I")
+_MEMINFO_DROPS = 8
+_COOKIE = Struct("@Q")
+_UINT32 = 0xFFFFFFFF
+
+Peer = tuple[str, int]
+
+
+class DatagramSocket:
+    """One listener's socket. `drained`: whether the last look emptied it."""
+
+    def __init__(self, listener: Listener, sock: socket.socket, intake: Intake, counts_drops: bool, counters: Counters, log: Logger) -> None:
+        self.listener = listener
+        self._socket = sock
+        self._handler = handler_of(listener.protocol)(listener, intake)
+        self._counts_drops = counts_drops
+        self._buffer = bytearray(DATAGRAM_BYTES_MAX)
+        self._view = memoryview(self._buffer)
+        self._transport = b"udp" if listener.protocol == "syslog" else str(listener.protocol).encode()
+        self._units: dict[Peer, Unit] = {}
+        self.drained = False
+        label = f'{{listener="{listener.name}"}}'
+        self._kernel_drops = counters.counter(KERNEL_DROPS_COUNTER.format(listener=listener.name))
+        self._input_bytes = counters.counter(INPUT_BYTES_COUNTER.format(listener=listener.name))
+        self._kernel_drops_seen = counters.counter(f"ingest.kernel_drops_seen{label}")
+        self._socket_cookie = counters.counter(f"ingest.udp_socket_cookie{label}")
+        sock.setblocking(False)
+        self._enlarge_receive_buffer(log)
+        counters.counter(f"ingest.udp_receive_buffer_bytes{label}").set(sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF))
+        if counts_drops:
+            self._meet_socket()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def _enlarge_receive_buffer(self, log: Logger) -> None:
+        """As root beyond net.core.rmem_max, else as far as that allows; never smaller than it was given to us."""
+        if self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= RECEIVE_BUFFER_BYTES:
+            return
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, RECEIVE_BUFFER_BYTES)
+        except OSError:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+            size_bytes = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+            words = f"the UDP socket of listener {self.listener.name} has a receive buffer of {size_bytes >> 10} KiB"
+            log.notice(f"{words}; raise net.core.rmem_max to {RECEIVE_BUFFER_BYTES} to survive longer bursts", listener=self.listener.name)
+
+    def _meet_socket(self) -> None:
+        """A socket that the previous life did not have starts its count at zero."""
+        (cookie,) = _COOKIE.unpack(self._socket.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, _COOKIE.size))
+        if cookie != self._socket_cookie.value:
+            self._socket_cookie.set(cookie)
+            self._kernel_drops_seen.set(0)
+        self.count_kernel_drops()
+
+    def count_kernel_drops(self) -> None:
+        """Add what the kernel has dropped since we last looked."""
+        if not self._counts_drops:
+            return
+        drops = _MEMINFO.unpack(self._socket.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO.size))[_MEMINFO_DROPS]
+        self._kernel_drops.add((drops - self._kernel_drops_seen.value) & _UINT32)
+        self._kernel_drops_seen.set(drops)
+
+    def tick(self, now_ms: int) -> None:
+        self.count_kernel_drops()
+        self._handler.tick(now_ms)
+
+    def take(self) -> None:
+        """Bursts until the socket is empty, a few at most. Streams have a share of their own, so they cannot starve datagrams."""
+        self.drained = False
+        for _ in range(BURSTS_A_TURN):
+            if self._take_burst() < BURST:
+                self.drained = True
+                return
+
+    def _take_burst(self) -> int:
+        recvfrom_into, buffer, view = self._socket.recvfrom_into, self._buffer, self._view
+        senders: dict[Peer, list[bytes]] = {}
+        last_peer: Peer | None = None
+        datagrams: list[bytes] = []
+        received = size_bytes = 0
+        try:
+            while received < BURST:
+                size, peer = recvfrom_into(buffer)
+                received += 1
+                if not size:
+                    continue  # an empty datagram holds nothing
+                size_bytes += size
+                if peer != last_peer:
+                    last_peer = peer
+                    datagrams = senders.setdefault(peer, [])
+                datagrams.append(bytes(view[:size]))
+        except BlockingIOError:
+            pass
+        except OSError:
+            received += 1  # an error queued on the socket (ICMP); it is consumed by being reported
+        if senders:
+            self._input_bytes.add(size_bytes)
+            for peer, datagrams in senders.items():
+                self._handler.received(self._units.get(peer) or self._add_unit(peer), datagrams)
+        return received
+
+    def _add_unit(self, peer: Peer) -> Unit:
+        if len(self._units) >= SENDERS_MAX:
+            self._units.clear()
+        unit = self._units[peer] = Unit(self.listener, EventSource(*address_text(peer[0], peer[1]), self._transport))
+        return unit
+
+    def close(self) -> None:
+        self.count_kernel_drops()
+        self._socket.close()

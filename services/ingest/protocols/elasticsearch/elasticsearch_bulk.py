@@ -1,0 +1,186 @@
+"""Elasticsearch's `_bulk` (and its single documents) as an input: each document is a record, and each item of the answer says what became of one.
+
+A document's index is its label `index`; `@timestamp` its time. An item with an `_id` has an identity of its own, made of index, `_id` and the document's
+bytes: sent again it is answered 201 and not stored twice, while another document under the same `_id` is a new record (nothing is ever overwritten). With
+the header `Idempotency-Key` the request as a whole is the thing. Items without either are stored each time they come.
+While nothing can be taken the request is answered 429; what cannot be taken any more in the middle of one is answered 429 item by item.
+Weak: an item without an `_id` gets none in the answer, since nobody could ask for it here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Final
+
+from services.ingest.protocols.elasticsearch.elasticsearch_actions import CARRIES_RECORD, Action, BadBulk, BulkItem, TooManyItems, read_bulk, read_document
+from services.ingest.protocols.elasticsearch.elasticsearch_filter import AnswerFilter, answer_filter
+from services.ingest.protocols.elasticsearch.elasticsearch_words import busy, error_answer, json_answer, unauthorized
+from services.ingest.protocols.http.http_request import WAITING, Answer, Request, Waiting
+from services.ingest.protocols.json_text import has_long_number
+from services.ingest.records.agent_event import agent_record
+from services.ingest.records.intake import RefusedReason
+from services.ingest.records.record import Record
+from services.ingest.records.unit import IDENTITY_BYTES, Unit
+
+SLICE_RECORDS: Final = 64
+"""So many records are read and taken before it is asked again whether more can be; they are still in the processor's caches then."""
+CREATED, BAD_ITEM, BUSY_ITEM = 201, 400, 429
+_STORED_ITEM: Final = {"_version": 1, "result": "created", "_shards": {"total": 1, "successful": 1, "failed": 0}, "status": CREATED}
+
+__all__ = ["bulk", "busy", "document", "unauthorized"]
+
+
+def bulk(request: Request) -> Answer | Waiting:
+    """`/_bulk` and `/INDEX/_bulk`."""
+    try:
+        items = read_bulk(request.body, request.arguments.get("index", ""), request.query.get("pipeline", ""))
+    except BadBulk as problem:
+        request.intake.refuse(request.listener, request.source, RefusedReason.MALFORMED)
+        return error_answer(request, 400, "illegal_argument_exception", str(problem))
+    except TooManyItems as problem:
+        request.intake.refuse(request.listener, request.source, RefusedReason.TOO_LARGE)
+        return error_answer(request, 413, "content_too_large_exception", str(problem))
+    if not items:
+        return error_answer(request, 400, "action_request_validation_exception", "Validation Failed: 1: no requests added;")
+    return _Bulk(request, items).take(items)
+
+
+def document(request: Request) -> Answer | Waiting:
+    """`/INDEX/_doc`, `/INDEX/_doc/ID`, `/INDEX/_create/ID`: one document, answered as one."""
+    index, document_id = request.arguments["index"], request.arguments.get("id")
+    labels = {"index": index} if document_id is None else {"index": index, "id": document_id}
+    action = Action("create" if "/_create/" in request.pattern else "index", index, document_id, {"labels": labels})
+    items = [BulkItem(action, request.body)]
+    return _Bulk(request, items, is_single=True).take(items)
+
+
+class _Bulk:
+    """What becomes of the items of one request. It keeps their actions until they are answered, not their sources."""
+
+    def __init__(self, request: Request, items: Sequence[BulkItem], is_single: bool = False) -> None:
+        self._request = request
+        self._began_ms = request.intake.monotonic_ms()
+        self._is_single = is_single
+        self._actions = [item.action for item in items]
+        self._problems: dict[int, str] = {}
+        self._record_items: list[int] = []
+        """Which item each record of the unit is."""
+        self._busy_from = len(items)
+        """The first item that could not be taken any more."""
+
+    def take(self, items: Sequence[BulkItem]) -> Waiting:
+        request = self._request
+        intake, listener, is_plain = request.intake, request.listener, not has_long_number(request.body)
+        is_one_thing = request.identities() is not None
+        identities: list[bytes] | None = None
+        if not is_one_thing and any(action.document_id is not None for action in self._actions):
+            identities = []
+        prefix = request.identity(b"_id") if identities is not None else b""
+        unit = request.open_unit(self._answer, identities)
+        records: list[Record] = []
+        for number, (action, source, problem) in enumerate(items):
+            if not problem:
+                try:
+                    records.append(agent_record(read_document(source, is_plain), listener, action.known, raw=source))
+                except ValueError as error:
+                    problem = f"failed to parse: {error}"
+            if problem:
+                self._problems[number] = problem
+                continue
+            self._record_items.append(number)
+            if identities is not None:
+                identities.append(self._identity(prefix, number, source))
+            if len(records) == SLICE_RECORDS:
+                intake.take(unit, records)
+                records = []
+                if not is_one_thing and intake.blocked_by(listener):
+                    self._busy_from = number + 1
+                    break
+        if records:
+            intake.take(unit, records)
+        if self._problems:
+            intake.refuse(listener, request.source, RefusedReason.MALFORMED, len(self._problems))
+        intake.seal(unit)
+        return WAITING
+
+    def _identity(self, prefix: bytes, number: int, source: bytes) -> bytes:
+        """That of an item with an `_id`; one without gets what nothing else has."""
+        _, index, document_id, _ = self._actions[number]
+        if document_id is None:
+            content = b"%b\n%b %d %d\n%b" % (prefix, self._request.source.address, self._request.intake.now_ms(), number, source)
+        else:
+            content = b"%b%b\n%b\n%b" % (prefix, index.encode("utf-8", "replace"), document_id.encode("utf-8", "replace"), source)
+        return hashlib.blake2b(content, digest_size=IDENTITY_BYTES).digest()
+
+    def _answer(self, unit: Unit) -> Answer:
+        rejected = self._rejected_items(unit)
+        if self._is_single:
+            return self._single_answer(rejected)
+        shown = answer_filter(self._request.query.get("filter_path", ""))
+        writer = _ItemWriter(shown)
+        items: list[dict[str, Any]] = []
+        for number, action in enumerate(self._actions):
+            if number >= self._busy_from:
+                items += writer.refused(action, BUSY_ITEM, "es_rejected_execution_exception", "the record cannot be stored now; send it again")
+            elif number in self._problems:
+                kind = "document_parsing_exception" if action.operation in CARRIES_RECORD else "illegal_argument_exception"
+                items += writer.refused(action, BAD_ITEM, kind, self._problems[number])
+            elif number in rejected:
+                items += writer.refused(action, BAD_ITEM, "illegal_argument_exception", rejected[number])
+            else:
+                items += writer.stored(action)
+        has_errors = bool(self._problems or rejected) or self._busy_from < len(self._actions)
+        answer: dict[str, Any] = {"errors": has_errors, "took": max(0, self._request.intake.monotonic_ms() - self._began_ms)}
+        if shown is not None:
+            answer = shown.apply(answer)
+        if items or shown is None:
+            answer["items"] = items
+        return json_answer(self._request, 200, answer)
+
+    def _rejected_items(self, unit: Unit) -> dict[int, str]:
+        """Why, by item. Where nobody can say which record it was (number -1), it may be any of them: none of those is said to be stored."""
+        rejected: dict[int, str] = {}
+        for number, reason in unit.rejected:
+            for item in self._record_items if number < 0 else (self._record_items[number],):
+                rejected[item] = reason
+        return rejected
+
+    def _single_answer(self, rejected: dict[int, str]) -> Answer:
+        if self._problems:
+            return error_answer(self._request, 400, "document_parsing_exception", self._problems[0])
+        if rejected:
+            return error_answer(self._request, 400, "illegal_argument_exception", rejected[0])
+        stored = {name: value for name, value in _STORED_ITEM.items() if name != "status"}
+        return json_answer(self._request, CREATED, {**_name(self._actions[0]), **stored})
+
+
+class _ItemWriter:
+    """Items of an answer, each as a list of one, or of none if the filter leaves nothing of it. What looks the same is made and filtered once."""
+
+    def __init__(self, shown: AnswerFilter | None) -> None:
+        self._shown = shown
+        self._stored: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        self._ids_are_shown = bool(self._filtered({"index": {"_id": ""}}))
+
+    def stored(self, action: Action) -> list[dict[str, Any]]:
+        if action.document_id is not None and self._ids_are_shown:
+            return self._filtered({action.operation: {**_name(action), **_STORED_ITEM}})
+        key = (action.operation, action.index_name)
+        found = self._stored.get(key)
+        if found is None:
+            found = self._stored[key] = self._filtered({action.operation: {"_index": action.index_name, **_STORED_ITEM}})
+        return found
+
+    def refused(self, action: Action, status: int, kind: str, reason: str) -> list[dict[str, Any]]:
+        return self._filtered({action.operation: {**_name(action), "status": status, "error": {"type": kind, "reason": reason}}})
+
+    def _filtered(self, item: dict[str, Any]) -> list[dict[str, Any]]:
+        if self._shown is None:
+            return [item]
+        left: list[dict[str, Any]] = self._shown.apply({"items": [item]}).get("items", [])
+        return left
+
+
+def _name(action: Action) -> dict[str, str]:
+    return {"_index": action.index_name} if action.document_id is None else {"_index": action.index_name, "_id": action.document_id}

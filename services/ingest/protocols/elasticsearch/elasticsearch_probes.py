@@ -1,0 +1,142 @@
+"""What Elasticsearch's clients ask before they send, and keep asking: who is there, health, licence, templates, policies, pipelines.
+
+Answered so that they go on. What they want to set up is not used here: whatever they look for is there already (a HEAD says 200), and what they put all the
+same is acknowledged with a `Warning` that says so, which clients print. Nothing is remembered. Weak: searches and everything else that reads are not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from services.ingest.protocols.elasticsearch.elasticsearch_words import PRODUCT, VERSION, error_answer, json_answer, unauthorized
+from services.ingest.protocols.http.http_request import TEXT, Answer, Request
+from services.ingest.protocols.json_text import read_json
+
+_INDEX_PARTS: Final = frozenset(("settings", "mappings", "aliases"))
+CLUSTER: Final = "millrace"
+_UUID: Final = "millrace-ingest-endpoint"
+_LICENSE: Final = {"status": "active", "uid": _UUID, "type": "basic", "mode": "basic", "issued_to": CLUSTER, "issuer": CLUSTER, "max_nodes": None}
+_NOT_USED: Final = (
+    b"Warning",
+    b'299 Elasticsearch-%b-millrace "templates, policies, pipelines and aliases are not used here: documents are stored as they are sent"' % VERSION.encode(),
+)
+
+__all__ = [
+    "cat_health",
+    "cluster_health",
+    "data_streams",
+    "index",
+    "index_templates",
+    "license_state",
+    "nodes",
+    "refresh",
+    "root",
+    "set_up",
+    "unauthorized",
+    "xpack",
+]
+
+
+def root_document() -> dict[str, Any]:
+    """What `GET /` says to them. `version.number` is that of the API which is spoken."""
+    version = {
+        "number": VERSION,
+        "build_flavor": "default",
+        "build_type": "tar",
+        "build_hash": "0",
+        "build_date": "1970-01-01T00:00:00.000Z",
+        "build_snapshot": False,
+        "lucene_version": "9.12.0",
+        "minimum_wire_compatibility_version": "7.17.0",
+        "minimum_index_compatibility_version": "7.0.0",
+    }
+    return {"name": CLUSTER, "cluster_name": CLUSTER, "cluster_uuid": _UUID, "version": version, "tagline": "You Know, for Search"}
+
+
+def root(request: Request) -> Answer:
+    """`GET /`, `HEAD /`."""
+    return json_answer(request, 200, root_document())
+
+
+def cluster_health(request: Request) -> Answer:
+    """`/_cluster/health`: green, yellow while nothing can be taken."""
+    status = "yellow" if request.intake.blocked_by(request.listener) else "green"
+    counts = dict.fromkeys(("relocating_shards", "initializing_shards", "unassigned_shards", "delayed_unassigned_shards", "number_of_pending_tasks"), 0)
+    nodes = {"number_of_nodes": 1, "number_of_data_nodes": 1, "active_primary_shards": 1, "active_shards": 1}
+    more = {"number_of_in_flight_fetch": 0, "task_max_waiting_in_queue_millis": 0, "active_shards_percent_as_number": 100.0}
+    return json_answer(request, 200, {"cluster_name": CLUSTER, "status": status, "timed_out": False, **nodes, **counts, **more})
+
+
+def cat_health(request: Request) -> Answer:
+    """`/_cat/health`, by which rsyslog finds out whether somebody is there: a line of text."""
+    status = "yellow" if request.intake.blocked_by(request.listener) else "green"
+    line = f"{request.intake.now_ms() // 1000} - {CLUSTER} {status} 1 1 1 1 0 0 0 0 - 100.0%\n"
+    return Answer(200, line.encode(), TEXT, (PRODUCT,))
+
+
+def license_state(request: Request) -> Answer:
+    """`/_license`: Beats and Logstash want one that is active."""
+    return json_answer(request, 200, {"license": _LICENSE})
+
+
+def xpack(request: Request) -> Answer:
+    """`/_xpack`: nothing of it; without index lifecycle management Beats and Logstash set none up."""
+    features = {name: {"available": False, "enabled": False} for name in ("ilm", "data_streams", "security", "monitoring", "ml", "graph", "watcher")}
+    return json_answer(request, 200, {"build": {}, "license": _LICENSE, "features": features, "tagline": "You know, for X"})
+
+
+def nodes(request: Request) -> Answer:
+    """`/_nodes`, `/_nodes/http`: no addresses to sniff; clients stay with the one they have."""
+    return json_answer(request, 200, {"_nodes": {"total": 0, "successful": 0, "failed": 0}, "cluster_name": CLUSTER, "nodes": {}})
+
+
+def set_up(request: Request) -> Answer:
+    """Templates, policies, pipelines, data streams, aliases, indices: by name."""
+    if request.method in ("GET", "HEAD"):
+        name = request.arguments.get("name", "")
+        return json_answer(request, 200, {name: {}} if name else {})
+    acknowledged: dict[str, Any] = {"acknowledged": True}
+    if "index" in request.arguments:
+        acknowledged |= {"shards_acknowledged": True, "index": request.arguments["index"]}
+    return json_answer(request, 200, acknowledged, (_NOT_USED,))
+
+
+def index_templates(request: Request) -> Answer:
+    """`GET /_index_template/NAME`, `GET /_component_template/NAME`, in the form of their own."""
+    if request.method not in ("GET", "HEAD"):
+        return set_up(request)
+    kind = "component_template" if "component" in request.pattern else "index_template"
+    template = {"name": request.arguments.get("name", ""), kind: {"index_patterns": ["*"], "template": {}, "composed_of": []}}
+    return json_answer(request, 200, {f"{kind}s": [template]})
+
+
+def data_streams(request: Request) -> Answer:
+    """`/_data_stream/NAME`: every index is one, since documents are only ever added."""
+    if request.method not in ("GET", "HEAD"):
+        return set_up(request)
+    stream = {"name": request.arguments.get("name", ""), "timestamp_field": {"name": "@timestamp"}, "indices": [], "generation": 1, "status": "GREEN"}
+    return json_answer(request, 200, {"data_streams": [stream]})
+
+
+def refresh(request: Request) -> Answer:
+    """`/_refresh`, `/INDEX/_refresh`, `_flush`: what was acknowledged is stored already."""
+    return json_answer(request, 200, {"_shards": {"total": 1, "successful": 1, "failed": 0}})
+
+
+def index(request: Request) -> Answer:
+    """`/INDEX`: any index takes documents (HEAD, PUT); nothing is read (GET), and no document is put there by mistake."""
+    if request.method == "GET":
+        reason = f"no such path [{request.path[:200]}]: documents are taken here, and read with Kafka's clients"
+        return error_answer(request, 404, "resource_not_found_exception", reason)
+    if request.method == "PUT" and not _INDEX_PARTS.issuperset(_names(request.body)):
+        return error_answer(request, 400, "parse_exception", "an index has settings, mappings and aliases; documents go to /INDEX/_doc or /_bulk")
+    return set_up(request)
+
+
+def _names(body: bytes) -> Iterable[str]:
+    try:
+        parsed = read_json(body) if body.strip() else {}
+    except ValueError:
+        parsed = None
+    return parsed if type(parsed) is dict else ("",)

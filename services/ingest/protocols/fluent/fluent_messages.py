@@ -1,0 +1,259 @@
+"""The four forms of a message of Fluent's forward protocol (v1), and their entries as records.
+
+Pure functions over whole messages: `[tag, time, record, option?]` (Message), `[tag, [[time, record], …], option?]` (Forward), `[tag, bytes, option?]`
+(PackedForward, and CompressedPackedForward with `compressed: gzip` or `zstd`). Entries are decoded some at a time. An entry that is none is kept as an event
+with `parsed: false`; so is a chunk that cannot be opened, and one of metrics or traces (`fluent_signal`), which have no entries.
+Weak: `size` in the options is not believed, and not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from struct import Struct
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from appliance.senders.listener import Listener
+from services.ingest.protocols.bounded_inflate import NotCompressed, TooLarge, inflate
+from services.ingest.protocols.document import Extension, deep_text, encode_document, utf8
+from services.ingest.protocols.fluent.msgpack_stream import decode_objects, has_many_containers, may_hold_nan, pieces_of, read_stamped, split_objects
+from services.ingest.records.agent_event import agent_record, epoch_ns, unparsed_record
+from services.ingest.records.agent_events import Common, agent_records, common_of
+from services.ingest.records.record import Record
+
+_NS: Final = 1_000_000_000
+_EVENT_TIME, _EVENT_TIME_LAYOUT = 0, Struct(">II")
+"""The extension type of a time: seconds and nanoseconds."""
+_LARGE_BYTES: Final = 1 << 18
+SLICE_RECORDS: Final = 128
+"""So many are written at a time: what they are made of is still in the processor's caches when they are stored."""
+_COMPRESSIONS: Final = ("gzip", "zstd")
+ENTRIES_MAX: Final = 500_000
+"""Of one chunk: a byte can be one, and a compressed byte a thousand, of which each costs hundreds here. Fluentd's largest honest chunk (8 MB) has fewer."""
+_LOGS: Final = 0
+_LIST_HEADERS: Final = {0xDC: 3, 0xDD: 5}
+_TEXTS: Final = frozenset((*range(0xA0, 0xC0), 0xC4, 0xC5, 0xC6, 0xD9, 0xDA, 0xDB))
+
+
+class Message(NamedTuple):
+    """One message. `packed` holds its entries in msgpack, perhaps compressed; without it `opened` are the entries."""
+
+    tag: str
+    option: dict[Any, Any]
+    packed: bytes | None = None
+    opened: Sequence[Any] = ()
+    careful: bool = False
+    """`opened` may hold NaN."""
+
+    @property
+    def chunk(self) -> Any:
+        """What the sender wants to have acknowledged; None if nothing, or something that nobody would choose: an empty one would be every chunk's."""
+        chunk = self.option.get("chunk")
+        return chunk if type(chunk) in (str, bytes, int) and chunk not in ("", b"") else None
+
+
+def read_messages(data: bytes, ends: Sequence[int]) -> Iterator[Message | None]:
+    """Whole messages; None for what is none."""
+    if len(data) <= _LARGE_BYTES:
+        careful = may_hold_nan(data)
+        for value in decode_objects(data, ends):
+            yield _message_of(value, careful)
+        return
+    start = 0
+    for end in ends:
+        message = data[start:end]
+        yield _read_message(message)
+        start = end
+
+
+def _read_message(data: bytes) -> Message | None:
+    if len(data) > _LARGE_BYTES:
+        if (message := _read_large_forward(data)) is not None:
+            return message
+        if data[_second_at(data)] not in _TEXTS and has_many_containers(data):
+            return None
+    return _message_of(decode_objects(data, [len(data)])[0], may_hold_nan(data) if len(data) <= _LARGE_BYTES else True)
+
+
+def _second_at(data: bytes) -> int:
+    """Where the second element of a message begins; 0 where there is none."""
+    unpacker = msgpack.Unpacker(max_buffer_size=0)
+    unpacker.feed(data)
+    try:
+        if unpacker.read_array_header() < 2:
+            return 0
+        unpacker.skip()
+    except (msgpack.UnpackException, ValueError):
+        return 0
+    return int(unpacker.tell())
+
+
+def _read_large_forward(data: bytes) -> Message | None:
+    """A message of Forward mode whose entries are not decoded yet; None for any other."""
+    second = _second_at(data)
+    header_bytes = 1 if 0x90 <= data[second] <= 0x9F else _LIST_HEADERS.get(data[second], 0)
+    if not second or not header_bytes:
+        return None
+    unpacker = msgpack.Unpacker(max_buffer_size=0)
+    unpacker.feed(data[second:])
+    unpacker.skip()
+    end = second + unpacker.tell()
+    if end == second + header_bytes:
+        return None  # a list of nothing, in a message that is large otherwise
+    # without its entries it is a small message of the same form
+    small = _message_of(decode_objects(data[:second] + b"\x90" + data[end:], [second + 1 + len(data) - end])[0], False)
+    first = data[second + header_bytes]
+    if small is None or not (0x90 <= first <= 0x9F or first in _LIST_HEADERS):
+        return None
+    return small._replace(packed=data[second + header_bytes : end], option={**small.option, "compressed": None})
+
+
+def _message_of(value: Any, careful: bool) -> Message | None:
+    if type(value) is not list or not 2 <= len(value) <= 4:
+        return None
+    tag, second = _text(value[0]), value[1]
+    option = value[-1] if len(value) > 2 and type(value[-1]) is dict else {}
+    if len(value) < 4:
+        if type(second) is bytes:
+            return Message(tag, option, second)
+        if type(second) is str:
+            return Message(tag, option, utf8(second))
+        if type(second) is list and not (len(value) == 3 and _is_time_with_metadata(second)):
+            return Message(tag, option, None, second, careful)
+    if len(value) < 3 or type(value[2]) is not dict:
+        return None
+    return Message(tag, option if len(value) == 4 else {}, None, ((second, value[2]),), careful)
+
+
+def _is_time_with_metadata(value: list[Any]) -> bool:
+    return len(value) == 2 and type(value[0]) is not list and type(value[1]) is dict
+
+
+def _text(tag: object) -> str:
+    return tag if type(tag) is str else tag.decode("utf-8", "surrogateescape") if type(tag) is bytes else deep_text(tag)
+
+
+def records_of(message: Message, listener: Listener) -> Iterator[tuple[Sequence[Record], int]]:
+    """The records of a message, some at a time, and how many of them could not be read. Raises TooLarge for a chunk that holds more than it may."""
+    known = {"tag": message.tag}
+    if len(message.opened) > ENTRIES_MAX:
+        raise _too_many()
+    if message.packed is None:
+        if message.careful:
+            yield _records(message.opened, listener, known, True)
+        else:
+            yield from _records_of(message.opened, listener, common_of(known))
+        return
+    if message.option.get("fluent_signal", _LOGS) != _LOGS:
+        yield [unparsed_record(message.packed, "not logs, but metrics or traces", listener, known)], 1
+        return
+    try:
+        entries = _opened(message, listener.decompressed_bytes_max)
+    except NotCompressed as problem:
+        yield [unparsed_record(message.packed, str(problem), listener, known)], 1
+        return
+    ends, behind = split_objects(entries, ENTRIES_MAX)
+    if len(ends) > ENTRIES_MAX:
+        raise _too_many()
+    common = common_of(known)
+    start = first = 0
+    for piece, last in pieces_of(entries, ends):
+        piece_ends = [end - start for end in ends[first:last]]
+        careful = may_hold_nan(piece)
+        if last == first + 1 and has_many_containers(piece):
+            yield [unparsed_record(piece, "not an entry that can be decoded", listener, known)], 1
+        elif careful:
+            yield _records(decode_objects(piece, piece_ends), listener, known, True)
+        elif (stamped := read_stamped(piece, piece_ends)) is not None:
+            yield from _plain_records(*stamped, listener, common)
+        else:
+            yield from _records_of(decode_objects(piece, piece_ends), listener, common)
+        start, first = ends[last - 1], last
+    if behind:
+        yield [unparsed_record(entries[ends[-1] if ends else 0 :], behind, listener, known)], 1
+
+
+def _records_of(entries: Sequence[Any], listener: Listener, common: Common) -> Iterator[tuple[Sequence[Record], int]]:
+    """Of entries without NaN."""
+    plain = _plain_entries(entries)
+    if plain is None:
+        yield _records(entries, listener, common.known, False)
+    else:
+        yield from _plain_records(*plain, listener, common)
+
+
+def _plain_entries(entries: Sequence[Any]) -> tuple[list[int | None], list[dict[str, Any]]] | None:
+    """Times and maps, if all entries are pairs of these and nothing else is said."""
+    times_ns: list[int | None] = []
+    fields: list[dict[str, Any]] = []
+    for entry in entries:
+        if type(entry) not in (list, tuple) or len(entry) != 2 or type(entry[1]) is not dict:
+            return None
+        time = entry[0]
+        if type(time) is list and _is_time_with_metadata(time) and not time[1]:
+            time = time[0]
+        time_ns, time_text = _time_of(time)
+        if time_text:
+            return None
+        times_ns.append(time_ns)
+        fields.append(entry[1])
+    return times_ns, fields
+
+
+def _plain_records(
+    times_ns: Sequence[int | None], fields: Sequence[dict[str, Any]], listener: Listener, common: Common
+) -> Iterator[tuple[Sequence[Record], int]]:
+    for start in range(0, len(fields), SLICE_RECORDS):
+        yield agent_records(fields[start : start + SLICE_RECORDS], listener, common, times_ns[start : start + SLICE_RECORDS]), 0
+
+
+def _too_many() -> TooLarge:
+    return TooLarge(f"a chunk has more than {ENTRIES_MAX} entries")
+
+
+def _opened(message: Message, opened_bytes_max: int) -> bytes:
+    assert message.packed is not None
+    compressed = message.option.get("compressed")
+    if compressed in (None, "text"):
+        return message.packed
+    if type(compressed) is not str or compressed not in _COMPRESSIONS:
+        raise NotCompressed(f"compressed: {deep_text(compressed)} is not known")
+    return inflate(compressed, message.packed, opened_bytes_max)
+
+
+def _records(entries: Sequence[Any], listener: Listener, known: dict[str, Any], careful: bool) -> tuple[list[Record], int]:
+    records: list[Record] = []
+    unparsed = 0
+    for entry in entries:
+        try:
+            time, fields = entry
+        except (TypeError, ValueError):
+            fields = None
+        if type(fields) is not dict:
+            unparsed += 1
+            records.append(unparsed_record(encode_document(entry, True), "an entry is not a pair of time and record", listener, known))
+            continue
+        what = known
+        if type(time) is list and _is_time_with_metadata(time):
+            time, metadata = time
+            if metadata:
+                what = {**known, "metadata": metadata}
+        time_ns, time_text = _time_of(time)
+        records.append(agent_record(fields, listener, what, time_ns, time_text, careful=careful))
+    return records, unparsed
+
+
+def _time_of(time: Any) -> tuple[int | None, str]:
+    kind = type(time)
+    if kind is Extension and time.code == _EVENT_TIME and len(time.data) == _EVENT_TIME_LAYOUT.size:
+        seconds, nanoseconds = _EVENT_TIME_LAYOUT.unpack(time.data)
+        return seconds * _NS + nanoseconds, ""
+    if kind is int or kind is float:
+        time_ns = epoch_ns(time)  # milliseconds from some loggers
+        return (time_ns, "") if time_ns is not None else (None, deep_text(time))
+    if kind is msgpack.Timestamp:
+        return time.to_unix_nano(), ""
+    if time is None:
+        return None, ""
+    return None, time if kind is str else deep_text(time)

@@ -1,0 +1,43 @@
+"""GELF over HTTP: `POST /gelf`, one message in a body, or one on each line. 202 when it is stored (Graylog says 202 when it is queued).
+
+Weak: a message has no identity, unless the sender adds `Idempotency-Key`.
+"""
+
+from __future__ import annotations
+
+from services.ingest.protocols.gelf.gelf_message import gelf_record, record_of
+from services.ingest.protocols.http.http_request import RECORDS_MAX, WAITING, Answer, Request, Waiting, refusal
+from services.ingest.protocols.json_text import read_json
+from services.ingest.records.intake import RefusedReason
+from services.ingest.records.unit import Unit
+
+
+def gelf(request: Request) -> Answer | Waiting:
+    """Messages of one request."""
+    body = request.body.strip()
+    if not body:
+        request.intake.refuse(request.listener, request.source, RefusedReason.MALFORMED)
+        return refusal(400, "the body is empty", request.path, "send a GELF message, or one on each line")
+    try:
+        whole = read_json(body)
+    except ValueError:
+        whole = None
+    if type(whole) is dict:
+        records = [record_of(whole, body, request.listener)]
+    else:
+        if body.count(b"\n") >= RECORDS_MAX:
+            request.intake.refuse(request.listener, request.source, RefusedReason.TOO_LARGE)
+            return refusal(413, f"more than {RECORDS_MAX} messages in one request", request.path, "send smaller requests")
+        lines = body.split(b"\n")
+        records = [gelf_record(line, request.listener, request.source, request.intake) for line in lines if line.strip()]
+    unit = request.open_unit(_answer)
+    request.intake.take(unit, records)
+    request.intake.seal(unit)
+    return WAITING
+
+
+def _answer(unit: Unit) -> Answer:
+    if not unit.rejected:
+        return Answer(202)
+    numbers = ", ".join(f"{number}: {reason}" if number >= 0 else reason for number, reason in unit.rejected[:20])
+    return refusal(400, f"{len(unit.rejected)} of {unit.record_count} messages can never be stored, the others are", numbers)

@@ -1,0 +1,190 @@
+"""One gRPC call: OTLP's LogsService/Export, unary, over a stream of HTTP/2.
+
+Owned by one `Http2Session`. A message is bounded by `frame_bytes_max` before it is kept and by `decompressed_bytes_max` when it is opened. No room for
+records is RESOURCE_EXHAUSTED with a RetryInfo, which is what OTLP's senders wait on; records that were refused are UNAVAILABLE. Other services and methods,
+traces and metrics among them, are UNIMPLEMENTED. Weak: a deadline (grpc-timeout) is the sender's business; when it gives up, its records are stored all
+the same.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Callable
+from struct import Struct
+
+from services.ingest.protocols.bounded_inflate import NotCompressed, TooLarge, inflate
+from services.ingest.protocols.http.http2_stream import Reply
+from services.ingest.protocols.http.http_exchange import count
+from services.ingest.protocols.http.http_request import BUSY_SECONDS, Answer, Request
+from services.ingest.protocols.http.http_wire import has_token
+from services.ingest.protocols.otlp.otlp import BUSY_WORDS, INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNAVAILABLE, rejected, take
+from services.ingest.protocols.otlp.otlp_answers import as_any, encode_status, encode_success, retry_info
+from services.ingest.protocols.otlp.otlp_protobuf import read_protobuf
+from services.ingest.protocols.otlp.otlp_reading import BadPayload, TooManyRecords
+from services.ingest.records.intake import RefusedReason
+from services.ingest.records.unit import Unit
+
+GRPC_TYPES = (b"application/grpc", b"application/grpc+proto")
+EXPORT_PATH = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
+UNIMPLEMENTED, INTERNAL, UNAUTHENTICATED = 12, 13, 16
+_PREFIX = Struct(">BI")
+assert _PREFIX.size == 5
+_CODINGS = {b"gzip": "gzip", b"deflate": "deflate", b"zstd": "zstd", b"snappy": "snappy"}
+_ACCEPTED = b"identity,gzip,deflate,zstd,snappy"
+
+
+class GrpcCall:
+    """One call. `reply()` is what goes back, once `on_answered` was called."""
+
+    __slots__ = ("_body", "_error", "_message", "_on_answered", "_request", "_settling_bytes", "is_complete")
+
+    def __init__(self, request: Request, on_answered: Callable[[], None]) -> None:
+        self._request: Request | None = request
+        self._on_answered = on_answered
+        self._body = bytearray()
+        self._settling_bytes = 0
+        self._message = b""
+        self._error: tuple[int, str, bytes] | None = None  # code, words, details
+        self.is_complete = False
+        request.on_answer(self._answered)
+        request.busy = lambda _request: Answer(UNAVAILABLE)
+
+    is_stream = False
+
+    @property
+    def unsettled_bytes(self) -> int:
+        return self._settling_bytes
+
+    @property
+    def taken_bytes(self) -> int:
+        return len(self._body)
+
+    @property
+    def buffered_bytes(self) -> int:
+        return len(self._body)
+
+    def begin(self) -> None:
+        """The header is there."""
+        request = self._request
+        assert request is not None
+        if request.path != EXPORT_PATH or request.method != "POST":
+            count(request, RefusedReason.NO_INPUT)
+            self._fail(UNIMPLEMENTED, f"{request.path[:200]} is not served: only logs are taken here, by {EXPORT_PATH}")
+            return
+        request.pattern = EXPORT_PATH
+        if not has_token(request):
+            count(request, RefusedReason.UNAUTHORIZED)
+            self._fail(UNAUTHENTICATED, "no token, or one that this listener does not know: send metadata `authorization: Bearer TOKEN`")
+        elif request.intake.blocked_by(request.listener):
+            count(request, RefusedReason.BUSY)
+            self._fail(RESOURCE_EXHAUSTED, BUSY_WORDS)
+
+    def take(self, data: bytes) -> None:
+        """A piece of the body."""
+        request = self._request
+        if request is None:
+            return
+        self._body += data
+        if len(self._body) > request.listener.frame_bytes_max + _PREFIX.size:
+            count(request, RefusedReason.TOO_LARGE)
+            self._fail(INVALID_ARGUMENT, f"the message has more than {request.listener.frame_bytes_max} bytes: send smaller requests")
+
+    def end(self) -> None:
+        """The body is whole."""
+        self.is_complete = True
+        request = self._request
+        if request is None:
+            return
+        body, self._body = bytes(self._body), bytearray()
+        message = self._open(request, body)
+        if message is None:
+            return
+        try:
+            reading = read_protobuf(message, request.listener)
+        except BadPayload as problem:
+            count(request, RefusedReason.TOO_LARGE if isinstance(problem, TooManyRecords) else RefusedReason.MALFORMED)
+            self._fail(INVALID_ARGUMENT, str(problem))
+            return
+
+        def answer(unit: Unit) -> Answer:
+            self._message = encode_success(*rejected(unit, reading))
+            return Answer(0)
+
+        self._settling_bytes = max(1, len(message))
+        unit = request.open_unit(answer)
+        take(request.intake, unit, reading)
+
+    def abandon(self) -> None:
+        """The body will never be whole."""
+        self._body = bytearray()
+
+    def forget(self) -> None:
+        """Nobody waits for the answer any more."""
+        if self._request is not None:
+            self._request.on_answer(None)
+
+    def reply(self) -> Reply:
+        """Header, message and trailers; an error is all header."""
+        headers = [(b":status", b"200"), (b"content-type", b"application/grpc")]
+        if self._error is None:
+            return Reply(headers, _PREFIX.pack(0, len(self._message)) + self._message, [(b"grpc-status", b"0")])
+        code, words, info = self._error
+        headers += [(b"grpc-status", b"%d" % code), (b"grpc-message", _percent(words))]
+        if info:
+            details = encode_status(code, words, as_any("google.rpc.RetryInfo", info))
+            headers += [(b"grpc-status-details-bin", _base64(details)), (b"google.rpc.retryinfo-bin", _base64(info))]
+        if code == UNIMPLEMENTED:
+            headers.append((b"grpc-accept-encoding", _ACCEPTED))
+        return Reply(headers, b"", [])
+
+    def _open(self, request: Request, body: bytes) -> bytes | None:
+        """The one message of a body, or None: then the call has failed."""
+        if len(body) < _PREFIX.size or (size := _PREFIX.unpack_from(body)[1]) > len(body) - _PREFIX.size:
+            self._malformed(request, "the call ended inside its message")
+            return None
+        if size < len(body) - _PREFIX.size:
+            self._malformed(request, "Export takes one message")
+            return None
+        message = body[_PREFIX.size :]
+        if not body[0]:
+            return message
+        coding = request.headers.get(b"grpc-encoding", b"identity").lower()
+        name = _CODINGS.get(coding)
+        if name is None:
+            count(request, RefusedReason.MALFORMED)
+            self._fail(UNIMPLEMENTED, f"grpc-encoding {coding.decode('latin-1')[:40]} is not known")
+            return None
+        try:
+            return inflate(name, message, request.listener.decompressed_bytes_max)
+        except TooLarge as problem:
+            count(request, RefusedReason.TOO_LARGE)
+            self._fail(INVALID_ARGUMENT, str(problem))
+        except NotCompressed as problem:
+            self._malformed(request, str(problem))
+        return None
+
+    def _malformed(self, request: Request, words: str) -> None:
+        count(request, RefusedReason.MALFORMED)
+        self._fail(INVALID_ARGUMENT, words)
+
+    def _fail(self, code: int, words: str) -> None:
+        assert self._request is not None
+        self._error = (code, words, retry_info(BUSY_SECONDS) if code in (RESOURCE_EXHAUSTED, UNAVAILABLE) else b"")
+        self._request.answer(Answer(code))
+
+    def _answered(self, answer: Answer) -> None:
+        if answer.status == UNAVAILABLE and self._error is None:
+            self._error = (UNAVAILABLE, BUSY_WORDS, retry_info(BUSY_SECONDS))
+        self._request = None
+        self._settling_bytes = 0
+        self._body = bytearray()
+        self._on_answered()
+
+
+def _percent(words: str) -> bytes:
+    """gRPC's encoding of a status message."""
+    return b"".join(b"%c" % byte if 0x20 <= byte <= 0x7E and byte != 0x25 else b"%%%02X" % byte for byte in words.encode())
+
+
+def _base64(data: bytes) -> bytes:
+    return binascii.b2a_base64(data, newline=False).rstrip(b"=")

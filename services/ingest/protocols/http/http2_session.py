@@ -1,0 +1,293 @@
+"""HTTP/2 of one connection (h2), for gRPC and for whoever agreed on it by TLS: streams in, each a request; answers out, each when it is there.
+
+Owned by the `HttpSession` whose connection began with HTTP/2's preface. Windows are ours to open: a stream may always send `STREAM_WINDOW_BYTES`, and more
+only while all bodies that are not whole have less than `BODIES_BYTES_MAX` together, or it is the oldest of them. What costs us and not the sender (pings,
+resets, settings, empty frames) has a budget for each second; over it the connection is closed with ENHANCE_YOUR_CALM.
+Weak: header compression is pure Python, 0.3 ms a request.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+
+import h2.config
+import h2.connection
+import h2.errors
+import h2.events
+import h2.exceptions
+import h2.settings
+
+from services.ingest.protocols.http.grpc_call import GRPC_TYPES, GrpcCall
+from services.ingest.protocols.http.http2_stream import Stream, reply_of
+from services.ingest.protocols.http.http_exchange import Exchange
+from services.ingest.protocols.http.http_request import Request
+from services.ingest.protocols.http.http_wire import split_target
+from services.ingest.protocols.session import Connection
+from services.ingest.records.intake import RefusedReason
+
+STREAMS_MAX = 64
+STREAM_WINDOW_BYTES = 262_144
+CONNECTION_WINDOW_BYTES = STREAMS_MAX * STREAM_WINDOW_BYTES
+FRAME_BYTES_MAX = 65536
+"""Four times the default: every frame costs 50 µs, whatever is in it."""
+CREDIT_BYTES_MIN = 65536
+"""Windows are opened by so much at a time, not by every frame."""
+BODIES_BYTES_MAX = 4 << 20
+SILENT_BYTES_MAX = 262_144
+"""Received without one whole frame or header block: h2 looks at the length of a frame when all of it is there."""
+CHEAP_FRAMES_A_SECOND_MAX = 1000
+CHEAP_FRAMES_A_REQUEST = 8
+UNSENT_BYTES_MAX = 262_144
+KEPT_IDLE_FACTOR = 10
+_RESET_COST, _SETTINGS_COST = 4, 4
+
+
+class Http2Session:
+    """One connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._listener = connection.listener
+        self._h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False, header_encoding=None))
+        codes = h2.settings.SettingCodes
+        values = {
+            codes.MAX_CONCURRENT_STREAMS: STREAMS_MAX,
+            codes.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
+            codes.MAX_FRAME_SIZE: FRAME_BYTES_MAX,
+            codes.MAX_HEADER_LIST_SIZE: 65536,
+        }
+        self._h2.local_settings = h2.settings.Settings(client=False, initial_values=values)
+        self._h2.max_inbound_frame_size = FRAME_BYTES_MAX  # h2 takes it from the settings when they change, and these never do
+        self._h2.initiate_connection()
+        self._h2.increment_flow_control_window(CONNECTION_WINDOW_BYTES - 65535)
+        self._streams: dict[int, Stream] = {}
+        self._connection_owed_bytes = 0
+        self._cheap_frames = 0
+        self._silent_bytes = 0
+        self._now_ms = self._heard_ms = connection.intake.monotonic_ms()
+        self._is_held = self._is_closing = self._is_lost = False
+
+    # -- from the room
+
+    @property
+    def unsettled_bytes(self) -> int:
+        return sum(stream.call.unsettled_bytes for stream in self._streams.values())
+
+    @property
+    def buffered_bytes(self) -> int:
+        return sum(stream.call.buffered_bytes for stream in self._streams.values())
+
+    def received(self, data: bytes | memoryview) -> None:
+        if self._is_closing:
+            return
+        self._heard_ms = self._now_ms
+        try:
+            events = self._h2.receive_data(bytes(data))
+            self._silent_bytes = 0 if events else self._silent_bytes + len(data)
+            if self._silent_bytes > SILENT_BYTES_MAX:
+                raise h2.exceptions.FrameTooLargeError
+        except h2.exceptions.ProtocolError:
+            self._refuse(RefusedReason.MALFORMED)
+            self._end("http2-protocol")
+            return
+        for event in events:
+            self._on_event(event)
+        if self._cheap_frames > CHEAP_FRAMES_A_SECOND_MAX:
+            self._calm_down()
+        self._flush()
+
+    def finished(self) -> None:
+        for stream_id in [stream_id for stream_id, stream in self._streams.items() if not stream.is_whole]:
+            self._refuse(RefusedReason.INCOMPLETE)
+            self._drop(stream_id)
+        for stream_id in [stream_id for stream_id, stream in self._streams.items() if stream.rest]:
+            self._drop(stream_id)  # the peer will never open its window
+        self._is_closing = True
+        self._flush()
+
+    def lost(self) -> None:
+        self._is_lost = self._is_closing = True
+        for stream_id in list(self._streams):
+            self._drop(stream_id)
+
+    def tick(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+        self._cheap_frames = 0
+        if self._is_closing:
+            return
+        idle_ms_max = self._listener.idle_ms_max
+        waits_for_us = self._is_held or bool(self.unsettled_bytes) or self._connection.intake.blocked_by(self._listener)
+        for stream_id, stream in list(self._streams.items()):
+            if stream.is_whole or stream.call.is_stream or waits_for_us:
+                stream.heard_ms = now_ms
+            elif now_ms - stream.heard_ms > idle_ms_max:
+                self._refuse(RefusedReason.TIMED_OUT)
+                self._drop(stream_id)
+                with suppress(h2.exceptions.ProtocolError):
+                    self._h2.reset_stream(stream_id, h2.errors.ErrorCodes.CANCEL)
+        if not self._streams and now_ms - self._heard_ms > KEPT_IDLE_FACTOR * idle_ms_max:
+            self._h2.close_connection()
+            self._end("idle")
+            return
+        self._flush()
+
+    # -- events
+
+    def _on_event(self, event: h2.events.Event) -> None:
+        if self._is_closing:
+            return
+        if isinstance(event, h2.events.DataReceived):
+            self._on_data(event)
+        elif isinstance(event, h2.events.RequestReceived):
+            self._on_request(event)
+        elif isinstance(event, h2.events.StreamEnded):
+            self._on_end(event.stream_id)
+        elif isinstance(event, h2.events.StreamReset):
+            self._cheap_frames += _RESET_COST
+            self._drop(event.stream_id)
+        elif isinstance(event, h2.events.WindowUpdated | h2.events.RemoteSettingsChanged):
+            self._cheap_frames += 1 if isinstance(event, h2.events.WindowUpdated) else _SETTINGS_COST
+            self._go_on_with_all()
+        elif isinstance(event, h2.events.ConnectionTerminated):
+            self.finished()
+        else:
+            self._cheap_frames += 1
+
+    def _on_request(self, event: h2.events.RequestReceived) -> None:
+        headers: dict[bytes, bytes] = {}
+        for name, value in event.headers:
+            earlier = headers.get(name)
+            headers[name] = value if earlier is None else b"%b, %b" % (earlier, value)
+        connection = self._connection
+        method, target = headers.get(b":method", b"").decode("latin-1"), headers.get(b":path", b"/").decode("latin-1")
+        path, query = split_target(target)
+        request = Request(method, path, query, headers, self._listener, connection.source, connection.intake)
+        request.principal = connection.principal.encode()
+        stream_id = event.stream_id
+        assert stream_id is not None
+        stream = self._streams[stream_id] = Stream(self._now_ms)
+        on_answered = partial(self._on_answered, stream_id)
+        stream.call = GrpcCall(request, on_answered) if request.media_type in GRPC_TYPES else Exchange(request, True, on_answered)
+        stream.call.begin()
+
+    def _on_data(self, event: h2.events.DataReceived) -> None:
+        size_bytes = event.flow_controlled_length or 0
+        self._connection_owed_bytes += size_bytes
+        if self._connection_owed_bytes >= CREDIT_BYTES_MIN:
+            self._h2.increment_flow_control_window(self._connection_owed_bytes)
+            self._connection_owed_bytes = 0
+        if not event.data:
+            self._cheap_frames += 1
+        assert event.stream_id is not None
+        stream = self._streams.get(event.stream_id)
+        if stream is None:
+            return  # answered, or reset: what is still under way
+        stream.heard_ms = self._now_ms
+        stream.owed_bytes += size_bytes
+        if event.data:
+            stream.call.take(event.data)
+
+    def _on_end(self, stream_id: int | None) -> None:
+        stream = self._streams.get(stream_id or 0)
+        if stream is not None:
+            stream.is_whole = True
+            stream.call.end()
+
+    def _grant(self) -> None:
+        """Open the windows of bodies that are not whole, the oldest first."""
+        unfinished = [(stream_id, stream) for stream_id, stream in self._streams.items() if not stream.is_whole]
+        room_bytes = BODIES_BYTES_MAX - sum(stream.call.taken_bytes for _, stream in unfinished)
+        for place, (stream_id, stream) in enumerate(unfinished):
+            if stream.owed_bytes >= CREDIT_BYTES_MIN and (place == 0 or room_bytes > 0):
+                with suppress(h2.exceptions.ProtocolError):  # it was reset, and we have not been told yet
+                    self._h2.increment_flow_control_window(stream.owed_bytes, stream_id)
+                stream.owed_bytes = 0
+
+    def _go_on_with_all(self) -> None:
+        for stream_id, stream in [each for each in self._streams.items() if each[1].rest]:
+            try:
+                self._go_on(stream_id, stream)
+            except h2.exceptions.ProtocolError:
+                self._drop(stream_id)
+
+    # -- answers
+
+    def _on_answered(self, stream_id: int) -> None:
+        stream = self._streams.get(stream_id)
+        if stream is None or self._is_lost:
+            return
+        reply = stream.call.reply() if isinstance(stream.call, GrpcCall) else reply_of(stream.call)
+        stream.rest, stream.trailers = reply.data, reply.trailers
+        has_more = bool(reply.data or reply.trailers)
+        try:
+            self._h2.send_headers(stream_id, reply.headers, end_stream=not has_more)
+            self._go_on(stream_id, stream)
+        except h2.exceptions.ProtocolError:  # the stream was reset, or the peer said goodbye: nobody waits
+            self._drop(stream_id)
+        self._flush()
+
+    def _go_on(self, stream_id: int, stream: Stream) -> None:
+        """Send of an answer what the peer's window takes."""
+        rest = stream.rest or b""
+        while rest:
+            room = min(self._h2.local_flow_control_window(stream_id), self._h2.max_outbound_frame_size)
+            if room <= 0:
+                break
+            piece, rest = rest[:room], rest[room:]
+            self._h2.send_data(stream_id, piece, end_stream=not rest and not stream.trailers)
+        stream.rest = rest
+        if rest and self._is_closing:
+            self._drop(stream_id)
+        elif not rest:
+            if stream.trailers:
+                self._h2.send_headers(stream_id, stream.trailers, end_stream=True)
+            del self._streams[stream_id]
+            self._cheap_frames -= CHEAP_FRAMES_A_REQUEST
+            if not stream.is_whole:
+                stream.call.abandon()
+                self._h2.reset_stream(stream_id, h2.errors.ErrorCodes.NO_ERROR)  # nothing more of it is wanted
+
+    def _flush(self) -> None:
+        if self._is_lost:
+            return
+        self._grant()
+        data = self._h2.data_to_send()
+        if data:
+            self._connection.send(data)
+        if self._is_closing and not self._streams:
+            self._connection.close("ended")
+            return
+        hold = self._connection.unsent_bytes > UNSENT_BYTES_MAX
+        if hold != self._is_held:
+            self._is_held = hold
+            if hold:
+                self._connection.hold()
+            else:
+                self._connection.release()
+
+    # -- ends
+
+    def _drop(self, stream_id: int | None) -> None:
+        stream = self._streams.pop(stream_id or 0, None)
+        if stream is not None:
+            if not stream.is_whole:
+                stream.call.abandon()
+            stream.call.forget()
+
+    def _calm_down(self) -> None:
+        self._refuse(RefusedReason.MALFORMED)
+        self._h2.close_connection(h2.errors.ErrorCodes.ENHANCE_YOUR_CALM)
+        self._end("http2-flood")
+
+    def _end(self, reason: str) -> None:
+        self._is_closing = True
+        for stream_id in list(self._streams):
+            self._drop(stream_id)
+        data = self._h2.data_to_send()
+        if data:
+            self._connection.send(data)
+        self._connection.close(reason)
+
+    def _refuse(self, reason: RefusedReason) -> None:
+        self._connection.intake.refuse(self._listener, self._connection.source, reason)

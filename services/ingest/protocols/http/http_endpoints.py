@@ -1,0 +1,177 @@
+"""Which input a path of an HTTP listener is: the table, and the look-up in it.
+
+Pure values. A row names its endpoint by module and function, and the module is imported by the first request for it: an idle box holds none of them.
+Weak: patterns are tried in turn behind the exact paths; there are a few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from services.ingest.protocols.http.http_request import Answer, Endpoint, Request, busy_answer, refusal, too_many_answer
+
+GET, POST = ("GET",), ("POST",)
+POST_OR_PUT = ("POST", "PUT")
+_PACKAGE = "services.ingest.protocols."
+
+
+class Path(NamedTuple):
+    """One input. A pattern's `{name}` stands for one segment of the path, which the endpoint finds in `request.arguments`."""
+
+    methods: tuple[str, ...]
+    pattern: str
+    module: str
+    function: str
+    words: str
+    """For whoever asks for a path that is not there; "": not named to him."""
+    stores: bool = True
+    """Whether it takes records: it is not asked while none can be taken."""
+    needs_token: bool = True
+    is_stream: bool = False
+    """Its body has no end: the function gives a `BodyStream`, and is asked when the header is there."""
+    busy: str = "503"
+    """How it says "later": `503`, `429`, or the function of its module that makes the answer."""
+    unauthorized: str = ""
+    """The function of its module that says "no token" in its own words."""
+
+    @property
+    def endpoint(self) -> Endpoint:
+        endpoint: Endpoint = self._load(self.function)
+        return endpoint
+
+    @property
+    def busy_answer(self) -> Callable[[Request], Answer]:
+        return _BUSY.get(self.busy) or self._load(self.busy)
+
+    @property
+    def unauthorized_answer(self) -> Callable[[Request], Answer]:
+        return self._load(self.unauthorized) if self.unauthorized else unauthorized_answer
+
+    def _load(self, function: str) -> Any:
+        return _load(self.module, function)
+
+
+SET_UP = ("GET", "PUT")
+
+
+def _splunk(path: str, function: str, stores: bool = True) -> Path:
+    words = "Splunk's collector" if path in ("/event", "/raw", "/ack") else ""
+    return Path(POST, f"/services/collector{path}", "splunk.splunk_hec", function, words, stores=stores, busy="busy", unauthorized="unauthorized")
+
+
+def _splunk_options(path: str) -> Path:
+    """By which Docker's driver finds out, without its token, whether a collector is there; it starts no container otherwise."""
+    return Path(("OPTIONS",), f"/services/collector{path}", "splunk.splunk_hec", "options", "", stores=False, needs_token=False)
+
+
+def _elastic(methods: tuple[str, ...], path: str, module: str, function: str) -> Path:
+    words = "Elasticsearch, with what its clients ask before they send" if path == "/_bulk" else ""
+    return Path(methods, path, module, function, words, busy="busy", unauthorized="unauthorized")
+
+
+def _probe(path: str, function: str, methods: tuple[str, ...] = GET) -> Path:
+    """What Elasticsearch's clients ask before they send."""
+    return Path(methods, path, "elasticsearch.elasticsearch_probes", function, "", stores=False, unauthorized="unauthorized")
+
+
+PATHS: tuple[Path, ...] = (
+    Path(GET, "/", "http.http_probes", "root", "what this is", stores=False, needs_token=False),
+    Path(GET, "/health", "http.http_probes", "health", "200 while records are taken, else 503", stores=False, needs_token=False),
+    Path(POST, "/v1/logs", "otlp.otlp", "export_logs", "OTLP logs, protobuf or JSON", busy="busy"),
+    Path(POST_OR_PUT, "/ingest/{topic}", "http.ndjson", "ingest_lines", "NDJSON, a JSON array, or lines of text, into TOPIC"),
+    Path(POST, "/upload", "http.journal_upload", "upload", "systemd-journal-upload", is_stream=True),
+    Path(POST, "/gelf", "gelf.gelf_http", "gelf", "GELF"),
+    Path(POST, "/loki/api/v1/push", "loki.loki_push", "push", "Loki, protobuf or JSON", busy="429"),
+    Path(POST, "/api/prom/push", "loki.loki_push", "push", "", busy="429"),
+    Path(GET, "/ready", "loki.loki_push", "ready", "", stores=False, needs_token=False),
+    Path(GET, "/loki/api/v1/status/buildinfo", "loki.loki_push", "build_info", "", stores=False, needs_token=False),
+    *(_splunk(path, "event") for path in ("", "/1.0", "/event", "/event/1.0")),
+    *(_splunk(path, "raw") for path in ("/raw", "/raw/1.0")),
+    *(_splunk(path, "ack", stores=False) for path in ("/ack", "/ack/1.0")),
+    *(_splunk_options(path) for path in ("", "/1.0", "/event", "/event/1.0", "/raw", "/raw/1.0")),
+    *(Path(GET, f"/services/collector{path}", "splunk.splunk_hec", "health", "", stores=False, needs_token=False) for path in ("/health", "/health/1.0")),
+    *(_elastic(POST_OR_PUT, path, "elasticsearch.elasticsearch_bulk", "bulk") for path in ("/_bulk", "/{index}/_bulk", "/{index}/{type}/_bulk")),
+    *(_elastic(POST_OR_PUT, path, "elasticsearch.elasticsearch_bulk", "document") for path in ("/{index}/_doc", "/{index}/_doc/{id}", "/{index}/_create/{id}")),
+    *(_probe(path, "cluster_health") for path in ("/_cluster/health", "/_cluster/health/{index}")),
+    _probe("/_cat/health", "cat_health"),
+    *(_probe(path, "license_state") for path in ("/_license", "/_xpack/license")),
+    _probe("/_xpack", "xpack"),
+    *(_probe(path, "nodes") for path in ("/_nodes", "/_nodes/http", "/_nodes/_all/http")),
+    *(_probe(f"/{kind}/{{name}}", "index_templates", SET_UP) for kind in ("_index_template", "_component_template")),
+    *(_probe(f"/{kind}/{{name}}", "set_up", SET_UP) for kind in ("_template", "_ilm/policy", "_ingest/pipeline", "_alias")),
+    _probe("/_data_stream/{name}", "data_streams", SET_UP),
+    *(_probe(path, "refresh", ("GET", "POST")) for path in ("/_refresh", "/{index}/_refresh", "/_flush", "/{index}/_flush")),
+    *(_probe(path, "set_up", SET_UP) for path in ("/{index}/_alias/{name}", "/{index}/_mapping", "/{index}/_settings")),
+    _probe("/{index}", "index", SET_UP),
+)
+
+_BUSY: dict[str, Callable[[Request], Answer]] = {"503": busy_answer, "429": too_many_answer}
+
+
+class Found(NamedTuple):
+    """The row for a method and a path, and what the path's names stand for."""
+
+    path: Path
+    arguments: dict[str, str]
+
+
+def find_path(method: str, path: str) -> Found | Answer:
+    """The input, or 404 (no such path) or 405 (not by this method) in words. HEAD goes wherever GET goes."""
+    exact, patterns = _tables()
+    rows = [Found(row, {}) for row in exact.get(path, ())] or _match(patterns, path)
+    wanted = "GET" if method == "HEAD" else method
+    for found in rows:
+        if wanted in found.path.methods:
+            return found
+    if rows:
+        allowed = sorted({name for found in rows for name in found.path.methods})
+        allow = ", ".join(allowed)
+        return refusal(405, f"{method} is not for this path", path, f"use {allow}", headers=((b"Allow", allow.encode()),))
+    inputs = "; ".join(f"{'|'.join(row.methods)} {row.pattern} ({row.words})" for row in PATHS if row.words)
+    return refusal(404, "no such path", path[:200], f"inputs are {inputs}. Traces and metrics are not taken, only logs.")
+
+
+def unauthorized_answer(request: Request) -> Answer:
+    """401."""
+    do = "send one of the listener's tokens as `Authorization: Bearer TOKEN`, or as the password of basic authentication"
+    headers = ((b"WWW-Authenticate", b'Bearer realm="millrace", Basic'),)
+    return refusal(401, "no token, or one that this listener does not know", request.path, do, headers=headers)
+
+
+@lru_cache(maxsize=64)
+def _load(module: str, function: str) -> Any:
+    return getattr(import_module(_PACKAGE + module), function)
+
+
+@lru_cache(maxsize=1)
+def _tables() -> tuple[dict[str, list[Path]], list[tuple[list[str], Path]]]:
+    exact: dict[str, list[Path]] = {}
+    patterns: list[tuple[list[str], Path]] = []
+    for row in PATHS:
+        if "{" in row.pattern:
+            patterns.append((row.pattern.split("/"), row))
+        else:
+            exact.setdefault(row.pattern, []).append(row)
+    return exact, patterns
+
+
+def _match(patterns: list[tuple[list[str], Path]], path: str) -> list[Found]:
+    segments = path.split("/")
+    rows = []
+    for names, row in patterns:
+        if len(names) != len(segments):
+            continue
+        arguments: dict[str, str] = {}
+        for name, segment in zip(names, segments):
+            if name[:1] == "{":
+                if not segment:
+                    break
+                arguments[name[1:-1]] = segment
+            elif name != segment:
+                break
+        else:
+            rows.append(Found(row, arguments))
+    return rows

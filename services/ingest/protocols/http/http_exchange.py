@@ -1,0 +1,199 @@
+"""One request of HTTP/1.1 from its header to its answer.
+
+Owned by one `HttpSession`, which tells it the header, the pieces of its body and the end. What the header alone decides (path, method, token, size, no room
+for records) is answered before the body came, and the body is thrown away, as much of it as a body may have. Weak: what was thrown away was received, and
+costs as much as what is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from appliance.base.invariants import check
+from services.ingest.protocols.http.http_endpoints import Path, find_path
+from services.ingest.protocols.http.http_request import Answer, Request, refusal
+from services.ingest.protocols.http.http_wire import has_token, open_body
+from services.ingest.records.intake import RefusedReason
+
+_WITH_RECORDS = ("POST", "PUT")
+
+
+class BodyStream(Protocol):
+    """A body without an end, taken as it comes. It answers its request itself, and is told nothing after that."""
+
+    @property
+    def unsettled_bytes(self) -> int: ...
+
+    @property
+    def buffered_bytes(self) -> int: ...
+
+    def received(self, data: bytes) -> None: ...
+
+    def finished(self) -> None:
+        """The body ended."""
+
+    def lost(self) -> None:
+        """The connection ended inside the body."""
+
+
+class Exchange:
+    """One request and its answer. `keep_alive`: whether another may follow on its connection."""
+
+    __slots__ = (
+        "_body",
+        "_on_answered",
+        "_path",
+        "_settling_bytes",
+        "_stream",
+        "_thrown_bytes",
+        "answer",
+        "is_complete",
+        "is_head",
+        "keep_alive",
+        "owes_continue",
+        "request",
+    )
+
+    def __init__(self, request: Request | None, keep_alive: bool, on_answered: Callable[[], None]) -> None:
+        self.request = request
+        self.keep_alive = keep_alive
+        self.answer: Answer | None = None
+        self.is_complete = False
+        """Whether its body has ended, or is not read any more."""
+        self.is_head = request is not None and request.method == "HEAD"
+        self.owes_continue = False
+        self._on_answered = on_answered
+        self._body = bytearray()
+        self._path: Path | None = None
+        self._settling_bytes = 0
+        self._stream: BodyStream | None = None
+        self._thrown_bytes = 0
+        if request is not None:
+            request.on_answer(self._answered)
+
+    @property
+    def unsettled_bytes(self) -> int:
+        return self._settling_bytes if self._stream is None else self._stream.unsettled_bytes
+
+    @property
+    def taken_bytes(self) -> int:
+        """Of its body, so far."""
+        return len(self._body) + self._thrown_bytes
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What is kept of a body that is not whole."""
+        return len(self._body) if self._stream is None else self._stream.buffered_bytes
+
+    @property
+    def is_stream(self) -> bool:
+        return self._stream is not None
+
+    def begin(self) -> None:
+        """The header is there."""
+        request = self.request
+        assert request is not None
+        self.owes_continue = request.headers.get(b"expect", b"").lower() == b"100-continue"
+        refused = self._look_at_header(request)
+        if refused is not None:
+            if self.owes_continue:
+                self.owes_continue = self.keep_alive = False  # whether the body comes all the same, nobody can know
+                self.is_complete = True
+            request.answer(refused)
+
+    def take(self, data: bytes) -> None:
+        """A piece of the body."""
+        request = self.request
+        if self._stream is not None:
+            self._stream.received(data)
+        elif request is None:
+            self._thrown_bytes += len(data)
+        else:
+            self._body += data
+            if len(self._body) > request.listener.frame_bytes_max:
+                self._thrown_bytes, self._body = len(self._body), bytearray()
+                self.keep_alive = False
+                request.answer(_too_large(request))
+
+    def end(self) -> None:
+        """The body ended."""
+        self.is_complete = True
+        self.owes_continue = False
+        if self._stream is not None:
+            self._stream.finished()
+        elif self.request is not None:
+            self._run(self.request)
+
+    def abandon(self) -> None:
+        """Its body will never be whole."""
+        self.is_complete = True
+        self.owes_continue = False
+        if self._stream is not None:
+            self._stream.lost()
+
+    def forget(self) -> None:
+        """Nobody waits for the answer any more."""
+        if self.request is not None:
+            self.request.on_answer(None)
+
+    def _answered(self, answer: Answer) -> None:
+        self.answer = answer
+        self.request = self._stream = None
+        self._settling_bytes = 0
+        self._on_answered()
+
+    def _look_at_header(self, request: Request) -> Answer | None:
+        """What the header alone decides; None: the body is wanted."""
+        found = find_path(request.method, request.path)
+        if isinstance(found, Answer):
+            if request.method in _WITH_RECORDS:  # what it brings is lost if its sender does not look at answers: the books say so
+                count(request, RefusedReason.NO_INPUT)
+            return found
+        path = self._path = found.path
+        request.pattern, request.arguments, request.busy = path.pattern, found.arguments, path.busy_answer
+        if path.needs_token and not has_token(request):
+            count(request, RefusedReason.UNAUTHORIZED)
+            return path.unauthorized_answer(request)
+        length = request.headers.get(b"content-length", b"0")
+        if not length.isdigit():  # said twice, over HTTP/2: h2 looks at the first alone
+            count(request, RefusedReason.MALFORMED)
+            return refusal(400, "the length of the body is no number, or is said twice", "Content-Length", "say it once, or not at all")
+        size_bytes = int(length)
+        if size_bytes > request.listener.frame_bytes_max and not path.is_stream:
+            return _too_large(request)
+        if path.stores and request.intake.blocked_by(request.listener, found.arguments.get("topic", "")):
+            count(request, RefusedReason.BUSY)
+            return request.busy(request)
+        if path.is_stream:
+            opened = cast("BodyStream | Answer", path.endpoint(request))
+            if isinstance(opened, Answer):
+                return opened
+            self._stream = opened
+        return None
+
+    def _run(self, request: Request) -> None:
+        body, self._body = bytes(self._body), bytearray()
+        refused = open_body(request, body)
+        if refused is not None:
+            count(request, RefusedReason.TOO_LARGE if refused.status == 413 else RefusedReason.MALFORMED)
+            request.answer(refused)
+            return
+        assert self._path is not None
+        self._settling_bytes = max(1, len(request.body))
+        answer = self._path.endpoint(request)
+        request.body = b""
+        if isinstance(answer, Answer):
+            request.answer(answer)
+        else:
+            check(request.unit is not None, "an endpoint that waits has opened a unit")
+
+
+def count(request: Request, reason: RefusedReason) -> None:
+    """Count a request that is refused as a whole."""
+    request.intake.refuse(request.listener, request.source, reason)
+
+
+def _too_large(request: Request) -> Answer:
+    count(request, RefusedReason.TOO_LARGE)
+    return refusal(413, f"the body has more than {request.listener.frame_bytes_max} bytes", request.path, "send smaller requests")

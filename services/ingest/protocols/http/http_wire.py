@@ -1,0 +1,116 @@
+"""How HTTP/1.1 is written and what of a request's header decides about it: status lines, tokens, content encodings.
+
+Pure functions. Weak: of several codings on one body (`gzip, zstd`) none is opened; nobody sends such.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hmac
+
+from appliance.senders.listener import Listener
+from services.ingest.protocols.bounded_inflate import NotCompressed, TooLarge, inflate
+from services.ingest.protocols.http.http_request import Answer, Request, refusal
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_REASONS = {
+    200: b"OK",
+    201: b"Created",
+    202: b"Accepted",
+    204: b"No Content",
+    400: b"Bad Request",
+    401: b"Unauthorized",
+    403: b"Forbidden",
+    404: b"Not Found",
+    405: b"Method Not Allowed",
+    406: b"Not Acceptable",
+    408: b"Request Timeout",
+    411: b"Length Required",
+    413: b"Content Too Large",
+    415: b"Unsupported Media Type",
+    417: b"Expectation Failed",
+    422: b"Unprocessable Content",
+    429: b"Too Many Requests",
+    431: b"Request Header Fields Too Large",
+    500: b"Internal Server Error",
+    501: b"Not Implemented",
+    503: b"Service Unavailable",
+}
+_CODINGS = {b"gzip": "gzip", b"x-gzip": "gzip", b"deflate": "deflate", b"zstd": "zstd", b"snappy": "snappy", b"x-snappy-framed": "snappy"}
+_EITHER = b"gzip,deflate"
+"""What pygelf calls its zlib: not two codings, but one of two."""
+_GZIP_BEGINNING = b"\x1f\x8b"
+IDENTITY = frozenset((b"", b"identity"))
+
+
+def encode_answer(answer: Answer, keep_alive: bool, without_body: bool) -> bytes:
+    """The answer on the wire. `without_body`: it is for a HEAD, which is told the length all the same."""
+    status, body, content_type, headers = answer
+    lines = [b"HTTP/1.1 %d %b\r\n" % (status, _REASONS.get(status, b"Status"))]
+    if status != 204:
+        if body:
+            lines.append(b"Content-Type: %b\r\n" % content_type)
+        lines.append(b"Content-Length: %d\r\n" % len(body))
+    lines += [b"%b: %b\r\n" % header for header in headers]
+    lines.append(b"\r\n" if keep_alive else b"Connection: close\r\n\r\n")
+    if not without_body and status != 204:
+        lines.append(body)
+    return b"".join(lines)
+
+
+def has_token(request: Request) -> bool:
+    """Whether the request shows one of the listener's tokens, in any of the forms that senders have for one. Sets `request.principal`."""
+    listener: Listener = request.listener
+    if not listener.tokens:
+        return True
+    kind, _, shown = request.headers.get(b"authorization", b"").partition(b" ")
+    kind, shown = kind.lower(), shown.strip()
+    user = b""
+    if kind in (b"basic", b"apikey"):
+        try:
+            user, _, shown = binascii.a2b_base64(shown).partition(b":")
+        except binascii.Error:
+            return False
+    elif kind not in (b"bearer", b"splunk"):
+        return False
+    known = False
+    for token in listener.tokens:  # all of them, whichever fits: how long it takes says nothing
+        known |= hmac.compare_digest(token.encode(), shown)
+    if known:
+        request.principal = user
+    return known
+
+
+def split_target(target: str) -> tuple[str, str]:
+    """The path, decoded, and the query of a request's target; of an absolute one, too."""
+    if target[:1] != "/" and "://" in target:
+        target = "/" + target.partition("://")[2].partition("/")[2]
+    path, _, query = target.partition("?")
+    if "%" in path:
+        from urllib.parse import unquote
+
+        path = unquote(path)
+    return path, query
+
+
+def open_body(request: Request, body: bytes) -> Answer | None:
+    """Put the body into the request, its content encoding off; or what is wrong with it."""
+    limit_bytes = request.listener.decompressed_bytes_max
+    coding = request.headers.get(b"content-encoding", b"").strip().lower()
+    if coding in IDENTITY or not body:
+        request.body = body
+        return None
+    name = _CODINGS.get(coding)
+    if coding.replace(b" ", b"") == _EITHER:
+        name = "gzip" if body[:2] == _GZIP_BEGINNING else "deflate"
+    if name is None:
+        known = ", ".join(sorted(text.decode() for text in _CODINGS))
+        return refusal(415, f"content encoding {coding.decode('latin-1')[:40]} is not known", "Content-Encoding", f"use one of {known}, or none")
+    try:
+        request.body = inflate(name, body, limit_bytes)
+    except TooLarge:
+        return refusal(413, f"the body holds more than {limit_bytes} bytes when it is opened", "Content-Encoding", "send smaller requests")
+    except NotCompressed as problem:
+        return refusal(400, f"the body is not what its Content-Encoding says: {problem}", "Content-Encoding", "send what the header says, or no such header")
+    request.content_encoding = coding
+    return None

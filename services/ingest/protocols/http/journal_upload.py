@@ -1,0 +1,159 @@
+"""`POST /upload` of systemd-journal-upload: journal entries in export format, in a body that goes on for as long as there are any.
+
+Owned by one request. Each piece that arrives is a unit, taken and settled as it comes, so that memory does not grow with the body; the answer (202) comes
+when the body has ended and all of it is stored. An entry's cursor is its identity: the sender begins again behind the last body that was answered, and what
+it sends again is not stored again. Weak: an entry without a cursor has no identity; zstd bodies are opened at their end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import groupby
+
+from appliance.senders.listener import Listener
+from services.ingest.protocols.bounded_inflate import CODINGS, Inflater, NotCompressed, TooLarge
+from services.ingest.protocols.http.http_exchange import BodyStream, count
+from services.ingest.protocols.http.http_request import Answer, Request, refusal
+from services.ingest.protocols.http.journal_export import BadExport, Entry, JournalExportReader, Value
+from services.ingest.records.agent_event import agent_record
+from services.ingest.records.intake import RefusedReason
+from services.ingest.records.record import Record
+from services.ingest.records.unit import Outcome, Unit
+
+EXPORT_TYPE = b"application/vnd.fdo.journal"
+_CURSOR, _REALTIME = b"__CURSOR", b"__REALTIME_TIMESTAMP"
+_ENDLESS = 1 << 62
+PIECE_ENTRIES_MAX = 200_000
+"""That come out of one piece of the body, or of a whole zstd body: four bytes of a compressed piece's content are one, and cost hundreds here."""
+READ_BYTES = 1 << 20
+"""Of what was opened, so much is read and taken before the next."""
+
+
+def upload(request: Request) -> BodyStream | Answer:
+    """The endpoint: takes the body as it comes."""
+    if request.media_type != EXPORT_TYPE:
+        count(request, RefusedReason.NO_INPUT)
+        return refusal(415, "a journal is sent in export format", "Content-Type", f"send {EXPORT_TYPE.decode()}")
+    coding = request.headers.get(b"content-encoding", b"identity").decode("latin-1").lower()
+    if coding not in CODINGS:
+        count(request, RefusedReason.NO_INPUT)
+        return refusal(415, f"content encoding {coding[:40]} is not known", "Content-Encoding", f"use one of {', '.join(sorted(CODINGS))}")
+    return JournalUpload(request, coding)
+
+
+class JournalUpload:
+    """One body."""
+
+    def __init__(self, request: Request, coding: str) -> None:
+        self._request = request
+        self._inflater = Inflater(coding, request.listener.decompressed_bytes_max if coding == "zstd" else _ENDLESS) if coding != "identity" else None
+        self._reader = JournalExportReader(request.listener.frame_bytes_max)
+        self._units = 0
+        self._is_refused = False
+        self._problem: Answer | None = None
+        self._has_ended = False
+        self.unsettled_bytes = 0
+
+    @property
+    def buffered_bytes(self) -> int:
+        return self._reader.buffered_bytes + (self._inflater.kept_bytes if self._inflater is not None else 0)
+
+    def received(self, data: bytes) -> None:
+        if self._problem is not None or self._is_refused:
+            return
+        if self._inflater is None:
+            self._open(lambda: data)
+        else:
+            inflater = self._inflater
+            self._open(lambda: inflater.feed(data))
+
+    def finished(self) -> None:
+        if self._problem is None and self._inflater is not None and not self._is_refused:
+            self._open(self._inflater.finish)
+        if self._problem is None and not self._is_refused and self._reader.is_inside_entry:
+            count(self._request, RefusedReason.INCOMPLETE)
+            self._problem = refusal(400, "the body ends inside an entry", self._request.path, "end every entry with an empty line")
+        self._has_ended = True
+        self._maybe_answer()
+
+    def lost(self) -> None:
+        """What was whole is stored; the sender begins again behind what was answered."""
+
+    def _open(self, opened: Callable[[], bytes]) -> None:
+        """Take what a piece of the body holds."""
+        try:
+            data = opened()
+            left = PIECE_ENTRIES_MAX
+            for start in range(0, len(data), READ_BYTES):
+                left -= self._take(data[start : start + READ_BYTES])
+                if left < 0:
+                    raise TooLarge(f"a piece of the body holds more than {PIECE_ENTRIES_MAX} entries")
+        except TooLarge as problem:
+            self._give_up(RefusedReason.TOO_LARGE, 413, str(problem), "send less at a time")
+        except (BadExport, NotCompressed) as problem:
+            self._give_up(RefusedReason.MALFORMED, 400, str(problem), "send the journal in export format")
+
+    def _take(self, data: bytes) -> int:
+        """How many entries end in it."""
+        entries = self._reader.feed(data)
+        too_large = entries.count(None)
+        if too_large:
+            self._request.intake.refuse(self._request.listener, self._request.source, RefusedReason.TOO_LARGE, too_large)
+        whole = [entry for entry in entries if entry is not None]
+        for has_cursor, group in groupby(whole, lambda entry: type(entry.get(_CURSOR)) is bytes):
+            self._take_entries(list(group), has_cursor, len(data) // max(1, len(whole)))
+        return len(entries)
+
+    def _take_entries(self, entries: list[Entry], have_cursors: bool, entry_bytes: int) -> None:
+        request = self._request
+        identities = [request.identity(entry[_CURSOR]) for entry in entries] if have_cursors else None  # type: ignore[arg-type]
+        unit = Unit(request.listener, request.source, identities, self._on_settled)
+        unit.context = entry_bytes * len(entries)
+        self.unsettled_bytes += unit.context
+        self._units += 1
+        request.intake.take(unit, [journal_record(entry, request.listener) for entry in entries])
+        request.intake.seal(unit)
+
+    def _on_settled(self, unit: Unit) -> None:
+        self._units -= 1
+        self.unsettled_bytes -= unit.context
+        if unit.outcome is Outcome.REFUSED:
+            self._is_refused = self._has_ended = True  # what follows must not overtake it
+        self._maybe_answer()
+
+    def _give_up(self, reason: RefusedReason, status: int, words: str, do: str) -> None:
+        """Nothing behind this can be read, or is: no need to wait for the end of the body."""
+        count(self._request, reason)
+        self._problem = refusal(status, words, self._request.path, do)
+        self._has_ended = True
+        self._maybe_answer()
+
+    def _maybe_answer(self) -> None:
+        request = self._request
+        if not self._has_ended or self._units or request.is_answered:
+            return
+        if self._is_refused:
+            request.answer(request.busy(request))
+        else:
+            request.answer(self._problem or Answer(202, b"OK.\n", b"text/plain"))
+
+
+def journal_record(entry: Entry, listener: Listener) -> Record:
+    """The record of an entry: all of it is `fields`, as texts; what is not UTF-8 is kept as bytes."""
+    realtime = entry.get(_REALTIME, b"")
+    time_ns = int(realtime) * 1000 if type(realtime) is bytes and realtime.isdigit() and len(realtime) < 20 else None
+    fields = {name.decode("utf-8", "replace"): _plain(value) for name, value in entry.items()}
+    return agent_record(fields, listener, time_ns=time_ns)
+
+
+def _plain(value: Value) -> str | bytes | list[str | bytes]:
+    if isinstance(value, list):
+        return [_text(each) for each in value]
+    return _text(value)
+
+
+def _text(value: bytes) -> str | bytes:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value

@@ -1,0 +1,122 @@
+"""`POST /ingest/TOPIC`: JSON documents or lines of text from anybody, into a topic that the request names.
+
+Pure functions. `application/x-ndjson` (also `application/jsonl`, or no type at all): one document a line; `application/json`: an array of documents, or one;
+`text/plain`: a message a line. The topic must be there, or be named in the table (`Intake.has_topic`), and never begins with `__`; routes are not asked.
+A line that is no JSON object is kept as an event with `parsed: false`; an array that is no JSON is refused, because nobody can say where its documents end.
+Weak: a document is kept as the listener's event form; who wants it as it came sets `raw=yes` on the listener.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from appliance.base.model import topic_name_problem
+from appliance.senders.listener import Listener
+from services.ingest.protocols.document import encode_document
+from services.ingest.protocols.http.http_exchange import count
+from services.ingest.protocols.http.http_request import RECORDS_MAX, WAITING, Answer, Request, Waiting, refusal
+from services.ingest.protocols.json_text import read_json
+from services.ingest.records.agent_event import agent_record, unparsed_record
+from services.ingest.records.intake import Oddity, RefusedReason
+from services.ingest.records.record import Record
+from services.ingest.records.unit import Outcome, Unit
+
+NDJSON_TYPES = frozenset(
+    (b"", b"application/x-ndjson", b"application/ndjson", b"application/jsonl", b"application/x-jsonlines", b"application/x-www-form-urlencoded")
+)
+"""The last is what curl says unless it is told otherwise."""
+REASONS_SHOWN_MAX = 20
+
+
+def ingest_lines(request: Request) -> Answer | Waiting:
+    """The endpoint."""
+    topic, listener = request.arguments["topic"], request.listener
+    if topic_name_problem(topic) or not request.intake.has_topic(topic):
+        count(request, RefusedReason.NO_TOPIC)
+        shown = topic[:100]
+        return refusal(404, f"there is no topic {shown} that records may be sent to", request.path[:200], f"create it: millrace topic create {shown}")
+    media_type = request.media_type
+    if media_type != b"application/json" and request.body.count(b"\n") > 2 * RECORDS_MAX:  # before each is something in memory; half of them may be empty
+        return _too_many(request, request.body.count(b"\n"))
+    if media_type in NDJSON_TYPES:
+        lines = _lines(request.body)
+        parse = _record_of_line
+    elif media_type == b"text/plain":
+        lines = _lines(request.body)
+        parse = _record_of_text
+    elif media_type == b"application/json":
+        return _take_json(request, topic)
+    else:
+        count(request, RefusedReason.NO_INPUT)
+        what = f"{media_type.decode('latin-1')[:60]} is not taken here"
+        return refusal(415, what, "Content-Type", "send application/x-ndjson, application/json or text/plain")
+    if len(lines) > RECORDS_MAX:
+        return _too_many(request, len(lines))
+    records = [parse(line, listener) for line in lines]
+    return _take(request, topic, records)
+
+
+def _take_json(request: Request, topic: str) -> Answer | Waiting:
+    try:
+        documents = read_json(request.body)
+    except ValueError as problem:
+        count(request, RefusedReason.MALFORMED)
+        return refusal(400, f"the body is no JSON: {problem}", request.path, "send an array of objects, or one; documents by the line are application/x-ndjson")
+    if type(documents) is not list:
+        documents = [documents]
+    if len(documents) > RECORDS_MAX:
+        return _too_many(request, len(documents))
+    return _take(request, topic, [_record_of(document, b"", request.listener) for document in documents])
+
+
+def _take(request: Request, topic: str, records: list[Record]) -> Waiting:
+    unparsed = sum(record.fields is None for record in records)
+    if unparsed:
+        request.intake.note(request.listener, request.source, Oddity.UNPARSED, unparsed)
+    unit = request.open_unit(lambda unit: _answer(unit, len(records), unparsed), topic=topic)
+    request.intake.take(unit, records)
+    request.intake.seal(unit)
+    return WAITING
+
+
+def _answer(unit: Unit, received: int, unparsed: int) -> Answer:
+    """200 with counts; 422 if nothing of it can ever be stored."""
+    number = len(unit.rejected)
+    is_duplicate = unit.outcome is Outcome.DUPLICATE
+    words: dict[str, Any] = {"received": received, "stored": 0 if is_duplicate else received - number, "rejected": number}
+    if is_duplicate:
+        words["duplicate"] = received
+    if unparsed:
+        words["unparsed"] = unparsed
+    if number:
+        words["reasons"] = [{"record": index, "reason": reason} for index, reason in unit.rejected[:REASONS_SHOWN_MAX]]
+    return Answer(422 if number and number == received else 200, orjson.dumps(words))
+
+
+def _lines(body: bytes) -> list[bytes]:
+    return [line for line in body.replace(b"\r\n", b"\n").split(b"\n") if line and not line.isspace()]
+
+
+def _record_of_line(line: bytes, listener: Listener) -> Record:
+    try:
+        document = read_json(line)
+    except ValueError as problem:
+        return unparsed_record(line, f"no JSON: {problem}", listener)
+    return _record_of(document, line, listener)
+
+
+def _record_of(document: Any, raw: bytes, listener: Listener) -> Record:
+    if type(document) is not dict:
+        return unparsed_record(raw or encode_document(document), "no JSON object", listener)
+    return agent_record(document, listener, raw=raw)
+
+
+def _record_of_text(line: bytes, listener: Listener) -> Record:
+    return agent_record({}, listener, {"message": line}, raw=line)
+
+
+def _too_many(request: Request, number: int) -> Answer:
+    count(request, RefusedReason.TOO_LARGE)
+    return refusal(413, f"{number} records in one request; {RECORDS_MAX} are allowed", request.path, "send smaller requests")

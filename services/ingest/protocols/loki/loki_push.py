@@ -1,0 +1,213 @@
+"""Loki's push as an input: each entry of a stream is a record, its stream's labels are its `labels`, its structured metadata its `fields`.
+
+protobuf (snappy, with or without `Content-Encoding`) and JSON, and the older JSON of `/api/prom/push`. A push is taken whole or, if anything in it cannot be
+read, not at all (400 in words; Loki's clients drop it). 204 when it is stored. The tenant (`X-Scope-OrgID`) is the label `__tenant_id__`, as promtail calls it.
+Nothing is too old, and nothing out of order. Weak: a push has no identity, unless the sender adds `Idempotency-Key`; one that is sent again is stored again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Final
+
+from appliance.senders.listener import Listener
+from services.ingest.protocols.bounded_inflate import NotCompressed, TooLarge, inflate
+from services.ingest.protocols.http.http_request import RECORDS_MAX, TEXT, WAITING, Answer, Request, Waiting
+from services.ingest.protocols.json_text import read_json
+from services.ingest.protocols.loki.loki_labels import parse_labels
+from services.ingest.protocols.loki.loki_messages import TooManyParts, read_streams
+from services.ingest.protocols.protobuf_wire import BadWire
+from services.ingest.records.agent_event import agent_record
+from services.ingest.records.intake import RefusedReason
+from services.ingest.records.record import Record
+from services.ingest.records.severity import severity_of
+from services.ingest.records.unit import Unit
+
+LABELS_CACHED_MAX = 1024
+PARTS_MAX: Final = 4 * RECORDS_MAX
+"""Streams, labels and entries of one push in protobuf."""
+TENANT_LABEL: Final = "__tenant_id__"
+_HOST_LABELS = ("host", "hostname", "nodename", "node_name", "node", "instance")
+_APP_LABELS = ("app", "service_name", "application", "service", "job", "container")
+_SEVERITY_LABELS = ("level", "severity", "detected_level")
+_TIME_NS_MAX = (1 << 63) - 1
+_NANOSECONDS = 1_000_000_000
+_PROTOBUF = (b"application/x-protobuf", b"application/protobuf")
+
+
+class BadPush(ValueError):
+    """The push cannot be read; nothing of it was taken."""
+
+
+def push(request: Request) -> Answer | Waiting:
+    """`/loki/api/v1/push`, `/api/prom/push`."""
+    try:
+        records = _read_bounded(request)
+    except BadPush as problem:
+        request.intake.refuse(request.listener, request.source, RefusedReason.MALFORMED)
+        return _no(str(problem))
+    except TooLarge as problem:
+        request.intake.refuse(request.listener, request.source, RefusedReason.TOO_LARGE)
+        return _no(str(problem), 413)
+    unit = request.open_unit(_answer)
+    request.intake.take(unit, records)
+    request.intake.seal(unit)
+    return WAITING
+
+
+def _read_bounded(request: Request) -> list[Record]:
+    tenant = request.headers.get(b"x-scope-orgid", b"")
+    records = list(islice(read_push(request.body, request.media_type, request.content_encoding, tenant, request.listener), RECORDS_MAX + 1))
+    if len(records) > RECORDS_MAX:
+        raise TooLarge(f"more than {RECORDS_MAX} entries in one push; send smaller ones")
+    return records
+
+
+def ready(request: Request) -> Answer:
+    """`/ready`"""
+    if request.intake.blocked_by(request.listener):
+        return _no("not ready: records cannot be stored now", 503)
+    return Answer(200, b"ready\n", TEXT)
+
+
+def build_info(request: Request) -> Answer:
+    """`/loki/api/v1/status/buildinfo`: the version of the API that is spoken."""
+    return Answer(200, b'{"version":"3.0.0","revision":"millrace","branch":"","buildUser":"","buildDate":"","goVersion":""}')
+
+
+def read_push(body: bytes, media_type: bytes, content_encoding: bytes, tenant: bytes, listener: Listener) -> Iterator[Record]:
+    """The records of a push in their order. Raises BadPush, and TooLarge for a body that opens to more than the listener allows."""
+    labels = _Labels(tenant.decode("utf-8", "replace"))
+    if not body:
+        raise BadPush("the body is empty")
+    if media_type in _PROTOBUF:
+        return _read_protobuf(_open(body, content_encoding, listener), labels, listener)
+    return _read_json(body, labels, listener)
+
+
+class _Stream:
+    """What the entries of one label set have in common."""
+
+    __slots__ = ("known",)
+
+    def __init__(self, labels: dict[str, str]) -> None:
+        self.known: dict[str, Any] = {"labels": labels}
+        for name, candidates in (("host", _HOST_LABELS), ("app", _APP_LABELS)):
+            value = next((labels[label] for label in candidates if labels.get(label)), None)
+            if value is not None:
+                self.known[name] = value
+        severity = next((found for label in _SEVERITY_LABELS if label in labels and (found := severity_of(labels[label])) is not None), None)
+        if severity is not None:
+            self.known["severity"] = severity
+
+
+class _Labels:
+    """Label sets of one push; texts of them repeat."""
+
+    def __init__(self, tenant: str) -> None:
+        self._tenant = {TENANT_LABEL: tenant} if tenant else {}
+        self._known: dict[str, _Stream] = {}
+
+    def of_text(self, text: str) -> _Stream:
+        stream = self._known.get(text)
+        if stream is None:
+            labels = parse_labels(text)
+            if labels is None:
+                raise BadPush(f"cannot read the labels {text[:200]!r}")
+            stream = self.of(labels)
+            if len(self._known) < LABELS_CACHED_MAX:
+                self._known[text] = stream
+        return stream
+
+    def of(self, labels: dict[str, str]) -> _Stream:
+        return _Stream({**labels, **self._tenant})
+
+
+def _open(body: bytes, content_encoding: bytes, listener: Listener) -> bytes:
+    if content_encoding:
+        return body
+    try:
+        return inflate("snappy", body, listener.decompressed_bytes_max)
+    except NotCompressed as problem:
+        raise BadPush(f"the body is not snappy: {problem}") from problem
+
+
+def _read_protobuf(data: bytes, labels: _Labels, listener: Listener) -> Iterator[Record]:
+    try:
+        for text, entries in read_streams(data, PARTS_MAX):
+            known = labels.of_text(text).known
+            for entry in entries:
+                metadata = {pair.name: pair.value for pair in entry.structured_metadata}
+                time_ns = entry.timestamp.seconds * _NANOSECONDS + entry.timestamp.nanos
+                yield _record(entry.line, metadata, time_ns, known, listener)
+    except BadWire as problem:
+        raise BadPush(f"the body is no PushRequest: {problem}") from problem
+    except TooManyParts as problem:
+        raise TooLarge(str(problem)) from problem
+
+
+def _read_json(body: bytes, labels: _Labels, listener: Listener) -> Iterator[Record]:
+    try:
+        document = read_json(body)
+    except ValueError as problem:
+        raise BadPush(f"the body is not JSON: {problem}") from problem
+    streams = document.get("streams") if type(document) is dict else None
+    if type(streams) is not list:
+        raise BadPush("the body has no list `streams`")
+    for stream in streams:
+        if type(stream) is not dict:
+            raise BadPush("a stream is an object with `stream` and `values`")
+        if "entries" in stream:
+            yield from _read_old_entries(stream, labels, listener)
+            continue
+        names = stream.get("stream", {})
+        if type(names) is not dict:
+            raise BadPush("`stream` is an object of labels")
+        known = labels.of({name: value if type(value) is str else str(value) for name, value in names.items()}).known
+        for value in _list(stream.get("values"), "values"):
+            if type(value) is not list or not 2 <= len(value) <= 3 or type(value[1]) is not str:
+                raise BadPush("a value is [time in nanoseconds, line], and perhaps an object of structured metadata")
+            metadata = value[2] if len(value) == 3 and value[2] is not None else {}
+            if type(metadata) is not dict:
+                raise BadPush("structured metadata is an object")
+            yield _record(value[1], metadata, _time_ns(value[0]), known, listener)
+
+
+def _read_old_entries(stream: dict[str, Any], labels: _Labels, listener: Listener) -> Iterator[Record]:
+    text = stream.get("labels")
+    if type(text) is not str:
+        raise BadPush('`labels` is a text like {job="…"}')
+    known = labels.of_text(text).known
+    for entry in _list(stream["entries"], "entries"):
+        if type(entry) is not dict or type(entry.get("line")) is not str or type(entry.get("ts")) is not str:
+            raise BadPush("an entry is an object with `ts` and `line`")
+        yield agent_record({}, listener, {**known, "message": entry["line"]}, time_text=entry["ts"], raw=entry["line"].encode("utf-8", "surrogatepass"))
+
+
+def _record(line: str, metadata: dict[str, Any], time_ns: int, known: dict[str, Any], listener: Listener) -> Record:
+    return agent_record(metadata, listener, {**known, "message": line}, time_ns=time_ns, raw=line.encode("utf-8", "surrogatepass"))
+
+
+def _time_ns(value: object) -> int:
+    if type(value) is str and value.isascii() and value.isdigit() and len(value) <= 19:
+        value = int(value)
+    if type(value) is int and 0 <= value <= _TIME_NS_MAX:
+        return value
+    raise BadPush("a time is a text of nanoseconds since 1970")
+
+
+def _list(value: object, name: str) -> list[Any]:
+    if type(value) is list:
+        return value
+    raise BadPush(f"`{name}` is a list")
+
+
+def _answer(unit: Unit) -> Answer:
+    if not unit.rejected:
+        return Answer(204)
+    return _no(f"{len(unit.rejected)} of {unit.record_count} entries can never be stored, the others are; the first: {unit.rejected[0][1]}")
+
+
+def _no(words: str, status: int = 400) -> Answer:
+    return Answer(status, words.encode("utf-8", "replace") + b"\n", TEXT)

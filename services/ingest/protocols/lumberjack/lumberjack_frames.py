@@ -1,0 +1,123 @@
+"""The frames of Lumberjack v2 (Beats): a stream into events with their sequence numbers.
+
+Owned by one connection; no socket. `2W` count begins a window, `2J` sequence JSON is an event, `2C` holds frames compressed by zlib (no `2C` in it). A frame is
+whole before it is looked at, and no larger than the listener allows; what a `2C` holds is bounded, in bytes and in frames. Version 1 (`1W`, `1D`) ends it.
+Weak: the old data frames (`2D`, pairs of texts), which no Beat sends, end it, too; events beyond the count of a window are taken like the others.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final, NamedTuple
+
+from services.ingest.protocols.bounded_inflate import NotCompressed, TooLarge, inflate
+
+_NUMBER = Struct(">I")
+ACK: Final = Struct(">2sI")
+ACK_KIND: Final = b"2A"
+assert ACK.size == 6
+FRAMES_MAX: Final = 100_000
+"""That come out of one received piece: ten bytes of a compressed frame's content are one, and cost hundreds here. A window has 2,048 events as a rule."""
+
+
+class Event(NamedTuple):
+    """One event; `payload` is its JSON."""
+
+    sequence: int
+    payload: bytes
+
+
+class Window(NamedTuple):
+    """So many events are sent before the sender waits."""
+
+    event_count: int
+
+
+class LumberjackSplitter:
+    """`feed` pieces of a stream. After a `problem` nothing comes any more."""
+
+    __slots__ = ("_buffer", "_frame_bytes_max", "_opened_bytes_max", "frames_done", "problem")
+
+    def __init__(self, frame_bytes_max: int, opened_bytes_max: int) -> None:
+        self._frame_bytes_max = frame_bytes_max
+        self._opened_bytes_max = opened_bytes_max
+        self._buffer = bytearray()
+        self.frames_done = 0
+        self.problem = ""
+        """Why the stream cannot be read on: "malformed", "too-large" or "version-1"."""
+
+    @property
+    def buffered_bytes(self) -> int:
+        return len(self._buffer)
+
+    def feed(self, data: bytes | memoryview) -> list[Event | Window]:
+        """What is whole now, in order."""
+        if self.problem:
+            return []
+        self._buffer += data
+        found: list[Event | Window] = []
+        if end := self._read(self._buffer, found, False):
+            del self._buffer[:end]
+        if self._buffer and self._buffer[:1] != b"2" and not self.problem:
+            self.problem = _stranger(self._buffer)
+        if len(found) > FRAMES_MAX:
+            self.problem = "too-large"
+            return []  # none of it is acknowledged
+        return found
+
+    def _read(self, data: bytes | bytearray, found: list[Event | Window], is_opened: bool) -> int:
+        """Reads whole frames from the beginning; returns where the last of them ends."""
+        position, size = 0, len(data)
+        while position + 6 <= size and not self.problem:
+            kind = data[position : position + 2]
+            (number,) = _NUMBER.unpack_from(data, position + 2)
+            start = position + 6
+            if kind == b"2J":
+                if start + 4 > size:
+                    break
+                (length,) = _NUMBER.unpack_from(data, start)
+                end = start + 4 + length
+                if self._is_too_large(length):
+                    break
+                if end > size:
+                    break
+                found.append(Event(number, bytes(data[start + 4 : end])))
+            elif kind == b"2W":
+                end = start
+                found.append(Window(number))
+            elif kind == b"2C" and not is_opened:
+                end = start + number
+                if self._is_too_large(number):
+                    break
+                if end > size:
+                    break
+                self._open(bytes(data[start:end]), found)
+            else:
+                self.problem = _stranger(kind)
+                break
+            self.frames_done += 1
+            position = end
+            if len(found) > FRAMES_MAX:
+                break
+        return position
+
+    def _open(self, compressed: bytes, found: list[Event | Window]) -> None:
+        try:
+            opened = inflate("zlib", compressed, self._opened_bytes_max)
+        except TooLarge:
+            self.problem = "too-large"
+            return
+        except NotCompressed:
+            self.problem = "malformed"
+            return
+        if self._read(opened, found, True) != len(opened) and not self.problem and len(found) <= FRAMES_MAX:
+            self.problem = "malformed"
+
+    def _is_too_large(self, length: int) -> bool:
+        if length > self._frame_bytes_max:
+            self.problem = "too-large"
+        return length > self._frame_bytes_max
+
+
+def _stranger(data: bytes | bytearray) -> str:
+    return "version-1" if data[:1] == b"1" else "malformed"

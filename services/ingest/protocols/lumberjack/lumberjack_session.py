@@ -1,0 +1,186 @@
+"""Lumberjack v2 (Beats, Logstash) on one connection: events are acknowledged, in order, when they are where the listener's `acks` wants them.
+
+Owned by one connection. What arrives together of one window is a unit, and its last sequence is acknowledged (`2A`) when it and everything before it settled: a
+long window is acknowledged in parts. While a sender waits it hears the last acknowledged sequence of its window again every few seconds, or it would take us
+for dead. What is refused for now is not acknowledged: the connection ends, and the sender brings it again. Sequences begin anew on each connection (and
+in Beats with each window), so replays are known by their content: `intake.open_stream` holds a new session against the end of the one before.
+
+Weak: a Beat with several workers sends what was not acknowledged over any of its connections, where it is not known again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from services.ingest.protocols.json_text import read_json
+from services.ingest.protocols.lumberjack.lumberjack_frames import ACK, ACK_KIND, Event, LumberjackSplitter, Window
+from services.ingest.protocols.session import Connection
+from services.ingest.protocols.unfinished import Unfinished
+from services.ingest.records.agent_event import agent_record, unparsed_record
+from services.ingest.records.intake import Oddity, RefusedReason
+from services.ingest.records.record import Record
+from services.ingest.records.unit import Outcome, Unit
+from services.ingest.replay.identity import digest_of
+
+KEEP_ALIVE_MS = 5_000
+"""Beats give up after 30 s without an answer, Logstash's output after 60."""
+PART_EVENTS_MAX = 1024
+_REASONS = {"too-large": RefusedReason.TOO_LARGE}
+
+
+class _Part:
+    """A unit that is owed an answer. `window` numbers the windows of this connection."""
+
+    __slots__ = ("last_sequence", "size_bytes", "unit", "window")
+
+    def __init__(self, unit: Unit, window: int, last_sequence: int, size_bytes: int) -> None:
+        self.unit = unit
+        self.window = window
+        self.last_sequence = last_sequence
+        self.size_bytes = size_bytes
+
+
+class LumberjackSession:
+    """Answers in order."""
+
+    __slots__ = (
+        "_acked", "_answered_ms", "_connection", "_is_ended", "_parts", "_splitter", "_stream", "_unfinished", "_window", "unsettled_bytes",
+    )  # fmt: skip
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        listener = connection.listener
+        self._splitter = LumberjackSplitter(listener.frame_bytes_max, listener.decompressed_bytes_max)
+        self._stream = connection.intake.open_stream(listener, connection.source)
+        self._parts: deque[_Part] = deque()
+        self._window = 0
+        self._acked = (0, 0)
+        """Window and sequence that were acknowledged last."""
+        self._answered_ms = 0
+        self._unfinished = Unfinished()
+        self._is_ended = False
+        self.unsettled_bytes = 0
+
+    # -- in
+
+    @property
+    def buffered_bytes(self) -> int:
+        return self._splitter.buffered_bytes
+
+    def received(self, data: bytes | memoryview) -> None:
+        if self._is_ended:
+            return
+        if not self._parts:
+            self._answered_ms = self._connection.intake.monotonic_ms()
+        events: list[Event] = []
+        for found in self._splitter.feed(data):
+            if type(found) is Event:
+                events.append(found)
+                if len(events) == PART_EVENTS_MAX:
+                    self._take(events)
+                    events = []
+            elif type(found) is Window:
+                self._take(events)
+                events = []
+                self._window += 1
+        self._take(events)
+        if self._splitter.problem:
+            self._refuse(_REASONS.get(self._splitter.problem, RefusedReason.MALFORMED), f"lumberjack-{self._splitter.problem}")
+
+    def _take(self, events: list[Event]) -> None:
+        if not events:
+            return
+        connection = self._connection
+        payloads = [event.payload for event in events]
+        unit = Unit(connection.listener, connection.source, [digest_of(payload) for payload in payloads], self._on_settled)
+        unit.stream = self._stream
+        part = _Part(unit, self._window, events[-1].sequence, sum(map(len, payloads)))
+        self.unsettled_bytes += part.size_bytes
+        self._parts.append(part)
+        connection.intake.take(unit, self._records(payloads))
+        connection.intake.seal(unit)
+
+    def _records(self, payloads: list[bytes]) -> list[Record]:
+        listener = self._connection.listener
+        records: list[Record] = []
+        unparsed = 0
+        for payload in payloads:
+            try:
+                fields = read_json(payload)
+            except ValueError as error:
+                fields, problem = None, f"no JSON: {error}"
+            else:
+                problem = "no JSON object"
+            if type(fields) is dict:
+                records.append(agent_record(fields, listener, raw=payload))
+            else:
+                records.append(unparsed_record(payload, problem, listener))
+                unparsed += 1
+        if unparsed:
+            self._connection.intake.note(listener, self._connection.source, Oddity.UNPARSED, unparsed)
+        return records
+
+    def finished(self) -> None:
+        if self._is_ended:
+            return
+        if self._splitter.buffered_bytes:
+            self._connection.intake.refuse(self._connection.listener, self._connection.source, RefusedReason.INCOMPLETE)
+        if not self._parts and self._connection.has_delivered and not self._splitter.buffered_bytes:
+            self._stream.end(True)
+        else:
+            self._stream.leave()
+
+    def left(self) -> None:
+        if not self._is_ended:
+            self._stream.leave()
+
+    def lost(self) -> None:
+        self._is_ended = True
+        self._stream.end(False)
+
+    def tick(self, now_ms: int) -> None:
+        if self._is_ended:
+            return
+        if self._unfinished.is_overdue(self._splitter.frames_done, self._splitter.buffered_bytes, now_ms, self._connection.listener.idle_ms_max):
+            self._refuse(RefusedReason.TIMED_OUT, "idle")
+        elif self._parts and now_ms - self._answered_ms >= KEEP_ALIVE_MS:
+            window, sequence = self._acked
+            self._answer(sequence if window == self._parts[0].window else 0)
+            self._answered_ms = now_ms
+
+    # -- out
+
+    def _on_settled(self, unit: Unit) -> None:
+        acked: _Part | None = None
+        parts = self._parts
+        while parts and parts[0].unit.outcome is not Outcome.PENDING:
+            part = parts.popleft()
+            self.unsettled_bytes -= part.size_bytes
+            if part.unit.outcome is Outcome.REFUSED:
+                if not self._is_ended:
+                    self._end("refused")
+            elif not self._is_ended:
+                acked = part
+                if parts and parts[0].window != part.window:
+                    self._acknowledge(part)
+                    acked = None
+        if acked is not None:
+            self._acknowledge(acked)
+
+    def _acknowledge(self, part: _Part) -> None:
+        self._acked = (part.window, part.last_sequence)
+        self._answer(part.last_sequence)
+        self._answered_ms = self._connection.intake.monotonic_ms()
+
+    def _answer(self, sequence: int) -> None:
+        self._connection.send(ACK.pack(ACK_KIND, sequence))
+
+    def _refuse(self, reason: RefusedReason, words: str) -> None:
+        self._connection.intake.refuse(self._connection.listener, self._connection.source, reason)
+        self._end(words)
+
+    def _end(self, reason: str) -> None:
+        """The connection closes behind what was sent, which takes its time. Its sender may be back before that."""
+        self._is_ended = True
+        self._stream.leave()
+        self._connection.close(reason)

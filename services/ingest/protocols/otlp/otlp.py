@@ -1,0 +1,78 @@
+"""OTLP logs over HTTP (`POST /v1/logs`, OTLP 1.x), and what gRPC has in common with it: reading a request, and the words of the answer.
+
+Pure functions. Records that can never be stored are told as `partial_success`; a request without any is a success. Failures carry a google.rpc.Status
+in the encoding of the request, as OTLP asks for. Traces and metrics have no path. Weak: a request is one unit, so all of it comes again when some of it
+has to; the header `Idempotency-Key` keeps that from doing harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from appliance.senders.listener import Listener
+from services.ingest.protocols.http.http_exchange import count
+from services.ingest.protocols.http.http_request import BUSY_SECONDS, JSON, WAITING, Answer, Headers, Request, Waiting, refusal
+from services.ingest.protocols.otlp.otlp_answers import encode_status, encode_success, json_status, json_success
+from services.ingest.protocols.otlp.otlp_protobuf import read_protobuf
+from services.ingest.protocols.otlp.otlp_reading import BadPayload, Reading, TooManyRecords
+from services.ingest.records.intake import Intake, Oddity, RefusedReason
+from services.ingest.records.record_columns import RecordColumns
+from services.ingest.records.unit import Unit
+
+PROTOBUF = b"application/x-protobuf"
+INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNAVAILABLE = 3, 8, 14
+BUSY_WORDS = "the records cannot be stored now: disks are behind, or a leader is away"
+TOO_LARGE_WORDS = "too large to be stored"
+
+
+def export_logs(request: Request) -> Answer | Waiting:
+    """`POST /v1/logs`."""
+    media_type = request.media_type
+    read: Callable[[bytes, Listener], Reading]
+    if media_type == PROTOBUF or media_type == b"application/protobuf":
+        read, success = read_protobuf, encode_success
+    elif media_type == JSON:
+        from services.ingest.protocols.otlp.otlp_json import read_otlp_json
+
+        read, success = read_otlp_json, json_success
+    else:
+        count(request, RefusedReason.NO_INPUT)
+        return refusal(415, "OTLP is protobuf or JSON", "Content-Type", "send application/x-protobuf or application/json")
+    try:
+        reading = read(request.body, request.listener)
+    except BadPayload as problem:
+        is_too_much = isinstance(problem, TooManyRecords)
+        count(request, RefusedReason.TOO_LARGE if is_too_much else RefusedReason.MALFORMED)
+        return _failure(request, 413 if is_too_much else 400, INVALID_ARGUMENT, str(problem))
+    unit = request.open_unit(lambda unit: Answer(200, success(*rejected(unit, reading)), request.media_type))
+    take(request.intake, unit, reading)
+    return WAITING
+
+
+def take(intake: Intake, unit: Unit, reading: Reading) -> None:
+    """Give a request's records to the intake."""
+    if reading.too_large:
+        intake.refuse(unit.listener, unit.source, RefusedReason.TOO_LARGE, reading.too_large)
+    for records in reading.slices:
+        unparsed = 0 if isinstance(records, RecordColumns) else sum(record.fields is None for record in records)
+        if unparsed:
+            intake.note(unit.listener, unit.source, Oddity.UNPARSED, unparsed)
+        intake.take(unit, records)
+    intake.seal(unit)
+
+
+def rejected(unit: Unit, reading: Reading) -> tuple[int, str]:
+    """How many records can never be stored, and why the first cannot."""
+    number = len(unit.rejected) + reading.too_large
+    return number, (unit.rejected[0][1] if unit.rejected else TOO_LARGE_WORDS) if number else ""
+
+
+def busy(request: Request) -> Answer:
+    """503, with a delay."""
+    return _failure(request, 503, UNAVAILABLE, BUSY_WORDS, ((b"Retry-After", b"%d" % BUSY_SECONDS),))
+
+
+def _failure(request: Request, status: int, code: int, words: str, headers: Headers = ()) -> Answer:
+    if request.media_type == JSON:
+        return Answer(status, json_status(code, words), JSON, headers)
+    return Answer(status, encode_status(code, words), PROTOBUF, headers)

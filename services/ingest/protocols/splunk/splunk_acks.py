@@ -1,0 +1,205 @@
+"""Acknowledgements of Splunk's collector: a request on a channel gets a number at once, and `/ack` says whether its records are stored.
+
+Pure; one book for each ingest. Numbers of a channel begin at a place that no other life and no other process uses, so that a number of a dead ingest is
+unknown to the next one, never true. The client then sends again.
+Within one life every request is a new thing, also one with the bytes of another: its identity is that of its bytes and an occurrence, the lowest that no open
+request with the same bytes has. So after a death the first that is sent again meets occurrence 0, the second 1, …. An occurrence is free again when
+its request was refused, when `/ack` said that it is stored, or when it is too old to be asked for; its identity is forgotten then. Of equal requests that are
+stored the highest occurrence goes first: which of them was asked for says nothing, and those that are left are the first that the next life meets.
+Only a channel that has polled `/ack` in this life keeps identities: who does not poll does not send again, and its equal events are events.
+Bounded: channels (the one unused longest goes), unsettled and untold requests of a channel. A number that was told true stays true for a while.
+Weak: a channel's numbers live in the process that gave them. With several ingest processes a client that asks over another connection may ask another
+one: it is told false, sends again, and that process stores the records a second time. What a client sends again while its ingest lives is stored twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable
+from heapq import heappop, heappush
+from typing import Final, NamedTuple
+
+from services.ingest.replay.identity import identity_of
+
+CHANNELS_MAX: Final = 1_024
+UNSETTLED_MAX: Final = 10_000
+UNTOLD_MAX: Final = 100_000
+UNPOLLED_MAX: Final = 2_000
+"""The same for a channel that has never polled: many a sender names a channel and asks for nothing, ever."""
+TOLD_MAX: Final = 10_000
+_FIRST_ID_BITS = 52
+"""Below what a double holds exactly: clients in JavaScript read it so."""
+
+
+class _Equals:
+    """The open requests of a channel that have the same bytes."""
+
+    __slots__ = ("free", "next", "open_count", "stored")
+
+    def __init__(self) -> None:
+        self.next = 0
+        self.free: list[int] = []
+        """Occurrences below `next` that no open request has, lowest first."""
+        self.stored: list[int] = []
+        """Negated occurrences of those that are stored and remembered, highest first."""
+        self.open_count = 0
+        """Occurrences in use."""
+
+    def take(self) -> int:
+        self.open_count += 1
+        if self.free:
+            return heappop(self.free)
+        self.next += 1
+        return self.next - 1
+
+    def release(self, occurrence: int) -> None:
+        self.open_count -= 1
+        heappush(self.free, occurrence)
+
+
+class Taken(NamedTuple):
+    """A request that was just taken. `content` stands for its channel and bytes."""
+
+    ack_id: int
+    identity: bytes
+    content: bytes | None
+    occurrence: int
+
+
+class Channel:
+    """One channel of one sender."""
+
+    def __init__(self, first_ack_id: int) -> None:
+        self._next_ack_id = first_ack_id
+        self._unsettled: set[int] = set()
+        self._untold: OrderedDict[int, bytes | None] = OrderedDict()
+        """By content; None: no identity is remembered of it."""
+        self._told: OrderedDict[int, None] = OrderedDict()
+        self._equals: dict[bytes, _Equals] = {}
+        self._to_forget: list[bytes] = []
+        self.has_polled = False
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._unsettled
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._unsettled) >= UNSETTLED_MAX
+
+    def open(self, content: bytes) -> Taken:
+        """The number and the identity of a request that was just taken."""
+        equals = self._equals.get(content)
+        if equals is None:
+            equals = self._equals[content] = _Equals()
+        occurrence = equals.take()
+        return Taken(self._open(), occurrence_of(content, occurrence), content, occurrence)
+
+    def open_keyed(self, identity: bytes) -> Taken:
+        """The same for one whose sender says what it is: the same key is the same thing, told or not."""
+        return Taken(self._open(), identity, None, 0)
+
+    def _open(self) -> int:
+        ack_id = self._next_ack_id
+        self._next_ack_id += 1
+        self._unsettled.add(ack_id)
+        return ack_id
+
+    def on_settled(self, taken: Taken, is_stored: bool, is_remembered: bool) -> None:
+        """A request that was refused stays false for good. `is_remembered`: by its identity."""
+        self._unsettled.remove(taken.ack_id)
+        content = taken.content
+        if content is not None:
+            if is_stored and is_remembered:
+                heappush(self._equals[content].stored, -taken.occurrence)
+            else:
+                self._release(content, taken.occurrence)
+                content = None
+        if is_stored:
+            self._untold[taken.ack_id] = content
+            if len(self._untold) > (UNTOLD_MAX if self.has_polled else UNPOLLED_MAX):
+                self._forget(self._untold.popitem(last=False)[1])
+
+    def ask(self, ack_ids: Iterable[int]) -> dict[int, bool]:
+        """What to say of each number."""
+        self.has_polled = True
+        said: dict[int, bool] = {}
+        for ack_id in ack_ids:
+            if ack_id in self._untold:
+                self._forget(self._untold.pop(ack_id))
+                self._told[ack_id] = None
+                if len(self._told) > TOLD_MAX:
+                    self._told.popitem(last=False)
+                said[ack_id] = True
+            else:
+                said[ack_id] = said.get(ack_id, False) or ack_id in self._told
+        return said
+
+    def take_forgotten(self) -> list[bytes]:
+        """Identities under which nothing may be recognised any more: to be forgotten before the next request is taken."""
+        gone, self._to_forget = self._to_forget, []
+        return gone
+
+    def end(self) -> list[bytes]:
+        """The same, when nobody remembers the channel itself any more."""
+        for content in self._untold.values():
+            self._forget(content)
+        return self.take_forgotten()
+
+    def _forget(self, content: bytes | None) -> None:
+        if content is not None:
+            occurrence = -heappop(self._equals[content].stored)
+            self._to_forget.append(occurrence_of(content, occurrence))
+            self._release(content, occurrence)
+
+    def _release(self, content: bytes, occurrence: int) -> None:
+        equals = self._equals[content]
+        equals.release(occurrence)
+        if not equals.open_count:
+            del self._equals[content]
+
+
+def occurrence_of(content: bytes, occurrence: int) -> bytes:
+    """The identity of one of several requests with the same bytes."""
+    return identity_of(content, b"%d" % occurrence) if occurrence else content
+
+
+class AckBook:
+    """The channels of one ingest."""
+
+    def __init__(self, channels_max: int = CHANNELS_MAX) -> None:
+        self._channels_max = channels_max
+        self._channels: OrderedDict[bytes, Channel] = OrderedDict()
+        self._to_forget: list[bytes] = []
+
+    def __len__(self) -> int:
+        return len(self._channels)
+
+    def find(self, name: bytes) -> Channel | None:
+        """The channel, if it was used here."""
+        return self._channels.get(name)
+
+    def channel(self, name: bytes, seed: bytes) -> Channel | None:
+        """The channel, made if need be; `seed` is what no other life or process has. None: there are too many, and all are waited for."""
+        channel = self._channels.get(name)
+        if channel is None:
+            if len(self._channels) >= self._channels_max and not self._make_room():
+                return None
+            digest = hashlib.blake2b(b"%b\n%b" % (name, seed), digest_size=8).digest()
+            channel = self._channels[name] = Channel(int.from_bytes(digest, "big") >> (64 - _FIRST_ID_BITS))
+        self._channels.move_to_end(name)
+        return channel
+
+    def take_forgotten(self) -> list[bytes]:
+        """What channels that had to go leave to be forgotten."""
+        gone, self._to_forget = self._to_forget, []
+        return gone
+
+    def _make_room(self) -> bool:
+        for name, channel in self._channels.items():
+            if channel.is_idle:
+                self._to_forget += channel.end()
+                del self._channels[name]
+                return True
+        return False

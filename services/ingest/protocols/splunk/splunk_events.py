@@ -1,0 +1,181 @@
+"""Events of Splunk's HTTP event collector as records: objects one behind the other (JSON, with or without white space between), or lines of text.
+
+Pure. `host` and `time` are the record's; `source`, `sourcetype`, `index` and the indexed `fields` are its labels; an `event` that is an object becomes its
+fields, any other its message. A request is read whole or not at all, with the number of the event that is wrong.
+Weak: a sourcetype is taken for the app, where the event names none, because that is what senders put there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any, Final
+
+import orjson
+
+from appliance.senders.listener import Listener
+from services.ingest.protocols.document import encode_document
+from services.ingest.protocols.http.http_request import RECORDS_MAX
+from services.ingest.protocols.json_text import has_long_number, read_json
+from services.ingest.protocols.splunk.splunk_codes import BAD_FIELDS, EVENT_BLANK, EVENT_REQUIRED, INVALID_FORMAT, NO_DATA, TOO_MANY, Code
+from services.ingest.records.agent_event import agent_record, epoch_ns
+from services.ingest.records.record import Record
+
+ENVELOPES_CACHED_MAX = 4096
+SHORT_BYTES = 1 << 20
+"""A longer event is looked at for the number of its parts before it is read."""
+LABELS: Final = ("source", "sourcetype", "index")
+_ENVELOPE: Final = frozenset((*LABELS, "time", "host", "event", "fields"))
+_GENERIC_SOURCETYPES = frozenset(("_json", "_raw", "httpevent", "json", "generic_single_line"))
+_APP_FIELDS = ("app", "application", "service", "service_name", "appname", "program")
+_BETWEEN_OBJECTS = re.compile(rb"\}\s*\{")
+_DECODER: Final = json.JSONDecoder()
+_NUMBER = re.compile(r"\s*\d{1,19}(?:\.\d{0,18})?\s*\Z")
+
+
+class BadEvents(ValueError):
+    """The request cannot be read; nothing of it was taken."""
+
+    def __init__(self, code: Code, event_number: int | None = None) -> None:
+        super().__init__(code.text)
+        self.code = code
+        self.event_number = event_number
+
+
+def read_events(body: bytes, defaults: Mapping[str, str], listener: Listener) -> list[Record]:
+    """The records of `/services/collector/event`. `defaults` (of the query) stand for what an event does not say. Raises BadEvents."""
+    reader = _EnvelopeReader(defaults, listener)
+    records = [reader.read(event, number) for number, event in enumerate(islice(_split(body), RECORDS_MAX + 1))]
+    if len(records) > RECORDS_MAX:
+        raise BadEvents(TOO_MANY)
+    if not records:
+        raise BadEvents(NO_DATA)
+    return records
+
+
+def read_lines(body: bytes, defaults: Mapping[str, str], listener: Listener) -> list[Record]:
+    """The records of `/services/collector/raw`: one for each line that is not empty. Raises BadEvents."""
+    known = _EnvelopeReader(defaults, listener).known({}, {})
+    time_ns, time_text = _time(defaults.get("time"))
+    if body.count(b"\n") > RECORDS_MAX:
+        raise BadEvents(TOO_MANY)
+    lines = [line.rstrip(b"\r") for line in body.split(b"\n")]
+    records = [
+        agent_record({}, listener, {**known, "message": line.decode("utf-8", "surrogateescape")}, time_ns=time_ns, time_text=time_text, raw=line)
+        for line in lines
+        if line.strip()
+    ]
+    if not records:
+        raise BadEvents(NO_DATA)
+    return records
+
+
+def _split(body: bytes) -> Iterator[Any]:
+    """The objects of a body. They are looked for where one ends and one begins; where that is inside a text they are read one by one."""
+    body = body.strip()
+    if not body:
+        return iter(())
+    is_careful = has_long_number(body)
+    objects = []
+    position = 0
+    try:
+        for between in islice(_BETWEEN_OBJECTS.finditer(body), RECORDS_MAX):
+            piece = body[position : between.start() + 1]
+            objects.append(read_json(piece) if is_careful or len(piece) > SHORT_BYTES else orjson.loads(piece))
+            position = between.end() - 1
+        objects.append(read_json(body[position:]))
+        return iter(objects)
+    except ValueError:
+        return _split_slowly(body.decode("utf-8", "surrogateescape"))
+
+
+def _split_slowly(text: str) -> Iterator[Any]:
+    position, number = 0, 0
+    while position < len(text):
+        try:
+            _, end = _DECODER.raw_decode(text, position)
+            yield read_json(text[position:end].encode("utf-8", "surrogateescape"))
+        except (ValueError, RecursionError):
+            raise BadEvents(INVALID_FORMAT, number) from None
+        while end < len(text) and text[end].isspace():
+            end += 1
+        position, number = end, number + 1
+
+
+class _EnvelopeReader:
+    """The envelopes of one request, most of which say the same but the event."""
+
+    def __init__(self, defaults: Mapping[str, str], listener: Listener) -> None:
+        self._defaults = defaults
+        self._listener = listener
+        self._default_time = defaults.get("time")
+        self._plain: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def read(self, envelope: Any, number: int) -> Record:
+        """The record of one event. Raises BadEvents."""
+        if type(envelope) is not dict:
+            raise BadEvents(INVALID_FORMAT, number)
+        event = envelope.get("event")
+        if event is None or event == "" or event == {}:
+            raise BadEvents(EVENT_BLANK if "event" in envelope else EVENT_REQUIRED, number)
+        indexed = envelope.get("fields")
+        if indexed:
+            if type(indexed) is not dict or any(type(value) is dict for value in indexed.values()):
+                raise BadEvents(BAD_FIELDS, number)
+            known = self.known(envelope, indexed)
+        else:
+            known = self._known_plainly(envelope)
+        raw = encode_document(envelope) if self._listener.raw else b""
+        fields: dict[str, Any] = event if type(event) is dict else {}
+        if not _ENVELOPE.issuperset(envelope):  # the collector drops other names; here nothing is dropped
+            for name in envelope.keys() - _ENVELOPE:
+                fields.setdefault(name, envelope[name])
+        if fields and "app" in known and any(name in fields for name in _APP_FIELDS):
+            known = {name: value for name, value in known.items() if name != "app"}
+        if type(event) is not dict:
+            known = {**known, "message": event}
+        time_ns, time_text = _time(envelope.get("time", self._default_time))
+        return agent_record(fields, self._listener, known, time_ns=time_ns, time_text=time_text, raw=raw)
+
+    def _known_plainly(self, envelope: Mapping[str, Any]) -> dict[str, Any]:
+        get = envelope.get
+        said = (get("host"), get("source"), get("sourcetype"), get("index"))
+        try:
+            return self._plain[said]
+        except KeyError:
+            if len(self._plain) >= ENVELOPES_CACHED_MAX:
+                self._plain.clear()
+            known = self._plain[said] = self.known(envelope, {})
+            return known
+        except TypeError:  # an object where a text should be
+            return self.known(envelope, {})
+
+    def known(self, envelope: Mapping[str, Any], indexed: Mapping[str, Any]) -> dict[str, Any]:
+        """What an envelope says of its event; the query says the rest."""
+        defaults = self._defaults
+        labels = {name: value for name in LABELS if (value := envelope.get(name, defaults.get(name))) not in (None, "")}
+        labels.update(indexed)
+        known: dict[str, Any] = {"labels": labels} if labels else {}
+        host = envelope.get("host", defaults.get("host"))
+        if type(host) is str and host:
+            known["host"] = host
+        app = next((labels[name] for name in _APP_FIELDS if type(labels.get(name)) is str), None) or labels.get("sourcetype")
+        if type(app) is str and app and app not in _GENERIC_SOURCETYPES:
+            known["app"] = app
+        return known
+
+
+def _time(value: object) -> tuple[int | None, str]:
+    """(nanoseconds, or what else it is as a text)"""
+    if type(value) is str:
+        if not _NUMBER.match(value):
+            return None, value
+        seconds, _, fraction = value.strip().partition(".")
+        if not fraction:
+            return epoch_ns(int(seconds)), ""
+        return int(seconds) * 1_000_000_000 + int(fraction[:9].ljust(9, "0")), ""
+    if type(value) is int or type(value) is float:
+        return epoch_ns(value), ""
+    return None, ""

@@ -1,0 +1,174 @@
+"""Splunk's HTTP event collector as an input: `/services/collector` and its kin, with its own error codes, and indexer acknowledgement.
+
+Without a channel a request is answered when its records are stored. With one (`X-Splunk-Request-Channel`, or `channel` in the query) it is answered at once
+with an `ackId`, and `/services/collector/ack` says true when they are stored. Within one life of ingest each request is a new thing, whatever its bytes; after
+a death what a client sends again is known, if it had polled `/ack` before it sent that first (`splunk_acks`). When in doubt a request is stored.
+Weak: records that can never be stored (too large for the topic) are told only to senders without a channel; with one they are counted, and the
+request is acknowledged, because it would be sent for ever.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+from services.ingest.protocols.document import encode_document
+from services.ingest.protocols.http.http_request import BUSY_SECONDS, JSON, WAITING, Answer, Request, Waiting
+from services.ingest.protocols.json_text import read_json
+from services.ingest.protocols.splunk.splunk_acks import AckBook, Channel, Taken
+from services.ingest.protocols.splunk.splunk_codes import (
+    CHANNEL_MISSING,
+    HEALTHY,
+    INVALID_CHANNEL,
+    INVALID_FORMAT,
+    INVALID_TOKEN,
+    SERVER_BUSY,
+    SUCCESS,
+    TOKEN_REQUIRED,
+    TOO_MANY,
+    UNHEALTHY,
+    Code,
+)
+from services.ingest.protocols.splunk.splunk_events import BadEvents, read_events, read_lines
+from services.ingest.records.intake import RefusedReason
+from services.ingest.records.unit import Outcome, Unit
+
+CHANNEL_HEADER: Final = b"x-splunk-request-channel"
+CHANNEL_BYTES_MAX: Final = 128
+ACK_IDS_ASKED_MAX: Final = 100_000
+
+
+class Collector:
+    """The endpoints, and the acknowledgements that they share."""
+
+    def __init__(self) -> None:
+        self._acks = AckBook()
+
+    def event(self, request: Request) -> Answer | Waiting:
+        """`/services/collector`, `/services/collector/event[/1.0]`"""
+        return self._take(request, is_raw=False)
+
+    def raw(self, request: Request) -> Answer | Waiting:
+        """`/services/collector/raw[/1.0]`"""
+        return self._take(request, is_raw=True)
+
+    def ack(self, request: Request) -> Answer:
+        """`/services/collector/ack`: {"acks": [number, …]} of one channel."""
+        channel_name = _channel_of(request)
+        if not channel_name:
+            return _answer(CHANNEL_MISSING)
+        if len(channel_name) > CHANNEL_BYTES_MAX:
+            return _invalid_channel(request)
+        try:
+            asked = read_json(request.body)
+        except ValueError:
+            return _answer(INVALID_FORMAT)
+        numbers = asked.get("acks") if type(asked) is dict else None
+        if type(numbers) is not list or len(numbers) > ACK_IDS_ASKED_MAX or not all(type(number) is int for number in numbers):
+            return _answer(INVALID_FORMAT)
+        channel = self._channel(request, channel_name)
+        said = channel.ask(numbers) if channel is not None else dict.fromkeys(numbers, False)
+        if channel is not None:
+            _forget(request, channel.take_forgotten())
+        return Answer(200, encode_document({"acks": {str(number): is_stored for number, is_stored in said.items()}}))
+
+    def _take(self, request: Request, is_raw: bool) -> Answer | Waiting:
+        channel_name = _channel_of(request)
+        if len(channel_name) > CHANNEL_BYTES_MAX:
+            return _invalid_channel(request)
+        try:
+            records = (read_lines if is_raw else read_events)(request.body, request.query, request.listener)
+        except BadEvents as problem:
+            reason = RefusedReason.TOO_LARGE if problem.code is TOO_MANY else RefusedReason.MALFORMED
+            request.intake.refuse(request.listener, request.source, reason)
+            return _answer(problem.code, problem.event_number)
+        intake = request.intake
+        if not channel_name:
+            unit = request.open_unit(_stored)
+            intake.take(unit, records)
+            intake.seal(unit)
+            return WAITING
+        channel = self._channel(request, channel_name)
+        if channel is None or channel.is_full:
+            intake.refuse(request.listener, request.source, RefusedReason.BUSY)
+            return busy(request)
+        _forget(request, channel.take_forgotten())
+        key = request.identities()
+        taken = channel.open_keyed(key[0]) if key else channel.open(request.identity(channel_name, request.body))
+        unit = Unit(request.listener, request.source, [taken.identity], partial(_on_settled, channel, taken))
+        unit.keeps_identity = channel.has_polled or key is not None
+        intake.take(unit, records)
+        intake.seal(unit)
+        if unit.outcome is Outcome.REFUSED:
+            return busy(request)  # at once, where it is known at once; else its number stays false
+        return _answer(SUCCESS, ack_id=taken.ack_id)
+
+    def _channel(self, request: Request, channel_name: bytes) -> Channel | None:
+        """The channel, made if need be; None: there are too many."""
+        seed = b"%b %d" % (request.source.address, request.intake.now_ms())
+        channel = self._acks.channel(_channel_key(request, channel_name), seed)
+        _forget(request, self._acks.take_forgotten())
+        return channel
+
+
+def health(request: Request) -> Answer:
+    """`/services/collector/health[/1.0]`"""
+    return _answer(UNHEALTHY if request.intake.blocked_by(request.listener) else HEALTHY)
+
+
+def options(_request: Request) -> Answer:
+    """`OPTIONS`: a collector is there."""
+    return Answer(200, b"", JSON, ((b"Allow", b"OPTIONS, POST"),))
+
+
+def busy(request: Request) -> Answer:
+    """503: the client sends the same request again."""
+    return _answer(SERVER_BUSY)._replace(headers=((b"Retry-After", b"%d" % BUSY_SECONDS),))
+
+
+def unauthorized(request: Request) -> Answer:
+    """401 without a token, 403 with a wrong one."""
+    return _answer(INVALID_TOKEN if request.headers.get(b"authorization") else TOKEN_REQUIRED)
+
+
+def _invalid_channel(request: Request) -> Answer:
+    """Channels are kept, by their names."""
+    request.intake.refuse(request.listener, request.source, RefusedReason.MALFORMED)
+    return _answer(INVALID_CHANNEL)
+
+
+def _forget(request: Request, identities: list[bytes]) -> None:
+    for identity in identities:
+        request.intake.forget(identity)
+
+
+def _on_settled(channel: Channel, taken: Taken, unit: Unit) -> None:
+    channel.on_settled(taken, unit.outcome is not Outcome.REFUSED, unit.keeps_identity)
+
+
+def _stored(unit: Unit) -> Answer:
+    if not unit.rejected:
+        return _answer(SUCCESS)
+    number = unit.rejected[0][0]
+    return _answer(INVALID_FORMAT, number if number >= 0 else None)
+
+
+def _answer(code: Code, event_number: int | None = None, ack_id: int | None = None) -> Answer:
+    words: dict[str, Any] = {"text": code.text, "code": code.number}
+    if event_number is not None:
+        words["invalid-event-number"] = event_number
+    if ack_id is not None:
+        words["ackId"] = ack_id
+    return Answer(code.status, encode_document(words), JSON)
+
+
+def _channel_of(request: Request) -> bytes:
+    return request.headers.get(CHANNEL_HEADER, b"").strip() or request.query.get("channel", "").strip().encode("utf-8", "replace")
+
+
+def _channel_key(request: Request, channel_name: bytes) -> bytes:
+    return b"%b\n%b\n%b" % (request.listener.name.encode(), request.principal, channel_name)
+
+
+_COLLECTOR = Collector()
+event, raw, ack = _COLLECTOR.event, _COLLECTOR.raw, _COLLECTOR.ack

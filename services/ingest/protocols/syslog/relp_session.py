@@ -1,0 +1,243 @@
+"""A RELP server on one connection: a frame is answered `200` when its line is where the listener's `acks` wants it, and in the order in which frames came.
+
+Owned by one connection. What arrives together is one unit with a digest for each frame; a sender that reconnects sends what was not answered again, and
+`intake.open_stream` knows it. What senders do with a no decides ours: librelp forgets a frame that is answered `500` and sends unanswered ones again. So a line
+that can never be stored is answered `500`, and one that was refused for now is not answered: the session ends, and its sender comes back with it.
+
+Weak: a frame that is repeated on the same connection (relppy does after 5 s) is known as such only while it is under way; later it ends the session.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from services.ingest.protocols.session import Connection
+from services.ingest.protocols.syslog.relp_frames import TRANSACTION_MAX, RelpFrame, RelpSplitter, is_cut, next_transaction
+from services.ingest.protocols.unfinished import Unfinished
+from services.ingest.records.intake import Oddity, RefusedReason
+from services.ingest.records.unit import Outcome, Unit
+from services.ingest.replay.identity import digest_of
+
+SOFTWARE = b"millrace"
+REASON_BYTES_MAX = 80
+CLOSED = "relp-closed"
+_OFFERS = b"200 OK\nrelp_version=0\nrelp_software=" + SOFTWARE + b"\ncommands=syslog"
+_SERVER_CLOSE = b"0 serverclose 0\n"
+
+
+class _Answer:
+    """What is owed to the sender, in order: for `transactions` of a unit, or `ready` bytes; then the session may end (`closes`)."""
+
+    __slots__ = ("closes", "is_settled", "ready", "size_bytes", "transactions", "unit")
+
+    def __init__(self, transactions: Sequence[int], unit: Unit | None, size_bytes: int = 0, ready: bytes = b"", closes: str = "") -> None:
+        self.transactions = transactions
+        self.unit = unit
+        self.size_bytes = size_bytes
+        self.ready = ready
+        self.closes = closes
+        self.is_settled = unit is None
+
+
+class RelpSession:
+    """`open`, `syslog`, `close`."""
+
+    __slots__ = (
+        "_answers",
+        "_connection",
+        "_expected",
+        "_frames_done",
+        "_is_ended",
+        "_is_lost",
+        "_is_open",
+        "_splitter",
+        "_stream",
+        "_unfinished",
+        "unsettled_bytes",
+    )
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        listener = connection.listener
+        self._splitter = RelpSplitter(listener.frame_bytes_max, listener.message_bytes_max)
+        self._stream = connection.intake.open_stream(listener, connection.source)
+        self._answers: deque[_Answer] = deque()
+        self._expected = 0
+        self._frames_done = 0
+        self._is_open = False
+        self._is_ended = False
+        self._is_lost = False
+        self._unfinished = Unfinished()
+        self.unsettled_bytes = 0
+
+    # -- in
+
+    @property
+    def buffered_bytes(self) -> int:
+        return self._splitter.buffered_bytes
+
+    def received(self, data: bytes | memoryview) -> None:
+        if self._is_ended:
+            return
+        texts: list[bytes] = []
+        expected = first = self._expected
+        for frame in self._splitter.feed(bytes(data)):
+            transaction, command, text = frame
+            if transaction == expected and command == b"syslog" and self._is_open:
+                texts.append(text)
+                expected = transaction + 1 if transaction < TRANSACTION_MAX else 1
+                continue
+            self._take(first, texts)
+            texts = []
+            self._expected = expected
+            if not self._on_command(frame):
+                break
+            expected = first = self._expected
+        self._expected = expected
+        self._take(first, texts)
+        if self._splitter.problem and not self._is_ended:
+            reason = RefusedReason.TOO_LARGE if self._splitter.problem == "frame too large" else RefusedReason.MALFORMED
+            self._connection.intake.refuse(self._connection.listener, self._connection.source, reason)
+            self._end("relp-" + self._splitter.problem.replace(" ", "-"))
+
+    def _take(self, first: int, texts: Sequence[bytes]) -> None:
+        if not texts:
+            return
+        connection = self._connection
+        self._frames_done += len(texts)
+        unit = Unit(connection.listener, connection.source, [digest_of(text) for text in texts], self._on_settled)
+        unit.stream = self._stream
+        answer = unit.context = _Answer(_transactions(first, len(texts)), unit, sum(map(len, texts)) + len(texts))
+        self.unsettled_bytes += answer.size_bytes
+        self._answers.append(answer)
+        if cut := sum(map(is_cut, texts)):
+            connection.intake.note(connection.listener, connection.source, Oddity.TRUNCATED, cut)
+        connection.intake.take_syslog(unit, texts)
+        connection.intake.seal(unit)
+
+    def _on_command(self, frame: RelpFrame) -> bool:
+        """Everything but the syslog frame that was expected. False when the session ends."""
+        transaction, command, data = frame
+        self._frames_done += 1
+        if command == b"open":
+            self._on_open(transaction, data)
+        elif not self._is_open:
+            self._refuse(transaction, b"the session is not open", "relp-not-open")
+        elif command == b"syslog" and self._is_repeated(transaction):
+            pass  # its answer is on its way
+        elif transaction != self._expected:
+            self._refuse(transaction, b"transaction %d was expected" % self._expected, "relp-transaction-order")
+        elif command == b"close":
+            self._stream.hurry()  # what is held back comes first, and then this is answered
+            self._answer(transaction, b"")
+            self._end(CLOSED)
+        else:
+            self._expected = next_transaction(transaction)
+            self._answer(transaction, b"500 command %b is not known" % command)
+        return not self._is_ended
+
+    def _on_open(self, transaction: int, offers: bytes) -> None:
+        if self._is_open:
+            self._refuse(transaction, b"the session is open already", "relp-opened-twice")
+            return
+        commands = [line.partition(b"=")[2].split(b",") for line in offers.split(b"\n") if line.startswith(b"commands=")]
+        if not any(b"syslog" in names for names in commands):
+            self._refuse(transaction, b"this server needs the command syslog, and it is not offered", "relp-no-syslog")
+            return
+        self._is_open = True
+        self._expected = next_transaction(transaction)
+        self._answer(transaction, _OFFERS)
+
+    def _is_repeated(self, transaction: int) -> bool:
+        return any(transaction in answer.transactions for answer in self._answers)
+
+    def finished(self) -> None:
+        """What is under way is still answered; the room closes when it is."""
+        if self._splitter.buffered_bytes and not self._is_ended:
+            self._connection.intake.refuse(self._connection.listener, self._connection.source, RefusedReason.INCOMPLETE)
+        if self._answers and self._is_ended:
+            self._stream.hurry()
+        elif not self._answers and self._connection.has_delivered:
+            self._stream.end(True)  # many a sender leaves without a `close`
+        else:
+            self._stream.leave()
+
+    def left(self) -> None:
+        if not self._is_ended:
+            self._stream.leave()
+
+    def lost(self) -> None:
+        self._is_lost = self._is_ended = True
+        self._stream.end(False)
+
+    def tick(self, now_ms: int) -> None:
+        if not self._is_ended and self._unfinished.is_overdue(self._frames_done, self._splitter.buffered_bytes, now_ms, self._connection.listener.idle_ms_max):
+            self._connection.intake.refuse(self._connection.listener, self._connection.source, RefusedReason.TIMED_OUT)
+            self._end("idle")
+
+    # -- out
+
+    def _answer(self, transaction: int, data: bytes) -> None:
+        self._owe(_Answer((), None, ready=_response(transaction, data)))
+
+    def _refuse(self, transaction: int, words: bytes, reason: str) -> None:
+        """A mistake of the sender's that nothing can follow."""
+        self._connection.intake.refuse(self._connection.listener, self._connection.source, RefusedReason.MALFORMED)
+        self._answer(transaction, b"500 " + words)
+        self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        """Take nothing more; answer what is under way, and close."""
+        self._is_ended = True
+        if reason != CLOSED:
+            self._stream.leave()  # the connection may take its time to close; its sender may be back before that
+        self._owe(_Answer((), None, ready=_SERVER_CLOSE, closes=reason))
+
+    def _owe(self, answer: _Answer) -> None:
+        self._answers.append(answer)
+        self._pay()
+
+    def _on_settled(self, unit: Unit) -> None:
+        unit.context.is_settled = True
+        self.unsettled_bytes -= unit.context.size_bytes
+        self._pay()
+
+    def _pay(self) -> None:
+        """Send the answers that are known, up to the first that is not."""
+        answers = self._answers
+        while answers and answers[0].is_settled:
+            answer = answers.popleft()
+            unit = answer.unit
+            if self._is_lost:
+                continue
+            if unit is not None and unit.outcome is Outcome.REFUSED:
+                answers.clear()
+                self._is_ended = True
+                self._stream.leave()
+                answer = _Answer((), None, ready=_SERVER_CLOSE, closes="relp-refused")
+            elif unit is not None:
+                answer.ready = _responses(answer.transactions, unit.rejected)
+            self._connection.send(answer.ready)
+            if answer.closes == CLOSED:
+                self._stream.end(True)
+            if answer.closes:
+                self._connection.close(answer.closes)
+
+
+def _transactions(first: int, count: int) -> Sequence[int]:
+    if first + count <= TRANSACTION_MAX + 1:
+        return range(first, first + count)
+    return [(first + index - 1) % TRANSACTION_MAX + 1 for index in range(count)]
+
+
+def _responses(transactions: Sequence[int], rejected: Sequence[tuple[int, str]]) -> bytes:
+    responses = [b"%d rsp 6 200 OK\n" % transaction for transaction in transactions]
+    for index, reason in rejected:
+        if 0 <= index < len(responses):
+            responses[index] = _response(transactions[index], b"500 " + reason.encode()[:REASON_BYTES_MAX].replace(b"\n", b" "))
+    return b"".join(responses)
+
+
+def _response(transaction: int, data: bytes) -> bytes:
+    return b"%d rsp %d %b\n" % (transaction, len(data), data) if data else b"%d rsp 0\n" % transaction

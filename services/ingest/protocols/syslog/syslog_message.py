@@ -1,0 +1,157 @@
+"""Parses one syslog message: RFC 5424 by splitting at spaces, everything older by `syslog_legacy`. Never fails, never drops a byte.
+
+Owned by one connection or socket of the ingest agent (`SyslogParser` holds caches). What cannot be parsed keeps its raw bytes and
+says why in `parse_error`; fields that could still be made out are filled in. Structured data stays raw here and is read later.
+
+Weak: only version 1 of RFC 5424 is known; the empty fields of a header with doubled spaces are taken for nil.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, tzinfo
+from typing import NamedTuple
+
+from services.ingest.protocols.syslog.structured_data import end_of_structured_data
+from services.ingest.protocols.syslog.syslog_legacy import read_legacy
+from services.ingest.protocols.syslog.syslog_timestamp import Instant, TimestampReader
+
+DEFAULT_FACILITY, DEFAULT_SEVERITY = 1, 5  # user.notice = 13, what RFC 3164 4.3.3 gives a message without a priority
+PRIORITY_MAX = 191
+_TRAILERS = b"\r\n\0"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_HEADER_FIELDS = 7  # <PRI>1 TIMESTAMP HOSTNAME APP-NAME PROCID MSGID and all that follows
+
+EMPTY = "empty"
+NO_PRIORITY = "no priority"
+BAD_PRIORITY = "bad priority"
+BAD_TIMESTAMP = "bad timestamp"
+BAD_STRUCTURED_DATA = "bad structured data"
+INCOMPLETE_HEADER = "incomplete header"
+
+
+def _priorities(suffix: bytes) -> dict[bytes, tuple[int, int]]:
+    """`<0>` … `<191>` with their facility and severity, also zero-padded as some devices write them."""
+    table = {}
+    for priority in range(PRIORITY_MAX + 1):
+        for form in (b"<%d>", b"<%02d>", b"<%03d>"):
+            table[form % priority + suffix] = (priority >> 3, priority & 7)
+    return table
+
+
+_PRIORITIES = _priorities(b"")
+RFC5424_STARTS = _priorities(b"1")
+"""The first field of a message of RFC 5424: its facility and severity."""
+
+
+class SyslogMessage(NamedTuple):
+    """One message as its sender meant it; nil and absent fields are None, `raw` is what came from the network."""
+
+    facility: int
+    severity: int
+    instant: Instant | None
+    host: bytes | None
+    app: bytes | None
+    proc_id: bytes | None
+    msg_id: bytes | None
+    structured_data: bytes
+    message: bytes
+    raw: bytes
+    parse_error: str | None = None
+
+
+class SyslogParser:
+    """`parse` with its caches. `time_zone` is meant for times that name none."""
+
+    def __init__(self, time_zone: tzinfo = UTC) -> None:
+        self.timestamps = TimestampReader(time_zone)
+
+    def parse(self, raw: bytes, arrival_ms: int) -> SyslogMessage:
+        """`raw` is one datagram or one frame's content, line ends and NULs at its end included or not."""
+        text = raw.rstrip(_TRAILERS) if raw and raw[-1] < 0x20 else raw
+        fields = text.split(b" ", _HEADER_FIELDS - 1)
+        priority = RFC5424_STARTS.get(fields[0])
+        if priority is not None:
+            if len(fields) < _HEADER_FIELDS:
+                message = self._parse_incomplete(raw, fields, priority)
+            else:
+                message = self._parse_rfc5424(raw, fields, priority)
+            if message is not None:
+                return message
+        return self._parse_legacy(raw, text, arrival_ms)
+
+    def _parse_rfc5424(self, raw: bytes, fields: list[bytes], priority: tuple[int, int]) -> SyslogMessage | None:
+        _, time, host, app, proc_id, msg_id, rest = fields
+        instant = parse_error = None
+        if time != b"-":
+            instant = self.timestamps.read_rfc3339(time)
+            if instant is None:
+                parse_error = BAD_TIMESTAMP
+        structured_data = b""
+        if rest[:2] == b"- " or rest == b"-":
+            message = rest[2:]
+        elif (end := end_of_structured_data(rest, 0)) > 0:
+            structured_data, message = rest[:end], rest[end + 1 :]
+        elif parse_error:
+            return None  # neither a time nor structured data: an old-style text that starts with `1 `
+        else:
+            message, parse_error = rest, BAD_STRUCTURED_DATA
+        return SyslogMessage(
+            priority[0],
+            priority[1],
+            instant,
+            None if host == b"-" else host or None,
+            None if app == b"-" else app or None,
+            None if proc_id == b"-" else proc_id or None,
+            None if msg_id == b"-" else msg_id or None,
+            structured_data,
+            _without_mark(_without_doubled_space(message)),
+            raw,
+            parse_error,
+        )
+
+    def _parse_incomplete(self, raw: bytes, fields: list[bytes], priority: tuple[int, int]) -> SyslogMessage | None:
+        """A header that ends early: still RFC 5424 if what stands where the time belongs is one."""
+        if len(fields) < 2 or (fields[1] != b"-" and self.timestamps.read_rfc3339(fields[1]) is None):
+            return None
+        padded = fields + [b"-"] * (_HEADER_FIELDS - len(fields))
+        message = self._parse_rfc5424(raw, padded, priority)
+        return message._replace(parse_error=INCOMPLETE_HEADER) if message else None
+
+    def _parse_legacy(self, raw: bytes, text: bytes, arrival_ms: int) -> SyslogMessage:
+        priority: tuple[int, int] | None = (DEFAULT_FACILITY, DEFAULT_SEVERITY)
+        position = 0
+        if text[:1] == b"<":
+            position = text.find(b">", 1, 5) + 1
+            priority = _PRIORITIES.get(text[:position])
+        elif not text:
+            return _unparsed(raw, text, EMPTY)
+        if priority is None:
+            return _unparsed(raw, text, BAD_PRIORITY)
+        content = read_legacy(text, position, arrival_ms, self.timestamps)
+        if position == 0 and content.instant is None and content.msg_id is None:
+            return _unparsed(raw, text, NO_PRIORITY)
+        return SyslogMessage(
+            priority[0],
+            priority[1],
+            content.instant,
+            content.host,
+            content.app,
+            content.proc_id or None,
+            content.msg_id,
+            content.structured_data,
+            _without_mark(content.message),
+            raw,
+        )
+
+
+def _unparsed(raw: bytes, text: bytes, parse_error: str) -> SyslogMessage:
+    return SyslogMessage(DEFAULT_FACILITY, DEFAULT_SEVERITY, None, None, None, None, None, b"", text, raw, parse_error)
+
+
+def _without_mark(message: bytes) -> bytes:
+    return message[3:] if message[:3] == _BYTE_ORDER_MARK else message
+
+
+def _without_doubled_space(message: bytes) -> bytes:
+    """rsyslog relays an RFC 3164 text with the space behind its tag; one space more than the separator is that one, a deeper indent is the sender's own."""
+    return message[1:] if message[:1] == b" " and message[1:2] != b" " else message

@@ -1,0 +1,144 @@
+"""Turns a parsed syslog message into a record: JSON value, key, timestamp and headers.
+
+Owned by the ingest agent. The value is one JSON object whose fields are always there (null when the sender left them out):
+time, host, app, proc_id, msg_id, severity, severity_name, facility, facility_name, structured_data ({id: {name: value, or a list of
+values where a name is repeated}}), message. A message that could not be parsed also has "parsed": false, "parse_error" and "raw".
+Bytes that are not UTF-8 become U+FFFD in the texts, and "raw_base64" then carries what was received.
+
+Weak: the record's timestamp believes the sender's clock within a day ahead and ten years back.
+"""
+
+from __future__ import annotations
+
+import binascii
+from typing import Any, NamedTuple
+
+import orjson
+
+from appliance.records.builder import encode_headers
+from appliance.records.varint import encode_varint
+from appliance.senders.syslog_names import FACILITY_NAMES, SEVERITY_NAMES
+from services.ingest.protocols.syslog.structured_data import read_structured_data
+from services.ingest.protocols.syslog.syslog_framing import CutMessage
+from services.ingest.protocols.syslog.syslog_message import SyslogMessage
+
+KEYS = ("host", "app", "none")
+_DAY_MS = 86_400_000
+FUTURE_MS_MAX = _DAY_MS
+PAST_MS_MAX = 3653 * _DAY_MS
+HEADER_CACHE_ENTRIES_MAX = 4096
+
+
+class EventSource(NamedTuple):
+    """Where a message came from: the peer's address as text with its port, the same without, the transport, and what a proxy header claimed."""
+
+    address: bytes
+    host: bytes
+    transport: bytes
+    proxied_source: bytes | None = None
+
+
+class Event(NamedTuple):
+    """One record to be appended; `headers` is encoded, as `BatchBuilder.append` takes it."""
+
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes
+    headers: bytes
+
+
+class EventBuilder:
+    """`build` with the choice of key and a cache of header sections: of one source only the time of arrival changes."""
+
+    def __init__(self, key: str = "host", listener: bytes = b"", is_raw: bool = False) -> None:
+        """`listener` is named in the headers, if it is given; `is_raw`: the value is what the sender wrote."""
+        if key not in KEYS:
+            raise ValueError(f"a syslog record's key is one of {', '.join(KEYS)}, not {key!r}")
+        self.is_keyed_by_host = key == "host"
+        self.is_keyed_by_app = key == "app"
+        self.is_raw = is_raw
+        self._listener = listener
+        self._value_of = raw_of if is_raw else value_of
+        self._around_arrival: dict[tuple[EventSource, bool], tuple[bytes, bytes]] = {}
+        self._arrival_ms = -1
+        self._arrival = b""
+
+    def build(self, message: SyslogMessage, source: EventSource, arrival_ms: int) -> Event:
+        """The record of one message that arrived from `source` at `arrival_ms`."""
+        timestamp_ms = arrival_ms
+        if message.instant is not None:
+            time_ms = message.instant[0]
+            if arrival_ms - PAST_MS_MAX <= time_ms <= arrival_ms + FUTURE_MS_MAX and time_ms >= 0:
+                timestamp_ms = time_ms
+        if self.is_keyed_by_host:
+            key = message.host or source.host  # a device that does not name itself still keeps its order
+        else:
+            key = message.app if self.is_keyed_by_app else None  # type: ignore[assignment]
+        return Event(timestamp_ms, key, self._value_of(message), self.headers(source, arrival_ms, type(message.raw) is CutMessage))
+
+    def headers(self, source: EventSource, arrival_ms: int, is_cut: bool) -> bytes:
+        """source, transport, arrival_ms; also truncated and proxied_source where they apply."""
+        if arrival_ms != self._arrival_ms:
+            self._arrival_ms = arrival_ms
+            digits = b"%d" % arrival_ms
+            self._arrival = encode_varint(len(digits)) + digits
+        around = self._around_arrival.get((source, is_cut))
+        if around is None:
+            if len(self._around_arrival) >= HEADER_CACHE_ENTRIES_MAX:
+                self._around_arrival.clear()
+            around = self._around_arrival[source, is_cut] = self._headers_around_arrival(source, is_cut)
+        return around[0] + self._arrival + around[1]
+
+    def _headers_around_arrival(self, source: EventSource, is_cut: bool) -> tuple[bytes, bytes]:
+        """What stands before the time of arrival, and behind it: that is all that changes."""
+        behind = [("truncated", b"true")] if is_cut else []
+        if source.proxied_source is not None:
+            behind.append(("proxied_source", source.proxied_source))
+        if self._listener:
+            behind.append(("listener", self._listener))
+        before = [("source", source.address), ("transport", source.transport), ("arrival_ms", b"")]
+        count_bytes = len(encode_varint(len(before)))
+        encoded = encode_headers(before)[count_bytes : -len(encode_varint(0))]
+        return encode_varint(len(before) + len(behind)) + encoded, encode_headers(behind)[len(encode_varint(len(behind))) :]
+
+
+def timestamp_of(time_ms: int, arrival_ms: int) -> int:
+    """A record's timestamp: the sender's time, if it lies between ten years back and one day ahead of the arrival."""
+    return time_ms if arrival_ms - PAST_MS_MAX <= time_ms <= arrival_ms + FUTURE_MS_MAX and time_ms >= 0 else arrival_ms
+
+
+def raw_of(message: SyslogMessage) -> bytes:
+    """What the sender wrote."""
+    return message.raw
+
+
+def value_of(message: SyslogMessage) -> bytes:
+    """The JSON of a message."""
+    try:
+        return orjson.dumps(_document(message, "strict"))
+    except UnicodeDecodeError:
+        document = _document(message, "replace")
+        document["raw_base64"] = binascii.b2a_base64(message.raw, newline=False).decode()
+        return orjson.dumps(document)
+
+
+def _document(message: SyslogMessage, errors: str) -> dict[str, Any]:
+    facility, severity, instant, host, app, proc_id, msg_id, structured_data, text, raw, parse_error = message
+    document = {
+        "time": instant and instant[1].decode(),
+        "host": host and host.decode("utf-8", errors),
+        "app": app and app.decode("utf-8", errors),
+        "proc_id": proc_id and proc_id.decode("utf-8", errors),
+        "msg_id": msg_id and msg_id.decode("utf-8", errors),
+        "severity": severity,
+        "severity_name": SEVERITY_NAMES[severity],
+        "facility": facility,
+        "facility_name": FACILITY_NAMES[facility],
+        "structured_data": read_structured_data(structured_data.decode("utf-8", errors)) if structured_data else {},
+        "message": text.decode("utf-8", errors),
+    }
+    if parse_error is not None:
+        document["parsed"] = False
+        document["parse_error"] = parse_error
+        document["raw"] = raw.decode("utf-8", errors)
+    return document

@@ -1,0 +1,135 @@
+"""Who leads each partition that an ingest writes to, whose budget its batches are charged to, and which partitions take no lines now.
+
+Owned by the outlet; from the metadata image, the dead disks and what is charged. A place is a disk of this box, or another box; one beyond its budget
+blocks its partitions, and no others. A partition whose disk is dead is stood in for by the next one that lives, if it has no replica on another box: then its
+leader moves in a moment, and its lines wait for that. Weak: "dead" is this box's opinion; lines that a dead disk may have taken are stored again elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from appliance.base.model import NO_LEADER
+from appliance.cluster.metadata_image import PartitionImage, TopicImage
+from appliance.shm.counters import Counters
+from services.ingest.producer.ingest_lane import Lane, Place
+from services.ingest.records.partitioner import stand_in
+
+UNBLOCK_SHARE = 0.75
+"""A blocked place takes lines again when it is down to this share of its budget, so that senders are not stopped and started with every batch."""
+Key = tuple[str, int]
+
+
+class IngestPlaces:
+    """`blocked` and `dead` by topic; `on_changed(topic)` tells when they are others."""
+
+    def __init__(self, broker_id: int, budget_bytes: int, counters: Counters, can_spool: Callable[[Key], bool], on_changed: Callable[[str], None]) -> None:
+        self._broker_id = broker_id
+        self._budget_bytes = budget_bytes
+        self._can_spool = can_spool
+        """Whether a partition whose budget is used up may go on, because its batches can wait on disk."""
+        self._on_changed = on_changed
+        self._partitions: dict[str, Sequence[PartitionImage]] = {}
+        self.topic_ids: dict[str, bytes] = {}
+        self._dead_disks: frozenset[str] = frozenset()
+        self._charged: dict[Place, int] = {}
+        self._over_budget: set[Place] = set()
+        self.dead: dict[str, frozenset[int]] = {}
+        """Partitions that others stand in for."""
+        self.blocked: dict[str, frozenset[int]] = {}
+        self._blockings = counters.counter("ingest.disk_over_budget")
+        self._led = counters.gauge("ingest.partitions_led")
+
+    # -- what is where
+
+    def set_topic(self, topic: str, image: TopicImage | None) -> None:
+        """A topic as the metadata image has it now; None: it is gone."""
+        if image is not None and image.partitions:
+            self._partitions[topic] = image.partitions
+            self.topic_ids[topic] = image.topic_id
+        else:
+            self._partitions.pop(topic, None)
+            self.topic_ids.pop(topic, None)
+        self._led.set(sum(image.leader == self._broker_id for images in self._partitions.values() for image in images))
+
+    def set_dead_disks(self, disks: frozenset[str]) -> None:
+        self._dead_disks = disks
+
+    def refresh(self) -> None:
+        """Something is elsewhere, or dead, or lives again."""
+        for topic, images in self._partitions.items():
+            dead = frozenset(number for number, image in enumerate(images) if self._is_dead(image))
+            self.dead[topic] = dead if len(dead) < len(images) else frozenset()  # nobody to stand in: lines wait, as for one that is slow
+        for topic in [topic for topic in self.dead if topic not in self._partitions]:
+            del self.dead[topic]
+        self.look_at_budgets()
+
+    def _is_dead(self, image: PartitionImage) -> bool:
+        return image.disk in self._dead_disks and len(image.replicas) < 2 and image.leader in (NO_LEADER, self._broker_id)
+
+    def leader_and_place(self, key: Key) -> tuple[int, Place]:
+        """The broker that leads, and who is charged."""
+        topic, partition = key
+        images = self._partitions.get(topic, ())
+        if partition >= len(images):
+            return NO_LEADER, ""
+        image = images[partition]
+        if image.leader not in (NO_LEADER, self._broker_id):
+            return image.leader, f"box {image.leader}"
+        return image.leader, image.disk or ""
+
+    def partition_count(self, topic: str) -> int:
+        return len(self._partitions.get(topic, ()))
+
+    def living(self, key: Key) -> int:
+        """The partition that takes this one's batches."""
+        topic, partition = key
+        count = self.partition_count(topic)
+        if not count:
+            return partition
+        return stand_in(partition % count, count, self.dead.get(topic, frozenset()))
+
+    def move(self, lane: Lane) -> None:
+        """Leader and place of a lane as they are now; what it holds is charged there."""
+        leader, place = self.leader_and_place((lane.topic, lane.partition))
+        lane.leader = leader
+        if place != lane.place:
+            self._add(lane.place, -lane.charged)
+            self._add(place, lane.charged)
+            lane.place = place
+
+    # -- what is charged
+
+    def _add(self, place: Place, charge: int) -> None:
+        self._charged[place] = self._charged.get(place, 0) + charge
+
+    def charge(self, place: Place, charge: int) -> None:
+        charged = self._charged[place] = self._charged.get(place, 0) + charge
+        if charged >= self._budget_bytes and place not in self._over_budget:
+            self._blockings.add()
+            self.look_at_budgets()
+
+    def discharge(self, place: Place, charge: int) -> None:
+        charged = self._charged[place] = self._charged[place] - charge
+        if place in self._over_budget and charged <= self._budget_bytes * UNBLOCK_SHARE:
+            self.look_at_budgets()
+
+    def is_over(self, place: Place) -> bool:
+        return place in self._over_budget
+
+    @property
+    def has_any_over(self) -> bool:
+        return bool(self._over_budget)
+
+    def look_at_budgets(self) -> None:
+        for place, charged in self._charged.items():
+            if charged >= self._budget_bytes:
+                self._over_budget.add(place)
+            elif charged <= self._budget_bytes * UNBLOCK_SHARE:
+                self._over_budget.discard(place)
+        for topic, images in self._partitions.items():
+            self.blocked[topic] = frozenset(partition for partition in range(len(images)) if self._is_blocked((topic, self.living((topic, partition)))))
+            self._on_changed(topic)
+
+    def _is_blocked(self, key: Key) -> bool:
+        return bool(self._over_budget) and self.leader_and_place(key)[1] in self._over_budget and not self._can_spool(key)

@@ -1,0 +1,204 @@
+"""The topics that an ingest writes to: a batcher for each that is there, a backlog for each that is being made.
+
+Owned by one ingest agent. A topic is asked of the controller when a record needs it, and again every second until the image has it; a topic that was made
+anew under its name begins with a new batcher. Weak: a name that the controller refuses is asked for again and again; the table's names are checked at start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import orjson
+
+from appliance.base.clock import Clock
+from appliance.base.logging import Logger
+from appliance.base.model import TopicId
+from appliance.base.settings import Box
+from appliance.cluster.metadata_image import MetadataImage, TopicImage
+from appliance.ipc.controller_frames import AUTO_CREATE
+from appliance.ipc.controller_link import ControllerLink
+from services.ingest.producer.ingest_outlet import IngestOutlet
+from services.ingest.records.batcher import Acceptance, Batcher
+from services.ingest.records.topic_backlog import Collector, Delayed, TopicBacklog
+
+ASK_AGAIN_NS = 1_000_000_000
+CREATE_TIMEOUT_MS = 5_000
+_THERE = (0, 36)
+"""No error, and TOPIC_ALREADY_EXISTS."""
+
+
+class IngestTopic:
+    """One of them. `collector` changes: ask for it at each use."""
+
+    __slots__ = ("ask_at_ns", "collector", "name", "topic_id")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.collector: Collector = TopicBacklog()
+        self.topic_id: TopicId | None = None
+        """None: it is not there."""
+        self.ask_at_ns = 0
+
+    @property
+    def is_blocked(self) -> bool:
+        """None of its partitions takes anything."""
+        return self.collector.is_blocked
+
+
+class IngestTopics:
+    """All of one ingest. `on_too_large`: a record of a backlog that no batch may hold; `on_batched`: every one that was in a backlog."""
+
+    def __init__(
+        self, box: Box, default: str, outlet: IngestOutlet, controller: ControllerLink, clock: Clock, log: Logger, on_stale: Callable[[], None]
+    ) -> None:
+        """`default` is needed always: nothing is read before it is there."""
+        self._box = box
+        self._default = default
+        self._outlet = outlet
+        self._controller = controller
+        self._clock = clock
+        self._log = log
+        self._on_stale = on_stale
+        self._image = MetadataImage.empty()
+        self._topics: dict[str, IngestTopic] = {}
+        self._missing: dict[str, IngestTopic] = {}
+        self.on_too_large: Callable[[Delayed], None] = lambda _delayed: None
+        self.on_batched: Callable[[Delayed], None] = lambda _delayed: None
+
+    def of(self, name: str) -> IngestTopic:
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = self._topics[name] = IngestTopic(name)
+            self._on_image(topic, self._image.topics.get(name))
+            self._outlet.refresh()
+        return topic
+
+    def is_there(self, name: str) -> bool:
+        """Whether the image has it."""
+        return name in self._image.topics
+
+    def set_image(self, image: MetadataImage) -> None:
+        """All topics as they are now."""
+        self._image = image
+        for topic in self._topics.values():
+            self._on_image(topic, image.topics.get(topic.name))
+
+    def _on_image(self, topic: IngestTopic, image: TopicImage | None) -> None:
+        """It came, changed, went, or was made anew."""
+        partitions = image.partitions if image is not None else ()
+        self._outlet.places.set_topic(topic.name, image)
+        if image is None or not partitions:
+            topic.topic_id = None
+            self._missing[topic.name] = topic
+            self._end(topic)
+            return
+        self._missing.pop(topic.name, None)
+        collector = topic.collector
+        if not isinstance(collector, Batcher) or topic.topic_id not in (None, image.topic_id):
+            collector = self._begin(topic, len(partitions))
+        elif len(partitions) > collector.partition_count:
+            collector.resize(len(partitions))
+        topic.topic_id = image.topic_id
+        collector.limit(int(image.config.get("max.message.bytes", self._box.integer("message.max.bytes"))))
+
+    def _end(self, topic: IngestTopic) -> None:
+        """It is gone: what is open goes to the outlet, what comes waits until it is made again."""
+        if isinstance(topic.collector, Batcher):
+            topic.collector.close_all()
+            self._outlet.put(topic.name, topic.collector.take_ready())
+            topic.collector = TopicBacklog()
+
+    def _begin(self, topic: IngestTopic, partition_count: int) -> Batcher:
+        """A new batcher; what the old one or the backlog holds goes on."""
+        box, old = self._box, topic.collector
+        fresh = Batcher(partition_count, box.integer("ingest.batch.bytes"), box.integer("ingest.batch.ms"), box.integer("message.max.bytes"))
+        topic.collector = fresh
+        if isinstance(old, Batcher):
+            old.close_all()
+            self._outlet.put(topic.name, old.take_ready())
+            return fresh
+        now_ms = self._clock.monotonic_ms()
+        for delayed in old.take():
+            if fresh.append(delayed.event, now_ms, delayed.unit, True, delayed.identity, delayed.ordinal, delayed.is_copy) is Acceptance.TOO_LARGE:
+                self.on_too_large(delayed)
+            self.on_batched(delayed)
+        return fresh
+
+    def on_blocks(self, name: str) -> None:
+        """Other partitions of it are blocked, or stood in for, than before."""
+        topic = self._topics.get(name)
+        if topic is None or not isinstance(topic.collector, Batcher):
+            return
+        blocked = self._outlet.places.blocked.get(name, frozenset())
+        topic.collector.block(blocked)
+        topic.collector.avoid(self._outlet.places.dead.get(name, frozenset()))
+
+    def still_blocks(self, key: tuple[str, int]) -> bool:
+        """Whether a partition that slowed a sender down still takes no more."""
+        topic = self._topics[key[0]]
+        if isinstance(topic.collector, TopicBacklog):
+            return topic.collector.is_blocked
+        return key[1] in self._outlet.places.blocked.get(key[0], frozenset())
+
+    # -- in turns
+
+    def close_batches(self, now_ns: int) -> int:
+        """Give the outlet what is full, due, or awaited; how many batches."""
+        now_ms = now_ns // 1_000_000
+        closed = 0
+        for topic in self._topics.values():
+            batcher = topic.collector
+            if not isinstance(batcher, Batcher):
+                continue
+            batcher.close_due(now_ms)
+            if batcher.has_awaited:
+                batcher.close_awaited(lambda partition, name=topic.name: self._outlet.has_room(name, partition))  # type: ignore[misc]
+            if ready := batcher.take_ready():
+                closed += len(ready)
+                self._outlet.put(topic.name, ready)
+        return closed
+
+    def close_all(self) -> None:
+        """The process ends: nothing stays open."""
+        for topic in self._topics.values():
+            if isinstance(topic.collector, Batcher):
+                topic.collector.close_all()
+                self._outlet.put(topic.name, topic.collector.take_ready())
+
+    def give_up(self) -> list[Delayed]:
+        """The process ends: what waits for topics that never came."""
+        return [delayed for topic in self._topics.values() if isinstance(topic.collector, TopicBacklog) for delayed in topic.collector.take()]
+
+    def wait_ms(self, now_ns: int, limit_ms: int) -> int:
+        """How long until a batch is due, at most `limit_ms`."""
+        for topic in self._topics.values():
+            if isinstance(topic.collector, Batcher):
+                wait_ms = topic.collector.wait_ms(now_ns // 1_000_000)
+                if wait_ms is not None and wait_ms < limit_ms:
+                    limit_ms = wait_ms
+        return limit_ms
+
+    def ask(self, now_ns: int) -> None:
+        """Ask the controller for topics that are not there."""
+        if self._image.generation == 0:
+            return
+        due = [topic for topic in self._missing.values() if now_ns >= topic.ask_at_ns and self._is_needed(topic)]
+        if due:
+            for topic in due:
+                topic.ask_at_ns = now_ns + ASK_AGAIN_NS
+            partitions = self._box.integer("ingest.syslog.partitions")
+            payload = orjson.dumps({"topics": {topic.name: partitions for topic in due}})
+            self._controller.request(AUTO_CREATE, payload, CREATE_TIMEOUT_MS, lambda answer: self._on_answer([topic.name for topic in due], answer))
+
+    def _is_needed(self, topic: IngestTopic) -> bool:
+        """Who deletes a topic that nobody writes to does not get it back."""
+        has_backlog = isinstance(topic.collector, TopicBacklog) and len(topic.collector) > 0
+        return topic.name == self._default or has_backlog or self._outlet.holds(topic.name)
+
+    def _on_answer(self, names: list[str], answer: bytes | None) -> None:
+        self._on_stale()
+        errors = orjson.loads(answer)["errors"] if answer else {}
+        for name in names:
+            if errors.get(name, 0) not in _THERE:
+                words = f"topic {name} was not created by the controller (Kafka error {errors[name]}); it is asked again"
+                self._log.warning(words, topic=name, peer="controller")

@@ -1,0 +1,197 @@
+"""The records of the replay journal: what a new life of an ingest must know to recognise what senders bring again.
+
+Pure; bytes to values and back. A file of the journal is a sequence of records, each `<IIB` (CRC-32C of what follows it, length of what follows these nine
+bytes, kind) and its content, little-endian. A record that does not hold together ends its file: what is behind it was written by nobody or after a damage.
+Weak spot: a file that was cut exactly between two records looks whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from struct import Struct
+from struct import error as StructError
+from typing import Final, NamedTuple
+
+from appliance.records.crc32c import crc32c
+from services.ingest.replay.alignment import DIGEST_BYTES
+from services.ingest.replay.identity import IDENTITY_BYTES
+from services.ingest.replay.replay_memory import Part
+
+_FRAME: Final = Struct("<IIB")
+_BATCH: Final = Struct("<16siqiiiHI")  # topic id, partition, producer id, producer epoch, base sequence, record count, bytes of the topic's name, parts
+_PART: Final = Struct(f"<{IDENTITY_BYTES}sQI")
+_DONE: Final = Struct("<qiiB")
+_FRAMES: Final = Struct(f"<{IDENTITY_BYTES}sQHHI")  # stream, first serial, bytes of the listener's name, bytes of the host, frames
+_STORED: Final = Struct(f"<{IDENTITY_BYTES}sQHI")  # identity, first ordinal, bytes of the topic's name, bytes of the bits
+_CRC_COVERS_FROM: Final = 4
+BOOT_BYTES: Final = 16
+RECORD_BYTES_MAX: Final = 256 << 20
+assert _FRAME.size == _CRC_COVERS_FROM + 4 + 1
+
+
+class Kind(IntEnum):
+    """Of a record. The values are on disk."""
+
+    BATCH = 1
+    DONE = 2
+    FRAMES = 3
+    FORGOTTEN = 4
+    STORED = 5
+    BEGUN = 6
+
+
+class JournalledBatch(NamedTuple):
+    """A batch that is about to be offered under this stamp, with what it holds of identities. Of a producer id there is one partition."""
+
+    topic: str
+    topic_id: bytes
+    partition: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+    parts: Sequence[Part]
+
+    @property
+    def stamp(self) -> tuple[int, int, int]:
+        return self.producer_id, self.producer_epoch, self.base_sequence
+
+
+class Done(NamedTuple):
+    """What became of the batch with this stamp."""
+
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    is_stored: bool
+
+
+class Frames(NamedTuple):
+    """Frames of a stream, `DIGEST_BYTES` each."""
+
+    identity: bytes
+    first_serial: int
+    listener: str
+    host: bytes
+    digests: bytes
+
+
+class Forgotten(NamedTuple):
+    """Nothing of it will be sent again, or what is will be new: a stream whose sender has every answer, a request whose sender asked for it to be forgotten."""
+
+    identity: bytes
+
+
+class Stored(NamedTuple):
+    """Records of an identity that are stored in a topic: bit n is ordinal `first` + n."""
+
+    identity: bytes
+    first: int
+    topic: str
+    bits: int
+
+
+class Begun(NamedTuple):
+    """A file's first record: the boot of the machine in which it was written. What it says is stored a power cut may have taken from the log since."""
+
+    boot: bytes
+
+
+UNKNOWN_BOOT: Final = Begun(bytes(BOOT_BYTES))
+JournalRecord = JournalledBatch | Done | Frames | Forgotten | Stored | Begun
+
+
+def encode(record: JournalRecord) -> bytes:
+    """With its CRC."""
+    kind, content = _content(record)
+    rest = _FRAME.pack(0, len(content), kind)[_CRC_COVERS_FROM:] + content
+    return crc32c(rest).to_bytes(_CRC_COVERS_FROM, "little") + rest
+
+
+def _content(record: JournalRecord) -> tuple[Kind, bytes]:
+    if isinstance(record, JournalledBatch):
+        topic = record.topic.encode()
+        parts = record.parts
+        fixed = _BATCH.pack(
+            record.topic_id, record.partition, record.producer_id, record.producer_epoch, record.base_sequence, record.record_count, len(topic), len(parts)
+        )
+        return Kind.BATCH, b"".join([fixed, topic, *[_PART.pack(*part) for part in parts]])
+    if isinstance(record, Done):
+        return Kind.DONE, _DONE.pack(*record)
+    if isinstance(record, Frames):
+        listener = record.listener.encode()
+        fixed = _FRAMES.pack(record.identity, record.first_serial, len(listener), len(record.host), len(record.digests) // DIGEST_BYTES)
+        return Kind.FRAMES, b"".join((fixed, listener, record.host, record.digests))
+    if isinstance(record, Forgotten):
+        return Kind.FORGOTTEN, record.identity
+    if isinstance(record, Begun):
+        return Kind.BEGUN, record.boot
+    topic = record.topic.encode()
+    bits = record.bits.to_bytes((record.bits.bit_length() + 7) // 8, "little")
+    return Kind.STORED, _STORED.pack(record.identity, record.first, len(topic), len(bits)) + topic + bits
+
+
+class Damaged(ValueError):
+    """A record that does not hold together; `position` is where it begins."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__(f"the record at {position} does not hold together")
+        self.position = position
+
+
+def decode_all(content: bytes) -> Iterator[JournalRecord]:
+    """The records of a file. Raises `Damaged` behind the last whole one."""
+    position = 0
+    while position < len(content):
+        if len(content) - position < _FRAME.size:
+            raise Damaged(position)
+        crc, size_bytes, kind = _FRAME.unpack_from(content, position)
+        begin, end = position + _FRAME.size, position + _FRAME.size + size_bytes
+        if size_bytes > RECORD_BYTES_MAX or end > len(content) or crc32c(memoryview(content)[position + _CRC_COVERS_FROM : end]) != crc:
+            raise Damaged(position)
+        try:
+            record = _decode(kind, content[begin:end])
+        except (StructError, ValueError) as error:
+            raise Damaged(position) from error
+        if record is not None:
+            yield record
+        position = end
+
+
+def _decode(kind: int, content: bytes) -> JournalRecord | None:
+    """None: of a kind that a later version writes."""
+    if kind == Kind.BATCH:
+        *fixed, topic_size, part_count = _BATCH.unpack_from(content)
+        parts_at = _BATCH.size + topic_size
+        if len(content) != parts_at + part_count * _PART.size:
+            raise ValueError("parts do not fill the record")
+        topic_id, partition, producer_id, producer_epoch, base_sequence, record_count = fixed
+        parts = list(_PART.iter_unpack(content[parts_at:]))
+        topic = content[_BATCH.size : parts_at].decode()
+        return JournalledBatch(topic, topic_id, partition, producer_id, producer_epoch, base_sequence, record_count, parts)
+    if kind == Kind.DONE:
+        producer_id, producer_epoch, base_sequence, is_stored = _DONE.unpack(content)
+        return Done(producer_id, producer_epoch, base_sequence, bool(is_stored))
+    if kind == Kind.FRAMES:
+        identity, first_serial, listener_size, host_size, frame_count = _FRAMES.unpack_from(content)
+        host_at = _FRAMES.size + listener_size
+        digests = content[host_at + host_size :]
+        if len(digests) != frame_count * DIGEST_BYTES:
+            raise ValueError("digests do not fill the record")
+        return Frames(identity, first_serial, content[_FRAMES.size : host_at].decode(), content[host_at : host_at + host_size], digests)
+    if kind == Kind.FORGOTTEN:
+        if len(content) != IDENTITY_BYTES:
+            raise ValueError("no identity")
+        return Forgotten(content)
+    if kind == Kind.BEGUN:
+        if len(content) != BOOT_BYTES:
+            raise ValueError("no boot")
+        return Begun(content)
+    if kind == Kind.STORED:
+        identity, first, topic_size, bits_size = _STORED.unpack_from(content)
+        bits = content[_STORED.size + topic_size :]
+        if len(bits) != bits_size:
+            raise ValueError("bits do not fill the record")
+        return Stored(identity, first, content[_STORED.size : _STORED.size + topic_size].decode(), int.from_bytes(bits, "little"))
+    return None

@@ -1,9 +1,0 @@
-"""log-reader@DISK: opens files of one log directory for others and looks things up in its indexes."""
-
-from __future__ import annotations
-
-from appliance.agents.log_reader import LogReaderAgent
-from appliance.runtime.service_main import service_main
-
-if __name__ == "__main__":
-    raise SystemExit(service_main("log-reader", LogReaderAgent))

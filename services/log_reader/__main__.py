@@ -1,0 +1,9 @@
+"""log-reader@DISK: opens files of one log directory for others and looks things up in its indexes."""
+
+from __future__ import annotations
+
+from appliance.runtime.service_main import service_main
+from services.log_reader.agent import LogReaderAgent
+
+if __name__ == "__main__":
+    raise SystemExit(service_main("log-reader", LogReaderAgent))

@@ -1,0 +1,445 @@
+"""The log-writer: alone owns every file of one log directory, its partition table, and the high watermarks of the partitions on it.
+
+Starting, it opens the directory, recovers one log a turn, and only then listens. One turn of serving: take all descriptors that are there (bounded): produces,
+grouped by partition, one write a partition (`log_writer_appends`), what the replica-fetcher brings (`replica_appends`), how far followers are
+(`replica_progress`); rows, then one burst of completions a source. Commands come after that, for a few milliseconds a turn (`postponed_work`). When its
+directory fails it says so in the table and refuses everything; when it is full it refuses what writes until there is room; nobody else notices
+(`disk_trouble`). No asyncio, no numpy, no client socket.
+"""
+
+from __future__ import annotations
+
+import select
+from collections import deque
+from typing import Any
+
+import orjson
+
+from appliance.base.errors import DiskFull, ErrorCode, OutOfDescriptors, StepsDown, StorageFailed
+from appliance.base.layout import boot_id
+from appliance.ipc.channel import ISR_WISHES, SinkChannel
+from appliance.ipc.descriptors import DescriptorKind
+from appliance.ipc.log_writer_door import LogWriterDoor
+from appliance.ipc.scrub_report import report_file
+from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
+from appliance.shm.doorbell import Doorbell
+from appliance.shm.partition_table import (
+    APPEND_SINCE_WORD,
+    DISK_OFFLINE,
+    DISK_ONLINE,
+    FENCE_WORD,
+    FLUSH_SINCE_WORD,
+    PROBE_SINCE_WORD,
+    ROLE_OFFLINE,
+    SLEEPING_WORD,
+    PartitionTableWriter,
+)
+from appliance.storage.orderly_close import close_logs
+from services.log_writer.background.batch_flushes import BatchFlushes
+from services.log_writer.background.batch_repairs import BatchRepairs
+from services.log_writer.background.cleaning_rounds import CleaningRounds
+from services.log_writer.background.disk_fences import DiskFences
+from services.log_writer.background.disk_probe import DiskProbe
+from services.log_writer.background.disk_return import ATTEMPTS_LABEL, WELL_NS
+from services.log_writer.background.disk_trouble import DiskTrouble
+from services.log_writer.background.flush_rounds import FlushRounds
+from services.log_writer.background.index_repairs import IndexRepairs
+from services.log_writer.background.producer_upkeep import ProducerUpkeep
+from services.log_writer.background.retention_rounds import RetentionRounds
+from services.log_writer.completions import Completions
+from services.log_writer.log_writer_appends import APPENDS, LogWriterAppends, Work
+from services.log_writer.log_writer_commands import LogWriterCommands
+from services.log_writer.log_writer_startup import LogWriterStartup
+from services.log_writer.moves.incoming_moves import IncomingMoves
+from services.log_writer.moves.outgoing_moves import OutgoingMoves
+from services.log_writer.moves.partition_moves import PartitionMoves
+from services.log_writer.postponed_work import PostponedWork
+from services.log_writer.replicas.awaited_deletions import AwaitedDeletions
+from services.log_writer.replicas.held_acknowledgements import HeldAcknowledgements
+from services.log_writer.replicas.replica_appends import ReplicaAppends
+from services.log_writer.replicas.replica_progress import ReplicaProgress
+
+DESCRIPTOR_BURST = 256
+"""Descriptors taken from one source in one turn."""
+HOUSEKEEPING_NS = 1_000_000_000
+SLICE_PARK_MS = 5
+"""The longest wait between the slices of a flush round, of a removal, and between the swaps of a cleaning run."""
+_CONTROLLER = "controller"
+_PROGRESS = int(DescriptorKind.PROGRESS)
+_REPLICA_APPEND = int(DescriptorKind.REPLICA_APPEND)
+_TRUNCATE = int(DescriptorKind.TRUNCATE)
+_REPAIR = int(DescriptorKind.REPAIR)
+
+
+class LogWriterAgent:
+    """One log-writer process."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._clock = context.clock
+        self._poller = context.poller
+        counters = context.counters
+        box = context.box
+        self._disk = box.disk(context.instance)
+        table_name = context.layout.shared_memory_name("table", self._disk.name, context.incarnation)
+        self._table = PartitionTableWriter.create(table_name, context.incarnation)
+        self._words = self._table.shared.words
+        self._doorbell = Doorbell(self._words, SLEEPING_WORD)
+        self._poller.register(self._doorbell.fileno(), select.EPOLLIN, self._doorbell.drain)
+        try:
+            self._startup: LogWriterStartup | None = LogWriterStartup(context, self._disk, self._table)
+        except BaseException:
+            self._poller.unregister(self._doorbell.fileno())
+            self._doorbell.close()
+            self._table.close()  # nobody saw it: the next life needs what older ones left, not this
+            raise
+        self._late: LogWriterStartup | None = None
+        """While logs wait for space: who opens them when there is some."""
+        self._directory = self._startup.directory
+        self._partitions = self._startup.partitions
+        self._boot = self._startup.boot
+        self._replaces = self._startup.replaces
+        self._flush_rounds = FlushRounds(self._directory, self._partitions, self._clock, counters, box)
+        self._batch_flushes = BatchFlushes(self._disk.path, self._partitions, self._clock, self._poller, counters, lambda: self._flush_rounds.synced_bytes)
+        self._held = HeldAcknowledgements()
+        self._completions = Completions(counters)
+        self._trouble = DiskTrouble(context, self._disk, self._table, self._flush_rounds.disk_is_full, self._let_go_of_disk)
+        self._cleaning = CleaningRounds(self._directory, self._partitions, self._clock, counters, box, context.log, self._disk.name)
+        self._appends = LogWriterAppends(self._partitions, self._completions, self._held, self._batch_flushes, self._trouble, self._clock, counters)
+        incoming = IncomingMoves(
+            self._directory,
+            self._partitions,
+            self._clock,
+            counters,
+            box,
+            context.layout,
+            self._disk.name,
+            self._poller,
+            context.log,
+            lambda work, code: self._completions.answer(work[0], work[1], code),
+        )
+        deadline_ms = box.integer("log.disk.deadline.ms")
+        outgoing = OutgoingMoves(self._partitions, self._clock, counters, deadline_ms, context.log, self._appends.on_given_away)
+        self._moves = PartitionMoves(incoming, outgoing)
+        self._deletions = AwaitedDeletions(self._partitions, self._completions, self._clock, counters)
+        self._retention = RetentionRounds(self._directory, self._partitions, self._clock, counters, box, context.log, self._deletions.on_durable)
+        self._postponed = PostponedWork(
+            self._partitions,
+            self._completions,
+            self._trouble,
+            self._clock,
+            LogWriterCommands(self._partitions, context.log),
+            self._moves,
+            self._retention,
+            self._appends,
+            self._carry_out,
+        )
+        self._door = LogWriterDoor(context.incarnation, self._doorbell.fileno(), self._poller, counters, self._describe, self._on_gone)
+        self._replicas = ReplicaAppends(
+            self._partitions,
+            self._completions,
+            self._held,
+            self._batch_flushes,
+            self._retention,
+            self._cleaning,
+            self._trouble,
+            self._clock,
+            counters,
+            context.log,
+        )
+        self._progress = ReplicaProgress(
+            self._partitions,
+            self._completions,
+            self._trouble,
+            self._clock,
+            counters,
+            lambda: self._door.is_inside(_CONTROLLER),
+            lambda wishes: self._door.tell(_CONTROLLER, ISR_WISHES, orjson.dumps({"wishes": wishes})),
+            box.integer("replica.lag.time.max.ms") * 1_000_000,
+        )
+        self._index_repairs = IndexRepairs(report_file(context.layout, self._disk.name), self._partitions, self._clock, counters, context.log)
+        self._batch_repairs = BatchRepairs(self._partitions, self._completions, counters, context.log, self._disk.name)
+        self._producer_upkeep = ProducerUpkeep(self._partitions, self._clock)
+        self._probe = DiskProbe(
+            self._disk.path, self._words, box.integer("log.disk.probe.interval.ms"), context.clock, context.counters.histogram("disk.probe_us")
+        )
+        self._reopen_attempts = counters.counter(ATTEMPTS_LABEL)
+        self._well_from_ns = self._clock.monotonic_ns() + WELL_NS
+        self._fences = DiskFences(counters, self._clock.monotonic_ns())
+        self._dropped = counters.counter("log_writer.dropped_of_dead_sources")
+        self._next_housekeeping_ns = 0
+        self._bytes = counters.counter("log_writer.bytes")
+        self._latency = counters.histogram("log_writer.append_round_us")
+        counters.set_state("recovering")
+
+    # -- duty cycle
+
+    def do_work(self) -> int:
+        if self._startup is not None:
+            return self._recover(self._startup)
+        if self._words[FENCE_WORD]:
+            return self._end_fenced()
+        work = 0
+        started_ns = self._clock.monotonic_ns()
+        postponed = self._postponed
+        for channel in self._door.channels:
+            if channel in postponed.by_source:
+                continue
+            entries = channel.descriptors.poll(DESCRIPTOR_BURST)
+            if entries:
+                work += len(entries)
+                self._take(channel, entries)
+        if work:
+            self._completions.publish(self._door)
+        if postponed.by_source:
+            work += postponed.carry_out()
+            self._completions.publish(self._door)
+        if self._batch_flushes.is_active:
+            work += self._appends.flush_batches()
+            self._completions.publish(self._door)
+        if self._late is not None and not self._trouble.is_full and not self._trouble.offline:
+            work += self._open_late(self._late)
+        now_ns = self._clock.monotonic_ns()
+        if work:
+            self._latency.record(now_ns - started_ns)
+        if now_ns >= self._next_housekeeping_ns:
+            self._next_housekeeping_ns = now_ns + HOUSEKEEPING_NS
+            self._keep_house()
+        elif self._flush_rounds.goes_on or self._retention.goes_on or self._cleaning.goes_on or self._moves.goes_on or self._batch_repairs.is_under_way:
+            self._keep_house()
+        self._progress.turn(now_ns)
+        if self._deletions.are_awaited:
+            self._deletions.turn(now_ns)
+        if self._completions.by_channel or self._completions.rows_moved or self._retention.rows_moved:
+            self._completions.rows_moved = self._completions.rows_moved or self._retention.rows_moved
+            self._retention.rows_moved = False
+            self._completions.publish(self._door)
+        self._progress.tell_wishes()
+        return work
+
+    def _end_fenced(self) -> int:
+        """The disk held us for too long, and others were told so: what we did meanwhile is for the next life to find. While a thread of ours is still
+        held by the disk this process cannot end; until then it refuses, so that nobody takes the disk for one that is just being started."""
+        if not (self._words[PROBE_SINCE_WORD] or self._words[FLUSH_SINCE_WORD] or self._batch_flushes.is_under_way):
+            self._fences.add()
+            raise StepsDown(f"disk {self._disk.name} kept it waiting for too long, and it was fenced")
+        work = 0
+        for channel in self._door.channels:
+            for entry in (*self._postponed.by_source.pop(channel, ()), *channel.descriptors.poll(DESCRIPTOR_BURST)):
+                self._completions.answer(channel, entry, ErrorCode.KAFKA_STORAGE_ERROR)
+                work += 1
+        self._completions.publish(self._door)
+        return work
+
+    def _recover(self, startup: LogWriterStartup) -> int:
+        """One log a turn, so that the heartbeat goes on; serve when all are open."""
+        try:
+            if startup.recover_next():
+                return 1
+            self._batch_flushes.open()
+            if startup.recovery_points_went_back:
+                self._flush_rounds.recovery_points_went_back()
+            self._moves.incoming.open(startup.moved_here)
+        except StorageFailed as failure:
+            self._trouble.go_offline(failure)
+        self._startup = None
+        if self._trouble.offline:
+            self._table.set_disk_state(DISK_OFFLINE)
+        else:
+            self._table.set_disk_state(DISK_ONLINE)
+            self._context.notifier.status(self._fences.words())
+            self._context.log.info(startup.summary(), disk=self._disk.name)
+            if startup.waits_for_space:
+                self._late = startup
+                self._trouble.on_failure(DiskFull(startup.waits_for_space))
+        self._door.open(self._context.layout.log_writer_socket(self._disk.name))
+        self._context.notifier.ready()
+        return 1
+
+    def may_park(self) -> bool:
+        if self._startup is not None:
+            return False
+        self._doorbell.prepare_to_sleep()
+        if self._postponed.by_source or self._door.has_descriptors():
+            self._doorbell.wake()
+            return False
+        return True
+
+    def unpark(self) -> None:
+        self._doorbell.wake()
+
+    def park_ms(self) -> int:
+        has_slices = self._flush_rounds.is_between_slices or self._retention.is_under_way or self._cleaning.has_swaps or self._batch_repairs.is_under_way
+        return self._batch_flushes.park_ms(SLICE_PARK_MS if has_slices else PARK_MS_MAX)
+
+    def begin_stop(self) -> None:
+        self._door.shut()
+
+    def stopped(self) -> bool:
+        return not self._postponed.by_source and not self._held and not self._door.has_descriptors()
+
+    def close(self) -> None:
+        """The clean end: flush, checkpoints, the clean marker; a table that is unlinked says that nothing was left open."""
+        self._door.close()
+        if self._trouble.offline or self._words[FENCE_WORD]:
+            return  # nothing of the disk is touched again, nor waited for
+        self._retention.close()
+        self._moves.incoming.close()
+        self._index_repairs.close()
+        self._batch_repairs.close()
+        self._probe.close()
+        try:
+            self._cleaning.close()
+            self._flush_rounds.close()
+            self._batch_flushes.close()
+            if self._startup is not None:
+                return
+            if self._late is not None:
+                self._context.log.warning(f"disk {self._disk.name} is full: logs that were never opened wait for the next start", disk=self._disk.name)
+            close_logs(self._directory, [hosted.log for hosted in self._partitions.by_row.values()])
+            self._flush_rounds.close_directory()
+        except StorageFailed as failure:
+            words = f"disk {self._disk.name} ({self._disk.path}) could not be closed cleanly, the next start recovers it: {failure}"
+            self._context.log.error(words, disk=self._disk.name)
+            if not isinstance(failure, DiskFull | OutOfDescriptors):
+                self._table.set_suspect()
+            return
+        self._table.close()
+
+    def status_line(self) -> str:
+        if self._startup is not None:
+            return self._startup.progress()
+        if self._trouble.offline:
+            return f"offline: {self._trouble.offline}"
+        if self._trouble.is_full:
+            return f"full: {len(self._partitions)} partitions are read only"
+        trouble = "; ".join(filter(None, (self._retention.trouble, self._cleaning.trouble)))
+        return f"{len(self._partitions)} partitions, {self._bytes.value >> 20} MiB appended" + (f"; {trouble}" if trouble else "")
+
+    # -- descriptors
+
+    def _take(self, channel: SinkChannel, entries: list[tuple[Any, ...]]) -> None:
+        """Produces are grouped by row and appended together; what follows a command waits behind it."""
+        by_row: dict[int, list[Work]] = {}
+        others = []
+        for number, entry in enumerate(entries):
+            if entry[0] in APPENDS:
+                by_row.setdefault(entry[3], []).append((channel, entry))
+            elif entry[0] == _PROGRESS or entry[0] == _REPLICA_APPEND:
+                others.append(entry)
+            else:
+                self._postponed.by_source[channel] = deque(entries[number:])
+                break
+        self._appends.append_all(by_row)
+        for entry in others:
+            self._carry_out(channel, entry)
+
+    def _carry_out(self, channel: SinkChannel, entry: tuple[Any, ...]) -> bool:
+        """One entry, if it is none of a controller."""
+        kind = entry[0]
+        if kind in APPENDS:
+            self._appends.append_all({entry[3]: [(channel, entry)]})
+        elif kind == _PROGRESS:
+            self._progress.take(channel, entry)
+        elif kind == _REPLICA_APPEND:
+            self._replicas.append(channel, entry)
+        elif kind == _TRUNCATE:
+            self._replicas.truncate(channel, entry)
+        elif kind == _REPAIR:
+            self._batch_repairs.take(channel, entry)
+        else:
+            return False
+        return True
+
+    # -- sources
+
+    def _describe(self) -> dict[str, Any]:
+        """What WELCOME says: the table, and for the controller what this disk holds."""
+        return {
+            "table": self._table.shared.name,
+            "incarnation": self._context.incarnation,
+            "boot": self._boot,
+            "boot_id": boot_id().hex(),
+            "directory_id": self._directory.identity.directory_id,
+            "replaces": self._replaces,
+            "needs_epoch_bump": any(hosted.needs_epoch_bump for hosted in self._partitions.by_row.values()),
+            "partitions": [hosted.describe() for hosted in self._partitions.by_row.values()],
+            "futures": self._moves.incoming.describe(),
+            "frozen": self._moves.outgoing.describe(),
+            "offline": self._trouble.offline,
+            "free_bytes": self._context.counters.counter("disk.free_bytes").value,
+            "free_rows": self._table.free_rows,
+        }
+
+    def _on_gone(self, channel: SinkChannel, reason: str) -> None:
+        self._dropped.add(len(self._postponed.by_source.pop(channel, ())))
+        self._completions.forget(channel)
+        self._held.drop_source(channel)
+        self._retention.forget(lambda deletion: deletion.channel is channel)
+        self._deletions.forget(channel)
+        self._moves.incoming.forget(lambda context: context[0] is channel)
+        self._batch_repairs.forget(channel)
+        self._context.log.info(f"{channel.source} is gone ({reason})", disk=self._disk.name, peer=channel.source)
+
+    # -- the disk
+
+    def _let_go_of_disk(self) -> None:
+        for hosted in self._partitions.by_row.values():
+            hosted.withdraw(ROLE_OFFLINE)
+            hosted.log.abandon()  # an open file would keep the file system from being unmounted
+        self._retention.fail()
+        self._deletions.fail()
+        self._moves.incoming.fail()
+        self._batch_repairs.fail()
+        self._completions.refused.add(self._held.fail_all(ErrorCode.KAFKA_STORAGE_ERROR, self._completions.by_channel))
+        self._batch_flushes.give_up()
+        self._directory.abandon()
+
+    def _keep_house(self) -> None:
+        now_ns = self._clock.monotonic_ns()
+        if self._trouble.returning is not None:
+            self._trouble.returning.turn(now_ns)
+            return
+        try:
+            if self._reopen_attempts.value and now_ns > self._well_from_ns:
+                self._reopen_attempts.set(0)
+            self._fences.maybe_forget(now_ns)
+            self._probe.turn(now_ns, self._bytes.value)
+            self._words[APPEND_SINCE_WORD] = now_ns
+            self._flush_rounds.turn()
+            self._retention.turn()
+            self._cleaning.turn()
+            self._moves.turn(now_ns)
+            self._batch_repairs.turn()
+            self._words[APPEND_SINCE_WORD] = 0
+            if self._flush_rounds.take_found_space():
+                self._on_space()
+            self._index_repairs.turn()
+            self._producer_upkeep.turn(now_ns)
+        except StorageFailed as failure:
+            self._words[APPEND_SINCE_WORD] = 0
+            self._trouble.on_failure(failure)
+
+    def _on_space(self) -> None:
+        """A full disk has room again: take writes, and open what waited for it."""
+        self._trouble.on_space()
+        if self._postponed.owes_commands and self._late is None:
+            self._invite_controller()
+
+    def _invite_controller(self) -> None:
+        """Whatever it was told at its last WELCOME, and was refused since, is different now."""
+        self._postponed.owes_commands = False
+        self._door.dismiss(_CONTROLLER)
+
+    def _open_late(self, late: LogWriterStartup) -> int:
+        """One log a turn of those that recovery found no space for."""
+        try:
+            if late.open_late():
+                return 1
+        except StorageFailed as failure:
+            self._trouble.on_failure(failure)
+            return 1
+        self._late = None
+        self._context.log.info(late.summary(), disk=self._disk.name)
+        self._invite_controller()
+        return 1

@@ -1,0 +1,233 @@
+"""Damaged batches of one disk's logs, put right in place with the bytes of another replica (REPAIR, from the replica-fetcher).
+
+Owned by the log-writer, one at a time. A thread reads what is there and compares; what differs is written by the loop, where it is known that the segment is
+still the same, and made durable by the thread. Written are whole batches only that are damaged here and lie below the high watermark; a crash in the middle
+leaves a damaged batch, which is found again. Indexes are not touched: the scrubber checks the segment again, and has them made anew if they lead astray.
+Weak spot: a file that the disk refuses to read is not written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from appliance.base.errors import ErrorCode, OutOfThreads, StorageFailed
+from appliance.base.invariants import InvariantViolation, check
+from appliance.base.logging import Logger
+from appliance.ipc.channel import SinkChannel
+from appliance.ipc.replication_descriptors import repair_of
+from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
+from appliance.shm.counters import Counters
+from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER
+from appliance.storage import file_io
+from appliance.storage.batch_repair import RepairPlan, SegmentPlace, Verdict, plan_repair
+from appliance.storage.segment_files import LOG_SUFFIX, segment_path
+from services.log_writer.completions import Completions
+from services.log_writer.replicas.hosted_partition import HostedPartition
+from services.log_writer.replicas.hosted_partitions import HostedPartitions
+
+Entry = tuple[Any, ...]
+
+
+class BatchRepairs:
+    """`turn` as long as `is_under_way`."""
+
+    def __init__(self, partitions: HostedPartitions, completions: Completions, counters: Counters, log: Logger, disk: str) -> None:
+        self._partitions = partitions
+        self._completions = completions
+        self._log = log
+        self._disk = disk
+        self._repair: _Repair | None = None
+        self._batches = counters.counter("log_writer.batches_repaired")
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._repair is not None
+
+    def take(self, channel: SinkChannel, entry: Entry) -> None:
+        """REPAIR. Refused with REQUEST_TIMED_OUT if it is to be tried later, with NOT_LEADER_OR_FOLLOWER if nothing is committed in such a segment."""
+        hosted = self._partitions.by_row.get(entry[3])
+        position, length = entry[8], entry[7]
+        if not (length > 0 and position + length <= channel.size_bytes):
+            raise InvariantViolation(f"{channel.source} names {length} bytes at {position} of its arena")
+        if self._repair is not None or (hosted is not None and (hosted.is_moving or hosted.is_frozen)):
+            self._completions.answer(channel, entry, ErrorCode.REQUEST_TIMED_OUT)
+            return
+        order = repair_of(entry)
+        end = None if hosted is None or entry[4] != hosted.row_generation or hosted.log.failed else _committed_end(hosted, order.segment_base_offset)
+        if hosted is None or end is None or order.segment_position >= end[1]:
+            self._completions.answer(channel, entry, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            return
+        place = SegmentPlace(order.segment_base_offset, order.segment_position, *end)
+        self._repair = _Repair(channel, entry, hosted, place, order.source_id, bytes(channel.memory[position : position + length]))
+
+    def turn(self) -> None:
+        """Go on with what is under way. Raises `StorageFailed` for a disk that does not take it; what cannot be read stays as it is."""
+        repair = self._repair
+        if repair is None or repair.is_busy or repair.waits_for_thread():
+            return
+        if repair.problem:
+            self._end(repair, ErrorCode.KAFKA_STORAGE_ERROR)
+            if repair.failure is not None:
+                raise repair.failure
+        elif repair.plan.verdict != Verdict.REPAIR or repair.is_written:
+            self._end(repair, ErrorCode.NONE)
+        elif self._partitions.by_row.get(repair.hosted.row) is not repair.hosted or repair.has_changed:
+            self._end(repair, ErrorCode.REQUEST_TIMED_OUT)
+        else:
+            check(repair.plan.writes[-1].last_offset < repair.hosted.high_watermark, f"a repair of {repair.hosted.topic_partition} above its high watermark")
+            repair.write()
+
+    def _end(self, repair: _Repair, code: ErrorCode) -> None:
+        self._repair = None
+        repair.close()
+        name = repair.hosted.topic_partition
+        where = f"{name} at offset {repair.first_offset}"
+        if code == ErrorCode.KAFKA_STORAGE_ERROR:
+            where = f"{name} in segment {repair.place.base_offset} at byte {repair.place.position}"
+            if self._partitions.by_row.get(repair.hosted.row) is repair.hosted:
+                self._log.warning(f"disk {self._disk}: damage in {where} could not be repaired: {repair.problem}", **name._asdict(), disk=self._disk)
+        elif repair.is_written:
+            count = len(repair.plan.writes)
+            self._batches.add(count)
+            words = f"disk {self._disk}: {count} damaged {'batch' if count == 1 else 'batches'} of {where} repaired with the copy of broker {repair.source_id}"
+            self._log.notice(words, **name._asdict(), disk=self._disk, peer=f"broker {repair.source_id}")
+        if repair.channel is not None:
+            entry = repair.entry
+            answer = (entry[0], 0, code, entry[3], entry[9], repair.first_offset, -1, -1, -1, -1, int(repair.plan.verdict), 0)
+            self._completions.add(repair.channel, answer)
+
+    def forget(self, channel: SinkChannel) -> None:
+        """Who asked is gone; what was begun is done all the same."""
+        if self._repair is not None and self._repair.channel is channel:
+            self._repair.channel = None
+
+    def fail(self) -> None:
+        """The disk is let go of."""
+        if self._repair is not None:
+            self._repair.problem = "the disk has failed"
+            self._end(self._repair, ErrorCode.KAFKA_STORAGE_ERROR)
+
+    def close(self) -> None:
+        """Wait for the thread."""
+        repair, self._repair = self._repair, None
+        if repair is not None:
+            repair.close(10)
+
+
+class _Repair:
+    """What was asked, and how far it is."""
+
+    def __init__(self, channel: SinkChannel, entry: Entry, hosted: HostedPartition, place: SegmentPlace, source_id: int, copy: bytes) -> None:
+        self.channel: SinkChannel | None = channel
+        self.entry = entry
+        self.hosted = hosted
+        self.place = place
+        self.source_id = source_id
+        self.plan = RepairPlan(Verdict.SOUND)
+        self.problem = ""
+        self.failure: StorageFailed | None = None
+        """The disk did not take what was written."""
+        self.is_written = False
+        self._copy = copy
+        self._versions = self._log_versions()
+        self._fd = -1
+        self._is_over = False
+        self._path = segment_path(hosted.log.directory, place.base_offset, LOG_SUFFIX)
+        self._refused: Callable[[], None] | None = None
+        """What could not be started yet, for want of a thread."""
+        self._thread = self._beside("read", self._compare)
+
+    def _log_versions(self) -> tuple[int, int]:
+        log = self.hosted.log
+        return log.truncations, log.replacements
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether its segment may be another one than was looked at."""
+        return self._log_versions() != self._versions or self.place.base_offset not in self.hosted.log.segment_base_offsets
+
+    @property
+    def is_busy(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def first_offset(self) -> int:
+        return self.plan.writes[0].base_offset if self.plan.writes else -1
+
+    def _compare(self) -> None:
+        self._fd = file_io.open_path(self._path, file_io.READ_WRITE)
+        place = self.place
+        own = file_io.pread_wanted(self._fd, place.position, min(len(self._copy), place.end_position - place.position))
+        self.plan = plan_repair(memoryview(self._copy), own, place)
+
+    def write(self) -> None:
+        """Into the page cache, here; to the disk in the thread."""
+        self.is_written = True
+        try:
+            for start, end, _, _ in self.plan.writes:
+                file_io.write_all(self._fd, (self._copy[start:end],), self.place.position + start, end - start)
+        except OSError as error:
+            self._fail("write", error)
+            return
+        self._thread = self._beside("make durable", lambda: file_io.sync_data(self._fd))
+
+    def waits_for_thread(self) -> bool:
+        """Try again to start what could not be started; true if it is under way now, or waits on."""
+        refused, self._refused = self._refused, None
+        if refused is not None:
+            refused()
+        return refused is not None
+
+    def _begin(self, action: str, work: Callable[[], None]) -> None:
+        self._thread = self._beside(action, work)
+
+    def _beside(self, action: str, work: Callable[[], None]) -> BackgroundThread:
+        self._give_up(f"could not {action} {self._path}: its thread ended before its work", OutOfThreads)
+
+        def body() -> None:
+            try:
+                work()
+                self.problem, self.failure = "", None
+            except OSError as error:
+                self._fail(action, error)
+            except Exception as failure:  # nothing is known of what it was to compare, or to make durable
+                self._give_up(f"could not {action} {self._path}: {type(failure).__name__}: {failure}")
+            if self._is_over:
+                file_io.close_all([self._fd])
+
+        thread = BackgroundThread(body, "batch-repair")
+        try:
+            thread.start()
+        except ThreadRefused:  # it is counted and logged
+            self._refused = partial(self._begin, action, work)
+        return thread
+
+    def _fail(self, action: str, error: OSError) -> None:
+        failure = file_io.storage_failure(f"{action} {self._path}", error)
+        self.failure = failure if self.is_written else None
+        self.problem = str(failure)
+
+    def _give_up(self, problem: str, kind: type[StorageFailed] = StorageFailed) -> None:
+        self.failure = kind(problem) if self.is_written else None
+        self.problem = problem
+
+    def close(self, timeout_seconds: float = 0) -> None:
+        """While the disk keeps the thread waiting, the descriptor is the thread's to close."""
+        self._thread.join(timeout_seconds)
+        if self._thread.is_alive():
+            self._is_over = True
+        elif self._fd >= 0:
+            file_io.close_all([self._fd])
+
+
+def _committed_end(hosted: HostedPartition, base_offset: int) -> tuple[int, int] | None:
+    """(offset, position) up to which a segment of its log is committed; None if nothing of it is, or there is none."""
+    sizes = dict(hosted.log.segment_sizes)
+    if hosted.role not in (ROLE_LEADER, ROLE_FOLLOWER) or base_offset not in sizes or hosted.high_watermark <= base_offset:
+        return None
+    end_offset = min((base for base in sizes if base > base_offset), default=hosted.log.log_end_offset)
+    if hosted.high_watermark >= end_offset:
+        return end_offset, sizes[base_offset]
+    return (hosted.high_watermark, hosted.watermark_position) if hosted.watermark_base_offset == base_offset else None

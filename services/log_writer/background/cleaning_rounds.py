@@ -1,0 +1,424 @@
+"""Compaction, the log-writer's part: which log is due, one run at a time in a process of its own, and the swap of what it has finished.
+
+Owned by the log-writer: `turn` is called from its loop. There the facts of compacted logs are collected, runs started and heard, and one
+finished segment a turn is swapped in (some ten renames); timestamps of segments, syncs, the checkpoint and the removal of old files are the business
+of one thread beside it. For each segment: the run has written and synced `.cleaned` files → renames (`storage/segment_swap.py`) → row. After the
+last: directory synced → `cleaner-offset-checkpoint` → old files go in slices after file.delete.delay.ms. A log whose run fails is left alone until this
+process starts again, counted and told; want of space, or a run that was killed, is tried again. Weak spots: one run for a disk, however many logs are
+dirty.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from appliance.base.clock import Clock
+from appliance.base.errors import DiskFull, OutOfDescriptors, OutOfThreads, StorageFailed
+from appliance.base.logging import Logger
+from appliance.base.model import TopicId, TopicPartition
+from appliance.base.settings import Box
+from appliance.runtime.background_thread import BackgroundThread, start_background_thread
+from appliance.shm.counters import Counters
+from appliance.storage import file_io
+from appliance.storage.cleaned_segment import remove_cleaned
+from appliance.storage.cleaning_job import DONE, FAILED, CleanedGroup, CleaningJob, RunReport
+from appliance.storage.cleaning_plan import NEVER_MS, CleanableSegment, CleaningCandidate, CleaningPlan, filthiest, plan_cleaning
+from appliance.storage.log_directory import LogDirectory
+from appliance.storage.pinned_directory import PinnedDirectory
+from appliance.storage.removed_segments import DepartingFiles
+from appliance.storage.segment_files import CLEANED_SUFFIX
+from appliance.storage.segment_times import lag_times
+from services.log_writer.background.cleaning_process import CleaningProcess
+from services.log_writer.replicas.hosted_partition import HostedPartition
+from services.log_writer.replicas.hosted_partitions import HostedPartitions
+
+POLL_NS = 100_000_000
+"""Between two looks at a run."""
+RETRIES_MAX = 3
+"""Runs of one log in a row that may be killed before it is left alone."""
+DELETE_SLICE_BYTES = 32 << 20
+LogKey = tuple[TopicId, int]
+
+
+class _Run(NamedTuple):
+    """What is under way."""
+
+    hosted: HostedPartition
+    process: CleaningProcess
+    groups: deque[CleanedGroup]
+    first_base: int
+    """Base offset of the oldest segment that it was given."""
+    end_offset: int
+    """Behind the newest."""
+
+    @property
+    def was_overtaken(self) -> bool:
+        """Whether retention has taken some of the segments that it was given."""
+        return self.first_base < self.hosted.log.segment_base_offsets[0]
+
+
+class CleaningRounds:
+    """The runs of one disk."""
+
+    def __init__(self, directory: LogDirectory, partitions: HostedPartitions, clock: Clock, counters: Counters, box: Box, log: Logger, disk: str) -> None:
+        self._directory = directory
+        self._partitions = partitions
+        self._clock = clock
+        self._log = log
+        self._disk = disk
+        self._is_enabled = box.flag("log.cleaner.enable")
+        self._backoff_ns = box.integer("log.cleaner.backoff.ms") * 1_000_000
+        self._buffer_bytes = box.integer("log.cleaner.dedupe.buffer.size")
+        self._next_look_ns = clock.monotonic_ns() + self._backoff_ns
+        self._next_poll_ns = 0
+        self._first_dirty: dict[LogKey, int] = {}
+        self._uncleanable: dict[LogKey, str] = {}
+        self._kills: dict[LogKey, int] = {}
+        self._chosen: tuple[HostedPartition, CleaningPlan] | None = None
+        self._run: _Run | None = None
+        self._is_cut = False
+        """Whether the log of the run has lost some of the segments that it was given."""
+        self._ending: RunReport | None = None
+        self._leaves_some = False
+        """Whether the run has segments behind it that are as they were: what is clean ends before them, or a key that was deleted could come back there."""
+        self._replaced: list[str] = []
+        self._departing = DepartingFiles()
+        self._thread: BackgroundThread | None = None
+        self._then: Callable[[], None] | None = None
+        self._failure: Exception | None = None
+        self._runs = counters.counter("cleaner.runs")
+        self._failures = counters.counter("cleaner.failures")
+        self._uncleanable_logs = counters.gauge("cleaner.uncleanable_logs")
+        self._read_bytes = counters.counter("cleaner.read_bytes")
+        self._written_bytes = counters.counter("cleaner.written_bytes")
+        self._dropped = counters.counter("cleaner.dropped_records")
+        self._swaps = counters.counter("cleaner.swapped_segments")
+        self._swap_time = counters.histogram("cleaner.swap_us")
+        self._running = counters.gauge("cleaner.running")
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the next step can be taken now: `turn` then, not in a second."""
+        if self._thread is not None:
+            return not self._thread.is_alive()
+        if self._run is not None:
+            return bool(self._run.groups) or self._ending is not None or self._clock.monotonic_ns() >= self._next_poll_ns
+        return self._chosen is not None or (self._is_enabled and self._clock.monotonic_ns() >= self._next_look_ns)
+
+    @property
+    def has_swaps(self) -> bool:
+        """Whether compacted segments wait to be swapped in, one a turn."""
+        return self._run is not None and bool(self._run.groups)
+
+    @property
+    def trouble(self) -> str:
+        """For the status line; empty when all is well."""
+        return f"{len(self._uncleanable)} logs cannot be compacted" if self._uncleanable else ""
+
+    def on_truncated(self, hosted: HostedPartition) -> None:
+        """A log was cut: what lies behind its end will be other records, under the same names perhaps."""
+        key = _key(hosted)
+        self._first_dirty[key] = min(self._first_dirty_of(hosted), hosted.log.log_end_offset)
+        if self._chosen is not None and self._chosen[0] is hosted:
+            self._chosen = None
+        if self._run is not None and self._run.hosted is hosted and hosted.log.log_end_offset < self._run.end_offset:
+            self._is_cut = True
+
+    def turn(self) -> None:
+        """Once a second, and when `goes_on`. Raises StorageFailed when the disk fails, DiskFull for what is tried again."""
+        if self._thread is not None:
+            if self._thread.is_alive():
+                return
+            self._thread = None
+            then, self._then = self._then, None
+            failure, self._failure = self._failure, None
+            if failure is not None:
+                raise failure
+            if then is not None:
+                then()
+            return
+        now_ns = self._clock.monotonic_ns()
+        if self._run is not None:
+            self._go_on(self._run, now_ns)
+        elif self._chosen is not None:
+            chosen, self._chosen = self._chosen, None
+            self._start(*chosen)
+        elif self._departing and self._departing.is_due(now_ns):
+            self._beside(lambda: self._remove_some(now_ns), None)
+        elif self._is_enabled and now_ns >= self._next_look_ns:
+            self._next_look_ns = now_ns + self._backoff_ns
+            self._look()
+
+    # -- which log
+
+    def _look(self) -> None:
+        candidates = [
+            (hosted, self._candidate(hosted))
+            for hosted in self._partitions.by_row.values()
+            if hosted.log.config.is_compacted
+            and not hosted.is_moving
+            and hosted.log.failed is None
+            and _key(hosted) not in self._uncleanable
+            and len(hosted.log.segment_sizes) > 1
+        ]
+        if not candidates:
+            return
+        now_ms = self._clock.wall_ms()
+        chosen: list[tuple[HostedPartition, CleaningPlan]] = []
+
+        def choose() -> None:
+            plans = []
+            for number, (hosted, candidate) in enumerate(candidates):
+                try:
+                    plan = plan_cleaning(_with_times(hosted.log.directory, candidate), now_ms)
+                except FileNotFoundError:
+                    continue  # its topic was deleted, or retention was faster
+                if plan is not None:
+                    plans.append((number, plan))
+            best = filthiest(plans)
+            if best is not None:
+                chosen.append((candidates[best[0]][0], best[1]))
+
+        def take() -> None:
+            self._chosen = chosen[0] if chosen else None
+
+        self._beside(choose, take)
+
+    def _candidate(self, hosted: HostedPartition) -> CleaningCandidate:
+        log = hosted.log
+        sizes = log.segment_sizes
+        segments = tuple(CleanableSegment(base, sizes[number + 1][0], size_bytes) for number, (base, size_bytes) in enumerate(sizes[:-1]))
+        saved = self._directory.saved_recovery_points.get(hosted.topic_partition, 0)
+        stable = log.producers.last_stable_offset(hosted.high_watermark)
+        uncleanable = min(log.active_base_offset, stable, log.recovery_point, saved)
+        return CleaningCandidate(segments, self._first_dirty_of(hosted), uncleanable, log.config)
+
+    def _first_dirty_of(self, hosted: HostedPartition) -> int:
+        """Of this log, not of one that had its name before; an offset that the log does not reach was some other log's."""
+        key = _key(hosted)
+        if key not in self._first_dirty:
+            self._first_dirty[key] = self._directory.cleaned_offsets.pop(hosted.topic_partition, 0)
+        if self._first_dirty[key] > hosted.log.log_end_offset:
+            self._first_dirty[key] = 0
+        return self._first_dirty[key]
+
+    # -- a run
+
+    def _start(self, hosted: HostedPartition, plan: CleaningPlan) -> None:
+        log = hosted.log
+        bases = [segment.base_offset for segment in plan.segments if segment.end_offset > log.log_start_offset]
+        if not self._is_here(hosted) or hosted.is_moving or not bases or not log.can_replace(bases):
+            return
+        config = log.config
+        job = CleaningJob(
+            log.directory,
+            [(segment.base_offset, segment.end_offset) for segment in plan.segments if segment.base_offset >= bases[0]],
+            max(plan.first_dirty_offset, bases[0]),
+            self._clock.wall_ms(),
+            config.delete_retention_ms,
+            config.segment_bytes,
+            config.segment_index_bytes,
+            config.index_interval_bytes,
+            self._buffer_bytes,
+            log.producers.last_batches(),
+        )
+        try:
+            process = CleaningProcess(job, self._disk)
+        except OSError as error:
+            self._failures.add()
+            words = f"a cleaning run for {hosted.topic_partition} could not be started: {(error.strerror or str(error)).lower()}; it is tried again"
+            self._log.error(words, **hosted.topic_partition._asdict(), disk=self._disk)
+            return
+        self._runs.add()
+        self._running.set(1)
+        self._leaves_some = False
+        self._run = _Run(hosted, process, deque(), bases[0], plan.segments[-1].end_offset)
+
+    def _go_on(self, run: _Run, now_ns: int) -> None:
+        if not self._is_here(run.hosted) or run.hosted.is_moving or run.hosted.log.failed is not None or self._is_cut:
+            self._end(run)
+            return
+        if run.groups:
+            self._swap(run, run.groups.popleft())
+            return
+        if self._ending is not None:
+            self._finish(run, self._ending)
+            return
+        self._next_poll_ns = now_ns + POLL_NS
+        for report in run.process.poll():
+            if report.group is not None and report.group.is_changed:
+                run.groups.append(report.group)
+            elif report.kind in (DONE, FAILED):
+                self._ending = report
+        if run.process.status is not None and self._ending is None:
+            self._on_killed(run)
+
+    def _swap(self, run: _Run, group: CleanedGroup) -> None:
+        log = run.hosted.log
+        started_ns = self._clock.monotonic_ns()
+        if not log.can_replace(group.bases):  # retention was faster
+            self._leaves_some = self._leaves_some or any(base in group.bases for base in log.segment_base_offsets)
+            directory, base = log.directory, group.bases[0]
+            self._beside(lambda: remove_cleaned(directory, base), None)
+            return
+        try:
+            self._replaced += log.replace_segments(group.bases, group.size_bytes)
+        except StorageFailed:
+            self._end(run)
+            raise
+        run.hosted.publish()
+        self._swaps.add()
+        self._swap_time.record(self._clock.monotonic_ns() - started_ns)
+
+    def _on_killed(self, run: _Run) -> None:
+        """It ended without a last word: somebody killed it, or the machine had no memory for it."""
+        self._failures.add()
+        key = _key(run.hosted)
+        self._kills[key] = self._kills.get(key, 0) + 1
+        why = f"the cleaning run of {run.hosted.topic_partition} ended with {run.process.status}"
+        if self._kills[key] >= RETRIES_MAX:
+            self._give_up(run.hosted, why)
+        else:
+            self._log.warning(f"{why}; it is tried again", **run.hosted.topic_partition._asdict(), disk=self._disk)
+        self._end(run)
+
+    def _finish(self, run: _Run, report: RunReport) -> None:
+        key = _key(run.hosted)
+        self._kills.pop(key, None)
+        if report.kind == FAILED and not report.is_full and run.was_overtaken:
+            self._log.info(f"retention was faster than the cleaning run of {run.hosted.topic_partition}; it is tried again", disk=self._disk)
+        elif report.kind == FAILED:
+            self._failures.add()
+            if report.is_full:
+                self._log.warning(f"{report.reason}; it is tried again", **run.hosted.topic_partition._asdict(), disk=self._disk)
+            else:
+                self._give_up(run.hosted, report.reason)
+        else:
+            figures = report.figures
+            if not self._leaves_some:
+                self._first_dirty[key] = report.end_offset
+            self._read_bytes.add(figures.read_bytes)
+            self._written_bytes.add(figures.written_bytes)
+            self._dropped.add(figures.records_read - figures.records_kept)
+        self._end(run)
+
+    def _give_up(self, hosted: HostedPartition, reason: str) -> None:
+        self._uncleanable[_key(hosted)] = reason
+        self._uncleanable_logs.set(len(self._uncleanable))
+        words = f"log {hosted.topic_partition} is not compacted any more until this process starts again: {reason}"
+        self._log.error(words, **hosted.topic_partition._asdict(), disk=self._disk)
+
+    def _end(self, run: _Run) -> None:
+        """The process is gone; what was swapped in becomes durable, what was not is removed, and the old files go when their delay is over."""
+        run.process.close()
+        self._run = self._ending = None
+        self._is_cut = False
+        self._running.set(0)
+        if not self._is_here(run.hosted):
+            self._replaced.clear()
+            return
+        replaced, self._replaced = self._replaced, []
+        log = run.hosted.log
+        offsets = self._directory.to_be_saved(self._offsets())
+        due_ns = self._clock.monotonic_ns() + log.config.file_delete_delay_ms * 1_000_000
+        is_here = partial(self._is_here, run.hosted)
+        is_found = True
+
+        def settle() -> None:
+            nonlocal is_found
+            try:
+                directory = PinnedDirectory(log.directory)
+            except FileNotFoundError:
+                is_found = False
+            else:
+                try:
+                    if is_here():  # what has that name now is this log's
+                        _settle(directory, bool(replaced))
+                finally:
+                    directory.close()
+            self._directory.save_cleaned_offsets(offsets)
+
+        def take() -> None:
+            if not is_here():
+                return
+            if not is_found:
+                raise StorageFailed(f"could not compact log {log.topic_partition}: {log.directory} is not there")
+            self._departing.add(replaced, due_ns, is_here)
+
+        self._beside(settle, take)
+
+    def _offsets(self) -> dict[TopicPartition, int]:
+        """First dirty offsets of the logs that are here, and of those that wait to be opened."""
+        offsets = {name: offset for name, offset in self._directory.cleaned_offsets.items() if self._directory.is_unserved(name)}
+        for hosted in self._partitions.by_row.values():
+            offset = self._first_dirty.get(_key(hosted), self._directory.cleaned_offsets.get(hosted.topic_partition, 0))
+            if offset:
+                offsets[hosted.topic_partition] = offset
+        return offsets
+
+    def _remove_some(self, now_ns: int) -> None:
+        self._departing.remove_some(now_ns, DELETE_SLICE_BYTES)
+
+    def _is_here(self, hosted: HostedPartition) -> bool:
+        return self._partitions.by_row.get(hosted.row) is hosted
+
+    def _beside(self, work: Callable[[], None], then: Callable[[], None] | None) -> None:
+        action = f"compact logs in {self._directory.path}"
+        self._failure = OutOfThreads(f"could not {action}: its thread ended before its work")
+
+        def body() -> None:
+            try:
+                work()
+                self._failure = None
+            except FileNotFoundError:
+                self._failure = None  # the partition was deleted meanwhile, or retention was faster: the next look sees what is there
+            except OSError as error:
+                self._failure = file_io.storage_failure(action, error)
+            except Exception as failure:  # handed to the loop, which knows what it means
+                self._failure = failure
+
+        self._then = then
+        self._thread, refusal = start_background_thread(body, "cleaning", action)
+        self._failure = refusal or self._failure
+
+    def close(self) -> None:
+        """End a run that is under way, wait for the thread. What was swapped in stays; the rest is swept at the next start. Raises StorageFailed."""
+        if self._run is not None:
+            self._run.process.close()
+            self._run = None
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(timeout=10)
+        failure, self._failure = self._failure, None
+        if failure is not None and not isinstance(failure, DiskFull | OutOfDescriptors):
+            raise failure
+
+
+def _settle(directory: PinnedDirectory, has_swapped: bool) -> None:
+    """Remove what was not swapped in, make durable what was. Raises OSError."""
+    for name in file_io.listdir(directory.path):
+        if name.endswith(CLEANED_SUFFIX):
+            file_io.unlink_in(directory.fd, name)
+    if has_swapped:
+        directory.sync()
+
+
+def _key(hosted: HostedPartition) -> LogKey:
+    return hosted.topic_id, hosted.topic_partition.partition
+
+
+def _with_times(directory: str, candidate: CleaningCandidate) -> CleaningCandidate:
+    """Timestamps are read only where a lag asks for them, and only of what is dirty."""
+    config = candidate.config
+    if not config.min_compaction_lag_ms and config.max_compaction_lag_ms == NEVER_MS:
+        return candidate
+    segments = []
+    for segment in candidate.segments:
+        if candidate.first_dirty_offset < segment.end_offset <= candidate.first_uncleanable_offset:
+            first, largest = lag_times(directory, segment.base_offset)
+            segment = segment._replace(first_timestamp=first, largest_timestamp=largest)
+        segments.append(segment)
+    return candidate._replace(segments=tuple(segments))

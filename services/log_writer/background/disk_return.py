@@ -1,0 +1,126 @@
+"""Looks whether a disk that failed can be used again: is it the one that was there, and does it take a write and a sync?
+
+In a thread, with back-off: 1 s after the failure, then 2 s, 4 s, … up to 30 s, over the lives of the log-writer (a counter keeps the attempts, since a counter
+outlives its process). When the disk answers, the log-writer steps down, and its next life opens the directory as after a power cut: nothing that
+failed to sync is tried again or believed. Owned by one log-writer while its disk is offline. Weak spot: a disk that takes writes and loses them comes and goes.
+
+Before a directory is opened at all, `check_answers` touches it in a thread: a disk that hangs at the start is offline, and its log-writer can say so.
+"""
+
+from __future__ import annotations
+
+from appliance.base.errors import StepsDown, StorageFailed
+from appliance.base.layout import Disk
+from appliance.runtime.agent import ServiceContext
+from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
+from appliance.runtime.known_disks import read_known_disk
+from appliance.storage import file_io
+from appliance.storage.directory_identity import PROBE_FILE
+from appliance.storage.meta_properties import META_PROPERTIES
+from services.log_writer.background.disk_probe import probe_once
+
+BACKOFF_NS_FIRST = 1_000_000_000
+BACKOFF_NS_MAX = 30_000_000_000
+WELL_NS = 60_000_000_000
+"""A disk that was served for so long starts anew at the first back-off when it fails again."""
+ATTEMPTS_LABEL = "disk.reopen_attempts"
+
+
+class DiskSwapped(StorageFailed):
+    """An empty directory lies where a log directory was."""
+
+
+def check_not_swapped(state: str, path: str) -> None:
+    """Raises DiskSwapped; OSError."""
+    known = read_known_disk(state, path)
+    if known.directory_id and not file_io.exists(f"{path}/{META_PROPERTIES}"):
+        raise DiskSwapped(
+            f"disk was swapped, or is not mounted: {path} is empty, the log directory with id {known.directory_id} was there;"
+            " mount it again, or give up what it held: millrace disk replace"
+        )
+
+
+class DiskDoesNotAnswer(StorageFailed):
+    """It hangs, or is too slow to be served: nothing has failed, and nothing that it holds is doubted."""
+
+
+class DiskReturn:
+    """One offline disk. It must take a write and a sync within the deadline of an operation, or it would be fenced again at once."""
+
+    def __init__(self, context: ServiceContext, disk: Disk, now_ns: int, first_look_ns: int | None = None) -> None:
+        """`first_look_ns`: after so long it is looked at for the first time, instead of the back-off of its attempts."""
+        self._state = context.box.state_directory
+        self._disk = disk.name
+        self._path = disk.path
+        self._clock = context.clock
+        self._log = context.log
+        self._deadline_ms = context.box.integer("log.disk.deadline.ms")
+        self._attempts = context.counters.counter(ATTEMPTS_LABEL)
+        self._wait_ns = min(BACKOFF_NS_MAX, BACKOFF_NS_FIRST << min(self._attempts.value, 16))
+        self._next_ns = now_ns + (self._wait_ns if first_look_ns is None else first_look_ns)
+        self._thread: BackgroundThread | None = None
+        self._problem = "not looked at yet"
+        self.reason = ""
+        """Why it is not back, as the last look found; empty before the first."""
+
+    def turn(self, now_ns: int) -> None:
+        """To be called once in a while. Raises StepsDown when the disk can be opened again."""
+        if self._thread is not None:
+            if self._thread.is_alive():
+                return
+            self._thread = None
+            if not self._problem:
+                self._attempts.add()
+                raise StepsDown(f"{self._path} answers again")
+            if self._problem != self.reason:
+                self.reason = self._problem
+                self._log.warning(f"disk {self._disk} ({self._path}) is still offline: {self._problem}", disk=self._disk)
+        if now_ns >= self._next_ns:
+            self._wait_ns = min(BACKOFF_NS_MAX, self._wait_ns * 2)
+            self._next_ns = now_ns + self._wait_ns
+            self._problem = "not looked at yet"
+            thread = BackgroundThread(self._look, "disk-return")
+            try:
+                thread.start()
+            except ThreadRefused as refusal:
+                self._problem = str(refusal)
+            self._thread = thread
+
+    def _look(self) -> None:
+        try:
+            check_not_swapped(self._state, self._path)
+            file_io.make_directories(self._path)
+            started_ms = self._clock.monotonic_ms()
+            probe_once(self._path)
+            took_ms = self._clock.monotonic_ms() - started_ms
+            self._problem = f"too slow: 4 KiB took {took_ms / 1000:.1f} s" if took_ms > self._deadline_ms else ""
+        except StorageFailed as failure:
+            self._problem = str(failure)
+        except OSError as error:
+            self._problem = (error.strerror or str(error)).lower()
+
+
+def check_answers(state: str, path: str, deadline_ms: int) -> None:
+    """Raises DiskDoesNotAnswer when touching the log directory takes longer than that; what else may be wrong with it is for others to find."""
+    toucher = BackgroundThread(_touch, "disk-touch", (state, path))
+    try:
+        toucher.start()
+    except ThreadRefused as refusal:
+        raise DiskDoesNotAnswer(f"{path} could not be looked at: {refusal}") from refusal
+    toucher.join(deadline_ms / 1000)
+    if toucher.is_alive():
+        raise DiskDoesNotAnswer(f"{path} does not answer within {deadline_ms / 1000:g} s")
+
+
+def _touch(state: str, path: str) -> None:
+    """Write where a former life did; a directory that has never been ours gets nothing that stays, and a disk that was swapped nothing at all."""
+    try:
+        check_not_swapped(state, path)
+        if file_io.exists(f"{path}/{PROBE_FILE}"):
+            probe_once(path)
+        else:
+            attempt = f"{path}/.millrace-{file_io.process_id()}"
+            file_io.mkdir(attempt)
+            file_io.rmdir(attempt)
+    except (OSError, DiskSwapped):
+        pass  # it has answered

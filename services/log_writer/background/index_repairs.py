@@ -1,0 +1,142 @@
+"""Repairs of one disk's indexes: what the scrubber found to lead astray, the log-writer makes anew from the log, one segment at a time, in a thread.
+
+Owned by the log-writer. `turn`, once a second, looks whether the report has changed, starts the next rebuild, and puts a finished one in place if its
+segment is still there. Each finding is tried once in a life. Weak spot: a rebuild reads its whole segment at the disk's speed, beside appends.
+"""
+
+from __future__ import annotations
+
+import os
+
+from appliance.base.clock import Clock
+from appliance.base.logging import Logger
+from appliance.base.model import TopicPartition
+from appliance.ipc.scrub_report import read_report
+from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
+from appliance.shm.counters import Counters
+from appliance.storage import file_io
+from appliance.storage.index_rebuild import discard, put_in_place, rebuild_beside
+from appliance.storage.log import Log
+from appliance.storage.pinned_directory import PinnedDirectory
+from services.log_writer.replicas.hosted_partitions import HostedPartitions
+
+_Segment = tuple[TopicPartition, int]
+
+
+class IndexRepairs:
+    """The rebuilds of one log directory; at most one is under way."""
+
+    def __init__(self, report_path: str, partitions: HostedPartitions, clock: Clock, counters: Counters, log: Logger) -> None:
+        self._report_path = report_path
+        self._partitions = partitions
+        self._clock = clock
+        self._log = log
+        self._seen_ns = 0
+        self._tried: set[tuple[_Segment, int]] = set()
+        self._waiting: list[_Segment] = []
+        self._replacements = 0
+        self._under_way: _Segment | None = None
+        self._rebuilding: tuple[Log, PinnedDirectory] | None = None
+        """Of the segment under way: another log may have its name by the time it is done."""
+        self._thread: BackgroundThread | None = None
+        self._problem: str | None = None
+        self._rebuilt = counters.counter("log_writer.indexes_rebuilt")
+
+    def turn(self) -> None:
+        """Look at the report, finish what is ready, begin what is next. Raises nothing: an index is a hint, the log lives without it."""
+        if self._thread is not None:
+            if self._thread.is_alive():
+                return
+            self._thread = None
+            self._finish()
+        self._look_at_report()
+        if self._waiting:
+            self._begin(self._waiting.pop(0))
+
+    def _look_at_report(self) -> None:
+        try:
+            changed_ns = os.stat(self._report_path).st_mtime_ns
+        except OSError:
+            return
+        if changed_ns == self._seen_ns:
+            return
+        self._seen_ns = changed_ns
+        for damage in read_report(self._report_path).damages:
+            segment = (TopicPartition(damage.topic, damage.partition), damage.base_offset)
+            finding = (segment, damage.found_ms)
+            if damage.is_rebuildable and finding not in self._tried:
+                self._tried.add(finding)
+                if segment not in self._waiting:
+                    self._waiting.append(segment)
+
+    def _hosting_log(self, segment: _Segment) -> Log | None:
+        """The log that has this segment closed; None if it is gone, or appended to again."""
+        hosted = next((one for one in self._partitions.by_row.values() if one.topic_partition == segment[0]), None)
+        if hosted is None or segment[1] not in hosted.log.segment_base_offsets[:-1]:
+            return None
+        return hosted.log
+
+    def _begin(self, segment: _Segment) -> None:
+        log = self._hosting_log(segment)
+        if log is None:
+            return
+        try:
+            directory = PinnedDirectory(log.directory)
+        except OSError as error:
+            self._tell_failed(segment, str(file_io.storage_failure("open its directory", error)))
+            return
+        self._replacements = log.replacements
+        interval_bytes = log.config.index_interval_bytes
+        self._problem = "its thread died"
+
+        def work() -> None:
+            try:
+                self._problem = rebuild_beside(directory.path, segment[1], interval_bytes, self._clock.wall_ms())
+            except OSError as error:
+                self._problem = str(file_io.storage_failure("read or write it", error))
+            except Exception as failure:  # half an index must not be put in place
+                self._problem = f"{type(failure).__name__}: {failure}"
+
+        thread = BackgroundThread(work, "index-rebuild")
+        try:
+            thread.start()
+        except ThreadRefused:  # it is counted and logged
+            directory.close()
+            self._waiting.insert(0, segment)
+            return
+        self._under_way, self._rebuilding, self._thread = segment, (log, directory), thread
+
+    def _finish(self) -> None:
+        segment, self._under_way = self._under_way, None
+        problem, self._problem = self._problem, None
+        rebuilding, self._rebuilding = self._rebuilding, None
+        if segment is None or rebuilding is None:
+            return
+        topic_partition, base_offset = segment
+        log, directory = rebuilding
+        is_here = self._hosting_log(segment) is log
+        try:
+            if problem is None and is_here and log.replacements == self._replacements:  # not compacted meanwhile
+                put_in_place(directory.path, base_offset)
+                self._rebuilt.add()
+                self._log.notice(f"indexes of segment {base_offset} of {topic_partition} were made anew", **topic_partition._asdict())
+                return
+            discard(directory.path, base_offset)
+        except OSError as error:
+            problem = str(file_io.storage_failure("put them in place", error))
+        finally:
+            directory.close()
+        if problem is not None and is_here:
+            self._tell_failed(segment, problem)
+
+    def _tell_failed(self, segment: _Segment, problem: str) -> None:
+        topic_partition, base_offset = segment
+        self._log.warning(f"indexes of segment {base_offset} of {topic_partition} could not be made anew: {problem}", **topic_partition._asdict())
+
+    def close(self) -> None:
+        """Wait for a rebuild that is under way; what it wrote is swept at the next start."""
+        if self._thread is not None:
+            self._thread.join(timeout=10)
+            if not self._thread.is_alive() and self._rebuilding is not None:
+                self._rebuilding[1].close()
+                self._rebuilding = None

@@ -1,0 +1,453 @@
+"""Retention: old segments go, by each topic's configs and for the disk's reserve of free space.
+
+Owned by the log-writer: `turn` is called from its loop. Facts are collected, plans applied and rows published there, in small portions; whatever asks the disk
+(timestamps, free space, checkpoint, renames, the removal of files) happens in one thread at a time beside it, so that appends do not wait. Order for
+every segment: the log start offset goes up in memory and row → `log-start-offset-checkpoint` is durable → files are renamed to `.deleted` → leader epochs
+forget what is gone → after a delay the files are removed in slices. DeleteRecords takes the same way and is answered when the
+checkpoint is durable. On a full disk, where no checkpoint can be written, whole segments go without: the first one that stays tells where the log begins.
+Weak spots: two log directories on one disk each delete for the same reserve; a hung disk keeps the thread, and nothing is deleted then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from appliance.base.clock import Clock
+from appliance.base.clock_agreement import ClockAgreement
+from appliance.base.errors import DiskFull, ErrorCode, OutOfThreads
+from appliance.base.logging import Logger
+from appliance.base.model import INTERNAL_TOPICS
+from appliance.base.settings import Box
+from appliance.runtime.background_thread import BackgroundThread, start_background_thread
+from appliance.shm.counters import Counters
+from appliance.storage import file_io
+from appliance.storage.log_directory import LogDirectory
+from appliance.storage.removed_segments import DepartingFiles, RemovedSegments
+from appliance.storage.retention import TIMELESS_POLICIES, TOPIC_POLICIES, FreeSpaceReserve, LogFacts, RetentionPlan, SegmentFacts, plan_retention
+from appliance.storage.segment_times import SegmentTimes
+from services.log_writer.replicas.hosted_partition import HostedPartition
+from services.log_writer.replicas.hosted_partitions import HostedPartitions
+
+SLICE_LOGS = 64
+"""Logs whose facts are collected in one turn."""
+APPLY_NS = 1_000_000
+"""Time for applying plans in one turn; the one under way is finished."""
+DELETE_SLICE_BYTES = 32 << 20
+SPACE_NS = 1_000_000_000
+SHORT_SPACE_NS = 200_000_000
+"""Time between two looks at the free space; and while the reserve is short."""
+HURRY_MS = 1000
+"""When space is short, a file waits no longer than this for its readers."""
+TOLD_NS = 600_000_000_000
+"""Not more often is the same trouble said again."""
+
+
+class _Planned(NamedTuple):
+    """A plan and what it was made for; it is dropped if the log has other configs by the time it is applied."""
+
+    hosted: HostedPartition
+    facts: LogFacts
+    plan: RetentionPlan
+    delay_ms: int
+
+
+class _Removal(NamedTuple):
+    """Segments that are out of their log and still have their names."""
+
+    hosted: HostedPartition
+    segments: RemovedSegments
+    delay_ms: int
+
+
+class _Writing:
+    """A checkpoint and renames that a thread is busy with. The thread takes from `removals` and adds to `renamed`; `waiting` is the loop's."""
+
+    def __init__(self, removals: list[_Removal], waiting: list[tuple[Any, HostedPartition]]) -> None:
+        self.removals = removals
+        self.waiting = waiting
+        self.renamed: list[tuple[_Removal, list[str]]] = []
+        self.is_written = False
+
+
+class RetentionRounds:
+    """What one disk deletes. `on_durable(context, hosted, error code)` answers a DeleteRecords."""
+
+    def __init__(
+        self,
+        directory: LogDirectory,
+        partitions: HostedPartitions,
+        clock: Clock,
+        counters: Counters,
+        box: Box,
+        log: Logger,
+        on_durable: Callable[[Any, HostedPartition, int], None],
+    ) -> None:
+        self.rows_moved = False
+        """Set here, taken back by the caller, who tells those that watch rows."""
+        self._directory = directory
+        self._partitions = partitions
+        self._clock = clock
+        self._log = log
+        self._on_durable = on_durable
+        self._agreement = ClockAgreement(clock)
+        self._interval_ns = box.integer("log.retention.check.interval.ms") * 1_000_000
+        self._reserve = FreeSpaceReserve(box.integer("log.disk.reserve.bytes"), box.integer("log.disk.reserve.percent"))
+        self._next_round_ns = clock.monotonic_ns() + self._interval_ns
+        self._next_space_ns = 0
+        self._to_examine: list[HostedPartition] = []
+        self._reserve_logs: list[tuple[HostedPartition, LogFacts]] = []
+        self._reserve_waits: list[HostedPartition] | None = None
+        self._planned: deque[_Planned] = deque()
+        self._removals: list[_Removal] = []
+        self._waiting: list[tuple[Any, HostedPartition]] = []
+        self._writing: _Writing | None = None
+        """What the thread has of these two lists; the lists themselves are the loop's alone."""
+        self._departing = DepartingFiles()
+        self._missing_bytes = 0
+        self._thread: BackgroundThread | None = None
+        self._then: Callable[[], None] | None = None
+        self._failure: Exception | None = None
+        self._retry_ns = 0
+        self._waiting_from_ns = 0
+        """On a full disk those that wait for a checkpoint are looked at now and then: what makes room goes before them."""
+        self._clock_told_ns = self._reserve_told_ns = self._missing_told_ns = -TOLD_NS
+        self._rounds = counters.counter("retention.rounds")
+        self._held_by_clock = counters.counter("retention.rounds_without_time")
+        self._disagreement = counters.gauge("retention.clock_disagreement_ms")
+        self._departing_files = counters.gauge("retention.departing_files")
+        self._missing = counters.gauge("retention.reserve_missing_bytes")
+        self._without_checkpoint = counters.counter("retention.removals_without_checkpoint")
+        self._delete_records = counters.counter("retention.delete_records")
+        names = [*(policy.name for policy in TOPIC_POLICIES), self._reserve.name]
+        self._segments = {name: counters.counter(f'retention.segments{{policy="{name}"}}') for name in names}
+        self._bytes = {name: counters.counter(f'retention.bytes{{policy="{name}"}}') for name in names}
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether something is under way whose next step can be taken now: `turn` then, not in a second."""
+        if self._thread is not None:
+            return not self._thread.is_alive()
+        is_busy = self._planned or self._removals or self._to_examine or self._reserve_waits is not None
+        if not is_busy and not self._departing and not self._waiting and not self._missing_bytes:
+            return False
+        now_ns = self._clock.monotonic_ns()
+        if now_ns < self._retry_ns:
+            return False
+        if is_busy or self._departing.is_due(now_ns) or (self._missing_bytes and now_ns >= self._next_space_ns):
+            return True
+        return bool(self._waiting) and now_ns >= self._waiting_from_ns
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the next step comes soon: do not park for long."""
+        return self._thread is not None or self.goes_on
+
+    @property
+    def trouble(self) -> str:
+        """For the status line; empty when all is well."""
+        if not self._agreement.holds():
+            return "nothing is deleted by time: the clock jumped"
+        return f"{self._missing_bytes >> 20} MiB of the free-space reserve are missing" if self._missing_bytes else ""
+
+    def delete_records(self, hosted: HostedPartition, offset: int, context: Any) -> int:
+        """Let the log begin at `offset` (-1: at the high watermark). NONE: `on_durable` answers later; any other code is the answer now."""
+        if not hosted.log.config.deletes:
+            return ErrorCode.POLICY_VIOLATION
+        offset = hosted.high_watermark if offset == -1 else offset
+        if not 0 <= offset <= hosted.high_watermark:
+            return ErrorCode.OFFSET_OUT_OF_RANGE
+        self._delete_records.add()
+        self._advance(hosted, max(offset, hosted.log.log_start_offset), ("log_start_offset",), hosted.log.config.file_delete_delay_ms)
+        self._waiting.append((context, hosted))
+        return ErrorCode.NONE
+
+    def follow_start(self, hosted: HostedPartition, offset: int) -> None:
+        """A follower's log begins where its leader's does, as far as its high watermark lets it. Raises StorageFailed."""
+        if offset > hosted.log.log_start_offset:
+            self._advance(hosted, offset, ("log_start_offset",), hosted.log.config.file_delete_delay_ms)
+
+    def turn(self) -> None:
+        """Once a second, and when `goes_on`. Raises StorageFailed when the disk fails; DiskFull and OutOfDescriptors for what is tried again."""
+        if self._thread is not None:
+            if self._thread.is_alive():
+                return
+            self._thread = None
+            self._take_back_unwritten()
+            failure, self._failure = self._failure, None
+            if failure is not None:
+                self._then = None
+                self._retry_ns = self._clock.monotonic_ns() + SPACE_NS
+                raise failure
+            then, self._then = self._then, None
+            if then is not None:
+                then()
+        now_ns = self._clock.monotonic_ns()
+        if now_ns < self._retry_ns:
+            return
+        if self._planned:
+            self._apply_some(now_ns)
+        elif self._removals or (self._waiting and now_ns >= self._waiting_from_ns):
+            self._write_down()
+        elif self._reserve_waits is not None:
+            self._collect_for_reserve(self._reserve_waits)
+        elif self._to_examine:
+            self._examine_some()
+        elif now_ns >= self._next_space_ns:
+            self._next_space_ns = now_ns + (SHORT_SPACE_NS if self._missing_bytes else SPACE_NS)
+            self._look_for_space()
+        elif self._departing.is_due(now_ns):
+            self._run(lambda: self._remove_some(now_ns), None)
+        elif now_ns >= self._next_round_ns:
+            self._next_round_ns = now_ns + self._interval_ns
+            self._begin_round(now_ns)
+
+    # -- by each topic's configs
+
+    def _begin_round(self, now_ns: int) -> None:
+        self._rounds.add()
+        self._disagreement.set(abs(self._agreement.disagreement_ms()))
+        if not self._agreement.holds():
+            self._held_by_clock.add()
+            if now_ns - self._clock_told_ns >= TOLD_NS:
+                self._clock_told_ns = now_ns
+                self._log.error(
+                    f"nothing is deleted by time: since this process started the wall clock moved {self._agreement.disagreement_ms() // 1000} s "
+                    "more than time went by; when the clock is right, restart the log-writer"
+                )
+        self._to_examine = list(self._partitions.by_row.values())
+
+    def _examine_some(self) -> None:
+        """The next logs: facts here, timestamps and plans in the thread."""
+        some, self._to_examine = self._to_examine[:SLICE_LOGS], self._to_examine[SLICE_LOGS:]
+        examined = [(hosted, _facts(hosted), SegmentTimes(hosted.log.directory, hosted.log.active_max_timestamp)) for hosted in some if self._is_here(hosted)]
+        policies = TOPIC_POLICIES if self._agreement.holds() else TIMELESS_POLICIES
+        wall_ms = self._clock.wall_ms()
+        planned: list[_Planned] = []
+        missing: list[tuple[HostedPartition, str]] = []
+        generations = {hosted: (hosted.log.segment_list_generation, hosted.log.replacements) for hosted, _, _ in examined}
+
+        def examine() -> None:
+            for hosted, facts, times in examined:
+                try:
+                    plan = plan_retention(facts, policies, times.largest, wall_ms)
+                except FileNotFoundError as error:
+                    missing.append((hosted, str(error.filename)))  # the loop knows whether it was deleted, or compacted
+                    continue
+                if plan is not None:
+                    planned.append(_Planned(hosted, facts, plan, facts.config.file_delete_delay_ms))
+
+        def take() -> None:
+            self._planned.extend(planned)
+            for hosted, path in missing:
+                if self._is_here(hosted) and generations[hosted] == (hosted.log.segment_list_generation, hosted.log.replacements):
+                    self._tell_missing(hosted, path)
+
+        self._run(examine, take)
+
+    def _tell_missing(self, hosted: HostedPartition, path: str) -> None:
+        """A file of a log that was neither deleted nor compacted meanwhile: retention cannot tell how old its segments are."""
+        now_ns = self._clock.monotonic_ns()
+        if now_ns - self._missing_told_ns >= TOLD_NS:
+            self._missing_told_ns = now_ns
+            name = hosted.topic_partition
+            words = f"{path} is missing, so nothing of log {name} is deleted by its retention; a restart of the log-writer makes an index anew"
+            self._log.error(words, **name._asdict())
+
+    # -- for the disk
+
+    def _look_for_space(self) -> None:
+        found: list[file_io.Space] = []
+
+        def compare() -> None:
+            space = found[0]
+            self._missing_bytes = self._reserve.missing_bytes(space.total_bytes, space.free_bytes)
+            self._missing.set(self._missing_bytes)
+            if self._missing_bytes:
+                if self._departing:
+                    self._departing.hurry(self._clock.monotonic_ns() + HURRY_MS * 1_000_000)  # that space comes first
+                else:
+                    self._reserve_logs = []
+                    self._reserve_waits = list(self._partitions.by_row.values())
+
+        self._run(lambda: found.append(self._directory.space()), compare)
+
+    def _collect_for_reserve(self, waits: list[HostedPartition]) -> None:
+        """The facts of some more logs; with all of them, a plan in the thread."""
+        for hosted in waits[:SLICE_LOGS]:
+            if self._is_here(hosted) and hosted.topic_partition.topic not in INTERNAL_TOPICS:
+                self._reserve_logs.append((hosted, _facts(hosted)))
+        del waits[:SLICE_LOGS]
+        if waits:
+            return
+        self._reserve_waits = None
+        logs, self._reserve_logs = self._reserve_logs, []
+        missing_bytes = self._missing_bytes
+        plans: dict[int, RetentionPlan] = {}
+
+        def plan() -> None:
+            times = [SegmentTimes(hosted.log.directory, -1) for hosted, _ in logs]
+            plans.update(self._reserve.plan([facts for _, facts in logs], missing_bytes, lambda place, segment: times[place].largest_if_there(segment)))
+
+        def take() -> None:
+            for place, each in plans.items():
+                self._planned.append(_Planned(*logs[place], each, min(HURRY_MS, logs[place][1].config.file_delete_delay_ms)))
+            self._tell_reserve(plans, missing_bytes)
+
+        self._run(plan, take)
+
+    def _tell_reserve(self, plans: dict[int, RetentionPlan], missing_bytes: int) -> None:
+        now_ns = self._clock.monotonic_ns()
+        path = self._directory.path
+        if plans:
+            segments = sum(plan.reasons[0][1] for plan in plans.values())
+            size_bytes = sum(plan.reasons[0][2] for plan in plans.values())
+            self._log.warning(
+                f"{path} has {missing_bytes >> 20} MiB less free than its reserve (log.disk.reserve.bytes, log.disk.reserve.percent): "
+                f"{segments} of the oldest segments of {len(plans)} partitions, {size_bytes >> 20} MiB, are deleted before their time",
+                reason=self._reserve.name,
+            )
+        elif now_ns - self._reserve_told_ns >= TOLD_NS:
+            self._reserve_told_ns = now_ns
+            words = f"{path} has {missing_bytes >> 20} MiB less free than its reserve, and no closed segment is left that may be deleted"
+            self._log.error(words, reason=self._reserve.name)
+
+    # -- carrying out
+
+    def _apply_some(self, started_ns: int) -> None:
+        while self._planned and self._clock.monotonic_ns() - started_ns < APPLY_NS:
+            hosted, facts, plan, delay_ms = self._planned.popleft()
+            log = hosted.log
+            if not self._is_here(hosted) or log.config is not facts.config:
+                continue
+            end_offset = plan.end_offset
+            if plan.rolls:
+                if log.log_end_offset == end_offset:
+                    log.roll()
+                else:  # somebody appends after all
+                    end_offset = log.active_base_offset
+            self._advance(hosted, max(log.log_start_offset, min(end_offset, hosted.high_watermark)), tuple(name for name, _, _ in plan.reasons), delay_ms)
+            for name, segments, size_bytes in plan.reasons:
+                self._segments[name].add(segments)
+                self._bytes[name].add(size_bytes)
+
+    def _advance(self, hosted: HostedPartition, offset: int, reasons: tuple[str, ...], delay_ms: int) -> None:
+        before = hosted.log.log_start_offset
+        if offset == before:
+            return
+        removed = hosted.advance_log_start_offset(offset)
+        self.rows_moved = True
+        if removed is not None:
+            self._removals.append(_Removal(hosted, removed, delay_ms))
+            self._log.info(
+                f"{hosted.topic_partition} begins at offset {offset} (was {before}): {len(removed.base_offsets)} segments, {removed.size_bytes} bytes, "
+                f"go by {', '.join(reasons)}",
+                **hosted.topic_partition._asdict(),
+                reason=reasons[0],
+            )
+
+    def _write_down(self) -> None:
+        """Checkpoint, then renames, in the thread; afterwards answers, leader epochs, and the wait for the files' end."""
+        removals, self._removals = self._removals, []
+        waiting, self._waiting = self._waiting, []
+        shortened = [hosted for hosted in self._partitions.by_row.values() if hosted.log.log_start_offset]
+        starts = self._directory.to_be_saved({hosted.topic_partition: hosted.log.log_start_offset for hosted in shortened})
+        begun = list(removals)
+        writing = self._writing = _Writing(removals, waiting)
+        no_space: list[DiskFull] = []
+
+        def write() -> None:
+            try:
+                self._directory.save_log_start_offsets(starts)
+                writing.is_written = True
+            except DiskFull as failure:
+                no_space.append(failure)
+                self._without_checkpoint.add(len(removals))
+            while removals:
+                writing.renamed.append((removals[0], removals[0].segments.rename()))
+                removals.pop(0).segments.close()
+
+        def after() -> None:
+            if writing.is_written:
+                for context, hosted in writing.waiting:
+                    self._on_durable(context, hosted, ErrorCode.NONE)
+                for hosted, _, _ in begun:
+                    if self._is_here(hosted):
+                        hosted.log.forget_removed(starts.get(hosted.topic_partition, 0))
+                        hosted.log.truncate_epochs_from_start()
+            if no_space:
+                self._waiting_from_ns = self._clock.monotonic_ns() + SPACE_NS
+                raise no_space[0]
+
+        self._run(write, after)
+
+    def _take_back_unwritten(self) -> None:
+        """The thread has ended, however: what it did not get to waits for the next one, before what came meanwhile."""
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return
+        now_ns = self._clock.monotonic_ns()
+        for removal, paths in writing.renamed:
+            self._departing.add(paths, now_ns + removal.delay_ms * 1_000_000, partial(self._is_here, removal.hosted))
+        self._departing_files.set(len(self._departing))
+        self._removals = writing.removals + self._removals
+        if not writing.is_written:
+            self._waiting = writing.waiting + self._waiting
+
+    def _remove_some(self, now_ns: int) -> None:
+        self._departing.remove_some(now_ns, DELETE_SLICE_BYTES)
+        self._departing_files.set(len(self._departing))
+
+    def forget(self, is_context: Callable[[Any], bool]) -> None:
+        """Whoever asked for these is gone."""
+        for waiting in (self._waiting, self._writing.waiting if self._writing is not None else []):
+            waiting[:] = [(context, hosted) for context, hosted in waiting if not is_context(context)]
+
+    def fail(self) -> None:
+        """The disk is offline: who waits is told."""
+        waiting, self._waiting = self._waiting, []
+        if self._writing is not None:
+            waiting, self._writing.waiting = self._writing.waiting + waiting, []
+        for context, hosted in waiting:
+            self._on_durable(context, hosted, ErrorCode.KAFKA_STORAGE_ERROR)
+
+    def close(self) -> None:
+        """Wait for what is under way. What is not removed yet is removed at the next start."""
+        if self._thread is not None:
+            self._thread.join(timeout=10)
+            if self._thread.is_alive():
+                return
+        self._take_back_unwritten()
+        for removal in self._removals:
+            removal.segments.close()
+
+    def _is_here(self, hosted: HostedPartition) -> bool:
+        return self._partitions.by_row.get(hosted.row) is hosted
+
+    def _run(self, work: Callable[[], None], then: Callable[[], None] | None) -> None:
+        action = f"delete old segments in {self._directory.path}"
+        self._failure = OutOfThreads(f"could not {action}: its thread ended before its work")
+
+        def body() -> None:
+            try:
+                work()
+                self._failure = None
+            except OSError as error:
+                self._failure = file_io.storage_failure(action, error)
+            except Exception as failure:  # handed to the loop, which knows what it means
+                self._failure = failure
+
+        self._then = then
+        self._thread, refusal = start_background_thread(body, "retention", action)
+        self._failure = refusal or self._failure
+
+
+def _facts(hosted: HostedPartition) -> LogFacts:
+    log = hosted.log
+    sizes = log.segment_sizes
+    ends = [*(base for base, _ in sizes[1:]), log.log_end_offset]
+    last = len(sizes) - 1
+    segments = tuple(SegmentFacts(base, end, size_bytes, number == last) for number, ((base, size_bytes), end) in enumerate(zip(sizes, ends, strict=True)))
+    return LogFacts(segments, log.log_start_offset, hosted.high_watermark, log.config)

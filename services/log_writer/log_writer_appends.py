@@ -1,0 +1,222 @@
+"""Produces and markers of one log-writer: grouped by partition, one plan and one write each, and their answers.
+
+Owned by the log-writer. Role, row generation, leader epoch and config generation as the source saw them must still hold. Where acknowledgements wait for
+flushes an answer is held until the round that covers it is over; with several replicas acks=all is answered by the acceptor, when the high watermark in the
+row has passed. Weak spot: a turn waits for its own disk whenever the kernel makes a write to the page cache wait.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Any
+
+from appliance.base.clock import Clock
+from appliance.base.errors import ErrorCode, StorageFailed
+from appliance.base.invariants import InvariantViolation
+from appliance.ipc.channel import SinkChannel
+from appliance.ipc.descriptors import (
+    ACKS_ALL_FLAG,
+    ADDS_PARTITION_FLAG,
+    BEHIND_REFUSED_FLAG,
+    COMMITTED_FLAG,
+    COORDINATOR_FLAG,
+    NEEDS_VERIFICATION,
+    RAISED_EPOCH_FLAG,
+    VERIFIED_FLAG,
+    DescriptorKind,
+)
+from appliance.records.batch import PRODUCER_ID_AT
+from appliance.shm.counters import Counters
+from appliance.shm.partition_table import APPEND_SINCE_WORD, FENCE_WORD, ROLE_LEADER, ROLE_OFFLINE
+from appliance.storage.append_plan import RefusedBatch
+from appliance.storage.verification import RAISED_EPOCH, NeedsVerification, Offer
+from services.log_writer.background.batch_flushes import BatchFlushes
+from services.log_writer.background.disk_trouble import DiskTrouble
+from services.log_writer.completions import Completions
+from services.log_writer.end_markers import marker_batch
+from services.log_writer.replicas.held_acknowledgements import HeldAcknowledgements
+from services.log_writer.replicas.hosted_partition import FLUSH_BEFORE_ACKNOWLEDGEMENT, HostedPartition
+from services.log_writer.replicas.hosted_partitions import HostedPartitions
+
+_SEQUENCE = Struct(">qhi")
+"""producer id, producer epoch, base sequence"""
+_PRODUCE = int(DescriptorKind.PRODUCE)
+_MARKER = int(DescriptorKind.TRANSACTION_MARKER)
+APPENDS = (_PRODUCE, _MARKER)
+_OFFER_FLAGS = ADDS_PARTITION_FLAG | COORDINATOR_FLAG
+
+Work = tuple[SinkChannel, tuple[Any, ...]]
+"""A descriptor and the source it came from."""
+
+
+class LogWriterAppends:
+    """What leaders append."""
+
+    def __init__(
+        self,
+        partitions: HostedPartitions,
+        completions: Completions,
+        held: HeldAcknowledgements,
+        batch_flushes: BatchFlushes,
+        trouble: DiskTrouble,
+        clock: Clock,
+        counters: Counters,
+    ) -> None:
+        self._partitions = partitions
+        self._completions = completions
+        self._held = held
+        self._batch_flushes = batch_flushes
+        self._trouble = trouble
+        self._clock = clock
+        self._words = partitions.table.shared.words
+        self._appends = counters.counter("log_writer.append_calls")
+        self._batches = counters.counter("log_writer.batches")
+        self._records = counters.counter("log_writer.records")
+        self._bytes = counters.counter("log_writer.bytes")
+
+    def append_all(self, by_row: dict[int, list[Work]]) -> None:
+        for row, group in by_row.items():
+            hosted = self._partitions.by_row.get(row)
+            if hosted is not None and any(work[1][1] & BEHIND_REFUSED_FLAG for work in group):
+                for work in group:  # what is before it counts
+                    self._append(hosted, [work] if self._follows_on(hosted, *work) else [])
+            else:
+                self._append(hosted, group)
+
+    def _follows_on(self, hosted: HostedPartition, channel: SinkChannel, entry: tuple[Any, ...]) -> bool:
+        """Whether a batch behind one that its connection was refused may be taken: that one has reached the log by another leader. Else it is answered."""
+        if not entry[1] & BEHIND_REFUSED_FLAG or hosted.log.producers.follows_on(*_SEQUENCE.unpack_from(channel.memory, entry[8] + PRODUCER_ID_AT)):
+            return True
+        self._completions.answer(channel, entry, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        return False
+
+    def _append(self, hosted: HostedPartition | None, group: list[Work]) -> None:
+        """Append the batches and markers of one partition: one plan, one write, one row update."""
+        answer = self._completions.answer
+        admitted: list[Work] = []
+        batches: list[memoryview] = []
+        offers: dict[int, Offer] = {}
+        for work in group:
+            channel, entry = work
+            code = self.refusal(hosted, entry)
+            if code:
+                answer(channel, entry, code)
+                continue
+            if entry[0] == _MARKER:
+                admitted.append(work)
+                if entry[1] & RAISED_EPOCH_FLAG:
+                    offers[len(batches)] = RAISED_EPOCH
+                batches.append(marker_batch(entry, self._clock.wall_ms()))
+                continue
+            if entry[13] or entry[1] & _OFFER_FLAGS:
+                offers[len(batches)] = Offer(entry[13], bool(entry[1] & ADDS_PARTITION_FLAG), bool(entry[1] & COORDINATOR_FLAG), bool(entry[1] & VERIFIED_FLAG))
+            position, length = entry[8], entry[7]
+            if not (length > 0 and position + length <= channel.size_bytes):
+                raise InvariantViolation(f"{channel.source} names {length} bytes at {position} of its arena")
+            admitted.append(work)
+            batches.append(channel.memory[position : position + length])
+        if hosted is None or not admitted:
+            return
+        words = self._words
+        words[APPEND_SINCE_WORD] = now_ns = self._clock.monotonic_ns()
+        try:
+            results = hosted.log.append_as_leader(batches, hosted.leader_epoch, self._clock.wall_ms(), offers)
+            words[APPEND_SINCE_WORD] = 0
+            if not words[FENCE_WORD]:
+                hosted.publish_append(now_ns)
+        except StorageFailed as failure:
+            words[APPEND_SINCE_WORD] = 0
+            self._trouble.on_failure(failure)
+            for channel, entry in admitted:
+                answer(channel, entry, ErrorCode.KAFKA_STORAGE_ERROR)
+            return
+        if words[FENCE_WORD]:  # appended, and perhaps not published
+            for channel, entry in admitted:
+                answer(channel, entry, ErrorCode.KAFKA_STORAGE_ERROR)
+            return
+        self._completions.rows_moved = True
+        self._appends.add()
+        log_start_offset = hosted.log.log_start_offset
+        completions = self._completions.by_channel if hosted.flush_policy != FLUSH_BEFORE_ACKNOWLEDGEMENT else self._held.of(hosted)
+        flags = COMMITTED_FLAG if hosted.high_watermark == hosted.log.log_end_offset else 0
+        for (channel, entry), result in zip(admitted, results, strict=True):
+            if isinstance(result, RefusedBatch):
+                answer(channel, entry, result.error_code, result.base_offset)
+                continue
+            if isinstance(result, NeedsVerification):
+                answer(channel, entry, NEEDS_VERIFICATION, guard=result.guard)
+                continue
+            base_offset, last_offset, append_time_ms = result
+            records = entry[10] if entry[0] == _PRODUCE else 1
+            completion = (
+                entry[0], flags, 0, entry[3], entry[9], base_offset, append_time_ms, log_start_offset, last_offset + 1, hosted.leader_epoch, records, 0,
+            )  # fmt: skip
+            completions.setdefault(channel, []).append(completion)
+            self._records.add(records)
+            self._bytes.add(entry[7])
+        self._batches.add(len(admitted))
+        if hosted.flush_policy:
+            self._batch_flushes.want(hosted, sum(map(len, batches)))
+
+    def begin_verification(self, channel: SinkChannel, entry: tuple[Any, ...]) -> None:
+        """A guard for what a coordinator will append when another one has agreed."""
+        hosted = self._partitions.by_row.get(entry[3])
+        code = self.refusal(hosted, (*entry[:6], hosted.config_generation if hosted is not None else 0))
+        if code or hosted is None:
+            self._completions.answer(channel, entry, code)
+            return
+        producer_epoch = (entry[12] & 0xFFFF ^ 0x8000) - 0x8000
+        self._completions.answer(channel, entry, 0, guard=hosted.log.begin_verification(entry[10], producer_epoch, self._clock.wall_ms()))
+
+    def refusal(self, hosted: HostedPartition | None, entry: tuple[Any, ...]) -> int:
+        """Role, row generation, leader epoch and config generation (which markers are not checked against) as the source saw them must still hold."""
+        if hosted is not None and entry[0] == _MARKER:
+            entry = (*entry[:6], hosted.config_generation)
+        if hosted is None or not hosted.is_led_under(entry[4], entry[5], entry[6]) or hosted.role != ROLE_LEADER:
+            if self._trouble.offline or (hosted is not None and hosted.role == ROLE_OFFLINE):
+                return ErrorCode.KAFKA_STORAGE_ERROR
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if self._trouble.is_full:
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        if entry[1] & ACKS_ALL_FLAG and len(hosted.isr) < hosted.min_insync_replicas:
+            return ErrorCode.NOT_ENOUGH_REPLICAS
+        return ErrorCode.NONE
+
+    # -- where acknowledgements wait for flushes
+
+    def flush_batches(self) -> int:
+        """Rounds for topics with a flush policy: what one has made durable becomes visible and is acknowledged, and the next one starts."""
+        flushes = self._batch_flushes
+        work = 0
+        try:
+            finished = flushes.take_finished()
+            work = len(finished)
+            if self._words[FENCE_WORD]:
+                return work  # durable, and not published
+            for hosted, flush, truncations in finished:
+                if self._partitions.by_row.get(hosted.row) is not hosted:
+                    self._held.fail(hosted, ErrorCode.NOT_LEADER_OR_FOLLOWER, self._completions.by_channel)
+                elif hosted.log.truncations == truncations:
+                    hosted.log.on_batches_flushed(flush)
+                    self._acknowledge(hosted, flush.end_offset, flush.base_offset, flush.position)
+                else:  # it was cut meanwhile: what stands there now may be something else
+                    flushes.want(hosted, 0)
+            for hosted in flushes.start_round():
+                if self._partitions.by_row.get(hosted.row) is hosted:
+                    log = hosted.log
+                    self._acknowledge(hosted, log.log_end_offset, log.active_base_offset, log.active_position)
+                else:
+                    self._held.fail(hosted, ErrorCode.NOT_LEADER_OR_FOLLOWER, self._completions.by_channel)
+        except StorageFailed as failure:
+            self._trouble.on_failure(failure)
+        return work
+
+    def _acknowledge(self, hosted: HostedPartition, durable_offset: int, base_offset: int, position: int) -> None:
+        """The row first, then the completions: who gets one may look at the row."""
+        hosted.on_durable(durable_offset, base_offset, position)
+        self._completions.rows_moved = True
+        self._held.release(hosted, durable_offset, self._completions.by_channel)
+
+    def on_given_away(self, hosted: HostedPartition) -> None:
+        """The log lies on another disk now, where all of it is durable."""
+        self._held.release(hosted, hosted.log.log_end_offset, self._completions.by_channel)

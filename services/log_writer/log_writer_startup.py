@@ -1,0 +1,294 @@
+"""How a log-writer starts: which boot this is, what its last life knew, and each log recovered in its turn.
+
+Same boot (only our process died): from the rows of the dead life's table, and leading and following are taken up again by itself, from the image, under the
+same leader epoch; leading what other boxes hold too only while the box's lease lasts (else the whole box was away).
+Clean stop: no scan. Unclean boot: from the recovery point, and no partition leads before the controller has bumped its leader epoch.
+A log that needs space to be opened, on a disk that has none, waits: the others are served, and `open_late` tries again. What no row or descriptor is
+left for stays closed and untouched in this life. Owned by the log-writer until it serves, and while logs wait for space.
+Weak spot: logs of one disk are recovered one after the other (disks are parallel, they have a process each).
+"""
+
+from __future__ import annotations
+
+import os
+
+from appliance.base.errors import DiskFull, OutOfDescriptors
+from appliance.base.layout import Disk
+from appliance.base.model import TopicId, TopicPartition
+from appliance.cluster.metadata_image import ImageUnreadable, MetadataImage, TopicImage, read_image
+from appliance.runtime.agent import ServiceContext
+from appliance.runtime.known_disks import KnownDisk, read_known_disk, write_known_disk
+from appliance.shm.lease import lease_holds
+from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER, ROWS, PartitionTableWriter, Row, TableFull
+from appliance.storage import file_io
+from appliance.storage.log_directory import LogDirectory
+from appliance.storage.move_record import read_move
+from appliance.storage.recovery import CLEAN, Recovery, SameBoot, Unclean
+from services.log_writer.background.disk_return import check_not_swapped
+from services.log_writer.descriptor_room import DescriptorRoom
+from services.log_writer.log_writer_commands import lead
+from services.log_writer.previous_lives import PreviousLives
+from services.log_writer.recovery_progress import OPEN_BYTES, RecoveryProgress, share_of
+from services.log_writer.replicas.hosted_partition import HostedPartition, ReplicationTerms
+from services.log_writer.replicas.hosted_partitions import HostedPartitions, ProducerSettings
+
+CLEAN_STOP = "clean"
+SAME_BOOT = "same"
+UNCLEAN_BOOT = "unclean"
+
+
+class LogWriterStartup:
+    """The work between the process's start and its first source."""
+
+    def __init__(self, context: ServiceContext, disk: Disk, table: PartitionTableWriter) -> None:
+        self._context = context
+        self._disk = disk
+        box = context.box
+        new_directory_id = str(TopicId(os.urandom(16)))
+        try:
+            check_not_swapped(box.state_directory, disk.path)
+        except OSError as error:
+            raise file_io.storage_failure(f"look into log directory {disk.path}", error) from error
+        self.directory = LogDirectory.open(disk.path, box.broker_id, box.cluster_id or None, context.clock, new_directory_id)
+        self.replaces = self._remember(box.state_directory)
+        producers = ProducerSettings(box.integer("producer.id.expiration.ms"), box.flag("transaction.partition.verification.enable"))
+        terms = ReplicationTerms(box.broker_id, box.integer("replica.lag.time.max.ms") * 1_000_000, context.clock)
+        self.partitions = HostedPartitions(self.directory, table, context.clock, terms, producers)
+        self._lives = PreviousLives(context.layout, disk.name, table.shared.name)
+        self.boot = CLEAN_STOP if self.directory.was_clean else SAME_BOOT if self._lives.is_same_boot else UNCLEAN_BOOT
+        self._recovery_points = self.directory.recovery_points
+        self._high_watermarks = self.directory.high_watermarks
+        self._log_start_offsets = self.directory.log_start_offsets
+        self._image = self._read_image()
+        self._waiting = self._known_partitions()
+        self._total = len(self._waiting)
+        self._started_ns = context.clock.monotonic_ns()
+        self._progress = RecoveryProgress(self._shares(), table, context.clock, context.notifier.status)
+        self._cut_bytes = 0
+        self.recovery_points_went_back = False
+        """Whether a log now ends below what the checkpoint promises of it: that must be written down anew."""
+        self._led_at_once = 0
+        self._is_registered = lease_holds(context.layout, context.clock.boottime_ns())
+        """Whether this box's registration in the cluster surely stands."""
+        self.moved_here: list[HostedPartition] = []
+        """Logs that still have the record of their move in them: the checkpoints do not speak for them yet."""
+        self._is_synced = False
+        """Whether the file system was synced since we started."""
+        self._short_of_space: list[tuple[TopicPartition, TopicId]] = []
+        self._space_problem = ""
+        self._left: list[TopicPartition] = []
+        logs_max = DescriptorRoom().logs_max
+        if logs_max < ROWS:
+            words = f"disk {disk.name} can serve about {logs_max} partitions (of {ROWS}): the limit of open files is {DescriptorRoom().limit}"
+            context.log.notice(words, disk=disk.name)
+
+    def _remember(self, state_directory: str) -> tuple[str, ...]:
+        """Which directory this is, for the case that it is not there one day; returns the ids of those that it stands for."""
+        known = read_known_disk(state_directory, self._disk.path)
+        directory_id = self.directory.identity.directory_id
+        if known.directory_id != directory_id:
+            try:
+                write_known_disk(state_directory, KnownDisk(self._disk.path, directory_id, known.replaces))
+            except OSError as error:
+                words = f"could not write down that {self._disk.path} is directory {directory_id}: {(error.strerror or str(error)).lower()}"
+                self._context.log.warning(words, disk=self._disk.name)
+        return known.replaces
+
+    def _read_image(self) -> MetadataImage:
+        try:
+            return read_image(self._context.layout.image_file) or MetadataImage.empty()
+        except ImageUnreadable:
+            return MetadataImage.empty()
+
+    def _known_partitions(self) -> list[tuple[TopicPartition, TopicId]]:
+        """What to open. A directory whose topic id cannot be read is not served and not touched: whose records it holds is not known."""
+        known = []
+        for name, found in self.directory.partition_directories().items():
+            if found.topic_id is not None:
+                known.append((name, found.topic_id))
+        for problem in self.directory.problems:
+            self._context.log.error(f"{problem}; left as it is", disk=self._disk.name)
+        for unknown in self.directory.unknown_names:
+            self._context.log.notice(f"{self._disk.path}/{unknown} is not ours; left as it is", disk=self._disk.name)
+        return known
+
+    def _shares(self) -> dict[TopicPartition, int]:
+        """What opening each log will read, about."""
+        if self.boot != UNCLEAN_BOOT:
+            return {name: OPEN_BYTES for name, _ in self._waiting}
+        first_bytes_max = self._context.box.integer("log.flush.unflushed.bytes")
+        points = self._recovery_points
+        return {name: share_of(f"{self._disk.path}/{name}", points.get(name, 0), first_bytes_max) for name, _ in self._waiting}
+
+    def recover_next(self) -> bool:
+        """Open one more log. False: all are open that can be, and if none waits for space, what the dead life left behind is removed."""
+        if not self._waiting:
+            if self._short_of_space:
+                self.directory.leave_unserved([*self._left, *(name for name, _ in self._short_of_space)])
+            else:
+                self.directory.leave_unserved(self._left)
+                self._lives.forget()
+            return False
+        name, topic_id = self._waiting.pop()
+        try:
+            self._recover(name, topic_id)
+        except DiskFull as failure:
+            self._short_of_space.append((name, topic_id))
+            self._space_problem = str(failure)
+        except (TableFull, OutOfDescriptors) as failure:
+            self._leave([name, *(name for name, _ in self._waiting)], str(failure))
+            self._waiting.clear()
+        return True
+
+    def _recover(self, name: TopicPartition, topic_id: TopicId) -> None:
+        self._progress.begin(name)
+        try:
+            hosted = self._open(name, topic_id)
+            self._cut_bytes += hosted.log.recovered_cut_bytes
+            self.recovery_points_went_back |= hosted.log.recovery_point < self._recovery_points.get(name, 0)
+            if self.boot == SAME_BOOT:
+                self._serve_again(hosted)
+            elif self.boot == UNCLEAN_BOOT:
+                hosted.needs_epoch_bump = True
+        except (DiskFull, TableFull, OutOfDescriptors):
+            self._progress.put_off(name)  # or left, which skips it
+            raise
+        self._progress.end()
+
+    def _leave(self, names: list[TopicPartition], why: str) -> None:
+        self._left += names
+        shown = ", ".join(map(str, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        self._context.log.error(f"{len(names)} logs of {self._disk.path} are left as they are and not served ({shown}): {why}", disk=self._disk.name)
+        for name in names:
+            self._progress.skip(name)  # it will not be better known later
+
+    @property
+    def waits_for_space(self) -> str:
+        """Why logs that are there are not open yet; empty when all are."""
+        return self._space_problem if self._short_of_space else ""
+
+    def open_late(self) -> int:
+        """Try one of those that wait for space; how many still wait. Raises DiskFull while there is none."""
+        name, topic_id = self._short_of_space[-1]
+        hosted = self.partitions.find(topic_id, name.partition)
+        if not self.directory.is_unserved(name):
+            self._progress.skip(name)  # deleted, or created again
+        elif hosted is not None:  # it was opened, and could not write down that it leads
+            if hosted.role not in (ROLE_LEADER, ROLE_FOLLOWER) and self.boot == SAME_BOOT:
+                self._serve_again(hosted)
+            self.directory.serve_again(name)
+            self._progress.skip(name)
+        else:
+            try:
+                self._recover(name, topic_id)
+            except (TableFull, OutOfDescriptors) as failure:
+                self._leave([name], str(failure))
+            else:
+                self.directory.serve_again(name)
+        self._short_of_space.pop()
+        if not self._short_of_space:
+            self._lives.forget()
+        return len(self._short_of_space)
+
+    def _open(self, name: TopicPartition, topic_id: TopicId) -> HostedPartition:
+        if self._lives.is_suspect:
+            self.directory.forget_pages(name)
+        elif self.boot == UNCLEAN_BOOT:  # perhaps of this boot all the same, and a disk failed that nobody remembers: a box that ends takes the tables away
+            self.directory.forget_pages(name, self._recovery_points.get(name, 0))
+        row = self._lives.rows.get((topic_id, name.partition)) if self.boot == SAME_BOOT else None
+        moved = self._take_move_record(name)
+        topic = self._image.topics_by_id.get(topic_id)
+        high_watermark = row.high_watermark if row is not None else self._high_watermarks.get(name, 0)
+        log_start_offset = self._log_start_offsets.get(name, 0) if row is None else row.log_start_offset  # the row is of this topic id, and never older
+        config = topic.config if topic else {}
+        hosted = self.partitions.open(name, topic_id, config, self._recovery(name, row), log_start_offset, high_watermark, self._progress.on_scanned)
+        hosted.is_moving = topic is not None and _is_moving(topic, name.partition)
+        if moved:
+            self.moved_here.append(hosted)
+        return hosted
+
+    def _take_move_record(self, name: TopicPartition) -> bool:
+        """Whether a log came from another disk, and its record may say more than the checkpoints: then they say it too, from here on."""
+        path = f"{self._disk.path}/{name}"
+        try:
+            record = read_move(path)
+        except ValueError as problem:
+            self._context.log.error(f"{path}: {problem}; left as it is", **name._asdict(), disk=self._disk.name)
+            return False
+        except OSError as error:
+            raise file_io.storage_failure(f"read {path}", error) from error
+        if record is None or record.complete is None:
+            return record is not None
+        for offsets, offset in (
+            (self._recovery_points, record.complete.log_end_offset),
+            (self._high_watermarks, record.complete.high_watermark),
+            (self._log_start_offsets, record.complete.log_start_offset),
+        ):
+            offsets[name] = max(offset, offsets.get(name, 0))
+        return True
+
+    def _recovery(self, name: TopicPartition, row: Row | None) -> Recovery:
+        recovery_point = self._recovery_points.get(name, 0)
+        if self.boot == CLEAN_STOP:
+            return CLEAN
+        if row is not None:
+            return SameBoot(row.log_end_offset, row.active_base_offset, row.active_position, recovery_point)
+        return Unclean(recovery_point)
+
+    def _serve_again(self, hosted: HostedPartition) -> None:
+        """Lead or follow under the epoch that the dead life had, if the image still says so: produce, fetch and replication do not wait for the controller.
+        What has other replicas is led only while this box's lease lasts: nobody else was elected then because we were gone."""
+        row = self._lives.rows.get((hosted.topic_id, hosted.topic_partition.partition))
+        topic = self._image.topics_by_id.get(hosted.topic_id)
+        if row is not None and row.leader_epoch < 0 <= hosted.log.leader_epochs.latest:
+            # The dead life never led it: if its boot was unclean, the controller may not have moved the leader epoch yet.
+            hosted.needs_epoch_bump = True
+        if row is None or topic is None or hosted.topic_partition.partition >= len(topic.partitions):
+            return
+        should_be = topic.partitions[hosted.topic_partition.partition]
+        if should_be.leader_epoch != row.leader_epoch:
+            return
+        broker_id = self._context.box.broker_id
+        if row.role == ROLE_LEADER and should_be.leader == broker_id:
+            if len(should_be.replicas) > 1 and not self._is_registered:
+                return  # the whole box was away, and others may lead by now: the controller says who does
+            if hosted.log.config.acknowledges_after_flush:
+                self._make_durable(hosted)
+            # No partition epoch: the image may be older than what the dead life was told or had wished, so every replica counts until the controller speaks.
+            lead(hosted, row.leader_epoch, should_be.isr, should_be.replicas, row.config_generation)
+            self._led_at_once += 1
+        elif row.role == ROLE_FOLLOWER and should_be.leader != broker_id and broker_id in should_be.replicas:
+            hosted.follow(row.leader_epoch, should_be.isr, should_be.replicas, row.config_generation)
+
+    def _make_durable(self, hosted: HostedPartition) -> None:
+        """What it holds was perhaps not acknowledged and not synced when the dead life ended. Nothing is appended before we serve, so one sync of
+        the file system is enough for all logs."""
+        flush = hosted.log.plan_batch_flush()
+        if flush is None:
+            return
+        if not self._is_synced:
+            self.directory.sync_file_system()
+            self._is_synced = True
+        hosted.log.on_batches_flushed(flush)
+
+    def progress(self) -> str:
+        return f"recovering {self._progress}"
+
+    def summary(self) -> str:
+        """One line for the log when it serves."""
+        elapsed_ms = (self._context.clock.monotonic_ns() - self._started_ns) // 1_000_000
+        how = {CLEAN_STOP: "after a clean stop", SAME_BOOT: "after the death of its last life", UNCLEAN_BOOT: "after an unclean boot"}
+        cut = f", cut {self._cut_bytes} bytes of unfinished appends" if self._cut_bytes else ""
+        if not self._total:
+            return f"opened {self._disk.path}, which holds no log yet"
+        opened = len(self.partitions)
+        missing = f", {len(self._left)} are left unserved" if self._left else ""
+        if self._short_of_space:
+            missing += f", {len(self._short_of_space)} wait for space ({self._space_problem})"
+        count = f"{opened} of {self._total}" if opened != self._total else f"{opened}"
+        return f"opened {count} logs of {self._disk.path} in {elapsed_ms} ms {how[self.boot]}, leads {self._led_at_once} at once{cut}{missing}"
+
+
+def _is_moving(topic: TopicImage, partition: int) -> bool:
+    """Whether the image says that the partition is being moved away: then its log is not compacted, from the first turn on."""
+    return partition < len(topic.partitions) and topic.partitions[partition].moving_to is not None

@@ -1,0 +1,228 @@
+"""The mover: copies one log from another disk of the box to a `-future` directory of its own, for as long as its log-writer wants it.
+
+A transient child of the target disk's log-writer (`services/log_writer/mover/__main__.py`), so that nobody but itself waits for either disk. It
+follows the source, throttled,
+until it is told where the source ends for good (FINISH), completes the copy there and says so. If the source leads again after all, it takes that back and goes
+on; else nothing of a complete copy is touched. Whatever fails is said with its reason, and ends it: the log-writer starts another one later, which goes on
+where this one was. Weak spot: a copy that is caught up keeps its disk's only turn until somebody hands it over.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from typing import Protocol
+
+from appliance.base.clock import Clock
+from appliance.base.errors import StorageFailed
+from appliance.base.model import TopicId
+from appliance.runtime.idle_priority import take_ordinary_io
+from appliance.storage.log_move import LogMove
+from appliance.storage.move_job import COMPLETE, FAILED, FINISH, PACKET_BYTES_MAX, PROGRESS, MoveJob, MoveOrder, MoveSaid
+from appliance.storage.move_record import Complete
+from appliance.storage.move_source import SourceChanged, SourceFailed, SourceState
+from appliance.storage.retention import FreeSpaceReserve
+
+CAUGHT_UP_BYTES = 1 << 20
+"""A copy that lacks no more than this is caught up: the rest takes no time."""
+TELL_NS = 250_000_000
+FLUSH_NS = 1_000_000_000
+"""A copy that is caught up is synced so often, so that little is left to sync when it is completed."""
+IDLE_MS = 50
+CHANGES_MAX = 40
+"""Times in a row that the source is not what it was said to be, before that counts as damage."""
+ABSENT_NS_MAX = 10_000_000_000
+"""A source that is not served for so long makes room for other moves."""
+
+
+class SourceRows(Protocol):
+    """Where the mover hears what the source's owner says."""
+
+    def look(self, anew: bool = False) -> SourceState | None: ...
+
+
+class LogMover:
+    """One job. Step it until it has ended."""
+
+    def __init__(self, job: MoveJob, channel: socket.socket, rows: SourceRows, clock: Clock) -> None:
+        self._channel = channel
+        channel.setblocking(False)
+        self._rows = rows
+        self._clock = clock
+        self._bytes_per_second = max(1, job.bytes_per_second)
+        self._finish: Complete | None = None
+        self._take_finish(job.finish)
+        self._move = LogMove(
+            job.path, job.source_path, TopicId.from_text(job.topic_id), job.config, clock, FreeSpaceReserve(job.reserve_bytes, job.reserve_percent)
+        )
+        self._source_disk = job.source_disk
+        self._partition = self._move.record.topic_partition
+        self._may_copy_ns = 0
+        self._next_tell_ns = 0
+        self._next_flush_ns = 0
+        self._is_caught_up = False
+        self._changes = 0
+        self._absent_ns = 0
+        self._has_said_complete = False
+        self._copied_bytes = 0
+        self._measured = (clock.monotonic_ns(), 0)
+
+    def step(self) -> bool:
+        """Take orders, do one piece. True: it has ended, and has said how."""
+        try:
+            return self._listen() or self._do()
+        except (StorageFailed, SourceFailed) as failure:
+            self._say(MoveSaid(FAILED, reason=str(failure)))
+            return True
+
+    def _do(self) -> bool:
+        state = self._rows.look()
+        if self._rests(state):
+            self._wait(IDLE_MS)
+            return False
+        if state is None:
+            self._wait_for_source()
+            return False
+        self._absent_ns = 0
+        finish = self._finish
+        try:
+            copied = self._copy(state)
+            if copied:
+                self._changes = 0
+            elif finish is not None and self._complete(finish):
+                return False
+        except SourceChanged as problem:
+            self._changes += 1
+            if self._changes > CHANGES_MAX:
+                raise SourceFailed(f"{self._partition} cannot be copied from disk {self._source_disk}: {problem}") from problem
+            self._wait(IDLE_MS)
+            return False
+        self._keep_up(state, copied)
+        return False
+
+    def _rests(self, state: SourceState | None) -> bool:
+        """Whether the copy is complete, and nobody has shown that it must be more than that."""
+        complete = self._move.record.complete
+        if complete is None:
+            return False
+        if self._finish in (None, complete):
+            if self._finish is not None and not self._has_said_complete:
+                self._has_said_complete = True
+                self._say(MoveSaid(COMPLETE, True, complete.log_end_offset, -1, complete.log_end_offset, 0))
+            if state is None or not state.is_led:
+                return True
+            self._finish = None
+        self._has_said_complete = False
+        return False
+
+    def _wait_for_source(self) -> None:
+        now_ns = self._clock.monotonic_ns()
+        self._absent_ns = self._absent_ns or now_ns
+        reason = f"disk {self._source_disk} does not serve it now"
+        if now_ns - self._absent_ns > ABSENT_NS_MAX:
+            raise SourceFailed(reason)
+        self._tell(None, reason)
+        self._wait(IDLE_MS)
+
+    def _copy(self, state: SourceState) -> int:
+        """The next piece, if the throttle lets it pass; what is to be completed is not throttled."""
+        self._move.align(state)
+        now_ns = self._clock.monotonic_ns()
+        if self._finish is None and now_ns < self._may_copy_ns:
+            return 0
+        copied = self._move.copy_some(state, lambda: self._is_current(state))
+        self._may_copy_ns = max(now_ns, self._may_copy_ns) + copied * 1_000_000_000 // self._bytes_per_second
+        self._copied_bytes += copied
+        return copied
+
+    def _complete(self, finish: Complete) -> bool:
+        """If source and copy both end there. The life of the source that was told to freeze is asked again, and must be the one we are in line with."""
+        state = self._rows.look(anew=True)
+        if state is None or state.is_led or state.log_end_offset != finish.log_end_offset:
+            return False
+        self._move.align(state)
+        if self._move.log_end_offset != finish.log_end_offset:
+            return False
+        self._move.complete(state, finish, lambda: self._is_current(state))
+        return True
+
+    def _is_current(self, state: SourceState) -> bool:
+        newest = self._rows.look(anew=True)
+        return newest is not None and newest.life == state.life
+
+    def _keep_up(self, state: SourceState, copied: int) -> None:
+        now_ns = self._clock.monotonic_ns()
+        if not copied and not self._move.is_flushed and now_ns >= self._next_flush_ns:
+            self._next_flush_ns = now_ns + FLUSH_NS
+            self._move.flush(state)
+        self._tell(state)
+        if not copied:
+            wait_ms = (self._may_copy_ns - now_ns) // 1_000_000 if self._finish is None else 0
+            self._wait(max(1, min(IDLE_MS, wait_ms)) if wait_ms > 0 else IDLE_MS if self._finish is None else 2)
+
+    # -- the log-writer
+
+    def _listen(self) -> bool:
+        """True: nobody wants it any more."""
+        while True:
+            try:
+                packet = self._channel.recv(PACKET_BYTES_MAX)
+            except BlockingIOError:
+                return False
+            except ConnectionResetError:
+                return True
+            if not packet:
+                return True
+            order = MoveOrder.decode(packet)
+            if order.kind == FINISH:
+                self._take_finish(order.finish)
+            else:
+                self._bytes_per_second = max(1, order.bytes_per_second)
+                self._may_copy_ns = 0
+
+    def _take_finish(self, finish: Complete | None) -> None:
+        self._finish = finish
+        if finish is not None:
+            take_ordinary_io()
+
+    def _tell(self, state: SourceState | None, reason: str = "") -> None:
+        now_ns = self._clock.monotonic_ns()
+        if now_ns < self._next_tell_ns:
+            return
+        self._next_tell_ns = now_ns + TELL_NS
+        move = self._move
+        lag_bytes = -1
+        if state is not None:
+            try:
+                lag_bytes = move.source.lag_bytes()
+            except SourceChanged:
+                pass  # it is looked at anew anyway
+        self._is_caught_up = 0 <= lag_bytes <= CAUGHT_UP_BYTES
+        began_ns, began_bytes = self._measured
+        elapsed_ns = now_ns - began_ns
+        rate = (self._copied_bytes - began_bytes) * 1_000_000_000 // elapsed_ns if elapsed_ns > 0 else 0
+        if elapsed_ns > 2_000_000_000:
+            self._measured = (now_ns, self._copied_bytes)
+        source_end = -1 if state is None else state.log_end_offset
+        try:
+            self._channel.send(MoveSaid(PROGRESS, self._is_caught_up, move.log_end_offset, move.size_bytes, source_end, lag_bytes, rate, reason).encode())
+        except (BlockingIOError, ConnectionError):
+            pass  # the next one tells more
+
+    def _say(self, said: MoveSaid) -> None:
+        """What must be heard."""
+        self._channel.setblocking(True)
+        try:
+            self._channel.send(said.encode())
+        except ConnectionError:
+            pass  # nobody is there to hear it
+        self._channel.setblocking(False)
+
+    def _wait(self, timeout_ms: int) -> None:
+        """An order ends it."""
+        poll = select.poll()  # select knows no descriptor above 1,023
+        poll.register(self._channel, select.POLLIN)
+        poll.poll(timeout_ms)
+
+    def close(self) -> None:
+        self._move.close()

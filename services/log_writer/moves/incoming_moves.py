@@ -1,0 +1,477 @@
+"""Partitions that are being moved to a disk: their copies, the mover that fills them one after the other, and the promotion. The target's part of a move.
+
+Owned by the log-writer of the target disk; it never touches the source's disk, and waits for nobody: copying is the mover's business
+(`services/log_writer/mover/agent.py`), a mover that was killed is left to the kernel. A copy that fails is put behind the others, and tried again
+after a while; what it
+had copied is kept. FINISH is answered when the mover has written down that the copy is complete, or at its deadline.
+Weak spot: a copy that is caught up keeps the only turn until it is handed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from appliance.base.clock import Clock
+from appliance.base.errors import DiskFull, ErrorCode, OutOfDescriptors, OutOfThreads, StorageFailed
+from appliance.base.layout import BoxLayout
+from appliance.base.logging import Logger
+from appliance.base.model import TopicId, TopicPartition
+from appliance.base.settings import Box
+from appliance.ipc import move_report
+from appliance.ipc.move_report import MoveProgress, moves_file, write_moves
+from appliance.runtime.background_thread import BackgroundThread, start_background_thread
+from appliance.runtime.poller import Poller
+from appliance.shm.counters import Counters
+from appliance.storage import file_io, future_directories
+from appliance.storage.future_directories import Future, FutureDirectories
+from appliance.storage.log_directory import LogDirectory
+from appliance.storage.move_job import COMPLETE, FAILED, FINISH, PROGRESS, THROTTLE, MoveJob, MoveOrder, MoveSaid
+from appliance.storage.move_record import Complete, MoveRecord
+from appliance.storage.recovery import CLEAN
+from services.log_writer.moves.mover_process import MoverProcess
+from services.log_writer.replicas.hosted_partition import HostedPartition
+from services.log_writer.replicas.hosted_partitions import HostedPartitions
+
+REPORT_NS = 500_000_000
+RETRY_NS_FIRST = 1_000_000_000
+RETRY_NS_MAX = 60_000_000_000
+SETTLE_RETRY_NS = 5_000_000_000
+THROTTLE_SETTING = "replica.alter.log.dirs.io.max.bytes.per.second"
+_UNKNOWN = -1
+Key = tuple[TopicId, int]
+
+
+class _Finish(NamedTuple):
+    """Who waits for a copy to be complete at `wanted`."""
+
+    context: Any
+    wanted: Complete
+    deadline_ns: int
+
+
+class Incoming:
+    """One copy that somebody wants."""
+
+    __slots__ = ("bytes_per_second", "config", "failures", "finish", "furthest", "future", "not_before_ns", "reason", "said", "source_path", "state")
+
+    def __init__(self, future: Future, source_path: str, bytes_per_second: int, config: dict[str, str]) -> None:
+        self.future = future
+        self.source_path = source_path
+        self.bytes_per_second = bytes_per_second
+        self.config = config
+        self.finish: _Finish | None = None
+        self.state = move_report.COMPLETE if future.complete else move_report.WAITING
+        self.reason = ""
+        self.said = MoveSaid(PROGRESS, log_end_offset=future.complete.log_end_offset if future.complete else _UNKNOWN)
+        self.failures = 0
+        """In a row, without coming any further."""
+        self.furthest = _UNKNOWN
+        self.not_before_ns = 0
+
+    @property
+    def key(self) -> Key:
+        return self.future.topic_id, self.future.topic_partition.partition
+
+    def progress(self, disk: str) -> MoveProgress:
+        name, said, record = self.future.topic_partition, self.said, self.future.record
+        return MoveProgress(
+            name.topic,
+            name.partition,
+            str(self.future.topic_id),
+            record.source_disk,
+            disk,
+            self.state,
+            said.log_end_offset,
+            said.size_bytes,
+            said.source_log_end_offset,
+            said.lag_bytes,
+            said.bytes_per_second,
+            self.reason or said.reason,
+        )
+
+
+class IncomingMoves:
+    """`on_finished(context, error code)` answers a FINISH."""
+
+    def __init__(
+        self,
+        directory: LogDirectory,
+        partitions: HostedPartitions,
+        clock: Clock,
+        counters: Counters,
+        box: Box,
+        layout: BoxLayout,
+        disk: str,
+        poller: Poller,
+        log: Logger,
+        on_finished: Callable[[Any, int], None],
+    ) -> None:
+        self._directory = directory
+        self._partitions = partitions
+        self._clock = clock
+        self._layout = layout
+        self._disk = disk
+        self._poller = poller
+        self._log = log
+        self._on_finished = on_finished
+        self._futures = FutureDirectories(directory)
+        self._deadline_ms = box.integer("log.disk.deadline.ms")
+        self._bytes_per_second = box.integer(THROTTLE_SETTING)
+        self._reserve = box.integer("log.disk.reserve.bytes"), box.integer("log.disk.reserve.percent")
+        self._queue: list[Incoming] = []
+        """In the order of their turns; the one that has its turn is among them."""
+        self._run: tuple[Incoming, MoverProcess] | None = None
+        self._dying: list[MoverProcess] = []
+        self._has_news = False
+        self._report_path = moves_file(layout, disk)
+        self._report_due = False
+        self._next_report_ns = 0
+        self._unsettled: list[HostedPartition] = []
+        self._settle_ns = 0
+        self._thread: BackgroundThread | None = None
+        self._settled: list[HostedPartition] = []
+        self._missing: list[HostedPartition] = []
+        """Of those, whose directory the thread did not find."""
+        self._failure: Exception | None = None
+        self._begun = counters.counter("moves.begun")
+        self._failures = counters.counter("moves.failures")
+        self._promoted = counters.counter("moves.promoted")
+        self._copying = counters.gauge("moves.copying")
+
+    def open(self, promoted: list[HostedPartition]) -> None:
+        """At the end of the start: describe the copies that are here. `promoted` still have the record of their move in them. Raises StorageFailed."""
+        self._futures.load()
+        self._unsettled += promoted
+        self._report_due = True
+
+    # -- commands
+
+    def begin(self, topic_partition: TopicPartition, topic_id: TopicId, command: dict[str, Any]) -> int:
+        """Make or find the copy, and queue it. Again: the throttle may be another one. Raises StorageFailed, but want of space is an answer."""
+        throttle = command.get("throttle")
+        bytes_per_second = self._bytes_per_second if throttle is None or throttle <= 0 else min(self._bytes_per_second, int(throttle))
+        if self._partitions.find(topic_id, topic_partition.partition) is not None or self._directory.holds(topic_partition):
+            return ErrorCode.INCONSISTENT_TOPIC_ID  # nothing can be promoted to a name that is taken
+        if not self._partitions.table.free_rows:
+            return ErrorCode.POLICY_VIOLATION
+        incoming = self._find((topic_id, topic_partition.partition))
+        if incoming is None:
+            record = MoveRecord(topic_partition.topic, topic_partition.partition, command["source_disk"], command.get("source_directory_id", ""), _UNKNOWN)
+            former = self._futures.find(topic_id, topic_partition.partition)
+            if former is not None and former.complete is None and former.record.source_directory_id != record.source_directory_id:
+                self._futures.remove(former)  # of another directory, where it has not lain for some time
+            try:
+                future = self._futures.make(topic_id, record)
+            except DiskFull as failure:
+                self._log.warning(f"{topic_partition} cannot begin to move to disk {self._disk}: {failure}", **topic_partition._asdict(), disk=self._disk)
+                return ErrorCode.KAFKA_STORAGE_ERROR
+            self._queue.append(Incoming(future, command["source_path"], bytes_per_second, command.get("config", {})))
+            self._begun.add()
+        else:
+            incoming.not_before_ns = 0
+            incoming.source_path = command["source_path"]
+            if incoming.bytes_per_second != bytes_per_second:
+                incoming.bytes_per_second = bytes_per_second
+                if self._run is not None and self._run[0] is incoming:
+                    self._run[1].order(MoveOrder(THROTTLE, bytes_per_second=bytes_per_second))
+        self._report_due = self._has_news = True
+        return ErrorCode.NONE
+
+    def finish(self, topic_partition: TopicPartition, topic_id: TopicId, wanted: Complete, deadline_ms: int | None, context: Any) -> int | None:
+        """Complete the copy at `wanted`. None: `on_finished` answers later."""
+        incoming = self._find((topic_id, topic_partition.partition))
+        if incoming is None:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if incoming.future.complete == wanted and incoming.state == move_report.COMPLETE:
+            return ErrorCode.NONE
+        self._answer(incoming, ErrorCode.REQUEST_TIMED_OUT)
+        incoming.finish = _Finish(context, wanted, self._clock.monotonic_ns() + (deadline_ms or self._deadline_ms) * 1_000_000)
+        incoming.not_before_ns = 0
+        if self._run is not None and self._run[0] is incoming:
+            if not self._run[1].order(MoveOrder(FINISH, wanted)):
+                self._stop_run()
+        elif self._run is not None and self._run[0].finish is None:
+            self._stop_run()  # that one can wait, here a partition is frozen
+        self._has_news = True
+        return None
+
+    def promote(self, topic_partition: TopicPartition, topic_id: TopicId, config: dict[str, str]) -> int:
+        """Let the complete copy be the partition, with a row and without a role. Durable when this returns; again is success. Raises StorageFailed."""
+        if self._partitions.find(topic_id, topic_partition.partition) is not None:
+            return ErrorCode.NONE
+        future = self._futures.find(topic_id, topic_partition.partition)
+        # One that has its name already, and could not be opened then: there was no descriptor for it.
+        renamed = self._futures.find_promoted(topic_partition, topic_id) if future is None else None
+        found = future or renamed
+        if found is None:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if found.complete is None:
+            return ErrorCode.INVALID_REQUEST
+        if future is not None and self._directory.holds(topic_partition):
+            return ErrorCode.INCONSISTENT_TOPIC_ID
+        if not self._partitions.table.free_rows:
+            return ErrorCode.POLICY_VIOLATION
+        self._drop((topic_id, topic_partition.partition))
+        if future is not None:
+            self._futures.promote(future)
+        self._host(found, found.complete, config)
+        return ErrorCode.NONE
+
+    def _host(self, future: Future, complete: Complete, config: dict[str, str]) -> None:
+        name = future.topic_partition
+        self._directory.carry(name, complete.log_end_offset, complete.high_watermark, complete.log_start_offset)
+        if future.record.source_cleaned_offset > 0:
+            self._directory.cleaned_offsets[name] = future.record.source_cleaned_offset
+        hosted = self._partitions.open(name, future.topic_id, config, CLEAN, complete.log_start_offset, complete.high_watermark)
+        if hosted.log.log_end_offset != complete.log_end_offset:
+            hosted.needs_epoch_bump = True
+            words = f"the copy of {name} ends at offset {hosted.log.log_end_offset}, it was complete at {complete.log_end_offset}"
+            self._log.critical(words, **name._asdict(), disk=self._disk)
+        hosted.log.producers.remember_earlier(future.record.recent_batches)
+        self._unsettled.append(hosted)
+        self._settle_ns = 0
+        self._promoted.add()
+        self._log.info(
+            f"{name} has come from disk {future.record.source_disk}, it ends at offset {hosted.log.log_end_offset}", **name._asdict(), disk=self._disk
+        )
+
+    def cancel(self, topic_partition: TopicPartition, topic_id: TopicId) -> None:
+        """Stop the mover, give up the copy; its files go in slices. Raises StorageFailed."""
+        key = topic_id, topic_partition.partition
+        self._drop(key)
+        future = self._futures.find(*key)
+        if future is not None:
+            self._futures.remove(future)
+            self._log.info(f"the copy of {topic_partition} on disk {self._disk} is given up", **topic_partition._asdict(), disk=self._disk)
+
+    def describe(self) -> list[list[Any]]:
+        """What WELCOME says: copies, and where those end that are complete."""
+        return [
+            [future.topic_partition.topic, future.topic_partition.partition, str(future.topic_id), future.complete and future.complete.log_end_offset]
+            for future in self._futures.futures.values()
+        ]
+
+    def forget(self, is_context: Callable[[Any], bool]) -> None:
+        """Whoever asked is gone; what he asked for is not taken back before somebody asks for something else, or the source leads again."""
+        for incoming in self._queue:
+            if incoming.finish is not None and is_context(incoming.finish.context):
+                incoming.finish = None
+
+    # -- turns
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is something to do now: `turn` then, not in a second."""
+        if self._thread is not None and not self._thread.is_alive():
+            return True
+        return self._has_news or (self._report_due and self._clock.monotonic_ns() >= self._next_report_ns)
+
+    def turn(self) -> None:
+        """Once a second, and when `goes_on`. Raises StorageFailed."""
+        now_ns = self._clock.monotonic_ns()
+        self._has_news = False
+        self._dying = [process for process in self._dying if not process.is_gone()]
+        if self._run is not None:
+            self._hear(*self._run)
+        for incoming in self._queue:
+            if incoming.finish is not None and now_ns >= incoming.finish.deadline_ns:
+                self._give_up_finish(incoming)
+        if self._run is None and not self._dying:
+            self._start_next(now_ns)
+        if self._report_due and now_ns >= self._next_report_ns:
+            self._report(now_ns)
+        self._settle(now_ns)
+
+    def _hear(self, incoming: Incoming, process: MoverProcess) -> None:
+        for said in process.poll():
+            self._report_due = True
+            if said.kind == FAILED:
+                self._on_failed(incoming, said.reason)
+                return
+            if said.kind == COMPLETE or incoming.state == move_report.COMPLETE:
+                incoming.future = self._futures.look_again(incoming.future)
+            incoming.said, incoming.reason = said, ""
+            if said.log_end_offset > incoming.furthest:
+                incoming.furthest, incoming.failures = said.log_end_offset, 0
+            before = incoming.state
+            if incoming.future.complete is not None:
+                incoming.state = move_report.COMPLETE
+                if incoming.finish is not None and incoming.finish.wanted == incoming.future.complete:
+                    self._answer(incoming, ErrorCode.NONE)
+            else:
+                incoming.state = move_report.CAUGHT_UP if said.is_caught_up else move_report.COPYING
+            if incoming.state != before:
+                self._next_report_ns = 0
+        if process.has_ended:
+            self._on_failed(incoming, "its mover died")
+
+    def _on_failed(self, incoming: Incoming, reason: str) -> None:
+        self._stop_run()
+        self._failures.add()
+        name = incoming.future.topic_partition
+        self._log.warning(f"{name} could not be copied to disk {self._disk}: {reason}; it is tried again", **name._asdict(), disk=self._disk)
+        incoming.future = self._futures.look_again(incoming.future)
+        incoming.state, incoming.reason = move_report.FAILED, reason
+        incoming.not_before_ns = self._clock.monotonic_ns() + min(RETRY_NS_MAX, RETRY_NS_FIRST << min(incoming.failures, 16))
+        incoming.failures += 1
+        self._queue.remove(incoming)
+        self._queue.append(incoming)
+        self._next_report_ns = 0
+        self._answer(incoming, ErrorCode.KAFKA_STORAGE_ERROR)
+
+    def _give_up_finish(self, incoming: Incoming) -> None:
+        """The mover goes on as before; should it be complete already, it takes that back when the source leads again."""
+        self._answer(incoming, ErrorCode.REQUEST_TIMED_OUT)
+        if self._run is not None and self._run[0] is incoming:
+            self._run[1].order(MoveOrder(FINISH))
+
+    def _start_next(self, now_ns: int) -> None:
+        ready = [incoming for incoming in self._queue if now_ns >= incoming.not_before_ns]
+        if not ready:
+            return
+        incoming = next((each for each in ready if each.finish is not None), ready[0])
+        future = incoming.future
+        job = MoveJob(
+            self._disk,
+            self._layout.runtime_directory,
+            future.path,
+            future.record.source_disk,
+            incoming.source_path,
+            str(future.topic_id),
+            future.topic_partition.partition,
+            incoming.config,
+            incoming.bytes_per_second,
+            *self._reserve,
+            incoming.finish and incoming.finish.wanted,
+        )
+        try:
+            process = MoverProcess(job, self._poller, self._on_news)
+        except OSError as error:
+            incoming.not_before_ns = now_ns + RETRY_NS_MAX
+            incoming.state, incoming.reason = move_report.FAILED, f"its mover could not be started: {(error.strerror or str(error)).lower()}"
+            self._failures.add()
+            name = future.topic_partition
+            self._log.error(f"{name} could not be copied to disk {self._disk}: {incoming.reason}; it is tried again", **name._asdict(), disk=self._disk)
+        else:
+            self._run = incoming, process
+            self._copying.set(1)
+            if incoming.state != move_report.COMPLETE:
+                incoming.state, incoming.reason = move_report.COPYING, ""
+        self._report_due = True
+
+    def _on_news(self) -> None:
+        self._has_news = True
+
+    def _find(self, key: Key) -> Incoming | None:
+        return next((incoming for incoming in self._queue if incoming.key == key), None)
+
+    def _drop(self, key: Key) -> None:
+        incoming = self._find(key)
+        if incoming is None:
+            return
+        if self._run is not None and self._run[0] is incoming:
+            self._stop_run()
+        self._queue.remove(incoming)
+        self._answer(incoming, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        self._report_due = self._has_news = True
+        self._next_report_ns = 0
+
+    def _stop_run(self) -> None:
+        if self._run is None:
+            return
+        incoming, process = self._run
+        self._run = None
+        self._copying.set(0)
+        process.kill()
+        if not process.is_gone():
+            self._dying.append(process)
+        if incoming.state in (move_report.COPYING, move_report.CAUGHT_UP):
+            incoming.state = move_report.WAITING
+        self._report_due = self._has_news = True
+
+    def _answer(self, incoming: Incoming, code: int) -> None:
+        finish, incoming.finish = incoming.finish, None
+        if finish is not None:
+            self._on_finished(finish.context, code)
+
+    def _report(self, now_ns: int) -> None:
+        self._report_due = False
+        self._next_report_ns = now_ns + REPORT_NS
+        try:
+            write_moves(self._report_path, (incoming.progress(self._disk) for incoming in self._queue))
+        except OSError as error:  # tmpfs is full, or gone: nobody's log is hurt by that
+            self._log.warning(f"could not write {self._report_path}: {(error.strerror or str(error)).lower()}", disk=self._disk)
+
+    # -- after a promotion
+
+    def _settle(self, now_ns: int) -> None:
+        """Checkpoints, then the records of promoted logs go, in a thread."""
+        if self._thread is not None:
+            if self._thread.is_alive():
+                return
+            self._thread = None
+            failure, self._failure = self._failure, None
+            settled, self._settled = self._settled, []
+            missing, self._missing = self._missing, []
+            if isinstance(failure, DiskFull | OutOfDescriptors):
+                self._settle_ns = now_ns + SETTLE_RETRY_NS
+                self._unsettled += settled
+            if failure is not None and not isinstance(failure, DiskFull):
+                raise failure
+            lost = next((hosted for hosted in missing if self._is_here(hosted)), None)
+            if lost is not None:
+                raise StorageFailed(f"could not settle moved log {lost.topic_partition}: {lost.log.directory} is not there")
+        if not self._unsettled or now_ns < self._settle_ns:
+            return
+        settling = self._settled = [hosted for hosted in self._unsettled if self._is_here(hosted)]
+        self._unsettled = []
+        everyone = list(self._partitions.by_row.values())
+        directory = self._directory
+        recovery_points = directory.to_be_saved({hosted.topic_partition: hosted.log.recovery_point for hosted in everyone})
+        watermarks = directory.to_be_saved({hosted.topic_partition: hosted.high_watermark for hosted in everyone})
+        starts = directory.to_be_saved({hosted.topic_partition: hosted.log.log_start_offset for hosted in everyone if hosted.log.log_start_offset})
+
+        def settle(hosted: HostedPartition) -> None:
+            try:
+                future_directories.settle(hosted.log.directory, lambda: self._is_here(hosted))
+            except FileNotFoundError:
+                self._missing.append(hosted)  # the loop knows whether it was deleted
+
+        action = f"settle moved logs in {directory.path}"
+        self._failure = OutOfThreads(f"could not {action}: its thread ended before its work")
+
+        def body() -> None:
+            try:
+                directory.save_recovery_points(recovery_points)
+                directory.save_high_watermarks(watermarks)
+                directory.save_log_start_offsets(starts)
+                for hosted in settling:
+                    settle(hosted)
+                self._failure = None
+            except OSError as error:
+                self._failure = file_io.storage_failure(action, error)
+            except Exception as failure:  # handed to the loop, which knows what it means
+                self._failure = failure
+
+        self._thread, refusal = start_background_thread(body, "settle-moves", action)
+        self._failure = refusal or self._failure
+
+    def _is_here(self, hosted: HostedPartition) -> bool:
+        return self._partitions.by_row.get(hosted.row) is hosted
+
+    # -- ends
+
+    def fail(self) -> None:
+        """The disk is offline: nothing of it is touched any more, and who waits is told."""
+        self._stop_run()
+        for incoming in self._queue:
+            incoming.state, incoming.reason = move_report.FAILED, f"disk {self._disk} is offline"
+            self._answer(incoming, ErrorCode.KAFKA_STORAGE_ERROR)
+        self._report(self._clock.monotonic_ns())
+
+    def close(self) -> None:
+        """End the mover; its copy is gone on with in the next life."""
+        self._stop_run()
+        if self._thread is not None:
+            self._thread.join(timeout=10)

@@ -1,0 +1,145 @@
+"""The log-writer of a directory that cannot be opened: it says so, refuses everything with KAFKA_STORAGE_ERROR, and waits for the disk.
+
+It holds no file of the disk, so that the disk can be unmounted, checked, changed. One disk's trouble is thereby one disk's: its process is there, the box
+is ready, the others serve. When the disk answers it steps down, and the next life of the process opens the directory. Owns its table and its door.
+Weak spot: what the last life's rows said is forgotten when the disk failed: its logs are recovered as after a power cut.
+"""
+
+from __future__ import annotations
+
+import select
+from typing import Any
+
+from appliance.base.errors import ConfigurationProblems, DiskFull, ErrorCode, OutOfDescriptors, StepsDown, StorageFailed
+from appliance.base.layout import boot_id
+from appliance.ipc.channel import SinkChannel
+from appliance.ipc.log_writer_door import LogWriterDoor
+from appliance.runtime.agent import PARK_MS_MAX, Agent, ServiceContext
+from appliance.runtime.known_disks import read_known_disk
+from appliance.shm.doorbell import Doorbell
+from appliance.shm.partition_table import DISK_OFFLINE, SLEEPING_WORD, PartitionTableWriter
+from services.log_writer.agent import LogWriterAgent
+from services.log_writer.background.disk_fences import DiskFences
+from services.log_writer.background.disk_return import DiskDoesNotAnswer, DiskReturn, check_answers
+from services.log_writer.previous_lives import PreviousLives
+
+DESCRIPTOR_BURST = 256
+
+
+def open_log_writer(context: ServiceContext) -> Agent:
+    """The log-writer of a disk, whatever state the disk is in."""
+    fences = DiskFences(context.counters, context.clock.monotonic_ns())
+    wait_ns = fences.wait_ns()
+    if wait_ns:
+        failure = DiskDoesNotAnswer(f"fenced {fences.count} times because it was too slow; looked at again after {wait_ns // 1_000_000_000} s")
+        return OfflineLogWriter(context, failure, wait_ns)
+    try:
+        check_answers(context.box.state_directory, context.box.disk(context.instance).path, context.box.integer("log.disk.deadline.ms"))
+        return LogWriterAgent(context)
+    except OutOfDescriptors:
+        raise  # says nothing about the disk
+    except DiskDoesNotAnswer as failure:
+        return OfflineLogWriter(context, failure, 0)
+    except (StorageFailed, ConfigurationProblems) as failure:
+        return OfflineLogWriter(context, failure)
+
+
+class OfflineLogWriter:
+    """One life without a disk."""
+
+    def __init__(self, context: ServiceContext, failure: StorageFailed | ConfigurationProblems, first_look_ns: int | None = None) -> None:
+        """`first_look_ns`: after so long the disk is looked at; by default that depends on how often it came and went."""
+        self._context = context
+        self._clock = context.clock
+        self._disk = context.box.disk(context.instance)
+        self._reason = str(failure)
+        table_name = context.layout.shared_memory_name("table", self._disk.name, context.incarnation)
+        self._table = PartitionTableWriter.create(table_name, context.incarnation)
+        self._doorbell = Doorbell(self._table.shared.words, SLEEPING_WORD)
+        context.poller.register(self._doorbell.fileno(), select.EPOLLIN, self._doorbell.drain)
+        self._is_suspect = not isinstance(failure, DiskFull | ConfigurationProblems | DiskDoesNotAnswer)
+        if self._is_suspect:
+            self._table.set_suspect()
+            PreviousLives(context.layout, self._disk.name, table_name).forget()
+        self._table.set_disk_state(DISK_OFFLINE)
+        context.log.error(f"disk {self._disk.name} ({self._disk.path}) stays offline: {failure}", disk=self._disk.name)
+        self._return = DiskReturn(context, self._disk, self._clock.monotonic_ns(), first_look_ns)
+        self._fences = DiskFences(context.counters, self._clock.monotonic_ns())
+        self._door = LogWriterDoor(context.incarnation, self._doorbell.fileno(), context.poller, context.counters, self._describe, self._on_gone)
+        self._refused = context.counters.counter("log_writer.refused")
+        self._door.open(context.layout.log_writer_socket(self._disk.name))
+        context.notifier.ready()
+        context.notifier.status(self.status_line())
+        context.counters.set_state("offline")
+
+    # -- duty cycle
+
+    def do_work(self) -> int:
+        work = 0
+        for channel in self._door.channels:
+            entries = channel.descriptors.poll(DESCRIPTOR_BURST)
+            if entries:
+                work += len(entries)
+                channel.completions.offer_all([_refusal(entry) for entry in entries])
+                channel.ring()
+        self._refused.add(work)
+        reason = self._return.reason
+        try:
+            self._return.turn(self._clock.monotonic_ns())
+            if self._return.reason != reason:
+                self._context.notifier.status(self.status_line())
+        except StepsDown:
+            self._fences.on_waited()
+            raise
+        return work
+
+    def may_park(self) -> bool:
+        self._doorbell.prepare_to_sleep()
+        if self._door.has_descriptors():
+            self._doorbell.wake()
+            return False
+        return True
+
+    def unpark(self) -> None:
+        self._doorbell.wake()
+
+    def park_ms(self) -> int:
+        return PARK_MS_MAX
+
+    def begin_stop(self) -> None:
+        self._door.shut()
+
+    def stopped(self) -> bool:
+        return not self._door.has_descriptors()
+
+    def close(self) -> None:
+        """The table of a suspect disk stays: it tells the next life not to believe the page cache."""
+        self._door.close()
+        if not self._is_suspect:
+            self._table.close()
+
+    def status_line(self) -> str:
+        return f"offline: {self._return.reason or self._reason}"
+
+    # -- sources
+
+    def _describe(self) -> dict[str, Any]:
+        return {
+            "table": self._table.shared.name,
+            "incarnation": self._context.incarnation,
+            "boot": "offline",
+            "boot_id": boot_id().hex(),
+            "directory_id": read_known_disk(self._context.box.state_directory, self._disk.path).directory_id,
+            "needs_epoch_bump": False,
+            "partitions": [],
+            "offline": self._reason,
+            "free_bytes": 0,
+            "free_rows": 0,
+        }
+
+    def _on_gone(self, channel: SinkChannel, reason: str) -> None:
+        self._context.log.info(f"{channel.source} is gone ({reason})", disk=self._disk.name, peer=channel.source)
+
+
+def _refusal(entry: tuple[Any, ...]) -> tuple[int, ...]:
+    return (entry[0], 0, ErrorCode.KAFKA_STORAGE_ERROR, entry[3], entry[9], -1, -1, -1, -1, -1, entry[10] & 0xFFFFFFFF, 0)

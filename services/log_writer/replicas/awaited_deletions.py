@@ -1,0 +1,91 @@
+"""DeleteRecords that the leader has carried out, until the followers have, too (KIP-107).
+
+Owned by the log-writer. A follower's fetch says where its log begins (PROGRESS); a deletion is answered when the low watermark, the least of these over all
+replicas whose boxes live, has reached what was asked for, or with REQUEST_TIMED_OUT when its time is over. Which boxes live the controller says
+(LIVE_BROKERS); until it has, all do. Weak spot: a follower's new start is in its memory when it says so and durable a moment later; after a power cut in
+between it has the records again until its first fetch.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from appliance.base.clock import Clock
+from appliance.base.errors import ErrorCode
+from appliance.ipc.channel import SinkChannel
+from appliance.shm.counters import Counters
+from appliance.shm.partition_table import ROLE_LEADER
+from services.log_writer.completions import Completions
+from services.log_writer.replicas.hosted_partition import HostedPartition
+from services.log_writer.replicas.hosted_partitions import HostedPartitions
+
+
+class Deletion(NamedTuple):
+    """One partition of a DeleteRecords: everything below `offset` is to go."""
+
+    channel: SinkChannel
+    entry: tuple[Any, ...]
+    offset: int
+
+    @property
+    def deadline_ns(self) -> int:
+        guard: int = self.entry[13]
+        return guard
+
+
+class AwaitedDeletions:
+    """`turn` while `are_awaited`."""
+
+    def __init__(self, partitions: HostedPartitions, completions: Completions, clock: Clock, counters: Counters) -> None:
+        self._partitions = partitions
+        self._completions = completions
+        self._clock = clock
+        self._awaited: list[tuple[Deletion, HostedPartition]] = []
+        self._timed_out = counters.counter("log_writer.deletions_timed_out")
+
+    @property
+    def are_awaited(self) -> bool:
+        return bool(self._awaited)
+
+    def on_durable(self, deletion: Deletion, hosted: HostedPartition, code: int) -> None:
+        """The leader's own log begins there for good (or will not)."""
+        if code:
+            self._completions.answer(deletion.channel, deletion.entry, code)
+        elif not self._maybe_answer(deletion, hosted, self._clock.monotonic_ns()):
+            self._awaited.append((deletion, hosted))
+
+    def turn(self, now_ns: int) -> None:
+        self._awaited = [each for each in self._awaited if not self._maybe_answer(*each, now_ns)]
+
+    def _maybe_answer(self, deletion: Deletion, hosted: HostedPartition, now_ns: int) -> bool:
+        if self._partitions.by_row.get(hosted.row) is not hosted:
+            self._completions.answer(deletion.channel, deletion.entry, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+            return True
+        if hosted.role != ROLE_LEADER or hosted.is_frozen:
+            self._completions.answer(deletion.channel, deletion.entry, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            return True
+        low_watermark = self._low_watermark(hosted)
+        if low_watermark < deletion.offset and now_ns < deletion.deadline_ns:
+            return False
+        code = ErrorCode.NONE if low_watermark >= deletion.offset else ErrorCode.REQUEST_TIMED_OUT
+        self._timed_out.add(int(code != ErrorCode.NONE))
+        kind, row, token = deletion.entry[0], deletion.entry[3], deletion.entry[9]
+        self._completions.add(deletion.channel, (kind, 0, int(code), row, token, -1, -1, low_watermark, hosted.log.log_end_offset, hosted.leader_epoch, 0, 0))
+        return True
+
+    def _low_watermark(self, hosted: HostedPartition) -> int:
+        progress = hosted.progress
+        if progress is None:
+            return hosted.log.log_start_offset
+        progress.log_start_offset = hosted.log.log_start_offset
+        return progress.low_watermark(self._partitions.live_brokers)
+
+    def forget(self, channel: SinkChannel) -> None:
+        """Who asked is gone."""
+        self._awaited = [each for each in self._awaited if each[0].channel is not channel]
+
+    def fail(self) -> None:
+        """The disk is let go of."""
+        awaited, self._awaited = self._awaited, []
+        for deletion, _ in awaited:
+            self._completions.answer(deletion.channel, deletion.entry, ErrorCode.KAFKA_STORAGE_ERROR)

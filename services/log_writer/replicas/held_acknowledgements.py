@@ -1,0 +1,83 @@
+"""Completions that wait until what they acknowledge survives a power cut. Owned by the log-writer.
+
+A completion is held from the append on and released when its log is durable up to its end offset: one sync serves every batch that was appended
+before the sync began. An answer to a duplicate is held like any other, for its first answer may not be durable yet either. A follower's append is held, too:
+what its replica-fetcher asks for next tells the leader that everything before is safe here. Nothing held ends in silence: what can no longer be promised
+gets an error that clients retry. A log-writer that dies takes them with it, and its sources answer for them (`ipc/proxies.py`). Weak spot: what is held keeps
+its arena slot, so a disk that syncs slowly fills its sources' budgets.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from appliance.base.errors import ErrorCode
+from appliance.ipc.channel import SinkChannel
+from appliance.ipc.descriptors import COMMITTED_FLAG, DescriptorKind
+from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER
+from services.log_writer.replicas.hosted_partition import HostedPartition
+
+Completions = dict[SinkChannel, list[tuple[Any, ...]]]
+_KIND, _ROW, _TOKEN, _END_OFFSET, _LEADER_EPOCH, _RECORDS = 0, 3, 4, 8, 9, 10
+"""Places in a completion."""
+_REPLICA_APPEND = int(DescriptorKind.REPLICA_APPEND)
+
+
+class HeldAcknowledgements:
+    """By partition, then by source, in the order of their appends."""
+
+    def __init__(self) -> None:
+        self._held: dict[HostedPartition, Completions] = {}
+
+    def __len__(self) -> int:
+        """How many partitions have some."""
+        return len(self._held)
+
+    def of(self, hosted: HostedPartition) -> Completions:
+        """Where completions of this partition are put."""
+        return self._held.setdefault(hosted, {})
+
+    def release(self, hosted: HostedPartition, durable_offset: int, released: Completions) -> None:
+        """Move what is durable to `released`. Where the partition is not led any more as it was, nothing is promised."""
+        waiting = self._held.pop(hosted, {})
+        for channel, completions in waiting.items():
+            kept = []
+            for completion in completions:
+                if not _is_as_it_was(hosted, completion):
+                    released.setdefault(channel, []).append(_refusal(completion, ErrorCode.NOT_LEADER_OR_FOLLOWER))
+                elif completion[_END_OFFSET] <= durable_offset:
+                    flags = COMMITTED_FLAG if hosted.progress is None or completion[_END_OFFSET] <= hosted.high_watermark else 0
+                    released.setdefault(channel, []).append((completion[0], flags, *completion[2:]))
+                else:
+                    kept.append(completion)
+            if kept:
+                self._held.setdefault(hosted, {})[channel] = kept
+
+    def fail(self, hosted: HostedPartition, code: ErrorCode, released: Completions) -> int:
+        """The partition is gone or its disk failed: every completion becomes this error; how many there were."""
+        count = 0
+        for channel, completions in self._held.pop(hosted, {}).items():
+            count += len(completions)
+            released.setdefault(channel, []).extend(_refusal(completion, code) for completion in completions)
+        return count
+
+    def fail_all(self, code: ErrorCode, released: Completions) -> int:
+        return sum(self.fail(hosted, code, released) for hosted in list(self._held))
+
+    def drop_source(self, channel: SinkChannel) -> None:
+        """It is gone, and nobody waits for its answers."""
+        for hosted, completions in list(self._held.items()):
+            completions.pop(channel, None)
+            if not completions:
+                del self._held[hosted]
+
+
+def _is_as_it_was(hosted: HostedPartition, completion: tuple[Any, ...]) -> bool:
+    """Whether the partition is still led, or followed, as when the completion was made."""
+    if completion[_KIND] == _REPLICA_APPEND:
+        return hosted.role == ROLE_FOLLOWER
+    return (hosted.role == ROLE_LEADER or hosted.is_frozen) and bool(completion[_LEADER_EPOCH] == hosted.leader_epoch)
+
+
+def _refusal(completion: tuple[Any, ...], code: ErrorCode) -> tuple[Any, ...]:
+    return (completion[0], 0, code, completion[_ROW], completion[_TOKEN], -1, -1, -1, -1, -1, completion[_RECORDS], 0)

@@ -1,0 +1,198 @@
+"""What the replica-fetcher gives a log-writer for the partitions that it follows: the leader's batches as they are, and where to cut.
+
+Owned by the log-writer. A batch is taken only if it is whole, its checksum is right and it continues the log; of a call that is refused nothing stays. The
+high watermark is the leader's, as far as the own log reaches; the log start offset is raised to the leader's, never above the high watermark. A log is cut
+where the leader epochs of both part, which is never below the high watermark unless a replica was elected that did not have it. Before a log that was cut
+grows again no checkpoint says more of it than it holds. With the flush policy `ack` an append is answered when it is durable: who is told that it is there
+counts on it. Weak spot: checksums are computed in the loop, 0.1 ms a MiB, though the replica-fetcher has looked at them already.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from appliance.base.clock import Clock
+from appliance.base.errors import ErrorCode, StorageFailed
+from appliance.base.invariants import InvariantViolation
+from appliance.base.logging import Logger
+from appliance.ipc.channel import SinkChannel
+from appliance.ipc.descriptors import Truncation
+from appliance.ipc.replication_descriptors import TruncateOrder, replica_append_of, truncate_of
+from appliance.records.batch import read_batch_header, stored_batch_problem
+from appliance.shm.counters import Counters
+from appliance.shm.partition_table import APPEND_SINCE_WORD, FENCE_WORD, ROLE_FOLLOWER, ROLE_OFFLINE
+from appliance.storage.epoch_truncation import truncation_offset
+from services.log_writer.background.batch_flushes import BatchFlushes
+from services.log_writer.background.cleaning_rounds import CleaningRounds
+from services.log_writer.background.disk_trouble import DiskTrouble
+from services.log_writer.background.retention_rounds import RetentionRounds
+from services.log_writer.completions import Completions, told_of_log
+from services.log_writer.replicas.held_acknowledgements import HeldAcknowledgements
+from services.log_writer.replicas.hosted_partition import FLUSH_BEFORE_ACKNOWLEDGEMENT, HostedPartition
+from services.log_writer.replicas.hosted_partitions import HostedPartitions
+
+Entry = tuple[Any, ...]
+
+
+class ReplicaAppends:
+    """What followers append and cut."""
+
+    def __init__(
+        self,
+        partitions: HostedPartitions,
+        completions: Completions,
+        held: HeldAcknowledgements,
+        batch_flushes: BatchFlushes,
+        retention: RetentionRounds,
+        cleaning: CleaningRounds,
+        trouble: DiskTrouble,
+        clock: Clock,
+        counters: Counters,
+        log: Logger,
+    ) -> None:
+        self._partitions = partitions
+        self._completions = completions
+        self._held = held
+        self._batch_flushes = batch_flushes
+        self._retention = retention
+        self._cleaning = cleaning
+        self._trouble = trouble
+        self._clock = clock
+        self._log = log
+        self._words = partitions.table.shared.words
+        self._appends = counters.counter("log_writer.replica_appends")
+        self._replica_bytes = counters.counter("log_writer.replica_bytes")
+        self._bytes = counters.counter("log_writer.bytes")
+        self._corrupt = counters.counter("log_writer.replica_appends_corrupt")
+        self._truncations = counters.counter("log_writer.truncations")
+        self._below = counters.counter("log_writer.truncated_below_high_watermark")
+
+    def append(self, channel: SinkChannel, entry: Entry) -> None:
+        """REPLICA_APPEND."""
+        hosted = self._partitions.by_row.get(entry[3])
+        position, length = entry[8], entry[7]
+        if position + length > channel.size_bytes:
+            raise InvariantViolation(f"{channel.source} names {length} bytes at {position} of its arena")
+        code = self._refusal(hosted, entry, bool(length))
+        if code or hosted is None:
+            self._tell(channel, entry, hosted, code)
+            return
+        told = replica_append_of(entry)
+        first_offset = -1
+        self._words[APPEND_SINCE_WORD] = self._clock.monotonic_ns()
+        try:
+            if length:
+                code, batches = self._batches(hosted, channel.memory[position : position + length])
+                if not code:
+                    self._partitions.settle_truncation(hosted)
+                    first_offset, _ = hosted.log.append_as_follower(batches)
+                    self._appends.add()
+                    self._replica_bytes.add(length)
+                    self._bytes.add(length)
+            if not code and not self._words[FENCE_WORD]:
+                self._take_leaders_word(hosted, told.high_watermark, told.log_start_offset, bool(length))
+        except StorageFailed as failure:
+            self._trouble.on_failure(failure)
+            code = ErrorCode.KAFKA_STORAGE_ERROR
+        self._words[APPEND_SINCE_WORD] = 0
+        if self._words[FENCE_WORD]:
+            code = ErrorCode.KAFKA_STORAGE_ERROR
+        if hosted.flush_policy and not code and length:
+            self._batch_flushes.want(hosted, length)
+            if hosted.flush_policy == FLUSH_BEFORE_ACKNOWLEDGEMENT:
+                self._held.of(hosted).setdefault(channel, []).append(_completion(entry, hosted, code, first_offset))
+                return
+        self._tell(channel, entry, hosted, code, first_offset)
+
+    def _batches(self, hosted: HostedPartition, memory: memoryview) -> tuple[ErrorCode, list[memoryview]]:
+        """The batches in `memory`, if they continue the log."""
+        batches: list[memoryview] = []
+        position, next_offset, leader_epoch = 0, hosted.log.log_end_offset, hosted.log.leader_epochs.latest
+        while position < len(memory):
+            problem = stored_batch_problem(memory, position, len(memory))
+            if problem is None:
+                header = read_batch_header(memory, position)
+                if header.base_offset < next_offset:
+                    return ErrorCode.OFFSET_OUT_OF_RANGE, []
+                if not leader_epoch <= header.partition_leader_epoch <= hosted.leader_epoch:
+                    problem = f"a batch is of leader epoch {header.partition_leader_epoch}, behind one of {leader_epoch} and under {hosted.leader_epoch}"
+            if problem is not None:
+                self._corrupt.add()
+                name = hosted.topic_partition
+                self._log.error(f"what the leader of {name} sent for offset {next_offset} is refused: {problem}", **name._asdict())
+                return ErrorCode.CORRUPT_MESSAGE, []
+            batches.append(memory[position : position + header.size_bytes])
+            position += header.size_bytes
+            next_offset, leader_epoch = header.last_offset + 1, header.partition_leader_epoch
+        return ErrorCode.NONE, batches
+
+    def _take_leaders_word(self, hosted: HostedPartition, high_watermark: int, log_start_offset: int, has_appended: bool) -> None:
+        if hosted.take_leaders_word(high_watermark, has_appended):
+            self._completions.rows_moved = True
+        if log_start_offset > hosted.log.log_start_offset:
+            self._retention.follow_start(hosted, min(log_start_offset, hosted.high_watermark))
+
+    def truncate(self, channel: SinkChannel, entry: Entry) -> None:
+        """TRUNCATE."""
+        hosted = self._partitions.by_row.get(entry[3])
+        order = truncate_of(entry)
+        code = self._refusal(hosted, entry, order.kind != Truncation.TELL)
+        if hosted is not None and not code and order.kind != Truncation.TELL:
+            self._words[APPEND_SINCE_WORD] = self._clock.monotonic_ns()
+            try:
+                self._cut(hosted, order)
+            except StorageFailed as failure:
+                self._trouble.on_failure(failure)
+                code = ErrorCode.KAFKA_STORAGE_ERROR
+            self._words[APPEND_SINCE_WORD] = 0
+            if self._words[FENCE_WORD]:
+                code = ErrorCode.KAFKA_STORAGE_ERROR
+        self._tell(channel, entry, hosted, code)
+
+    def _cut(self, hosted: HostedPartition, order: TruncateOrder) -> None:
+        log, name = hosted.log, hosted.topic_partition
+        before, before_high_watermark = log.log_end_offset, hosted.high_watermark
+        hosted.owes_checkpoints = True
+        if order.kind == Truncation.START_AT:
+            log.truncate_fully_and_start_at(order.offset)
+        else:
+            offset = order.offset
+            if order.kind == Truncation.DIVERGED:
+                offset = truncation_offset(order.leader_epoch, offset, log.leader_epochs.end_offset_for, before)
+            log.truncate_to(max(0, offset))
+        self._cleaning.on_truncated(hosted)
+        is_below = hosted.on_truncated()
+        self._completions.rows_moved = True
+        self._partitions.settle_truncation(hosted)
+        if log.log_end_offset == before and order.kind != Truncation.START_AT:
+            return
+        self._truncations.add()
+        self._held.fail(hosted, ErrorCode.NOT_LEADER_OR_FOLLOWER, self._completions.by_channel)
+        words = f"{name} ends at offset {log.log_end_offset} now, not at {before}: its leader of epoch {hosted.leader_epoch} went on differently"
+        if order.kind == Truncation.START_AT:
+            words = f"{name} begins anew at offset {order.offset} (it ended at {before}): its leader of epoch {hosted.leader_epoch} has nothing older"
+        if is_below:
+            self._below.add()
+            words += f"; that is below its high watermark {before_high_watermark}: a replica was elected that did not have what was committed"
+            self._log.critical(words, **name._asdict())
+        else:
+            self._log.info(words, **name._asdict())
+
+    def _refusal(self, hosted: HostedPartition | None, entry: Entry, writes: bool) -> ErrorCode:
+        if hosted is None or hosted.role != ROLE_FOLLOWER or entry[4] != hosted.row_generation or entry[5] != hosted.leader_epoch:
+            if self._trouble.offline or (hosted is not None and hosted.role == ROLE_OFFLINE):
+                return ErrorCode.KAFKA_STORAGE_ERROR
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        return ErrorCode.KAFKA_STORAGE_ERROR if writes and self._trouble.is_full else ErrorCode.NONE
+
+    def _tell(self, channel: SinkChannel, entry: Entry, hosted: HostedPartition | None, code: ErrorCode, first_offset: int = -1) -> None:
+        if code:
+            self._completions.refused.add()
+        self._completions.add(channel, _completion(entry, hosted, code, first_offset))
+
+
+def _completion(entry: Entry, hosted: HostedPartition | None, code: ErrorCode, first_offset: int) -> Entry:
+    if hosted is None or code == ErrorCode.NOT_LEADER_OR_FOLLOWER:
+        return told_of_log(entry, code, -1, -1, -1, -1)
+    log = hosted.log
+    return told_of_log(entry, code, first_offset, log.log_start_offset, log.log_end_offset, log.leader_epochs.latest)

@@ -1,0 +1,111 @@
+"""How far the followers of a disk's led partitions are: taken from their fetches, and what their leaders wish the in-sync sets to be.
+
+Owned by the log-writer. An acceptor tells of each fetch of a follower (PROGRESS); `LeaderProgress` decides; the high watermark goes into the row, wishes go to
+the box's controller over the socket of its channel, which answers with the order ISR. While no controller is there, wishes wait. Weak spot: all led partitions
+are looked at in one turn a second (more often where followers may lag for less than eight), some µs each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from appliance.base.clock import Clock
+from appliance.base.errors import StorageFailed
+from appliance.ipc.channel import SinkChannel
+from appliance.ipc.replication_descriptors import progress_of
+from appliance.shm.counters import Counters
+from appliance.shm.partition_table import ROLE_LEADER
+from services.log_writer.background.disk_trouble import DiskTrouble
+from services.log_writer.completions import Completions
+from services.log_writer.replicas.hosted_partition import HostedPartition
+from services.log_writer.replicas.hosted_partitions import HostedPartitions
+
+TICK_NS = 1_000_000_000
+TICKS_IN_LAG = 8
+"""Where followers may lag for a few seconds only: `LeaderProgress.tick` takes who looks seldom for somebody who slept, and who may not know who lagged."""
+WISHES_MAX = 500
+"""In one frame."""
+
+
+class ReplicaProgress:
+    """`may_send()`: whether the controller is there; `send(wishes)`: to it. What is lost is said again."""
+
+    def __init__(
+        self,
+        partitions: HostedPartitions,
+        completions: Completions,
+        trouble: DiskTrouble,
+        clock: Clock,
+        counters: Counters,
+        may_send: Callable[[], bool],
+        send: Callable[[list[dict[str, Any]]], object],
+        lag_ns: int,
+    ) -> None:
+        """`lag_ns`: replica.lag.time.max.ms."""
+        self._partitions = partitions
+        self._completions = completions
+        self._trouble = trouble
+        self._clock = clock
+        self._may_send = may_send
+        self._send = send
+        self._wishing: dict[HostedPartition, None] = {}
+        self._tick_ns = min(TICK_NS, lag_ns // TICKS_IN_LAG)
+        self._next_tick_ns = 0
+        self._taken = counters.counter("log_writer.progress")
+        self._dropped = counters.counter("log_writer.progress_dropped")
+        self._wishes = counters.counter("log_writer.isr_wishes")
+
+    def take(self, channel: SinkChannel, entry: tuple[Any, ...]) -> None:
+        """PROGRESS: of another life of the row, another epoch, or a replica that is none, nothing is believed."""
+        self._completions.answer(channel, entry, 0)
+        hosted = self._partitions.by_row.get(entry[3])
+        progress = None if hosted is None else hosted.progress
+        if hosted is None or progress is None or hosted.role != ROLE_LEADER or entry[4] != hosted.row_generation or entry[5] != hosted.leader_epoch:
+            self._dropped.add()
+            return
+        self._taken.add()
+        dropped = progress.dropped
+        if progress.on_progress(*progress_of(entry)):
+            self._go_on(hosted)
+        self._dropped.add(progress.dropped - dropped)
+
+    def turn(self, now_ns: int) -> None:
+        """Once in a while, when what came was taken: who lags is not in sync for ever."""
+        if now_ns < self._next_tick_ns or self._trouble.offline:
+            return
+        self._next_tick_ns = now_ns + self._tick_ns
+        for hosted in list(self._partitions.by_row.values()):
+            if hosted.progress is not None and hosted.role == ROLE_LEADER:
+                hosted.progress.log_start_offset = hosted.log.log_start_offset
+                if hosted.progress.tick(now_ns):
+                    self._go_on(hosted)
+
+    def _go_on(self, hosted: HostedPartition) -> None:
+        try:
+            if hosted.take_progress():
+                self._completions.rows_moved = True
+        except StorageFailed as failure:
+            self._trouble.on_failure(failure)
+        self._wishing[hosted] = None
+
+    def tell_wishes(self) -> None:
+        """At the end of a turn: what is due of them."""
+        if not self._wishing or not self._may_send():
+            return
+        now_ns = self._clock.monotonic_ns()
+        wishing, self._wishing = self._wishing, {}
+        wishes = []
+        for hosted in wishing:
+            if self._partitions.by_row.get(hosted.row) is not hosted or hosted.role != ROLE_LEADER or hosted.progress is None:
+                continue
+            wish = hosted.progress.take_wish(now_ns)
+            if wish is not None:
+                name = hosted.topic_partition
+                identity = {"topic": name.topic, "partition": name.partition, "topic_id": str(hosted.topic_id)}
+                epochs = {"leader_epoch": wish.leader_epoch, "partition_epoch": wish.partition_epoch}
+                added = {str(replica): epoch for replica, epoch in wish.broker_epochs.items()}
+                wishes.append({**identity, **epochs, "wish": wish.number, "isr": list(wish.isr), "broker_epochs": added})
+        self._wishes.add(len(wishes))
+        for first in range(0, len(wishes), WISHES_MAX):
+            self._send(wishes[first : first + WISHES_MAX])

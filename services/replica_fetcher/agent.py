@@ -1,0 +1,85 @@
+"""The replica-fetcher: follows the leaders of all partitions that this box has a copy of.
+
+One process a box. The controller says who leads (the metadata image), the log-writers' tables say what is followed; batches come from the leaders' acceptors
+by Fetch, go as they are into our arena, are checked there, and are offered to the log-writers. It owns nothing on a disk: killed at any moment it
+loses nothing, and its next life asks the log-writers where their logs end and goes on. On a box that is alone it has no arena and no rings.
+Weak spot: one process for all disks; a catch-up of many partitions is bounded by one core.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from appliance.cluster.image_follower import ImageFollower
+from appliance.cluster.metadata_image import MetadataImage
+from appliance.ipc.controller_link import ControllerLink
+from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
+
+if TYPE_CHECKING:
+    from services.replica_fetcher.replica_following import ReplicaFollowing
+
+
+class ReplicaFetcherAgent:
+    """The duty cycle."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._clock = context.clock
+        self.image = MetadataImage.empty()
+        self._image_follower = ImageFollower(context.layout, self, context.log)
+        self._controller = ControllerLink(context.layout, context.poller, context.clock, self._image_follower.on_changed)
+        self._following: ReplicaFollowing | None = None
+        self._ready = False
+
+    def set_image(self, image: MetadataImage) -> None:
+        self.image = image
+        if self._following is None and self._has_neighbours(image):
+            from services.replica_fetcher.replica_following import ReplicaFollowing  # 3 MB that a box alone does not need
+
+            self._following = ReplicaFollowing(self._context)
+        if self._following is not None:
+            self._following.set_image(image)
+        if not self._ready:
+            self._ready = True
+            self._context.notifier.ready()
+
+    def _has_neighbours(self, image: MetadataImage) -> bool:
+        """Whether there is, or was, another box that a partition of ours could be led by."""
+        own = self._context.box.broker_id
+        return any(broker_id != own for broker_id in image.brokers) or any(
+            partition.leader not in (own, -1) and partition.disk is not None for topic in image.topics.values() for partition in topic.partitions
+        )
+
+    def do_work(self) -> int:
+        now_ns = self._clock.monotonic_ns()
+        work = self._controller.do_work(now_ns)
+        if self._image_follower.is_stale and self._image_follower.load() is not None:
+            work += 1
+        return work + self._following.do_work(now_ns) if self._following is not None else work
+
+    def may_park(self) -> bool:
+        return not self._image_follower.is_stale and (self._following is None or self._following.may_park())
+
+    def unpark(self) -> None:
+        if self._following is not None:
+            self._following.unpark()
+
+    def park_ms(self) -> int:
+        return PARK_MS_MAX if self._following is None else self._following.park_ms()
+
+    def begin_stop(self) -> None:
+        pass
+
+    def stopped(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._controller.close()
+        if self._following is not None:
+            self._following.close()
+
+    def status_line(self) -> str:
+        following = self._following
+        if following is None:
+            return "no other box"
+        return f"follows {following.followed_count} partitions of {following.leader_count} boxes"

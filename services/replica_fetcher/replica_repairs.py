@@ -1,0 +1,267 @@
+"""Repair of damaged batches from other boxes: what the scrubbers of this box's disks found is fetched from a replica in sync, and given to the log-writer.
+
+Owned by the replica-fetcher: one place at a time, a pause between two. Whoever leads is asked first (if that is us, a follower in sync: it serves everything
+below its high watermark), as a consumer asks. What came is checked here, batch by batch; whether it fits the log-writer decides. A finding that no copy fits is
+told once and left until the scrubber finds it again; one that could not be tried (nobody reachable, no role yet) is tried again. Other findings of a segment
+whose offsets were wrong wait for the scrubber, which checks a repaired segment again: they may have come from the one.
+Weak spots: damage that is larger than an answer may be stays; the active segment is not scrubbed, so damage there is found when it is closed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from functools import partial
+
+from appliance.base.clock import Clock
+from appliance.base.errors import ErrorCode
+from appliance.base.layout import BoxLayout
+from appliance.base.logging import Logger
+from appliance.base.model import TopicId
+from appliance.client.address import Address
+from appliance.client.peer_connection import PeerAnswer, PeerConnection
+from appliance.cluster.metadata_image import MetadataImage, PartitionImage
+from appliance.ipc.descriptors import Completion
+from appliance.ipc.log_writer_proxy import LogWriterProxy
+from appliance.ipc.proxies import LogWriterProxies
+from appliance.ipc.registry import Registry
+from appliance.ipc.replication_descriptors import RepairOrder, repair_descriptor
+from appliance.ipc.scrub_report import FoundDamage, read_report, report_file
+from appliance.protocol.apis import ApiKey
+from appliance.protocol.fetch import CONSUMER_REPLICA_ID, NO_SESSION_EPOCH, FetchPartition
+from appliance.protocol.replica_fetch import VERSION_MAX, VERSION_MIN, FetchedPartition, ReplicaFetch, decode_replica_fetch_response, encode_replica_fetch
+from appliance.shm.arena import Arena
+from appliance.shm.counters import Counters
+from appliance.storage.batch_repair import Verdict
+from appliance.storage.scrub import OFFSETS
+from services.replica_fetcher.replica_batches import find_good_batches
+from services.replica_fetcher.replica_counters import ReplicaSettings
+from services.replica_fetcher.replica_repair import Repair, RepairCopy
+
+LOOK_NS = 1_000_000_000
+PAUSE_NS = 50_000_000
+"""Between two requests: 20 MiB/s of repairs at most, as long as pieces are small."""
+AGAIN_NS = 30_000_000_000
+"""Until what could not be tried is tried again."""
+WAIT_MS = 500
+EMPTY_ANSWERS_MAX = 10
+"""Of a replica that reads from a cold disk, and has nothing yet."""
+
+
+class ReplicaRepairs:
+    """`do_work` is a part of the replica-fetcher's turn; `image` is the newest."""
+
+    def __init__(
+        self,
+        layout: BoxLayout,
+        own_id: int,
+        proxies: LogWriterProxies,
+        arena: Arena,
+        settings: ReplicaSettings,
+        registry: Registry,
+        clock: Clock,
+        counters: Counters,
+        log: Logger,
+    ) -> None:
+        self.image = MetadataImage.empty()
+        self._layout = layout
+        self._own_id = own_id
+        self._proxies = proxies
+        self._arena = arena
+        self._settings = settings
+        self._registry = registry
+        self._clock = clock
+        self._log = log
+        self._left = counters.counter("replica_fetcher.repairs_left")
+        self._seen_ns: dict[str, int] = {}
+        self._known: set[tuple[str, FoundDamage]] = set()
+        self._waiting: deque[Repair] = deque()
+        self._later: list[tuple[int, Repair]] = []
+        self._under_way: Repair | None = None
+        self._is_waiting = False
+        """For an answer, or for the log-writer."""
+        self._copy: RepairCopy | None = None
+        """What the answer that is coming is received into."""
+        self._connection: PeerConnection | None = None
+        self._look_ns = 0
+        self._next_ns = 0
+
+    def do_work(self, now_ns: int) -> int:
+        if now_ns >= self._look_ns:
+            self._look_ns = now_ns + LOOK_NS
+            self._look(now_ns)
+        work = self._connection.do_work(now_ns) if self._connection is not None else 0
+        if self._is_waiting or now_ns < self._next_ns:
+            return work
+        if self._under_way is None:
+            if not self._waiting:
+                self._close_connection()
+                return work
+            self._under_way = self._waiting.popleft()
+            self._under_way.begin(self._own_id, self._partition(self._under_way), self.image.brokers)
+        self._next_ns = now_ns + PAUSE_NS
+        self._ask(self._under_way)
+        return work + 1
+
+    def wake_ns(self) -> int:
+        """When the next turn is due without any event; 0: no time is."""
+        return self._next_ns if not self._is_waiting and (self._waiting or self._under_way) else 0
+
+    # -- findings
+
+    def _look(self, now_ns: int) -> None:
+        for disk in self._proxies.by_disk:
+            path = report_file(self._layout, disk)
+            try:
+                changed_ns = os.stat(path).st_mtime_ns
+            except OSError:
+                continue
+            if self._seen_ns.get(disk) != changed_ns:
+                self._seen_ns[disk] = changed_ns
+                self._take_findings(disk, [damage for damage in read_report(path).damages if not damage.is_rebuildable])
+        self._waiting.extend(repair for due_ns, repair in self._later if due_ns <= now_ns)
+        self._later = [each for each in self._later if each[0] > now_ns]
+
+    def _take_findings(self, disk: str, damages: list[FoundDamage]) -> None:
+        new = [damage for damage in damages if (disk, damage) not in self._known]
+        self._known = {(disk, damage) for damage in damages} | {known for known in self._known if known[0] != disk}
+        self._later = [(due_ns, repair) for due_ns, repair in self._later if (repair.disk, repair.damage) in self._known]
+        new.sort(key=lambda damage: (damage.topic, damage.partition, damage.base_offset, damage.position))
+        self._waiting.extend(Repair(disk, damage) for damage in new)
+
+    def _partition(self, repair: Repair) -> PartitionImage | None:
+        topic = self.image.topics.get(repair.damage.topic)
+        return topic.partitions[repair.damage.partition] if topic is not None and repair.damage.partition < len(topic.partitions) else None
+
+    # -- the copy of another box
+
+    def _ask(self, repair: Repair) -> None:
+        topic, partition = self.image.topics.get(repair.damage.topic), self._partition(repair)
+        if not repair.sources or topic is None or partition is None:
+            self._finish(repair, False)
+            return
+        address = Address(repair.sources[0].host, repair.sources[0].port)
+        if self._connection is None or self._connection.address != address:
+            self._close_connection()
+            self._connection = PeerConnection(address, f"broker-{self._own_id}-repair", self._registry, self._clock, self._arena.size_bytes)
+        epoch = partition.leader_epoch
+        wanted = FetchPartition("", topic.topic_id, repair.damage.partition, epoch, repair.damage.sound_offset, -1, -1, repair.piece_bytes)
+        fetch = ReplicaFetch(CONSUMER_REPLICA_ID, -1, WAIT_MS, 1, repair.piece_bytes, 0, NO_SESSION_EPOCH, [wanted])
+        self._is_waiting = True
+        self._connection.request(
+            ApiKey.FETCH,
+            VERSION_MIN,
+            VERSION_MAX,
+            lambda _version: encode_replica_fetch(fetch),
+            partial(self._on_answer, repair, topic.topic_id, epoch),
+            self._settings.socket_timeout_ms,
+            partial(self._take_memory, repair),
+        )
+
+    def _take_memory(self, repair: Repair, size_bytes: int) -> memoryview | None:
+        position = self._arena.allocate(size_bytes)
+        if position < 0:
+            return None
+        self._copy = RepairCopy(self, repair, self._arena, position)
+        return self._arena.memory[position : position + size_bytes]
+
+    def _on_answer(self, repair: Repair, topic_id: TopicId, leader_epoch: int, answer: PeerAnswer | None) -> None:
+        self._is_waiting = False
+        copy, self._copy = self._copy, None
+        is_ordered = False
+        try:
+            if answer is None or copy is None:
+                repair.give_source_up("it cannot be reached", may_change=True)
+                return
+            fetched = decode_replica_fetch_response(answer.memory, answer.position, answer.limit, answer.version)
+            found = [each for each in fetched.partitions if (each.topic_id, each.partition) == (topic_id, repair.damage.partition)]
+            if fetched.error_code or not found or found[0].error_code:
+                error = fetched.error_code or (found[0].error_code if found else ErrorCode.UNKNOWN_TOPIC_ID)
+                repair.give_source_up(f"it answers with error {error}", error != ErrorCode.OFFSET_OUT_OF_RANGE)
+            else:
+                is_ordered = self._judge(copy, found[0], answer.memory, leader_epoch)
+        finally:
+            if copy is not None and not is_ordered:
+                copy.release()
+
+    def _judge(self, copy: RepairCopy, fetched: FetchedPartition, memory: memoryview, leader_epoch: int) -> bool:
+        """Whether the log-writer has it."""
+        repair, start = copy.repair, fetched.records_position
+        if not fetched.records_size:
+            repair.empty_answers += 1
+            if repair.empty_answers >= EMPTY_ANSWERS_MAX:
+                repair.give_source_up("it sends nothing", may_change=True)
+            return False
+        good = find_good_batches(memory, start, start + fetched.records_size, repair.damage.sound_offset, leader_epoch)
+        if not good.batch_count:
+            repair.give_source_up(f"its copy is of no use: {good.problem}")
+            return False
+        length = good.end - good.position
+        copy.reaches = repair.damage.sound_position + length > repair.damage.position
+        row = self._row(repair)
+        if row is None:
+            repair.give_source_up("there is no such log here", may_change=True)
+            return False
+        proxy, index, row_generation = row
+        order = RepairOrder(repair.damage.base_offset, repair.damage.sound_position, repair.sources[0].id)
+        if not proxy.offer_or_queue(repair_descriptor(index, row_generation, copy.position + good.position, length, order), length, copy):
+            repair.give_source_up("the log-writer is gone", may_change=True)
+            return False
+        self._is_waiting = True
+        return True
+
+    def _row(self, repair: Repair) -> tuple[LogWriterProxy, int, int] | None:
+        proxy, topic = self._proxies.by_disk.get(repair.disk), self.image.topics.get(repair.damage.topic)
+        if proxy is None or proxy.table is None or topic is None:
+            return None
+        for index, row in proxy.table.rows():
+            if row.partition == repair.damage.partition and row.topic_id == topic.topic_id:
+                return proxy, index, row.row_generation
+        return None
+
+    # -- what the log-writer did
+
+    def on_ordered(self, copy: RepairCopy, completion: Completion | None) -> None:
+        repair = copy.repair
+        self._is_waiting = False
+        if completion is None:
+            repair.give_source_up("the log-writer is gone", may_change=True)
+        elif completion.error_code:
+            repair.give_source_up(f"the log-writer answers with error {completion.error_code}", completion.error_code != ErrorCode.KAFKA_STORAGE_ERROR)
+        elif completion.record_count == Verdict.DIFFERS:
+            repair.give_source_up("its copy is another one, compacted perhaps")
+        elif completion.record_count == Verdict.REPAIR or (completion.record_count == Verdict.SOUND and copy.reaches):
+            self._finish(repair, True)
+        elif not repair.want_more(self._settings.answer_bytes_max // 2):
+            repair.give_source_up("the damage is larger than what can be fetched at once")
+
+    def _finish(self, repair: Repair, is_done: bool) -> None:
+        self._under_way = None
+        damage = repair.damage
+        if is_done:
+            if damage.kind == OFFSETS:
+                self._waiting = deque(each for each in self._waiting if each.segment != repair.segment)
+            return
+        if not repair.is_final and (repair.disk, damage) in self._known:
+            self._later.append((self._clock.monotonic_ns() + AGAIN_NS, repair))
+        if repair.is_final:
+            self._left.add()
+        if repair.is_final or not repair.was_told:
+            repair.was_told = True
+            words = "stays, no healthy copy fits" if repair.is_final else "cannot be repaired yet"
+            text = f"disk {repair.disk}: damage in {repair.name} at offset {damage.offset} {words}: {'; '.join(repair.reasons)}"
+            tell = self._log.error if repair.is_final else self._log.warning
+            tell(text, topic=damage.topic, partition=damage.partition, disk=repair.disk, offset=damage.offset)
+
+    # -- ends
+
+    def _close_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def close(self) -> None:
+        self._close_connection()
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            copy.release()

@@ -1,0 +1,312 @@
+"""The supervisor of a box whose processes are systemd's units: prepares the box, says how its processes are, takes orders about disks. It starts nobody.
+
+It may end and come back while the others go on: a new life finds living processes beside a box.json, and keeps both as they are. What the settings say
+since then holds when all have been stopped. When the whole box has stopped it clears what is left, as `millrace run` does. Must stay small, like every process
+that lives as long as the box. Weak spot: it knows processes by their counters, once a second; what systemd knows (units that failed) the command
+asks for itself.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from typing import Any
+
+from appliance.base.clock import Clock, SystemClock
+from appliance.base.errors import ConfigurationProblems, RequestRefused
+from appliance.base.layout import BoxLayout
+from appliance.base.logging import Logger, logger_from_environment
+from appliance.base.settings import Box, load_box
+from appliance.runtime.directories import running_supervisor
+from appliance.runtime.disk_orders import with_kept_disks
+from appliance.runtime.ensemble_checks import peer_warnings
+from appliance.runtime.identity import lock_state
+from appliance.runtime.leftovers import clear_box, clear_dead_life, clear_vanished_boxes, living_pid, living_processes
+from appliance.runtime.listening import ListenSockets
+from appliance.runtime.poller import READABLE, Poller
+from appliance.runtime.preflight import ExternalCheck, PreparedBox, prepare_box, write_box
+from appliance.runtime.run_options import RunOptions, resolve_options
+from appliance.runtime.sender_table import ReadSenders
+from appliance.runtime.service_main import EXIT_OTHER_RELEASE, EXIT_USAGE, name_process, tell_stray_exceptions
+from appliance.runtime.status_server import StatusServer
+from appliance.runtime.systemd import notify
+from appliance.runtime.unit_files import SETTINGS_MARK_VARIABLE, planned_box, settings_mark
+from appliance.runtime.unit_mode import SYSTEMD
+from appliance.shm.counter_reader import CounterReader
+from appliance.shm.counters import Counters, CounterSnapshot
+from appliance.shm.mapping import LayoutMismatch
+from services.supervisor.disk_changes import DiskChanges, LogWriterLook
+from services.supervisor.ready_message import ready_line
+from services.supervisor.supervisor import NAME
+from services.supervisor.watchdog_kills import WatchdogKills
+
+TURN_MS = 1_000
+TURN_MS_WHILE_STARTING = 250
+RETRY_MS = 10_000
+SERVING_STATES = frozenset({"serving", "offline"})
+"""An offline log-writer has done all that it can."""
+WAITING_SHOWN = 4
+
+
+class BoxKeeper:
+    """One life of the supervisor."""
+
+    def __init__(self, prepared: PreparedBox, clock: Clock, log: Logger) -> None:
+        self.box = prepared.box
+        self.layout = prepared.layout
+        self.log = log
+        self._state_lock = prepared.state_lock
+        self._clock = clock
+        self._poller = Poller()
+        self._counters = Counters.create_or_adopt(self.layout, NAME, clock.monotonic_ns(), clock.wall_ms())
+        self._started_wall_ms = clock.wall_ms()
+        self._status = StatusServer(self.layout.supervisor_socket, self._poller, self.describe, self._on_disk_order)
+        self._readers: dict[str, CounterReader] = {}
+        self._watchdog_kills = WatchdogKills(self.box.integer("watchdog.timeout.ms"))
+        self._disk_changes = DiskChanges(self.layout, clock, prepared.given, self._look_at_log_writer)
+        self._signal_pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poller.register(self._signal_pipe[0], READABLE, self._on_signal_byte)
+        self._is_stopping = False
+        self._all_served = False
+        self._told = ""
+
+    def run(self) -> int:
+        """Until SIGTERM."""
+        signal.set_wakeup_fd(self._signal_pipe[1], warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_stop_signal)
+        watchdog_us = self.box.integer("watchdog.timeout.ms") * 1000
+        notify(f"READY=1\nWATCHDOG=1\nWATCHDOG_USEC={watchdog_us}\nSTATUS=the box is prepared")
+        self._counters.set_state("serving")
+        try:
+            while not self._is_stopping:
+                self.turn()
+                self._poller.poll(TURN_MS if self._all_served else TURN_MS_WHILE_STARTING)
+        finally:
+            self._close()
+        return 0
+
+    def turn(self) -> None:
+        """Beat, look at everybody, say what changed."""
+        self._counters.beat(self._clock.monotonic_ns())
+        waiting = []
+        names = self.box.process_names()
+        for name in names:
+            snapshot, pid = self._read(name), living_pid(self.layout, name)
+            if snapshot is None or snapshot.state not in SERVING_STATES or not pid:
+                waiting.append(f"{name} {self._state_of(name, snapshot)}")
+            self._count_watchdog_kill(name, pid, 0 if snapshot is None else snapshot.heartbeat_ns)
+            if snapshot is not None:
+                self._counters.counter(f'supervisor.restarts{{process="{name}"}}').set(_restarts(snapshot))
+        for gone in self._readers.keys() - set(names):
+            self._readers.pop(gone).close()
+        self._tell(len(names), waiting)
+
+    def _tell(self, count: int, waiting: list[str]) -> None:
+        words = f"{count - len(waiting)} of {count} processes serve"
+        if waiting:
+            words += ": " + ", ".join(waiting[:WAITING_SHOWN]) + (f" and {len(waiting) - WAITING_SHOWN} more" if len(waiting) > WAITING_SHOWN else "")
+        notify("WATCHDOG=1" + (f"\nSTATUS={words}" if words != self._told else ""))
+        self._told = words
+        if not waiting and not self._all_served:
+            self.log.info(f"all {count} processes serve")
+            self.log.info(ready_line(self.box))
+        elif waiting and self._all_served:
+            self.log.warning(words)
+        self._all_served = not waiting
+
+    def _count_watchdog_kill(self, name: str, pid: int, beat_ns: int) -> None:
+        kills = self._counters.counter(f'supervisor.watchdog_kills{{process="{name}"}}')  # there from the first look on: whoever scrapes sees it rise
+        silent_s = self._watchdog_kills.look(name, pid, beat_ns, self._clock.monotonic_ns())
+        if silent_s:
+            kills.add()
+            self.log.warning(f"{name} had not turned for {silent_s:.0f} s and was killed; where it stood is in its own log", peer=name)
+
+    def _read(self, name: str) -> CounterSnapshot | None:
+        return self._readers.setdefault(name, CounterReader(self.layout, name)).read()
+
+    def _state_of(self, name: str, snapshot: CounterSnapshot | None) -> str:
+        if snapshot is None:
+            return "not started"
+        return (snapshot.state or "starting") if living_pid(self.layout, name) else "down"
+
+    # --- what it tells, and is told ---
+
+    def describe(self) -> dict[str, Any]:
+        """The answer on supervisor.sock."""
+        own = {"name": NAME, "pid": os.getpid(), "state": "stopping" if self._is_stopping else "serving", "since": self._started_wall_ms, "restarts": None}
+        return {"processes": [own, *(self._describe_process(name) for name in self.box.process_names())]}
+
+    def _describe_process(self, name: str) -> dict[str, Any]:
+        snapshot = self._read(name)
+        described = {"name": name, "pid": living_pid(self.layout, name) or None, "state": self._state_of(name, snapshot)}
+        if snapshot is None:
+            return described | {"since": None, "restarts": 0}
+        return described | {"since": snapshot.started_wall_ms, "restarts": _restarts(snapshot)}
+
+    def _on_disk_order(self, order: dict[str, str]) -> dict[str, str]:
+        """Who ordered it starts and stops the units afterwards: that is root's to do."""
+        try:
+            self.box, disk = self._disk_changes.carry_out(self.box, order, lambda _disk, _is_lost: None)
+        except RequestRefused as refusal:
+            return {"error": refusal.message}
+        except OSError as error:
+            return {"error": f"could not write {error.filename or self.box.state_directory}: {error.strerror}"}
+        self.log.info(f"disk {disk.name} ({disk.path}): {order['verb']}, as ordered", disk=disk.name)
+        return {"disk": disk.name, "path": disk.path}
+
+    def _look_at_log_writer(self, disk: str) -> LogWriterLook:
+        name = f"log-writer@{disk}"
+        snapshot, pid = self._read(name), living_pid(self.layout, name)
+        return LogWriterLook(pid, 0 if snapshot is None else snapshot.heartbeat_ns // 1_000_000, is_stopped=not pid)
+
+    # --- the end ---
+
+    def _on_stop_signal(self, _number: int, _frame: object) -> None:
+        self._is_stopping = True
+
+    def _on_signal_byte(self, _events: int) -> None:
+        try:
+            os.read(self._signal_pipe[0], 4096)
+        except BlockingIOError:
+            pass
+
+    def _close(self) -> None:
+        """If the others have stopped nothing is left of the box; if they go on, everything is."""
+        notify("STOPPING=1\nSTATUS=")
+        signal.set_wakeup_fd(-1)
+        is_end = os.path.exists(self.layout.stopping_file) or not [pid for pid in living_processes(self.layout) if pid != os.getpid()]
+        self._status.close()
+        for reader in self._readers.values():
+            reader.close()
+        self._counters.close()
+        self._poller.close()
+        if is_end:
+            clear_box(self.layout)
+            self.log.info("the box has stopped")
+        os.close(self._state_lock)
+
+
+def _restarts(snapshot: CounterSnapshot) -> int:
+    return max(0, snapshot.values.get("runtime.starts", 1) - 1)
+
+
+def adopt_box(options: RunOptions, layout: BoxLayout) -> PreparedBox | None:
+    """The box as a life before left it, with its processes; None if none of them lives. Raises LayoutMismatch if they are of another release, and
+    ConfigurationProblems if somebody else keeps it."""
+    if not os.path.exists(layout.box_file) or not living_processes(layout):
+        return None
+    try:
+        box = load_box(layout)
+    except (OSError, ValueError, TypeError) as error:
+        raise LayoutMismatch(f"processes of another release are running ({error})") from error
+    lock = lock_state(box.state_directory)
+    box = box._replace(pid=os.getpid())
+    write_box(layout, box)
+    given = resolve_options(options, os.cpu_count() or 1)[0].data
+    sockets = ListenSockets({}, box.kafka_port, box.syslog_port, box.http_port, box.ingest_port, tuple(box.sender_sockets))
+    return PreparedBox(box, layout, sockets, lock, given, {}, {})
+
+
+def settings_changed(options: RunOptions, box: Box, read_senders: ReadSenders) -> str | None:
+    """Why what runs is not what the settings file says, with what to do; None if it is."""
+    resolved, problems = resolve_options(options, os.cpu_count() or 1)
+    if problems:
+        return f"{options.config} has mistakes since the box was started: millrace config check {options.config}"
+    resolved, ordered = with_kept_disks(resolved)
+    senders = read_senders(resolved)
+    if senders.problems:
+        return (
+            f"{resolved.settings['ingest.table.file']} has mistakes since the box was started: millrace ingest check {resolved.settings['ingest.table.file']}"
+        )
+    wanted = planned_box(resolved, box.box, ordered if ordered is not None else box.disks, senders)
+    if settings_mark(wanted) != os.environ.get(SETTINGS_MARK_VARIABLE, settings_mark(wanted)):
+        return "the units were written for other settings; say `millrace units apply`, then `systemctl restart millrace.target`"
+    return None
+
+
+def wait_after_failure(failed_file: str, settings_file: str, clock: Clock) -> None:
+    """systemd starts us again at once. After a start that failed nothing is tried for ten seconds, unless the settings were changed since."""
+    try:
+        failed_ns = os.stat(failed_file).st_mtime_ns
+    except OSError:
+        return
+    until_ms = failed_ns // 1_000_000 + RETRY_MS
+    with open(failed_file) as file:
+        notify(f"STATUS={file.read().strip()}")
+    while clock.wall_ms() < until_ms and clock.wall_ms() + RETRY_MS > failed_ns // 1_000_000:
+        if _changed_ns(settings_file) > failed_ns:
+            return
+        select.select([], [], [], 0.1)
+
+
+def _changed_ns(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def note_failure(failed_file: str, words: str) -> None:
+    try:
+        with open(failed_file, "w") as file:
+            file.write(words)
+    except OSError:
+        pass  # then it is tried more often
+
+
+def forget_file(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+
+
+def main(zookeeper_check: ExternalCheck, read_senders: ReadSenders) -> int:
+    """argv[1]: the settings file. Exit codes: 0 stopped on request, 2 the box cannot be prepared because of what is printed, 78 another release."""
+    name_process("millrace")
+    log = logger_from_environment(NAME)
+    tell_stray_exceptions(log)
+    clock = SystemClock()
+    options = RunOptions(config=sys.argv[1])
+    layout = BoxLayout.from_environment()
+    failed_file = f"{layout.runtime_directory}.failed"
+    wait_after_failure(failed_file, sys.argv[1], clock)
+    state = resolve_options(options, 1)[0].state
+    try:
+        adopted = adopt_box(options, layout)
+        if adopted is None:
+            clear_dead_life(state)
+            clear_vanished_boxes()
+        prepared = adopted or prepare_box(options, clock, zookeeper_check, layout.runtime_directory, read_senders)
+    except LayoutMismatch as error:
+        log.critical(f"{error}; say `systemctl restart millrace.target`")
+        return EXIT_OTHER_RELEASE
+    except ConfigurationProblems as error:
+        for problem in error.problems:
+            log.critical(f"cannot start: {problem}")
+        words = f"cannot start: {error.problems[0]}" + (f" (and {len(error.problems) - 1} more)" if len(error.problems) > 1 else "")
+        notify(f"STATUS={words}")
+        if not living_processes(layout) and running_supervisor(state) is None:
+            clear_box(layout)  # so that nobody starts by what a box before had
+        note_failure(failed_file, words)
+        return EXIT_USAGE
+    forget_file(failed_file)
+    for path, pid in prepared.unanswered.items():
+        log.warning(f"{path} does not answer; the box starts without it, and it is served when it does (a look at it, pid {pid}, is left behind)")
+    for path, reason in prepared.left_out.items():
+        log.error(f"{path} is left out: {reason}")
+    forget_file(layout.stopping_file)
+    forget_file(layout.left_file)
+    changed = settings_changed(options, prepared.box, read_senders)
+    if changed is not None:
+        log.warning(changed)
+    for warning in peer_warnings(prepared.box.ensemble, prepared.box.broker_id, prepared.box.listen, prepared.box.advertise):
+        log.warning(warning)
+    if adopted is None:
+        log.info(f"box {prepared.box.box} is prepared for {len(prepared.box.process_names())} processes; {SYSTEMD} starts them")
+    else:
+        log.info(f"box {prepared.box.box} runs; its processes go on as they are")
+    return BoxKeeper(prepared, clock, log).run()

@@ -1,0 +1,493 @@
+"""The parent under `millrace run`: prepares the box, starts every process, restarts what dies, stops all in order, leaves nothing.
+
+It holds the listening sockets and the state directory's lock, and no record ever passes through it. One thread, one poller; children
+are known by pid. It must stay small (no rich, typer, subprocess: it lives as long as the box). Weak spot: when it is killed, the
+kernel kills its children with it (parent-death signal), and the next start clears what that leaves.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from appliance.base.clock import Clock, SystemClock
+from appliance.base.errors import ConfigurationProblems, RequestRefused
+from appliance.base.logging import DROPPED_COUNTER, logger_from_environment
+from appliance.runtime.children import Child, ChildState, plan_stop
+from appliance.runtime.disk_orders import REMOVE, disk_processes
+from appliance.runtime.ensemble_checks import peer_warnings
+from appliance.runtime.leaving import CONTROLLER, Leaving
+from appliance.runtime.leftovers import await_previous_life, clear_box, clear_dead_life, clear_vanished_boxes
+from appliance.runtime.poller import READABLE, Poller
+from appliance.runtime.preflight import ExternalCheck, PreparedBox, prepare_box
+from appliance.runtime.run_options import RunOptions, resolve_options
+from appliance.runtime.sender_table import ReadSenders
+from appliance.runtime.service_main import EXIT_OTHER_RELEASE, EXIT_USAGE, name_process
+from appliance.runtime.set_aside import SetAsideProcesses
+from appliance.runtime.status_server import StatusServer
+from appliance.runtime.systemd import REFUSED, notify
+from appliance.runtime.zookeeper_watch import NAME as ZOOKEEPER
+from appliance.runtime.zookeeper_watch import ZooKeeperWatch
+from appliance.shm.counters import Counters, read_counters
+from appliance.shm.mapping import lost_objects
+from services.supervisor.child_start import start_child
+from services.supervisor.disk_changes import DiskChanges, LogWriterLook
+from services.supervisor.notify_socket import NotifySocket
+from services.supervisor.ready_message import ready_message
+
+NAME = "supervisor"
+TURN_MS_MAX = 1_000
+GROUP_STOP_MS = 12_000
+"""A group of processes that has not stopped by then is killed; their own runner gives up at 10 s."""
+KILLED_MS = 3_000
+"""A killed process that is not gone by then waits in the kernel for its disk; a stop goes on without it."""
+NOTICE_MS = 10_000
+CANNOT_START = "millrace cannot start:\n"
+STOP_SIGNALS = {ZOOKEEPER: signal.SIGKILL}
+"""Where it is not SIGTERM. A server of ZooKeeper does nothing at its end that SIGKILL would keep it from, but Java waits 0.3 s for threads that listen."""
+START_FACTOR = 10
+"""A process that is still starting (a recovery, perhaps) may be silent for this many watchdog periods."""
+
+
+class Supervisor:
+    """One life of a box, from its first process to its last."""
+
+    def __init__(self, prepared: PreparedBox, clock: Clock, sync_zookeeper: Callable[[str], None]) -> None:
+        self.box = prepared.box
+        self.layout = prepared.layout
+        self._prepared = prepared
+        self._clock = clock
+        self.log = logger_from_environment(NAME)
+        self._poller = Poller()
+        self._counters = Counters.create_or_adopt(self.layout, NAME, clock.monotonic_ns(), clock.wall_ms())
+        self.log.dropped_counter = self._counters.counter(DROPPED_COUNTER)
+        self._notify = NotifySocket(f"{self.layout.runtime_directory}/notify.sock")
+        self._poller.register(self._notify.fileno(), READABLE, self._on_notification)
+        self._status = StatusServer(self.layout.supervisor_socket, self._poller, self.describe, self._on_disk_order)
+        self.children = {name: Child(name) for name in self.box.process_names()}
+        self._zookeeper = ZooKeeperWatch(self.layout, self.box, self._poller, clock, sync_zookeeper) if self.box.embedded_zookeeper else None
+        self._disk_changes = DiskChanges(self.layout, clock, prepared.given, self._look_at_log_writer)
+        self._watchdog_ms = self.box.integer("watchdog.timeout.ms")
+        self._signal_pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poller.register(self._signal_pipe[0], READABLE, self._on_signal_byte)
+        self._stop_signals = 0
+        for name in self.children:
+            self._counters.counter(f'supervisor.watchdog_kills{{process="{name}"}}')  # whoever scrapes shall see it rise, not appear
+        self._killed: set[int] = set()
+        """Pids that the watchdog, or the stop, has killed and that are not gone yet."""
+        self._lost: set[str] = set()
+        """Own objects whose loss was logged."""
+        self._uncounted: dict[int, int] = {}
+        """Since when (ms) the counters of a pid have been missing: another program deleted them, and no heart can be heard. That is no silence."""
+        self._set_aside = SetAsideProcesses()
+        for path, pid in prepared.unanswered.items():
+            disk = next((disk.name for disk in self.box.disks if disk.path == path), "")
+            self.log.warning(f"disk {disk} ({path}) does not answer; the box starts without it, and it is served when it does", disk=disk)
+            self._set_aside.add(f"preflight of {path}", pid, clock.wall_ms(), clock.monotonic_ms())
+        self._started_ms = clock.monotonic_ms()
+        self._ready_said = False
+        self._next_notice_ms = self._started_ms + NOTICE_MS
+        self._next_watchdog_ms = self._started_ms
+        self._next_ask_ms = self._started_ms
+        self.exit_code = 0
+
+    # --- the life ---
+
+    def run(self) -> int:
+        """Run until a signal asks for the end; returns the exit code."""
+        self._install_signals()
+        self.log.info(f"box {self.box.box} starts {len(self.children)} processes")
+        for warning in peer_warnings(self.box.ensemble, self.box.broker_id, self.box.listen, self.box.advertise):
+            self.log.warning(warning)
+        try:
+            while not self._stop_signals and not self.exit_code:
+                self._turn()
+            self._stop()
+        finally:
+            self._close()
+        return self.exit_code
+
+    def _turn(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        self._counters.beat(self._clock.monotonic_ns())
+        self.log.sweep(self._clock.monotonic_ns())
+        for child in self.children.values():
+            if child.is_due(now_ms):
+                self._start(child, now_ms)
+        self._ask_zookeeper(now_ms)
+        if now_ms >= self._next_watchdog_ms:
+            self._next_watchdog_ms = now_ms + max(250, self._watchdog_ms // 4)
+            for child in list(self.children.values()):  # an order about a disk may come in between
+                self._watch(child, now_ms)
+            self._watch_own_objects()
+        self._maybe_say_ready(now_ms)
+        self._poller.poll(self._wait_ms(self._clock.monotonic_ms()))
+        self._reap()
+
+    def _wait_ms(self, now_ms: int) -> int:
+        due = [self._next_watchdog_ms, now_ms + TURN_MS_MAX]
+        due += [child.start_at_ms for child in self.children.values() if child.state is ChildState.WAITING]
+        if self._zookeeper is not None:
+            due.append(self._next_ask_ms)
+        return max(0, min(due) - now_ms)
+
+    # --- children ---
+
+    def _start(self, child: Child, now_ms: int) -> None:
+        try:
+            pid = start_child(child, self.layout.runtime_directory, self._notify.path, self._prepared.listening.sockets)
+        except OSError as error:
+            self.log.error(f"{child.name} could not be started: {error.strerror}; it is tried again", peer=child.name)
+            child.since_ms = now_ms
+            child.on_exit(1, now_ms)
+            return
+        child.on_started(pid, now_ms, self._clock.wall_ms())
+        if self._zookeeper is not None and child.name == ZOOKEEPER:
+            self._zookeeper.on_started(pid, now_ms)
+            self._next_ask_ms = now_ms
+
+    def _reap(self) -> None:
+        """Take note of every child that has ended."""
+        for child in list(self.children.values()):
+            if not child.pid:
+                continue
+            if os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                kill_group(child.pid)  # what it may have started; before it is reaped, so the number is still its own
+                self._on_exit(child, os.waitpid(child.pid, 0)[1])
+        for ended in self._set_aside.turn(self._clock.monotonic_ms()):
+            self.log.info(f"{ended.name} (pid {ended.pid}), which was set aside, is gone", peer=ended.name)
+
+    def _on_exit(self, child: Child, status: int) -> None:
+        code = os.waitstatus_to_exitcode(status)
+        how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        now_ms = self._clock.monotonic_ms()
+        self._killed.discard(child.pid)
+        self._uncounted.pop(child.pid, None)
+        self._mark_dead(child)
+        if self._stop_signals or self.exit_code:
+            child.pid = 0
+            child.state = ChildState.STOPPED
+            if code not in (0, -STOP_SIGNALS.get(child.name, 0)):
+                self.log.warning(f"{child.name} ended {how} while the box stops", peer=child.name)
+            return
+        lived_ms = now_ms - child.since_ms
+        child.on_exit(code, now_ms)
+        if child.state is ChildState.FAILED:
+            self.log.critical(
+                f"{child.name} is of another release than what is running here; it is not started again. Stop the box and install again", peer=child.name
+            )
+            self.exit_code = 0 if self._ready_said else EXIT_OTHER_RELEASE
+            return
+        self._counters.counter(f'supervisor.restarts{{process="{child.name}"}}').add()
+        delay_ms = max(0, child.start_at_ms - now_ms)
+        when = f"in {delay_ms / 1000:.1f} s" if delay_ms else "now"
+        self.log.warning(f"{child.name} ended {how} after {lived_ms / 1000:.1f} s; it is started again {when}", peer=child.name)
+
+    def _mark_dead(self, child: Child) -> None:
+        if self._zookeeper is not None and child.name == ZOOKEEPER:
+            self._zookeeper.serves = False
+            self._zookeeper.set_state("dead")
+
+    def _on_notification(self, _events: int) -> None:
+        by_pid = {child.pid: child for child in self.children.values() if child.pid}
+        for pid, name, value in self._notify.receive():
+            child = by_pid.get(pid)
+            if child is None:
+                continue
+            if name == "READY" and value == "1":
+                self._on_ready(child)
+            elif name == "STATUS":
+                child.status_text = value
+            elif name == REFUSED:
+                self._on_refused(value)
+
+    def _on_refused(self, reason: str) -> None:
+        """The cluster does not take this box, and waiting has not helped. One that has served waits on: what it has may be needed."""
+        if self._ready_said or self._stop_signals or self.exit_code:
+            return
+        sys.stderr.write(CANNOT_START + problem_lines([reason]))
+        self.exit_code = EXIT_USAGE
+
+    def _on_ready(self, child: Child) -> None:
+        if child.state is not ChildState.STARTING:
+            return
+        now_ms = self._clock.monotonic_ms()
+        child.on_ready(now_ms)
+        serving = sum(other.state is ChildState.SERVING for other in self.children.values())
+        took_ms = now_ms - child.since_ms
+        self.log.info(f"{child.name} serves after {took_ms / 1000:.1f} s ({serving} of {len(self.children)})", peer=child.name)
+
+    def _ask_zookeeper(self, now_ms: int) -> None:
+        """The JVM notifies nobody: it is asked."""
+        watch = self._zookeeper
+        if watch is None:
+            return
+        child = self.children[ZOOKEEPER]
+        if child.state is ChildState.STARTING and watch.is_ready:
+            watch.set_state("serving")
+            self._on_ready(child)
+        if child.pid and child.pid not in self._killed and watch.sync_problem:
+            self.log.error(
+                f"restarting {ZOOKEEPER} (pid {child.pid}): could not sync its files in {self.box.state_directory}: {watch.sync_problem};"
+                " check the disk of the state directory",
+                peer=ZOOKEEPER,
+            )
+            self._killed.add(child.pid)
+            kill_group(child.pid)
+        if child.pid and child.status_text != watch.words:
+            child.status_text = watch.words
+            if watch.words:
+                say = self.log.info if child.state is ChildState.STARTING else self.log.warning
+                say(f"{ZOOKEEPER} {watch.words}", peer=ZOOKEEPER)
+        if child.pid and child.pid not in self._killed and watch.is_left_behind(now_ms):
+            self.log.warning(f"{ZOOKEEPER} (pid {child.pid}) does not find the ensemble, which serves without it; it is started again", peer=ZOOKEEPER)
+            watch.on_left_behind()
+            self._killed.add(child.pid)
+            kill_group(child.pid)
+        if child.pid and now_ms >= self._next_ask_ms:
+            watch.ask(now_ms)
+            self._next_ask_ms = watch.next_ask_ms(now_ms, self._watchdog_ms // 2)
+        elif not child.pid:
+            self._next_ask_ms = now_ms + TURN_MS_MAX
+
+    def _watch(self, child: Child, now_ms: int) -> None:
+        """Kill a child whose heart has not beaten for too long; `_reap` does the rest."""
+        if not child.pid:
+            return
+        silent_ms = now_ms - max(child.since_ms, self._heard_ms(child))
+        is_heard = child.state is ChildState.SERVING and child.pid not in self._uncounted
+        if silent_ms <= self._watchdog_ms * (1 if is_heard else START_FACTOR) or child.pid in self._killed:
+            return
+        self.log.warning(f"{child.name} (pid {child.pid}) has not turned for {silent_ms / 1000:.0f} s; it is killed. Where it was:", peer=child.name)
+        self._counters.counter(f'supervisor.watchdog_kills{{process="{child.name}"}}').add()
+        if child.name != ZOOKEEPER:
+            send_signal(child.pid, signal.SIGUSR1)  # prints its stack, if it can still do that
+            self._poller.poll(20)
+        self._killed.add(child.pid)  # one whose disk hangs dies when the disk lets it go: telling it again helps nobody
+        kill_group(child.pid)
+
+    def _heard_ms(self, child: Child) -> int:
+        if self._zookeeper is not None and child.name == ZOOKEEPER:
+            return self._zookeeper.heard_ms
+        snapshot = read_counters(self.layout, child.name)
+        if snapshot is None:
+            return self._uncounted.setdefault(child.pid, self._clock.monotonic_ms())
+        self._uncounted.pop(child.pid, None)
+        return snapshot.heartbeat_ns // 1_000_000 if snapshot.pid == child.pid else 0
+
+    def _watch_own_objects(self) -> None:
+        """Its own counters are created anew: it restarts for nothing. Those of ZooKeeper come with its next life."""
+        lost = [name for name in lost_objects(self.layout.shared_memory_prefix) if name not in self._lost]
+        if not lost:
+            return
+        self._lost.update(lost)
+        self.log.error(
+            f"another program deleted {', '.join(lost)} in /dev/shm; keep other programs away from it. Processes that lost objects restart one by one",
+            reason="shared-memory",
+        )
+        if self.layout.shared_memory_name("counters", NAME) in lost:
+            self._counters = Counters.create_or_adopt(self.layout, NAME, self._clock.monotonic_ns(), self._clock.wall_ms())
+            self._counters.set_state("serving" if self._ready_said else "starting")
+            self.log.dropped_counter = self._counters.counter(DROPPED_COUNTER)
+            self._lost.discard(self.layout.shared_memory_name("counters", NAME))
+
+    # --- what it tells ---
+
+    def _maybe_say_ready(self, now_ms: int) -> None:
+        if self._ready_said:
+            return
+        waiting = [child.name for child in self.children.values() if child.state is not ChildState.SERVING]
+        if not waiting:
+            self._ready_said = True
+            self._counters.set_state("serving")
+            self.log.info(f"all {len(self.children)} processes serve after {(now_ms - self._started_ms) / 1000:.1f} s")
+            os.write(1, ready_message(self.box).encode())
+            notify("READY=1")
+        elif now_ms >= self._next_notice_ms:
+            self._next_notice_ms = now_ms + NOTICE_MS
+            self.log.notice(f"still waiting for {', '.join(map(self._with_reason, waiting))}; their messages are above")
+
+    def _with_reason(self, name: str) -> str:
+        status_text = self.children[name].status_text
+        return f"{name} ({status_text})" if status_text else name
+
+    def describe(self) -> dict[str, Any]:
+        """The answer on supervisor.sock."""
+        own = {"name": NAME, "pid": os.getpid(), "state": "serving" if self._ready_said else "starting", "since": self.box.started_wall_ms, "restarts": 0}
+        if self._stop_signals:
+            own["state"] = "stopping"
+        aside = [
+            {"name": f"{process.name} (set aside)", "pid": process.pid, "state": "ending", "since": process.since_wall_ms, "restarts": 0}
+            for process in self._set_aside.processes()
+        ]
+        return {"processes": [own, *(self._describe_child(child) for child in self.children.values()), *aside]}
+
+    def _describe_child(self, child: Child) -> dict[str, Any]:
+        state = child.state.value
+        if child.state is ChildState.STARTING:
+            snapshot = read_counters(self.layout, child.name)
+            if snapshot is not None and snapshot.pid == child.pid and snapshot.state:
+                state = snapshot.state  # "recovering", say
+        description = {"name": child.name, "pid": child.pid or None, "state": state, "since": child.since_wall_ms, "restarts": child.restarts}
+        return description | ({"status": child.status_text} if child.status_text else {})
+
+    # --- disks that come and go ---
+
+    def _on_disk_order(self, order: dict[str, str]) -> dict[str, str]:
+        """`millrace disk add | remove | replace`."""
+        try:
+            self.box, disk = self._disk_changes.carry_out(self.box, order, self._set_disk_aside)
+        except RequestRefused as refusal:
+            return {"error": refusal.message}
+        except OSError as error:
+            return {"error": f"could not write {error.filename or self.box.state_directory}: {error.strerror}"}
+        self.log.info(f"disk {disk.name} ({disk.path}): {order['verb']}, as ordered", disk=disk.name)
+        if order["verb"] != REMOVE:
+            self.children.update((process, Child(process)) for process in disk_processes(disk.name))
+        return {"disk": disk.name, "path": disk.path}
+
+    def _set_disk_aside(self, disk: str, is_lost: bool) -> None:
+        """Its processes serve it no more. One that its disk holds, or whose directory is given up, is killed, which a disk that hangs lets happen when it
+        answers; others end by themselves and leave their directory clean."""
+        now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
+        for process in disk_processes(disk):
+            child = self.children.pop(process, None)
+            if child is not None and child.pid:
+                self._killed.discard(child.pid)
+                self._set_aside.add(process, child.pid, wall_ms, now_ms, 0 if is_lost else GROUP_STOP_MS)
+
+    def _look_at_log_writer(self, disk: str) -> LogWriterLook:
+        child = self.children.get(f"log-writer@{disk}")
+        return LogWriterLook(0, 0) if child is None else LogWriterLook(child.pid, max(child.since_ms, self._heard_ms(child)))
+
+    # --- the end ---
+
+    def _install_signals(self) -> None:
+        signal.set_wakeup_fd(self._signal_pipe[1], warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_stop_signal)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # wakes the poller by the pipe
+
+    def _on_stop_signal(self, _number: int, _frame: object) -> None:
+        self._stop_signals += 1
+
+    def _on_signal_byte(self, _events: int) -> None:
+        try:
+            os.read(self._signal_pipe[0], 4096)
+        except BlockingIOError:
+            pass
+
+    def _stop(self) -> None:
+        """Stop group after group. A second signal means: do not wait any longer (nothing acknowledged is lost by that)."""
+        self._stop_signals = max(1, self._stop_signals)
+        self._counters.set_state("stopping")
+        notify("STOPPING=1")
+        self.log.info("the box is stopping")
+        self._await_leaving()
+        self._prepared.listening.close()
+        for group in plan_stop(list(self.children)):
+            members = [self.children[name] for name in group]
+            for child in members:
+                if child.pid:
+                    send_signal(child.pid, STOP_SIGNALS.get(child.name, signal.SIGTERM))
+            self._await_end(members, self._clock.monotonic_ms() + GROUP_STOP_MS)
+        while self._set_aside.may_end_by_itself(self._clock.monotonic_ms()) and self._stop_signals == 1:
+            self._poller.poll(TURN_MS_MAX)
+            self._reap()
+        self.log.info("the box has stopped")
+
+    def _await_leaving(self) -> None:
+        """While everybody still serves, the controller gives away what other boxes can lead. A box of its own has nothing to give."""
+        Path(self.layout.stopping_file).touch()
+        leaving = Leaving(self.layout)
+        controller = self.children[CONTROLLER]
+        while controller.pid and controller.state is ChildState.SERVING and not leaving.has_left():
+            if self._stop_signals > 1 or leaving.is_given_up(self._clock.monotonic_ns()):
+                self.log.warning("the controller did not give away what this box leads; others take it when ZooKeeper says that this box is gone")
+                return
+            self._counters.beat(self._clock.monotonic_ns())
+            self._poller.poll(10)
+            self._reap()
+
+    def _await_end(self, members: list[Child], deadline_ms: int) -> None:
+        while any(child.pid for child in members):
+            now_ms = self._clock.monotonic_ms()
+            self._counters.beat(self._clock.monotonic_ns())
+            if now_ms >= deadline_ms or self._stop_signals > 1:
+                for child in members:
+                    if child.pid in self._killed and now_ms >= deadline_ms:
+                        self.log.error(
+                            f"{child.name} (pid {child.pid}) cannot be killed: its disk hangs. It is left behind, and ends when the disk answers",
+                            peer=child.name,
+                        )
+                        self._killed.discard(child.pid)
+                        child.pid = 0
+                        child.state = ChildState.STOPPED
+                    elif child.pid and child.pid not in self._killed:
+                        self.log.warning(f"{child.name} did not stop in time; it is killed", peer=child.name)
+                        self._killed.add(child.pid)
+                        kill_group(child.pid)
+                if now_ms >= deadline_ms or deadline_ms > now_ms + KILLED_MS:
+                    deadline_ms = now_ms + KILLED_MS
+            self._poller.poll(max(1, min(TURN_MS_MAX, deadline_ms - now_ms)))
+            self._reap()
+
+    def _close(self) -> None:
+        """After the last child: no process, socket, shared-memory object or lock is left. Also the way out of a failure of our own."""
+        for child in self.children.values():
+            if child.pid:
+                kill_group(child.pid)
+                os.waitpid(child.pid, 0)
+        signal.set_wakeup_fd(-1)
+        self._prepared.listening.close()
+        self._status.close()
+        self._notify.close()
+        if self._zookeeper is not None:
+            self._zookeeper.close()
+        self._counters.close()
+        self._poller.close()
+        clear_box(self.layout)
+        self.log.close()
+        os.close(self._prepared.state_lock)
+
+
+def send_signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass  # it ended; the next reap sees it
+
+
+def kill_group(pid: int) -> None:
+    """Kill a child with everything it started: each child leads a process group of its own."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def problem_lines(problems: Iterable[str]) -> str:
+    return "".join(f"  - {problem}\n" for problem in problems)
+
+
+def main(zookeeper_check: ExternalCheck, read_senders: ReadSenders, sync_zookeeper: Callable[[str], None]) -> int:
+    """argv[1]: the options as JSON. `sync_zookeeper` syncs ZooKeeper's files below a state directory.
+
+    Exit codes: 0 stopped on request, 2 the box cannot start because of what is printed, 78 another release."""
+    options = RunOptions.from_json(sys.argv[1]) if len(sys.argv) > 1 else RunOptions()
+    clock = SystemClock()
+    name_process("millrace")
+    state = resolve_options(options, 1)[0].state
+    if not await_previous_life(state, clock):
+        clear_dead_life(state)
+    clear_vanished_boxes()
+    try:
+        prepared = prepare_box(options, clock, zookeeper_check, read_senders=read_senders)
+    except ConfigurationProblems as error:
+        sys.stderr.write(CANNOT_START + problem_lines(error.problems))
+        return EXIT_USAGE
+    return Supervisor(prepared, clock, sync_zookeeper).run()

@@ -1,0 +1,144 @@
+"""zookeeper under systemd: a small process that starts the Java machine, asks it whether it serves, and tells systemd.
+
+A Java machine notifies nobody and feeds no watchdog. Under `millrace run` the supervisor does that for it, and the process *is* the machine; a unit has to do
+it itself. When either of the two dies the other does, and the unit begins anew; only a machine that the ensemble has left behind is restarted here, because
+the time that it is allowed grows with each restart. Told to stop, it waits until nobody needs ZooKeeper any more, then
+stops the machine. Weak spot: as everywhere, `srvr` says nothing about a disk that hangs under the transaction log until a session needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from appliance.base.errors import ConfigurationProblems, MillraceError
+from appliance.cluster.zookeeper_files import sync_data
+from appliance.cluster.zookeeper_server import prepare
+from appliance.runtime.agent import ServiceContext
+from appliance.runtime.poller import READABLE
+from appliance.runtime.service_main import EXIT_USAGE, StopRequest
+from appliance.runtime.spawning import spawn
+from appliance.runtime.unit_heart import START_FACTOR, heart_of
+from appliance.runtime.unit_mode import stop_turn_of
+from appliance.runtime.zookeeper_watch import ASK_MS_WHILE_STARTING, ZooKeeperWatch
+
+TURN_MS = 100
+STOP_MS = 10_000
+
+
+class ZooKeeperKeeper:
+    """One life of the Java machine."""
+
+    def __init__(self, context: ServiceContext, stop: StopRequest) -> None:
+        self._context = context
+        self._clock = context.clock
+        self._stop = stop
+        self._may_stop = stop_turn_of(context)
+        heart = heart_of(context)
+        assert heart is not None  # `services/zookeeper/__main__.py` asks
+        self._heart = heart
+        self._watchdog_ms = context.box.integer("watchdog.timeout.ms")
+        self._watch = ZooKeeperWatch(context.layout, context.box, context.poller, context.clock, sync_data)
+        self._has_ended = True
+        self._told = ""
+        self._start_machine()
+
+    def _start_machine(self) -> None:
+        self._pid = spawn(prepare(self._context.box), dict(os.environ))
+        self._watch.on_started(self._pid, self._clock.monotonic_ms())
+        self._has_ended = False
+        self._is_starting = True
+        self._next_ask_ms = 0
+        self._pidfd = os.pidfd_open(self._pid)
+        self._context.poller.register(self._pidfd, READABLE, self._on_end)
+
+    def run(self) -> None:
+        """Until the machine ends; MillraceError if nobody asked it to."""
+        try:
+            while not self._stop.requested:
+                self._turn()
+                if self._has_ended:
+                    raise MillraceError("the Java machine ended by itself; its log is zookeeper.log in the state directory")
+            self._heart.stopping()
+            while not self._has_ended and self._may_stop is not None and not self._may_stop():
+                self._turn()
+            self._end()
+        finally:
+            if not self._has_ended:
+                self._signal(signal.SIGKILL)
+                os.close(self._pidfd)
+            self._watch.set_state("dead")
+            self._watch.close()
+
+    def _turn(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if now_ms >= self._next_ask_ms:
+            self._watch.ask(now_ms)
+            self._next_ask_ms = self._watch.next_ask_ms(now_ms, self._watchdog_ms // 4)
+        if self._watch.words != self._told:
+            self._told = self._watch.words
+            if self._told:
+                (self._context.log.warning if self._is_ready else self._context.log.info)(self._told)
+                self._context.notifier.status(self._told)
+        if self._is_starting and self._watch.is_ready:
+            self._is_starting = False
+            if not self._is_ready:
+                self._context.notifier.ready()
+            self._watch.set_state("serving")
+        if problem := self._watch.sync_problem:
+            state = self._context.box.state_directory
+            raise MillraceError(f"could not sync the files of ZooKeeper in {state}: {problem}; check the disk of the state directory")
+        silent_ms = now_ms - self._watch.heard_ms
+        if silent_ms > self._watchdog_ms * (START_FACTOR if self._is_starting else 1):
+            self._context.log.warning(f"the Java machine (pid {self._pid}) has not answered for {silent_ms / 1000:.0f} s; it is killed")
+            self._signal(signal.SIGKILL)
+        elif not self._stop.requested and self._watch.is_left_behind(now_ms):
+            self._context.log.warning(f"the Java machine (pid {self._pid}) does not find the ensemble, which serves without it; it is started again")
+            self._watch.on_left_behind()
+            self._restart_machine()
+        self._heart.beat(self._clock.monotonic_ns(), self._status_line)
+        self._context.poller.poll(ASK_MS_WHILE_STARTING if self._is_starting else TURN_MS)
+
+    @property
+    def _is_ready(self) -> bool:
+        return self._heart.is_ready
+
+    def _status_line(self) -> str:
+        return f"{self._watch.words or f'answers on {self._context.box.own_zookeeper}'}; Java machine {self._pid}"
+
+    def _restart_machine(self) -> None:
+        self._signal(signal.SIGKILL)
+        while not self._has_ended:
+            self._heart.beat(self._clock.monotonic_ns(), self._status_line)
+            self._context.poller.poll(TURN_MS)
+        self._start_machine()
+
+    def _end(self) -> None:
+        """SIGTERM, and SIGKILL for one that does not end by that."""
+        self._signal(signal.SIGTERM)
+        until_ms = self._clock.monotonic_ms() + STOP_MS
+        while not self._has_ended:
+            if self._clock.monotonic_ms() >= until_ms:
+                self._signal(signal.SIGKILL)
+                until_ms += STOP_MS
+            self._context.poller.poll(TURN_MS)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if not self._has_ended:
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def _on_end(self, _events: int) -> None:
+        self._context.poller.unregister(self._pidfd)
+        os.close(self._pidfd)
+        os.waitpid(self._pid, 0)
+        self._has_ended = True
+
+
+def keep_zookeeper(context: ServiceContext, stop: StopRequest) -> None:
+    """The life of the unit, for `run_service`."""
+    try:
+        ZooKeeperKeeper(context, stop).run()
+    except ConfigurationProblems as problems:
+        for problem in problems.problems:
+            context.log.critical(problem)
+        raise SystemExit(EXIT_USAGE) from None

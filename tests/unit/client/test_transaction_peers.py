@@ -1,0 +1,81 @@
+"""Questions to the box that coordinates a transaction (`client/transaction_peers.py`): who is asked, what is asked, what an answer means."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from appliance.base.errors import ErrorCode
+from appliance.client.transaction_peers import TransactionPeers
+from appliance.cluster.internal_topics import TRANSACTIONS_TOPIC
+from appliance.cluster.state_log import partition_of
+from appliance.ipc.coordinator_link import CoordinatorLink
+from appliance.protocol.add_partitions_to_txn import AddPartitionsToTxnResponse, ExtendedTransaction, TransactionToExtend
+from appliance.protocol.topic_partitions import PartitionResult, TopicPartitions, TopicResult
+from services.acceptor.produce.transaction_questions import TransactionQuestions
+from tests.support.asked_boxes import AskedBoxes
+
+NAME = "tx"
+PLACES = [("t", 0), ("u", 1), ("t", 2)]
+
+
+class World:
+    """Our box is broker 1."""
+
+    def __init__(self, leader: int | None) -> None:
+        leaders = [3] * 5
+        if leader is not None:
+            leaders[partition_of(NAME, 5)] = leader
+        topic = SimpleNamespace(partitions=tuple(SimpleNamespace(leader=each) for each in leaders))
+        view = SimpleNamespace(broker_id=1, image=SimpleNamespace(topics={} if leader is None else {TRANSACTIONS_TOPIC: topic}))
+        self.boxes, self.told, self.sent = AskedBoxes(), list[list[int]](), list[Any]()
+        self.peers = TransactionPeers(cast(Any, view), self.boxes)
+        link = SimpleNamespace(request=lambda *arguments, **_named: self.sent.append(arguments))
+        self.questions = TransactionQuestions(cast(CoordinatorLink, link), self.peers)
+
+    def ask(self, add: bool = False) -> None:
+        self.questions.verify(NAME, 9, 2, PLACES, add, lambda codes: self.told.append(list(codes)))
+
+
+@pytest.mark.parametrize("add", [True, False])
+def test_a_transaction_that_another_box_coordinates_is_asked_about_there(add: bool) -> None:
+    world = World(leader=7)
+    world.ask(add)
+    (question,) = world.boxes.questions
+    assert (question.broker_id, world.sent) == (7, [])
+    assert question.body.transactions == (TransactionToExtend(NAME, 9, 2, not add, (TopicPartitions("t", (0, 2)), TopicPartitions("u", (1,)))),)
+    results = (TopicResult("u", (PartitionResult(1, 0),)), TopicResult("t", (PartitionResult(2, ErrorCode.TRANSACTION_ABORTABLE), PartitionResult(0, 0))))
+    question.answer(AddPartitionsToTxnResponse(transactions=(ExtendedTransaction(NAME, results),)))
+    assert world.told == [[0, 0, ErrorCode.TRANSACTION_ABORTABLE]]
+
+
+@pytest.mark.parametrize("leader", [1, -1, None])
+def test_our_own_coordinator_is_asked_when_it_is_his_or_nobodys(leader: int | None) -> None:
+    world = World(leader)
+    world.ask()
+    assert (len(world.sent), world.boxes.questions) == (1, [])
+    world.sent[0][3](None)
+    assert world.told == [[ErrorCode.COORDINATOR_NOT_AVAILABLE] * 3]
+
+
+def test_a_box_that_does_not_answer_is_a_coordinator_that_is_away() -> None:
+    world = World(leader=7)
+    world.ask()
+    world.boxes.questions[0].answer(None)
+    assert world.told == [[ErrorCode.COORDINATOR_NOT_AVAILABLE] * 3]
+
+
+def test_a_box_that_does_not_know_our_address_yet_is_a_coordinator_that_is_away() -> None:
+    world = World(leader=7)
+    world.ask()
+    world.boxes.questions[0].answer(AddPartitionsToTxnResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED))
+    assert world.told == [[ErrorCode.COORDINATOR_NOT_AVAILABLE] * 3]
+
+
+def test_what_goes_for_the_whole_request_goes_for_every_partition() -> None:
+    world = World(leader=7)
+    world.ask()
+    world.boxes.questions[0].answer(AddPartitionsToTxnResponse(error_code=ErrorCode.NOT_COORDINATOR))
+    assert world.told == [[ErrorCode.NOT_COORDINATOR] * 3]

@@ -1,0 +1,55 @@
+"""Topic configs: Kafka's names, Kafka's bounds, and how the broker's settings show through."""
+
+from __future__ import annotations
+
+import pytest
+
+from appliance.base.setting_rows import SETTING_ROWS
+from appliance.cluster.topic_configs import TOPIC_CONFIG_ROWS, broker_config, effective_config, topic_config_problem
+
+
+def test_there_are_kafkas_thirty_six_configs_and_their_defaults_are_valid() -> None:
+    assert len(TOPIC_CONFIG_ROWS) == 36
+    assert topic_config_problem({row.name: row.default for row in TOPIC_CONFIG_ROWS.values()}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "fine", "wrong"),
+    [
+        ("cleanup.policy", ["compact", "delete", "compact,delete", "delete, compact"], ["", "shred", "compact,shred"]),
+        ("compression.type", ["zstd", "producer", "uncompressed"], ["none", "brotli"]),
+        ("retention.ms", ["-1", "0", "9223372036854775807"], ["-2", "1.5", "soon", "9223372036854775808"]),
+        ("retention.bytes", ["-1", "-7"], ["many"]),
+        ("segment.bytes", ["14", "2147483647"], ["13", "2147483648"]),
+        ("min.insync.replicas", ["1", "3"], ["0"]),
+        ("message.timestamp.type", ["CreateTime", "LogAppendTime"], ["createtime"]),
+        ("min.cleanable.dirty.ratio", ["0", "0.5", "1"], ["1.1", "-0.1", "nan"]),
+        ("preallocate", ["true", "False"], ["yes", "1"]),
+        ("compression.gzip.level", ["-1", "1", "9"], ["0", "10"]),
+        ("leader.replication.throttled.replicas", ["*", "0:1,1:2", ""], ["0", "a:b"]),
+        ("remote.storage.enable", ["false"], ["true"]),
+    ],
+)
+def test_values_are_held_to_kafkas_bounds(name: str, fine: list[str], wrong: list[str]) -> None:
+    assert [topic_config_problem({name: value}) for value in fine] == [None] * len(fine)
+    assert all(name in (topic_config_problem({name: value}) or "") for value in wrong)
+
+
+def test_unknown_names_and_null_values_are_refused_by_name() -> None:
+    assert "no.such" in (topic_config_problem({"no.such": "1"}) or "")
+    assert "retention.ms" in (topic_config_problem({"retention.ms": None}) or "")
+
+
+def test_compaction_lags_must_not_cross() -> None:
+    assert topic_config_problem({"min.compaction.lag.ms": "10", "max.compaction.lag.ms": "9"}) is not None
+    assert topic_config_problem({"min.compaction.lag.ms": "10", "max.compaction.lag.ms": "10"}) is None
+
+
+def test_a_broker_with_default_settings_adds_nothing() -> None:
+    assert broker_config({name: row.default for name, row in SETTING_ROWS.items()}) == {}
+
+
+def test_settings_of_the_broker_hold_for_topics_that_do_not_say_otherwise() -> None:
+    broker = broker_config({"log.segment.bytes": 1_048_576, "min.insync.replicas": 2, "log.flush.interval.ms": -1})
+    assert broker == {"segment.bytes": "1048576", "min.insync.replicas": "2"}
+    assert effective_config(broker, {"segment.bytes": "100", "retention.ms": "5"}) == {"segment.bytes": "100", "min.insync.replicas": "2", "retention.ms": "5"}

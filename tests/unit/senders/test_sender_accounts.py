@@ -1,0 +1,86 @@
+"""One account for each sender: bounded, and nothing that was counted is lost when one has to go."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.base.clock import ManualClock
+from appliance.base.layout import BoxLayout
+from appliance.senders.sender_accounts import OTHERS, SenderAccounts, SenderFigures, add_figures
+from appliance.senders.senders_file import read_senders, senders_file
+from services.ingest.records.sender_books import SenderBooks
+
+
+def received(accounts: SenderAccounts) -> dict[str, int]:
+    return {known.host: known.received for known in accounts.figures()}
+
+
+def test_the_sender_seen_longest_ago_is_folded_and_whoever_holds_its_account_goes_on_counting() -> None:
+    accounts = SenderAccounts(senders_max=2)
+    first, second = accounts.of("a"), accounts.of("b")
+    for at_ms, book in ((2, first), (1, second)):
+        book.seen(at_ms)
+        book.received += 10
+        book.refuse("busy", 3)
+    accounts.of("c").received += 1
+    assert received(accounts) == {"a": 10, "c": 1, OTHERS: 10} and accounts.others.reasons == {"busy": 3}
+    second.received += 5
+    assert received(accounts)[OTHERS] == 15
+    second.received += 1
+    del second, book
+    gc.collect()
+    assert received(accounts)[OTHERS] == 16 and len(accounts) == 2
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdefg"), st.integers(1, 9), st.booleans()), max_size=40))
+def test_no_line_is_lost_however_many_senders_come(steps: list[tuple[str, int, bool]]) -> None:
+    accounts = SenderAccounts(senders_max=3)
+    held = {}
+    for at_ms, (host, count, keep) in enumerate(steps):
+        book = held.get(host) or accounts.of(host)
+        book.seen(at_ms + 1)
+        book.received += count
+        if keep:
+            held[host] = book
+    assert len(accounts) <= 3 and sum(received(accounts).values()) == sum(count for _, count, _ in steps)
+    again = SenderAccounts(accounts.figures(), senders_max=3)
+    assert sorted(again.figures()) == sorted(accounts.figures())
+
+
+def figures(host: str, count: int, last_seen_ms: int = 0) -> SenderFigures:
+    return SenderFigures(host, count, count, 0, 0, 0, {}, [], last_seen_ms)
+
+
+def test_several_ingests_have_one_list_the_busiest_first_and_the_others_last() -> None:
+    total = add_figures([figures("a", 1, 5), figures(OTHERS, 99), figures("b", 4), figures("a", 2, 3)])
+    assert [(known.host, known.received, known.last_seen_ms) for known in total] == [("b", 4, 0), ("a", 3, 5), (OTHERS, 99, 0)]
+    assert total[1].silent_ms(9) == 4
+
+
+def test_the_next_life_goes_on_with_what_was_written_a_second_ago(tmp_path: Path) -> None:
+    layout, clock = BoxLayout(str(tmp_path)), ManualClock()
+    books = SenderBooks(layout, "ingest@0", clock)
+    assert not read_senders(senders_file(layout, "ingest@0"))
+    book = books.of(b"10.0.0.1", "relp")
+    book.received += 7
+    book.refuse("busy", 2)
+    assert books.look() and not books.look(), "nothing is written where nothing came"
+    book.received += 1  # not written: this life is killed now
+    again = SenderBooks(layout, "ingest@0", clock)
+    held = again.of(b"10.0.0.1", "dmz")
+    assert (held.received, held.refused, held.reasons, sorted(held.listeners), held.last_seen_ms) == (7, 2, {"busy": 2}, ["dmz", "relp"], clock.wall_ms())
+    again.close()
+    assert read_senders(senders_file(layout, "ingest@0")) == [held.figures()]
+
+
+def test_a_file_that_is_none_of_ours_is_nobody_s_account(tmp_path: Path) -> None:
+    file = tmp_path / "senders.json"
+    for text in ("", "{", "3", '[["a"]]', '[["a",1,1,1,1,1,[],[],1]]', '[["a",1,1,1,1,1,{},[],"x"]]'):
+        file.write_text(text)
+        assert read_senders(str(file)) == []
+    file.write_text('[["a",1,1,0,0,0,{},["http"],9],["b"]]')
+    assert [known.host for known in read_senders(str(file))] == ["a"]

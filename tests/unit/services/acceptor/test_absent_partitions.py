@@ -1,0 +1,40 @@
+"""What clients are told of a partition that has no row."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from appliance.base.errors import ErrorCode
+from appliance.base.model import TopicId
+from appliance.cluster.box_view import BoxView
+from appliance.cluster.metadata_image import MetadataImage, PartitionImage, TopicImage
+from appliance.shm.partition_table import DISK_OFFLINE, DISK_ONLINE
+
+
+def told(partition: PartitionImage, disk_state: int | None = DISK_ONLINE) -> ErrorCode:
+    table = None if disk_state is None else SimpleNamespace(disk_state=disk_state)
+    view = BoxView(1, cast(Any, SimpleNamespace(by_disk={"d0": SimpleNamespace(table=table)})), 1)
+    view.set_image(MetadataImage(1, "c", 1, {}, {"t": TopicImage("t", TopicId(bytes(range(16))), (partition,), {})}))
+    return view.why_absent("t", 0)
+
+
+@pytest.mark.parametrize(
+    ("partition", "disk_state", "code"),
+    [
+        (PartitionImage(1, 0, (1,), (1,), "d0"), DISK_ONLINE, ErrorCode.KAFKA_STORAGE_ERROR),
+        (PartitionImage(1, 0, (1,), (1,), "d0"), DISK_OFFLINE, ErrorCode.KAFKA_STORAGE_ERROR),
+        (PartitionImage(1, 0, (1,), (1,), "d0"), None, ErrorCode.NOT_LEADER_OR_FOLLOWER),
+        (PartitionImage(2, 0, (1, 2), (2,), None), DISK_ONLINE, ErrorCode.NOT_LEADER_OR_FOLLOWER),
+        (PartitionImage(1, 0, (1,), (1,), "d0", "d1"), DISK_ONLINE, ErrorCode.NOT_LEADER_OR_FOLLOWER),  # it is between two disks
+    ],
+)
+def test_what_comes_back_is_told_apart_from_what_is_lost(partition: PartitionImage, disk_state: int | None, code: ErrorCode) -> None:
+    assert told(partition, disk_state) is code
+
+
+def test_a_partition_that_nobody_knows_does_not_exist() -> None:
+    view = BoxView(1, cast(Any, SimpleNamespace(by_disk={})), 1)
+    assert view.why_absent("t", 0) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -1,0 +1,37 @@
+"""DescribeCluster over an image."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from appliance.base.errors import ErrorCode
+from appliance.cluster.box_view import BoxView
+from appliance.cluster.metadata_image import BrokerImage, MetadataImage
+from appliance.protocol.describe_cluster import OPERATIONS_NOT_ASKED, DescribeClusterRequest, DescribedBroker
+from services.acceptor.handlers.describe_cluster import DescribeClusterHandler
+
+
+@pytest.fixture
+def handler() -> DescribeClusterHandler:
+    class NoProxies:
+        by_disk: dict[str, Any] = {}
+
+    view = BoxView(1, NoProxies(), 1)  # type: ignore[arg-type]
+    view.set_image(MetadataImage(1, "the-cluster", 2, {1: BrokerImage(1, "one", 9092), 2: BrokerImage(2, "two", 9093, "rack")}, {}))
+    return DescribeClusterHandler(view, lambda _connection: None)
+
+
+def test_brokers_and_controller_are_told(handler: DescribeClusterHandler) -> None:
+    described = handler._describe(DescribeClusterRequest())
+    assert (described.error_code, described.cluster_id, described.controller_id) == (0, "the-cluster", 2)
+    assert described.brokers == (DescribedBroker(1, "one", 9092), DescribedBroker(2, "two", 9093, "rack"))
+    assert described.cluster_authorized_operations == OPERATIONS_NOT_ASKED
+    assert handler._describe(DescribeClusterRequest(True)).cluster_authorized_operations > 0
+
+
+@pytest.mark.parametrize(("endpoint_type", "code"), [(0, ErrorCode.UNSUPPORTED_ENDPOINT_TYPE), (2, ErrorCode.MISMATCHED_ENDPOINT_TYPE)])
+def test_who_wants_controllers_is_told_that_these_are_brokers(handler: DescribeClusterHandler, endpoint_type: int, code: ErrorCode) -> None:
+    described = handler._describe(DescribeClusterRequest(False, endpoint_type))
+    assert (described.error_code, described.brokers) == (code, ())

@@ -1,0 +1,133 @@
+"""What HTTP says: pages, probes, and clean answers to everything else."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any, NamedTuple
+
+import orjson
+import pytest
+
+from services.console.application import ASSETS, make_application
+from services.console.readiness import Readiness
+
+
+class FakeWatch:
+    """A box that is as a test says."""
+
+    def __init__(self, missing: dict[str, str] | None = None, alive: bool = True) -> None:
+        self._readiness, self._alive = Readiness(2, missing or {}), alive
+        self.asked_since: list[int] = []
+
+    def overview(self, since_ms: int) -> dict[str, Any]:
+        self.asked_since.append(since_ms)
+        return {"box": "b"}
+
+    def metrics(self) -> bytes:
+        return b"# HELP x y\nx 1\n"
+
+    def is_alive(self) -> bool:
+        return self._alive
+
+    def readiness(self) -> Readiness:
+        return self._readiness
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+def ask(path: str, watch: FakeWatch | None = None, method: str = "GET", **headers: str) -> Answer:
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    path, _, query = path.partition("?")
+    given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": "http", "method": method, "path": path, "query_string": query.encode(), "headers": given, "http_version": "1.1", "root_path": ""}
+    asyncio.run(make_application(watch or FakeWatch())(scope, receive, send))
+    got = {name.decode().lower(): value.decode() for name, value in sent[0]["headers"]}
+    return Answer(sent[0]["status"], got, b"".join(message.get("body", b"") for message in sent[1:]))
+
+
+def test_readyz_is_503_with_what_is_missing_until_all_serve() -> None:
+    missing = ask("/readyz", FakeWatch({"controller": "dead"}))
+    assert (missing.status, orjson.loads(missing.body)) == (503, {"status": "not ready", "processes": 2, "missing": {"controller": "dead"}})
+    ready = ask("/readyz")
+    assert (ready.status, orjson.loads(ready.body)) == (200, {"status": "ready", "processes": 2, "missing": {}})
+
+
+def test_healthz_says_that_somebody_is_there() -> None:
+    assert ask("/healthz", FakeWatch({"controller": "dead"})).status == 200
+    assert ask("/healthz", FakeWatch(alive=False)).status == 503
+
+
+def test_metrics_are_prometheus_s_text() -> None:
+    answer = ask("/metrics")
+    assert (answer.status, answer.headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    assert answer.body.endswith(b"x 1\n")
+
+
+def test_the_page_names_only_what_is_served_here() -> None:
+    page = ask("/")
+    assert page.status == 200 and page.headers["content-type"] == "text/html; charset=utf-8"
+    named = re.findall(r'(?:src|href)="([^"]+)"', page.body.decode())
+    assert len(named) >= 8 and all(link.startswith("/") and not link.startswith("//") for link in named)
+    assert [link for link in named if ask(link).status != 200] == []
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert not re.search(r"<(script|style)>|\bstyle=|\bon[a-z]+=", page.body.decode()), "the policy lets nothing inline run"
+
+
+@pytest.mark.parametrize("file", [path.name for path in ASSETS.iterdir() if path.suffix in (".js", ".css")])
+def test_no_file_of_the_page_asks_another_site(file: str) -> None:
+    text = (ASSETS / file).read_text()
+    urls = set(re.findall(r"https?://[^\s\"')]+", text)) - {"https://github.com/leeoniya/uPlot"}
+    assert urls == set() and "@import" not in text
+
+
+def test_a_file_that_the_browser_has_is_not_sent_again() -> None:
+    first = ask("/assets/page.js")
+    again = ask("/assets/page.js", if_none_match=first.headers["etag"])
+    assert (again.status, again.body) == (304, b"") and again.headers["etag"] == first.headers["etag"]
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/healthz", "/readyz", "/api/overview", "/assets/page.css"])
+def test_head_is_get_without_a_body_and_other_methods_are_refused(path: str) -> None:
+    head, get = ask(path, method="HEAD"), ask(path)
+    assert (head.status, head.headers) == (get.status, get.headers)
+    for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+        refused = ask(path, method=method)
+        assert refused.status == 405 and set(refused.headers["allow"].split(", ")) == {"GET", "HEAD"} and orjson.loads(refused.body)["error"]
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/assets/", "/assets/../box.json", "/assets/LICENSE.uPlot/", "/metrics/", "/api", "//", "/%00"])
+def test_an_unknown_path_is_404_in_json(path: str) -> None:
+    answer = ask(path)
+    assert answer.status == 404 and "no such page" in orjson.loads(answer.body)["error"]
+
+
+@pytest.mark.parametrize("headers", [{"content_length": "65537"}, {"content_length": "9" * 30}, {"content_length": "-1"}, {"transfer_encoding": "chunked"}])
+def test_a_body_that_nobody_would_read_is_refused(headers: dict[str, str]) -> None:
+    answer = ask("/metrics", method="POST", **headers)
+    assert answer.status == 413 and answer.headers["connection"] == "close"
+    assert ask("/metrics", content_length="10").status == 200
+
+
+def test_headers_and_paths_without_end_are_refused() -> None:
+    assert (ask("/metrics", x=16_300 * "y").status, ask("/metrics", x=16_400 * "y").status) == (200, 431)
+    assert (ask("/" + 4_000 * "y").status, ask("/" + 4_100 * "y").status, ask("/readyz?" + 4_100 * "y").status) == (404, 414, 414)
+
+
+@pytest.mark.parametrize("since", ["-1", "1e9", "x", "", "9" * 16, "١٢"])
+def test_a_time_that_is_none_is_refused(since: str) -> None:
+    watch = FakeWatch()
+    assert ask(f"/api/overview?since={since}", watch).status == 400
+    assert ask("/api/overview?since=12", watch).status == ask("/api/overview", watch).status == 200
+    assert watch.asked_since == [12, 0]

@@ -1,0 +1,126 @@
+"""The page's document: rates, latencies, history, and its bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from appliance.base.clock import ManualClock
+from lab.pretended_box import PretendedBox
+from services.console.alarm_watch import AlarmEvent
+from services.console.box_sample import BoxReader
+from services.console.group_lag import GroupLag, GroupsLook, TopicLag
+from services.console.history import EVERY_MS, POINTS
+from services.console.overview import GROUPS_SHOWN, TOPICS_SHOWN
+from services.console.watch import ALARMS_EVERY_MS, BoxWatch
+
+
+class Watched:
+    """A box and its watch; `step` lets one interval pass."""
+
+    def __init__(self, box: PretendedBox, clock: ManualClock) -> None:
+        self.box, self.clock = box, clock
+        self.alarms: list[AlarmEvent] = []
+        self.watch = BoxWatch(BoxReader(box.layout, box.box, clock), clock, "1", self.alarms.append)
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.clock.advance_ms(EVERY_MS)
+            self.box.beat()
+            self.watch.turn()
+
+    def document(self, since_ms: int = 0) -> Any:
+        return orjson.loads(orjson.dumps(self.watch.overview(since_ms)))
+
+
+@pytest.fixture
+def watched(box: PretendedBox, clock: ManualClock) -> Watched:
+    return Watched(box, clock)
+
+
+def named(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    return next(row for row in rows if row["name"] == name)
+
+
+def test_rates_and_latencies_are_those_of_the_last_seconds(watched: Watched) -> None:
+    box = watched.box
+    watched.step()
+    box.counters["log-writer@d1"].counter("log_writer.bytes").add(8_000)
+    box.counters["acceptor@0"].counter('fetch.topic_bytes{topic="logs"}').add(4_000)
+    box.counters["acceptor@0"].counter("fetch.range_bytes").add(4_000)
+    box.counters["acceptor@0"].histogram("produce.latency_us").record(3_000_000)
+    box.counters["log-writer@d1"].histogram("disk.probe_us").record(9_000_000)
+    box.append("logs", 1, records=40, size_bytes=8_000)
+    watched.step()
+    document = watched.document()
+    assert document["seconds"] == 4.0
+    assert (document["rates"]["received_bytes"], document["rates"]["sent_bytes"]) == (2_000, 1_000)
+    assert document["latency"]["produce"]["p99_us"] == pytest.approx(3_000, rel=0.13) and document["latency"]["fetch"]["p99_us"] is None
+    topic = named(document["topics"], "logs")
+    assert (topic["records_per_s"], topic["received_bytes_per_s"], topic["sent_bytes_per_s"], topic["records"]) == (10, 2_000, 1_000, 40)
+    disk = named(document["disks"], "d1")
+    assert disk["written_bytes_per_s"] == 2_000 and disk["probe_p99_us"] == pytest.approx(9_000, rel=0.13)
+    assert document["history"]["received_bytes_per_s"] == [0, 4_000]
+    assert document["history"]["disks"] == {"d0": [0, 0], "d1": [0, 4_000]}
+    watched.step(5)
+    assert watched.document()["rates"]["received_bytes"] == 0
+
+
+def test_restarts_come_from_whoever_counted_them(watched: Watched) -> None:
+    box = watched.box
+    box.begin_life("acceptor@0")
+    box.counters["supervisor"].counter('supervisor.restarts{process="zookeeper"}').add(3)
+    watched.step()
+    processes = watched.document()["processes"]
+    assert [named(processes, name)["restarts"] for name in ("acceptor@0", "zookeeper", "console")] == [1, 3, 0]
+
+
+def test_history_is_bounded_and_given_from_a_moment_on(watched: Watched) -> None:
+    watched.step(POINTS + 20)
+    history = watched.document()["history"]
+    assert len(history["time_ms"]) == POINTS == len(history["cpu_percent"]) == len(history["disks"]["d0"])
+    later = watched.document(history["time_ms"][-3])["history"]
+    assert later["time_ms"] == history["time_ms"][-2:] and len(later["disks"]["d1"]) == 2
+    assert watched.document(history["time_ms"][-1])["history"]["time_ms"] == []
+
+
+def test_two_thousand_partitions_do_not_make_the_document_larger(layout: Any, clock: ManualClock) -> None:
+    box = PretendedBox(layout, clock, topics={f"topic-{number}": 20 for number in range(100)})
+    watched = Watched(box, clock)
+    lags = tuple(GroupLag(f"group-{number}", "Stable", tuple(TopicLag("g", f"topic-{topic}", number, 20) for topic in range(100))) for number in range(300))
+    watched.watch.groups = lambda: GroupsLook(lags, {"Stable": 300}, 0, 1)
+    watched.step()
+    document = watched.document()
+    assert (document["partitions_count"], document["topics_count"], document["groups_count"]) == (2_000, 100, 300)
+    assert (len(document["topics"]), len(document["groups"])) == (TOPICS_SHOWN, GROUPS_SHOWN)
+    assert document["groups"][0]["group"] == "group-299", "who is furthest behind comes first"
+    assert len(orjson.dumps(document)) < 32_000
+    box.close()
+
+
+def test_alarms_are_told_shown_and_end(watched: Watched, clock: ManualClock) -> None:
+    watched.step()
+    assert watched.document()["alarms"] == []
+    watched.box.counters["log-writer@d0"].counter("disk.fences_of_late").set(2)
+    watched.step(ALARMS_EVERY_MS // EVERY_MS)
+    (alarm,) = watched.document()["alarms"]
+    assert (alarm["name"], alarm["words"], alarm["ended_ms"]) == ("MillraceDiskFencedAgain", "disk d0 was fenced again", None)
+    watched.box.counters["log-writer@d0"].counter("disk.fences_of_late").set(0)
+    watched.step(ALARMS_EVERY_MS // EVERY_MS)
+    assert watched.document()["alarms"][0]["ended_ms"] is not None
+    assert [event.ended_wall_ms is None for event in watched.alarms] == [True, False]
+
+
+def test_a_disk_that_comes_while_the_console_runs_is_shown(watched: Watched) -> None:
+    box = watched.box
+    watched.step(3)
+    more = box.box._replace(disks=[*box.box.disks, box.box.disks[0]._replace(name="d9", path="/srv/d9")])
+    with open(box.layout.box_file, "wb") as file:
+        file.write(more.to_json())
+    watched.step()
+    document = watched.document()
+    assert named(document["disks"], "d9")["state"] == "down"
+    assert document["missing"] == {"log-writer@d9": "not started", "log-reader@d9": "not started"}
+    assert document["history"]["disks"]["d9"] == [None, None, None, 0]

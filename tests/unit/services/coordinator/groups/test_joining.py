@@ -1,0 +1,243 @@
+"""JoinGroup: who becomes a member, which error the others get, and when a rebalance is over."""
+
+from __future__ import annotations
+
+import pytest
+
+from appliance.base.errors import ErrorCode
+from appliance.protocol.join_group import JoinGroupProtocol
+from services.coordinator.groups.client_identity import ClientIdentity
+from services.coordinator.groups.rebalances import NEW_MEMBER_JOIN_TIMEOUT_MS
+from tests.support.group_world import RANGE, World
+
+STICKY = JoinGroupProtocol("sticky", b"s")
+
+
+def test_a_dynamic_member_gets_its_id_first_and_joins_with_it() -> None:
+    world = World()
+    told = world.join(client=ClientIdentity("loader", "/10.1.1.1"))
+    assert told.error is ErrorCode.MEMBER_ID_REQUIRED and told.only.member_id == "loader-id1"
+    assert told.only.generation_id == -1 and told.only.protocol_name is None
+    joined = world.join("loader-id1")
+    world.settle()
+    assert joined.error is ErrorCode.NONE
+    assert joined.only.generation_id == 1 and joined.only.group_leader_id == joined.only.member_id == "loader-id1"
+    assert (joined.only.protocol_type, joined.only.protocol_name) == ("consumer", "range")
+    assert [(member.member_id, member.metadata) for member in joined.only.members] == [("loader-id1", b"")]
+
+
+def test_before_version_4_a_member_joins_without_knowing_its_id() -> None:
+    world = World()
+    told = world.join(version=3)
+    world.settle()
+    assert told.error is ErrorCode.NONE and told.only.member_id == "reader-id1"
+
+
+def test_members_of_an_empty_group_are_waited_for_as_long_as_more_of_them_come() -> None:
+    world = World(group_initial_rebalance_delay_ms=3_000)
+    _, first = world.join_new(rebalance_ms=8_000)
+    world.pass_ms(2_000)
+    _, second = world.join_new(rebalance_ms=8_000)
+    world.pass_ms(2_000)
+    assert not first and not second, "the second one came within the delay, which begins again at its end"
+    world.pass_ms(2_000)
+    assert first.only.generation_id == second.only.generation_id == 1
+    assert len(first.only.members) == 2 and second.only.members == ()
+
+
+def test_the_wait_for_more_members_ends_at_the_largest_rebalance_time_out() -> None:
+    world = World(group_initial_rebalance_delay_ms=3_000)
+    told = [world.join_new(rebalance_ms=8_000)[1]]
+    for _ in range(7):
+        world.pass_ms(1_000)
+        told.append(world.join_new(rebalance_ms=8_000)[1])
+    assert not any(told)
+    world.pass_ms(1_000)
+    assert all(each.only.generation_id == 1 for each in told)
+
+
+def test_a_rebalance_is_over_as_soon_as_all_have_joined() -> None:
+    world = World()
+    (leader, other), _ = world.stable_group(2)
+    newcomer, joined = world.join_new()
+    assert world.describe().group_state == "PreparingRebalance"
+    again = [world.join(leader), world.join(other)]
+    assert [each.only.generation_id for each in (*again, joined)] == [2, 2, 2]
+    assert {member.member_id for member in again[0].only.members} == {leader, other, newcomer}
+    assert world.describe().group_state == "CompletingRebalance"
+
+
+def test_a_member_that_does_not_join_again_in_time_is_out() -> None:
+    world = World()
+    (leader, other), _ = world.stable_group(2, rebalance_ms=20_000, session_ms=30_000)
+    told = world.join(leader, rebalance_ms=20_000)
+    world.pass_ms(19_999)
+    assert not told
+    world.pass_ms(1)
+    assert told.only.generation_id == 2 and [member.member_id for member in told.only.members] == [leader]
+    assert world.heartbeat(other, 2) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_if_the_leader_does_not_join_again_another_one_leads() -> None:
+    world = World()
+    (leader, other), _ = world.stable_group(2, rebalance_ms=20_000, session_ms=30_000)
+    told = world.join(other, rebalance_ms=20_000, protocols=[JoinGroupProtocol("range", b"new")])
+    world.pass_ms(20_000)
+    assert told.only.group_leader_id == other != leader
+    assert [member.member_id for member in told.only.members] == [other]
+
+
+def test_a_pending_member_is_waited_for_until_its_session_is_over() -> None:
+    world = World()
+    (leader,), _ = world.stable_group(1, session_ms=30_000)
+    pending = world.join(session_ms=7_000).only.member_id
+    told = world.join(leader, session_ms=30_000)
+    assert not told, "somebody was given an id and has not come back with it"
+    world.pass_ms(7_000)
+    assert told.only.generation_id == 2
+    assert world.join(pending).error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_the_protocol_that_most_members_prefer_among_those_that_all_speak_is_chosen() -> None:
+    world = World()
+    own = JoinGroupProtocol("own", b"")
+    for protocols in ([own, RANGE, STICKY], [STICKY, RANGE], [RANGE, STICKY], [STICKY, own, RANGE]):
+        world.join_new(protocols=protocols)
+    _, told = world.join_new(protocols=[STICKY, RANGE])
+    world.settle()
+    assert told.only.protocol_name == "sticky"
+
+
+def test_a_member_that_speaks_no_common_protocol_or_another_type_is_refused() -> None:
+    world = World()
+    world.stable_group(1)
+    assert world.join(protocols=[STICKY]).error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert world.join(protocol_type="connect").error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert world.describe().group_state == "Stable"
+
+
+@pytest.mark.parametrize("how", [{"protocols": ()}, {"protocol_type": ""}])
+def test_even_an_empty_group_wants_a_type_and_a_protocol(how: dict[str, object]) -> None:
+    world = World()
+    assert world.join(**how).error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL  # type: ignore[arg-type]
+
+
+def test_a_protocol_that_is_named_twice_counts_once() -> None:
+    world = World()
+    _, told = world.join_new(protocols=[RANGE, RANGE])
+    _, other = world.join_new(protocols=[RANGE])
+    world.settle()
+    assert told.only.protocol_name == other.only.protocol_name == "range"
+
+
+@pytest.mark.parametrize(("session_ms", "error"), [(5_999, 26), (6_000, 79), (1_800_000, 79), (1_800_001, 26), (-1, 26)])
+def test_sessions_have_bounds(session_ms: int, error: int) -> None:
+    assert World().join(session_ms=session_ms).error == error
+
+
+def test_the_empty_name_is_no_group_and_a_long_one_is() -> None:
+    world = World()
+    assert world.join(group="").error is ErrorCode.INVALID_GROUP_ID
+    assert world.join(group="g" * 300).error is ErrorCode.MEMBER_ID_REQUIRED
+
+
+def test_an_id_that_nobody_gave_out_is_unknown() -> None:
+    world = World()
+    assert world.join("nobody").error is ErrorCode.UNKNOWN_MEMBER_ID
+    world.stable_group(1)
+    assert world.join("nobody").error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert world.join("nobody").only.member_id == "nobody"
+
+
+def test_a_pending_id_is_of_no_static_member() -> None:
+    world = World()
+    pending = world.join().only.member_id
+    assert world.join(pending, instance="one").error is ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+def test_a_follower_that_joins_again_unchanged_is_told_the_generation_at_once() -> None:
+    world = World()
+    (leader, other), generation_id = world.stable_group(2)
+    told = world.join(other)
+    assert told.only.generation_id == generation_id and told.only.members == () and told.only.group_leader_id == leader
+    assert world.describe().group_state == "Stable"
+
+
+def test_a_leader_that_joins_again_makes_the_group_rebalance() -> None:
+    world = World()
+    (leader, other), generation_id = world.stable_group(2)
+    told = world.join(leader)
+    assert not told and world.heartbeat(other, generation_id) is ErrorCode.REBALANCE_IN_PROGRESS
+
+
+def test_a_member_that_changed_its_subscription_makes_the_group_rebalance() -> None:
+    world = World()
+    (leader, other), generation_id = world.stable_group(2)
+    told = world.join(other, protocols=[JoinGroupProtocol("range", b"more")])
+    assert not told and world.heartbeat(leader, generation_id) is ErrorCode.REBALANCE_IN_PROGRESS
+
+
+def test_a_member_whose_reply_was_lost_asks_again_before_the_assignment() -> None:
+    world = World()
+    joined = [world.join_new() for _ in range(2)]
+    world.settle()
+    for member_id, first in joined:
+        again = world.join(member_id)
+        assert again.only == first.only
+    assert world.describe().group_state == "CompletingRebalance"
+
+
+def test_a_changed_subscription_before_the_assignment_sends_everybody_back() -> None:
+    world = World()
+    (leader, _), (other, _) = world.join_new(), world.join_new()
+    world.settle()
+    waiting = world.sync(other, 1)
+    told = world.join(leader, protocols=[JoinGroupProtocol("range", b"more")])
+    assert waiting.error is ErrorCode.REBALANCE_IN_PROGRESS and not told
+    assert world.join(other).only.generation_id == told.only.generation_id == 2
+
+
+def test_a_full_group_takes_nobody_else_and_keeps_whom_it_has() -> None:
+    world = World(group_max_size=2)
+    (leader, other), generation_id = world.stable_group(2)
+    refused = world.join()
+    assert refused.error is ErrorCode.GROUP_MAX_SIZE_REACHED and refused.only.member_id == ""
+    assert world.heartbeat(other, generation_id) is ErrorCode.NONE
+    again = [world.join(leader), world.join(other)]
+    assert all(told.error is ErrorCode.NONE for told in again)
+
+
+def test_while_a_full_group_rebalances_who_comes_last_is_out() -> None:
+    world = World(group_max_size=2)
+    ids = [world.join(version=3) for _ in range(3)]
+    assert [bool(told) for told in ids] == [False, False, True]
+    assert ids[2].error is ErrorCode.GROUP_MAX_SIZE_REACHED
+    world.settle()
+    assert [told.only.generation_id for told in ids[:2]] == [1, 1]
+
+
+def test_a_new_member_that_is_never_answered_is_forgotten_after_five_minutes() -> None:
+    world = World()
+    (leader, other), _ = world.stable_group(2, session_ms=1_000_000, rebalance_ms=1_000_000)
+    _, told = world.join_new(session_ms=6_000, rebalance_ms=1_000_000)
+    world.pass_ms(NEW_MEMBER_JOIN_TIMEOUT_MS - 1)
+    assert not told, "a session says nothing of somebody who cannot send heartbeats"
+    world.pass_ms(1)
+    assert told.error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert [world.join(leader), world.join(other)][1].only.generation_id == 2
+
+
+def test_who_asks_again_while_its_first_question_waits_has_both_answered() -> None:
+    world = World()
+    (leader, other), _ = world.stable_group(2)
+    first, second = world.join(leader), world.join(leader)
+    assert first.error is ErrorCode.REBALANCE_IN_PROGRESS and not second
+    world.join(other)
+    assert second.only.generation_id == 2
+
+
+def test_a_client_whose_name_leaves_no_room_for_an_id_is_refused() -> None:
+    world = World()
+    assert world.join(client=ClientIdentity("c" * 32_767, "/10.0.0.1")).error is ErrorCode.UNKNOWN_SERVER_ERROR
+    assert world.join(instance="i" * 32_767).error is ErrorCode.UNKNOWN_SERVER_ERROR
+    assert world.describe().members == ()

@@ -1,0 +1,285 @@
+"""What acks mean for an ingest: the high watermark under an unbroken leadership, the leader's log, or nothing; and each record once, whoever leads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.ipc.descriptors import DescriptorKind
+from appliance.senders.listener import Listener
+from services.ingest.records.event import EventSource
+from services.ingest.records.record import Record
+from services.ingest.records.topic_backlog import BACKLOG_BYTES_MAX, TopicBacklog
+from services.ingest.records.unit import Outcome, Unit
+from tests.unit.services.ingest.stepped_ingest import SteppedIngest
+
+SOURCE = EventSource(b"192.0.2.7:4711", b"192.0.2.7", b"tcp")
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., SteppedIngest]]:
+    made: list[SteppedIngest] = []
+
+    def maker(**settings: Any) -> SteppedIngest:
+        made.append(SteppedIngest(tmp_path, partitions=1, **settings))
+        made[-1].start()
+        return made[-1]
+
+    yield maker
+    for box in made:
+        box.close()
+
+
+@pytest.fixture
+def box(make: Callable[..., SteppedIngest]) -> SteppedIngest:
+    return make()
+
+
+class Sent:
+    """A unit of some records, and whether it has settled."""
+
+    def __init__(self, box: SteppedIngest, values: list[bytes], identities: list[bytes] | None = None, acks: int = -1) -> None:
+        intake = box.agent._intake
+        self.settled: list[Outcome] = []
+        self.unit = Unit(listener_of(box)._replace(acks=acks), SOURCE, identities, lambda unit: self.settled.append(unit.outcome))
+        intake.take(self.unit, [Record(value, host="web") for value in values])
+        intake.seal(self.unit)
+        assert not self.settled, "never from inside"
+
+
+def listener_of(box: SteppedIngest) -> Listener:
+    return box.agent._intake._inputs["syslog-tcp"].listener
+
+
+def values(box: SteppedIngest) -> list[bytes | None]:
+    return [record.value for record in box.records()]
+
+
+def test_a_unit_settles_when_its_records_are_committed(box: SteppedIngest) -> None:
+    sent = Sent(box, [b"a", b"b"])
+    box.run_until(lambda: sent.settled)
+    assert (sent.settled, values(box)) == ([Outcome.STORED], [b"a", b"b"])
+    assert box.counter("ingest.acknowledged") == 2
+
+
+def test_an_empty_unit_settles_too(box: SteppedIngest) -> None:
+    sent = Sent(box, [])
+    box.run_until(lambda: sent.settled)
+    assert sent.settled == [Outcome.STORED]
+
+
+def follow_slowly(box: SteppedIngest) -> None:
+    """Box 2 is in sync and fetches nothing, so the high watermark stays where it is."""
+    box.lead(0, leader_epoch=1, isr=(1, 2), replicas=(1, 2))
+
+
+def test_acks_all_waits_for_the_high_watermark_and_acks_1_does_not(box: SteppedIngest) -> None:
+    follow_slowly(box)
+    leader_only, everyone, nobody = Sent(box, [b"1"], acks=1), Sent(box, [b"all"]), Sent(box, [b"0"], acks=0)
+    box.run_until(lambda: leader_only.settled and nobody.settled)
+    for _ in range(50):
+        box.step()
+    assert not everyone.settled and len(values(box)) == 3
+    assert box.ledger().in_flight == 1
+    box.lead(0, leader_epoch=2)  # we went on leading, without box 2
+    box.run_until(lambda: everyone.settled)
+    assert (everyone.settled, sorted(filter(None, values(box)))) == ([Outcome.STORED], [b"0", b"1", b"all"])
+    assert (box.ledger().balances, box.ledger().resent) == (True, 0)
+
+
+def test_what_was_not_committed_when_another_box_led_goes_again_under_its_sequence_and_is_there_once(box: SteppedIngest) -> None:
+    first = Sent(box, [b"first"])
+    box.run_until(lambda: first.settled)
+    follow_slowly(box)
+    sent = Sent(box, [b"a", b"b"])
+    box.run_until(lambda: len(values(box)) == 3)
+    box.command(0, DescriptorKind.BECOME_FOLLOWER, {"leader_epoch": 2, "leader": 2, "isr": [1, 2], "replicas": [1, 2], "config": {}})
+    for _ in range(50):
+        box.step()
+    assert not sent.settled
+    box.lead(0, leader_epoch=3)
+    box.run_until(lambda: sent.settled)
+    assert (sent.settled, values(box)) == ([Outcome.STORED], [b"first", b"a", b"b"])
+    assert (box.ledger().resent, box.ledger().balances) == (2, True)
+
+
+def test_a_replay_is_answered_and_not_stored_again(box: SteppedIngest) -> None:
+    first = Sent(box, [b"a", b"b"], [b"1" * 16])
+    second = Sent(box, [b"a", b"b"], [b"1" * 16])  # while the first is under way
+    box.run_until(lambda: first.settled and second.settled)
+    third = Sent(box, [b"a", b"b"], [b"1" * 16])
+    box.run_until(lambda: third.settled)
+    assert (first.settled, second.settled, third.settled) == ([Outcome.STORED], [Outcome.DUPLICATE], [Outcome.DUPLICATE])
+    assert values(box) == [b"a", b"b"]
+    assert (box.ledger().received, box.ledger().stored, box.ledger().duplicate) == (6, 2, 4)
+
+
+def test_of_records_with_an_identity_each_only_those_that_are_new_are_stored(box: SteppedIngest) -> None:
+    first = Sent(box, [b"a", b"b"], [b"a" * 16, b"b" * 16])
+    box.run_until(lambda: first.settled)
+    second = Sent(box, [b"b", b"c", b"c"], [b"b" * 16, b"c" * 16, b"c" * 16])
+    box.run_until(lambda: second.settled)
+    assert second.settled == [Outcome.STORED]
+    assert (values(box), box.ledger().duplicate, box.ledger().balances) == ([b"a", b"b", b"c"], 2, True)
+
+
+def test_a_record_that_is_too_large_is_named_and_the_others_are_stored(box: SteppedIngest) -> None:
+    box.publish(1, {"max.message.bytes": "2000"})
+    box.step()
+    sent = Sent(box, [b"a", b"x" * 3000, b"b"])
+    box.run_until(lambda: sent.settled)
+    assert (sent.settled, sent.unit.rejected) == ([Outcome.STORED], [(1, "too_large")])
+    assert (values(box), box.counter('ingest.counted{reason="too_large"}')) == ([b"a", b"b"], 1)
+
+
+@pytest.mark.parametrize("values_sent", [[b"x" * 3000], [b"a", b"x" * 3000, b"b"]])
+def test_who_brings_again_what_can_never_be_stored_hears_the_same_again(box: SteppedIngest, values_sent: list[bytes]) -> None:
+    """The answer was lost. Nothing of it may be said to be stored, and nothing is stored twice."""
+    box.publish(1, {"max.message.bytes": "2000"})
+    box.step()
+    each = [number.to_bytes(16, "big") for number in range(len(values_sent))]
+    for identities in ([b"1" * 16], each):
+        before, number = len(values(box)), values_sent.index(b"x" * 3000)
+        for time in range(3):
+            sent = Sent(box, values_sent, identities)
+            box.run_until(lambda sent=sent: sent.settled)  # type: ignore[misc]
+            assert sent.unit.rejected == [(number, "too_large")] and sent.unit.duplicate_count == (len(values_sent) - 1 if time else 0)
+        assert len(values(box)) == before + len(values_sent) - 1
+    assert box.ledger().balances
+
+
+def test_a_unit_that_is_refused_for_good_is_told_so_and_can_be_sent_again(box: SteppedIngest, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert box.log_writer is not None
+    with monkeypatch.context() as refusing:
+        refusing.setattr(box.log_writer.agent._appends, "refusal", lambda _hosted, _entry: 87)
+        sent = Sent(box, [b"a"], [b"1" * 16])
+        box.run_until(lambda: sent.settled)
+    again = Sent(box, [b"a"], [b"1" * 16])
+    box.run_until(lambda: again.settled)
+    assert (sent.settled, again.settled, values(box)) == ([Outcome.REFUSED], [Outcome.STORED], [b"a"])
+    assert (box.counter('ingest.counted{reason="refused"}'), box.ledger().balances) == (1, True)
+
+
+def test_a_topic_that_is_not_there_is_asked_for_and_its_records_wait_for_it(box: SteppedIngest) -> None:
+    intake, settled = box.agent._intake, []
+    unit = Unit(listener_of(box), SOURCE, None, settled.append, topic="other")
+    intake.take(unit, [Record(b"a")])
+    intake.seal(unit)
+    for _ in range(20):
+        box.step()
+    assert "other" in box.controller.wanted and not settled and box.ledger().in_flight == 1
+    box.create_other("other")
+    box.run_until(lambda: settled)
+    assert [record.value for record in box.records_of(0, "other")] == [b"a"]
+
+
+def test_a_topic_that_was_deleted_is_made_again_only_if_a_record_needs_it(box: SteppedIngest) -> None:
+    intake, settled = box.agent._intake, []
+    box.create_other("other")
+    for wanted in (set(), {"other"}):
+        unit = Unit(listener_of(box), SOURCE, None, settled.append, topic="other")
+        intake.take(unit, [Record(b"a")])
+        intake.seal(unit)
+        if not wanted:
+            box.run_until(lambda: settled)
+            del box.others["other"]
+            box.publish(box.partitions)
+        for _ in range(20):
+            box.step()
+        assert box.controller.wanted == wanted
+    assert len(settled) == 1
+
+
+def test_a_record_goes_to_each_of_its_topics_and_counts_once(make: Callable[..., SteppedIngest]) -> None:
+    box = make(table="route app=sshd -> security,syslog key=app\n")
+    box.create_other("security")
+    box.step()
+    sender = box.connect()
+    sender.sendall(b"<13>1 2026-01-01T00:00:00Z web sshd - - - both\n<13>1 2026-01-01T00:00:00Z web cron - - - one\n")
+    box.run_until(lambda: box.ledger().received == 2 and box.ledger().balances and box.counter("ingest.copies") == 1)
+    assert [record.key for record in box.records_of(0, "security")] == [b"sshd"]
+    assert [record.key for record in box.records()] == [b"sshd", b"web"]
+    assert box.ledger().stored == 2
+
+
+def test_a_record_that_cannot_be_stored_where_it_belongs_is_a_dead_letter_that_says_why(make: Callable[..., SteppedIngest]) -> None:
+    box = make(table="route app=sshd -> syslog key=field.user key-required=yes\ndead-letter -> dead\n")
+    box.create_other("dead")
+    box.step()
+    sender = box.connect()
+    sender.sendall(b"<13>1 2026-01-01T00:00:00Z web sshd - - - nobody\n<13>1 2026-01-01T00:00:00Z web cron - - - stored\n")
+    box.run_until(lambda: box.ledger().received == 2 and box.ledger().balances and box.counter("ingest.copies") == 1)
+    (letter,) = box.records_of(0, "dead")
+    headers = dict(letter.headers)
+    assert (headers["dead_letter_reason"], headers["dead_letter_topic"], headers["listener"]) == (b"no_key", b"syslog", b"syslog-tcp")
+    assert box.messages() == ["stored"]
+    assert (box.ledger().stored, box.counter('ingest.counted{reason="no_key"}')) == (1, 1)
+
+
+NO_KEY = b"<13>1 2026-01-01T00:00:00Z web sshd - - - nobody %b\n" % (b"x" * 60_000)
+
+
+def test_dead_letters_whose_topic_cannot_be_made_are_counted_and_take_no_memory(make: Callable[..., SteppedIngest]) -> None:
+    box = make(table="route app=sshd -> syslog key=field.user key-required=yes\ndead-letter -> dead\n")
+    sender = box.connect()
+    for number in range(100):
+        sender.sendall(NO_KEY)
+        box.run_until(lambda wanted=number + 1: box.ledger().received == wanted)
+    backlog = box.agent._topics.of("dead").collector
+    assert isinstance(backlog, TopicBacklog) and (len(backlog) - 1) * 60_000 < BACKLOG_BYTES_MAX
+    assert box.counter('ingest.counted{reason="no_key"}') == 100 and not box.counter("ingest.connections_paused")
+
+
+def test_a_sender_of_dead_letters_is_slowed_down_like_others(make: Callable[..., SteppedIngest]) -> None:
+    box = make(table="route app=sshd -> syslog key=field.user key-required=yes\ndead-letter -> dead\n")
+    box.create_other("dead")
+    box.step()
+    box.agent._topics.of("dead").collector.block(frozenset({0}))  # type: ignore[union-attr]
+    sender = box.connect()
+    sender.sendall(NO_KEY)
+    box.run_until(lambda: box.ledger().received == 1)
+    assert box.counter("ingest.connections_paused") == 1
+
+
+def test_who_names_a_topic_is_blocked_by_that_one(box: SteppedIngest) -> None:
+    intake, listener = box.agent._intake, listener_of(box)
+    box.create_other("other")
+    box.step()
+    box.agent._topics.of("other").collector.block(frozenset({0}))  # type: ignore[union-attr]
+    assert intake.blocked_by(listener, "other") and not intake.blocked_by(listener) and not intake.blocked_by(listener, "nobody's")
+
+
+@pytest.mark.parametrize("is_full", [True, False], ids=["full", "gone while it was blocked"])
+def test_senders_are_told_to_come_later_while_a_topic_that_is_gone_has_no_room_and_no_longer(box: SteppedIngest, is_full: bool) -> None:
+    intake, listener = box.agent._intake, listener_of(box)
+    box.agent._topics.of("syslog").collector.block(frozenset({0}))  # type: ignore[union-attr]
+    assert intake.blocked_by(listener)
+    box.publish(0)
+    box.step()
+    if is_full:
+        intake.take(Unit(listener, SOURCE), [Record(bytes(1 << 20))] * 5)
+    assert intake.blocked_by(listener) == is_full
+    box.publish(box.partitions)
+    box.run_until(lambda: not intake.blocked_by(listener))
+
+
+def test_nothing_waits_for_producer_ids_that_nobody_would_miss(make: Callable[..., SteppedIngest], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.ingest.producer.ingest_producers.PATIENCE_NS", 0)
+    box = make()
+    box.kill_ingest()
+    box.controller.is_away = True
+    box.start_ingest()
+    box.run_until(lambda: box.is_ready)
+    plain = Sent(box, [b"plain"])
+    box.run_until(lambda: plain.settled)
+    known = Sent(box, [b"known"], [b"1" * 16])
+    for _ in range(20):
+        box.step()
+    assert not known.settled
+    box.controller.is_away = False
+    box.agent._producer_ids._is_asking = False
+    box.run_until(lambda: known.settled)
+    assert values(box) == [b"plain", b"known"]

@@ -1,0 +1,97 @@
+"""`POST /ingest/TOPIC`: documents and lines of anybody."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from services.ingest.protocols.http import ndjson
+from services.ingest.protocols.http.http_request import RECORDS_MAX
+from services.ingest.records.intake import Oddity, RefusedReason
+from services.ingest.records.unit import Outcome
+from tests.support.http_talk import LISTENER, HttpTalk, Response, request
+
+
+def post(talk: HttpTalk, body: bytes, media_type: str = "application/x-ndjson", target: str = "/ingest/web") -> Response:
+    (answer,) = talk.ask(request(target, body, Content_Type=media_type))
+    return answer
+
+
+def documents(talk: HttpTalk) -> list[dict[str, Any]]:
+    return [orjson.loads(record.value) for record in talk.intake.records]
+
+
+def test_each_line_is_a_document_and_empty_ones_are_none() -> None:
+    talk = HttpTalk()
+    answer = post(talk, b'{"message":"a","level":"warn"}\r\n\n  \n{"n":1}')
+    assert answer.status == 200 and answer.words == {"received": 2, "stored": 2, "rejected": 0}
+    first, second = documents(talk)
+    assert (first["message"], first["severity"], second["fields"]) == ("a", 4, {"n": 1})
+    assert {unit.topic for unit in talk.intake.sealed} == {"web"}
+
+
+@pytest.mark.parametrize(("body", "messages"), [(b'[{"message":"a"},{"message":"b"}]', ["a", "b"]), (b'{"message":"a"}', ["a"]), (b"[]", [])])
+def test_json_is_an_array_of_documents_or_one(body: bytes, messages: list[str]) -> None:
+    talk = HttpTalk()
+    assert post(talk, body, "application/json; charset=utf-8").status == 200
+    assert [document["message"] for document in documents(talk)] == messages
+
+
+def test_lines_of_text_are_messages() -> None:
+    talk = HttpTalk()
+    assert post(talk, b"one\ntwo words\n\xff\n", "text/plain").words["stored"] == 3
+    assert [document["message"] for document in documents(talk)] == ["one", "two words", "�"]
+
+
+def test_a_line_that_is_no_object_is_kept_and_said_to_be_unparsed() -> None:
+    talk = HttpTalk()
+    assert post(talk, b'{"broken\n7\n{"n":1}').words == {"received": 3, "stored": 3, "rejected": 0, "unparsed": 2}
+    broken, number, _ = documents(talk)
+    assert (broken["parsed"], broken["raw"], number["raw"]) == (False, '{"broken', "7")
+    assert talk.intake.oddities == {Oddity.UNPARSED: 2}
+
+
+def test_an_array_that_is_no_json_is_refused() -> None:
+    talk = HttpTalk()
+    assert post(talk, b'[{"a":1},', "application/json").status == 400 and talk.intake.refused == {RefusedReason.MALFORMED: 1}
+
+
+@pytest.mark.parametrize(("target", "name"), [("nowhere", "nowhere"), ("a%20b", "a b"), ("..", ".."), ("%F6", "\ufffd")])
+def test_a_topic_that_is_not_there_or_cannot_be_is_404_and_nothing_is_kept(target: str, name: str) -> None:
+    talk = HttpTalk(topics=("web", "a b", "..", "\ufffd"))
+    answer = post(talk, b"{}", target=f"/ingest/{target}")
+    assert answer.status == 404 and name in answer.words["what"] and talk.intake.refused == {RefusedReason.NO_TOPIC: 1}
+    assert not talk.intake.sealed
+
+
+def test_what_can_never_be_stored_is_named_and_only_nothing_at_all_is_422() -> None:
+    talk = HttpTalk()
+    talk.send(request("/ingest/web", b"{}\n{}\n", Content_Type="application/x-ndjson") * 2)
+    first, second = talk.intake.unsettled
+    talk.intake.settle(first, Outcome.STORED, [(1, "too large")])
+    talk.intake.settle(second, Outcome.STORED, [(0, "too large"), (1, "too large")])
+    some, all_of_it = talk.answers()
+    assert some.status == 200 and some.words == {"received": 2, "stored": 1, "rejected": 1, "reasons": [{"record": 1, "reason": "too large"}]}
+    assert all_of_it.status == 422
+
+
+def test_raw_keeps_the_sender_s_own_bytes() -> None:
+    talk = HttpTalk(LISTENER._replace(raw=True))
+    post(talk, b'{"a" : 1}\nno json\n')
+    post(talk, b"text", "text/plain")
+    assert [record.value for record in talk.intake.records] == [b'{"a" : 1}', b"no json", b"text"]
+
+
+def test_very_many_records_are_413(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert RECORDS_MAX == 100_000
+    monkeypatch.setattr(ndjson, "RECORDS_MAX", 100)
+    assert post(HttpTalk(), b"{}\n" * 101).status == post(HttpTalk(), b"\n" * 201).status == 413
+    assert post(HttpTalk(), b"{}\n\n" * 100).status == 200
+    assert post(HttpTalk(), b"[" + b"{}," * 100 + b"{}]", "application/json").status == 413
+
+
+def test_another_content_type_is_415() -> None:
+    talk = HttpTalk()
+    assert post(talk, b"a,b", "text/csv").status == 415 and talk.intake.refused == {RefusedReason.NO_INPUT: 1}

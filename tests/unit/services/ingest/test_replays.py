@@ -1,0 +1,230 @@
+"""One life of an ingest after the other, over the same journal and spool: what became of what it had under way, and what a replay meets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.base.model import BrokerId, LeaderEpoch, TopicId
+from appliance.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
+from services.ingest.producer.left_over_batches import LeftOverBatches
+from services.ingest.replay.identity import digest_of
+from services.ingest.replay.replay_memory import Known
+from services.ingest.replay.replays import Replays
+from services.ingest.replay.stream_replay import HOLD_MS
+from tests.support.ingest_state import LISTENER, SOURCE, IngestState, WaitingBatch
+from tests.support.played_leaders import PlayedLeaders
+
+CHUNK = digest_of(b"chunk")
+PARTITIONS = tuple(PartitionImage(BrokerId(1), LeaderEpoch(3), (), ()) for _ in range(2))
+TOPIC = TopicImage("syslog", TopicId(b"syslog-topic-id!"), PARTITIONS, {})
+IMAGE = MetadataImage(1, "", BrokerId(1), {BrokerId(1): BrokerImage(BrokerId(1), "127.0.0.1", 9092)}, {"syslog": TOPIC})
+
+
+class Lives:
+    """`replays` of the life that runs; `kill` begins the next."""
+
+    def __init__(self, directory: Path) -> None:
+        self.state = IngestState(directory)
+        self.leaders = PlayedLeaders()
+        self.aligned: list[tuple[Any, int]] = []
+        self.dropped: list[Any] = []
+        self.number = 0
+        self.kill()
+
+    def kill(self) -> None:
+        self.number += 1
+        journal = str(self.state.directory / "journal")
+        state = self.state
+        self.replays = Replays(journal, f"life{self.number}", state.boot, 1000, 600_000, self.leaders, state.clock, state.counters, state.log)
+        while not self.replays.is_loaded:
+            self.replays.do_work(self.state.clock.monotonic_ms(), IMAGE, True)
+
+    def run(self, milliseconds: int = 1000, rings_are_final: bool = True) -> None:
+        for _ in range(milliseconds // 50):
+            self.replays.do_work(self.state.clock.monotonic_ms(), IMAGE, rings_are_final)
+            self.leaders.answer()
+            self.state.clock.advance_ms(50)
+
+    def open_stream(self) -> Any:
+        return self.replays.open_stream(LISTENER, SOURCE, lambda token, serial: self.aligned.append((token, serial)), self.dropped.append)
+
+
+@pytest.fixture
+def lives(tmp_path: Path) -> Iterator[Lives]:
+    made = Lives(tmp_path)
+    yield made
+    made.state.close()
+
+
+def frames(*numbers: int) -> list[bytes]:
+    return [digest_of(b"line %d" % number) for number in numbers]
+
+
+@pytest.mark.parametrize(("last_sequence", "verdict"), [(9, Known.PARTLY), (4, Known.NEW), (None, Known.NEW)])
+def test_a_batch_that_was_offered_is_asked_for_and_until_then_a_replay_waits(lives: Lives, last_sequence: int | None, verdict: Known) -> None:
+    lives.replays.before_offer(WaitingBatch(10, [(CHUNK, 0, 10)]))
+    lives.kill()
+    memory = lives.replays.memory
+    assert memory.look(CHUNK) is Known.UNSURE
+    lives.leaders.last = {7: (0, last_sequence)} if last_sequence is not None else {}
+    lives.run(rings_are_final=False)
+    assert lives.replays.memory.look(CHUNK) is Known.UNSURE and not lives.leaders.asked, "its rings may still be appended from"
+    told: list[Known] = []
+    memory.when_known(CHUNK, lambda: told.append(memory.look(CHUNK)))
+    lives.run()
+    assert told == [verdict] and lives.replays.is_settled
+    assert memory.has(CHUNK, "syslog", 9) is (verdict is Known.PARTLY)
+
+
+def test_what_is_known_is_not_asked_for_again_by_any_later_life(lives: Lives) -> None:
+    stored, refused = WaitingBatch(10, [(CHUNK, 0, 10)]), WaitingBatch(5, [(CHUNK, 10, 5)], sequence=10)
+    asked_for = WaitingBatch(2, [(CHUNK, 15, 2)], sequence=15)
+    for batch in (stored, refused, asked_for):
+        lives.replays.before_offer(batch)
+    lives.replays.stored(stored)
+    lives.replays.refused(refused)
+    lives.leaders.last = {7: (0, 16)}
+    lives.run(2000)
+    lives.kill()
+    lives.run(2000)
+    assert len(lives.leaders.asked) == 3, "one batch: producers, end, high watermark"
+    lives.kill()
+    assert lives.replays.is_settled
+    assert [ordinal for ordinal in range(20) if lives.replays.memory.has(CHUNK, "syslog", ordinal)] == [*range(10), 15, 16]
+
+
+@pytest.mark.parametrize(("last_sequence", "kept"), [(14, 15), (9, 10), (None, 0)])
+def test_after_a_power_cut_the_leader_says_what_is_stored_whatever_the_journal_says(lives: Lives, last_sequence: int | None, kept: int) -> None:
+    """The log lost with its page cache what the journal still knows as stored; a sender that brings it again must not be told yes for nothing."""
+    for batch in (WaitingBatch(10, [(CHUNK, 0, 10)]), WaitingBatch(5, [(CHUNK, 10, 5)], sequence=10)):
+        lives.replays.before_offer(batch)
+        lives.replays.stored(batch)
+    lives.replays.close()
+    lives.state.boot = digest_of(b"another boot")
+    lives.kill()
+    assert lives.replays.memory.look(CHUNK) is Known.UNSURE
+    lives.leaders.last = {7: (0, last_sequence)} if last_sequence is not None else {}
+    lives.kill()
+    assert lives.replays.memory.look(CHUNK) is Known.UNSURE, "the life between has asked nobody"
+    lives.run()
+    memory = lives.replays.memory
+    assert [ordinal for ordinal in range(15) if memory.has(CHUNK, "syslog", ordinal)] == list(range(kept))
+    lives.run()
+    lives.kill()
+    assert lives.replays.is_settled, "what a leader said in this boot is believed"
+    assert [ordinal for ordinal in range(15) if lives.replays.memory.has(CHUNK, "syslog", ordinal)] == list(range(kept))
+
+
+def test_after_a_power_cut_a_stream_is_asked_for_too(lives: Lives) -> None:
+    session = lives.open_stream()
+    session.take(frames(0, 1, 2), "first")
+    batch = WaitingBatch(3, [(session.identity, 0, 3)])
+    lives.replays.before_offer(batch)
+    lives.replays.stored(batch)
+    session.settled(0, 3)
+    lives.replays.close()
+    lives.state.boot = digest_of(b"another boot")
+    lives.kill()
+    again = lives.open_stream()
+    assert again.take(frames(0, 1, 2, 3), "all") is None, "held back until the leader has answered"
+    lives.leaders.last = {7: (0, 1)}
+    lives.run(HOLD_MS + 100)
+    ((_, serial),) = lives.aligned
+    assert not lives.replays.memory.has(again.identity, "syslog", serial), "the log has nothing of it"
+
+
+def test_what_a_sender_asked_to_be_forgotten_is_new_in_the_next_life(lives: Lives) -> None:
+    batch = WaitingBatch(10, [(CHUNK, 0, 10)])
+    lives.replays.before_offer(batch)
+    lives.replays.stored(batch)
+    lives.replays.forget(CHUNK)
+    lives.kill()
+    assert lives.replays.memory.look(CHUNK) is Known.NEW and lives.replays.is_settled
+
+
+def test_frames_of_a_session_that_died_with_the_process_are_found_again(lives: Lives) -> None:
+    session = lives.open_stream()
+    assert session.take(frames(0, 1, 2), "first") == 0
+    assert session.take(frames(3, 4), "never batched") == 3
+    lives.replays.before_offer(WaitingBatch(3, [(session.identity, 0, 3)]))
+    lives.leaders.last = {7: (0, 2)}
+    lives.kill()
+    again = lives.open_stream()
+    assert again.take(frames(1, 2, 3), "a") is None
+    assert again.take(frames(4, 5, 6), "b") is None
+    lives.run()
+    assert lives.aligned == [("a", 1), ("b", 4)]
+    assert again.replayed_end == 5 and again.take(frames(7), "c") == 7
+    has = [lives.replays.memory.has(again.identity, "syslog", serial) for serial in range(8)]
+    assert has == [True, True, True, False, False, False, False, False], "what was never batched is stored now"
+
+
+def test_frames_wait_until_the_leader_has_answered(lives: Lives) -> None:
+    session = lives.open_stream()
+    session.take(frames(0, 1), "first")
+    lives.replays.before_offer(WaitingBatch(2, [(session.identity, 0, 2)]))
+    lives.kill()
+    lives.leaders.is_away = True
+    again = lives.open_stream()
+    assert again.take(frames(0, 1, 2), "a") is None
+    lives.run(5 * HOLD_MS)
+    assert not lives.aligned
+    lives.leaders.is_away = False
+    lives.leaders.last = {7: (0, 1)}
+    lives.run()
+    assert lives.aligned == [("a", 0)]
+
+
+def test_a_session_whose_end_was_clean_leaves_nothing(lives: Lives) -> None:
+    session = lives.open_stream()
+    assert session.take(frames(0, 1), "first") == 0
+    batch = WaitingBatch(2, [(session.identity, 0, 2)])
+    lives.replays.before_offer(batch)
+    lives.replays.stored(batch)
+    session.end(True)
+    session.settled(0, 2)
+    lives.run(2000)
+    assert len(lives.replays.memory) == 0
+    assert lives.open_stream().take(frames(0, 1), "the same lines again") == 0
+    lives.kill()
+    assert lives.open_stream().take(frames(0, 1), "and in the next life") == 0
+
+
+def test_of_another_host_nothing_is_held_back(lives: Lives) -> None:
+    session = lives.open_stream()
+    session.take(frames(0, 1), "first")
+    session.end(False)
+    other = lives.replays.open_stream(LISTENER, SOURCE._replace(host=b"192.0.2.2"), lambda _token, _serial: None, lambda _token: None)
+    assert other.take(frames(0, 1), "a") == 0
+    assert lives.open_stream().take(frames(0, 1), "b") is None
+
+
+def test_what_waits_in_the_spool_is_stored_once_whatever_the_dead_life_had_done_with_it(lives: Lives) -> None:
+    spool = lives.state.spool()
+    waiting, offered = WaitingBatch(3, [(CHUNK, 0, 3)]), WaitingBatch(2, [(CHUNK, 3, 2)], partition=1, sequence=0)
+    offered.producer_id = 8
+    for batch in (waiting, offered):
+        assert spool.write(batch, b"data")
+    lives.replays.before_offer(offered)
+    lives.kill()
+    lives.leaders.last = {8: (0, 1)}
+    spool = lives.state.spool()
+    left = LeftOverBatches(spool, lives.replays)
+    assert left.turn() == [], "a leader is asked"
+    lives.run()
+    (ready,) = left.turn()
+    assert ready.parts == [(CHUNK, 0, 3)] and left.is_empty
+    assert lives.replays.memory.look(CHUNK) is Known.UNSURE, "replays wait until it is stored"
+    batch = WaitingBatch(3, ready.parts)
+    left.adopt(batch, ready)
+    assert spool.read(batch) == b"data"
+    lives.replays.before_offer(batch)
+    lives.replays.stored(batch)
+    spool.done(batch)
+    assert lives.replays.memory.look(CHUNK) is Known.PARTLY
+    assert all(lives.replays.memory.has(CHUNK, "syslog", ordinal) for ordinal in range(5))
+    assert not lives.state.files("spool")

@@ -1,0 +1,112 @@
+"""Splunk's collector with a whole ingest behind it: equal requests of one life are all stored, and what is sent again after a death is stored once if
+its channel polls."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from services.ingest.protocols.splunk import splunk_hec
+from services.ingest.protocols.splunk.splunk_acks import AckBook
+from tests.unit.services.ingest.stepped_ingest import SteppedIngest
+
+
+class Client:
+    """One client on one channel; `kill` begins the next life of ingest."""
+
+    def __init__(self, box: SteppedIngest, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.box = box
+        self._monkeypatch = monkeypatch
+        self._begin()
+
+    def _begin(self) -> None:
+        self._monkeypatch.setattr(splunk_hec._COLLECTOR, "_acks", AckBook())
+        self._socket = socket.create_connection(self.box.http.getsockname())
+        self._socket.setblocking(False)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def kill(self) -> None:
+        self.close()
+        self.box.kill_ingest()
+        self.box.start_ingest()
+        self.box.run_until(lambda: self.box.is_ready)
+        self._begin()
+
+    def post(self, path: str, body: bytes) -> Any:
+        head = b"POST /services/collector/%b HTTP/1.1\r\nHost: x\r\nX-Splunk-Request-Channel: c\r\nContent-Length: %d\r\n\r\n"
+        self._socket.sendall(head % (path.encode(), len(body)) + body)
+        received = b""
+
+        def is_whole() -> bool:
+            nonlocal received
+            try:
+                received += self._socket.recv(65536)
+            except BlockingIOError:
+                pass
+            return received.endswith(b"}")
+
+        self.box.run_until(is_whole, "an answer")
+        return orjson.loads(received.partition(b"\r\n\r\n")[2])
+
+    def send(self, line: str = "hello") -> int:
+        ack_id: int = self.post("raw", line.encode())["ackId"]
+        return ack_id
+
+    def poll(self, *ack_ids: int) -> list[bool]:
+        return list(self.post("ack", orjson.dumps({"acks": ack_ids}))["acks"].values())
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    box = SteppedIngest(tmp_path)
+    box.start()
+    made = Client(box, monkeypatch)
+    yield made
+    made.close()
+    box.close()
+
+
+@pytest.mark.parametrize("does_poll", [False, True])
+def test_equal_requests_are_all_stored(client: Client, does_poll: bool) -> None:
+    if does_poll:
+        client.poll()
+    ack_ids = [client.send() for _ in range(3)]
+    client.box.run_until(lambda: len(client.box.messages()) == 3, "three records")
+    if does_poll:
+        client.box.run_until(lambda: all(client.poll(*ack_ids)), "all are true")
+        client.send()
+        client.box.run_until(lambda: len(client.box.messages()) == 4, "one more")
+
+
+def test_without_polls_equal_events_after_a_death_are_new(client: Client) -> None:
+    client.send()
+    client.box.run_until(lambda: len(client.box.messages()) == 1, "a record")
+    client.kill()
+    client.send()
+    client.box.run_until(lambda: len(client.box.messages()) == 2, "another")
+
+
+@pytest.mark.parametrize("polls_first", [False, True])
+def test_what_a_polling_channel_sends_again_after_a_death_is_stored_once(client: Client, polls_first: bool) -> None:
+    client.poll()
+    told, *_ = [client.send() for _ in range(3)]
+    client.box.run_until(lambda: len(client.box.messages()) == 3, "three records")
+    client.box.run_until(lambda: all(client.poll(told)), "the first is true")
+    client.kill()
+    if polls_first:
+        client.poll()
+    again = [client.send() for _ in range(2)]
+    client.box.run_until(lambda: all(client.poll(*again)), "both are true")
+    assert len(client.box.messages()) == 3, "the two that were not told"
+    client.send()
+    client.box.run_until(lambda: len(client.box.messages()) == 4, "told of all, the next is new")
+    client.kill()
+    client.send("other")
+    client.box.run_until(lambda: len(client.box.messages()) == 5, "and so is another")

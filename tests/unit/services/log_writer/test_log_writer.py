@@ -1,0 +1,267 @@
+"""The log-writer at its limits: no space, no rows, no descriptors, too many commands; and what its dead lives leave."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.base.errors import ErrorCode, StepsDown
+from appliance.base.layout import BoxLayout
+from appliance.base.model import TopicPartition
+from appliance.records.builder import BatchBuilder
+from appliance.shm import partition_table
+from appliance.shm.mapping import list_names
+from appliance.shm.partition_table import DISK_FULL, DISK_OFFLINE, DISK_ONLINE, PartitionTableWriter
+from appliance.storage import checkpoints, file_io
+from lab.scratch_layout import open_descriptors
+from services.log_writer.background import flush_rounds
+from services.log_writer.previous_lives import PreviousLives
+from tests.support.real_log_writer import DISK, RealLogWriter, open_files_limit
+
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
+
+
+def _batch() -> bytes:
+    builder = BatchBuilder()
+    builder.append(1_700_000_000_000, None, b"value")
+    return builder.build()
+
+
+def _life(layout: BoxLayout, path: Path, incarnation: int = 1, partitions: int = 0, **settings: Any) -> RealLogWriter:
+    """A life that serves, and leads `partitions` new partitions."""
+    writer = RealLogWriter(layout, path / "d0", incarnation, {"log.flush.offset.checkpoint.interval.ms": 1000} | settings)
+    writer.recover()
+    if partitions:
+        controller = writer.source("controller")
+        for partition in range(partitions):
+            writer.create(controller, partition)
+            writer.lead(controller, partition)
+        controller.flush()
+        while len(writer.answers) < 2 * partitions:
+            writer.turn()
+        assert {code for _, _, code in writer.answers} == {0}
+        writer.answers.clear()
+    return writer
+
+
+def _failing(function: Callable[..., Any], error: int, when: Callable[..., bool]) -> Callable[..., Any]:
+    def call(*arguments: Any, **more: Any) -> Any:
+        if when(*arguments):
+            raise OSError(error, os.strerror(error))
+        return function(*arguments, **more)
+
+    return call
+
+
+def test_produces_are_answered_before_commands_and_commands_end_with_their_time(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = _life(layout, tmp_path, partitions=1)
+    acceptor = writer.source("acceptor@0")
+
+    def slow_sync(fd: int) -> None:
+        writer.clock.advance_ms(2)
+
+    monkeypatch.setattr(file_io, "fsync", slow_sync)
+    for partition in range(1, 101):
+        writer.create(writer.sources["controller"], partition)
+    writer.produce(acceptor, 0, _batch())
+    turns_with_a_produce = []
+    while len(writer.codes("create")) < 100:
+        before = writer.clock.monotonic_ms()
+        writer.turn()
+        assert writer.clock.monotonic_ms() - before <= 20
+        turns_with_a_produce.append(len(writer.codes("produce")))
+        writer.produce(acceptor, 0, _batch())
+    assert len(turns_with_a_produce) > 20
+    assert turns_with_a_produce == list(range(1, len(turns_with_a_produce) + 1)), "every turn answers the produce that came before it"
+    writer.stop()
+
+
+def test_a_checkpoint_that_meets_a_full_disk_refuses_writes_until_there_is_space(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = _life(layout, tmp_path, partitions=1)
+    acceptor = writer.source("acceptor@0")
+    whole = file_io.pwritev
+    monkeypatch.setattr(file_io, "pwritev", _failing(whole, errno.ENOSPC, lambda *_: True))
+    writer.seconds(8)
+    assert writer.disk_state == DISK_FULL
+    writer.produce(acceptor, 0, _batch())
+    writer.turn()
+    monkeypatch.setattr(file_io, "pwritev", whole)
+    writer.seconds(4)
+    assert writer.disk_state == DISK_ONLINE
+    writer.produce(acceptor, 0, _batch())
+    writer.turn()
+    assert writer.codes("produce") == [ErrorCode.KAFKA_STORAGE_ERROR, 0]
+    writer.stop()
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+def test_a_failed_sync_of_log_data_is_never_tried_again(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    writer = _life(layout, tmp_path, partitions=1)
+    acceptor = writer.source("acceptor@0")
+    writer.produce(acceptor, 0, _batch())
+    writer.turn()
+    whole = file_io.fdatasync
+    monkeypatch.setattr(file_io, "fdatasync", _failing(whole, error, lambda *_: True))
+    writer.seconds(4)
+    monkeypatch.setattr(file_io, "fdatasync", whole)
+    with suppress(StepsDown):  # the disk answers again: that is for the next life, which believes nothing of this one
+        writer.seconds(8)
+    assert writer.disk_state == DISK_OFFLINE
+    writer.die()
+
+
+def test_a_flush_round_goes_in_slices_and_reaches_every_log(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flush_rounds, "SLICE_LOGS", 4)
+    writer = _life(layout, tmp_path, partitions=30)
+    acceptor = writer.source("acceptor@0")
+    for partition in range(30):
+        writer.produce(acceptor, partition, _batch())
+    writer.turn()
+    held: set[int] = set()
+    most = 0
+    duplicate, close = file_io.duplicate, file_io.close
+
+    def counting_duplicate(fd: int) -> int:
+        nonlocal most
+        held.add(made := duplicate(fd))
+        most = max(most, len(held))
+        return made
+
+    def counting_close(fd: int) -> None:
+        held.discard(fd)
+        close(fd)
+
+    monkeypatch.setattr(file_io, "duplicate", counting_duplicate)
+    monkeypatch.setattr(file_io, "close", counting_close)
+    writer.seconds(20)
+    saved = checkpoints.read_offsets(str(tmp_path / "d0" / checkpoints.RECOVERY_POINTS))
+    assert saved == {TopicPartition("t", partition): 1 for partition in range(30)}
+    assert 0 < most <= 12 and not held
+    writer.stop()
+
+
+def test_a_partition_beyond_the_rows_is_refused_and_nothing_stays_of_it(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = _life(layout, tmp_path, partitions=2)
+    monkeypatch.setattr(partition_table, "ROWS", 2)
+    writer.create(writer.sources["controller"], 2)
+    writer.turn()
+    assert writer.codes("create") == [ErrorCode.POLICY_VIOLATION]
+    assert not (tmp_path / "d0" / "t-2").exists()
+    writer.stop()
+
+
+def test_logs_beyond_the_rows_are_left_alone_and_the_others_served(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = _life(layout, tmp_path, partitions=5)
+    first.die()
+    with monkeypatch.context() as fewer:
+        fewer.setattr(partition_table, "ROWS", 3)
+        second = _life(layout, tmp_path, incarnation=2)
+        assert len(second.agent._partitions) == 3
+        assert "opened 3 of 5 logs" in second.said and "2 logs of" in second.said
+        second.stop()
+    assert not (tmp_path / "d0" / ".kafka_cleanshutdown").exists(), "what was never recovered is not clean"
+    third = _life(layout, tmp_path, incarnation=3)
+    assert len(third.agent._partitions) == 5
+    third.stop()
+
+
+def test_a_partition_beyond_the_descriptors_is_refused_and_the_disk_goes_on(layout: BoxLayout, tmp_path: Path) -> None:
+    writer = _life(layout, tmp_path, partitions=1)
+    acceptor, controller = writer.source("acceptor@0"), writer.sources["controller"]
+    taken_numbers = open_descriptors()
+    free_numbers = [number for number in range(2_000) if number not in taken_numbers]
+    with open_files_limit(free_numbers[15] * 4 // 3 + 1):
+        for partition in range(1, 30):
+            writer.create(controller, partition)
+        while len(writer.codes("create")) < 29:
+            writer.turn()
+        codes = writer.codes("create")
+        taken = codes.count(0)
+        assert 2 <= taken < 10 and codes == [0] * taken + [ErrorCode.POLICY_VIOLATION] * (29 - taken)
+        assert len(list((tmp_path / "d0").glob("t-*"))) == taken + 1
+        writer.produce(acceptor, 0, _batch())
+        writer.seconds(8)
+        assert writer.codes("produce") == [0] and writer.disk_state == DISK_ONLINE
+        assert "the limit of" in writer.said
+        writer.die()
+        second = _life(layout, tmp_path, incarnation=2)
+        assert second.disk_state == DISK_ONLINE and len(second.agent._partitions) >= 1
+        second.die()
+
+
+def test_a_log_that_needs_space_to_be_opened_waits_for_it_and_the_others_are_served(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _life(layout, tmp_path, partitions=3).die()
+    whole_open, whole_write = file_io.open_file, file_io.pwritev
+    monkeypatch.setattr(file_io, "open_file", _failing(whole_open, errno.ENOSPC, lambda path, flags, *_: "/t-1/" in path and flags & os.O_CREAT))
+    monkeypatch.setattr(file_io, "pwritev", _failing(whole_write, errno.ENOSPC, lambda *_: True))
+    second = _life(layout, tmp_path, incarnation=2)
+    assert second.disk_state == DISK_FULL and len(second.agent._partitions) == 2
+    assert "opened 2 of 3 logs" in second.said and "1 wait for space" in second.said
+    second.seconds(6)
+    assert second.disk_state == DISK_FULL
+    monkeypatch.setattr(file_io, "open_file", whole_open)
+    monkeypatch.setattr(file_io, "pwritev", whole_write)
+    second.seconds(6)
+    assert second.disk_state == DISK_ONLINE and len(second.agent._partitions) == 3
+    second.stop()
+    assert (tmp_path / "d0" / ".kafka_cleanshutdown").exists()
+
+
+def _tables(layout: BoxLayout) -> list[str]:
+    return [name.rpartition(".")[2] for name in list_names(layout.shared_memory_name("table", DISK) + ".")]
+
+
+def test_a_log_writer_that_keeps_dying_at_start_leaves_one_table_and_what_it_knew(layout: BoxLayout, tmp_path: Path) -> None:
+    first = _life(layout, tmp_path, partitions=2)
+    first.die()
+    for incarnation in range(2, 8):
+        RealLogWriter(layout, tmp_path / "d0", incarnation).die()  # before its first log
+        assert len(_tables(layout)) <= 2
+    last = RealLogWriter(layout, tmp_path / "d0", 9)
+    assert last.agent._boot == "same"
+    last.recover()
+    assert _tables(layout) == ["9"] and len(last.agent._partitions) == 2
+    last.stop()
+
+
+def test_a_life_that_died_while_it_recovered_does_not_make_an_unclean_boot_look_clean(layout: BoxLayout, tmp_path: Path) -> None:
+    first = _life(layout, tmp_path, partitions=2)
+    first.die()
+    first.agent._table.close()  # as a reboot does
+    second = RealLogWriter(layout, tmp_path / "d0", 2)
+    assert second.agent._boot == "unclean"
+    second.agent.do_work()
+    second.die()
+    third = _life(layout, tmp_path, incarnation=3)
+    assert third.agent._boot == "unclean" and all(hosted.needs_epoch_bump for hosted in third.agent._partitions.by_row.values())
+    third.stop()
+
+
+def test_a_life_that_died_before_it_led_hands_the_unclean_boot_on(layout: BoxLayout, tmp_path: Path) -> None:
+    first = _life(layout, tmp_path, partitions=2)
+    for partition in range(2):
+        first.produce(first.sources["controller"], partition, _batch())
+    first.turn()
+    first.die()
+    first.agent._table.close()  # as a reboot does
+    _life(layout, tmp_path, incarnation=2).die()
+    third = _life(layout, tmp_path, incarnation=3)
+    assert third.agent._boot == "same" and all(hosted.needs_epoch_bump for hosted in third.agent._partitions.by_row.values())
+    third.stop()
+
+
+def test_a_disk_whose_name_begins_like_another_keeps_its_tables(layout: BoxLayout) -> None:
+    tables = [PartitionTableWriter.create(layout.shared_memory_name("table", disk, 5), 5) for disk in ("d", "d.1")]
+    for table in tables:
+        table.set_disk_state(DISK_ONLINE)
+    PreviousLives(layout, "d", "").forget()
+    assert list_names(layout.shared_memory_name("table", "d.1") + ".") != []
+    assert PreviousLives(layout, "d.1", "").is_same_boot
+    for table in tables:
+        table.close()

@@ -1,0 +1,39 @@
+"""The ready line is for programs: exactly so."""
+
+from __future__ import annotations
+
+import pytest
+
+from appliance.base.layout import Disk
+from services.supervisor.ready_message import ready_line, ready_message
+from tests.unit.base.test_settings import make_box
+
+
+@pytest.mark.parametrize(
+    ("listen", "advertise", "host"),
+    [("127.0.0.1", "127.0.0.1", "127.0.0.1"), ("0.0.0.0", "box.example", "box.example"), ("::1", "::1", "[::1]"), ("10.0.0.5", "box.example", "10.0.0.5")],
+)
+def test_the_ready_line_has_addresses_that_can_be_reached(listen: str, advertise: str, host: str) -> None:
+    line = ready_line(make_box(listen=listen, advertise=advertise))
+    assert line == f"millrace ready kafka={host}:9092 syslog={host}:5514 http={host}:8080 ingest={host}:8081"
+
+
+def test_the_commands_fit_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    lines = ready_message(make_box(settings={"ingest.syslog.topic": "lines"})).splitlines()
+    assert len(lines) == 4
+    assert "topic tail lines --from-beginning --bootstrap 127.0.0.1:9092" in lines[2]
+
+
+def test_where_a_table_decides_what_becomes_of_a_line_no_topic_is_promised() -> None:
+    table = "# an example\n\n"
+    assert "--from-beginning" in ready_message(make_box(ingest_table=table)) or "kcat" in ready_message(make_box(ingest_table=table))
+    assert ready_message(make_box(ingest_table=table + "default -> rest\n")).splitlines()[2].endswith(" ingest status --data /srv/d0")
+
+
+def test_status_names_a_directory_unless_it_is_the_usual_one() -> None:
+    import os
+
+    assert ready_message(make_box()).endswith(" status --data /srv/d0\n")
+    assert ready_message(make_box(disks=[Disk("d0", "/srv/a b")])).endswith(" status --data '/srv/a b'\n")
+    assert ready_message(make_box(disks=[Disk("d0", os.path.abspath("var/d0"))])).endswith(" status\n")
