@@ -115,7 +115,22 @@ ensure_classes() { [ -f "$VENV/share/millrace/zookeeper-classes.jsa" ] || "$VENV
 # requirement NAME: as pyproject.toml pins it.
 requirement() { sed -nE "s/.*\"($1==[^\"]+)\".*/\1/p" "$ROOT/pyproject.toml" | head -n 1; }
 
-pip_install() { "$VENV/bin/python" -m pip install --disable-pip-version-check --no-input "$@" >&2; }
+# pip_install ARGUMENT…: pip's hundreds of lines go to a file, of which a failure shows the end; on a terminal the size of .venv shows that it works.
+pip_install() {
+    local log pip size
+    log=$(mktemp)
+    "$VENV/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off "$@" >"$log" 2>&1 & pip=$!
+    while [ -t 2 ] && kill -0 "$pip" 2>/dev/null; do
+        size=$(du -sm "$VENV" 2>/dev/null | cut -f 1)
+        printf '\r  %s MB in .venv ' "$size" >&2
+        sleep 1
+    done
+    [ ! -t 2 ] || printf '\r\033[K' >&2
+    if wait "$pip"; then rm -f "$log"; return; fi
+    tail -n 25 "$log" >&2
+    rm -f "$log"
+    return 1
+}
 
 stamp_of() { { cat "$ROOT/pyproject.toml"; printf '%s\n' "$1" "$ROOT"; } | sha256sum | cut -d ' ' -f 1; }
 
@@ -237,16 +252,22 @@ join() {
     rm -f "$BESIDE.log" "$BESIDE.skipped"
 }
 
-# packages_of_system DEEP: all that apt-get brings, one after the other; none of it needs .venv.
+# Commands that tests call, each with the Debian packages that bring it; installed where one is missing and this user may install.
+TEST_COMMANDS="git:git curl:curl npm:npm mvn:maven gcc,g++,make:gcc,g++,make,zlib1g-dev,libssl-dev ip,tc:iproute2 mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs
+losetup,mount,unshare,nsenter,setpriv:mount,util-linux systemctl:systemd"
+
+# packages_of_system: all that apt-get brings, one after the other; none of it needs .venv.
 packages_of_system() {
+    local row packages=
     java_is_there || apt_install openjdk-17-jre-headless || apt_install default-jre-headless || true
     ensure_peers
-    [ -z "$1" ] || has_commands mkfs.xfs || apt_install xfsprogs || SKIPPED+=("faults of XFS: there is no mkfs.xfs")
-    [ -z "$1" ] || { has gcc && has g++ && has make; } || apt_install gcc g++ make zlib1g-dev libssl-dev || true
-    # Tests under systemd boot their own, in namespaces; it installs a release with the system's Python. Both need root. What is still missing, tests say.
-    ! is_root || [ -x /lib/systemd/systemd ] || apt_install systemd || true
-    ! is_root || has_commands ip tc || apt_install iproute2 || true
-    ! is_root || has_commands mkfs.ext4 losetup mount unshare nsenter || apt_install e2fsprogs mount util-linux || true
+    for row in $TEST_COMMANDS; do
+        # shellcheck disable=SC2046  # words are meant
+        has_commands $(tr , ' ' <<<"${row%%:*}") || packages+=" $(tr , ' ' <<<"${row#*:}")"
+    done
+    # shellcheck disable=SC2086
+    [ -z "$packages" ] || apt_install $packages || SKIPPED+=("$(tr ' ' ',' <<<"${packages# }"): not installed, and this user may not install packages")
+    # Tests under systemd boot their own, in namespaces; it installs a release with the system's Python.
     ! is_root || [ ! -x /usr/bin/python3 ] || python_makes_venvs /usr/bin/python3 || apt_install python3-venv || true
 }
 
@@ -257,6 +278,15 @@ clients_and_judges() {
     "$VENV/bin/python" -m tests.judges install kafka-python || SKIPPED+=("kafka-python's integration tests: they could not be fetched")
     # This one takes minutes to build.
     [ -z "$1" ] || "$VENV/bin/python" -m tests.judges install librdkafka || SKIPPED+=("librdkafka's test suite: it could not be fetched or built (gcc, g++, make, npm)")
+}
+
+# Tests look at what a disk does (dropped pages, full, failing); a /tmp in memory cannot show that.
+use_real_temporary_directory() {
+    local place
+    for place in "${TMPDIR:-/tmp}" /var/tmp "$VENV/tmp"; do
+        mkdir -p "$place"
+        case $(stat -f -c %T "$place") in tmpfs | ramfs) ;; *) export TMPDIR=$place; return ;; esac
+    done
 }
 
 FAILED=()
@@ -297,19 +327,19 @@ run_tests() {
             *) usage >&2; exit 2 ;;
         esac
     done
-    say "The tests need: Python 3.$PYTHON_MINOR_MIN with venv and Java 17 (installed with apt-get as root or by sudo if missing), the packages of"
-    say "pyproject.toml with its extra 'test' (into .venv), the Debian packages $PEER_PACKAGES (unpacked under .venv/peers, no root needed), and"
-    say "JavaScript and Java clients from npm and Maven Central (220 MB under .venv/clients). As root also systemd, iproute2 and e2fsprogs, for tests"
-    say "that boot a systemd, or several machines with disks and a network between them (apt-get)."
+    say "The tests need: Python 3.$PYTHON_MINOR_MIN with venv, Java 17, git, curl, npm, Maven, a C compiler, systemd, iproute2 and tools for file systems"
+    say "(installed with apt-get as root or by sudo if missing); the packages of pyproject.toml with its extra 'test' (into .venv); JavaScript and Java"
+    say "clients (220 MB under .venv/clients); and, unpacked under .venv/peers without root, $PEER_PACKAGES."
     lock
     [ -x "$VENV/bin/python" ] || ensure_python
-    beside packages_of_system "$deep"
+    beside packages_of_system
     ensure_venv test
     join
     ensure_java test
     ensure_classes
     cd "$ROOT"
     mkdir -p "$VENV/log"
+    use_real_temporary_directory
     export PATH="$VENV/bin:$PEERS/bin:$PATH" PYTHONDONTWRITEBYTECODE=
     [ -z "$deep" ] || export MILLRACE_DEEP=1
     beside clients_and_judges "$deep"
