@@ -63,7 +63,18 @@ apt_update() {
 apt_install() {
     has apt-get || return 1
     say "installing $* (apt-get) …"
-    apt_update && as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2
+    apt_update || return 1
+    quietly as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
+}
+
+# quietly COMMAND…: what it prints is shown only when it fails, the last lines of it.
+quietly() {
+    local log status=0
+    log=$(mktemp)
+    "$@" >"$log" 2>&1 || status=$?
+    [ "$status" = 0 ] || tail -n 25 "$log" >&2
+    rm -f "$log"
+    return "$status"
 }
 
 python_is_new_enough() { "$1" -c "import sys; sys.exit(sys.version_info < (3, $PYTHON_MINOR_MIN))" 2>/dev/null; }
@@ -115,21 +126,16 @@ ensure_classes() { [ -f "$VENV/share/millrace/zookeeper-classes.jsa" ] || "$VENV
 # requirement NAME: as pyproject.toml pins it.
 requirement() { sed -nE "s/.*\"($1==[^\"]+)\".*/\1/p" "$ROOT/pyproject.toml" | head -n 1; }
 
-# pip_install ARGUMENT…: pip's hundreds of lines go to a file, of which a failure shows the end; on a terminal the size of .venv shows that it works.
+# pip_install ARGUMENT…: pip prints hundreds of lines; on a terminal the growing size of .venv shows that it works.
 pip_install() {
-    local log pip size
-    log=$(mktemp)
-    "$VENV/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off "$@" >"$log" 2>&1 & pip=$!
-    while [ -t 2 ] && kill -0 "$pip" 2>/dev/null; do
-        size=$(du -sm "$VENV" 2>/dev/null | cut -f 1)
-        printf '\r  %s MB in .venv ' "$size" >&2
-        sleep 1
-    done
-    [ ! -t 2 ] || printf '\r\033[K' >&2
-    if wait "$pip"; then rm -f "$log"; return; fi
-    tail -n 25 "$log" >&2
-    rm -f "$log"
-    return 1
+    local watcher=
+    if [ -t 2 ]; then
+        while sleep 1; do printf '\r  %s MB in .venv \r' "$(du -sm "$VENV" 2>/dev/null | cut -f 1)" >&2; done & watcher=$!
+    fi
+    local status=0
+    quietly "$VENV/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off "$@" || status=$?
+    [ -z "$watcher" ] || kill "$watcher" 2>/dev/null || true
+    return "$status"
 }
 
 stamp_of() { { cat "$ROOT/pyproject.toml"; printf '%s\n' "$1" "$ROOT"; } | sha256sum | cut -d ' ' -f 1; }
@@ -253,7 +259,7 @@ join() {
 }
 
 # Commands that tests call, each with the Debian packages that bring it; installed where one is missing and this user may install.
-TEST_COMMANDS="git:git curl:curl npm:npm mvn:maven gcc,g++,make:gcc,g++,make,zlib1g-dev,libssl-dev ip,tc:iproute2 mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs
+TEST_COMMANDS="git:git curl:curl mvn:maven gcc,g++,make:gcc,g++,make,zlib1g-dev,libssl-dev ip,tc:iproute2 mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs
 losetup,mount,unshare,nsenter,setpriv:mount,util-linux systemctl:systemd"
 
 # packages_of_system: all that apt-get brings, one after the other; none of it needs .venv.
@@ -327,7 +333,7 @@ run_tests() {
             *) usage >&2; exit 2 ;;
         esac
     done
-    say "The tests need: Python 3.$PYTHON_MINOR_MIN with venv, Java 17, git, curl, npm, Maven, a C compiler, systemd, iproute2 and tools for file systems"
+    say "The tests need: Python 3.$PYTHON_MINOR_MIN with venv, Java 17, git, curl, Maven, a C compiler, systemd, iproute2 and tools for file systems"
     say "(installed with apt-get as root or by sudo if missing); the packages of pyproject.toml with its extra 'test' (into .venv); JavaScript and Java"
     say "clients (220 MB under .venv/clients); and, unpacked under .venv/peers without root, $PEER_PACKAGES."
     lock

