@@ -24,7 +24,7 @@ HEALS_BY_ITSELF = frozenset({ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.UNSTAB
 """Codes of a coordinator that is still ending a transaction."""
 
 
-class Coordinator:
+class CoordinatorClient:
     """Whoever coordinates a group or transactional id: asked again where it was found, until it says that it is elsewhere."""
 
     def __init__(self, cluster: ClusterClient, key_type: int, key: str, *, retry_ms: int | None = None, asks_again: bool = False) -> None:
@@ -66,7 +66,7 @@ def ask_coordinator(
     *, asks_again: bool = False,
 ) -> Any:  # fmt: skip
     """One question to the coordinator of `key`."""
-    return Coordinator(cluster, key_type, key, asks_again=asks_again).ask(api, values, doing, error_of)
+    return CoordinatorClient(cluster, key_type, key, asks_again=asks_again).ask(api, values, doing, error_of)
 
 
 def _find(cluster: ClusterClient, key_type: int, key: str, doing: str) -> BrokerId:

@@ -15,7 +15,7 @@ from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.invariants import check
 from appliance.base.model import TopicPartition
 from appliance.client.cluster import ClusterClient
-from appliance.client.coordinator import GROUP, TRANSACTION, Coordinator
+from appliance.client.coordinator import GROUP, TRANSACTION, CoordinatorClient
 from appliance.client.errors import ClientFailed
 from appliance.client.groups import CommittedOffset
 from appliance.client.messages import ADD_OFFSETS_TO_TXN, ADD_PARTITIONS_TO_TXN, END_TXN, INIT_PRODUCER_ID, TXN_OFFSET_COMMIT
@@ -34,7 +34,7 @@ class Transaction:
         self._timeout_ms = timeout_ms
         self._delivery_timeout_ms = delivery_timeout_ms
         self._waiting_bytes_max = waiting_bytes_max
-        self._coordinator = Coordinator(cluster, TRANSACTION, transactional_id, retry_ms=delivery_timeout_ms, asks_again=True)
+        self._coordinator = CoordinatorClient(cluster, TRANSACTION, transactional_id, retry_ms=delivery_timeout_ms, asks_again=True)
         self._sender: SequencedSender | None = None
         self._joined: set[TopicPartition] = set()
         self._is_open = False
@@ -104,7 +104,7 @@ class Transaction:
             by_topic.setdefault(topic, []).append({"partition_index": partition, "committed_offset": offset, "committed_metadata": metadata})
         topics = [{"name": topic, "partitions": each} for topic, each in by_topic.items()]
         doing = f"commit the offsets of group {group_id!r} in transaction {self.transactional_id!r}"
-        group = Coordinator(self._cluster, GROUP, group_id, retry_ms=self._delivery_timeout_ms, asks_again=True)
+        group = CoordinatorClient(self._cluster, GROUP, group_id, retry_ms=self._delivery_timeout_ms, asks_again=True)
         group.ask(TXN_OFFSET_COMMIT, {**self._identity(), "group_id": group_id, "topics": topics}, doing, _error_of_offsets)
 
     def add_group(self, group_id: str) -> None:

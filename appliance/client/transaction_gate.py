@@ -46,7 +46,7 @@ class Producer(NamedTuple):
     producer_epoch: int
 
 
-class Waiting(Protocol):
+class WaitingBatch(Protocol):
     """A batch, as the gate needs to know it."""
 
     @property
@@ -59,7 +59,7 @@ class Waiting(Protocol):
     def version(self) -> int: ...
 
 
-_Batch = TypeVar("_Batch", bound=Waiting)
+_Batch = TypeVar("_Batch", bound=WaitingBatch)
 
 
 class _Queue(Generic[_Batch]):

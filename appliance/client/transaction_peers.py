@@ -13,8 +13,8 @@ from typing import Final, Protocol
 from appliance.base.errors import ErrorCode
 from appliance.base.model import NO_LEADER
 from appliance.client.peers import OnAnswer
-from appliance.cluster.box_view import BoxView
 from appliance.cluster.internal_topics import TRANSACTIONS_TOPIC
+from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.state_log import partition_of
 from appliance.protocol.add_partitions_to_txn import REQUEST, RESPONSE, AddPartitionsToTxnRequest, AddPartitionsToTxnResponse, TransactionToExtend
 from appliance.protocol.schema import Message
@@ -28,7 +28,7 @@ OnCodes = Callable[[Sequence[int]], None]
 """Called once with an error code for each partition, in the order of the question."""
 
 
-class Asker(Protocol):
+class TransactionRequester(Protocol):
     """`client.peers.Peers`, as far as it is needed."""
 
     def ask(
@@ -47,7 +47,7 @@ class Asker(Protocol):
 class TransactionPeers:
     """Implements `transaction_gate.TransactionVerifier` for transactions that other boxes coordinate."""
 
-    def __init__(self, view: BoxView, peers: Asker) -> None:
+    def __init__(self, view: MetadataCache, peers: TransactionRequester) -> None:
         self._view = view
         self._peers = peers
 

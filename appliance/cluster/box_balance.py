@@ -21,7 +21,7 @@ PARTITION_BYTES = 1 << 20
 """What a partition weighs beside its bytes."""
 
 
-class BoxRoom(NamedTuple):
+class BoxCapacity(NamedTuple):
     """A live box and its disks together. `promised_bytes`: what is on its way already."""
 
     broker_id: int
@@ -92,7 +92,7 @@ class BalancePlan(NamedTuple):
 class _Boxes:
     """What is left of the boxes' room as a plan grows."""
 
-    def __init__(self, boxes: Iterable[BoxRoom]) -> None:
+    def __init__(self, boxes: Iterable[BoxCapacity]) -> None:
         self.rooms = {box.broker_id: box for box in boxes}
         self.usable = {box.broker_id: box.usable_bytes for box in self.rooms.values()}
         self.taken = dict.fromkeys(self.rooms, 0)
@@ -125,7 +125,7 @@ def _largest_first(partitions: Iterable[HeldPartition]) -> list[HeldPartition]:
     return sorted(partitions, key=lambda held: (-held.size_bytes, held.topic, held.partition))
 
 
-def plan_leaving(partitions: Iterable[HeldPartition], boxes: Iterable[BoxRoom], leaving: Collection[int]) -> BalancePlan:
+def plan_leaving(partitions: Iterable[HeldPartition], boxes: Iterable[BoxCapacity], leaving: Collection[int]) -> BalancePlan:
     """Every replica on a box of `leaving` goes to another of `boxes`, of which those that leave are none."""
     rooms = _Boxes(box for box in boxes if box.broker_id not in leaving)
     changes: list[PlannedReassignment] = []
@@ -147,7 +147,7 @@ def plan_leaving(partitions: Iterable[HeldPartition], boxes: Iterable[BoxRoom], 
     return BalancePlan(tuple(changes), tuple(homeless))
 
 
-def plan_balance(partitions: Iterable[HeldPartition], boxes: Sequence[BoxRoom], onto: Collection[int]) -> BalancePlan:
+def plan_balance(partitions: Iterable[HeldPartition], boxes: Sequence[BoxCapacity], onto: Collection[int]) -> BalancePlan:
     """Replicas move to the boxes of `onto` until each holds its share: of all bytes, what it has of all space. Nothing moves between the others."""
     held = {(each.topic, each.partition): each for each in partitions}
     rooms = _Boxes(boxes)
@@ -186,7 +186,7 @@ def plan_balance(partitions: Iterable[HeldPartition], boxes: Sequence[BoxRoom], 
     return BalancePlan(_changes(held.values(), replicas))
 
 
-def plan_replication_factor(partitions: Iterable[HeldPartition], boxes: Iterable[BoxRoom], replication_factor: int) -> BalancePlan:
+def plan_replication_factor(partitions: Iterable[HeldPartition], boxes: Iterable[BoxCapacity], replication_factor: int) -> BalancePlan:
     """Each partition gets as many replicas: new ones on boxes as in `plan_leaving`; those that go are out of sync, or share a rack, or stand last.
     Where replicas go the first one stays; where some come the box that stands first the least often does, so that boxes share the leading. There must be
     enough boxes."""

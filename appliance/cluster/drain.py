@@ -16,7 +16,7 @@ ALIKE_STEPS = 100
 """Disks whose room differs by less than 1 % of the most are alike."""
 
 
-class PlacedPartition(NamedTuple):
+class PartitionOnDisk(NamedTuple):
     """A partition and the bytes that it takes on its disk."""
 
     topic: str
@@ -24,7 +24,7 @@ class PlacedPartition(NamedTuple):
     size_bytes: int
 
 
-class Room(NamedTuple):
+class FreeSpace(NamedTuple):
     """A disk that can take partitions. `promised_bytes`: what moves that are under way will still bring."""
 
     disk: str
@@ -50,19 +50,19 @@ class DrainPlan(NamedTuple):
     """`without_room`: what fits nowhere."""
 
     moves: tuple[PlannedMove, ...]
-    without_room: tuple[PlacedPartition, ...]
+    without_room: tuple[PartitionOnDisk, ...]
 
     @property
     def size_bytes(self) -> int:
         return sum(move.size_bytes for move in self.moves)
 
 
-def plan_drain(partitions: Iterable[PlacedPartition], rooms: Iterable[Room]) -> DrainPlan:
+def plan_drain(partitions: Iterable[PartitionOnDisk], rooms: Iterable[FreeSpace]) -> DrainPlan:
     """Where each of `partitions` goes."""
     usable = {room.disk: room.usable_bytes for room in rooms}
     counts = dict.fromkeys(usable, 0)
     moves: list[PlannedMove] = []
-    without_room: list[PlacedPartition] = []
+    without_room: list[PartitionOnDisk] = []
     for placed in sorted(partitions, key=lambda placed: (-placed.size_bytes, placed.topic, placed.partition)):
         most = max(usable.values(), default=-1)
         if most < placed.size_bytes:

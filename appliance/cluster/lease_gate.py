@@ -8,7 +8,7 @@ are served. Owned by one acceptor. Weak spot: a batch that was taken a moment be
 from __future__ import annotations
 
 from appliance.base.clock import Clock
-from appliance.cluster.box_view import Placement
+from appliance.cluster.metadata_cache import LocalReplica
 from appliance.shm.counters import Counters
 from appliance.shm.lease import LeaseReader
 
@@ -21,7 +21,7 @@ class LeaseGate:
         self._clock = clock
         self._refused = counters.counter("acceptor.refused_without_lease")
 
-    def is_shut(self, placement: Placement) -> bool:
+    def is_shut(self, placement: LocalReplica) -> bool:
         """Whether a leader's consumers and unreplicated writes of this partition are refused now."""
         if len(placement.replicas) < 2 or self._reader is None or self._reader.holds(self._clock.boottime_ns()):
             return False

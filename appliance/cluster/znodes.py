@@ -332,7 +332,7 @@ class MoveOrder(NamedTuple):
     throttle: int | None = None
 
 
-class Placement(NamedTuple):
+class DirectoryAssignment(NamedTuple):
     """`/millrace/brokers/N/topics/T`: partition → directory id, on that broker; and where partitions are being moved to. `is_deleted`: the topic was deleted
     while the box was away, and it is to delete what it has of it."""
 
@@ -351,7 +351,7 @@ class Placement(NamedTuple):
         return orjson.dumps(document)
 
     @classmethod
-    def decode(cls, path: str, data: bytes) -> Placement:
+    def decode(cls, path: str, data: bytes) -> DirectoryAssignment:
         document = _load(path, data)
         return cls(
             TopicId.from_text(str(_field(path, document, "topic_id"))),

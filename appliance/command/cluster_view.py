@@ -12,7 +12,7 @@ from appliance.base.errors import ErrorCode
 from appliance.client.boxes import BoxDescription, Ongoing, Partition, close_boxes, closed_boxes, describe_boxes, ongoing_reassignments
 from appliance.client.cluster import ClusterClient
 from appliance.client.metadata import PartitionMetadata
-from appliance.cluster.box_balance import BoxRoom, HeldPartition
+from appliance.cluster.box_balance import BoxCapacity, HeldPartition
 
 
 class ClusterView(NamedTuple):
@@ -44,7 +44,7 @@ class ClusterView(NamedTuple):
             if topics is None or key[0] in topics
         ]
 
-    def rooms(self) -> list[BoxRoom]:
+    def rooms(self) -> list[BoxCapacity]:
         """Every box that answers; its disks that can be used are one space."""
         promised = dict.fromkeys(self.boxes, 0)
         for key, ongoing in self.ongoing.items():
@@ -56,10 +56,10 @@ class ClusterView(NamedTuple):
             if box.contents is not None:
                 disks = [disk for disk in box.contents.disks if disk.error is ErrorCode.NONE and disk.total_bytes >= 0]
                 free, total = sum(disk.usable_bytes for disk in disks), sum(disk.total_bytes for disk in disks)
-                rooms.append(BoxRoom(box.broker_id, box.rack, free, total, promised[box.broker_id]))
+                rooms.append(BoxCapacity(box.broker_id, box.rack, free, total, promised[box.broker_id]))
         return rooms
 
-    def open_rooms(self) -> list[BoxRoom]:
+    def open_rooms(self) -> list[BoxCapacity]:
         """Those of boxes that may get new replicas."""
         return [room for room in self.rooms() if room.broker_id not in self.closed]
 

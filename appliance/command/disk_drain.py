@@ -18,7 +18,7 @@ import typer
 from appliance.base.clock import Clock, SystemClock
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.layout import BoxLayout
-from appliance.cluster.drain import DrainPlan, PlacedPartition, Room, plan_drain
+from appliance.cluster.drain import DrainPlan, FreeSpace, PartitionOnDisk, plan_drain
 from appliance.command.failures import EXIT_FAILED, UsageProblem
 from appliance.command.finding import find_running_box
 from appliance.command.options import ConfigOption, DataOption, argument, option
@@ -112,9 +112,9 @@ def print_plan(name: str, plan: DrainPlan, moves: tuple[MoveProgress, ...]) -> N
 class DrainView(NamedTuple):
     """What a look found: partitions that nobody has ordered to move, moves that stand, and where there is room."""
 
-    unordered: tuple[PlacedPartition, ...]
+    unordered: tuple[PartitionOnDisk, ...]
     moves: tuple[MoveProgress, ...]
-    rooms: tuple[Room, ...]
+    rooms: tuple[FreeSpace, ...]
     sizes: dict[tuple[str, int], int]
     """Bytes of everything that lies on the disk."""
 
@@ -141,12 +141,12 @@ class Drained:
         for topic in image.topics.values():
             for number, partition in enumerate(topic.partitions):
                 if partition.disk == self._name and (topic.name, number) not in ordered:
-                    unordered.append(PlacedPartition(topic.name, number, sizes.get((str(topic.topic_id), number), 0)))
+                    unordered.append(PartitionOnDisk(topic.name, number, sizes.get((str(topic.topic_id), number), 0)))
         names_by_id = {str(topic.topic_id): topic.name for topic in image.topics.values()}
         by_name = {(names_by_id.get(topic_id, topic_id), number): size for (topic_id, number), size in sizes.items()}
         promised = {name: sum(max(0, move.lag_bytes) for move in moves if move.target_disk == name) for name in names}
         rooms = tuple(
-            Room(disk.name, disk.free_bytes or 0, disk.total_bytes or 0, promised[disk.name])
+            FreeSpace(disk.name, disk.free_bytes or 0, disk.total_bytes or 0, promised[disk.name])
             for disk in describe_disks(self._disks, read_shared_memory(self._layout, names, self._clock))
             if disk.name != self._name and disk.state == "online" and not disk.draining and (not self._to or disk.name in self._to)
         )

@@ -46,7 +46,7 @@ def look_at_disks(disks: list[Disk], is_running: bool, clock: Clock) -> list[Fin
 def ask_all(paths: list[str], clock: Clock) -> dict[str, Answer | None]:
     """None: no answer within the deadline. Its process is killed, and left alone if even that must wait for the disk."""
     environment = dict(os.environ)
-    arguments = [sys.executable, *python_arguments("appliance.command.disk_probe", environment)]
+    arguments = [sys.executable, *python_arguments("appliance.command.disk_speed_probe", environment)]
     asked = {path: subprocess.Popen([*arguments, path], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) for path in dict.fromkeys(paths)}
     deadline_ms = clock.monotonic_ms() + DEADLINE_MS
     answers: dict[str, Answer | None] = {}

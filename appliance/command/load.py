@@ -71,7 +71,7 @@ def load(
     with pipeline_extra():
         from appliance.pipeline.cluster_access import ClusterAccess
         from appliance.pipeline.load_run import LoadOrder
-        from appliance.pipeline.load_survey import Wish
+        from appliance.pipeline.load_survey import LoadRequest
         from appliance.pipeline.loader import LoadRules
 
         destination, database, fields = _understood(to, schema)
@@ -83,7 +83,7 @@ def load(
         rules = LoadRules(accept_loss, skip_corrupt, by_arrival=parted_by == PartedBy.ARRIVAL)
         rules = rules._replace(commit_records=commit_records or rules.commit_records, task_records=task_records or rules.task_records)
         access = ClusterAccess(tuple(bootstrap_addresses(bootstrap, data, config)), read_committed=True, client_id="millrace-load")
-        order = LoadOrder(list(dict.fromkeys(topics)), destination, access, Wish(decode, fields, headers), rules, form)
+        order = LoadOrder(list(dict.fromkeys(topics)), destination, access, LoadRequest(decode, fields, headers), rules, form)
         run = LoadCall(order, master, spark_settings(settings or []), as_json)
         if dry_run or lag:
             run.report(plan=dry_run)

@@ -15,7 +15,7 @@ from appliance.base.settings import Box, load_box
 LOOK_NS = 1_000_000_000
 
 
-class DiskChanges(NamedTuple):
+class DiskSetChange(NamedTuple):
     """`replaced`: another process serves them now, from another directory; the one that did may still be held by its disk."""
 
     came: list[Disk]
@@ -23,7 +23,7 @@ class DiskChanges(NamedTuple):
     replaced: list[Disk]
 
 
-NO_CHANGES = DiskChanges([], [], [])
+NO_CHANGES = DiskSetChange([], [], [])
 
 
 class BoxDisks:
@@ -41,7 +41,7 @@ class BoxDisks:
         except OSError:
             return 0
 
-    def look(self, now_ns: int) -> DiskChanges:
+    def look(self, now_ns: int) -> DiskSetChange:
         """Disks that came, went, and were replaced since the last look."""
         if now_ns < self._next_look_ns:
             return NO_CHANGES
@@ -56,4 +56,4 @@ class BoxDisks:
         went = [disk for disk in self._box.disks if disk.name not in names]
         replaced = [disk for disk in now if disk.name in before and disk.replacements != before[disk.name].replacements]
         self._box.disks[:] = now
-        return DiskChanges(came, went, replaced)
+        return DiskSetChange(came, went, replaced)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from appliance.base.clock import Clock
 from appliance.base.layout import BoxLayout
-from appliance.ipc.box_disks import DiskChanges
+from appliance.ipc.box_disks import DiskSetChange
 from appliance.ipc.log_reader_messages import (
     CHECK,
     MAX_MESSAGE_BYTES,
@@ -49,7 +49,7 @@ OnAnswer = Callable[[Answer | None, int], None]
 """Called with the answer and a descriptor (-1: none); None when the log-reader died or the deadline passed."""
 
 
-def follow_disks(readers: dict[str, LogReaderProxy], changes: DiskChanges, make_reader: Callable[[str], LogReaderProxy]) -> None:
+def follow_disks(readers: dict[str, LogReaderProxy], changes: DiskSetChange, make_reader: Callable[[str], LogReaderProxy]) -> None:
     """Disks that were added, removed or replaced while we run."""
     for disk in changes.came:
         readers[disk.name] = make_reader(disk.name)

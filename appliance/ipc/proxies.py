@@ -12,9 +12,9 @@ from typing import Any
 
 import orjson
 
-from appliance.ipc.box_disks import DiskChanges
+from appliance.ipc.box_disks import DiskSetChange
 from appliance.ipc.commands import Command
-from appliance.ipc.dead_lives import sweep_rings
+from appliance.ipc.dead_incarnations import sweep_rings
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.log_writer_proxy import LogWriterProxy, SetAsideChannel
 from appliance.ipc.registry import Registry
@@ -113,7 +113,7 @@ class LogWriterProxies:
         self.replace_disk(disk, on_set_aside)
         self._proxies.remove(self.by_disk.pop(disk))
 
-    def follow(self, changes: DiskChanges, on_set_aside: Callable[[Any], None]) -> None:
+    def follow(self, changes: DiskSetChange, on_set_aside: Callable[[Any], None]) -> None:
         """Disks that were added, removed or replaced while we run."""
         for disk in changes.came:
             self.add_disk(disk.name)

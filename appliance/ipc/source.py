@@ -6,7 +6,7 @@ Made and closed by its process; log-writers map the arena and ring the doorbell.
 from __future__ import annotations
 
 from appliance.base.layout import BoxLayout
-from appliance.ipc.dead_lives import sweep_arenas
+from appliance.ipc.dead_incarnations import sweep_arenas
 from appliance.shm.arena import SLEEPING_WORD, WATCHING_WORD, Arena
 from appliance.shm.doorbell import Doorbell
 

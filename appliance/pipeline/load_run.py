@@ -16,7 +16,7 @@ from appliance.pipeline.load_directory import LoadDirectory
 from appliance.pipeline.load_manifest import CommitDone, Manifest, Positions
 from appliance.pipeline.load_plan import find_due
 from appliance.pipeline.load_problem import LoadProblem
-from appliance.pipeline.load_survey import Survey, Wish, choose_format, survey_topics
+from appliance.pipeline.load_survey import LoadRequest, Survey, choose_format, survey_topics
 from appliance.pipeline.load_task import TaskRunner
 from appliance.pipeline.loader import Loader, LoadRules
 from appliance.pipeline.source_problem import SourceProblem
@@ -32,7 +32,7 @@ class LoadOrder(NamedTuple):
     topics: Sequence[str]
     path: str
     access: ClusterAccess
-    wish: Wish
+    wish: LoadRequest
     rules: LoadRules
     file_format: str = "parquet"
 
@@ -78,7 +78,7 @@ def _planned_topics(order: LoadOrder, directory: LoadDirectory, offsets: TopicOf
     try:
         survey = survey_topics(offsets, planned)
         for topic in planned - set(order.topics):
-            choose_format(topic, survey, Wish(), directory.topic_format(topic))
+            choose_format(topic, survey, LoadRequest(), directory.topic_format(topic))
     except (SourceProblem, LoadProblem):
         directory.drop_plan(number)
         return set()
@@ -108,7 +108,7 @@ def load_directory(
             survey = survey_topics(offsets, {*order.topics, *planned})
         formats = {}
         for topic in sorted({*order.topics, *planned}):
-            wish = order.wish if topic in order.topics else Wish()
+            wish = order.wish if topic in order.topics else LoadRequest()
             formats[topic] = choose_format(topic, survey, wish, directory.topic_format(topic))
         follow = follower(order, directory, formats)
         formats = {topic: directory.keep_topic_format(topic, chosen) for topic, chosen in formats.items()}

@@ -64,7 +64,7 @@ def survey_topics(offsets: TopicOffsets, topics: Iterable[str]) -> Survey:
     return Survey(offsets.access_for(names), {partition: Extent(starts[partition], max(starts[partition], ends[partition])) for partition in partitions})
 
 
-class Wish(NamedTuple):
+class LoadRequest(NamedTuple):
     """How the user wants records decoded; None where nothing was said."""
 
     decode: str | None = None
@@ -72,7 +72,7 @@ class Wish(NamedTuple):
     headers: bool | None = None
 
 
-def choose_format(topic: str, survey: Survey, wish: Wish, kept: TopicFormat | None) -> TopicFormat:
+def choose_format(topic: str, survey: Survey, wish: LoadRequest, kept: TopicFormat | None) -> TopicFormat:
     """The format of a topic's first load, or the kept one, which later runs may repeat but not change. Raises LoadProblem."""
     number = survey.access.topic_id(topic)
     topic_id = None if number is None else str(TopicId(number))

@@ -27,7 +27,7 @@ _BATCH_OVERHEAD = 64
 _partition_of_key = lru_cache(maxsize=8192)(partition_of_key)
 
 
-class OutgoingBatch(NamedTuple):
+class TopicBatch(NamedTuple):
     """A sealed batch without a producer, and where it goes."""
 
     topic: str
@@ -58,7 +58,7 @@ class OutgoingBatches:
         self._wall_ms = wall_ms
         self._lanes: dict[str, _TopicLanes] = {}
 
-    def encode(self, rows: pyarrow.RecordBatch) -> Iterator[OutgoingBatch]:
+    def encode(self, rows: pyarrow.RecordBatch) -> Iterator[TopicBatch]:
         """Take all rows; the batches that became full."""
         wall_ms = self._wall_ms()
         for key, value, headers, topic, partition in zip(*self._columns(rows)):
@@ -71,7 +71,7 @@ class OutgoingBatches:
                 yield self._seal(lanes, number)
             builder.append(wall_ms, key, value, section)
 
-    def rest(self) -> Iterator[OutgoingBatch]:
+    def rest(self) -> Iterator[TopicBatch]:
         """Everything that is not sealed yet."""
         for lanes in self._lanes.values():
             for number, builder in enumerate(lanes.builders):
@@ -110,13 +110,13 @@ class OutgoingBatches:
             limit = ""
         return min(self._options.batch_bytes, int(limit)) if limit.isdigit() else self._options.batch_bytes
 
-    def _seal(self, lanes: _TopicLanes, number: int) -> OutgoingBatch:
+    def _seal(self, lanes: _TopicLanes, number: int) -> TopicBatch:
         builder = lanes.builders[number]
         count = builder.count
         if number == lanes.sticky:
             lanes.sticky = (number + 1) % len(lanes.builders)
         self.records_count += count
-        return OutgoingBatch(lanes.topic, number, count, builder.build())
+        return TopicBatch(lanes.topic, number, count, builder.build())
 
 
 def _bytes(rows: pyarrow.RecordBatch, name: str) -> list[bytes | None]:

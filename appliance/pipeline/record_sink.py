@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from appliance.base.clock import SystemClock
 from appliance.base.model import TopicPartition
 from appliance.client.sequenced_sender import SequencedSender, new_identity
-from appliance.pipeline.outgoing_batches import OutgoingBatch, OutgoingBatches
+from appliance.pipeline.outgoing_batches import OutgoingBatches, TopicBatch
 from appliance.pipeline.sink_commits import MicroBatch, SinkCommit, sink_name
 from appliance.pipeline.sink_options import SinkOptions, place_in_series, sink_options
 from appliance.pipeline.sink_spool import SpooledBatch, SpoolWriter, read_spooled
@@ -64,7 +64,7 @@ class Encoded(WriterCommitMessage):
     """What a task of a streaming query made for the driver."""
 
     query_id: str
-    carried: list[OutgoingBatch] = field(repr=False)
+    carried: list[TopicBatch] = field(repr=False)
     spooled: list[SpooledBatch] = field(default_factory=list, repr=False)
 
 
@@ -153,9 +153,9 @@ def commit_encoded(options: SinkOptions, query_id: str, batch_id: int, messages:
         SinkCommit(cluster, micro_batch, options.transaction(cluster, sink_name(query_id))).run()
 
 
-def _carried(batches: Iterator[OutgoingBatch]) -> list[OutgoingBatch]:
+def _carried(batches: Iterator[TopicBatch]) -> list[TopicBatch]:
     """The first of `batches`, as many as a commit message carries."""
-    carried: list[OutgoingBatch] = []
+    carried: list[TopicBatch] = []
     size_bytes = 0
     while size_bytes < CARRIED_BYTES and (batch := next(batches, None)) is not None:
         carried.append(batch)
@@ -163,7 +163,7 @@ def _carried(batches: Iterator[OutgoingBatch]) -> list[OutgoingBatch]:
     return carried
 
 
-def _encoded(outgoing: OutgoingBatches, rows: Iterator[pyarrow.RecordBatch]) -> Iterator[OutgoingBatch]:
+def _encoded(outgoing: OutgoingBatches, rows: Iterator[pyarrow.RecordBatch]) -> Iterator[TopicBatch]:
     for batch in rows:
         yield from outgoing.encode(batch)
     yield from outgoing.rest()

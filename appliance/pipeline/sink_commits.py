@@ -21,7 +21,7 @@ from appliance.base.model import Offset, TopicPartition
 from appliance.client.cluster import ClusterClient
 from appliance.client.groups import CommittedOffset, committed_offsets
 from appliance.client.transaction import Transaction
-from appliance.pipeline.outgoing_batches import OutgoingBatch
+from appliance.pipeline.outgoing_batches import TopicBatch
 
 NO_BATCH = -1
 _METADATA = "micro-batch "
@@ -32,7 +32,7 @@ class MicroBatch(NamedTuple):
 
     query_id: str
     batch_id: int
-    batches: Iterable[OutgoingBatch]
+    batches: Iterable[TopicBatch]
     partitions: tuple[TopicPartition, ...]
     """where the batches go"""
     topic: str | None = None

@@ -21,7 +21,7 @@ from appliance.pipeline.batch_scan import BatchScan, ReadProgress
 from appliance.pipeline.cluster_access import ClusterAccess
 from appliance.pipeline.fetched_batches import FetchedBatches
 from appliance.pipeline.offset_range import OffsetRange
-from appliance.pipeline.outgoing_batches import OutgoingBatch
+from appliance.pipeline.outgoing_batches import TopicBatch
 from appliance.pipeline.source_problem import DataLoss, SourceProblem
 from appliance.records.batch import read_batch_header, stamp_batch
 
@@ -56,10 +56,10 @@ class SpoolWriter:
         partitions = _spool_topic(cluster).partitions
         self._partition = TopicPartition(SPOOL_TOPIC, partitions[task % len(partitions)].partition)
         self._sender = SequencedSender(cluster, new_identity(cluster), delivery_timeout_ms=delivery_timeout_ms, on_stored=self._on_stored)
-        self._put: list[OutgoingBatch] = []
+        self._put: list[TopicBatch] = []
         self._stored: list[SpooledBatch] = []
 
-    def put(self, batch: OutgoingBatch) -> None:
+    def put(self, batch: TopicBatch) -> None:
         self._put.append(batch._replace(encoded=b""))
         self._sender.append(self._partition, batch.encoded)
 
@@ -79,7 +79,7 @@ class SpoolWriter:
         self._stored.append(SpooledBatch(batch.topic, batch.partition, batch.records_count, partition.partition, base_offset, read_batch_header(stamped).crc))
 
 
-def read_spooled(access: ClusterAccess, spooled: Iterable[SpooledBatch]) -> Iterator[OutgoingBatch]:
+def read_spooled(access: ClusterAccess, spooled: Iterable[SpooledBatch]) -> Iterator[TopicBatch]:
     """The batches, each partition's in its order. Raises `SourceProblem` for one that is not there any more."""
     by_partition: dict[int, dict[int, SpooledBatch]] = {}
     for each in spooled:
@@ -88,7 +88,7 @@ def read_spooled(access: ClusterAccess, spooled: Iterable[SpooledBatch]) -> Iter
         yield from _read_partition(access._replace(read_committed=False, topic_ids=()), partition, wanted)
 
 
-def _read_partition(access: ClusterAccess, partition: int, wanted: dict[int, SpooledBatch]) -> Iterator[OutgoingBatch]:
+def _read_partition(access: ClusterAccess, partition: int, wanted: dict[int, SpooledBatch]) -> Iterator[TopicBatch]:
     offsets = OffsetRange(SPOOL_TOPIC, partition, min(wanted), max(wanted) + 1)
     progress = ReadProgress(offsets.start)
     scan = BatchScan(offsets, progress)
@@ -103,7 +103,7 @@ def _read_partition(access: ClusterAccess, partition: int, wanted: dict[int, Spo
             missing.discard(header.base_offset)
             encoded = bytearray(raw.memory[position : position + header.size_bytes])
             stamp_batch(encoded, 0, 0, -1)
-            yield OutgoingBatch(found.topic, found.partition, found.records_count, bytes(encoded))
+            yield TopicBatch(found.topic, found.partition, found.records_count, bytes(encoded))
     if missing:
         raise SourceProblem(f"{len(missing)} batches of this micro-batch are not in {SPOOL_TOPIC}-{partition} any more, the first at offset {min(missing)}")
 

@@ -49,7 +49,7 @@ _NULL = _LENGTH.pack(-1)
 assert _ENTRY.size == FIELDS_AT == 18 and MESSAGE_BYTES_MIN == (14, 22)
 
 
-class Message(NamedTuple):
+class LegacyMessage(NamedTuple):
     """One entry. `timestamp` in ms, −1: none (always so in magic 0)."""
 
     offset: int
@@ -60,7 +60,7 @@ class Message(NamedTuple):
     value: bytes | None
 
 
-def read_entries(buffer: Buffer, position: int, limit: int, entry_bytes_max: int, tolerates_tail: bool) -> Iterator[Message]:
+def read_entries(buffer: Buffer, position: int, limit: int, entry_bytes_max: int, tolerates_tail: bool) -> Iterator[LegacyMessage]:
     """The entries of buffer[position:limit] as they lie there, wrappers unopened. `tolerates_tail`: a last entry that is cut off is passed over,
     as Kafka does with what a producer sends. Raises `RequestRefused`; what was yielded before is right all the same."""
     view = memoryview(buffer)
@@ -89,7 +89,7 @@ def read_entries(buffer: Buffer, position: int, limit: int, entry_bytes_max: int
         value, position = _read_bytes(view, position, end)
         if position != end:
             raise RequestRefused(ErrorCode.INVALID_RECORD, f"{end - position} bytes of a message follow its value")
-        yield Message(offset, magic, attributes, timestamp, key, value)
+        yield LegacyMessage(offset, magic, attributes, timestamp, key, value)
     if position != limit and not tolerates_tail:
         raise RequestRefused(ErrorCode.INVALID_RECORD, f"a compressed set ends with {limit - position} bytes that are no whole message")
 
@@ -106,7 +106,7 @@ def _read_bytes(view: memoryview, position: int, limit: int) -> tuple[bytes | No
     return bytes(view[position:end]), end
 
 
-def open_wrapper(wrapper: Message) -> Iterator[Message]:
+def open_wrapper(wrapper: LegacyMessage) -> Iterator[LegacyMessage]:
     """The messages in a compressed set, with absolute offsets and the timestamps that count. Raises `RequestRefused`."""
     codec = wrapper.attributes & CODEC_MASK
     if codec == Codec.ZSTD:
@@ -127,10 +127,10 @@ def open_wrapper(wrapper: Message) -> Iterator[Message]:
         if message.attributes & CODEC_MASK:
             raise RequestRefused(ErrorCode.INVALID_RECORD, "a compressed set stands in another")
         offset, _, _, timestamp, key, value = message
-        yield Message(first_offset + offset, message.magic, 0, timestamp if stamp is None else stamp, key, value)
+        yield LegacyMessage(first_offset + offset, message.magic, 0, timestamp if stamp is None else stamp, key, value)
 
 
-def _first_offset(wrapper: Message, last_inner_offset: int) -> int:
+def _first_offset(wrapper: LegacyMessage, last_inner_offset: int) -> int:
     """What relative offsets count from; 0 where they are absolute. Old librdkafka produces wrappers with offset 0."""
     if not wrapper.magic or not wrapper.offset:
         return 0
@@ -139,7 +139,7 @@ def _first_offset(wrapper: Message, last_inner_offset: int) -> int:
     return wrapper.offset - last_inner_offset
 
 
-def _bounded(messages: Iterator[Message]) -> Iterator[Message]:
+def _bounded(messages: Iterator[LegacyMessage]) -> Iterator[LegacyMessage]:
     for count, message in enumerate(messages):
         if count == RECORDS_MAX:
             raise RequestRefused(ErrorCode.RECORD_LIST_TOO_LARGE, f"a message set holds more than {RECORDS_MAX} messages")
@@ -157,7 +157,7 @@ def _decompress(codec: Codec, magic: int, stream: bytes) -> Buffer:
         raise RequestRefused(ErrorCode.INVALID_RECORD, str(problem)) from problem
 
 
-def read_message_set(buffer: Buffer, position: int, limit: int, entry_bytes_max: int) -> tuple[Codec, list[Message], bool]:
+def read_message_set(buffer: Buffer, position: int, limit: int, entry_bytes_max: int) -> tuple[Codec, list[LegacyMessage], bool]:
     """(codec, messages, whether the timestamp type is LogAppendTime) of what a producer sent, compressed or not. Offsets are its own and mean
     little. No messages: nothing whole was sent. Raises `RequestRefused`."""
     messages = list(_bounded(read_entries(buffer, position, limit, entry_bytes_max, tolerates_tail=True)))

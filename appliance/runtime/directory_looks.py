@@ -20,7 +20,7 @@ from appliance.runtime.directories import has_disk_trouble, in_use_problem, make
 _ANSWER_BYTES_MAX = 1 << 20
 
 
-class DirectoryLook(NamedTuple):
+class DirectoryCheck(NamedTuple):
     """`is_troubled`: the disk itself says no. `problem`: why it cannot be made and written to; `user`: who else has it; `owner`: its meta.properties."""
 
     real_path: str
@@ -30,10 +30,10 @@ class DirectoryLook(NamedTuple):
     owner: dict[str, str] | None = None
 
 
-class DirectoryLooks(NamedTuple):
+class DirectoryChecks(NamedTuple):
     """By path. Of what does not answer there is the pid of the child that waits for it."""
 
-    answers: dict[str, DirectoryLook]
+    answers: dict[str, DirectoryCheck]
     unanswered: dict[str, int]
 
     def real_path(self, path: str) -> str:
@@ -42,25 +42,25 @@ class DirectoryLooks(NamedTuple):
         return look.real_path if look is not None else os.path.abspath(path)
 
 
-def look_at(path: str, option: str) -> DirectoryLook:
+def look_at(path: str, option: str) -> DirectoryCheck:
     """Changes nothing; may never return."""
-    return DirectoryLook(
+    return DirectoryCheck(
         os.path.realpath(path), has_disk_trouble(path), writable_problem(path, option), in_use_problem(path, option), read_meta_properties(path)
     )
 
 
-def make_and_look(path: str, option: str) -> DirectoryLook:
+def make_and_look(path: str, option: str) -> DirectoryCheck:
     """Create the directory, unless its disk says no; `problem` is why that failed. May never return."""
     if has_disk_trouble(path):
-        return DirectoryLook(path, True)
-    return DirectoryLook(path, False, make_directory(path, option))
+        return DirectoryCheck(path, True)
+    return DirectoryCheck(path, False, make_directory(path, option))
 
 
-def ask_each(wanted: Iterable[tuple[str, str]], makes: bool, deadline_ms: int, clock: Clock) -> DirectoryLooks:
+def ask_each(wanted: Iterable[tuple[str, str]], makes: bool, deadline_ms: int, clock: Clock) -> DirectoryChecks:
     """Look at directories, given as (path, option), all at once; `makes`: create them, too."""
     asked = {path: _ask(path, option, makes) for path, option in wanted}
     until_ms = clock.monotonic_ms() + deadline_ms
-    looks = DirectoryLooks({}, {})
+    looks = DirectoryChecks({}, {})
     for path, (pid, pipe) in asked.items():
         answer = _answer(pipe, until_ms, clock)
         os.close(pipe)
@@ -69,7 +69,7 @@ def ask_each(wanted: Iterable[tuple[str, str]], makes: bool, deadline_ms: int, c
             looks.unanswered[path] = pid
             continue
         os.waitpid(pid, 0)
-        looks.answers[path] = DirectoryLook(**json.loads(answer)) if answer else DirectoryLook(os.path.abspath(path), problem=f"the look at {path} failed")
+        looks.answers[path] = DirectoryCheck(**json.loads(answer)) if answer else DirectoryCheck(os.path.abspath(path), problem=f"the look at {path} failed")
     return looks
 
 

@@ -23,7 +23,7 @@ LEAVE_NS_MAX: Final = 8_000_000_000
 """Nor is one that has had so long: units are killed after 15 s, and connections are to be drained first."""
 
 
-class Leaving:
+class ShutdownProgress:
     """From the first question on."""
 
     def __init__(self, layout: BoxLayout) -> None:

@@ -22,7 +22,7 @@ from appliance.base.trusted_files import directory_problem, open_directory
 from appliance.base.zookeeper_access import access_problems, zookeeper_access
 from appliance.base.zookeeper_member import connect_string
 from appliance.runtime.directories import make_directory, make_runtime_directory, shape_problems, writable_problem
-from appliance.runtime.directory_looks import DirectoryLooks, ask_each
+from appliance.runtime.directory_looks import DirectoryChecks, ask_each
 from appliance.runtime.disk_orders import with_kept_disks
 from appliance.runtime.ensemble_checks import member_problems
 from appliance.runtime.identity import DEFAULT_BROKER_ID, Identity, choose_zookeeper_port, lock_state, plan_identity, write_identity
@@ -112,7 +112,7 @@ def _no_sockets(options: ResolvedOptions, senders: SenderTable) -> tuple[ListenS
     return ListenSockets({}, options.kafka_port, options.syslog_port, options.http_port, options.ingest_port, senders.sockets), []
 
 
-def _left_out(options: ResolvedOptions, looks: DirectoryLooks) -> dict[str, str]:
+def _left_out(options: ResolvedOptions, looks: DirectoryChecks) -> dict[str, str]:
     """Directories that cannot be used now, unless that is all of them."""
     reasons = {path: look.problem or look.user for path in options.data if (look := looks.answers.get(path)) is not None and (look.problem or look.user)}
     return {path: reason or "" for path, reason in reasons.items()} if len(reasons) < len(set(options.data)) else {}
@@ -175,7 +175,7 @@ def _mib(size_bytes: int) -> int:
     return -(-size_bytes >> 20)
 
 
-def _directory_problems(options: ResolvedOptions, looks: DirectoryLooks, deadline_ms: int, left_out: dict[str, str]) -> list[str]:
+def _directory_problems(options: ResolvedOptions, looks: DirectoryChecks, deadline_ms: int, left_out: dict[str, str]) -> list[str]:
     problems = shape_problems(options.data, options.state, looks.real_path)
     away = {path for path in options.data if path in left_out or path in looks.unanswered or looks.answers[path].is_troubled}
     if len(away) == len(set(options.data)):
@@ -248,7 +248,7 @@ def _take(
     listening: ListenSockets,
     ingest_table: str,
     clock: Clock,
-    looks: DirectoryLooks,
+    looks: DirectoryChecks,
     left_out: dict[str, str],
     managed_by: str,
 ) -> PreparedBox:

@@ -115,7 +115,7 @@ def run_service(process_kind: str, body: ServiceBody) -> int:
     _raise_descriptor_limit()
     stop = StopRequest()
     _install_signals(stop)
-    tell_stray_exceptions(log)
+    install_excepthooks(log)
     if "logging" in sys.modules:  # one of the few processes whose libraries bring it
         from appliance.runtime.library_logging import forward_library_logging
 
@@ -150,7 +150,7 @@ def run_service(process_kind: str, body: ServiceBody) -> int:
     return 0
 
 
-def tell_stray_exceptions(log: Logger) -> None:
+def install_excepthooks(log: Logger) -> None:
     """What would be printed line by line becomes one event: an exception that ends a thread, and one that nobody can catch (in `__del__`)."""
 
     def tell(where: str, error: BaseException | None) -> None:

@@ -15,9 +15,9 @@ from appliance.base.clock import Clock
 from appliance.base.layout import BoxLayout
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.children import plan_stop
-from appliance.runtime.leaving import CONTROLLER, Leaving
+from appliance.runtime.detached_children import is_in_kernel
+from appliance.runtime.leaving import CONTROLLER, ShutdownProgress
 from appliance.runtime.leftovers import living_pid
-from appliance.runtime.set_aside import is_in_kernel
 from appliance.shm.counters import read_counters
 
 MANAGER_VARIABLE = "MILLRACE_MANAGER"
@@ -44,7 +44,7 @@ class StopTurn:
         place = next((place for place, group in enumerate(groups) if process_name in group), 0)
         self._before = [name for group in groups[:place] for name in group]
         self._patience_ns = place * GROUP_STOP_MS * 1_000_000
-        self._leaving = Leaving(layout)
+        self._leaving = ShutdownProgress(layout)
         self._until_ns = 0
         self._next_look_ns = 0
         self._next_held_look_ns = 0

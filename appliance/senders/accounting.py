@@ -108,14 +108,14 @@ def add_ledgers(ledgers: Iterable[Ledger]) -> Ledger:
     return Ledger(*totals) if totals else Ledger(0, 0, 0)
 
 
-class CrashBooking(NamedTuple):
+class CrashAccounting(NamedTuple):
     """What a new life adds to the counters before it receives anything."""
 
     stored: int
     crash: int
 
 
-def plan_crash_booking(ledger: Ledger, completed_unseen: int) -> CrashBooking:
+def plan_crash_accounting(ledger: Ledger, completed_unseen: int) -> CrashAccounting:
     """The previous life's end: `completed_unseen` records were completed and never looked at; what else is in flight died with it.
 
     More completions than lines in flight would be a mistake of the previous life. It cannot be put right by dying again at every
@@ -123,15 +123,15 @@ def plan_crash_booking(ledger: Ledger, completed_unseen: int) -> CrashBooking:
     """
     check(completed_unseen >= 0, f"completions hold a negative number of records: {completed_unseen}")
     stored = min(completed_unseen, max(0, ledger.in_flight))
-    return CrashBooking(stored, max(0, ledger.in_flight) - stored)
+    return CrashAccounting(stored, max(0, ledger.in_flight) - stored)
 
 
-def plan_crash_bookings(ledgers: Mapping[str, Ledger], completed_unseen: int, spooled: Mapping[str, int]) -> dict[str, CrashBooking]:
+def plan_crash_accountings(ledgers: Mapping[str, Ledger], completed_unseen: int, spooled: Mapping[str, int]) -> dict[str, CrashAccounting]:
     """The same by listener, without what waits in the spool: that is in flight still. Completions do not say whose records they are: they are given to the
     listeners in turn, as far as each has something in flight. So the sums are right, and of several listeners the split between stored and crash may not be."""
     bookings = {}
     for listener, ledger in ledgers.items():
-        booking = plan_crash_booking(ledger._replace(received=ledger.received - spooled.get(listener, 0)), completed_unseen)
+        booking = plan_crash_accounting(ledger._replace(received=ledger.received - spooled.get(listener, 0)), completed_unseen)
         completed_unseen -= booking.stored
         bookings[listener] = booking
     return bookings

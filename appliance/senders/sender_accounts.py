@@ -16,7 +16,7 @@ OTHERS = "others"
 """The name under which those are kept that had no room."""
 
 
-class SenderBook:
+class SenderLedger:
     """One sender's account; whoever holds one adds to it. `reasons` are those of `counted` and `refused` together."""
 
     __slots__ = ("__weakref__", "_heir", "duplicate", "host", "last_seen_ms", "listeners", "malformed", "reasons", "received", "refused", "stored")
@@ -32,7 +32,7 @@ class SenderBook:
         self.reasons: dict[str, int] = {}
         self.listeners: set[str] = set()
         self.last_seen_ms = 0
-        self._heir: SenderBook | None = None
+        self._heir: SenderLedger | None = None
 
     def seen(self, now_ms: int) -> None:
         """It sent something."""
@@ -43,7 +43,7 @@ class SenderBook:
         self.refused += count
         self.reasons[reason] = self.reasons.get(reason, 0) + count
 
-    def fold_into(self, heir: SenderBook) -> None:
+    def fold_into(self, heir: SenderLedger) -> None:
         """There is no room for it any more: what it has is the heir's, and what is added from now on as well."""
         self._heir = heir
         self.hand_over()
@@ -57,7 +57,7 @@ class SenderBook:
         self.received = self.stored = self.duplicate = self.malformed = self.refused = 0
         self.reasons = {}
 
-    def absorb(self, other: SenderBook) -> None:
+    def absorb(self, other: SenderLedger) -> None:
         """Add what another account has."""
         self.received += other.received
         self.stored += other.stored
@@ -92,9 +92,9 @@ class SenderFigures(NamedTuple):
     listeners: list[str]
     last_seen_ms: int
 
-    def book(self) -> SenderBook:
+    def book(self) -> SenderLedger:
         """The account with these figures, to go on with."""
-        book = SenderBook(self.host)
+        book = SenderLedger(self.host)
         book.received, book.stored, book.duplicate, book.malformed, book.refused = self[1:6]
         book.reasons, book.listeners, book.last_seen_ms = dict(self.reasons), set(self.listeners), self.last_seen_ms
         return book
@@ -108,10 +108,10 @@ class SenderAccounts:
     """The accounts of one ingest: `SENDERS_MAX` at most, and one for all others."""
 
     def __init__(self, figures: Iterable[SenderFigures] = (), senders_max: int = SENDERS_MAX) -> None:
-        self._books: dict[str, SenderBook] = {}
+        self._books: dict[str, SenderLedger] = {}
         self._senders_max = senders_max
-        self.others = SenderBook(OTHERS)
-        self._folded: WeakSet[SenderBook] = WeakSet()
+        self.others = SenderLedger(OTHERS)
+        self._folded: WeakSet[SenderLedger] = WeakSet()
         """Those that somebody may still add to."""
         for known in sorted(figures, key=lambda known: -known.last_seen_ms):
             if known.host == OTHERS:
@@ -124,13 +124,13 @@ class SenderAccounts:
     def __len__(self) -> int:
         return len(self._books)
 
-    def of(self, host: str) -> SenderBook:
+    def of(self, host: str) -> SenderLedger:
         """A sender's account, a new one if need be."""
         book = self._books.get(host)
         if book is None:
             if len(self._books) >= self._senders_max:
                 self._make_room()
-            book = self._books[host] = SenderBook(host)
+            book = self._books[host] = SenderLedger(host)
         return book
 
     def _make_room(self) -> None:
@@ -156,7 +156,7 @@ class SenderAccounts:
 
 def add_figures(figures: Iterable[SenderFigures]) -> list[SenderFigures]:
     """Of several ingests, by sender: the busiest first, `OTHERS` last."""
-    books: dict[str, SenderBook] = {}
+    books: dict[str, SenderLedger] = {}
     for known in figures:
-        books.setdefault(known.host, SenderBook(known.host)).absorb(known.book())
+        books.setdefault(known.host, SenderLedger(known.host)).absorb(known.book())
     return sorted((book.figures() for book in books.values()), key=lambda known: (known.host == OTHERS, -known.received, known.host))

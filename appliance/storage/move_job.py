@@ -43,7 +43,7 @@ class MoveJob(NamedTuple):
         return cls(**fields | {"finish": _complete(fields["finish"])})
 
 
-class MoveOrder(NamedTuple):
+class MoveCommand(NamedTuple):
     """FINISH: copy to exactly there, complete, end; without offsets go on as before. THROTTLE: from now on."""
 
     kind: str
@@ -54,7 +54,7 @@ class MoveOrder(NamedTuple):
         return orjson.dumps(self._asdict() | {"finish": self.finish and self.finish._asdict()})
 
     @classmethod
-    def decode(cls, packet: bytes) -> MoveOrder:
+    def decode(cls, packet: bytes) -> MoveCommand:
         fields: dict[str, Any] = orjson.loads(packet)
         return cls(**fields | {"finish": _complete(fields["finish"])})
 

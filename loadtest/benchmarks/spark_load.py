@@ -131,11 +131,11 @@ class SparkLoad(Benchmark):
         from appliance.client.address import Address
         from appliance.pipeline.cluster_access import ClusterAccess, ReadPath
         from appliance.pipeline.load_run import LoadOrder
-        from appliance.pipeline.load_survey import Wish
+        from appliance.pipeline.load_survey import LoadRequest
         from appliance.pipeline.loader import LoadRules
 
         access = ClusterAccess((Address(*box.kafka),), read_committed=True, path=ReadPath(self.path), data_directory=str(box.disks[0]))
-        return LoadOrder([topic], str(directory), access, Wish(decode), LoadRules())
+        return LoadOrder([topic], str(directory), access, LoadRequest(decode), LoadRules())
 
 
 def _rows_and_bytes(directory: Path) -> tuple[int, int]:

@@ -27,7 +27,7 @@ COUNTED = "millrace_ingest_lost_lines_total"
 KERNEL_DROPS = "millrace_ingest_kernel_drops_total"
 
 
-class BoxView:
+class MetadataCache:
     """One box. Raises what `ClusterClient` raises when it does not answer."""
 
     def __init__(self, bootstrap: Iterable[Address], metrics_url: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import gevent
 
 from appliance.base.errors import MillraceError
-from loadtest.users.box_view import BoxView
+from loadtest.users.box_view import MetadataCache
 from loadtest.users.crew import CLOSE_SECONDS, Phase
 from loadtest.users.ledger import Totals, add_documents
 from loadtest.users.limits import RequestFigures, exceeded
@@ -37,7 +37,7 @@ class Conductor:
         self._kinds = kinds
         self._tell_phase = tell_phase
         self._workers = workers
-        self._view = BoxView(addresses_of(options.host), metrics_url(options))
+        self._view = MetadataCache(addresses_of(options.host), metrics_url(options))
         self._wants_topic = not options.topic
         self.documents: dict[str, dict[str, Any]] = {}
         self._before = Look({}, None)

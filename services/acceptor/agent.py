@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 from appliance.client.peers import Peers
 from appliance.client.transaction_peers import TransactionPeers
-from appliance.cluster.box_view import BoxView, Change
 from appliance.cluster.image_follower import ImageFollower
 from appliance.cluster.lease_gate import LeaseGate
+from appliance.cluster.metadata_cache import Change, MetadataCache
 from appliance.ipc.box_disks import BoxDisks
 from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.coordinator_link import CoordinatorLink
@@ -81,7 +81,7 @@ class AcceptorAgent:
         self._delayed = Delayed()
         self._proxies = LogWriterProxies(self._source, disks, self._poller, counters, self._on_completion, self._on_lost, self._on_connected, self._on_gone)
         self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), self._on_hung, self._on_well)
-        self._view = BoxView(box.broker_id, self._proxies, box.integer("message.max.bytes"))
+        self._view = MetadataCache(box.broker_id, self._proxies, box.integer("message.max.bytes"))
         self._image = ImageFollower(context.layout, self._view, context.log)
         self._make_reader: Callable[[str], LogReaderProxy] = lambda disk: LogReaderProxy(
             disk, context.layout, self._poller, self._clock, counters, LOG_READER_DEADLINE_MS

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from typing import Protocol
 
-from appliance.cluster.box_view import Placement
+from appliance.cluster.metadata_cache import LocalReplica
 from services.acceptor.connection import Reply
 from services.acceptor.row_watch import RowKey, RowWatch
 
@@ -41,7 +41,7 @@ class Delayed:
     def __len__(self) -> int:
         return len(self._waiters)
 
-    def park(self, waiter: Waiter, placements: list[Placement], deadline_ns: int) -> int:
+    def park(self, waiter: Waiter, placements: list[LocalReplica], deadline_ns: int) -> int:
         """Wait for any of the rows to move, at most until `deadline_ns`; returns a ticket for `leave`.
 
         The caller has looked at the rows before; it looks again after this call, because a row may have moved in between.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from appliance.cluster.box_view import Placement
+from appliance.cluster.metadata_cache import LocalReplica
 from appliance.shm.atomic import WORD_BYTES
 from appliance.shm.partition_table import SEQUENCE, SEQUENCES_POSITION
 
@@ -49,7 +49,7 @@ class _WatchedDisk:
 
     __slots__ = ("proxy", "rows", "seen", "table")
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: LocalReplica) -> None:
         self.proxy = placement.proxy
         self.table = placement.table
         self.rows: dict[int, _WatchedRow] = {}
@@ -97,13 +97,13 @@ class RowWatch:
         """waiters that want to know which of their rows moved; None: all may have"""
         self.due: dict[int, None] = {}
 
-    def watch(self, placement: Placement, ticket: int) -> RowKey:
+    def watch(self, placement: LocalReplica, ticket: int) -> RowKey:
         """Tell a waiter of every move from now on; it looks again after this call, because the row may have moved in between."""
         watched = self._row(placement, placement.table.words[_SEQUENCES_WORD + placement.row])
         watched.tickets[ticket] = None
         return (placement.disk, placement.row)
 
-    def sleep(self, placement: Placement, sleeper: Sleeper) -> bool:
+    def sleep(self, placement: LocalReplica, sleeper: Sleeper) -> bool:
         """Wake `sleeper` at the first move after the row was last read through `placement`. False: it has moved already, nothing was kept.
 
         Somebody who sleeps already goes on doing so."""
@@ -116,7 +116,7 @@ class RowWatch:
         sleeper.watched = (placement.disk, placement.row)
         return True
 
-    def _row(self, placement: Placement, sequence: int) -> _WatchedRow:
+    def _row(self, placement: LocalReplica, sequence: int) -> _WatchedRow:
         disk = self._disks.get(placement.disk)
         if disk is None or disk.table is not placement.table:
             if disk is not None:

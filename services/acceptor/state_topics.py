@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 import orjson
 
-from appliance.cluster.box_view import BoxView
+from appliance.cluster.metadata_cache import MetadataCache
 from appliance.ipc.controller_frames import AUTO_CREATE
 from appliance.ipc.controller_link import ControllerLink
 
 CREATE_TIMEOUT_MS = 5_000
 
 
-def with_state_topic(view: BoxView, controller: ControllerLink, topic: str, then: Callable[[], None]) -> None:
+def with_state_topic(view: MetadataCache, controller: ControllerLink, topic: str, then: Callable[[], None]) -> None:
     """Call `then` now if `topic` is in the image, otherwise when the controller has made it, or cannot."""
     if topic in view.image.topics:
         then()

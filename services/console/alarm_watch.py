@@ -30,7 +30,7 @@ class AlarmEvent(NamedTuple):
     ended_wall_ms: int | None = None
 
 
-class AlarmLook(NamedTuple):
+class AlarmSample(NamedTuple):
     """One alarm now."""
 
     alarm: Alarm
@@ -69,9 +69,9 @@ class AlarmWatch:
         return news
 
     @property
-    def looks(self) -> list[AlarmLook]:
+    def looks(self) -> list[AlarmSample]:
         firing = {name for name, _ in self._firing}
-        return [AlarmLook(alarm, alarm.name in firing) for alarm, _ in self._alarms]
+        return [AlarmSample(alarm, alarm.name in firing) for alarm, _ in self._alarms]
 
     @property
     def events(self) -> list[AlarmEvent]:

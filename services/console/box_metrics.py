@@ -14,10 +14,10 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from appliance.shm.histogram import BUCKETS, HistogramReading, bucket_bounds_us, bucket_center_us
-from services.console.alarm_watch import AlarmLook
+from services.console.alarm_watch import AlarmSample
 from services.console.box_sample import BoxSample
 from services.console.figures import Figures, Labels, gather
-from services.console.group_lag import GroupsLook
+from services.console.group_lag import GroupsSample
 from services.console.metric_row import COUNTER, MetricRow
 from services.console.metric_rows import ROWS
 from services.console.partition_lines import PartitionLines
@@ -59,7 +59,7 @@ class Exposition:
         self._partitions = PartitionLines()
         self._took_seconds = 0.0
 
-    def text(self, sample: BoxSample, groups: GroupsLook, alarms: Iterable[AlarmLook]) -> bytes:
+    def text(self, sample: BoxSample, groups: GroupsSample, alarms: Iterable[AlarmSample]) -> bytes:
         """The whole page."""
         began_ns = self._monotonic_ns()
         more: dict[str, Mapping[Labels, float]] = {

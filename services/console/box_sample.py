@@ -16,16 +16,16 @@ from appliance.cluster.metadata_image import ImageUnreadable, MetadataImage, rea
 from appliance.runtime.process_cost import ProcessCost, read_cost
 from appliance.shm.counter_reader import CounterReader
 from appliance.shm.counters import CounterSnapshot, list_counters
-from services.console.disk_look import DiskLook, DiskWatch
+from services.console.disk_sample import DiskSample, DiskWatch
 from services.console.readiness import Readiness, is_alive, judge_process
-from services.console.senders_look import SendersLook, SendersWatch
+from services.console.senders_sample import SendersSample, SendersWatch
 
 SUPERVISOR = "supervisor"
 SERVING = "serving"
 PROCESS_STATES = ("not started", "starting", "recovering", SERVING, "offline", "stopping", "dead", "hung")
 
 
-class ProcessLook(NamedTuple):
+class ProcessSample(NamedTuple):
     """One process of the box. `pid` is 0 while there is none."""
 
     name: str
@@ -43,11 +43,11 @@ class BoxSample(NamedTuple):
     wall_ms: int
     monotonic_ns: int
     box: Box
-    processes: tuple[ProcessLook, ...]
+    processes: tuple[ProcessSample, ...]
     counters: dict[str, CounterSnapshot]
-    disks: dict[str, DiskLook]
+    disks: dict[str, DiskSample]
     image: MetadataImage
-    senders: SendersLook = SendersLook()
+    senders: SendersSample = SendersSample()
 
     @property
     def is_alive(self) -> bool:
@@ -117,13 +117,13 @@ class BoxReader:
                 snapshots[name] = snapshot
         return snapshots
 
-    def _process(self, name: str, snapshot: CounterSnapshot | None, now_ns: int) -> ProcessLook:
+    def _process(self, name: str, snapshot: CounterSnapshot | None, now_ns: int) -> ProcessSample:
         alive = snapshot is not None and is_alive(snapshot.pid)
         state = judge_process(snapshot, alive, now_ns, self._box.integer("watchdog.timeout.ms") * 1_000_000) or SERVING
         if snapshot is None or not alive:
-            return ProcessLook(name, state)
+            return ProcessSample(name, state)
         pid = snapshot.pid
-        return ProcessLook(name, state, pid, snapshot.started_wall_ms, snapshot.heartbeat_ns, read_cost(pid), self.pss_bytes.get(pid))
+        return ProcessSample(name, state, pid, snapshot.started_wall_ms, snapshot.heartbeat_ns, read_cost(pid), self.pss_bytes.get(pid))
 
     def _look_at_box(self) -> None:
         """Disks come and go while we run."""

@@ -19,7 +19,7 @@ from appliance.protocol.apis import ApiKey
 from appliance.protocol.list_groups import ListedGroup, ListGroupsRequest
 from appliance.protocol.offset_fetch import OffsetFetchGroup, OffsetFetchRequest
 from services.console.box_sample import BoxSample
-from services.console.group_lag import NOT_LOOKED, GroupLag, GroupsLook, group_lag, high_watermarks
+from services.console.group_lag import NOT_LOOKED, GroupLag, GroupsSample, group_lag, high_watermarks
 
 ROUND_NS = 5_000_000_000
 GROUPS_A_ROUND = 500
@@ -77,7 +77,7 @@ class GroupQuestions:
 
     def _ask_next(self) -> None:
         if not self._left:
-            self.look = GroupsLook(tuple(self._found), self._states, self._left_out, self._clock.monotonic_ns())
+            self.look = GroupsSample(tuple(self._found), self._states, self._left_out, self._clock.monotonic_ns())
             return
         request = OffsetFetchRequest((OffsetFetchGroup(self._left[-1].group_id),))
         self._ask(ApiKey.OFFSET_FETCH, _FETCH_VERSION, offset_fetch.REQUEST.encode(_FETCH_VERSION, request), self._on_offsets)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from appliance.cluster.replication_figures import count_replication
 from appliance.shm.histogram import HistogramReading, add_readings
 from services.console.box_sample import PROCESS_STATES, SERVING, BoxSample
-from services.console.disk_look import STATES
-from services.console.group_lag import GroupsLook
+from services.console.disk_sample import STATES
+from services.console.group_lag import GroupsSample
 from services.console.metric_row import HISTOGRAM, MetricRow
 from services.console.metric_rows import BY_SOURCE, UNLISTED
 from services.console.topic_figures import topic_figures
@@ -33,7 +33,7 @@ class Figures(NamedTuple):
     histograms: dict[str, dict[Labels, HistogramReading]]
 
 
-def gather(sample: BoxSample, groups: GroupsLook) -> Figures:
+def gather(sample: BoxSample, groups: GroupsSample) -> Figures:
     """All of one sample."""
     found = {**_box(sample), **_processes(sample), **_disks(sample), **_topics(sample), **_replication(sample), **_groups(groups), **_senders(sample)}
     figures = Figures({f"millrace_{name}": values for name, values in found.items()}, {})
@@ -125,7 +125,7 @@ def _senders(sample: BoxSample) -> dict[str, Values]:
     return {"ingest_senders": {(): sample.senders.known}, "ingest_silent_senders": {(): sample.senders.silent}}
 
 
-def _groups(groups: GroupsLook) -> dict[str, Values]:
+def _groups(groups: GroupsSample) -> dict[str, Values]:
     lags = [lag for group in groups.groups for lag in group.topics]
     return {
         "consumer_group_lag_records": {(lag.group, lag.topic): lag.records for lag in lags},

@@ -39,7 +39,7 @@ class GroupLag(NamedTuple):
         return sum(topic.partitions for topic in self.topics)
 
 
-class GroupsLook(NamedTuple):
+class GroupsSample(NamedTuple):
     """Every group that was asked for; `left_out` counts those beyond the bound of one round. `monotonic_ns` 0: nobody has answered yet."""
 
     groups: tuple[GroupLag, ...] = ()
@@ -48,7 +48,7 @@ class GroupsLook(NamedTuple):
     monotonic_ns: int = 0
 
 
-NOT_LOOKED = GroupsLook()
+NOT_LOOKED = GroupsSample()
 
 
 def high_watermarks(sample: BoxSample) -> dict[str, dict[int, int]]:

@@ -9,9 +9,9 @@ from typing import Any
 
 from services.console.activity import DISK_TIMED, Between
 from services.console.alarm_watch import AlarmEvent
-from services.console.box_sample import SUPERVISOR, BoxSample, ProcessLook
-from services.console.disk_look import DiskLook
-from services.console.group_lag import GroupLag, GroupsLook
+from services.console.box_sample import SUPERVISOR, BoxSample, ProcessSample
+from services.console.disk_sample import DiskSample
+from services.console.group_lag import GroupLag, GroupsSample
 
 TOPICS_SHOWN = 30
 GROUPS_SHOWN = 30
@@ -19,7 +19,7 @@ GROUP_TOPICS_SHOWN = 3
 EVENTS_SHOWN = 20
 
 
-def overview(sample: BoxSample, between: Between, groups: GroupsLook, events: list[AlarmEvent], version: str) -> dict[str, Any]:
+def overview(sample: BoxSample, between: Between, groups: GroupsSample, events: list[AlarmEvent], version: str) -> dict[str, Any]:
     """`between` covers the last seconds, up to `sample`."""
     box = sample.box
     topics = between.after.topics
@@ -66,7 +66,7 @@ def _ledger(sample: BoxSample) -> dict[str, int]:
     return sums | {"in_flight": max(in_flight, 0), "silent_senders": sample.senders.silent}
 
 
-def _process(process: ProcessLook, sample: BoxSample, between: Between) -> dict[str, Any]:
+def _process(process: ProcessSample, sample: BoxSample, between: Between) -> dict[str, Any]:
     cost = process.cost
     return {
         "name": process.name,
@@ -89,7 +89,7 @@ def _restarts(name: str, sample: BoxSample) -> int:
 
 
 def _disk(name: str, path: str, sample: BoxSample, between: Between) -> dict[str, Any]:
-    look: DiskLook = sample.disks[name]
+    look: DiskSample = sample.disks[name]
     writer, controller = sample.counters.get(f"log-writer@{name}"), sample.counters.get("controller")
     values = writer.values if writer is not None else {}
     return {

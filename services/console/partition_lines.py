@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from appliance.shm.partition_table import ROLE_LEADER
 from services.console.box_sample import BoxSample
-from services.console.disk_look import HeldPartition
+from services.console.disk_sample import HeldPartition
 from services.console.metric_rows import PARTITIONS
 
 _FIGURES: dict[str, Callable[[HeldPartition], int | None]] = {

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from appliance.cluster.metadata_image import PartitionImage
 from appliance.shm.partition_table import ROLE_LEADER
 from services.console.box_sample import BoxSample
-from services.console.disk_look import DOWN, HUNG, HeldPartition
+from services.console.disk_sample import DOWN, HUNG, HeldPartition
 
 
 class TopicFigures(NamedTuple):

@@ -17,7 +17,7 @@ from services.console.alarms import ALARMS
 from services.console.box_metrics import Exposition
 from services.console.box_sample import BoxReader, BoxSample
 from services.console.figures import gather
-from services.console.group_lag import NOT_LOOKED, GroupsLook
+from services.console.group_lag import NOT_LOOKED, GroupsSample
 from services.console.history import EVERY_MS, History
 from services.console.overview import overview
 from services.console.readiness import Readiness
@@ -35,7 +35,7 @@ class BoxWatch:
         self._clock = clock
         self._version = version
         self._on_alarm = on_alarm
-        self.groups: Callable[[], GroupsLook] = lambda: NOT_LOOKED
+        self.groups: Callable[[], GroupsSample] = lambda: NOT_LOOKED
         self._alarms = AlarmWatch(ALARMS)
         self._history = History()
         self._exposition = Exposition(version, clock.monotonic_ns)

@@ -22,20 +22,20 @@ from services.controller.admin.cluster_administration import ClusterAdministrati
 from services.controller.admin.move_administration import MoveAdministration
 from services.controller.admin.move_progress import MoveProgressFiles
 from services.controller.box_replicas import BoxReplicas
-from services.controller.controller_door import ControllerDoor
+from services.controller.controlled_shutdown import ControlledShutdown
+from services.controller.controller_server import ControllerServer
 from services.controller.decisions.cluster import Cluster, topic_id_of
-from services.controller.departure import Departure
 from services.controller.disk_commands import DiskCommands
 from services.controller.disk_reports import DiskReports
 from services.controller.disk_spaces import DiskSpaces
 from services.controller.image_publisher import ImagePublisher
 from services.controller.pauses import Pauses
 from services.controller.zookeeper.box_session import BoxSession, MakeSession
-from services.controller.zookeeper.membership import Membership
+from services.controller.zookeeper.cluster_membership import ClusterMembership
 from services.controller.zookeeper.operation import OperationRunner
 from services.controller.zookeeper.session import ZooKeeperSession
 from services.controller.zookeeper.tree_guard import TreeGuard
-from services.controller.zookeeper.tree_looks import TreeLooks
+from services.controller.zookeeper.znode_watcher import ZnodeWatcher
 
 RECONSIDER_MS = 500
 STOP_MS = 1000
@@ -85,7 +85,7 @@ class ControllerAgent:
         self._pauses = Pauses(context.clock.monotonic_ms)
         self._runner = OperationRunner(self.session.submit, self._disks.command, self._publisher.publish, self._pauses.pause)
         self._own_runner = OperationRunner(self.session.submit, self._disks.command, self._publisher.publish, self._pauses.pause)
-        self._membership = Membership(
+        self._membership = ClusterMembership(
             context,
             self.cluster,
             box_session,
@@ -100,7 +100,7 @@ class ControllerAgent:
         self._spaces = DiskSpaces(context, self.cluster, self._disks)
         self._replicas = BoxReplicas(context, self.cluster, self._membership, self._runner, self._own_runner, self._disks, self._spaces)
         self._administration = ClusterAdministration(context, self.cluster, self._runner, self._spaces.available, new_topic_id, on_failure)
-        self._looks = TreeLooks(
+        self._looks = ZnodeWatcher(
             self.cluster,
             self._runner,
             new_topic_id,
@@ -129,8 +129,8 @@ class ControllerAgent:
             self.cluster, box_disks, self._disks, self._replicas.bring_up, self._replicas.isr, self._moves, log, self._reconsider_at_once
         )
         self._tree_guard = TreeGuard(box_session.access, box, self._runner, log)
-        self._departure = Departure(layout, self.cluster, self._membership, self._replicas.failover, log)
-        self._door = ControllerDoor(context, self.cluster, self._runner, box_session, self._membership, self._administration, self._moves, self._publisher)
+        self._departure = ControlledShutdown(layout, self.cluster, self._membership, self._replicas.failover, log)
+        self._door = ControllerServer(context, self.cluster, self._runner, box_session, self._membership, self._administration, self._moves, self._publisher)
         self.session.start()
 
     def _make_counters(self) -> None:

@@ -18,7 +18,7 @@ from services.controller.hosting import Hosting
 from services.controller.isr_keeper import IsrKeeper
 from services.controller.live_brokers import LiveBrokers
 from services.controller.role_keeper import RoleKeeper
-from services.controller.zookeeper.membership import Membership
+from services.controller.zookeeper.cluster_membership import ClusterMembership
 from services.controller.zookeeper.operation import OperationRunner
 
 
@@ -29,7 +29,7 @@ class BoxReplicas:
         self,
         context: ServiceContext,
         cluster: Cluster,
-        membership: Membership,
+        membership: ClusterMembership,
         runner: OperationRunner,
         own_runner: OperationRunner,
         disks: DiskCommands,

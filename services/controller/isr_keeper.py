@@ -13,7 +13,7 @@ from typing import Any
 from appliance.shm.counters import Counters
 from services.controller.decisions.cluster import Cluster
 from services.controller.decisions.disk_report import PartitionKey
-from services.controller.decisions.isr_operations import IsrWish, carry_out_wishes, settle_wishes
+from services.controller.decisions.isr_operations import PendingIsrChange, apply_isr_changes, complete_isr_changes
 from services.controller.zookeeper.operation import OperationRunner, Outcome
 
 
@@ -32,7 +32,7 @@ class IsrKeeper:
         self._runner = runner
         self._can_begin = can_begin
         self._on_failure = on_failure
-        self._waiting: dict[str, dict[PartitionKey, IsrWish]] = {}
+        self._waiting: dict[str, dict[PartitionKey, PendingIsrChange]] = {}
         self._written: dict[str, set[PartitionKey]] = {}
         """By disk: partitions whose wish is being written, or was when the connection was lost."""
         self._expands = counters.counter("controller.isr_expands")
@@ -44,7 +44,7 @@ class IsrKeeper:
         waiting = self._waiting.setdefault(disk, {})
         for document in documents:
             try:
-                wish = IsrWish.from_document(document)
+                wish = PendingIsrChange.from_document(document)
             except (KeyError, TypeError, ValueError, AttributeError):
                 self._refused.add()
                 continue
@@ -65,7 +65,11 @@ class IsrKeeper:
         work = 0
         for disk, keys in list(self._written.items()):
             if not self._runner.is_running(f"isr:{disk}"):
-                work += self._runner.start(f"isr:{disk}", settle_wishes(self._cluster, set(keys)), lambda outcome, disk=disk: self._on_settled(disk, outcome))  # type: ignore[misc]
+                work += self._runner.start(
+                    f"isr:{disk}",
+                    complete_isr_changes(self._cluster, set(keys)),
+                    lambda outcome, disk=disk: self._on_settled(disk, outcome),  # type: ignore[misc]
+                )
         for disk, wishes in list(self._waiting.items()):
             report = self._cluster.reports.get(disk)
             if not wishes or report is None:
@@ -75,7 +79,7 @@ class IsrKeeper:
                 continue
             del self._waiting[disk]
             self._written[disk] = set(wishes)
-            operation = carry_out_wishes(self._cluster, report, list(wishes.values()))
+            operation = apply_isr_changes(self._cluster, report, list(wishes.values()))
             work += self._runner.start(f"isr:{disk}", operation, lambda outcome, disk=disk: self._on_carried_out(disk, outcome))  # type: ignore[misc]
         return work
 

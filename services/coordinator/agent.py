@@ -15,9 +15,9 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicPartition
 from appliance.client.peers import Peers
 from appliance.client.transaction_peers import TransactionPeers
-from appliance.cluster.box_view import BoxView
 from appliance.cluster.image_follower import ImageFollower
 from appliance.cluster.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from appliance.cluster.metadata_cache import MetadataCache
 from appliance.ipc.box_disks import BoxDisks
 from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.disk_health import DiskHealth
@@ -60,7 +60,7 @@ class CoordinatorAgent:
         )
         self._proxies = LogWriterProxies(self._source, disks, self._poller, counters, self._on_completion, self._on_lost, self._on_connected, self._on_gone)
         self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), self._on_hung, lambda _disk: None)
-        self._view = BoxView(box.broker_id, self._proxies, box.integer("message.max.bytes"))
+        self._view = MetadataCache(box.broker_id, self._proxies, box.integer("message.max.bytes"))
         self._image = ImageFollower(context.layout, self._view, context.log)
         self._readers = {disk: self._make_reader(disk) for disk in disks}
         self._box_disks = BoxDisks(context.layout, box)

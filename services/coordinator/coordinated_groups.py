@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId, TopicPartition
 from appliance.base.settings import Box
-from appliance.cluster.box_view import BoxView
 from appliance.cluster.internal_topics import OFFSETS_TOPIC
+from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.state_log import ProducerIdentity, partition_of
 from services.coordinator.groups.group_coordinator import GroupCoordinator
 from services.coordinator.groups.group_settings import GroupSettings
@@ -43,7 +43,7 @@ def new_member_id() -> str:
 class CoordinatedGroups:
     """`topic` is where their state is."""
 
-    def __init__(self, box: Box, topic: StateTopic, view: BoxView, legacy: LegacyOffsetRequests, now_ms: Callable[[], int]) -> None:
+    def __init__(self, box: Box, topic: StateTopic, view: MetadataCache, legacy: LegacyOffsetRequests, now_ms: Callable[[], int]) -> None:
         self._box = box
         self._topic = topic
         self._view = view

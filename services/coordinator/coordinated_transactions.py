@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from appliance.base.model import TopicPartition
 from appliance.base.settings import Box
-from appliance.cluster.box_view import BoxView
+from appliance.cluster.metadata_cache import MetadataCache
 from appliance.ipc.producer_id_leases import ProducerIdLeases
 from services.coordinator.marker_appends import MarkerAppends
 from services.coordinator.state.state_topic import StateTopic
@@ -33,7 +33,7 @@ class CoordinatedTransactions:
         self,
         box: Box,
         topic: StateTopic,
-        view: BoxView,
+        view: MetadataCache,
         markers: MarkerAppends,
         producer_ids: ProducerIdLeases,
         offsets_partition_of: Callable[[str], TopicPartition | None],

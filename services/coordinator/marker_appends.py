@@ -13,7 +13,7 @@ from typing import Any
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
 from appliance.base.model import NO_LEADER, TopicPartition
-from appliance.cluster.box_view import BoxView, Placement
+from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.ipc.descriptors import ACKS_ALL_FLAG, COMMIT_FLAG, RAISED_EPOCH_FLAG, DescriptorKind
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import HIGH_WATERMARK, ISR_AND_CONFIG, PARTITION_AND_GENERATION, ROLE_AND_EPOCH, ROLE_LEADER, TornRow
@@ -35,7 +35,7 @@ class MarkerAppend:
         self.marker = marker
         self.on_written = on_written
         self.deadline_ns = deadline_ns
-        self.placement: Placement | None = None
+        self.placement: LocalReplica | None = None
         self.leader_epoch = -1
         self.end_offset = -1
         self.is_answered = False
@@ -46,7 +46,7 @@ class MarkerAppends:
 
     def __init__(
         self,
-        view: BoxView,
+        view: MetadataCache,
         requests: MarkerRequests,
         clock: Clock,
         counters: Counters,

@@ -28,7 +28,7 @@ TIMEOUT_MS = 35_000
 OnWritten = Callable[[ErrorCode], None]
 
 
-class Asker(Protocol):
+class MarkerRequester(Protocol):
     """`client.peers.Peers`, as far as it is needed."""
 
     def ask(
@@ -76,7 +76,7 @@ class _Box:
 class MarkerRequests:
     """All of one coordinator."""
 
-    def __init__(self, peers: Asker) -> None:
+    def __init__(self, peers: MarkerRequester) -> None:
         self._peers = peers
         self._boxes: dict[int, _Box] = {}
         self._given_back: list[tuple[OnWritten, ErrorCode]] = []

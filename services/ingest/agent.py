@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from appliance.base.model import NO_LEADER
 from appliance.client.peers import Peers
-from appliance.cluster.box_view import BoxView
 from appliance.cluster.image_follower import ImageFollower
 from appliance.cluster.lease_gate import LeaseGate
+from appliance.cluster.metadata_cache import MetadataCache
 from appliance.ipc.box_disks import BoxDisks
 from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.disk_health import DiskHealth
@@ -25,19 +25,19 @@ from appliance.senders.accounting import LossReason, read_ledger
 from appliance.senders.ingest_table import table_of
 from appliance.senders.listener import Transport
 from appliance.shm.lease import LeaseReader
-from services.ingest.listeners.ingest_listeners import Room, hand_out
+from services.ingest.listeners.ingest_listeners import ConnectionManager, hand_out
 from services.ingest.listeners.sender_connections import SenderConnections
 from services.ingest.listeners.sender_datagrams import SenderDatagrams
+from services.ingest.producer.batch_sender import BatchSender
 from services.ingest.producer.ingest_disks import IngestDisks
-from services.ingest.producer.ingest_outlet import IngestOutlet
-from services.ingest.producer.ingest_past import IngestPast
-from services.ingest.producer.outgoing_batch import OutgoingBatch
+from services.ingest.producer.previous_incarnations import PreviousIncarnations
+from services.ingest.producer.producer_batch import ProducerBatch
 from services.ingest.records.held_records import HeldRecords
-from services.ingest.records.ingest_books import IngestBooks
-from services.ingest.records.ingest_intake import IngestIntake
+from services.ingest.records.ingest_ledger import IngestLedger
 from services.ingest.records.ingest_settlement import IngestSettlement
 from services.ingest.records.ingest_topics import IngestTopics
-from services.ingest.records.sender_books import SenderBooks
+from services.ingest.records.record_router import RecordRouter
+from services.ingest.records.sender_ledgers import SenderLedgers
 
 SWEEP_NS = 1_000_000_000
 DRAIN_NS_MAX = 4_000_000_000
@@ -70,18 +70,18 @@ class IngestAgent:
             self._on_gone,
             keep_ring_names=True,  # completions that we do not live to see are read by our next life
         )
-        self._view = BoxView(box.broker_id, self._proxies, box.integer("message.max.bytes"))
+        self._view = MetadataCache(box.broker_id, self._proxies, box.integer("message.max.bytes"))
         self._image = ImageFollower(context.layout, self._view, log)
         self._controller = ControllerLink(context.layout, self._poller, self._clock, self._image.on_changed)
         self._producer_ids = ProducerIdLeases(self._controller, self._clock, counters.counter("ingest.producer_ids"), log)
         self._lease = LeaseGate(LeaseReader(context.layout), self._clock, counters)
-        self._senders = SenderBooks(context.layout, context.process_name, self._clock)
-        books = IngestBooks(table.listeners, self._senders, counters)
+        self._senders = SenderLedgers(context.layout, context.process_name, self._clock)
+        books = IngestLedger(table.listeners, self._senders, counters)
         self._settlement = IngestSettlement(books)
         self._peers = Peers("millrace-ingest", self._poller, self._clock)
-        self._past = IngestPast(context, {listener.name: listener for listener in table.listeners}, self._peers, self._writer_incarnation)
+        self._past = PreviousIncarnations(context, {listener.name: listener for listener in table.listeners}, self._peers, self._writer_incarnation)
         self._previous_life, self._replays = self._past.life, self._past.replays
-        self._outlet = IngestOutlet(
+        self._outlet = BatchSender(
             self._source.arena,
             self._view,
             min(box.integer("disk.budget.bytes"), self._source.arena.size_bytes // len(disks)),
@@ -101,13 +101,13 @@ class IngestAgent:
         for left_over in self._past.topics:
             self._topics.of(left_over)
         held = HeldRecords(box.integer("ingest.held.bytes"), counters)
-        self._intake = IngestIntake(table.listeners, table.router(), self._topics, books, self._settlement, self._replays, held, self._clock)
+        self._intake = RecordRouter(table.listeners, table.router(), self._topics, books, self._settlement, self._replays, held, self._clock)
         self._box_disks = BoxDisks(context.layout, box)
         self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), lambda _disk, _operation: None, lambda _disk: None)
         self._disks = IngestDisks(self._proxies, counters, log)
         self._connections = SenderConnections(context.layout, int(context.instance or 0), self._poller, self._clock, self._intake, box, counters, log)
         self._datagrams = SenderDatagrams(self._poller, self._clock, self._intake, context.instance in ("", "0"), counters, log)
-        rooms: dict[Transport, Room] = {Transport.TCP: self._connections, Transport.TLS: self._connections, Transport.UDP: self._datagrams}
+        rooms: dict[Transport, ConnectionManager] = {Transport.TCP: self._connections, Transport.TLS: self._connections, Transport.UDP: self._datagrams}
         hand_out(table.listeners, context.listen_sockets, rooms, log)
         self._in_flight = counters.gauge("ingest.in_flight")
         self._oldest_waiting = counters.gauge("ingest.oldest_waiting_ms")
@@ -259,10 +259,10 @@ class IngestAgent:
 
     # -- log-writers
 
-    def _on_completion(self, batch: OutgoingBatch, entry: tuple[int, ...]) -> None:
+    def _on_completion(self, batch: ProducerBatch, entry: tuple[int, ...]) -> None:
         self._outlet.on_completion(batch, entry)
 
-    def _on_lost(self, batch: OutgoingBatch) -> None:
+    def _on_lost(self, batch: ProducerBatch) -> None:
         self._outlet.on_lost(batch)
 
     def _on_connected(self, disk: str) -> None:

@@ -42,8 +42,8 @@ from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.storage import file_io
 from appliance.storage.reading import LogReading, OffsetOutOfRange, SegmentMoved
 from appliance.storage.segment_files import LOG_SUFFIX, PARTITION_METADATA, segment_path
-from services.log_reader.cold_reading import Asker as ColdAsker
 from services.log_reader.cold_reading import ColdReading
+from services.log_reader.cold_reading import PieceRequester as ColdAsker
 from services.log_reader.scrubber import Scrubber
 
 READINGS_MAX = 512

@@ -19,7 +19,7 @@ from appliance.shm.counters import Counter
 _PEER = Struct("iII")
 
 
-class Holder:
+class SlotHolder:
     """One acceptor process and the slots it sends from."""
 
     __slots__ = ("pid", "pidfd", "slots")
@@ -41,19 +41,19 @@ class ColdHolders:
         self._held = held
         self._on_release = on_release
         self._on_buried = on_buried
-        self._by_pid: dict[int, Holder] = {}
+        self._by_pid: dict[int, SlotHolder] = {}
 
-    def holder(self, sock: socket.socket) -> Holder:
+    def holder(self, sock: socket.socket) -> SlotHolder:
         """The process at the other end."""
         pid = _peer_pid(sock)
         holder = self._by_pid.get(pid)
         if holder is None:
-            holder = self._by_pid[pid] = Holder(pid)
+            holder = self._by_pid[pid] = SlotHolder(pid)
             if holder.pidfd >= 0:
                 self._poller.register(holder.pidfd, select.EPOLLIN, lambda _events: self._bury(holder))
         return holder
 
-    def hold(self, holder: Holder, slot: int) -> None:
+    def hold(self, holder: SlotHolder, slot: int) -> None:
         holder.slots[slot] += 1
         self._held.add()
 
@@ -72,14 +72,14 @@ class ColdHolders:
             if holder.pidfd < 0:
                 self._bury(holder)
 
-    def _release(self, holder: Holder, slot: int) -> None:
+    def _release(self, holder: SlotHolder, slot: int) -> None:
         holder.slots[slot] -= 1
         if not holder.slots[slot]:
             del holder.slots[slot]
         self._held.add(-1)
         self._on_release(slot)
 
-    def _bury(self, holder: Holder) -> None:
+    def _bury(self, holder: SlotHolder) -> None:
         """It is dead, and sends nothing any more."""
         if self._by_pid.pop(holder.pid, None) is None:
             return
@@ -89,7 +89,7 @@ class ColdHolders:
         self._forget(holder)
         self._on_buried()
 
-    def _forget(self, holder: Holder) -> None:
+    def _forget(self, holder: SlotHolder) -> None:
         if holder.pidfd >= 0:
             self._poller.unregister(holder.pidfd)
             os.close(holder.pidfd)

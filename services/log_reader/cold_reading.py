@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from appliance.base.errors import ErrorCode
-from appliance.ipc.dead_lives import sweep_arenas
+from appliance.ipc.dead_incarnations import sweep_arenas
 from appliance.ipc.log_reader_messages import FIRST_WHATEVER, IS_ACTIVE, READ, WHOLE_BATCHES, Answer, Question, ReadAnswer
 from appliance.records.batch_run import whole_batches
 from appliance.runtime.agent import ServiceContext
@@ -23,7 +23,7 @@ from services.log_reader.cold_holders import ColdHolders
 from services.log_reader.cold_pieces import ColdPieces, Piece
 from services.log_reader.cold_segments import ColdSegment, ColdSegments
 from services.log_reader.cold_threads import THREADS, ColdThreads
-from services.log_reader.lanes import Lanes
+from services.log_reader.fair_queue import FairQueue
 
 PARTS_MAX = 3
 """An answer has at most so many pieces; together they hold any batch of up to 2 MiB."""
@@ -35,7 +35,7 @@ IDLE_NS = 30_000_000_000
 """After so long without a question memory and files are given back."""
 
 
-class Asker(Protocol):
+class PieceRequester(Protocol):
     """One acceptor's connection."""
 
     sock: socket.socket
@@ -47,7 +47,7 @@ class _Request:
 
     __slots__ = ("arrived_ns", "asker", "end", "file", "is_done", "missing", "pieces", "question")
 
-    def __init__(self, asker: Asker, question: Question, file: ColdSegment, end: int, arrived_ns: int) -> None:
+    def __init__(self, asker: PieceRequester, question: Question, file: ColdSegment, end: int, arrived_ns: int) -> None:
         self.asker = asker
         self.question = question
         self.file = file
@@ -68,7 +68,7 @@ def parts_of(position: int, end: int) -> list[tuple[int, int]]:
 class ColdReading:
     """All cold reads of one disk."""
 
-    def __init__(self, context: ServiceContext, disk: str, answer: Callable[[Asker, Answer], None], ways: tuple[str, ...] = SEALED_WAYS) -> None:
+    def __init__(self, context: ServiceContext, disk: str, answer: Callable[[PieceRequester, Answer], None], ways: tuple[str, ...] = SEALED_WAYS) -> None:
         """`answer` sends an answer to an asker that is not gone. `ways`: how files are read, the preferred way first."""
         self._context = context
         self._clock = context.clock
@@ -78,7 +78,7 @@ class ColdReading:
         name = context.layout.shared_memory_name("arena", context.process_name, context.incarnation)
         self.memory = PieceMemory.create(name, context.box.integer("log.reader.arena.bytes"), context.incarnation)
         self.pieces: ColdPieces[_Request] = ColdPieces(self.memory.slots)
-        self._lanes: Lanes[_Request] = Lanes()
+        self._lanes: FairQueue[_Request] = FairQueue()
         self._segments = ColdSegments(ways, self.pieces.forget_file)
         self._threads: ColdThreads[_Request] = ColdThreads(context.poller, self._on_done)
         self._last_ns = 0
@@ -95,7 +95,7 @@ class ColdReading:
 
     # -- questions
 
-    def on_read(self, asker: Asker, question: Question, path: str) -> None:
+    def on_read(self, asker: PieceRequester, question: Question, path: str) -> None:
         """Answer now or later. `path` is the segment's."""
         extent = question.extent
         if extent is None or extent.size_bytes <= 0 or not 0 <= question.value_b < extent.limit:
@@ -115,7 +115,7 @@ class ColdReading:
         file.reads += 1
         self._advance(request)
 
-    def _refuse_file(self, asker: Asker, question: Question, path: str, error: OSError) -> None:
+    def _refuse_file(self, asker: PieceRequester, question: Question, path: str, error: OSError) -> None:
         if isinstance(error, FileNotFoundError):
             self._send(asker, Answer(READ, question.token, ErrorCode.NOT_LEADER_OR_FOLLOWER))
             return
@@ -124,12 +124,12 @@ class ColdReading:
         self._context.log.error(words, topic=question.topic, partition=question.partition, disk=self._disk)
         self._send(asker, Answer(READ, question.token, ErrorCode.KAFKA_STORAGE_ERROR))
 
-    def on_release(self, asker: Asker, question: Question) -> None:
+    def on_release(self, asker: PieceRequester, question: Question) -> None:
         if question.value_a == self.memory.shared.incarnation:
             self._holders.release(asker.sock, question.released)
             self._dispatch()
 
-    def on_gone(self, asker: Asker) -> None:
+    def on_gone(self, asker: PieceRequester) -> None:
         """Its socket hung up; what its process holds it holds until it is proven dead."""
         asker.is_gone = True
         self._holders.on_hang_up()

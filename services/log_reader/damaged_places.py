@@ -20,7 +20,7 @@ from appliance.storage.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX
 OFFSET_MAX = 2**63 - 1
 
 
-class Look(NamedTuple):
+class PlaceCheck(NamedTuple):
     """`is_sound`: the place was found, and nothing is wrong with it."""
 
     damages: tuple[Damage, ...] = ()
@@ -34,7 +34,7 @@ class DamagedPlaces:
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
 
-    def look(self, topic_partition: TopicPartition, offset: int) -> Look:
+    def look(self, topic_partition: TopicPartition, offset: int) -> PlaceCheck:
         """What is wrong with the batch that holds an offset, and with those just before it."""
         directory = f"{self._disk.path}/{topic_partition}"
         found: tuple[Damage, ...] = ()
@@ -43,7 +43,7 @@ class DamagedPlaces:
             bases = bases_in(directory)
             base_offset = max((base for base in bases if base <= offset), default=None)
             if base_offset is None:
-                return Look()
+                return PlaceCheck()
             files = inodes_of(directory, base_offset)
             end_offset = min((base for base in bases if base > base_offset), default=OFFSET_MAX)
             scrub = PlaceScrub(directory, base_offset, end_offset, offset, ACTIVE_WAYS if end_offset == OFFSET_MAX else SEALED_WAYS)
@@ -51,20 +51,20 @@ class DamagedPlaces:
                 scrub.look()
                 damages = tuple(scrub.damages)
             except FileNotFoundError:
-                return Look()
+                return PlaceCheck()
             except OSError as error:
                 damages = (unreadable(base_offset, error),)
             begin, end = scrub.span
             read_bytes += end - begin
             if not damages:
                 _let_go_of_cache(segment_path(directory, base_offset, LOG_SUFFIX), begin, end)
-                return Look((), True, read_bytes)
+                return PlaceCheck((), True, read_bytes)
             if inodes_of(directory, base_offset) != files:
                 found = ()  # compaction put another one under the name
             elif not found:
                 found = damages
             else:
-                return Look(tuple(damage for damage in damages if damage in found), False, read_bytes)
+                return PlaceCheck(tuple(damage for damage in damages if damage in found), False, read_bytes)
 
 
 def _let_go_of_cache(path: str, begin: int, end: int) -> None:

@@ -18,8 +18,8 @@ import orjson
 from appliance.base.errors import DiskFull, ErrorCode, OutOfDescriptors, StepsDown, StorageFailed
 from appliance.base.layout import boot_id
 from appliance.ipc.channel import ISR_WISHES, SinkChannel
+from appliance.ipc.channel_acceptor import ChannelAcceptor
 from appliance.ipc.descriptors import DescriptorKind
-from appliance.ipc.log_writer_door import LogWriterDoor
 from appliance.ipc.scrub_report import report_file
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.shm.doorbell import Doorbell
@@ -46,6 +46,7 @@ from services.log_writer.background.flush_rounds import FlushRounds
 from services.log_writer.background.index_repairs import IndexRepairs
 from services.log_writer.background.producer_upkeep import ProducerUpkeep
 from services.log_writer.background.retention_rounds import RetentionRounds
+from services.log_writer.command_queue import CommandQueue
 from services.log_writer.completions import Completions
 from services.log_writer.log_writer_appends import APPENDS, LogWriterAppends, Work
 from services.log_writer.log_writer_commands import LogWriterCommands
@@ -53,7 +54,6 @@ from services.log_writer.log_writer_startup import LogWriterStartup
 from services.log_writer.moves.incoming_moves import IncomingMoves
 from services.log_writer.moves.outgoing_moves import OutgoingMoves
 from services.log_writer.moves.partition_moves import PartitionMoves
-from services.log_writer.postponed_work import PostponedWork
 from services.log_writer.replicas.awaited_deletions import AwaitedDeletions
 from services.log_writer.replicas.held_acknowledgements import HeldAcknowledgements
 from services.log_writer.replicas.replica_appends import ReplicaAppends
@@ -123,7 +123,7 @@ class LogWriterAgent:
         self._moves = PartitionMoves(incoming, outgoing)
         self._deletions = AwaitedDeletions(self._partitions, self._completions, self._clock, counters)
         self._retention = RetentionRounds(self._directory, self._partitions, self._clock, counters, box, context.log, self._deletions.on_durable)
-        self._postponed = PostponedWork(
+        self._postponed = CommandQueue(
             self._partitions,
             self._completions,
             self._trouble,
@@ -134,7 +134,7 @@ class LogWriterAgent:
             self._appends,
             self._carry_out,
         )
-        self._door = LogWriterDoor(context.incarnation, self._doorbell.fileno(), self._poller, counters, self._describe, self._on_gone)
+        self._door = ChannelAcceptor(context.incarnation, self._doorbell.fileno(), self._poller, counters, self._describe, self._on_gone)
         self._replicas = ReplicaAppends(
             self._partitions,
             self._completions,
@@ -214,7 +214,7 @@ class LogWriterAgent:
             self._completions.rows_moved = self._completions.rows_moved or self._retention.rows_moved
             self._retention.rows_moved = False
             self._completions.publish(self._door)
-        self._progress.tell_wishes()
+        self._progress.report_isr_proposals()
         return work
 
     def _end_fenced(self) -> int:

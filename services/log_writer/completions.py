@@ -9,7 +9,7 @@ from typing import Any
 
 from appliance.base.errors import ErrorCode
 from appliance.ipc.channel import SinkChannel
-from appliance.ipc.log_writer_door import LogWriterDoor
+from appliance.ipc.channel_acceptor import ChannelAcceptor
 from appliance.shm.counters import Counters
 
 
@@ -34,7 +34,7 @@ class Completions:
     def forget(self, channel: SinkChannel) -> None:
         self.by_channel.pop(channel, None)
 
-    def publish(self, door: LogWriterDoor) -> None:
+    def publish(self, door: ChannelAcceptor) -> None:
         """Rows were stored before; now the completions, then the doorbells of those who got one or who watch rows."""
         completions, self.by_channel = self.by_channel, {}
         for channel, entries in completions.items():

@@ -35,8 +35,8 @@ from services.log_writer.background.disk_trouble import DiskTrouble
 from services.log_writer.completions import Completions
 from services.log_writer.end_markers import marker_batch
 from services.log_writer.replicas.held_acknowledgements import HeldAcknowledgements
-from services.log_writer.replicas.hosted_partition import FLUSH_BEFORE_ACKNOWLEDGEMENT, HostedPartition
-from services.log_writer.replicas.hosted_partitions import HostedPartitions
+from services.log_writer.replicas.replica import FLUSH_BEFORE_ACKNOWLEDGEMENT, Replica
+from services.log_writer.replicas.replicas_of_disk import Replicas
 
 _SEQUENCE = Struct(">qhi")
 """producer id, producer epoch, base sequence"""
@@ -54,7 +54,7 @@ class LogWriterAppends:
 
     def __init__(
         self,
-        partitions: HostedPartitions,
+        partitions: Replicas,
         completions: Completions,
         held: HeldAcknowledgements,
         batch_flushes: BatchFlushes,
@@ -83,14 +83,14 @@ class LogWriterAppends:
             else:
                 self._append(hosted, group)
 
-    def _follows_on(self, hosted: HostedPartition, channel: SinkChannel, entry: tuple[Any, ...]) -> bool:
+    def _follows_on(self, hosted: Replica, channel: SinkChannel, entry: tuple[Any, ...]) -> bool:
         """Whether a batch behind one that its connection was refused may be taken: that one has reached the log by another leader. Else it is answered."""
         if not entry[1] & BEHIND_REFUSED_FLAG or hosted.log.producers.follows_on(*_SEQUENCE.unpack_from(channel.memory, entry[8] + PRODUCER_ID_AT)):
             return True
         self._completions.answer(channel, entry, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return False
 
-    def _append(self, hosted: HostedPartition | None, group: list[Work]) -> None:
+    def _append(self, hosted: Replica | None, group: list[Work]) -> None:
         """Append the batches and markers of one partition: one plan, one write, one row update."""
         answer = self._completions.answer
         admitted: list[Work] = []
@@ -168,7 +168,7 @@ class LogWriterAppends:
         producer_epoch = (entry[12] & 0xFFFF ^ 0x8000) - 0x8000
         self._completions.answer(channel, entry, 0, guard=hosted.log.begin_verification(entry[10], producer_epoch, self._clock.wall_ms()))
 
-    def refusal(self, hosted: HostedPartition | None, entry: tuple[Any, ...]) -> int:
+    def refusal(self, hosted: Replica | None, entry: tuple[Any, ...]) -> int:
         """Role, row generation, leader epoch and config generation (which markers are not checked against) as the source saw them must still hold."""
         if hosted is not None and entry[0] == _MARKER:
             entry = (*entry[:6], hosted.config_generation)
@@ -211,12 +211,12 @@ class LogWriterAppends:
             self._trouble.on_failure(failure)
         return work
 
-    def _acknowledge(self, hosted: HostedPartition, durable_offset: int, base_offset: int, position: int) -> None:
+    def _acknowledge(self, hosted: Replica, durable_offset: int, base_offset: int, position: int) -> None:
         """The row first, then the completions: who gets one may look at the row."""
         hosted.on_durable(durable_offset, base_offset, position)
         self._completions.rows_moved = True
         self._held.release(hosted, durable_offset, self._completions.by_channel)
 
-    def on_given_away(self, hosted: HostedPartition) -> None:
+    def on_given_away(self, hosted: Replica) -> None:
         """The log lies on another disk now, where all of it is durable."""
         self._held.release(hosted, hosted.log.log_end_offset, self._completions.by_channel)

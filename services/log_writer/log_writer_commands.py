@@ -16,22 +16,22 @@ from appliance.base.logging import Logger
 from appliance.base.model import TopicId, TopicPartition
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.shm.partition_table import ROLE_LEADER
-from services.log_writer.replicas.hosted_partition import HostedPartition
-from services.log_writer.replicas.hosted_partitions import HostedPartitions
-from services.log_writer.replicas.leader_progress import NO_WISH
+from services.log_writer.replicas.replica import Replica
+from services.log_writer.replicas.replicas_of_disk import Replicas
+from services.log_writer.replicas.replication_state import NO_WISH
 
 
 class LogWriterCommands:
     """Carries commands out on the hosted partitions."""
 
-    def __init__(self, partitions: HostedPartitions, log: Logger) -> None:
+    def __init__(self, partitions: Replicas, log: Logger) -> None:
         self._partitions = partitions
         self._log = log
         self._by_kind = {
             DescriptorKind.CREATE: self._create,
             DescriptorKind.BECOME_LEADER: self._become_leader,
             DescriptorKind.BECOME_FOLLOWER: self._become_follower,
-            DescriptorKind.ISR: self._take_isr,
+            DescriptorKind.ISR: self._apply_isr,
             DescriptorKind.DELETE: self._delete,
             DescriptorKind.CONFIG: self._configure,
             DescriptorKind.LIVE_BROKERS: self._take_live_brokers,
@@ -85,19 +85,19 @@ class LogWriterCommands:
         hosted.follow(leader_epoch, tuple(command["isr"]), tuple(command["replicas"]), int(command.get("config_generation", 0)))
         return ErrorCode.NONE
 
-    def _configure_hosted(self, hosted: HostedPartition, command: dict[str, Any]) -> None:
+    def _configure_hosted(self, hosted: Replica, command: dict[str, Any]) -> None:
         self._partitions.configure(hosted, command.get("config", {}))
         if "moving_to" in command:
             hosted.is_moving = command["moving_to"] is not None
 
-    def _take_isr(self, command: dict[str, Any]) -> int:
+    def _apply_isr(self, command: dict[str, Any]) -> int:
         topic_partition, topic_id = _identity(command)
         hosted = self._partitions.find(topic_id, topic_partition.partition)
         if hosted is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if command["leader_epoch"] != hosted.leader_epoch or hosted.role != ROLE_LEADER:
             return ErrorCode.FENCED_LEADER_EPOCH
-        hosted.take_isr(tuple(command["isr"]), int(command["partition_epoch"]), int(command.get("wish", NO_WISH)))
+        hosted.apply_isr(tuple(command["isr"]), int(command["partition_epoch"]), int(command.get("wish", NO_WISH)))
         return ErrorCode.NONE
 
     def _delete(self, command: dict[str, Any]) -> int:
@@ -117,9 +117,7 @@ class LogWriterCommands:
         return ErrorCode.NONE
 
 
-def lead(
-    hosted: HostedPartition, leader_epoch: int, isr: tuple[int, ...], replicas: tuple[int, ...], config_generation: int, partition_epoch: int = -1
-) -> None:
+def lead(hosted: Replica, leader_epoch: int, isr: tuple[int, ...], replicas: tuple[int, ...], config_generation: int, partition_epoch: int = -1) -> None:
     """Lead under `leader_epoch` from the log end on; the epoch is in the log's own cache before anyone can produce under it.
 
     Where acknowledgements wait for flushes, what the log holds is flushed before anyone sees it."""

@@ -25,12 +25,12 @@ from appliance.storage.log_directory import LogDirectory
 from appliance.storage.move_record import read_move
 from appliance.storage.recovery import CLEAN, Recovery, SameBoot, Unclean
 from services.log_writer.background.disk_return import check_not_swapped
-from services.log_writer.descriptor_room import DescriptorRoom
+from services.log_writer.descriptor_budget import DescriptorBudget
 from services.log_writer.log_writer_commands import lead
-from services.log_writer.previous_lives import PreviousLives
+from services.log_writer.previous_incarnations import PreviousLives
 from services.log_writer.recovery_progress import OPEN_BYTES, RecoveryProgress, share_of
-from services.log_writer.replicas.hosted_partition import HostedPartition, ReplicationTerms
-from services.log_writer.replicas.hosted_partitions import HostedPartitions, ProducerSettings
+from services.log_writer.replicas.replica import Replica, ReplicationTerms
+from services.log_writer.replicas.replicas_of_disk import ProducerSettings, Replicas
 
 CLEAN_STOP = "clean"
 SAME_BOOT = "same"
@@ -53,7 +53,7 @@ class LogWriterStartup:
         self.replaces = self._remember(box.state_directory)
         producers = ProducerSettings(box.integer("producer.id.expiration.ms"), box.flag("transaction.partition.verification.enable"))
         terms = ReplicationTerms(box.broker_id, box.integer("replica.lag.time.max.ms") * 1_000_000, context.clock)
-        self.partitions = HostedPartitions(self.directory, table, context.clock, terms, producers)
+        self.partitions = Replicas(self.directory, table, context.clock, terms, producers)
         self._lives = PreviousLives(context.layout, disk.name, table.shared.name)
         self.boot = CLEAN_STOP if self.directory.was_clean else SAME_BOOT if self._lives.is_same_boot else UNCLEAN_BOOT
         self._recovery_points = self.directory.recovery_points
@@ -70,16 +70,16 @@ class LogWriterStartup:
         self._led_at_once = 0
         self._is_registered = lease_holds(context.layout, context.clock.boottime_ns())
         """Whether this box's registration in the cluster surely stands."""
-        self.moved_here: list[HostedPartition] = []
+        self.moved_here: list[Replica] = []
         """Logs that still have the record of their move in them: the checkpoints do not speak for them yet."""
         self._is_synced = False
         """Whether the file system was synced since we started."""
         self._short_of_space: list[tuple[TopicPartition, TopicId]] = []
         self._space_problem = ""
         self._left: list[TopicPartition] = []
-        logs_max = DescriptorRoom().logs_max
+        logs_max = DescriptorBudget().logs_max
         if logs_max < ROWS:
-            words = f"disk {disk.name} can serve about {logs_max} partitions (of {ROWS}): the limit of open files is {DescriptorRoom().limit}"
+            words = f"disk {disk.name} can serve about {logs_max} partitions (of {ROWS}): the limit of open files is {DescriptorBudget().limit}"
             context.log.notice(words, disk=disk.name)
 
     def _remember(self, state_directory: str) -> tuple[str, ...]:
@@ -190,7 +190,7 @@ class LogWriterStartup:
             self._lives.forget()
         return len(self._short_of_space)
 
-    def _open(self, name: TopicPartition, topic_id: TopicId) -> HostedPartition:
+    def _open(self, name: TopicPartition, topic_id: TopicId) -> Replica:
         if self._lives.is_suspect:
             self.directory.forget_pages(name)
         elif self.boot == UNCLEAN_BOOT:  # perhaps of this boot all the same, and a disk failed that nobody remembers: a box that ends takes the tables away
@@ -235,7 +235,7 @@ class LogWriterStartup:
             return SameBoot(row.log_end_offset, row.active_base_offset, row.active_position, recovery_point)
         return Unclean(recovery_point)
 
-    def _serve_again(self, hosted: HostedPartition) -> None:
+    def _serve_again(self, hosted: Replica) -> None:
         """Lead or follow under the epoch that the dead life had, if the image still says so: produce, fetch and replication do not wait for the controller.
         What has other replicas is led only while this box's lease lasts: nobody else was elected then because we were gone."""
         row = self._lives.rows.get((hosted.topic_id, hosted.topic_partition.partition))
@@ -260,7 +260,7 @@ class LogWriterStartup:
         elif row.role == ROLE_FOLLOWER and should_be.leader != broker_id and broker_id in should_be.replicas:
             hosted.follow(row.leader_epoch, should_be.isr, should_be.replicas, row.config_generation)
 
-    def _make_durable(self, hosted: HostedPartition) -> None:
+    def _make_durable(self, hosted: Replica) -> None:
         """What it holds was perhaps not acknowledged and not synced when the dead life ended. Nothing is appended before we serve, so one sync of
         the file system is enough for all logs."""
         flush = hosted.log.plan_batch_flush()

@@ -13,7 +13,7 @@ from typing import Any
 from appliance.base.errors import ConfigurationProblems, DiskFull, ErrorCode, OutOfDescriptors, StepsDown, StorageFailed
 from appliance.base.layout import boot_id
 from appliance.ipc.channel import SinkChannel
-from appliance.ipc.log_writer_door import LogWriterDoor
+from appliance.ipc.channel_acceptor import ChannelAcceptor
 from appliance.runtime.agent import PARK_MS_MAX, Agent, ServiceContext
 from appliance.runtime.known_disks import read_known_disk
 from appliance.shm.doorbell import Doorbell
@@ -21,7 +21,7 @@ from appliance.shm.partition_table import DISK_OFFLINE, SLEEPING_WORD, Partition
 from services.log_writer.agent import LogWriterAgent
 from services.log_writer.background.disk_fences import DiskFences
 from services.log_writer.background.disk_return import DiskDoesNotAnswer, DiskReturn, check_answers
-from services.log_writer.previous_lives import PreviousLives
+from services.log_writer.previous_incarnations import PreviousLives
 
 DESCRIPTOR_BURST = 256
 
@@ -65,7 +65,7 @@ class OfflineLogWriter:
         context.log.error(f"disk {self._disk.name} ({self._disk.path}) stays offline: {failure}", disk=self._disk.name)
         self._return = DiskReturn(context, self._disk, self._clock.monotonic_ns(), first_look_ns)
         self._fences = DiskFences(context.counters, self._clock.monotonic_ns())
-        self._door = LogWriterDoor(context.incarnation, self._doorbell.fileno(), context.poller, context.counters, self._describe, self._on_gone)
+        self._door = ChannelAcceptor(context.incarnation, self._doorbell.fileno(), context.poller, context.counters, self._describe, self._on_gone)
         self._refused = context.counters.counter("log_writer.refused")
         self._door.open(context.layout.log_writer_socket(self._disk.name))
         context.notifier.ready()

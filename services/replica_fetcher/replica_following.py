@@ -18,8 +18,8 @@ from appliance.ipc.disk_health import DiskHealth
 from appliance.ipc.proxies import LogWriterProxies
 from appliance.ipc.source import Source
 from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
+from services.replica_fetcher.leader_fetcher import LeaderFetcher
 from services.replica_fetcher.replica_counters import ReplicaCounters, replica_settings
-from services.replica_fetcher.replica_lane import LeaderLane
 from services.replica_fetcher.replica_partition import FollowedPartition, FollowedRow, LogOrder
 from services.replica_fetcher.replica_repair import RepairCopy
 from services.replica_fetcher.replica_repairs import ReplicaRepairs
@@ -54,7 +54,7 @@ class ReplicaFollowing:
         self._counters = ReplicaCounters(counters)
         self._rows = ReplicaRows(box.broker_id, self._proxies, partial(os.path.exists, context.layout.stopping_file))
         self._followed: dict[Key, FollowedPartition] = {}
-        self._lanes: dict[int, LeaderLane] = {}
+        self._lanes: dict[int, LeaderFetcher] = {}
         self._throttle = ReplicationThrottle(is_follower=True)
         self._repairs = ReplicaRepairs(
             context.layout, box.broker_id, self._proxies, self._source.arena, self._settings, context.poller, self._clock, counters, context.log
@@ -71,7 +71,7 @@ class ReplicaFollowing:
         for lane in self._lanes.values():
             self._set_brokers(lane)
 
-    def _set_brokers(self, lane: LeaderLane) -> None:
+    def _set_brokers(self, lane: LeaderFetcher) -> None:
         brokers = self._rows.image.brokers
         own = brokers.get(self._broker_id)
         lane.set_brokers(brokers.get(lane.leader_id), -1 if own is None else own.epoch)
@@ -119,11 +119,11 @@ class ReplicaFollowing:
         self._counters.partitions.set(len(self._followed))
         return changes
 
-    def _lane(self, leader_id: int) -> LeaderLane:
+    def _lane(self, leader_id: int) -> LeaderFetcher:
         lane = self._lanes.get(leader_id)
         if lane is None:
             context = self._context
-            lane = self._lanes[leader_id] = LeaderLane(
+            lane = self._lanes[leader_id] = LeaderFetcher(
                 leader_id, self._broker_id, self._settings, self._source.arena, context.poller, self._clock, self._counters, context.log, self._throttle
             )
             self._set_brokers(lane)

@@ -20,7 +20,7 @@ from services.replica_fetcher.replica_session import Key
 _LOST = int(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
 
-class OrderLane(Protocol):
+class OrderQueue(Protocol):
     """Who is told how an order of one of its partitions ended."""
 
     def on_order_done(self, order: LogOrder, completion: Completion | None) -> None:
@@ -95,7 +95,7 @@ class FollowedPartition:
 
     __slots__ = ("answer", "is_closed", "key", "lane", "place", "records_bytes", "records_position", "rules")
 
-    def __init__(self, key: Key, place: FollowedRow, lane: OrderLane, backoff_ms: int, now_ns: int) -> None:
+    def __init__(self, key: Key, place: FollowedRow, lane: OrderQueue, backoff_ms: int, now_ns: int) -> None:
         self.key = key
         self.place = place
         self.lane = lane

@@ -29,7 +29,7 @@ from appliance.runtime.poller import READABLE, Poller
 from appliance.runtime.preflight import ExternalCheck, PreparedBox, prepare_box, write_box
 from appliance.runtime.run_options import RunOptions, resolve_options
 from appliance.runtime.sender_table import ReadSenders
-from appliance.runtime.service_main import EXIT_OTHER_RELEASE, EXIT_USAGE, name_process, tell_stray_exceptions
+from appliance.runtime.service_main import EXIT_OTHER_RELEASE, EXIT_USAGE, install_excepthooks, name_process
 from appliance.runtime.status_server import StatusServer
 from appliance.runtime.systemd import notify
 from appliance.runtime.unit_files import SETTINGS_MARK_VARIABLE, planned_box, settings_mark
@@ -37,7 +37,7 @@ from appliance.runtime.unit_mode import SYSTEMD
 from appliance.shm.counter_reader import CounterReader
 from appliance.shm.counters import Counters, CounterSnapshot
 from appliance.shm.mapping import LayoutMismatch
-from services.supervisor.disk_changes import DiskChanges, LogWriterLook
+from services.supervisor.disk_changes import DiskChanges, LogWriterSample
 from services.supervisor.ready_message import ready_line
 from services.supervisor.supervisor import NAME
 from services.supervisor.watchdog_kills import WatchdogKills
@@ -157,10 +157,10 @@ class BoxKeeper:
         self.log.info(f"disk {disk.name} ({disk.path}): {order['verb']}, as ordered", disk=disk.name)
         return {"disk": disk.name, "path": disk.path}
 
-    def _look_at_log_writer(self, disk: str) -> LogWriterLook:
+    def _look_at_log_writer(self, disk: str) -> LogWriterSample:
         name = f"log-writer@{disk}"
         snapshot, pid = self._read(name), living_pid(self.layout, name)
-        return LogWriterLook(pid, 0 if snapshot is None else snapshot.heartbeat_ns // 1_000_000, is_stopped=not pid)
+        return LogWriterSample(pid, 0 if snapshot is None else snapshot.heartbeat_ns // 1_000_000, is_stopped=not pid)
 
     # --- the end ---
 
@@ -268,7 +268,7 @@ def main(zookeeper_check: ExternalCheck, read_senders: ReadSenders) -> int:
     """argv[1]: the settings file. Exit codes: 0 stopped on request, 2 the box cannot be prepared because of what is printed, 78 another release."""
     name_process("millrace")
     log = logger_from_environment(NAME)
-    tell_stray_exceptions(log)
+    install_excepthooks(log)
     clock = SystemClock()
     options = RunOptions(config=sys.argv[1])
     layout = BoxLayout.from_environment()

@@ -16,15 +16,15 @@ from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.layout import BoxLayout, Disk
 from appliance.base.settings import Box
+from appliance.runtime.detached_children import is_in_kernel
 from appliance.runtime.disk_orders import ADD, REPLACE, changed_disks, keep_disks
 from appliance.runtime.known_disks import give_up, write_known_disk
 from appliance.runtime.preflight import write_box
-from appliance.runtime.set_aside import is_in_kernel
 from appliance.shm.counters import read_counters
 from appliance.shm.disk_words import give_up_lives, is_held_by_disk
 
 
-class LogWriterLook(NamedTuple):
+class LogWriterSample(NamedTuple):
     """What is known of a log-writer: pid (0: there is none), when its heart was last heard (monotonic), and whether it is meant to be down, as one whose
     disk is not mounted."""
 
@@ -36,7 +36,7 @@ class LogWriterLook(NamedTuple):
 class DiskChanges:
     """One life of a box. `given`: the log directories as its options say."""
 
-    def __init__(self, layout: BoxLayout, clock: Clock, given: list[str], look: Callable[[str], LogWriterLook]) -> None:
+    def __init__(self, layout: BoxLayout, clock: Clock, given: list[str], look: Callable[[str], LogWriterSample]) -> None:
         self._layout = layout
         self._clock = clock
         self._given = given

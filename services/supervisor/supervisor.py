@@ -18,16 +18,16 @@ from appliance.base.clock import Clock, SystemClock
 from appliance.base.errors import ConfigurationProblems, RequestRefused
 from appliance.base.logging import DROPPED_COUNTER, logger_from_environment
 from appliance.runtime.children import Child, ChildState, plan_stop
+from appliance.runtime.detached_children import SetAsideProcesses
 from appliance.runtime.disk_orders import REMOVE, disk_processes
 from appliance.runtime.ensemble_checks import peer_warnings
-from appliance.runtime.leaving import CONTROLLER, Leaving
+from appliance.runtime.leaving import CONTROLLER, ShutdownProgress
 from appliance.runtime.leftovers import await_previous_life, clear_box, clear_dead_life, clear_vanished_boxes
 from appliance.runtime.poller import READABLE, Poller
 from appliance.runtime.preflight import ExternalCheck, PreparedBox, prepare_box
 from appliance.runtime.run_options import RunOptions, resolve_options
 from appliance.runtime.sender_table import ReadSenders
 from appliance.runtime.service_main import EXIT_OTHER_RELEASE, EXIT_USAGE, name_process
-from appliance.runtime.set_aside import SetAsideProcesses
 from appliance.runtime.status_server import StatusServer
 from appliance.runtime.systemd import REFUSED, notify
 from appliance.runtime.zookeeper_watch import NAME as ZOOKEEPER
@@ -35,7 +35,7 @@ from appliance.runtime.zookeeper_watch import ZooKeeperWatch
 from appliance.shm.counters import Counters, read_counters
 from appliance.shm.mapping import lost_objects
 from services.supervisor.child_start import start_child
-from services.supervisor.disk_changes import DiskChanges, LogWriterLook
+from services.supervisor.disk_changes import DiskChanges, LogWriterSample
 from services.supervisor.notify_socket import NotifySocket
 from services.supervisor.ready_message import ready_message
 
@@ -360,9 +360,9 @@ class Supervisor:
                 self._killed.discard(child.pid)
                 self._set_aside.add(process, child.pid, wall_ms, now_ms, 0 if is_lost else GROUP_STOP_MS)
 
-    def _look_at_log_writer(self, disk: str) -> LogWriterLook:
+    def _look_at_log_writer(self, disk: str) -> LogWriterSample:
         child = self.children.get(f"log-writer@{disk}")
-        return LogWriterLook(0, 0) if child is None else LogWriterLook(child.pid, max(child.since_ms, self._heard_ms(child)))
+        return LogWriterSample(0, 0) if child is None else LogWriterSample(child.pid, max(child.since_ms, self._heard_ms(child)))
 
     # --- the end ---
 
@@ -403,7 +403,7 @@ class Supervisor:
     def _await_leaving(self) -> None:
         """While everybody still serves, the controller gives away what other boxes can lead. A box of its own has nothing to give."""
         Path(self.layout.stopping_file).touch()
-        leaving = Leaving(self.layout)
+        leaving = ShutdownProgress(self.layout)
         controller = self.children[CONTROLLER]
         while controller.pid and controller.state is ChildState.SERVING and not leaving.has_left():
             if self._stop_signals > 1 or leaving.is_given_up(self._clock.monotonic_ns()):

@@ -14,7 +14,7 @@ SEEN_SHARE = 0.2
 """That much of the stand-still must have been seen: a supervisor that was itself held up has not seen what it did not look at."""
 
 
-class _Life(NamedTuple):
+class _Incarnation(NamedTuple):
     pid: int
     beat_ns: int
     silent_ns: int
@@ -25,14 +25,14 @@ class WatchdogKills:
 
     def __init__(self, watchdog_ms: int) -> None:
         self._watchdog_ns = watchdog_ms * 1_000_000
-        self._lives: dict[str, _Life] = {}
+        self._lives: dict[str, _Incarnation] = {}
 
     def look(self, process: str, pid: int, beat_ns: int, now_ns: int) -> float:
         """How many seconds its heart had stood still when the life that was seen last was killed for it; 0 if none was. `pid` is 0 when nobody lives;
         `beat_ns`: the heart's last beat, 0 before the first."""
         before = self._lives.pop(process, None)
         if pid and beat_ns:
-            self._lives[process] = _Life(pid, beat_ns, now_ns - beat_ns)
+            self._lives[process] = _Incarnation(pid, beat_ns, now_ns - beat_ns)
         if before is None or before.pid == pid or before.silent_ns < SEEN_SHARE * self._watchdog_ns:
             return 0
         silent_ns = now_ns - before.beat_ns

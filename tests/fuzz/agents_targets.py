@@ -28,7 +28,7 @@ from services.ingest.protocols.json_text import read_json
 from services.ingest.protocols.lumberjack.lumberjack_frames import ACK, ACK_KIND
 from services.ingest.protocols.lumberjack.lumberjack_session import LumberjackSession
 from services.ingest.protocols.session import Connection
-from services.ingest.records.unit import Outcome
+from services.ingest.records.ack_group import Outcome
 from tests.fuzz.target import Target, Targets, setting, talk, whole_and_pieces
 from tests.golden.capture_senders import read_stream, stream_names
 

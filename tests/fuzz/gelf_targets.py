@@ -14,9 +14,9 @@ from appliance.senders.listener import Listener, Protocol, Transport
 from services.ingest.protocols.gelf.gelf_chunks import DEADLINE_MS, MAGIC, SENDER_BYTES_MAX, ChunkAssembly
 from services.ingest.protocols.gelf.gelf_datagrams import GelfDatagrams
 from services.ingest.protocols.gelf.gelf_session import GelfSession
+from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.event import EventSource
 from services.ingest.records.intake import RefusedReason
-from services.ingest.records.unit import Unit
 from tests.fuzz.push_targets import answered
 from tests.fuzz.target import Target, Targets, check_records, talk, whole_and_pieces
 from tests.support.recording_intake import RecordingIntake
@@ -32,7 +32,7 @@ def fuzz_gelf_datagrams(data: bytes) -> None:
     """Datagrams, two bytes in front of each: sender and length. Every message that began is whole, or lost once."""
     intake = RecordingIntake()
     handler, assembly = GelfDatagrams(_UDP, intake), ChunkAssembly()
-    units = [Unit(_UDP, EventSource(host + b":1", host, b"gelf")) for host in _HOSTS]
+    units = [AckGroup(_UDP, EventSource(host + b":1", host, b"gelf")) for host in _HOSTS]
     begun, ended = 0, 0
     for sender, datagram in _datagrams_of(data):
         handler.received(units[sender], [datagram])

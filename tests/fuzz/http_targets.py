@@ -24,9 +24,9 @@ from services.ingest.protocols.http.journal_export import BadExport, JournalExpo
 from services.ingest.protocols.otlp.otlp_json import read_otlp_json
 from services.ingest.protocols.otlp.otlp_protobuf import read_protobuf
 from services.ingest.protocols.otlp.otlp_reading import BadPayload
+from services.ingest.records.ack_group import Outcome
 from services.ingest.records.event import EventSource
 from services.ingest.records.intake import RefusedReason
-from services.ingest.records.unit import Outcome
 from tests.fuzz.target import Target, Targets, check_records, whole_and_pieces
 from tests.support.http_talk import LISTENER, HttpTalk, chunked, request
 from tests.support.otlp_requests import SPAN_ID, TRACE_ID, otlp_request

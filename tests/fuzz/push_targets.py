@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from services.ingest.protocols.elasticsearch.elasticsearch_filter import answer_filter
 from services.ingest.protocols.http.http_request import Answer
 from services.ingest.protocols.loki.loki_labels import parse_labels
-from services.ingest.records.unit import Outcome
+from services.ingest.records.ack_group import Outcome
 from tests.fuzz.target import Target, Targets, check_records
 from tests.support.recording_intake import RecordingIntake
 from tests.unit.services.ingest.http_requests import ask

@@ -24,8 +24,8 @@ from services.ingest.protocols.syslog.syslog_datagrams import SyslogDatagrams
 from services.ingest.protocols.syslog.syslog_framing import SyslogSplitter
 from services.ingest.protocols.syslog.syslog_message import SyslogParser
 from services.ingest.protocols.syslog.syslog_session import SyslogSession
+from services.ingest.records.ack_group import AckGroup, Outcome
 from services.ingest.records.event import EventBuilder, EventSource
-from services.ingest.records.unit import Outcome, Unit
 from tests.fuzz.target import Target, Targets, talk, whole_and_pieces
 from tests.support.recording_intake import RecordingIntake
 
@@ -70,7 +70,7 @@ def fuzz_syslog_datagram(data: bytes) -> None:
     """A datagram is a message: all of it, without an octet count, or cut and counted."""
     if data:
         intake = RecordingIntake()
-        SyslogDatagrams(_SYSLOG, intake).received(Unit(_SYSLOG, _SOURCE), [data, b"<13>behind"])
+        SyslogDatagrams(_SYSLOG, intake).received(AckGroup(_SYSLOG, _SOURCE), [data, b"<13>behind"])
         message, behind = intake.messages
         assert behind == b"<13>behind" and len(message) <= MESSAGE_BYTES
         assert message in data and (len(data) - len(message) <= 9 or sum(intake.oddities.values()) == 1)

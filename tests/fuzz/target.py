@@ -15,9 +15,9 @@ import orjson
 
 from appliance.senders.listener import Listener
 from services.ingest.protocols.session import MakeSession
+from services.ingest.records.ack_group import Outcome
 from services.ingest.records.intake import Oddity, RefusedReason
 from services.ingest.records.record import Record
-from services.ingest.records.unit import Outcome
 from tests.support.recording_connection import RecordingConnection
 
 

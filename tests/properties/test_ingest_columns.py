@@ -23,13 +23,13 @@ from services.ingest.protocols.otlp.otlp_record import log_record, origin_of
 from services.ingest.protocols.syslog.syslog_framing import CutMessage
 from services.ingest.protocols.syslog.syslog_lines import SyslogLines
 from services.ingest.protocols.syslog.syslog_message import SyslogParser
+from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.agent_event import agent_record
 from services.ingest.records.agent_events import agent_records, common_of
 from services.ingest.records.batcher import Batcher
 from services.ingest.records.event import Event, EventBuilder, EventSource
 from services.ingest.records.record import Record
 from services.ingest.records.share import Part
-from services.ingest.records.unit import Unit
 
 LISTENER = Listener("test", Protocol.FLUENT, Transport.TCP, 0)
 SOURCE = EventSource(b"192.0.2.7:40312", b"192.0.2.7", b"tcp")
@@ -126,8 +126,8 @@ def test_records_that_are_batched_together_make_the_batches_that_they_make_one_b
     if None in keys and identity is None and not set(keys) == {None}:
         run = [(later, size, keys.index(None)) for later, size, _ in run]  # which batch is next depends on what else is closed meanwhile
     one, other = Batcher(3, 2048, max_batch_bytes=3000), Batcher(3, 2048, max_batch_bytes=3000)
-    nobody = Unit(LISTENER, SOURCE)
-    unit = Unit(LISTENER, SOURCE, None, lambda _unit: None)
+    nobody = AckGroup(LISTENER, SOURCE)
+    unit = AckGroup(LISTENER, SOURCE, None, lambda _unit: None)
     texts = [b"%d" % number + b"x" * size for number, (_, size, _) in enumerate(run)]
     at = [NOW_MS + later for later, _, _ in run]
     own = [keys[which] for _, _, which in run]
@@ -238,7 +238,7 @@ def test_entries_of_a_chunk_are_the_same_together_and_alone(chunk: list[Any], is
     packed = b"".join(msgpack.packb(entry) for entry in chunk)
     if is_cut:
         packed = packed[:-1]
-    message = fluent_messages.Message("tag", {}, packed)
+    message = fluent_messages.FluentMessage("tag", {}, packed)
     together = [record for some, _ in fluent_messages.records_of(message, LISTENER) for record in some]
     ends, _ = split_objects(packed, len(chunk))
     alone, _ = fluent_messages._records(decode_objects(packed, ends), LISTENER, {"tag": "tag"}, may_hold_nan(packed))

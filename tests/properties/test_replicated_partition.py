@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from appliance.shm.partition_table import ROLE_LEADER
 from appliance.storage import file_io
-from tests.support.replicas import Replica, batch, check_watermark, fetch, replicas
+from tests.support.replicas import SteppedReplica, batch, check_watermark, fetch, replicas
 
 BROKERS = st.sampled_from([1, 2, 3])
 APPEND = st.tuples(st.just("append"), st.tuples(st.integers(1, 5), st.integers(1, 3)))
@@ -30,7 +30,7 @@ LONG_MS = 1000
 class Cluster:
     """What a controller knows, and what was committed."""
 
-    def __init__(self, brokers: list[Replica]) -> None:
+    def __init__(self, brokers: list[SteppedReplica]) -> None:
         self.by_id = {each.broker_id: each for each in brokers}
         self.replicas = sorted(self.by_id)
         self.leader_id, self.leader_epoch = 1, 0
@@ -40,7 +40,7 @@ class Cluster:
         self.elect(1)
 
     @property
-    def leader(self) -> Replica:
+    def leader(self) -> SteppedReplica:
         return self.by_id[self.leader_id]
 
     def append(self, what: tuple[int, int]) -> None:
@@ -95,7 +95,7 @@ class Cluster:
         for each in self.by_id.values():
             self._give_role(each)
 
-    def _give_role(self, broker: Replica) -> None:
+    def _give_role(self, broker: SteppedReplica) -> None:
         if broker is self.leader:
             assert broker.lead(self.leader_epoch, self.isr, self.replicas, self.partition_epoch) == 0
         else:

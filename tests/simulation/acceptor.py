@@ -83,7 +83,7 @@ class Acceptor:
             self._world.after(MAX_WAIT, self._time_over, self._numbered)
 
     def _tell_progress(self, writer: Writer, arguments: tuple[int, int, int, int, int, int]) -> None:
-        writer.take_progress(*arguments)
+        writer.apply_progress(*arguments)
 
     def _epoch_error(self, leader_epoch: int, replica_id: int) -> int:
         writer = self._writer

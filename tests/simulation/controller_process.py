@@ -25,8 +25,8 @@ from services.controller.isr_keeper import IsrKeeper
 from services.controller.role_keeper import RoleKeeper
 from services.controller.zookeeper.operation import ControllerMoved, DiskCommand, OperationRunner, Outcome
 from services.controller.zookeeper.requests import ConnectionLost, Request
-from services.controller.zookeeper.tree_looks import TreeLooks
-from services.log_writer.replicas.leader_progress import IsrWish
+from services.controller.zookeeper.znode_watcher import ZnodeWatcher
+from services.log_writer.replicas.replication_state import IsrProposal
 from tests.simulation.session import Session
 from tests.simulation.world import MS, World
 from tests.simulation.writer import Writer
@@ -95,7 +95,7 @@ class ControllerProcess:
         patience = lambda: bring_up.patience_ms(SESSION_TIMEOUT // MS)  # noqa: E731
         self._failover = Failover(self.cluster, runner, bring_up.is_dead, bring_up.is_brought_up, patience, now_ms, counters, log, self._on_failure)
         session = self._session_id
-        self._looks = TreeLooks(self.cluster, runner, lambda: TOPIC_ID, lambda: (), session, self, log, self._reconsider_now, self._on_failure)
+        self._looks = ZnodeWatcher(self.cluster, runner, lambda: TOPIC_ID, lambda: (), session, self, log, self._reconsider_now, self._on_failure)
         self.session = Session(world, zookeeper, broker_id, session_id, self._on_connected, self._leave, self._looks_at)
         self._turn_again()
 
@@ -145,7 +145,7 @@ class ControllerProcess:
         self._isr.on_disk_gone(DISK)
         self._bring_up.on_gone(DISK)
 
-    def _on_wish(self, wish: IsrWish) -> None:
+    def _on_wish(self, wish: IsrProposal) -> None:
         document = {"topic": TOPIC, "partition": PARTITION, "topic_id": str(TOPIC_ID), "wish": wish.number, "leader_epoch": wish.leader_epoch}
         document |= {
             "partition_epoch": wish.partition_epoch,

@@ -14,8 +14,9 @@ from appliance.cluster.znodes import PartitionState
 from appliance.ipc.descriptors import Truncation
 from appliance.ipc.replication_descriptors import TruncateOrder
 from appliance.storage import epoch_truncation
-from services.controller.decisions import failover, isr_operations, leader_operations
-from services.log_writer.replicas.leader_progress import FollowerProgress, LeaderProgress
+from services.controller.decisions import isr_operations, leader_operations
+from services.controller.decisions import leader_selection as failover
+from services.log_writer.replicas.replication_state import FollowerProgress, ReplicationState
 from tests.simulation.invariants import Broken
 from tests.simulation.simulation import run
 from tests.simulation.writer import Writer
@@ -49,12 +50,12 @@ def _cuts_at_high_watermark(writer: Writer, leader_epoch: int, order: TruncateOr
     return code
 
 
-def _everything_is_committed(progress: LeaderProgress, _now_ns: int) -> bool:
+def _everything_is_committed(progress: ReplicationState, _now_ns: int) -> bool:
     before, progress.high_watermark = progress.high_watermark, progress.log_end_offset
     return progress.high_watermark > before
 
 
-def _shrinks_at_once(progress: LeaderProgress, isr: tuple[int, ...], want: Any = LeaderProgress._want) -> None:
+def _shrinks_at_once(progress: ReplicationState, isr: tuple[int, ...], want: Any = ReplicationState._want) -> None:
     want(progress, isr)
     if len(isr) < len(progress.isr):
         progress.isr = isr
@@ -83,7 +84,7 @@ def _cuts_at_the_leaders_end(_epoch: int, end_offset: int, _end_offset_for: Any,
 
 
 def _lets_in_whoever_has_the_high_watermark(
-    progress: LeaderProgress, follower: FollowerProgress, now_ns: int, expand: Any = LeaderProgress._maybe_expand
+    progress: ReplicationState, follower: FollowerProgress, now_ns: int, expand: Any = ReplicationState._maybe_expand
 ) -> bool:
     start, progress._epoch_start_offset = progress._epoch_start_offset, 0
     is_wished: bool = expand(progress, follower, now_ns)
@@ -97,17 +98,17 @@ def _writes_wishes_over_newer_states(cluster: Any, topic: Any, wish: Any, known_
     return state._replace(isr=wish.isr)
 
 
-def _wishes_count_for_nothing(progress: LeaderProgress) -> frozenset[int]:
+def _wishes_count_for_nothing(progress: ReplicationState) -> frozenset[int]:
     return frozenset(progress.isr)
 
 
-def _believes_the_image(progress: LeaderProgress, *arguments: Any, become: Any = LeaderProgress.on_become_leader) -> bool:
+def _believes_the_image(progress: ReplicationState, *arguments: Any, become: Any = ReplicationState.on_become_leader) -> bool:
     leader_epoch, isr, replicas, partition_epoch, *rest = arguments
     is_moved: bool = become(progress, leader_epoch, isr, replicas, max(0, partition_epoch), *rest)
     return is_moved
 
 
-def _follows_whoever_fetches(writer: Writer, leader_epoch: int, *rest: Any, take: Any = Writer.take_progress) -> None:
+def _follows_whoever_fetches(writer: Writer, leader_epoch: int, *rest: Any, take: Any = Writer.apply_progress) -> None:
     take(writer, writer.leader_epoch, *rest)
 
 
@@ -115,16 +116,16 @@ MUTATIONS = {
     "truncation by high watermark": Mutation(((Writer, "truncate", _cuts_at_high_watermark), (epoch_truncation, "is_diverging", lambda *_: False))),
     "no comparison of leader epochs": Mutation(((epoch_truncation, "is_diverging", lambda *_: False),)),
     "truncation at the leader's end of the epoch alone": Mutation(((epoch_truncation, "truncation_offset", _cuts_at_the_leaders_end),)),
-    "acks=all before the in-sync set has it": Mutation(((LeaderProgress, "_advance", _everything_is_committed),)),
-    "the in-sync set shrinks before it is written": Mutation(((LeaderProgress, "_want", _shrinks_at_once),)),
-    "who was asked for does not count": Mutation(((LeaderProgress, "maximal_isr", property(_wishes_count_for_nothing)),)),  # type: ignore[arg-type]
-    "who has the high watermark is in sync": Mutation(((LeaderProgress, "_maybe_expand", _lets_in_whoever_has_the_high_watermark),)),
+    "acks=all before the in-sync set has it": Mutation(((ReplicationState, "_advance", _everything_is_committed),)),
+    "the in-sync set shrinks before it is written": Mutation(((ReplicationState, "_want", _shrinks_at_once),)),
+    "who was asked for does not count": Mutation(((ReplicationState, "maximal_isr", property(_wishes_count_for_nothing)),)),  # type: ignore[arg-type]
+    "who has the high watermark is in sync": Mutation(((ReplicationState, "_maybe_expand", _lets_in_whoever_has_the_high_watermark),)),
     "an election outside of the in-sync set": Mutation(((failover, "elect_leader", _elects_anybody),)),
     "an unclean box stays in sync": Mutation(((leader_operations, "after_unclean_boot", _leaves_an_unclean_box_in_sync),)),
     "an unclean box stays in sync with one that is away": Mutation(((leader_operations, "after_unclean_boot", _leaves_an_unclean_follower_in_sync),)),
-    "wishes are written over newer states": Mutation(((isr_operations, "decide_wish", _writes_wishes_over_newer_states),)),
-    "a new life of a log-writer believes an old in-sync set": Mutation(((LeaderProgress, "on_become_leader", _believes_the_image),)),
-    "progress of another leader epoch counts": Mutation(((Writer, "take_progress", _follows_whoever_fetches),)),
+    "wishes are written over newer states": Mutation(((isr_operations, "decide_isr_change", _writes_wishes_over_newer_states),)),
+    "a new life of a log-writer believes an old in-sync set": Mutation(((ReplicationState, "on_become_leader", _believes_the_image),)),
+    "progress of another leader epoch counts": Mutation(((Writer, "apply_progress", _follows_whoever_fetches),)),
 }
 
 

@@ -11,8 +11,8 @@ from appliance.base.invariants import InvariantViolation
 from appliance.cluster.znodes import (
     CONTROLLER_EPOCH,
     PERSISTENT_PATHS,
+    DirectoryAssignment,
     PartitionState,
-    Placement,
     TopicAssignment,
     parents_first,
     partition_state_path,
@@ -133,7 +133,7 @@ def _plant(zookeeper: ZooKeeper) -> None:
     zookeeper.handle(0, Create(STATE_PATH, PartitionState(1, 0, 1, REPLICAS).encode()))
     for broker_id in REPLICAS:
         directory = directory_of(broker_id)
-        zookeeper.handle(0, Create(placement_path(broker_id, TOPIC), Placement(TOPIC_ID, {PARTITION: directory}).encode()))
+        zookeeper.handle(0, Create(placement_path(broker_id, TOPIC), DirectoryAssignment(TOPIC_ID, {PARTITION: directory}).encode()))
 
 
 def run(seed: int) -> Outcome:

@@ -1,4 +1,4 @@
-"""A box's log-writer, one life of it: the shipped rules (`LeaderProgress`, `truncation_offset`), and as little as possible around them.
+"""A box's log-writer, one life of it: the shipped rules (`ReplicationState`, `truncation_offset`), and as little as possible around them.
 
 What a producer is answered, what followers' fetches and the replica-fetcher's orders do to the log, and the roles that the controller process commands.
 Owned by its box, which makes a new one for each life. Weak spot: the real log-writer's rings, rows and flushes are not here.
@@ -13,7 +13,7 @@ from appliance.base.errors import ErrorCode
 from appliance.ipc.descriptors import DescriptorKind, Truncation
 from appliance.ipc.replication_descriptors import TruncateOrder
 from appliance.storage import epoch_truncation
-from services.log_writer.replicas.leader_progress import IsrWish, LeaderProgress
+from services.log_writer.replicas.replication_state import IsrProposal, ReplicationState
 from tests.simulation.invariants import Invariants
 from tests.simulation.records import MemoryLog, Record
 from tests.simulation.world import MS, SECOND, World
@@ -36,12 +36,12 @@ class Writer:
         self.leader_epoch = -1
         self.high_watermark = max(log.start_offset, min(high_watermark, log.end_offset))
         self.checkpoint = self.high_watermark
-        self._rules = LeaderProgress(broker_id, LAG, min_insync)
-        self.progress: LeaderProgress | None = None
+        self._rules = ReplicationState(broker_id, LAG, min_insync)
+        self.progress: ReplicationState | None = None
         """`_rules`, while we lead."""
         self._waiting: list[tuple[int, Answer]] = []
         """Of acks=all: (end offset, how to answer), in order."""
-        self.on_wish: Callable[[IsrWish], None] = lambda _: None
+        self.on_wish: Callable[[IsrProposal], None] = lambda _: None
         self.on_change: Callable[[], None] = lambda: None
         """The row has changed: acceptors look."""
         world.after(TICK, self._tick)
@@ -64,7 +64,7 @@ class Writer:
         if kind == DescriptorKind.BECOME_FOLLOWER:
             return self._follow(payload)
         if kind == DescriptorKind.ISR:
-            return self._take_isr(payload)
+            return self._apply_isr(payload)
         return ErrorCode.NONE
 
     def _lead(self, payload: dict[str, Any]) -> int:
@@ -97,7 +97,7 @@ class Writer:
         self.on_change()
         return ErrorCode.NONE
 
-    def _take_isr(self, payload: dict[str, Any]) -> int:
+    def _apply_isr(self, payload: dict[str, Any]) -> int:
         if self.role != LEADER or payload["leader_epoch"] != self.leader_epoch or self.progress is None:
             return ErrorCode.FENCED_LEADER_EPOCH
         self.progress.on_isr(payload["isr"], payload["partition_epoch"], self._world.now, payload.get("wish", -1))
@@ -142,7 +142,7 @@ class Writer:
 
     # --- followers and the replica-fetcher
 
-    def take_progress(self, leader_epoch: int, replica: int, fetch_offset: int, received: int, broker_epoch: int, log_start: int) -> None:
+    def apply_progress(self, leader_epoch: int, replica: int, fetch_offset: int, received: int, broker_epoch: int, log_start: int) -> None:
         if self.is_alive and self.role == LEADER and leader_epoch == self.leader_epoch and self.progress is not None:
             self.progress.on_progress(replica, fetch_offset, received, broker_epoch, log_start)
             self._publish()

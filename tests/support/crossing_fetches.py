@@ -34,8 +34,8 @@ from services.acceptor.connection import Connection
 from services.acceptor.receiver import Receiver
 from services.acceptor.transport import PlainTransport
 from services.replica_fetcher.follower_fetch import Need
+from services.replica_fetcher.leader_fetcher import LeaderFetcher
 from services.replica_fetcher.replica_counters import ReplicaCounters, ReplicaSettings
-from services.replica_fetcher.replica_lane import LeaderLane
 from services.replica_fetcher.replica_partition import FollowedPartition, FollowedRow, LogOrder
 from tests.support.scripted_leader import made_batch
 from tests.support.stepped_fetches import BOX_ADDRESS, BROKER_EPOCH, TOPIC, TOPIC_ID, SteppedFetches
@@ -194,7 +194,7 @@ class CrossingFetches:
         self.streams: list[PlayedStream] = []
         self._patched = mock.patch.object(peer_connection, "PeerStream", self._make_stream)
         self._patched.start()
-        self.lane = LeaderLane(
+        self.lane = LeaderFetcher(
             LEADER_ID,
             OWN_ID,
             settings,

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from appliance.senders.listener import Listener
+from services.ingest.records.ack_group import AckGroup, Outcome
 from services.ingest.records.event import EventSource
 from services.ingest.records.intake import Oddity, RefusedReason
 from services.ingest.records.record import Record
-from services.ingest.records.unit import Outcome, Unit
 
 
 class RecordingStream:
@@ -43,10 +43,10 @@ class RecordingIntake:
     """`taken` in the order of arrival, `sealed` in that of sealing. Nothing settles by itself."""
 
     def __init__(self) -> None:
-        self.taken: list[tuple[Unit, Record | bytes]] = []
+        self.taken: list[tuple[AckGroup, Record | bytes]] = []
         """Records, and syslog messages as their bytes."""
-        self.sealed: list[Unit] = []
-        self.settled: list[Unit] = []
+        self.sealed: list[AckGroup] = []
+        self.settled: list[AckGroup] = []
         self.refused: Counter[RefusedReason] = Counter()
         self.oddities: Counter[Oddity] = Counter()
         self.streams: list[RecordingStream] = []
@@ -66,11 +66,11 @@ class RecordingIntake:
         return [what for _, what in self.taken if isinstance(what, bytes)]
 
     @property
-    def unsettled(self) -> list[Unit]:
+    def unsettled(self) -> list[AckGroup]:
         """Sealed, and not settled."""
         return [unit for unit in self.sealed if unit not in self.settled]
 
-    def settle(self, unit: Unit, outcome: Outcome = Outcome.STORED, rejected: Sequence[tuple[int, str]] = ()) -> None:
+    def settle(self, unit: AckGroup, outcome: Outcome = Outcome.STORED, rejected: Sequence[tuple[int, str]] = ()) -> None:
         """As the agent's turn would."""
         assert unit in self.sealed and unit not in self.settled, "a unit settles once, when it is sealed"
         unit.outcome = outcome
@@ -85,18 +85,18 @@ class RecordingIntake:
 
     # -- Intake
 
-    def take(self, unit: Unit, records: Sequence[Record]) -> None:
+    def take(self, unit: AckGroup, records: Sequence[Record]) -> None:
         self._add(unit, records)
 
-    def take_syslog(self, unit: Unit, messages: Sequence[bytes]) -> None:
+    def take_syslog(self, unit: AckGroup, messages: Sequence[bytes]) -> None:
         self._add(unit, messages)
 
-    def _add(self, unit: Unit, what: Sequence[Record] | Sequence[bytes]) -> None:
+    def _add(self, unit: AckGroup, what: Sequence[Record] | Sequence[bytes]) -> None:
         assert not unit.is_sealed, "nothing is taken for a sealed unit"
         self.taken += [(unit, each) for each in what]
         unit.record_count += len(what)
 
-    def seal(self, unit: Unit) -> None:
+    def seal(self, unit: AckGroup) -> None:
         assert not unit.is_sealed and unit.on_settled is not None, "a unit that nobody waits for is not sealed, and no unit twice"
         if unit.identities is not None:
             assert len(unit.identities) in (1, unit.record_count), "one identity, or one for each record"

@@ -27,7 +27,7 @@ from appliance.storage.segment_files import LOG_SUFFIX, segment_path
 from appliance.storage.segment_scan import SegmentBatches
 from lab.running_box import eventually
 from lab.scratch_layout import scratch_layout
-from services.log_writer.replicas.hosted_partition import HostedPartition
+from services.log_writer.replicas.replica import Replica
 from tests.support.diverging_answers import diverging_answer
 from tests.support.real_log_writer import TOPIC_ID, RealLogWriter
 
@@ -43,7 +43,7 @@ def batch(records: int = 1, value: bytes = b"value") -> bytes:
     return builder.build()
 
 
-class Replica:
+class SteppedReplica:
     """One broker with one partition, `t-0`. Lives come one after the other: `die`, or `stop`, then `start`."""
 
     def __init__(self, broker_id: int, layout: BoxLayout, path: Path, config: dict[str, str], lag_ms: int = LAG_MS) -> None:
@@ -72,7 +72,7 @@ class Replica:
         self.writer.stop()
 
     @property
-    def hosted(self) -> HostedPartition:
+    def hosted(self) -> Replica:
         found = self.writer.agent._partitions.find(TOPIC_ID, 0)
         assert found is not None
         return found
@@ -216,7 +216,7 @@ class _Slot:
         return ("append", 0)
 
 
-def fetch(follower: Replica, leader: Replica, max_bytes: int = 1 << 20, appends: bool = True) -> str:
+def fetch(follower: SteppedReplica, leader: SteppedReplica, max_bytes: int = 1 << 20, appends: bool = True) -> str:
     """One fetch and what follows from it, as acceptor and replica-fetcher would have it: truncated, appended, told."""
     own, theirs = follower.hosted.log, leader.hosted.log
     diverging = diverging_answer(own.leader_epochs.latest, own.log_end_offset, theirs.leader_epochs.end_offset_for, theirs.log_end_offset)
@@ -245,10 +245,12 @@ def fetch(follower: Replica, leader: Replica, max_bytes: int = 1 << 20, appends:
 
 
 @contextmanager
-def replicas(path: Path, count: int, config: dict[str, str] | None = None, lag_ms: int = LAG_MS) -> Iterator[list[Replica]]:
+def replicas(path: Path, count: int, config: dict[str, str] | None = None, lag_ms: int = LAG_MS) -> Iterator[list[SteppedReplica]]:
     """Brokers 1 to `count`, none of them with a role. Who is there at the end is stopped."""
     with ExitStack() as stack:
-        made = [Replica(number, stack.enter_context(scratch_layout()), path / f"broker-{number}", config or {}, lag_ms) for number in range(1, count + 1)]
+        made = [
+            SteppedReplica(number, stack.enter_context(scratch_layout()), path / f"broker-{number}", config or {}, lag_ms) for number in range(1, count + 1)
+        ]
         for each in made:
             each.create()
         yield made
@@ -257,7 +259,7 @@ def replicas(path: Path, count: int, config: dict[str, str] | None = None, lag_m
                 each.stop()
 
 
-def check_watermark(replica: Replica) -> None:
+def check_watermark(replica: SteppedReplica) -> None:
     """The row's high watermark is between two batches, and its place in the files is where it says."""
     row = replica.row
     boundaries = replica.boundaries()

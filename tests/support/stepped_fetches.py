@@ -21,8 +21,8 @@ from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
 from appliance.base.model import TopicId
-from appliance.cluster.box_view import BoxView, Placement
 from appliance.cluster.lease_gate import LeaseGate
+from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from appliance.ipc.aborted_answer import aborted_answer
 from appliance.ipc.descriptors import DESCRIPTOR, DescriptorKind
@@ -77,16 +77,16 @@ class Part(NamedTuple):
     aborted: tuple[tuple[int, int], ...] = ()
 
 
-class SteppedView(BoxView):
+class SteppedView(MetadataCache):
     """Places that a test lays out; the image is the test's too."""
 
     def __init__(self, side: SteppedFetches) -> None:
         super().__init__(1, cast(Any, SimpleNamespace(by_disk={})), 1 << 20)
         self._side = weakref.proxy(side)
 
-    def placement(self, topic: str, partition: int) -> Placement | None:
+    def placement(self, topic: str, partition: int) -> LocalReplica | None:
         self._side.looks += 1
-        found: Placement | None = self._side.placements.get((topic, partition))
+        found: LocalReplica | None = self._side.placements.get((topic, partition))
         return found
 
 
@@ -113,7 +113,7 @@ class SteppedFetches:
         """what the log-writer was given"""
         self.proxy = proxy = cast(Any, SimpleNamespace(disk="d0", serving=True, table=self.table, offer_or_queue=self._offer))
         self.placements = {
-            (TOPIC, partition): Placement(TOPIC, bytes(16), partition, proxy, self.table, partition, partition + 1, max_message_bytes)
+            (TOPIC, partition): LocalReplica(TOPIC, bytes(16), partition, proxy, self.table, partition, partition + 1, max_message_bytes)
             for partition in range(partitions)
         }
         self.looks = 0

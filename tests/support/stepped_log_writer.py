@@ -8,7 +8,7 @@ from typing import Any
 
 from appliance.base.layout import BoxLayout
 from appliance.ipc.channel import SinkChannel
-from appliance.ipc.log_writer_door import LogWriterDoor
+from appliance.ipc.channel_acceptor import ChannelAcceptor
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
 from appliance.shm.doorbell import Doorbell
@@ -33,7 +33,7 @@ class SteppedLogWriter:
         self.poller = Poller()
         self.bell = Doorbell(self.table.shared.words, SLEEPING_WORD)
         self.poller.register(self.bell.fileno(), select.EPOLLIN, self.bell.drain)
-        self.door = LogWriterDoor(incarnation, self.bell.fileno(), self.poller, self.counters, self._describe, self._on_gone)
+        self.door = ChannelAcceptor(incarnation, self.bell.fileno(), self.poller, self.counters, self._describe, self._on_gone)
         self.door.open(layout.log_writer_socket(disk))
 
     def _describe(self) -> dict[str, Any]:

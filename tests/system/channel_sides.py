@@ -16,9 +16,10 @@ from typing import Any
 
 from appliance.base.clock import SystemClock
 from appliance.base.layout import BoxLayout
-from appliance.ipc import channel, log_writer_door, log_writer_proxy
+from appliance.ipc import channel, log_writer_proxy
+from appliance.ipc import channel_acceptor as log_writer_door
 from appliance.ipc.channel import SinkChannel, SourceChannel
-from appliance.ipc.log_writer_door import LogWriterDoor
+from appliance.ipc.channel_acceptor import ChannelAcceptor
 from appliance.ipc.proxies import LogWriterProxies
 from appliance.ipc.source import Source
 from appliance.runtime.poller import Poller
@@ -26,7 +27,7 @@ from appliance.shm.counters import Counters
 from appliance.shm.doorbell import Doorbell
 from appliance.shm.partition_table import DISK_ONLINE, SLEEPING_WORD, PartitionTableWriter
 from appliance.shm.ring_pair import RingPair
-from services.log_writer.previous_lives import PreviousLives
+from services.log_writer.previous_incarnations import PreviousLives
 
 DISK = "d0"
 SOURCE = "ingest@0"
@@ -112,7 +113,7 @@ LOG_WRITER_STEPS: dict[str, Callable[[], None]] = {
     "after accept": lambda: die_after(log_writer_door, "accept"),
     "before mapping": lambda: die_before(log_writer_door, "SinkChannel"),
     "before WELCOME": lambda: die_after(log_writer_door, "SinkChannel"),
-    "after WELCOME": lambda: die_after(LogWriterDoor, "_on_frame"),
+    "after WELCOME": lambda: die_after(ChannelAcceptor, "_on_frame"),
     "after taking descriptors": lambda: die_before(LogWriterSide, "execute", IN_TRAFFIC),
     "between entry and tail": lambda: die_between_entry_and_tail(RingPair, "completion_producer"),
     "after completions, before the bell": lambda: die_before(SinkChannel, "ring", IN_TRAFFIC),
@@ -187,7 +188,7 @@ class LogWriterSide(Side):
         self.table.set_disk_state(DISK_ONLINE)
         self.bell = Doorbell(self.table.shared.words, SLEEPING_WORD)
         self.poller.register(self.bell.fileno(), select.EPOLLIN, self.bell.drain)
-        self.door = LogWriterDoor(
+        self.door = ChannelAcceptor(
             incarnation, self.bell.fileno(), self.poller, self.counters,
             lambda: {"table": self.table.shared.name, "incarnation": incarnation},
             lambda channel, reason: self.write("forgot", channel.incarnation),

@@ -27,7 +27,7 @@ from appliance.pipeline.cluster_access import ClusterAccess, ReadPath
 from appliance.pipeline.load_directory import LoadDirectory
 from appliance.pipeline.load_manifest import CommitDone, Plan
 from appliance.pipeline.load_run import LoadOrder, load_directory, look
-from appliance.pipeline.load_survey import Wish
+from appliance.pipeline.load_survey import LoadRequest
 from appliance.pipeline.loader import LoadRules
 from appliance.pipeline.offset_range import OffsetRange
 from appliance.pipeline.spark_tasks import SparkTasks
@@ -176,7 +176,7 @@ def order_of(
     box: RunningBox, directory: Path, *topics: str, path: ReadPath = ReadPath.AUTO, decode: str | None = None, file_format: str = "parquet", **rules: Any
 ) -> LoadOrder:
     access = ClusterAccess((Address(*box.kafka),), read_committed=True, path=path, data_directory=str(box.disks[0]))
-    return LoadOrder(topics, str(directory), access, Wish(decode), LoadRules(**rules), file_format)
+    return LoadOrder(topics, str(directory), access, LoadRequest(decode), LoadRules(**rules), file_format)
 
 
 def load_here(order: LoadOrder, spark: Any) -> list[CommitDone]:

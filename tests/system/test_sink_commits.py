@@ -16,7 +16,7 @@ from appliance.client.admin import create_topic
 from appliance.client.cluster import ClusterClient
 from appliance.client.groups import committed_offsets
 from appliance.client.transaction import Transaction
-from appliance.pipeline.outgoing_batches import OutgoingBatch
+from appliance.pipeline.outgoing_batches import TopicBatch
 from appliance.pipeline.sink_commits import NO_BATCH, MicroBatch, SinkCommit, last_batch, sink_name
 from appliance.records.builder import BatchBuilder
 from lab.committed_reads import read_committed
@@ -48,7 +48,7 @@ def _micro_batch(query_id: str, topic: str, batch_id: int, attempt: int) -> Micr
     for index, partition in enumerate(PARTITIONS_OF_ATTEMPT[attempt]):
         builder = BatchBuilder()
         builder.append(1_700_000_000_000, None, _value(batch_id, attempt, index))
-        batches.append(OutgoingBatch(topic, partition, 1, builder.build()))
+        batches.append(TopicBatch(topic, partition, 1, builder.build()))
     return MicroBatch(query_id, batch_id, batches, tuple(sorted({TopicPartition(topic, batch.partition) for batch in batches})), topic)
 
 

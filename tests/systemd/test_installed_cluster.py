@@ -162,7 +162,8 @@ def test_after_a_power_cut_of_all_the_first_box_waits_the_second_serves_with_it_
         second.power_on()
         for machine in (first, second):
             eventually(lambda machine=machine: machine.get("/readyz") == 200, f"box {machine.number} serves", READY_SECONDS)  # type: ignore[misc]
-        # What the late box led waits for it: the others may have lost the ends of their logs, and it alone may not (services/controller/decisions/failover.py).
+        # What the late box led waits for it: the others may have lost the ends of their logs, and it alone may not
+        # (services/controller/decisions/leader_selection.py).
         late.power_on()
         cluster.await_ready(READY_SECONDS)
         load.await_news("with all three boxes")

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from appliance.base.errors import ErrorCode
-from appliance.cluster.box_view import Placement
 from appliance.cluster.committed_bounds import Bound, KnownAborted
+from appliance.cluster.metadata_cache import LocalReplica
 from appliance.ipc.aborted_answer import read_aborted
 from appliance.ipc.log_reader_messages import ABORTED, LOOKUP, Answer, Span
 from appliance.ipc.log_reader_proxy import OnAnswer
@@ -31,7 +31,7 @@ class Ask(Protocol):
     def __call__(
         self,
         pending: PendingFetch,
-        placement: Placement,
+        placement: LocalReplica,
         kind: int,
         topic: str,
         row: Row,
@@ -55,7 +55,7 @@ class CommittedReads:
         self._ask = ask
         self._answered = answered
 
-    def bound(self, pending: PendingFetch, index: Target, topic: str, fetch_offset: int, placement: Placement, row: Row) -> Bound | ErrorCode | None:
+    def bound(self, pending: PendingFetch, index: Target, topic: str, fetch_offset: int, placement: LocalReplica, row: Row) -> Bound | ErrorCode | None:
         """Where what may be read from `fetch_offset` on ends; None while the log-reader is asked."""
         known = placement.stable_bound
         if known is not None and known.segment_list_generation == row.segment_list_generation and known.offset > fetch_offset:
@@ -85,7 +85,7 @@ class CommittedReads:
         fetch_offset: int,
         segment_base_offset: int,
         end_position: int,
-        placement: Placement,
+        placement: LocalReplica,
         row: Row,
     ) -> AbortedFound | ErrorCode | None:
         """The aborted transactions among the batches from `fetch_offset` to `end_position` of a segment, or to a lower position that the answer names;

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from appliance.base.errors import ErrorCode
-from appliance.cluster.box_view import Placement
+from appliance.cluster.metadata_cache import LocalReplica
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.cluster.replication_throttle import ReplicationThrottle
 from appliance.ipc.log_reader_proxy import LogReaderProxy
@@ -23,11 +23,11 @@ from appliance.shm.partition_table import Row
 from services.acceptor.fetch.pending_fetch import PendingFetch, Target
 
 
-class ProgressTold:
+class ReportedProgress:
     """What stands for a PROGRESS among what is under way to a log-writer: nobody waits for it, and nothing is lost with it."""
 
 
-PROGRESS_TOLD = ProgressTold()
+PROGRESS_TOLD = ReportedProgress()
 
 
 class FollowerFetches:
@@ -42,7 +42,7 @@ class FollowerFetches:
     def set_image(self, image: MetadataImage, broker_id: int) -> None:
         self._throttle.set_image(image, broker_id)
 
-    def piece_bytes(self, pending: PendingFetch, wanted: FetchPartition, placement: Placement, most: int, now_ns: int) -> int:
+    def piece_bytes(self, pending: PendingFetch, wanted: FetchPartition, placement: LocalReplica, most: int, now_ns: int) -> int:
         """How much of a partition a follower may be sent now. 0: its throttle is closed, and the fetch waits no longer than for that."""
         throttle = self._throttle
         if (placement.topic_id, wanted.partition) not in throttle.replicas or pending.request.replica_id in placement.isr:
@@ -64,14 +64,14 @@ class FollowerFetches:
             if replica_id not in topic.partitions[result.partition].isr:
                 throttle.record(result.records.size_bytes, now_ns)  # type: ignore[union-attr]
 
-    def problem(self, pending: PendingFetch, wanted: FetchPartition, placement: Placement) -> ErrorCode | None:
+    def problem(self, pending: PendingFetch, wanted: FetchPartition, placement: LocalReplica) -> ErrorCode | None:
         """A box to which the partition is not assigned, as far as we know, has nothing to follow. One that was assigned a moment ago tries again."""
         if pending.request.replica_id in placement.replicas:
             return None
         self._strangers.add()
         return ErrorCode.UNKNOWN_LEADER_EPOCH if wanted.current_leader_epoch >= 0 else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
-    def tell(self, pending: PendingFetch, target: Target, wanted: FetchPartition, placement: Placement, row: Row, reader: LogReaderProxy) -> None:
+    def tell(self, pending: PendingFetch, target: Target, wanted: FetchPartition, placement: LocalReplica, row: Row, reader: LogReaderProxy) -> None:
         """The follower's offset is in our log, and its log is ours up to there. If it was sent something damaged, the disk's log-reader looks at that."""
         if target in pending.progressed:
             return

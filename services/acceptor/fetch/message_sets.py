@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 
 from appliance.base.errors import ErrorCode, RequestRefused
-from appliance.cluster.box_view import BoxView, Placement
+from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.protocol.fetch import FetchPartition, FetchPartitionResult
 from appliance.records.conversion import convert_down, convert_up
 from appliance.records.legacy import MAGIC_AT
@@ -42,12 +42,12 @@ def read_range(wanted: FileRange | ArenaRange | GatheredBatch) -> bytes | bytear
 class UpConversion:
     """Message sets that lie in the arena become batches that lie in the arena."""
 
-    def __init__(self, view: BoxView, arena: Arena, counters: Counters) -> None:
+    def __init__(self, view: MetadataCache, arena: Arena, counters: Counters) -> None:
         self._view = view
         self._arena = arena
         self._converted = counters.counter("produce.converted_sets")
 
-    def convert(self, placement: Placement, slot: ArenaSlot, position: int, size_bytes: int) -> tuple[ArenaSlot, int, int]:
+    def convert(self, placement: LocalReplica, slot: ArenaSlot, position: int, size_bytes: int) -> tuple[ArenaSlot, int, int]:
         """(slot, position, size) of the batch; size 0: nothing whole was sent. It takes the set's place where it fits, else a slot of its own, and
         `slot` is released. A batch of magic 2 stays as it is: these versions may carry one. Raises `RequestRefused`; `slot` is the caller's then."""
         memory = self._arena.memory
@@ -75,7 +75,7 @@ class UpConversion:
 class DownConversion:
     """Ranges of segments become message sets in the heap."""
 
-    def __init__(self, view: BoxView, counters: Counters) -> None:
+    def __init__(self, view: MetadataCache, counters: Counters) -> None:
         self._view = view
         self._fetches = 0
         self._converted_bytes = counters.counter("fetch.converted_bytes")

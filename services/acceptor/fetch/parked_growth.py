@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from appliance.cluster.box_view import BoxView, Placement
+from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.protocol.fetch import FetchPartition, FetchPartitionResult
 from appliance.shm.partition_table import Row, TornRow, row_of
 from services.acceptor.leadership import leadership_problem
@@ -26,7 +26,7 @@ class _Seen:
 
     __slots__ = ("end_position", "gained_bytes", "placement", "segment_base_offset", "size_bytes", "wanted")
 
-    def __init__(self, placement: Placement, wanted: FetchPartition, size_bytes: int, end: tuple[int, int]) -> None:
+    def __init__(self, placement: LocalReplica, wanted: FetchPartition, size_bytes: int, end: tuple[int, int]) -> None:
         self.placement = placement
         self.wanted = wanted
         self.size_bytes = size_bytes
@@ -49,7 +49,9 @@ class ParkedGrowth:
         self._has_some = False
         self._disappointments = 0
 
-    def begin(self, placements: Sequence[Placement], partitions: Sequence[FetchPartition], results: Sequence[FetchPartitionResult], needed_bytes: int) -> None:
+    def begin(
+        self, placements: Sequence[LocalReplica], partitions: Sequence[FetchPartition], results: Sequence[FetchPartitionResult], needed_bytes: int
+    ) -> None:
         """All were just looked at, and it was not enough."""
         seen = self._partitions = {}
         total = 0
@@ -62,7 +64,7 @@ class ParkedGrowth:
         self._missing_bytes = max(1, needed_bytes - total) << self._disappointments
         self._gained_bytes = 0
 
-    def is_enough(self, moved: Iterable[RowKey] | None, view: BoxView) -> bool:
+    def is_enough(self, moved: Iterable[RowKey] | None, view: MetadataCache) -> bool:
         """Whether to look at all again. `moved`: the rows that moved since this was asked; None: nobody knows which."""
         if moved is None:
             return True
@@ -79,7 +81,7 @@ class ParkedGrowth:
         """Segment and position where what may be read ends."""
         return (row.active_base_offset, row.active_position) if self._reads_to_end else (row.watermark_base_offset, row.watermark_position)
 
-    def _count(self, seen: _Seen, view: BoxView) -> bool:
+    def _count(self, seen: _Seen, view: MetadataCache) -> bool:
         """Add up what one partition has gained. False: something else happened to it."""
         placement, wanted = seen.placement, seen.wanted
         if view.placement(placement.topic, placement.partition) is not placement:

@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
-from appliance.cluster.box_view import BoxView, Placement
 from appliance.cluster.committed_bounds import Bound
 from appliance.cluster.lease_gate import LeaseGate
+from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.ipc.log_reader_messages import EPOCH_END, LOOKUP, OPEN, Answer, Span
 from appliance.ipc.log_reader_proxy import QUESTIONS_AHEAD_MAX, LogReaderProxy
 from appliance.protocol.fetch import MAGIC_2_SINCE, READ_COMMITTED, TOPIC_IDS_SINCE, EpochEndOffset, FetchPartition, FetchPartitionResult
@@ -51,7 +51,7 @@ class PartitionAnswers:
 
     def __init__(
         self,
-        view: BoxView,
+        view: MetadataCache,
         readers: dict[str, LogReaderProxy],
         files: SegmentFiles,
         residency: Residency,
@@ -83,7 +83,7 @@ class PartitionAnswers:
 
     def look(
         self, pending: PendingFetch, index: Target, wanted: FetchPartition, room: int, is_first: bool
-    ) -> tuple[FetchPartitionResult | None, Placement | None]:
+    ) -> tuple[FetchPartitionResult | None, LocalReplica | None]:
         """What partition `index` answers now, with its placement; None while a question is under way."""
         found = self._find(pending, wanted)
         if isinstance(found, FetchPartitionResult):
@@ -124,7 +124,7 @@ class PartitionAnswers:
             return empty, placement
         return self._records(pending, index, wanted, room, is_first, topic, placement, row, end, limit_offset, empty)
 
-    def _find(self, pending: PendingFetch, wanted: FetchPartition) -> tuple[str, Placement, Row] | FetchPartitionResult:
+    def _find(self, pending: PendingFetch, wanted: FetchPartition) -> tuple[str, LocalReplica, Row] | FetchPartitionResult:
         """The partition's topic, place and row; or the answer where it has none here."""
         topic = wanted.topic
         if pending.version >= TOPIC_IDS_SINCE:
@@ -140,7 +140,7 @@ class PartitionAnswers:
         except TornRow:
             return FetchPartitionResult(topic, wanted.topic_id, wanted.partition, ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
-    def _problem(self, pending: PendingFetch, wanted: FetchPartition, topic: str, placement: Placement, row: Row) -> ErrorCode | None:
+    def _problem(self, pending: PendingFetch, wanted: FetchPartition, topic: str, placement: LocalReplica, row: Row) -> ErrorCode | None:
         """Why it answers nothing to this client, if so."""
         replica_id = pending.request.replica_id
         problem = leadership_problem(row, placement.row_generation, wanted.current_leader_epoch, pending.only_leader)
@@ -158,7 +158,7 @@ class PartitionAnswers:
         return None
 
     def _parting(
-        self, pending: PendingFetch, index: Target, wanted: FetchPartition, topic: str, placement: Placement, row: Row
+        self, pending: PendingFetch, index: Target, wanted: FetchPartition, topic: str, placement: LocalReplica, row: Row
     ) -> tuple[int, int] | ErrorCode | None:
         """Where the client's log parts from ours, or `_AGREES`; an error, or None while the log-reader is asked."""
         is_within = row.log_start_offset <= wanted.fetch_offset <= row.log_end_offset
@@ -178,12 +178,12 @@ class PartitionAnswers:
         room: int,
         is_first: bool,
         topic: str,
-        placement: Placement,
+        placement: LocalReplica,
         row: Row,
         end: End,
         limit_offset: int,
         empty: FetchPartitionResult,
-    ) -> tuple[FetchPartitionResult | None, Placement | None]:
+    ) -> tuple[FetchPartitionResult | None, LocalReplica | None]:
         """As `look`, where there are records below `limit_offset`; `empty` is the answer without them."""
         is_committed = empty.aborted_transactions is not None
         bound: Bound | None = None
@@ -221,14 +221,14 @@ class PartitionAnswers:
             return None, placement
         return empty._replace(records=cut(records, position, found.end_position), aborted_transactions=found.transactions), placement
 
-    def _take_segment_list(self, placement: Placement, row: Row) -> None:
+    def _take_segment_list(self, placement: LocalReplica, row: Row) -> None:
         """Segments came, went, or were compacted: positions that were known may be in a file that is none of them any more."""
         placement.segment_list_generation = row.segment_list_generation
         placement.cursors.clear()
         self._files.keep_active(placement.disk, placement.row, placement.row_generation, row.active_base_offset)
 
     def _epoch_end(
-        self, pending: PendingFetch, index: Target, topic: str, leader_epoch: int, placement: Placement, row: Row
+        self, pending: PendingFetch, index: Target, topic: str, leader_epoch: int, placement: LocalReplica, row: Row
     ) -> tuple[int, int] | ErrorCode | None:
         """Our largest epoch that is not above `leader_epoch`, and where it ends; an error, or None while the log-reader is asked (KIP-595)."""
         if leader_epoch > row.leader_epoch:
@@ -265,7 +265,7 @@ class PartitionAnswers:
         fetch_offset: int,
         most: int,
         is_first: bool,
-        placement: Placement,
+        placement: LocalReplica,
         row: Row,
         readable: End,
         bound: Bound | None,
@@ -331,7 +331,7 @@ class PartitionAnswers:
         limit: int,
         is_first: bool,
         is_active: bool,
-        placement: Placement,
+        placement: LocalReplica,
     ) -> FileRange | ArenaRange | GatheredBatch | ErrorCode | None:
         """As `_range`, of what is not in the page cache."""
         read = pending.cold
@@ -373,7 +373,7 @@ class PartitionAnswers:
     # -- questions to the log-reader
 
     def _ask_lookup(
-        self, pending: PendingFetch, index: Target, topic: str, offset: int, limit_offset: int, placement: Placement, row: Row, most: int
+        self, pending: PendingFetch, index: Target, topic: str, offset: int, limit_offset: int, placement: LocalReplica, row: Row, most: int
     ) -> ErrorCode | None:
         """Where the batch with this offset begins; and, for a consumer that reads on through the page cache `most` bytes at a time, where it will ask next."""
         if pending.rounds >= ROUNDS_MAX:
@@ -399,7 +399,7 @@ class PartitionAnswers:
         ahead_bytes = most if placement.reads_resident and pending.version >= MAGIC_2_SINCE else 0
         return self._ask(pending, placement, LOOKUP, topic, row, offset, limit_offset, on_answer, ahead_bytes=ahead_bytes)
 
-    def _ask_open(self, pending: PendingFetch, index: Target, topic: str, base_offset: int, placement: Placement, row: Row) -> ErrorCode | None:
+    def _ask_open(self, pending: PendingFetch, index: Target, topic: str, base_offset: int, placement: LocalReplica, row: Row) -> ErrorCode | None:
         if pending.rounds >= ROUNDS_MAX:
             pending.is_partial = True  # others' segments pushed out what was opened for it
             return None
@@ -419,7 +419,7 @@ class PartitionAnswers:
     def _ask(
         self,
         pending: PendingFetch,
-        placement: Placement,
+        placement: LocalReplica,
         kind: int,
         topic: str,
         row: Row,

@@ -38,7 +38,7 @@ class AbortedFound(NamedTuple):
     transactions: tuple[AbortedTransaction, ...]
 
 
-class FetchLooks(Protocol):
+class FetchReader(Protocol):
     """Whoever looks at a fetch again when something has happened to it."""
 
     def has_grown(self, pending: PendingFetch, growth: ParkedGrowth) -> bool: ...
@@ -55,7 +55,7 @@ class PendingFetch:
                  "is_partial", "only_leader", "progressed", "questions", "reads_to_end", "ready_ns", "received_ns", "reply", "request", "rounds", "session",
                  "targets", "ticket", "unknown", "version")  # fmt: skip
 
-    def __init__(self, handler: FetchLooks, reply: Reply, request: FetchRequest, version: int, correlation_id: int, deadline_ns: int) -> None:
+    def __init__(self, handler: FetchReader, reply: Reply, request: FetchRequest, version: int, correlation_id: int, deadline_ns: int) -> None:
         self.handler = handler
         self.reply = reply
         self.request = request

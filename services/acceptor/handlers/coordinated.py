@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from appliance.cluster.box_view import BoxView
 from appliance.cluster.internal_topics import OFFSETS_TOPIC
+from appliance.cluster.metadata_cache import MetadataCache
 from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.coordinator_link import CoordinatorLink
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
@@ -54,7 +54,7 @@ ANSWER_TIMEOUT_MS = 24 * 3600 * 1000
 class CoordinatedHandler:
     """All requests of one acceptor that go to the coordinator."""
 
-    def __init__(self, coordinator: CoordinatorLink, view: BoxView, controller: ControllerLink, on_reply: Callable[[Connection], None]) -> None:
+    def __init__(self, coordinator: CoordinatorLink, view: MetadataCache, controller: ControllerLink, on_reply: Callable[[Connection], None]) -> None:
         self._coordinator = coordinator
         self._view = view
         self._controller = controller

@@ -13,7 +13,7 @@ from typing import Any
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
 from appliance.base.model import INTERNAL_TOPICS
-from appliance.cluster.box_view import BoxView, Placement
+from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.protocol.delete_records import (
     DeleteRecordsPartitionResult,
@@ -69,7 +69,7 @@ class PartDeletion:
 class DeleteRecordsHandler:
     """All DeleteRecords requests of one acceptor."""
 
-    def __init__(self, view: BoxView, clock: Clock, counters: Counters, on_reply: Callable[[Connection], None]) -> None:
+    def __init__(self, view: MetadataCache, clock: Clock, counters: Counters, on_reply: Callable[[Connection], None]) -> None:
         self._view = view
         self._clock = clock
         self._on_reply = on_reply
@@ -152,7 +152,7 @@ class DeleteRecordsHandler:
         self._on_reply(reply.connection)
 
 
-def _descriptor(placement: Placement, row: Row, offset: int, deadline_ns: int) -> tuple[int, ...]:
+def _descriptor(placement: LocalReplica, row: Row, offset: int, deadline_ns: int) -> tuple[int, ...]:
     return (
         DescriptorKind.DELETE_RECORDS, 0, 0, placement.row, placement.row_generation, row.leader_epoch, row.config_generation, 0, 0, 0, offset, 0, 0,
         deadline_ns,

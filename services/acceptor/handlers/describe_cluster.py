@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from appliance.base.errors import ErrorCode
-from appliance.cluster.box_view import BoxView
+from appliance.cluster.metadata_cache import MetadataCache
 from appliance.protocol.describe_cluster import (
     ENDPOINT_BROKERS,
     ENDPOINT_UNKNOWN,
@@ -24,7 +24,7 @@ from services.acceptor.operations import CLUSTER_OPERATIONS
 class DescribeClusterHandler:
     """All such requests of one acceptor."""
 
-    def __init__(self, view: BoxView, on_reply: Callable[[Connection], None]) -> None:
+    def __init__(self, view: MetadataCache, on_reply: Callable[[Connection], None]) -> None:
         self._view = view
         self._on_reply = on_reply
 

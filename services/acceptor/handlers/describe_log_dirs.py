@@ -12,7 +12,7 @@ from collections.abc import Callable
 from appliance.base.errors import ErrorCode
 from appliance.base.layout import BoxLayout, Disk
 from appliance.base.model import TopicId
-from appliance.cluster.box_view import BoxView
+from appliance.cluster.metadata_cache import MetadataCache
 from appliance.ipc.move_report import MoveProgress, moves_file, read_moves
 from appliance.ipc.proxies import LogWriterProxies
 from appliance.protocol.describe_log_dirs import (
@@ -35,7 +35,7 @@ class DescribeLogDirsHandler:
     """All such requests of one acceptor. `disks` is the box's list, as it is at each request."""
 
     def __init__(
-        self, view: BoxView, proxies: LogWriterProxies, layout: BoxLayout, disks: Callable[[], list[Disk]], on_reply: Callable[[Connection], None]
+        self, view: MetadataCache, proxies: LogWriterProxies, layout: BoxLayout, disks: Callable[[], list[Disk]], on_reply: Callable[[Connection], None]
     ) -> None:
         self._view = view
         self._proxies = proxies

@@ -11,7 +11,7 @@ from typing import Any
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
-from appliance.cluster.box_view import BoxView, Placement
+from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.producer_entries import PRODUCER_ENTRY, unpack_producers
 from appliance.protocol.describe_producers import (
@@ -73,7 +73,7 @@ class _PendingDescription:
 class DescribeProducersHandler:
     """All such requests of one acceptor."""
 
-    def __init__(self, view: BoxView, arena: Arena, clock: Clock, on_reply: Callable[[Connection], None]) -> None:
+    def __init__(self, view: MetadataCache, arena: Arena, clock: Clock, on_reply: Callable[[Connection], None]) -> None:
         self._view = view
         self._arena = arena
         self._clock = clock
@@ -94,7 +94,7 @@ class DescribeProducersHandler:
         if code:
             self._settle(part, ProducersOfPartition(part.partition, code))
 
-    def _offer(self, part: PartDescription, placement: Placement, producers: int) -> ErrorCode:
+    def _offer(self, part: PartDescription, placement: LocalReplica, producers: int) -> ErrorCode:
         try:
             row = placement.read_row()
         except TornRow:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import INTERNAL_TOPICS, topic_name_problem
-from appliance.cluster.box_view import BoxView
+from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.metadata_image import MetadataImage, PartitionImage, TopicImage
 from appliance.protocol.describe_topic_partitions import (
     REQUEST,
@@ -32,7 +32,7 @@ PARTITIONS_MAX = 2000
 class DescribeTopicPartitionsHandler:
     """All such requests of one acceptor."""
 
-    def __init__(self, view: BoxView, on_reply: Callable[[Connection], None]) -> None:
+    def __init__(self, view: MetadataCache, on_reply: Callable[[Connection], None]) -> None:
         self._view = view
         self._on_reply = on_reply
 

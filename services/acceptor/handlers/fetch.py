@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
-from appliance.cluster.box_view import BoxView, Placement
 from appliance.cluster.lease_gate import LeaseGate
+from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.ipc.log_reader_proxy import LogReaderProxy
 from appliance.protocol.fetch import (
     CONSUMER_REPLICA_ID,
@@ -56,7 +56,7 @@ class FetchHandler:
 
     def __init__(
         self,
-        view: BoxView,
+        view: MetadataCache,
         readers: dict[str, LogReaderProxy],
         delayed: Delayed,
         clock: Clock,
@@ -205,7 +205,7 @@ class FetchHandler:
             room = min(room, CONVERTED_BYTES_MAX)
         total = 0
         failed = urgent = False
-        watched: list[Placement] = []
+        watched: list[LocalReplica] = []
         for index, wanted in enumerate(request.partitions):
             result, placement = self._answers.look(pending, index, wanted, room - total, total == 0)
             if result is None:
@@ -344,7 +344,7 @@ class FetchHandler:
         failed = urgent = False
         tells_watermark = self._finds_nearest and request.replica_id >= 0
         news: list[tuple[SessionPartition, FetchPartitionResult]] = []
-        awake: list[tuple[SessionPartition, Placement]] = []
+        awake: list[tuple[SessionPartition, LocalReplica]] = []
         for partition in session.awake_in_order():
             wanted = partition.wanted
             result, placement = self._answers.look(pending, partition, wanted, room - total, total == 0)
@@ -386,7 +386,7 @@ class FetchHandler:
             pending.ready_ns = 0
             self._watch_awake(awake, pending.ticket)
 
-    def _watch_awake(self, awake: list[tuple[SessionPartition, Placement]], ticket: int) -> None:
+    def _watch_awake(self, awake: list[tuple[SessionPartition, LocalReplica]], ticket: int) -> None:
         """Who has something to say, but not enough yet, wakes the parked fetch by saying more."""
         rows = self._delayed.rows
         for partition, placement in awake:
@@ -445,7 +445,7 @@ class FetchHandler:
         self._session_evictions.set(sessions.evictions)
 
 
-def _may_sleep(pending: PendingFetch, wanted: FetchPartition, placement: Placement, result: FetchPartitionResult) -> bool:
+def _may_sleep(pending: PendingFetch, wanted: FetchPartition, placement: LocalReplica, result: FetchPartitionResult) -> bool:
     """Whether the next fetch need not look at a partition whose row has not moved: its reader is at the end of what it may read. A follower that is not in
     sync must be heard with every fetch, or it never will be."""
     if pending.reads_to_end:

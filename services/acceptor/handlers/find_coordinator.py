@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from appliance.base.errors import ErrorCode
-from appliance.cluster.box_view import BoxView
 from appliance.cluster.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.state_log import partition_of
 from appliance.ipc.controller_link import ControllerLink
 from appliance.protocol.find_coordinator import GROUP_KEY, SHARE_KEY, TRANSACTION_KEY, Coordinator, decode_find_coordinator, encode_find_coordinator_response
@@ -24,7 +24,7 @@ STATE_TOPICS = {GROUP_KEY: OFFSETS_TOPIC, TRANSACTION_KEY: TRANSACTIONS_TOPIC}
 class FindCoordinatorHandler:
     """All such requests of one acceptor."""
 
-    def __init__(self, view: BoxView, controller: ControllerLink, on_reply: Callable[[Connection], None]) -> None:
+    def __init__(self, view: MetadataCache, controller: ControllerLink, on_reply: Callable[[Connection], None]) -> None:
         self._view = view
         self._controller = controller
         self._on_reply = on_reply

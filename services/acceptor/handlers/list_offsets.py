@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
-from appliance.cluster.box_view import BoxView, Placement
+from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.ipc.log_reader_messages import EPOCH_AT, EPOCH_END, MAX_TIMESTAMP, SEGMENTS, TIME, Answer
 from appliance.ipc.log_reader_proxy import QUESTIONS_AHEAD_MAX, LogReaderProxy, OnAnswer
 from appliance.protocol.list_offsets import (
@@ -64,7 +64,9 @@ class _PendingListOffsets:
 class ListOffsetsHandler:
     """All ListOffsets requests of one acceptor."""
 
-    def __init__(self, view: BoxView, readers: dict[str, LogReaderProxy], clock: Clock, counters: Counters, on_reply: Callable[[Connection], None]) -> None:
+    def __init__(
+        self, view: MetadataCache, readers: dict[str, LogReaderProxy], clock: Clock, counters: Counters, on_reply: Callable[[Connection], None]
+    ) -> None:
         self._view = view
         self._readers = readers
         self._clock = clock
@@ -131,7 +133,7 @@ class ListOffsetsHandler:
         pending: _PendingListOffsets,
         topic_index: int,
         index: int,
-        placement: Placement,
+        placement: LocalReplica,
         wanted: ListOffsetsPartition,
         row: Row,
         result: ListOffsetsPartitionResult,
@@ -160,7 +162,7 @@ class ListOffsetsHandler:
         return None
 
     def _earliest(
-        self, pending: _PendingListOffsets, topic_index: int, index: int, placement: Placement, wanted: ListOffsetsPartition, row: Row
+        self, pending: _PendingListOffsets, topic_index: int, index: int, placement: LocalReplica, wanted: ListOffsetsPartition, row: Row
     ) -> ListOffsetsPartitionResult | None:
         result = ListOffsetsPartitionResult(wanted.partition, 0, -1, row.log_start_offset, row.leader_epoch)
         if row.leader_epoch == 0 or pending.version < _LEADER_EPOCH_SINCE:
@@ -177,7 +179,7 @@ class ListOffsetsHandler:
         return None
 
     def _old_style(
-        self, pending: _PendingListOffsets, topic_index: int, index: int, placement: Placement, wanted: ListOffsetsPartition, row: Row, limit_offset: int
+        self, pending: _PendingListOffsets, topic_index: int, index: int, placement: LocalReplica, wanted: ListOffsetsPartition, row: Row, limit_offset: int
     ) -> ListOffsetsPartitionResult | None:
         """Version 0: base offsets of segments and the log end, descending, from the newest that is not younger than the timestamp on."""
         most = max(0, wanted.max_num_offsets)
@@ -205,7 +207,7 @@ class ListOffsetsHandler:
         return None
 
     def _by_time(
-        self, pending: _PendingListOffsets, topic_index: int, index: int, placement: Placement, wanted: ListOffsetsPartition, row: Row, limit_offset: int
+        self, pending: _PendingListOffsets, topic_index: int, index: int, placement: LocalReplica, wanted: ListOffsetsPartition, row: Row, limit_offset: int
     ) -> ListOffsetsPartitionResult | None:
         def on_answer(answer: Answer | None, descriptor: int) -> None:
             if answer is None:
@@ -230,7 +232,7 @@ class ListOffsetsHandler:
             return _error(wanted, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return None
 
-    def _ask(self, pending: _PendingListOffsets, placement: Placement, kind: int, row: Row, value_a: int, value_b: int, on_answer: OnAnswer) -> bool:
+    def _ask(self, pending: _PendingListOffsets, placement: LocalReplica, kind: int, row: Row, value_a: int, value_b: int, on_answer: OnAnswer) -> bool:
         reader = self._readers[placement.disk]
         asked = reader.ask(kind, placement.topic, placement.partition, row.segment_list_generation, value_a, value_b, on_answer)
         pending.questions += asked

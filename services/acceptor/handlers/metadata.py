@@ -12,7 +12,7 @@ import orjson
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import INTERNAL_TOPICS, NO_TOPIC_ID, topic_name_problem
-from appliance.cluster.box_view import BoxView
+from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.metadata_image import PartitionImage, TopicImage
 from appliance.ipc.controller_frames import AUTO_CREATE
 from appliance.ipc.controller_link import ControllerLink
@@ -55,7 +55,7 @@ def _describe(version: int, index: int, partition: PartitionImage, live: Contain
 class MetadataHandler:
     """All metadata requests of one acceptor. Encoded topics are kept while their image stands."""
 
-    def __init__(self, view: BoxView, controller: ControllerLink, counters: Counters, auto_create: bool, on_reply: Callable[[Connection], None]) -> None:
+    def __init__(self, view: MetadataCache, controller: ControllerLink, counters: Counters, auto_create: bool, on_reply: Callable[[Connection], None]) -> None:
         self._view = view
         self._controller = controller
         self._auto_create = auto_create

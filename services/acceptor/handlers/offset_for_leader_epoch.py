@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from appliance.base.errors import ErrorCode
-from appliance.cluster.box_view import BoxView
+from appliance.cluster.metadata_cache import MetadataCache
 from appliance.ipc.log_reader_messages import EPOCH_END, Answer
 from appliance.ipc.log_reader_proxy import QUESTIONS_AHEAD_MAX, LogReaderProxy
 from appliance.protocol.offset_for_leader_epoch import (
@@ -49,7 +49,7 @@ class _PendingEpochs:
 class OffsetForLeaderEpochHandler:
     """All OffsetForLeaderEpoch requests of one acceptor."""
 
-    def __init__(self, view: BoxView, readers: dict[str, LogReaderProxy], counters: Counters, on_reply: Callable[[Connection], None]) -> None:
+    def __init__(self, view: MetadataCache, readers: dict[str, LogReaderProxy], counters: Counters, on_reply: Callable[[Connection], None]) -> None:
         self._view = view
         self._readers = readers
         self._on_reply = on_reply

@@ -15,8 +15,8 @@ from typing import Any
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.client.transaction_gate import ADDS_PARTITIONS_SINCE, Producer, TransactionGate, TransactionVerifier
-from appliance.cluster.box_view import BoxView, Placement
 from appliance.cluster.lease_gate import LeaseGate
+from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.ipc.descriptors import ACKS_ALL_FLAG, ADDS_PARTITION_FLAG, BEHIND_REFUSED_FLAG, COMMITTED_FLAG, NEEDS_VERIFICATION, DescriptorKind
 from appliance.protocol.produce import MAGIC_2_SINCE, ProducePartition, ProduceResult, RecordError, decode_produce
 from appliance.protocol.request_header import RequestHeader
@@ -51,7 +51,7 @@ class _Part:
 
     __slots__ = ("descriptor", "index", "is_answered", "offers", "pending", "placement", "producer", "repeats_seen", "slot")
 
-    def __init__(self, pending: PendingProduce, index: int, placement: Placement, slot: ArenaSlot, descriptor: tuple[int, ...], repeats_seen: int) -> None:
+    def __init__(self, pending: PendingProduce, index: int, placement: LocalReplica, slot: ArenaSlot, descriptor: tuple[int, ...], repeats_seen: int) -> None:
         self.pending = pending
         self.index = index
         self.placement = placement
@@ -79,7 +79,7 @@ class ProduceHandler:
 
     def __init__(
         self,
-        view: BoxView,
+        view: MetadataCache,
         arena: Arena,
         delayed: Delayed,
         clock: Clock,
@@ -222,7 +222,7 @@ class ProduceHandler:
             slot.release()
             self._refuse(pending, index, partition, ErrorCode.NOT_LEADER_OR_FOLLOWER, f"the log-writer of disk {placement.disk} is restarting; try again")
 
-    def _descriptor(self, pending: PendingProduce, placement: Placement, row_words: tuple[int, ...], position: int, size_bytes: int) -> tuple[int, ...]:
+    def _descriptor(self, pending: PendingProduce, placement: LocalReplica, row_words: tuple[int, ...], position: int, size_bytes: int) -> tuple[int, ...]:
         """Of a checked batch, under the leadership and the configs that the row told of."""
         memory = self._arena.memory
         flags = ACKS_ALL_FLAG if pending.acks == -1 else 0

@@ -12,8 +12,8 @@ from typing import Any
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
-from appliance.cluster.box_view import BoxView, Placement
 from appliance.cluster.internal_topics import OFFSETS_TOPIC
+from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.ipc.coordinator_link import CoordinatorLink
 from appliance.ipc.descriptors import ACKS_ALL_FLAG, COMMIT_FLAG, RAISED_EPOCH_FLAG, DescriptorKind
 from appliance.ipc.request_frames import TRANSACTION_ENDED, pack_ended_transaction
@@ -42,7 +42,7 @@ class PartMarker:
         self.pending = pending
         self.topic = topic
         self.partition = partition
-        self.placement: Placement | None = None
+        self.placement: LocalReplica | None = None
         self.leader_epoch = -1
         self.end_offset = -1
         self.code: int | None = None
@@ -84,7 +84,7 @@ class WriteTxnMarkersHandler:
     """All such requests of one acceptor."""
 
     def __init__(
-        self, view: BoxView, delayed: Delayed, coordinator: CoordinatorLink, clock: Clock, counters: Counters, on_reply: Callable[[Connection], None]
+        self, view: MetadataCache, delayed: Delayed, coordinator: CoordinatorLink, clock: Clock, counters: Counters, on_reply: Callable[[Connection], None]
     ) -> None:
         self._view = view
         self._coordinator = coordinator
@@ -190,7 +190,7 @@ class WriteTxnMarkersHandler:
         self._on_reply(reply.connection)
 
 
-def _waits_for(part: PartMarker) -> Placement | None:
+def _waits_for(part: PartMarker) -> LocalReplica | None:
     """The partition whose high watermark has to pass the marker; None when it has, or never will: then the part's code says so."""
     placement = part.placement
     assert placement is not None

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
-from appliance.cluster.box_view import BoxView, Placement
+from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.protocol.leader_hints import NodeEndpoint
 from appliance.protocol.produce import LEADER_HINTS_SINCE, ProduceRequest, ProduceResult, encode_produce_response
 from appliance.shm.atomic import signed
@@ -43,7 +43,7 @@ class PendingProduce:
         self.results: list[ProduceResult | None] = [None] * len(partitions)
         self.is_finished = False
         reply.awaited = self
-        self.unreplicated: list[tuple[int, Placement, int, int]] = []
+        self.unreplicated: list[tuple[int, LocalReplica, int, int]] = []
         """(index, placement, leader epoch, end offset) of partitions whose high watermark has to pass."""
         self.ticket = 0
         self.received_ns = reply.connection.last_active_ns
@@ -62,7 +62,7 @@ class PendingProduce:
 class ProduceAnswers:
     """All produces of one acceptor that wait for an answer."""
 
-    def __init__(self, view: BoxView, delayed: Delayed, clock: Clock, counters: Counters, on_reply: Callable[[Connection], None]) -> None:
+    def __init__(self, view: MetadataCache, delayed: Delayed, clock: Clock, counters: Counters, on_reply: Callable[[Connection], None]) -> None:
         self._view = view
         self._delayed = delayed
         self._clock = clock

@@ -10,8 +10,8 @@ from struct import Struct
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import INTERNAL_TOPICS
-from appliance.cluster.box_view import Placement
 from appliance.cluster.lease_gate import LeaseGate
+from appliance.cluster.metadata_cache import LocalReplica
 from appliance.protocol.produce import ProducePartition
 from appliance.records.batch import ATTRIBUTES_AT, BASE_SEQUENCE_AT, PRODUCER_ID_AT, RECORDS_AT, TRANSACTIONAL_FLAG, batch_problem
 from appliance.records.keys import KeylessProblem, keyless_problem
@@ -36,7 +36,7 @@ class ProduceChecks:
         self._memory = memory
         self._lease = lease
 
-    def row_problem(self, placement: Placement, acks: int) -> tuple[Refusal | None, tuple[int, ...]]:
+    def row_problem(self, placement: LocalReplica, acks: int) -> tuple[Refusal | None, tuple[int, ...]]:
         """What the row says against it, and the row's words."""
         if acks not in (-1, 0, 1):
             return (ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {acks}; it may be -1, 0 or 1"), ()
@@ -57,7 +57,7 @@ class ProduceChecks:
         return None, words
 
     def batch_problem(
-        self, placement: Placement, version: int, is_transactional: bool, position: int, size_bytes: int, client_id: str
+        self, placement: LocalReplica, version: int, is_transactional: bool, position: int, size_bytes: int, client_id: str
     ) -> Refusal | KeylessProblem | None:
         """`version` and `is_transactional`: of the request; the batch is `size_bytes` at `position`."""
         memory = self._memory

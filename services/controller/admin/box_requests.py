@@ -12,7 +12,7 @@ from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.logging import Logger
 from appliance.protocol.unregister_broker import REQUEST, RESPONSE, UnregisterBrokerResponse
 from services.controller.admin.topic_administration import Result
-from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, Waiting, told
+from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, told
 from services.controller.decisions.box_operations import forget_box
 from services.controller.decisions.cluster import Cluster
 from services.controller.zookeeper.operation import OperationRunner, Outcome
@@ -49,15 +49,15 @@ class BoxRequests:
             result = results[broker_id]
             self._answer(request, RESPONSE.encode(request.version, UnregisterBrokerResponse(0, result.code, told(result.message))))
 
-        self._wait(Waiting([broker_id], self._now_ms() + UNREGISTER_TIMEOUT_MS, lambda waiting: self._begin(waiting, broker_id), finish))
+        self._wait(WaitingRequest([broker_id], self._now_ms() + UNREGISTER_TIMEOUT_MS, lambda waiting: self._begin(waiting, broker_id), finish))
 
-    def _begin(self, waiting: Waiting, broker_id: int) -> None:
+    def _begin(self, waiting: WaitingRequest, broker_id: int) -> None:
         if self._cluster.fence is None:
             waiting.record(broker_id, NOT_CONTROLLER)
         elif not self._runner.start(f"forget:{broker_id}", forget_box(self._cluster, broker_id), lambda outcome: self._on_end(waiting, broker_id, outcome)):
             waiting.record(broker_id, Result(ErrorCode.INVALID_REQUEST, f"Box {broker_id} is being taken out at this moment."))
 
-    def _on_end(self, waiting: Waiting, broker_id: int, outcome: Outcome) -> None:
+    def _on_end(self, waiting: WaitingRequest, broker_id: int, outcome: Outcome) -> None:
         if isinstance(outcome.failure, RequestRefused):
             waiting.record(broker_id, Result(outcome.failure.code, outcome.failure.message))
         elif outcome.failure is not None:

@@ -24,7 +24,7 @@ from services.controller.admin.topic_administration import TopicAdministration
 from services.controller.admin.topic_copies import TopicCopies
 from services.controller.admin.waiting_request import NOT_CONTROLLER
 from services.controller.decisions.cluster import Cluster
-from services.controller.decisions.topic_copies import copies_wanted
+from services.controller.decisions.replication_factor_plan import copies_wanted
 from services.controller.zookeeper.operation import OperationRunner
 
 

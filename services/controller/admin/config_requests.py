@@ -26,7 +26,7 @@ from appliance.protocol.schema import Message
 from services.controller.admin.config_administration import Alteration, ConfigAdministration, Entity
 from services.controller.admin.config_descriptions import BrokerSide, describe_broker, describe_dynamic, describe_topic
 from services.controller.admin.topic_administration import Result
-from services.controller.admin.waiting_request import Answer, ControllerRequest, Key, Wait, Waiting, told
+from services.controller.admin.waiting_request import Answer, ControllerRequest, Key, Wait, WaitingRequest, told
 from services.controller.decisions.cluster import Cluster
 from services.controller.zookeeper.config_changes import SET, ConfigChange, ConfigOperation, altered, refuse_bad_names_and_nulls, replaced
 
@@ -83,7 +83,7 @@ class ConfigRequests:
             self._answer(request, body)
 
         if any(resource.resource_type == ResourceType.TOPIC for resource in decoded.resources):
-            self._wait(Waiting([0], self._now_ms() + CONFIG_TIMEOUT_MS, lambda waiting: waiting.record(0, Result(ErrorCode.NONE)), finish))
+            self._wait(WaitingRequest([0], self._now_ms() + CONFIG_TIMEOUT_MS, lambda waiting: waiting.record(0, Result(ErrorCode.NONE)), finish))
         else:
             finish({})
 
@@ -140,7 +140,7 @@ class ConfigRequests:
     def _alter(self, request: ControllerRequest, message: Message[AlteredResources], resources: Sequence[Resource], validate_only: bool) -> None:
         counts = _counts(resources)
 
-        def begin(waiting: Waiting) -> None:
+        def begin(waiting: WaitingRequest) -> None:
             for index, resource in enumerate(resources):
                 self._begin(resource, counts, validate_only, partial(waiting.record, index), lambda: not waiting.is_done)
 
@@ -151,7 +151,7 @@ class ConfigRequests:
             )
             self._answer(request, message.encode(request.version, AlteredResources(0, done)))
 
-        self._wait(Waiting(range(len(resources)), self._now_ms() + CONFIG_TIMEOUT_MS, begin, finish))
+        self._wait(WaitingRequest(range(len(resources)), self._now_ms() + CONFIG_TIMEOUT_MS, begin, finish))
 
     def _begin(
         self,

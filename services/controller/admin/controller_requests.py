@@ -37,7 +37,7 @@ from services.controller.admin.move_requests import MoveRequests
 from services.controller.admin.partition_requests import PartitionRequests
 from services.controller.admin.reassignment_requests import ReassignmentRequests
 from services.controller.admin.topic_administration import Result
-from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, Waiting, told
+from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, told
 from services.controller.decisions.cluster import Cluster
 
 AUTO_CREATE_TIMEOUT_MS = 30_000
@@ -74,7 +74,7 @@ class ControllerRequests:
         self._unreached_since_ms: int | None = None
         self._respond = respond
         self._now_ms = now_ms
-        self._waiting: list[Waiting] = []
+        self._waiting: list[WaitingRequest] = []
         self._move_requests = make_move_requests(self._wait, self._answer)
         configs = ConfigRequests(cluster, administration.configs, broker_configs, self._wait, self._answer, now_ms)
         reassignments = ReassignmentRequests(cluster, administration.reassignments, self._wait, self._answer, now_ms)
@@ -129,7 +129,7 @@ class ControllerRequests:
 
     # --- the wait -----------------------------------------------------------------------------------------------------------
 
-    def _wait(self, waiting: Waiting) -> None:
+    def _wait(self, waiting: WaitingRequest) -> None:
         self._waiting.append(waiting)
         self.do_work()
 
@@ -168,7 +168,7 @@ class ControllerRequests:
     def _on_create_topics(self, request: ControllerRequest) -> None:
         decoded = decode_create_topics(request.body, 0, len(request.body), request.version)
         counts = Counter(topic.name for topic in decoded.topics)
-        waiting = Waiting(
+        waiting = WaitingRequest(
             counts,
             self._now_ms() + max(0, decoded.timeout_ms),
             lambda waiting: self._begin_create(waiting, decoded.topics, counts, decoded.validate_only),
@@ -176,7 +176,7 @@ class ControllerRequests:
         )
         self._wait(waiting)
 
-    def _begin_create(self, waiting: Waiting, topics: tuple[CreatableTopic, ...], counts: Counter[str], validate_only: bool) -> None:
+    def _begin_create(self, waiting: WaitingRequest, topics: tuple[CreatableTopic, ...], counts: Counter[str], validate_only: bool) -> None:
         too_much = self._topics.request_problem((topic.num_partitions, len(topic.assignments)) for topic in topics if counts[topic.name] == 1)
         for topic in _once(topics):
             on_result = partial(waiting.record, topic.name)
@@ -209,7 +209,7 @@ class ControllerRequests:
     def _on_delete_topics(self, request: ControllerRequest) -> None:
         decoded = decode_delete_topics(request.body, 0, len(request.body), request.version)
         named: dict[int, tuple[str, TopicId]] = {}
-        waiting = Waiting(
+        waiting = WaitingRequest(
             range(len(decoded.topics)),
             self._now_ms() + max(0, decoded.timeout_ms),
             lambda waiting: self._begin_delete(waiting, decoded.topics, named, request.version),
@@ -217,7 +217,7 @@ class ControllerRequests:
         )
         self._wait(waiting)
 
-    def _begin_delete(self, waiting: Waiting, topics: tuple[TopicToDelete, ...], named: dict[int, tuple[str, TopicId]], version: int) -> None:
+    def _begin_delete(self, waiting: WaitingRequest, topics: tuple[TopicToDelete, ...], named: dict[int, tuple[str, TopicId]], version: int) -> None:
         for index, topic in enumerate(topics):
             on_result = partial(waiting.record, index)
             refused = self._deletion_refused(topic, version)
@@ -254,7 +254,7 @@ class ControllerRequests:
         except (ValueError, KeyError, TypeError, AttributeError):
             self._refused.add()
             return
-        waiting = Waiting(
+        waiting = WaitingRequest(
             topics,
             self._now_ms() + AUTO_CREATE_TIMEOUT_MS,
             lambda waiting: self._begin_ensure(waiting, topics),
@@ -262,7 +262,7 @@ class ControllerRequests:
         )
         self._wait(waiting)
 
-    def _begin_ensure(self, waiting: Waiting, topics: dict[str, int]) -> None:
+    def _begin_ensure(self, waiting: WaitingRequest, topics: dict[str, int]) -> None:
         affordable = self._topics.affordable(topics)
 
         def record(name: str, result: Result) -> None:

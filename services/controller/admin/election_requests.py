@@ -8,7 +8,7 @@ from appliance.base.errors import ErrorCode
 from appliance.protocol.elect_leaders import PREFERRED, REQUEST, RESPONSE, UNCLEAN, ElectedPartition, ElectedTopic, ElectLeadersRequest, ElectLeadersResponse
 from services.controller.admin.election_administration import ElectionAdministration
 from services.controller.admin.topic_administration import Result
-from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, Waiting, told
+from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, told
 from services.controller.decisions.cluster import Cluster
 
 _ALL = "all"
@@ -31,7 +31,7 @@ class ElectionRequests:
             self._answer(request, RESPONSE.encode(request.version, ElectLeadersResponse(0, ErrorCode.INVALID_REQUEST)))
             return
         partitions = _named(decoded)
-        waiting = Waiting(
+        waiting = WaitingRequest(
             range(len(partitions)) if decoded.topic_partitions is not None else [_ALL],
             self._now_ms() + max(0, decoded.timeout_ms),
             lambda waiting: self._begin(waiting, decoded, partitions),
@@ -39,7 +39,7 @@ class ElectionRequests:
         )
         self._wait(waiting)
 
-    def _begin(self, waiting: Waiting, decoded: ElectLeadersRequest, partitions: list[tuple[str, int]]) -> None:
+    def _begin(self, waiting: WaitingRequest, decoded: ElectLeadersRequest, partitions: list[tuple[str, int]]) -> None:
         if self._cluster.fence is None:
             for key in waiting.keys:
                 waiting.record(key, NOT_CONTROLLER)

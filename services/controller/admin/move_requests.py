@@ -18,7 +18,7 @@ from appliance.protocol.alter_replica_log_dirs import REQUEST, RESPONSE, AlterRe
 from services.controller.admin.disk_draining import DiskDraining
 from services.controller.admin.move_orders import MoveOrders
 from services.controller.admin.topic_administration import Result
-from services.controller.admin.waiting_request import Answer, ControllerRequest, Key, Wait, Waiting
+from services.controller.admin.waiting_request import Answer, ControllerRequest, Key, Wait, WaitingRequest
 
 ORDER_TIMEOUT_MS = 30_000
 """The requests carry none."""
@@ -49,7 +49,7 @@ class MoveRequests:
         decoded = REQUEST.decode(request.body, 0, len(request.body), request.version)
         wanted = [(topic.name, partition, each.path) for each in decoded.dirs for topic in each.topics for partition in topic.partitions]
         self._wait(
-            Waiting(
+            WaitingRequest(
                 range(len(wanted)),
                 self._now_ms() + ORDER_TIMEOUT_MS,
                 lambda waiting: self._begin_alter(waiting, wanted),
@@ -57,7 +57,7 @@ class MoveRequests:
             )
         )
 
-    def _begin_alter(self, waiting: Waiting, wanted: list[tuple[str, int, str]]) -> None:
+    def _begin_alter(self, waiting: WaitingRequest, wanted: list[tuple[str, int, str]]) -> None:
         for index, (topic, partition, path) in enumerate(wanted):
             on_result = partial(waiting.record, index)
             self._orders.order(topic, partition, self._disk_at(path), None, on_result)
@@ -73,7 +73,7 @@ class MoveRequests:
         orders = DrainOrders.decode(payload)
         keys: list[Key] = ["draining"] if orders.draining is not None else []
         self._wait(
-            Waiting(
+            WaitingRequest(
                 [*keys, *range(len(orders.moves))],
                 self._now_ms() + ORDER_TIMEOUT_MS,
                 lambda waiting: self._begin_orders(waiting, orders),
@@ -81,7 +81,7 @@ class MoveRequests:
             )
         )
 
-    def _begin_orders(self, waiting: Waiting, orders: DrainOrders) -> None:
+    def _begin_orders(self, waiting: WaitingRequest, orders: DrainOrders) -> None:
         cancelled = self._orders.moves_from(orders.disk) if orders.cancel else []
         waiting.keys += [str(key) for key in cancelled]
         if orders.draining is not None:

@@ -11,7 +11,7 @@ from appliance.cluster.placement import TopicGrowth
 from appliance.protocol.create_partitions import REQUEST, RESPONSE, CreatePartitionsRequest, CreatePartitionsResponse, GrownTopic, TopicToGrow
 from services.controller.admin.partition_administration import PartitionAdministration
 from services.controller.admin.topic_administration import Result
-from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, Waiting, told
+from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, told
 from services.controller.decisions.cluster import Cluster
 
 
@@ -28,7 +28,7 @@ class PartitionRequests:
     def on_create_partitions(self, request: ControllerRequest) -> None:
         decoded = REQUEST.decode(request.body, 0, len(request.body), request.version)
         counts = Counter(topic.name for topic in decoded.topics)
-        waiting = Waiting(
+        waiting = WaitingRequest(
             counts,
             self._now_ms() + max(0, decoded.timeout_ms),
             lambda waiting: self._begin(waiting, decoded, counts),
@@ -36,7 +36,7 @@ class PartitionRequests:
         )
         self._wait(waiting)
 
-    def _begin(self, waiting: Waiting, decoded: CreatePartitionsRequest, counts: Counter[str]) -> None:
+    def _begin(self, waiting: WaitingRequest, decoded: CreatePartitionsRequest, counts: Counter[str]) -> None:
         too_much = self._administration.request_problem((topic.name, topic.partition_count) for topic in decoded.topics if counts[topic.name] == 1)
         for topic in {topic.name: topic for topic in decoded.topics}.values():
             on_result = partial(waiting.record, topic.name)

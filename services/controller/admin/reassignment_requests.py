@@ -24,7 +24,7 @@ from appliance.protocol.list_partition_reassignments import (
 )
 from services.controller.admin.reassignment_administration import ReassignmentAdministration
 from services.controller.admin.topic_administration import Result
-from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, Waiting, told
+from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, told
 from services.controller.decisions.cluster import Cluster
 from services.controller.decisions.reassignment import under_way
 from services.controller.zookeeper.topic_registry import TopicState
@@ -49,7 +49,7 @@ class ReassignmentRequests:
         message = alter_partition_reassignments.REQUEST
         decoded = message.decode(request.body, 0, len(request.body), request.version)
         keys = [(index, number) for index, topic in enumerate(decoded.topics) for number in range(len(topic.partitions))]
-        waiting = Waiting(
+        waiting = WaitingRequest(
             range(len(keys)),
             self._now_ms() + max(0, decoded.timeout_ms),
             lambda waiting: self._begin_alter(waiting, decoded),
@@ -57,7 +57,7 @@ class ReassignmentRequests:
         )
         self._wait(waiting)
 
-    def _begin_alter(self, waiting: Waiting, decoded: AlterPartitionReassignmentsRequest) -> None:
+    def _begin_alter(self, waiting: WaitingRequest, decoded: AlterPartitionReassignmentsRequest) -> None:
         counts = Counter((topic.name, each.partition_index) for topic in decoded.topics for each in topic.partitions)
         by_topic: dict[str, dict[int, tuple[int, tuple[int, ...] | None]]] = {}
         key = 0
@@ -79,7 +79,7 @@ class ReassignmentRequests:
 
     def on_list(self, request: ControllerRequest) -> None:
         decoded = list_partition_reassignments.REQUEST.decode(request.body, 0, len(request.body), request.version)
-        waiting = Waiting(
+        waiting = WaitingRequest(
             [_LISTED],
             self._now_ms() + max(0, decoded.timeout_ms),
             lambda waiting: waiting.record(_LISTED, NOT_CONTROLLER if self._cluster.fence is None else Result(ErrorCode.NONE)),

@@ -18,7 +18,7 @@ from services.controller.admin.reassignment_administration import ReassignmentAd
 from services.controller.admin.topic_administration import Result
 from services.controller.decisions.cluster import Cluster
 from services.controller.decisions.reassignment import under_way
-from services.controller.decisions.topic_copies import plan_copies
+from services.controller.decisions.replication_factor_plan import plan_copies
 from services.controller.zookeeper.topic_registry import TopicState
 
 SETTLED_MS = 5_000

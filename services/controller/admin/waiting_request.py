@@ -24,12 +24,12 @@ class ControllerRequest(NamedTuple):
     body: bytes
 
 
-class Waiting:
+class WaitingRequest:
     """A request whose parts are under way, or not even begun."""
 
     __slots__ = ("begin", "begun", "deadline_ms", "finish", "keys", "results")
 
-    def __init__(self, keys: Iterable[Key], deadline_ms: int, begin: Callable[[Waiting], None], finish: Callable[[dict[Key, Result]], None]) -> None:
+    def __init__(self, keys: Iterable[Key], deadline_ms: int, begin: Callable[[WaitingRequest], None], finish: Callable[[dict[Key, Result]], None]) -> None:
         self.keys = list(keys)
         self.results: dict[Key, Result] = {}
         self.deadline_ms = deadline_ms
@@ -49,7 +49,7 @@ class Waiting:
             self.record(key, Result(ErrorCode.REQUEST_TIMED_OUT, message))
 
 
-Wait: TypeAlias = Callable[[Waiting], None]
+Wait: TypeAlias = Callable[[WaitingRequest], None]
 Answer: TypeAlias = Callable[[ControllerRequest, bytes], None]
 
 MESSAGE_MAX = 1000

@@ -14,7 +14,7 @@ from appliance.base.model import INTERNAL_TOPICS, TopicId
 from appliance.cluster.dynamic_broker_configs import closed_brokers
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage, TopicImage
 from appliance.cluster.topic_configs import effective_config
-from appliance.cluster.znodes import DEFAULT_BROKER, BoxRecord, BrokerRegistration, PartitionState, Placement, TopicAssignment
+from appliance.cluster.znodes import DEFAULT_BROKER, BoxRecord, BrokerRegistration, DirectoryAssignment, PartitionState, TopicAssignment
 from services.controller.decisions.disk_report import DiskReport, Future, PartitionKey
 from services.controller.zookeeper.broker_registry import BoxesSeen
 from services.controller.zookeeper.operation import Fence, Guard, OwnWrites
@@ -62,7 +62,7 @@ class Cluster:
         """Partitions of this broker whose state or replicas have changed: their log-writers are to hear of it."""
         self.is_image_due = False
         """States have changed in the middle of an operation: the image is to say so before its end."""
-        self.stale_placements: dict[str, Placement] = {}
+        self.stale_placements: dict[str, DirectoryAssignment] = {}
         """What lies on this broker of topics that are not there any more: to be deleted."""
         self.topics: dict[str, TopicState] = {}
         self.deleting: set[str] = set()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from appliance.base.errors import ErrorCode
 from appliance.cluster.placement import DiskSpace, place_partitions
-from appliance.cluster.znodes import Placement, placement_path
+from appliance.cluster.znodes import DirectoryAssignment, placement_path
 from appliance.ipc.descriptors import DescriptorKind
 from services.controller.decisions.cluster import Cluster
 from services.controller.decisions.placement_operations import create_command, place_again, write_placement
@@ -106,7 +106,7 @@ def give_up_partitions(cluster: Cluster, topic: TopicState, partitions: Iterable
     return ErrorCode.NONE
 
 
-def clear_stale_placement(cluster: Cluster, name: str, placement: Placement) -> Operation[ErrorCode]:
+def clear_stale_placement(cluster: Cluster, name: str, placement: DirectoryAssignment) -> Operation[ErrorCode]:
     """A topic was deleted while this box was away, and its placement says so: delete what lies here of it."""
     commands = []
     for partition, directory in sorted(placement.directories.items()):

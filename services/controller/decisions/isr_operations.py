@@ -3,7 +3,7 @@
 A set changes only by a conditional write, under the leader epoch and the partition epoch on which its leader decided. Whoever is added must be alive, not
 fenced, and must have fetched under the registration that stands: its record's version is checked in the same transaction (KIP-903). A refusal names the
 wish, and is told only when the write was certainly not done. When the connection was lost in between, nobody knows: then the set that holds is
-written once more (`settle_wishes`), so that whatever is still under way comes to nothing, and told under its new partition epoch. Owned by the
+written once more (`complete_isr_changes`), so that whatever is still under way comes to nothing, and told under its new partition epoch. Owned by the
 controller process of the leader's box. Weak spot: none known.
 """
 
@@ -23,7 +23,7 @@ from services.controller.zookeeper.requests import Check
 from services.controller.zookeeper.topic_registry import TopicState
 
 
-class IsrWish(NamedTuple):
+class PendingIsrChange(NamedTuple):
     """An in-sync set that a leader wants. `broker_epochs`: of each added member, the registration under which it fetched. `number`: names this copy of it."""
 
     topic: str
@@ -36,7 +36,7 @@ class IsrWish(NamedTuple):
     number: int | None = None
 
     @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> IsrWish:
+    def from_document(cls, document: Mapping[str, Any]) -> PendingIsrChange:
         """Raises KeyError, TypeError, ValueError."""
         epochs = {int(broker_id): int(broker_epoch) for broker_id, broker_epoch in document.get("broker_epochs", {}).items()}
         isr = tuple(int(member) for member in document["isr"])
@@ -65,7 +65,7 @@ class Granted(NamedTuple):
     refused: int = 0
 
 
-def may_add(cluster: Cluster, wish: IsrWish, added: Iterable[int]) -> bool:
+def may_add(cluster: Cluster, wish: PendingIsrChange, added: Iterable[int]) -> bool:
     """Whether all of `added` live, stay, and fetched under the registration that is known."""
     return all(
         member in cluster.brokers
@@ -76,7 +76,7 @@ def may_add(cluster: Cluster, wish: IsrWish, added: Iterable[int]) -> bool:
     )
 
 
-def decide_wish(cluster: Cluster, topic: TopicState, wish: IsrWish, known_added: frozenset[int], state: PartitionState) -> PartitionState | None:
+def decide_isr_change(cluster: Cluster, topic: TopicState, wish: PendingIsrChange, known_added: frozenset[int], state: PartitionState) -> PartitionState | None:
     """The state with the wished set, or None where the wish may not be: also where it names no partition epoch. Out of an unclean election a leader has
     recovered when somebody else is in sync."""
     members, broker_id = set(wish.isr), cluster.broker_id
@@ -92,9 +92,9 @@ def decide_wish(cluster: Cluster, topic: TopicState, wish: IsrWish, known_added:
     return state._replace(isr=wish.isr, leader_recovery_state=0 if len(members) > 1 else state.leader_recovery_state)
 
 
-def carry_out_wishes(cluster: Cluster, report: DiskReport, wishes: Iterable[IsrWish]) -> Operation[Granted]:
+def apply_isr_changes(cluster: Cluster, report: DiskReport, wishes: Iterable[PendingIsrChange]) -> Operation[Granted]:
     """Write what may be of what one log-writer wants, and tell it what holds. At most one wish for each partition."""
-    asked: dict[PartitionKey, tuple[TopicState, IsrWish]] = {}
+    asked: dict[PartitionKey, tuple[TopicState, PendingIsrChange]] = {}
     changes: list[StateChange] = []
     grows: set[PartitionKey] = set()
     for wish in wishes:
@@ -104,7 +104,7 @@ def carry_out_wishes(cluster: Cluster, report: DiskReport, wishes: Iterable[IsrW
         added = frozenset(wish.isr) - frozenset(topic.states[wish.partition].isr)
         checks = tuple(Check(box_path(member), cluster.box_versions[member]) for member in sorted(added) if member in cluster.box_versions)
         asked[wish.key] = topic, wish
-        changes.append(StateChange(topic, wish.partition, partial(decide_wish, cluster, topic, wish, added), checks, is_forced=True))
+        changes.append(StateChange(topic, wish.partition, partial(decide_isr_change, cluster, topic, wish, added), checks, is_forced=True))
         if added:
             grows.add(wish.key)
     made = yield from change_states(cluster, changes, cluster.own_writes())
@@ -118,7 +118,7 @@ def carry_out_wishes(cluster: Cluster, report: DiskReport, wishes: Iterable[IsrW
     return Granted(len(granted & grows), len(granted - grows), len(asked) - len(granted))
 
 
-def settle_wishes(cluster: Cluster, keys: Iterable[PartitionKey]) -> Operation[None]:
+def complete_isr_changes(cluster: Cluster, keys: Iterable[PartitionKey]) -> Operation[None]:
     """Wishes whose outcome nobody knows: write the sets that hold once more, so that none of them comes true later; the new partition epoch is the answer."""
     found = [(topic, number) for name, number in sorted(keys) if (topic := cluster.topics.get(name)) is not None and number in topic.states]
 

@@ -15,7 +15,7 @@ from appliance.base.model import NO_LEADER
 from appliance.cluster.placement import bump_leader_epoch
 from appliance.cluster.znodes import PartitionState
 from services.controller.decisions.cluster import Cluster, DiskReport
-from services.controller.decisions.failover import after_death, after_unclean_boot, take_up, withdraw
+from services.controller.decisions.leader_selection import after_death, after_unclean_boot, take_up, withdraw
 from services.controller.decisions.role_operations import send_roles
 from services.controller.decisions.state_changes import StateChange, change_states
 from services.controller.zookeeper.broker_registry import change_record

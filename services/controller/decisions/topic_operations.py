@@ -14,8 +14,8 @@ from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import TopicId
 from appliance.cluster.placement import DiskSpace, TopicPlan, first_partition_state, place_partitions
 from appliance.cluster.znodes import (
+    DirectoryAssignment,
     PartitionState,
-    Placement,
     TopicAssignment,
     delete_topic_path,
     placement_path,
@@ -207,7 +207,7 @@ def _mark_deleted(cluster: Cluster, fence: Fence, name: str) -> Operation[None]:
     writes: list[Write] = []
     for path, node in zip(paths, found, strict=True):
         if isinstance(node, Node):
-            writes.append(SetData(path, Placement.decode(path, node.data)._replace(is_deleted=True).encode(), node.version))
+            writes.append(SetData(path, DirectoryAssignment.decode(path, node.data)._replace(is_deleted=True).encode(), node.version))
         elif not isinstance(node, NoNode):
             raise node
     if writes:

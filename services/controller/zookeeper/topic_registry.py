@@ -17,9 +17,9 @@ from appliance.cluster.znodes import (
     CONFIG_CHANGE_PREFIX,
     CONFIG_CHANGES,
     DELETE_TOPICS,
+    DirectoryAssignment,
     MoveOrder,
     PartitionState,
-    Placement,
     TopicAssignment,
     decode_config,
     delete_topic_path,
@@ -139,7 +139,7 @@ def load_some_topics(broker_id: int, names: Iterable[str], new_topic_id: Callabl
         if config is not None and config.data:
             state.config, state.config_version = decode_config(topic_config_path(name), config.data), config.version
         if placement is not None:
-            decoded = Placement.decode(placement_path(broker_id, name), placement.data)
+            decoded = DirectoryAssignment.decode(placement_path(broker_id, name), placement.data)
             if decoded.topic_id == state.topic_id:  # one of an earlier topic of this name says nothing
                 state.placement, state.moves = decoded.directories, dict(decoded.moves)
         topics[name] = state
@@ -162,12 +162,12 @@ def load_deletions() -> Operation[set[str]]:
     return set(names)
 
 
-def load_placements(broker_id: int) -> Operation[dict[str, Placement]]:
+def load_placements(broker_id: int) -> Operation[dict[str, DirectoryAssignment]]:
     """What is recorded of all that lies on this broker, topics that are not there any more among them."""
     names = yield GetChildren(placements_path(broker_id))
     nodes = yield from all_of([Get(placement_path(broker_id, name)) for name in names])
     found = {name: _node(node) for name, node in zip(names, nodes, strict=True)}
-    return {name: Placement.decode(placement_path(broker_id, name), node.data) for name, node in found.items() if node is not None and node.data}
+    return {name: DirectoryAssignment.decode(placement_path(broker_id, name), node.data) for name, node in found.items() if node is not None and node.data}
 
 
 def brokers_with_placement(topic: TopicState, partitions: Iterable[int], broker_ids: Iterable[int]) -> Operation[dict[int, set[int]]]:
@@ -179,7 +179,7 @@ def brokers_with_placement(topic: TopicState, partitions: Iterable[int], broker_
         node = _node(answer)
         if node is None or not node.data:
             continue
-        placement = Placement.decode(placement_path(broker_id, topic.name), node.data)
+        placement = DirectoryAssignment.decode(placement_path(broker_id, topic.name), node.data)
         if placement.topic_id == topic.topic_id:
             for partition in found.keys() & placement.directories.keys():
                 found[partition].add(broker_id)
@@ -201,7 +201,7 @@ def _node(found: Any) -> Node | None:
 def creation_writes(topic: TopicState, broker_id: int, config_exists: bool, placement_exists: bool) -> tuple[Write, ...]:
     """The one transaction that makes a topic: configs, assignment with id, the chosen directories. Left-overs of an earlier topic are replaced."""
     config = encode_config(topic.config)
-    placement = Placement(topic.topic_id, topic.placement, topic.moves).encode()
+    placement = DirectoryAssignment(topic.topic_id, topic.placement, topic.moves).encode()
     config_path, directories_path = topic_config_path(topic.name), placement_path(broker_id, topic.name)
     return (
         SetData(config_path, config, -1) if config_exists else Create(config_path, config),
@@ -212,7 +212,7 @@ def creation_writes(topic: TopicState, broker_id: int, config_exists: bool, plac
 
 def growth_writes(topic: TopicState, broker_id: int, assignment: TopicAssignment, placement: dict[int, str], placement_exists: bool) -> tuple[Write, ...]:
     """The one transaction that gives a topic more partitions: from then on a controller that finds them without states completes them."""
-    path, data = placement_path(broker_id, topic.name), Placement(topic.topic_id, placement, topic.moves).encode()
+    path, data = placement_path(broker_id, topic.name), DirectoryAssignment(topic.topic_id, placement, topic.moves).encode()
     return (SetData(topic_path(topic.name), assignment.encode(), topic.document_version), SetData(path, data, -1) if placement_exists else Create(path, data))
 
 
@@ -229,7 +229,7 @@ def config_writes(name: str, config: dict[str, str], version: int | None) -> tup
 def placement_write(topic: TopicState, broker_id: int, exists: bool) -> Write:
     """Where the partitions of this broker lie, and where they are moved to, as memory has it: what changes it changes memory first, so that no write
     takes another one's change back."""
-    path, data = placement_path(broker_id, topic.name), Placement(topic.topic_id, topic.placement, topic.moves).encode()
+    path, data = placement_path(broker_id, topic.name), DirectoryAssignment(topic.topic_id, topic.placement, topic.moves).encode()
     return SetData(path, data, -1) if exists else Create(path, data)
 
 

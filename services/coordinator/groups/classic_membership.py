@@ -8,7 +8,7 @@ from __future__ import annotations
 from appliance.base.errors import ErrorCode
 from appliance.cluster.state_log import StateRecord
 from services.coordinator.groups.group import Group, GroupState
-from services.coordinator.groups.membership import ExpiryRule, GroupType
+from services.coordinator.groups.group_membership import ExpiryRule, GroupType
 from services.coordinator.groups.state_records import group_tombstone
 from services.coordinator.groups.subscriptions import CONSUMER_PROTOCOL_TYPE
 

@@ -19,7 +19,7 @@ from services.coordinator.groups.consumer_deadlines import ConsumerDeadlines, Wa
 from services.coordinator.groups.consumer_embedded import EmbeddedSubscription, by_id, read_subscription, write_assignment
 from services.coordinator.groups.consumer_group import ConsumerGroup
 from services.coordinator.groups.consumer_heartbeats import Again, replace_static, static_member
-from services.coordinator.groups.consumer_member import ClassicSide, ConsumerMember, MemberState, MemberWish, reconciled
+from services.coordinator.groups.consumer_member import ClassicSide, ConsumerMember, MemberRequest, MemberState, reconciled
 from services.coordinator.groups.consumer_turns import Refusal
 from services.coordinator.groups.group_settings import GroupSettings
 from services.coordinator.groups.joining import MEMBER_ID_REQUIRED_SINCE
@@ -65,7 +65,7 @@ class ClassicJoin:
         if is_unknown and request.group_instance_id is None and self._version >= MEMBER_ID_REQUIRED_SINCE:
             raise Refusal(ErrorCode.MEMBER_ID_REQUIRED)
         member = self._admitted(group, is_unknown)
-        wish = MemberWish(
+        wish = MemberRequest(
             request.group_instance_id,
             self._subscription.rack_id or member.wish.rack_id,
             self._client,

@@ -9,7 +9,7 @@ from typing import Any
 
 from appliance.cluster.state_log import LoadedRecord
 from services.coordinator.groups.consumer_group import ConsumerGroup
-from services.coordinator.groups.consumer_member import MemberAssignment, MemberWish, Partitions, partitions_of
+from services.coordinator.groups.consumer_member import MemberAssignment, MemberRequest, Partitions, partitions_of
 from services.coordinator.groups.consumer_records import restored_current, restored_group, restored_wish
 from services.coordinator.groups.group_records import (
     CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT,
@@ -36,7 +36,7 @@ class _LoadedGroup:
         self.group_epoch: int | None = None
         self.target_epoch = 0
         self.topics: dict[str, SubscribedTopic] = {}
-        self.wishes: dict[str, MemberWish] = {}
+        self.wishes: dict[str, MemberRequest] = {}
         self.targets: dict[str, Partitions] = {}
         self.currents: dict[str, MemberAssignment] = {}
 

@@ -54,7 +54,7 @@ class ClassicSide(NamedTuple):
     protocols: tuple[JoinGroupProtocol, ...]
 
 
-class MemberWish(NamedTuple):
+class MemberRequest(NamedTuple):
     """What a member said of itself; kept until it says something else."""
 
     instance_id: str | None = None
@@ -82,7 +82,7 @@ class ConsumerMember(NamedTuple):
     """`wish` and `current` are a record each."""
 
     member_id: str
-    wish: MemberWish = MemberWish()
+    wish: MemberRequest = MemberRequest()
     current: MemberAssignment = MemberAssignment()
 
     @property

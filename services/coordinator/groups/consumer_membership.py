@@ -19,9 +19,9 @@ from services.coordinator.groups.consumer_member import ConsumerMember
 from services.coordinator.groups.consumer_topic_regex import TopicRegexes
 from services.coordinator.groups.consumer_turns import ConsumerTurns, Farewell
 from services.coordinator.groups.group_log import GroupLog
+from services.coordinator.groups.group_membership import ExpiryRule, GroupType
 from services.coordinator.groups.group_records import SubscribedTopic
 from services.coordinator.groups.group_settings import GroupSettings
-from services.coordinator.groups.membership import ExpiryRule, GroupType
 from services.coordinator.groups.ports import Topics
 from services.coordinator.groups.subscriptions import CONSUMER_PROTOCOL_TYPE
 

@@ -14,7 +14,7 @@ from appliance.cluster.state_log import StateRecord
 from services.coordinator.groups.classic_membership import ClassicMembership
 from services.coordinator.groups.consumer_embedded import by_id, read_assignment, read_subscription, write_assignment
 from services.coordinator.groups.consumer_group import ConsumerGroup
-from services.coordinator.groups.consumer_member import ClassicSide, ConsumerMember, MemberAssignment, MemberState, MemberWish, Partitions
+from services.coordinator.groups.consumer_member import ClassicSide, ConsumerMember, MemberAssignment, MemberRequest, MemberState, Partitions
 from services.coordinator.groups.group import Group, GroupState
 from services.coordinator.groups.group_directory import GroupDirectory
 from services.coordinator.groups.group_settings import GroupSettings
@@ -43,7 +43,7 @@ def upgraded(group: Group, topics: Topics) -> ConsumerGroup | None:
             return None
         assigned = by_id(assignment.topics, topics) - taken
         taken |= assigned
-        wish = MemberWish(
+        wish = MemberRequest(
             member.group_instance_id,
             subscription.rack_id,
             member.client,

@@ -17,8 +17,8 @@ from services.coordinator.groups.consumer_member import (
     ClassicSide,
     ConsumerMember,
     MemberAssignment,
+    MemberRequest,
     MemberState,
-    MemberWish,
     Partitions,
     as_topics,
     partitions_of,
@@ -98,7 +98,7 @@ def all_tombstones(group_id: str, states: Iterable[ConsumerGroup]) -> list[State
     return records
 
 
-def _wish_record(group_id: str, member_id: str, wish: MemberWish | None) -> StateRecord:
+def _wish_record(group_id: str, member_id: str, wish: MemberRequest | None) -> StateRecord:
     key = ConsumerGroupMemberMetadataKey(group_id, member_id)
     if wish is None:
         return CONSUMER_GROUP_MEMBER_METADATA.record(key, None)
@@ -129,7 +129,7 @@ def _current_record(group_id: str, member_id: str, current: MemberAssignment | N
 # ---- back
 
 
-def restored_wish(value: ConsumerGroupMemberMetadataValue) -> MemberWish:
+def restored_wish(value: ConsumerGroupMemberMetadataValue) -> MemberRequest:
     classic = None
     if value.classic_member_metadata is not None:
         protocols = tuple(JoinGroupProtocol(each.name, each.metadata) for each in value.classic_member_metadata.supported_protocols)
@@ -138,7 +138,7 @@ def restored_wish(value: ConsumerGroupMemberMetadataValue) -> MemberWish:
         classic = ClassicSide(value.classic_member_metadata.session_timeout_ms, protocols)
     client = ClientIdentity(value.client_id, value.client_host)
     topics = tuple(sorted(set(value.subscribed_topic_names)))
-    return MemberWish(
+    return MemberRequest(
         value.instance_id, value.rack_id, client, topics, value.subscribed_topic_regex or None, value.rebalance_timeout_ms, value.server_assignor, classic
     )
 
@@ -154,7 +154,7 @@ def restored_current(value: ConsumerGroupCurrentMemberAssignmentValue) -> Member
 
 
 def restored_group(
-    wishes: dict[str, MemberWish],
+    wishes: dict[str, MemberRequest],
     currents: dict[str, MemberAssignment],
     targets: dict[str, Partitions],
 ) -> ConsumerGroup:

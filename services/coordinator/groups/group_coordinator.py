@@ -36,7 +36,7 @@ from services.coordinator.groups.group_log import GroupLog
 from services.coordinator.groups.group_settings import GroupSettings
 from services.coordinator.groups.group_views import GroupViews
 from services.coordinator.groups.joining import Joining
-from services.coordinator.groups.leaving import Leaving
+from services.coordinator.groups.member_departures import MemberDepartures
 from services.coordinator.groups.offset_commits import OffsetCommits
 from services.coordinator.groups.offset_fetches import OffsetFetches
 from services.coordinator.groups.offset_removal import OffsetRemoval
@@ -71,7 +71,7 @@ class GroupCoordinator:
         self._rebalances = Rebalances(settings, self._timers, self._replies, self._log)
         self._joining = Joining(settings, self.directory, self._rebalances, self._replies, self._log, new_member_id)
         self._syncing = Syncing(self.directory, self._rebalances, self._replies, self._log)
-        self._leaving = Leaving(self.directory, self._rebalances)
+        self._leaving = MemberDepartures(self.directory, self._rebalances)
         self._commits = OffsetCommits(settings, self.directory, self._rebalances, self._replies, self._log, topics, legacy)
         self._fetches = OffsetFetches(self.directory, self._replies, topics, legacy)
         self._removal = OffsetRemoval(settings, self.directory, self._timers, self._replies, self._log, topics)

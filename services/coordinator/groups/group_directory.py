@@ -14,7 +14,7 @@ from appliance.base.invariants import check
 from appliance.cluster.state_log import partition_of
 from services.coordinator.groups.classic_membership import ClassicMembership
 from services.coordinator.groups.group import Group
-from services.coordinator.groups.membership import Membership
+from services.coordinator.groups.group_membership import GroupMembership
 from services.coordinator.groups.offsets import GroupOffsets
 
 
@@ -23,7 +23,7 @@ class HostedGroup:
 
     __slots__ = ("group_id", "is_gone", "membership", "offsets", "partition")
 
-    def __init__(self, group_id: str, partition: int, membership: Membership) -> None:
+    def __init__(self, group_id: str, partition: int, membership: GroupMembership) -> None:
         self.group_id = group_id
         self.partition = partition
         self.membership = membership

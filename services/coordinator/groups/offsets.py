@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from appliance.base.invariants import check
 from appliance.base.model import TopicPartition
+from services.coordinator.groups.group_membership import ExpiryRule
 from services.coordinator.groups.group_records import NO_EXPIRY, OffsetCommitValue
-from services.coordinator.groups.membership import ExpiryRule
 
 Commits = Mapping[TopicPartition, OffsetCommitValue]
 

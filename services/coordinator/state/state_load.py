@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from appliance.base.errors import ErrorCode
 from appliance.base.logging import Logger
-from appliance.cluster.box_view import Placement
+from appliance.cluster.metadata_cache import LocalReplica
 from appliance.cluster.state_log import LoadedRecord, ProducerIdentity
 from appliance.ipc.log_reader_messages import FIRST_WHATEVER, IS_ACTIVE, LOOKUP, OPEN, READ, WHOLE_BATCHES, Answer, Extent, ReadAnswer
 from appliance.ipc.log_reader_proxy import LogReaderProxy
@@ -37,7 +37,7 @@ OnDone = Callable[[str], None]
 class StateLoad:
     """One load. `start` may already end it."""
 
-    def __init__(self, reader: LogReaderProxy, placement: Placement, on_records: OnRecords, on_done: OnDone, log: Logger) -> None:
+    def __init__(self, reader: LogReaderProxy, placement: LocalReplica, on_records: OnRecords, on_done: OnDone, log: Logger) -> None:
         self._reader = reader
         self._placement = placement
         self._on_records = on_records

@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from appliance.base.errors import ErrorCode
-from appliance.cluster.box_view import Placement
+from appliance.cluster.metadata_cache import LocalReplica
 from appliance.cluster.state_log import OnAppended
 from appliance.shm.partition_table import PARTITION_AND_GENERATION, ROLE_AND_EPOCH, ROLE_LEADER, TornRow
 
@@ -32,7 +32,7 @@ class Tenure(NamedTuple):
     leader_epoch: int
 
 
-def tenure_of(placement: Placement) -> Tenure | None:
+def tenure_of(placement: LocalReplica) -> Tenure | None:
     """Who leads it now, if this box does."""
     try:
         role_and_epoch = placement.read_words()[ROLE_AND_EPOCH]
@@ -77,7 +77,7 @@ class StatePartition:
 
     __slots__ = ("appended", "began_ns", "is_loaded", "load", "load_at_ns", "placement", "read_to", "tenure", "waiting")
 
-    def __init__(self, tenure: Tenure, placement: Placement) -> None:
+    def __init__(self, tenure: Tenure, placement: LocalReplica) -> None:
         self.tenure = tenure
         self.placement = placement
         self.is_loaded = False

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode
 from appliance.base.logging import Logger
-from appliance.cluster.box_view import BoxView, Placement
+from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.cluster.state_log import LoadedRecord, OnAppended, ProducerIdentity, StateRecord
 from appliance.ipc.descriptors import ACKS_ALL_FLAG, COORDINATOR_FLAG, VERIFIED_FLAG, DescriptorKind
 from appliance.ipc.log_reader_proxy import LogReaderProxy
@@ -36,7 +36,7 @@ LOAD_AGAIN_NS = 100_000_000
 _HALF = (1 << 32) - 1
 
 
-class Coordinator(Protocol):
+class TopicCoordinator(Protocol):
     """Whose state the topic holds."""
 
     @property
@@ -58,7 +58,7 @@ class StateTopic:
         self,
         name: str,
         arena: Arena,
-        view: BoxView,
+        view: MetadataCache,
         readers: dict[str, LogReaderProxy],
         clock: Clock,
         now_ms: Callable[[], int],
@@ -75,7 +75,7 @@ class StateTopic:
         self._clock = clock
         self._now_ms = now_ms
         self._log = log
-        self._coordinator: Coordinator | None = None
+        self._coordinator: TopicCoordinator | None = None
         self._partitions: dict[int, StatePartition] = {}
         self._refused: list[StateAppend] = []
         """Appends to partitions that are not ours, to be answered with the next turn."""
@@ -92,7 +92,7 @@ class StateTopic:
         self._not_served = counters.gauge(f"coordinator.partitions_loading{label}")
         self._latency = counters.histogram(f"coordinator.load_us{label}")
 
-    def serve(self, coordinator: Coordinator) -> None:
+    def serve(self, coordinator: TopicCoordinator) -> None:
         """Whose state it is, from the next `refresh` on."""
         self._coordinator = coordinator
 
@@ -151,7 +151,7 @@ class StateTopic:
             offered += 1
         return offered
 
-    def _offer(self, append: StateAppend, placement: Placement, words: tuple[int, ...]) -> bool:
+    def _offer(self, append: StateAppend, placement: LocalReplica, words: tuple[int, ...]) -> bool:
         size_bytes = len(append.data)
         if append.slot < 0:
             append.slot = self._arena.allocate(size_bytes)

@@ -17,9 +17,9 @@ from appliance.senders.listener import Listener
 from appliance.shm.counters import Counters
 from services.ingest.listeners.peer_address import address_text
 from services.ingest.protocols.registry import handler_of
+from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.event import EventSource
 from services.ingest.records.intake import Intake
-from services.ingest.records.unit import Unit
 
 RECEIVE_BUFFER_BYTES = 64 << 20
 DATAGRAM_BYTES_MAX = 65536
@@ -48,7 +48,7 @@ class DatagramSocket:
         self._buffer = bytearray(DATAGRAM_BYTES_MAX)
         self._view = memoryview(self._buffer)
         self._transport = b"udp" if listener.protocol == "syslog" else str(listener.protocol).encode()
-        self._units: dict[Peer, Unit] = {}
+        self._units: dict[Peer, AckGroup] = {}
         self.drained = False
         label = f'{{listener="{listener.name}"}}'
         self._kernel_drops = counters.counter(KERNEL_DROPS_COUNTER.format(listener=listener.name))
@@ -59,7 +59,7 @@ class DatagramSocket:
         self._enlarge_receive_buffer(log)
         counters.counter(f"ingest.udp_receive_buffer_bytes{label}").set(sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF))
         if counts_drops:
-            self._meet_socket()
+            self._reset_drop_counter()
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -76,7 +76,7 @@ class DatagramSocket:
             words = f"the UDP socket of listener {self.listener.name} has a receive buffer of {size_bytes >> 10} KiB"
             log.notice(f"{words}; raise net.core.rmem_max to {RECEIVE_BUFFER_BYTES} to survive longer bursts", listener=self.listener.name)
 
-    def _meet_socket(self) -> None:
+    def _reset_drop_counter(self) -> None:
         """A socket that the previous life did not have starts its count at zero."""
         (cookie,) = _COOKIE.unpack(self._socket.getsockopt(socket.SOL_SOCKET, _SO_COOKIE, _COOKIE.size))
         if cookie != self._socket_cookie.value:
@@ -131,10 +131,10 @@ class DatagramSocket:
                 self._handler.received(self._units.get(peer) or self._add_unit(peer), datagrams)
         return received
 
-    def _add_unit(self, peer: Peer) -> Unit:
+    def _add_unit(self, peer: Peer) -> AckGroup:
         if len(self._units) >= SENDERS_MAX:
             self._units.clear()
-        unit = self._units[peer] = Unit(self.listener, EventSource(*address_text(peer[0], peer[1]), self._transport))
+        unit = self._units[peer] = AckGroup(self.listener, EventSource(*address_text(peer[0], peer[1]), self._transport))
         return unit
 
     def close(self) -> None:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from appliance.senders.listener import Listener
+    from services.ingest.records.ack_group import AckGroup
     from services.ingest.records.intake import Intake
-    from services.ingest.records.unit import Unit
 
 
 class DatagramHandler(Protocol):
     """One protocol on one UDP listener. It never raises for bad input."""
 
-    def received(self, unit: Unit, datagrams: list[bytes]) -> None:
+    def received(self, unit: AckGroup, datagrams: list[bytes]) -> None:
         """What one sender (`unit.source`) sent in one burst, in order, none empty. The unit is never sealed: nobody is answered."""
 
     def tick(self, now_ms: int) -> None:

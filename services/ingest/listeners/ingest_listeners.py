@@ -14,13 +14,13 @@ from appliance.base.logging import Logger
 from appliance.senders.listener import Listener, Transport
 
 
-class Room(Protocol):
+class ConnectionManager(Protocol):
     """Serves all connections of some listeners."""
 
     def add(self, listener: Listener, sock: socket.socket) -> None: ...
 
 
-def hand_out(listeners: Iterable[Listener], sockets: Mapping[str, socket.socket], rooms: Mapping[Transport, Room], log: Logger) -> list[Listener]:
+def hand_out(listeners: Iterable[Listener], sockets: Mapping[str, socket.socket], rooms: Mapping[Transport, ConnectionManager], log: Logger) -> list[Listener]:
     """Give each listener with a socket to its room; returns them."""
     served = []
     left = dict(sockets)

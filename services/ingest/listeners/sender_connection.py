@@ -24,7 +24,7 @@ from services.ingest.records.event import EventSource
 from services.ingest.records.intake import Intake
 
 if TYPE_CHECKING:
-    from services.ingest.listeners.sender_door import SenderDoor
+    from services.ingest.listeners.listening_socket import ListeningSocket
 
 RECEIVE_BYTES = 65536
 UNSENT_BYTES_MAX = 1 << 20
@@ -46,7 +46,7 @@ class SenderConnection:
     def __init__(
         self,
         sock: socket.socket,
-        door: SenderDoor,
+        door: ListeningSocket,
         address: str,
         source: EventSource,
         intake: Intake,

@@ -20,9 +20,9 @@ from appliance.base.settings import Box
 from appliance.runtime.poller import Poller
 from appliance.senders.listener import Listener
 from appliance.shm.counters import Counters
-from services.ingest.listeners.left_connections import NUMBERED_ANEW, LeftConnections
+from services.ingest.listeners.half_closed_connections import SESSION_SCOPED_IDS, HalfClosedConnections
+from services.ingest.listeners.listening_socket import ListeningSocket
 from services.ingest.listeners.sender_connection import RECEIVE_BYTES, SenderConnection
-from services.ingest.listeners.sender_door import SenderDoor
 from services.ingest.listeners.sender_limits import SenderLimits, connections_possible
 from services.ingest.listeners.sender_owners import RECOGNISING, Guest, SenderOwners
 from services.ingest.listeners.sender_stream import StreamError
@@ -45,7 +45,7 @@ _BROKEN = select.EPOLLHUP | select.EPOLLERR
 Partition = tuple[str, int]
 
 
-class SlowingIntake(Intake, Protocol):
+class SlowingInput(Intake, Protocol):
     """The intake as the room sees it."""
 
     slowed_by: Partition | None
@@ -55,7 +55,7 @@ class SlowingIntake(Intake, Protocol):
 class SenderConnections:
     """All streams of one ingest, over all its listeners."""
 
-    def __init__(self, layout: BoxLayout, index: int, poller: Poller, clock: Clock, intake: SlowingIntake, box: Box, counters: Counters, log: Logger) -> None:
+    def __init__(self, layout: BoxLayout, index: int, poller: Poller, clock: Clock, intake: SlowingInput, box: Box, counters: Counters, log: Logger) -> None:
         """Of ingest number `index`."""
         self._poller = poller
         self._clock = clock
@@ -67,13 +67,13 @@ class SenderConnections:
         """Whether other processes accept from the same sockets."""
         self._owners = SenderOwners(layout, index, box.ingests, poller, clock, counters, self._serve) if self.is_one_of_several else None
         self._window_bytes = box.integer("ingest.connection.window.bytes")
-        self._doors: list[SenderDoor] = []
+        self._doors: list[ListeningSocket] = []
         self._connections: dict[int, SenderConnection] = {}
         self._changed: dict[SenderConnection, None] = {}  # something to send, or to read again, or to end
         self._blocked: dict[SenderConnection, None] = {}
         self._windowed: dict[SenderConnection, None] = {}
         self._behind: dict[SenderConnection, None] = {}
-        self._left = LeftConnections()
+        self._left = HalfClosedConnections()
         self._drained_bytes: dict[SenderConnection, int] = {}
         self._unfinished = UnfinishedFrames(box.integer("ingest.unfinished.bytes"), counters)
         self._ticks: Iterator[SenderConnection] = iter(())
@@ -89,7 +89,7 @@ class SenderConnections:
 
     def add(self, listener: Listener, sock: socket.socket) -> None:
         """Senders of `listener` come by this listening socket."""
-        self._doors.append(SenderDoor(listener, sock, self, self._poller, self._counters, self._log))
+        self._doors.append(ListeningSocket(listener, sock, self, self._poller, self._counters, self._log))
 
     def accept(self, accepting: bool) -> None:
         for door in self._doors:
@@ -97,7 +97,7 @@ class SenderConnections:
         if self._owners is not None:
             self._owners.accept(accepting)
 
-    def welcome(self, door: SenderDoor, sock: socket.socket, address: str, port: int) -> None:
+    def welcome(self, door: ListeningSocket, sock: socket.socket, address: str, port: int) -> None:
         """Somebody has come by a door: he is ours, or another ingest's of the box."""
         if self._owners is None or door.listener.protocol not in RECOGNISING or self._owners.is_ours(address):
             self.enter(door, sock, address, port)
@@ -113,7 +113,7 @@ class SenderConnections:
             return
         self.enter(door, guest.socket, guest.address, guest.port)
 
-    def enter(self, door: SenderDoor, sock: socket.socket, address: str, port: int) -> None:
+    def enter(self, door: ListeningSocket, sock: socket.socket, address: str, port: int) -> None:
         """A connected sender."""
         if not self._limits.enter(address):
             door.count_closed("connection-limit")
@@ -126,7 +126,7 @@ class SenderConnections:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = SenderConnection(sock, door, address, door.source_of(address, port), self._intake, self._on_changed, self._clock.monotonic_ms())
         self._connections[connection.descriptor] = connection
-        if door.listener.protocol in NUMBERED_ANEW:
+        if door.listener.protocol in SESSION_SCOPED_IDS:
             connection.is_unread = True
             self._left.add(connection)
             if self._owners is not None and self._owners.is_ours(address):

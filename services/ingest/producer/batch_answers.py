@@ -14,9 +14,9 @@ from appliance.base.errors import ErrorCode
 from appliance.base.logging import Logger
 from appliance.senders.accounting import RESENT_COUNTER, LossReason
 from appliance.shm.counters import Counters
-from services.ingest.producer.ingest_lane import Lane
-from services.ingest.producer.ingest_lanes import IngestLanes
-from services.ingest.producer.outgoing_batch import OutgoingBatch
+from services.ingest.producer.partition_queue import PartitionQueue
+from services.ingest.producer.partition_queues import PartitionQueues
+from services.ingest.producer.producer_batch import ProducerBatch
 from services.ingest.records.ingest_settlement import IngestSettlement
 
 RETRY_NS = 50_000_000
@@ -41,14 +41,14 @@ RETRIABLE = frozenset(
 _SEQUENCE_LOST = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.UNKNOWN_PRODUCER_ID})
 
 
-class Replays(Protocol):
+class ReplayRecorder(Protocol):
     """What replay memory is told, of batches with parts (`replays`)."""
 
-    def before_offer(self, batch: OutgoingBatch) -> None: ...
+    def before_offer(self, batch: ProducerBatch) -> None: ...
 
-    def stored(self, batch: OutgoingBatch) -> None: ...
+    def stored(self, batch: ProducerBatch) -> None: ...
 
-    def refused(self, batch: OutgoingBatch) -> None: ...
+    def refused(self, batch: ProducerBatch) -> None: ...
 
 
 class BatchAnswers:
@@ -56,11 +56,11 @@ class BatchAnswers:
 
     def __init__(
         self,
-        lanes: IngestLanes,
+        lanes: PartitionQueues,
         topic_ids: Mapping[str, bytes],
         settlement: IngestSettlement,
-        replays: Replays,
-        on_ended: Callable[[OutgoingBatch], None],
+        replays: ReplayRecorder,
+        on_ended: Callable[[ProducerBatch], None],
         clock: Clock,
         counters: Counters,
         log: Logger,
@@ -77,7 +77,7 @@ class BatchAnswers:
         self._epochs = counters.counter("ingest.producer_epochs_raised")
         self._refusals_logged: set[int] = set()
 
-    def on_offering(self, batch: OutgoingBatch, is_new: bool) -> None:
+    def on_offering(self, batch: ProducerBatch, is_new: bool) -> None:
         if batch.was_offered:
             self._resent.add(batch.record_count)
         batch.topic_id = self._topic_ids.get(batch.topic, b"")
@@ -85,12 +85,12 @@ class BatchAnswers:
             self._replays.before_offer(batch)
         batch.is_copy = False
 
-    def on_appended(self, batch: OutgoingBatch) -> None:
+    def on_appended(self, batch: ProducerBatch) -> None:
         self._lanes.of(batch).is_open = True
         batch.is_appended = True
         self._settlement.on_appended(batch)
 
-    def on_stored(self, batch: OutgoingBatch) -> None:
+    def on_stored(self, batch: ProducerBatch) -> None:
         lane = self._lanes.end(batch)
         lane.is_open = not lane.is_recoiling
         self._on_ended(batch)
@@ -99,10 +99,10 @@ class BatchAnswers:
         if batch.parts:
             self._replays.stored(batch)
 
-    def on_unknown(self, batch: OutgoingBatch) -> None:
+    def on_unknown(self, batch: ProducerBatch) -> None:
         self._lanes.come_back(batch, 0)
 
-    def on_refused(self, batch: OutgoingBatch, code: int) -> None:
+    def on_refused(self, batch: ProducerBatch, code: int) -> None:
         if code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
             self.on_stored(batch)
         elif code in RETRIABLE:
@@ -112,14 +112,14 @@ class BatchAnswers:
         else:
             self._refuse(batch, code)
 
-    def _on_sequence_lost(self, batch: OutgoingBatch) -> None:
+    def _on_sequence_lost(self, batch: ProducerBatch) -> None:
         """Behind something that came back it was to be expected. Of the first one that the log does not know it has to be asked (`doubtful_lanes`)."""
         lane = self._lanes.of(batch)
         if lane.is_first_unknown(batch):
             lane.is_doubtful = True
         self._lanes.come_back(batch, 0)
 
-    def on_found(self, batch: OutgoingBatch) -> None:
+    def on_found(self, batch: ProducerBatch) -> None:
         """One that waited, and that its leader has."""
         lane = self._lanes.of(batch)
         lane.waiting.remove(batch)
@@ -127,12 +127,12 @@ class BatchAnswers:
         self._lanes.under_way += 1
         self.on_stored(batch)
 
-    def on_sequences_lost(self, lane: Lane) -> None:
+    def on_sequences_lost(self, lane: PartitionQueue) -> None:
         """The leader lacks what it acknowledged: what follows begins a new epoch."""
         self._epochs.add()
         self._lanes.waiting[lane] = None
 
-    def _refuse(self, batch: OutgoingBatch, code: int) -> None:
+    def _refuse(self, batch: ProducerBatch, code: int) -> None:
         """For good. What is behind it lacks its sequence: the producer goes on in a new epoch."""
         lane = self._lanes.end(batch)
         lane.is_recoiling, lane.is_open, lane.wants_epoch = True, False, lane.producer_id >= 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from services.ingest.producer.ingest_lane import Lane
+from services.ingest.producer.partition_queue import PartitionQueue
 
 PATIENCE_NS = 2_000_000_000
 
@@ -26,7 +26,7 @@ class IngestProducers:
         self._ids = ids
         self._patient_until_ns = now_ns + PATIENCE_NS
 
-    def is_ready(self, lane: Lane, now_ns: int) -> bool:
+    def is_ready(self, lane: PartitionQueue, now_ns: int) -> bool:
         """Whether the lane's first waiting batch may be stamped; gives it a producer, or a new epoch, when it is time: when nothing is under way."""
         if lane.producer_id >= 0 and not lane.wants_epoch:
             return True

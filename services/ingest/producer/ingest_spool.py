@@ -25,7 +25,7 @@ from appliance.base.logging import Logger
 from appliance.records.crc32c import crc32c
 from appliance.shm.counters import Counters
 from appliance.storage import file_io
-from services.ingest.producer.spool_files import Place, SpoolFile, find_batches, spool_path
+from services.ingest.producer.spool_files import SpoolFile, SpoolPosition, find_batches, spool_path
 from services.ingest.records.share import Share
 from services.ingest.replay.spool_records import SpooledBatch, SpooledShare, encode_batch, encode_done
 
@@ -61,12 +61,12 @@ class IngestSpool:
         self._fd = -1
         self._retry_at_ms = 0
         self._files: dict[int, SpoolFile] = {}
-        self._places: dict[object, Place] = {}
+        self._places: dict[object, SpoolPosition] = {}
         self._next_number = 0
         self._first_file = 0
         self.left_over: list[SpooledBatch] = []
         """What previous lives left, in order; each is to be given to `adopt`, or to `forget`."""
-        self._left_places: dict[int, Place] = {}
+        self._left_places: dict[int, SpoolPosition] = {}
         self.on_done: Callable[[object], None] = lambda _batch: None
         self._find()
 
@@ -129,7 +129,7 @@ class IngestSpool:
             return False
         self._next_number += 1
         file.live += 1
-        self._places[batch] = Place(spooled.number, file.number, data_at, len(data), data_crc)
+        self._places[batch] = SpoolPosition(spooled.number, file.number, data_at, len(data), data_crc)
         self._written.add()
         return True
 

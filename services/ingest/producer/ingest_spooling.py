@@ -13,8 +13,8 @@ from operator import attrgetter
 from typing import Protocol
 
 from appliance.senders.accounting import LossReason
-from services.ingest.producer.ingest_lane import UNDER_WAY_MAX, Lane
-from services.ingest.producer.outgoing_batch import OutgoingBatch
+from services.ingest.producer.partition_queue import UNDER_WAY_MAX, PartitionQueue
+from services.ingest.producer.producer_batch import ProducerBatch
 from services.ingest.replay.identity import identity_of
 
 _by_number = attrgetter("number")
@@ -26,11 +26,11 @@ class Spool(Protocol):
     @property
     def has_room(self) -> bool: ...
 
-    def write(self, batch: OutgoingBatch, data: bytes) -> bool: ...
+    def write(self, batch: ProducerBatch, data: bytes) -> bool: ...
 
-    def read(self, batch: OutgoingBatch) -> bytes | None: ...
+    def read(self, batch: ProducerBatch) -> bytes | None: ...
 
-    def done(self, batch: OutgoingBatch) -> None: ...
+    def done(self, batch: ProducerBatch) -> None: ...
 
 
 class IngestSpooling:
@@ -40,10 +40,10 @@ class IngestSpooling:
     def __init__(
         self,
         spool: Spool,
-        charge: Callable[[Lane, OutgoingBatch], None],
-        bytes_of: Callable[[OutgoingBatch], bytes],
-        on_lost: Callable[[OutgoingBatch, LossReason], int],
-        journal: Callable[[OutgoingBatch], None],
+        charge: Callable[[PartitionQueue, ProducerBatch], None],
+        bytes_of: Callable[[ProducerBatch], bytes],
+        on_lost: Callable[[ProducerBatch, LossReason], int],
+        journal: Callable[[ProducerBatch], None],
     ) -> None:
         self._spool = spool
         self._charge = charge
@@ -57,7 +57,7 @@ class IngestSpooling:
     def has_room(self) -> bool:
         return not self._is_full and self._spool.has_room
 
-    def put(self, lane: Lane, batch: OutgoingBatch) -> bool:
+    def put(self, lane: PartitionQueue, batch: ProducerBatch) -> bool:
         """Behind the lane; whether it is on disk, as everything before it is then."""
         is_written = self._has_line(lane) and self._write(batch)
         lane.behind.append(batch)
@@ -68,17 +68,17 @@ class IngestSpooling:
         self._charge(lane, batch)
         return False
 
-    def _has_line(self, lane: Lane) -> bool:
+    def _has_line(self, lane: PartitionQueue) -> bool:
         """Whether all of a lane is on disk; what is not is written, as far as there is room."""
         if lane.behind and lane.behind[-1].is_spooled:
             return True
         return all(batch.is_spooled or self._write(batch) for batch in (*lane.under_way, *lane.waiting, *lane.behind))
 
-    def _write(self, batch: OutgoingBatch) -> bool:
+    def _write(self, batch: ProducerBatch) -> bool:
         batch.is_spooled = self._spool.write(batch, self._bytes_of(batch))
         return batch.is_spooled
 
-    def refill(self, lane: Lane) -> None:
+    def refill(self, lane: PartitionQueue) -> None:
         """As much as may be offered next."""
         while lane.behind and len(lane.waiting) < UNDER_WAY_MAX:
             batch = lane.behind.popleft()
@@ -92,7 +92,7 @@ class IngestSpooling:
                 self._charge(lane, batch)
             lane.waiting.append(batch)
 
-    def done(self, batch: OutgoingBatch) -> None:
+    def done(self, batch: ProducerBatch) -> None:
         """It is stored, or will never be."""
         if batch.is_spooled:
             batch.is_spooled = self._is_full = False
@@ -102,7 +102,7 @@ class IngestSpooling:
         """Nothing waits: whatever was wrong with the spool may be over."""
         self._is_full = False
 
-    def keep(self, lane: Lane) -> list[OutgoingBatch]:
+    def keep(self, lane: PartitionQueue) -> list[ProducerBatch]:
         """The process ends: what is left of a lane goes to disk in its order, for the next life. What finds no room is given back, with all behind it."""
         batches = sorted((*lane.under_way, *lane.waiting, *lane.behind), key=_by_number)
         for place, batch in enumerate(batches):
@@ -112,7 +112,7 @@ class IngestSpooling:
                     return [left for left in batches[place:] if not left.is_spooled]
         return []
 
-    def _make_known(self, batch: OutgoingBatch) -> None:
+    def _make_known(self, batch: ProducerBatch) -> None:
         """Its leader may have a batch that was offered. The next life asks about those with identities, so one that has none gets one."""
         if batch.was_offered and batch.base_sequence >= 0 and not batch.parts:
             identity = identity_of(b"stop", b"%d %d %d" % (batch.producer_id, batch.producer_epoch, batch.base_sequence))

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from appliance.cluster.box_view import BoxView, Placement
+from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.ipc.descriptors import ACKS_ALL_FLAG, COMMITTED_FLAG, DescriptorKind
 from appliance.shm.arena import Arena
 from appliance.shm.atomic import signed
 from appliance.shm.partition_table import HIGH_WATERMARK, ISR_AND_CONFIG, ROLE_AND_EPOCH, ROLE_LEADER, TornRow
-from services.ingest.producer.ingest_lane import Lane
-from services.ingest.producer.outgoing_batch import NO_SLOT, OutgoingBatch
+from services.ingest.producer.partition_queue import PartitionQueue
+from services.ingest.producer.producer_batch import NO_SLOT, ProducerBatch
 
 _HALF = (1 << 32) - 1
 
@@ -24,21 +24,21 @@ _HALF = (1 << 32) - 1
 class Answers(Protocol):
     """Who is told what became of a batch that was offered: the outlet."""
 
-    def on_offering(self, batch: OutgoingBatch, is_new: bool) -> None:
+    def on_offering(self, batch: ProducerBatch, is_new: bool) -> None:
         """It is stamped, and will be offered now; `is_new`: under a sequence of its own."""
 
-    def on_appended(self, batch: OutgoingBatch) -> None: ...
+    def on_appended(self, batch: ProducerBatch) -> None: ...
 
-    def on_stored(self, batch: OutgoingBatch) -> None: ...
+    def on_stored(self, batch: ProducerBatch) -> None: ...
 
-    def on_refused(self, batch: OutgoingBatch, code: int) -> None: ...
+    def on_refused(self, batch: ProducerBatch, code: int) -> None: ...
 
-    def on_unknown(self, batch: OutgoingBatch) -> None:
+    def on_unknown(self, batch: ProducerBatch) -> None:
         """Whether it is in the log nobody knows, or nobody promises: it goes again."""
 
 
 class _Uncommitted(NamedTuple):
-    placement: Placement
+    placement: LocalReplica
     leader_epoch: int
     end_offset: int
 
@@ -47,7 +47,12 @@ class LocalLeaders:
     """`uncommitted` batches are those whose high watermark has to pass, by lane."""
 
     def __init__(
-        self, arena: Arena, view: BoxView, lane_of: Callable[[OutgoingBatch], Lane], answers: Answers, may_lead_alone: Callable[[Placement], bool]
+        self,
+        arena: Arena,
+        view: MetadataCache,
+        lane_of: Callable[[ProducerBatch], PartitionQueue],
+        answers: Answers,
+        may_lead_alone: Callable[[LocalReplica], bool],
     ) -> None:
         self._arena = arena
         self._view = view
@@ -55,17 +60,17 @@ class LocalLeaders:
         self._answers = answers
         self._may_lead_alone = may_lead_alone
         """Whether a leader that may have been deposed takes what its followers do not have yet (`cluster/lease_gate.py`)."""
-        self._uncommitted: dict[Lane, None] = {}
+        self._uncommitted: dict[PartitionQueue, None] = {}
 
     @property
     def waits_for_rows(self) -> bool:
         return bool(self._uncommitted)
 
-    def serves(self, lane: Lane) -> bool:
+    def serves(self, lane: PartitionQueue) -> bool:
         """Whether its log-writer takes something now."""
         return self._view.placement(lane.topic, lane.partition) is not None
 
-    def offer(self, lane: Lane, now_ns: int) -> int:
+    def offer(self, lane: PartitionQueue, now_ns: int) -> int:
         """Offer what waits in a lane that this box leads, as far as there is room; how many batches went."""
         placement = self._view.placement(lane.topic, lane.partition)
         if placement is None:
@@ -84,7 +89,7 @@ class LocalLeaders:
             sent += 1
         return sent
 
-    def _offer(self, lane: Lane, batch: OutgoingBatch, placement: Placement, words: tuple[int, ...]) -> bool:
+    def _offer(self, lane: PartitionQueue, batch: ProducerBatch, placement: LocalReplica, words: tuple[int, ...]) -> bool:
         if not batch.wants_all and not self._may_lead_alone(placement):
             return False
         arena = self._arena
@@ -106,7 +111,7 @@ class LocalLeaders:
         lane.on_offered(batch)
         return True
 
-    def free(self, batch: OutgoingBatch) -> None:
+    def free(self, batch: ProducerBatch) -> None:
         """It needs its slot no more."""
         if batch.slot >= 0:
             self._arena.free(batch.slot)
@@ -114,7 +119,7 @@ class LocalLeaders:
 
     # -- what comes back
 
-    def on_completion(self, batch: OutgoingBatch, entry: tuple[Any, ...]) -> None:
+    def on_completion(self, batch: ProducerBatch, entry: tuple[Any, ...]) -> None:
         """The log-writer appended the batch, or refused it. Fields of `entry` as in `ipc.descriptors.Completion`."""
         if batch.is_copied:
             self.free(batch)
@@ -143,7 +148,7 @@ class LocalLeaders:
                 self._uncommitted.pop(lane, None)
         return ended
 
-    def _look_at(self, lane: Lane) -> int:
+    def _look_at(self, lane: PartitionQueue) -> int:
         ended = 0
         words: tuple[int, ...] | None = None
         for batch in [batch for batch in lane.under_way if batch.is_appended]:
@@ -168,14 +173,14 @@ class LocalLeaders:
                 break
         return ended
 
-    def on_lost(self, batch: OutgoingBatch) -> None:
+    def on_lost(self, batch: ProducerBatch) -> None:
         """Its log-writer died first."""
         if batch.is_copied:
             self.free(batch)
         else:
             self._answers.on_unknown(batch)
 
-    def on_set_aside(self, batch: OutgoingBatch) -> None:
+    def on_set_aside(self, batch: ProducerBatch) -> None:
         """Its log-writer may be held by its disk for long: the lines go again, from a copy; the slot is free when that process has done with it."""
         if batch.is_copied:
             return
@@ -185,7 +190,7 @@ class LocalLeaders:
         batch.is_copied = True
         self._answers.on_unknown(again)
 
-    def take_out(self, batch: OutgoingBatch) -> None:
+    def take_out(self, batch: ProducerBatch) -> None:
         """Its bytes out of the arena: it goes to another box, and is in nobody's hands."""
         if batch.slot >= 0:
             batch.data = batch.bytes_in(self._arena)

@@ -17,9 +17,9 @@ from appliance.ipc.registry import Registry
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.produce_client import VERSION_MAX, VERSION_MIN, PartitionBatch, decode_produce_response, encode_produce
 from appliance.shm.counters import Counters
-from services.ingest.producer.ingest_lane import Lane
 from services.ingest.producer.local_leaders import Answers
-from services.ingest.producer.outgoing_batch import OutgoingBatch
+from services.ingest.producer.partition_queue import PartitionQueue
+from services.ingest.producer.producer_batch import ProducerBatch
 
 REQUESTS_MAX = 5
 REQUEST_BYTES_MAX = 1 << 20
@@ -35,13 +35,13 @@ class _Peer:
     def __init__(self, broker: BrokerImage, connection: PeerConnection) -> None:
         self.broker = broker
         self.connection = connection
-        self.requests: dict[int, list[OutgoingBatch]] = {}
+        self.requests: dict[int, list[ProducerBatch]] = {}
 
 
 class RemoteLeaders:
     """All other boxes."""
 
-    def __init__(self, registry: Registry, clock: Clock, answers: Answers, take_out: Callable[[OutgoingBatch], None], counters: Counters) -> None:
+    def __init__(self, registry: Registry, clock: Clock, answers: Answers, take_out: Callable[[ProducerBatch], None], counters: Counters) -> None:
         self._registry = registry
         self._clock = clock
         self._answers = answers
@@ -71,7 +71,7 @@ class RemoteLeaders:
         """Boxes that cannot be reached now, of those that were tried."""
         return {broker_id for broker_id in self._peers if not self.serves(broker_id)}
 
-    def offer(self, leader: int, lanes: Sequence[Lane], now_ns: int) -> int:
+    def offer(self, leader: int, lanes: Sequence[PartitionQueue], now_ns: int) -> int:
         """Send what waits in lanes that this box leads; how many batches went."""
         peer = self._peer(leader)
         sent = 0
@@ -93,9 +93,9 @@ class RemoteLeaders:
             peer = self._peers[leader] = _Peer(broker, connection)
         return peer
 
-    def _gather(self, leader: int, lanes: Sequence[Lane], now_ns: int) -> list[OutgoingBatch]:
+    def _gather(self, leader: int, lanes: Sequence[PartitionQueue], now_ns: int) -> list[ProducerBatch]:
         """At most one batch a lane."""
-        gathered: list[OutgoingBatch] = []
+        gathered: list[ProducerBatch] = []
         size_bytes = 0
         for lane in lanes:
             if not lane.waiting or lane.room(now_ns, leader) <= 0:
@@ -113,7 +113,7 @@ class RemoteLeaders:
             size_bytes += batch.size_bytes
         return gathered
 
-    def _send(self, peer: _Peer, batches: list[OutgoingBatch]) -> None:
+    def _send(self, peer: _Peer, batches: list[ProducerBatch]) -> None:
         self._number = number = self._number + 1
         peer.requests[number] = batches
         self._sent.add(len(batches))
@@ -143,7 +143,7 @@ class RemoteLeaders:
                 else:
                     self._answers.on_stored(batch)
 
-    def _lose(self, batches: Sequence[OutgoingBatch]) -> None:
+    def _lose(self, batches: Sequence[ProducerBatch]) -> None:
         for batch in batches:
             self._answers.on_unknown(batch)
 

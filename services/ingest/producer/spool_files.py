@@ -18,7 +18,7 @@ OnDamage = Callable[[str, int], None]
 """Path and position."""
 
 
-class Place(NamedTuple):
+class SpoolPosition(NamedTuple):
     """Where the data of a batch is."""
 
     number: int
@@ -49,7 +49,7 @@ class FoundBatches:
     def __init__(self) -> None:
         self.files: dict[int, SpoolFile] = {}
         self.batches: dict[int, SpooledBatch] = {}
-        self.places: dict[int, Place] = {}
+        self.places: dict[int, SpoolPosition] = {}
         self.next_number = 0
 
 
@@ -81,7 +81,7 @@ def _read_file(directory: str, number: int, found: FoundBatches, on_damage: OnDa
                 size_bytes, crc = data
                 found.next_number = max(found.next_number, described.number + 1)
                 found.batches[described.number] = described
-                found.places[described.number] = Place(described.number, number, position, size_bytes, crc)
+                found.places[described.number] = SpoolPosition(described.number, number, position, size_bytes, crc)
                 file.live += 1
     finally:
         file_io.close_all([fd])

@@ -12,10 +12,10 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from appliance.records.builder import RECORD_OVERHEAD_BYTES_MAX, BatchBuilder
+from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.event import Event
 from services.ingest.records.partitioner import Partitioner
 from services.ingest.records.share import Share
-from services.ingest.records.unit import Unit
 
 DEFAULT_BATCH_BYTES = 65536
 DEFAULT_BATCH_AGE_MS = 10
@@ -73,7 +73,7 @@ class Batcher:
         self.slowed_by = -1
         self._builders = [BatchBuilder() for _ in range(partition_count)]
         self._shares: list[list[Share]] = [[] for _ in range(partition_count)]
-        self._last_units: list[Unit | None] = [None] * partition_count
+        self._last_units: list[AckGroup | None] = [None] * partition_count
         self._share_begins = [0] * partition_count
         self._opened_ms: dict[int, int] = {}  # partition → when its open batch got its first record; oldest first
         self._ready: list[ReadyBatch] = []
@@ -94,7 +94,7 @@ class Batcher:
         return sum(builder.count for builder in self._builders)
 
     def append(
-        self, event: Event, now_ms: int, unit: Unit, can_wait: bool = True, identity: bytes | None = None, ordinal: int = 0, is_copy: bool = False
+        self, event: Event, now_ms: int, unit: AckGroup, can_wait: bool = True, identity: bytes | None = None, ordinal: int = 0, is_copy: bool = False
     ) -> Acceptance:
         """Add a record of `unit`; what that closes is fetched with `take_ready`. `can_wait`: whether its sender can be slowed down. A record with an
         identity and without a key goes where the identity says, so that a replay meets the first copy's partition."""
@@ -133,7 +133,7 @@ class Batcher:
         keys: Sequence[bytes | None],
         headers: bytes,
         now_ms: int,
-        unit: Unit,
+        unit: AckGroup,
         can_wait: bool = True,
         identity: bytes | None = None,
         first_ordinal: int = 0,
@@ -156,7 +156,7 @@ class Batcher:
         return sorted(odd)
 
     def _append_run(
-        self, run: _Run, headers: bytes, now_ms: int, unit: Unit, can_wait: bool, identity: bytes | None, first_ordinal: int
+        self, run: _Run, headers: bytes, now_ms: int, unit: AckGroup, can_wait: bool, identity: bytes | None, first_ordinal: int
     ) -> list[tuple[int, Acceptance]]:
         """Records of one partition, or without keys."""
         timestamps_ms, values, keys, numbers = run
@@ -216,7 +216,7 @@ class Batcher:
             for number in numbers:
                 share.add_part(identity, first_ordinal + number)
 
-    def _add_share(self, partition: int, unit: Unit) -> None:
+    def _add_share(self, partition: int, unit: AckGroup) -> None:
         """Units take turns on a partition: one that is back after another has a second share. What it holds is counted when the next one begins."""
         self._end_share(partition)
         share = Share(unit)

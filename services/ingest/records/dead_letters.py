@@ -11,11 +11,11 @@ from collections.abc import Callable
 from appliance.base.clock import Clock
 from appliance.records.builder import encode_headers
 from appliance.senders.accounting import LossReason
+from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.batcher import Acceptance, Batcher
 from services.ingest.records.event import Event
-from services.ingest.records.ingest_books import IngestBooks
+from services.ingest.records.ingest_ledger import IngestLedger
 from services.ingest.records.ingest_topics import IngestTopics
-from services.ingest.records.unit import Unit
 
 OVERHEAD_BYTES = 1024
 """Of a batch and the headers of a dead letter."""
@@ -26,14 +26,14 @@ CUT_BYTES = 1 << 20
 class DeadLetters:
     """`topic` is "" where the table names none. `on_slowed(topic, partition)`: that takes no more."""
 
-    def __init__(self, topic: str, topics: IngestTopics, books: IngestBooks, clock: Clock, on_slowed: Callable[[str, int], None]) -> None:
+    def __init__(self, topic: str, topics: IngestTopics, books: IngestLedger, clock: Clock, on_slowed: Callable[[str, int], None]) -> None:
         self._topic = topic
         self._topics = topics
         self._books = books
         self._clock = clock
         self._on_slowed = on_slowed
 
-    def reject(self, unit: Unit, number: int, reason: LossReason, topic: str, event: Event) -> None:
+    def reject(self, unit: AckGroup, number: int, reason: LossReason, topic: str, event: Event) -> None:
         """A record of the unit that `topic` cannot have."""
         self._books.on_counted(unit, reason, 1)
         if unit.on_settled is not None:
@@ -41,7 +41,7 @@ class DeadLetters:
         if self._topic:
             self._bury(unit, reason, topic, event)
 
-    def _bury(self, unit: Unit, reason: LossReason, topic: str, event: Event) -> None:
+    def _bury(self, unit: AckGroup, reason: LossReason, topic: str, event: Event) -> None:
         collector = self._topics.of(self._topic).collector
         limit, can_wait = CUT_BYTES, False
         if isinstance(collector, Batcher):

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from appliance.shm.counters import Counters
+from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.record import Record
 from services.ingest.records.record_columns import RecordColumns
-from services.ingest.records.unit import Unit
 from services.ingest.replay.replay_memory import Known
 
 RECORD_COST_BYTES: Final = 1_000
@@ -83,7 +83,7 @@ class UnitMemory:
 class Behind(NamedTuple):
     """Records that wait for the head of their line, by their numbers in the unit."""
 
-    unit: Unit
+    unit: AckGroup
     memory: UnitMemory
     records: Records
     numbers: range
@@ -94,7 +94,7 @@ class Line:
 
     __slots__ = ("behind", "head", "is_closed")
 
-    def __init__(self, head: Unit) -> None:
+    def __init__(self, head: AckGroup) -> None:
         self.head = head
         self.behind: deque[Behind] = deque()
         self.is_closed = False

@@ -15,12 +15,12 @@ from typing import NamedTuple, Protocol
 
 from appliance.base.clock import Clock
 from appliance.senders.listener import Listener
+from services.ingest.records.ack_group import AckGroup, Outcome, ReplayedStream
 from services.ingest.records.event import EventSource
 from services.ingest.records.held_records import Behind, HeldRecords, Line, Records, UnitMemory
-from services.ingest.records.ingest_books import IngestBooks
+from services.ingest.records.ingest_ledger import IngestLedger
 from services.ingest.records.ingest_settlement import IngestSettlement
 from services.ingest.records.intake import RefusedReason
-from services.ingest.records.unit import Outcome, ReplayedStream, Unit
 from services.ingest.replay.replay_memory import Known, ReplayMemory
 
 
@@ -38,13 +38,13 @@ class AddressRun(NamedTuple):
 
 Addresses = AddressRun | list[tuple[bytes, int]]
 """Of records, in their order: identity and ordinal each."""
-Store = Callable[[Unit, Records, Sequence[int], Addresses | None], None]
-Frames = tuple[Unit, Records]
+Store = Callable[[AckGroup, Records, Sequence[int], Addresses | None], None]
+Frames = tuple[AckGroup, Records]
 """Of a stream, held back until it is known where they belong."""
 _UNKNOWN = (Known.UNDER_WAY, Known.UNSURE)
 
 
-class Replays(Protocol):
+class ReplayLookup(Protocol):
     """`replays`."""
 
     @property
@@ -60,7 +60,7 @@ class Replays(Protocol):
 class IdentifiedRecords:
     """`store` routes and batches."""
 
-    def __init__(self, replays: Replays, books: IngestBooks, settlement: IngestSettlement, store: Store, held: HeldRecords, clock: Clock) -> None:
+    def __init__(self, replays: ReplayLookup, books: IngestLedger, settlement: IngestSettlement, store: Store, held: HeldRecords, clock: Clock) -> None:
         self._replays = replays
         self._memory = replays.memory
         self._books = books
@@ -70,7 +70,7 @@ class IdentifiedRecords:
         self._clock = clock
         self._lines: dict[bytes, Line] = {}
         """By the address of the peer."""
-        self._refused: dict[bytes, Unit] = {}
+        self._refused: dict[bytes, AckGroup] = {}
         """By the address of the peer: the first unit that was refused and whose session was not told yet. What follows must not overtake it."""
 
     def open_stream(self, listener: Listener, source: EventSource) -> ReplayedStream:
@@ -79,7 +79,7 @@ class IdentifiedRecords:
     def forget(self, identity: bytes) -> None:
         self._replays.forget(identity)
 
-    def take(self, unit: Unit, records: Records) -> None:
+    def take(self, unit: AckGroup, records: Records) -> None:
         """Records of a unit with identities."""
         memory: UnitMemory = unit.replay or UnitMemory()
         unit.replay = memory
@@ -104,7 +104,7 @@ class IdentifiedRecords:
 
     # -- the bound of what is held
 
-    def _has_to_come_again(self, unit: Unit, memory: UnitMemory, numbers: range, line: Line | None) -> bool:
+    def _has_to_come_again(self, unit: AckGroup, memory: UnitMemory, numbers: range, line: Line | None) -> bool:
         """Whether something before it has to, or it would have to wait, and no more may. A unit that waits already brings all that it has."""
         if memory.is_refused or (line is not None and line.is_closed) or (self._refused and unit.source.address in self._refused):
             return True
@@ -118,7 +118,7 @@ class IdentifiedRecords:
         look = self._memory.look
         return any(look(identity) in _UNKNOWN for identity in (identities if len(identities) == 1 else identities[numbers.start : numbers.stop]))
 
-    def _refuse(self, unit: Unit, memory: UnitMemory) -> None:
+    def _refuse(self, unit: AckGroup, memory: UnitMemory) -> None:
         """All of it will come again."""
         if not memory.is_refused:
             memory.is_refused = True
@@ -128,14 +128,14 @@ class IdentifiedRecords:
 
     # -- what is known, and what waits for it
 
-    def _take_known(self, unit: Unit, memory: UnitMemory, records: Records, numbers: range) -> None:
+    def _take_known(self, unit: AckGroup, memory: UnitMemory, records: Records, numbers: range) -> None:
         """Of one identity, or of one for each."""
         if len(unit.identities or ()) == 1:
             self._take_one(unit, memory, records, numbers)
         else:
             self._take_each(unit, memory, records, numbers)
 
-    def _go_on_behind(self, unit: Unit) -> None:
+    def _go_on_behind(self, unit: AckGroup) -> None:
         """What waited behind it, up to the next one whose past is not known."""
         address = unit.source.address
         line = self._lines.get(address)
@@ -151,12 +151,12 @@ class IdentifiedRecords:
             self._lines[address].behind.extend(line.behind)
             self._lines[address].is_closed = line.is_closed
 
-    def is_doubtful(self, unit: Unit, first_ordinal: int) -> bool:
+    def is_doubtful(self, unit: AckGroup, first_ordinal: int) -> bool:
         """Whether any of these records, which go up from the first, may have been stored before."""
         memory: UnitMemory = unit.replay
         return memory.is_doubtful or first_ordinal < memory.doubtful_below
 
-    def is_stored(self, unit: Unit, identity: bytes, ordinal: int, topic: str, is_copy: bool) -> bool:
+    def is_stored(self, unit: AckGroup, identity: bytes, ordinal: int, topic: str, is_copy: bool) -> bool:
         """Whether a record was stored in the topic before; counted, if this is where it counts."""
         if not self.is_doubtful(unit, ordinal) or not self._memory.has(identity, topic, ordinal):
             return False
@@ -164,7 +164,7 @@ class IdentifiedRecords:
             self._books.on_duplicate(unit, 1)
         return True
 
-    def on_settled(self, unit: Unit) -> None:
+    def on_settled(self, unit: AckGroup) -> None:
         """Its session is told next."""
         memory: UnitMemory | None = unit.replay
         if memory is None:
@@ -183,13 +183,13 @@ class IdentifiedRecords:
             for serial, count in memory.serials:
                 unit.stream.settled(serial, count)
 
-    def _receive(self, unit: Unit, count: int) -> None:
+    def _receive(self, unit: AckGroup, count: int) -> None:
         unit.record_count += count
         self._books.on_received(unit, count, self._clock.wall_ms())
 
     # -- streams
 
-    def _take_frames(self, unit: Unit, stream: ReplayedStream, memory: UnitMemory, records: Records, numbers: range) -> None:
+    def _take_frames(self, unit: AckGroup, stream: ReplayedStream, memory: UnitMemory, records: Records, numbers: range) -> None:
         """The next ones of its stream; behind one that was refused nothing of the session is taken."""
         if stream.is_closed or (stream.is_holding and self._held.is_full):
             stream.is_closed = True
@@ -213,7 +213,7 @@ class IdentifiedRecords:
         self._take_serials(unit, unit.replay, records, serial)
         self._settlement.release(unit)
 
-    def _take_serials(self, unit: Unit, memory: UnitMemory, records: Records, serial: int) -> None:
+    def _take_serials(self, unit: AckGroup, memory: UnitMemory, records: Records, serial: int) -> None:
         stream = unit.stream
         assert stream is not None
         first = unit.record_count
@@ -225,7 +225,7 @@ class IdentifiedRecords:
 
     # -- one identity
 
-    def _take_one(self, unit: Unit, memory: UnitMemory, records: Records, numbers: range) -> None:
+    def _take_one(self, unit: AckGroup, memory: UnitMemory, records: Records, numbers: range) -> None:
         assert unit.identities is not None
         identity = unit.identities[0]
         if memory.verdict is None:
@@ -242,7 +242,7 @@ class IdentifiedRecords:
         else:
             self._store(unit, records, numbers, AddressRun(identity, numbers.start, len(numbers)))
 
-    def _look(self, unit: Unit, memory: UnitMemory, identity: bytes) -> None:
+    def _look(self, unit: AckGroup, memory: UnitMemory, identity: bytes) -> None:
         verdict = memory.verdict = self._memory.look(identity)
         if verdict in _UNKNOWN:
             unit.pending += 1
@@ -259,7 +259,7 @@ class IdentifiedRecords:
         memory.begun[identity] = None
         memory.is_doubtful = memory.is_doubtful or verdict is Known.PARTLY
 
-    def _on_known(self, unit: Unit, memory: UnitMemory, identity: bytes) -> None:
+    def _on_known(self, unit: AckGroup, memory: UnitMemory, identity: bytes) -> None:
         self._look(unit, memory, identity)
         if memory.verdict not in _UNKNOWN:
             held, memory.held = memory.held, []
@@ -271,7 +271,7 @@ class IdentifiedRecords:
 
     # -- one for each record
 
-    def _take_each(self, unit: Unit, memory: UnitMemory, records: Records, numbers: range) -> None:
+    def _take_each(self, unit: AckGroup, memory: UnitMemory, records: Records, numbers: range) -> None:
         assert unit.identities is not None
         chosen: list[int] = []
         duplicates = 0
@@ -291,19 +291,19 @@ class IdentifiedRecords:
         taken: Records = [records[place] for place in chosen]
         self._store(unit, taken, [numbers[place] for place in chosen], [(unit.identities[numbers[place]], 0) for place in chosen])
 
-    def _hold_one(self, unit: Unit, memory: UnitMemory, record: Records, number: int) -> None:
+    def _hold_one(self, unit: AckGroup, memory: UnitMemory, record: Records, number: int) -> None:
         assert unit.identities is not None
         unit.pending += 1
         self._held.add(record)
         self._memory.when_known(unit.identities[number], partial(self._on_record_known, unit, memory, record, range(number, number + 1)))
 
-    def _on_record_known(self, unit: Unit, memory: UnitMemory, record: Records, number: range) -> None:
+    def _on_record_known(self, unit: AckGroup, memory: UnitMemory, record: Records, number: range) -> None:
         self._held.remove(record)
         self._take_each(unit, memory, record, number)
         self._settlement.release(unit)
 
 
-def _rejected_identities(unit: Unit) -> Collection[bytes]:
+def _rejected_identities(unit: AckGroup) -> Collection[bytes]:
     """Of what can never be stored: who brings it again, because the answer was lost, hears the same again."""
     if not unit.rejected or unit.identities is None:
         return ()

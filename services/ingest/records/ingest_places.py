@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from appliance.base.model import NO_LEADER
 from appliance.cluster.metadata_image import PartitionImage, TopicImage
 from appliance.shm.counters import Counters
-from services.ingest.producer.ingest_lane import Lane, Place
+from services.ingest.producer.partition_queue import LeaderLocation, PartitionQueue
 from services.ingest.records.partitioner import stand_in
 
 UNBLOCK_SHARE = 0.75
@@ -32,8 +32,8 @@ class IngestPlaces:
         self._partitions: dict[str, Sequence[PartitionImage]] = {}
         self.topic_ids: dict[str, bytes] = {}
         self._dead_disks: frozenset[str] = frozenset()
-        self._charged: dict[Place, int] = {}
-        self._over_budget: set[Place] = set()
+        self._charged: dict[LeaderLocation, int] = {}
+        self._over_budget: set[LeaderLocation] = set()
         self.dead: dict[str, frozenset[int]] = {}
         """Partitions that others stand in for."""
         self.blocked: dict[str, frozenset[int]] = {}
@@ -67,7 +67,7 @@ class IngestPlaces:
     def _is_dead(self, image: PartitionImage) -> bool:
         return image.disk in self._dead_disks and len(image.replicas) < 2 and image.leader in (NO_LEADER, self._broker_id)
 
-    def leader_and_place(self, key: Key) -> tuple[int, Place]:
+    def leader_and_place(self, key: Key) -> tuple[int, LeaderLocation]:
         """The broker that leads, and who is charged."""
         topic, partition = key
         images = self._partitions.get(topic, ())
@@ -89,7 +89,7 @@ class IngestPlaces:
             return partition
         return stand_in(partition % count, count, self.dead.get(topic, frozenset()))
 
-    def move(self, lane: Lane) -> None:
+    def move(self, lane: PartitionQueue) -> None:
         """Leader and place of a lane as they are now; what it holds is charged there."""
         leader, place = self.leader_and_place((lane.topic, lane.partition))
         lane.leader = leader
@@ -100,21 +100,21 @@ class IngestPlaces:
 
     # -- what is charged
 
-    def _add(self, place: Place, charge: int) -> None:
+    def _add(self, place: LeaderLocation, charge: int) -> None:
         self._charged[place] = self._charged.get(place, 0) + charge
 
-    def charge(self, place: Place, charge: int) -> None:
+    def charge(self, place: LeaderLocation, charge: int) -> None:
         charged = self._charged[place] = self._charged.get(place, 0) + charge
         if charged >= self._budget_bytes and place not in self._over_budget:
             self._blockings.add()
             self.look_at_budgets()
 
-    def discharge(self, place: Place, charge: int) -> None:
+    def discharge(self, place: LeaderLocation, charge: int) -> None:
         charged = self._charged[place] = self._charged[place] - charge
         if place in self._over_budget and charged <= self._budget_bytes * UNBLOCK_SHARE:
             self.look_at_budgets()
 
-    def is_over(self, place: Place) -> bool:
+    def is_over(self, place: LeaderLocation) -> bool:
         return place in self._over_budget
 
     @property

@@ -10,20 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from appliance.senders.accounting import LossReason
-from services.ingest.producer.outgoing_batch import OutgoingBatch
-from services.ingest.records.ingest_books import IngestBooks
+from services.ingest.producer.producer_batch import ProducerBatch
+from services.ingest.records.ack_group import AckGroup, Outcome
+from services.ingest.records.ingest_ledger import IngestLedger
 from services.ingest.records.share import Share
 from services.ingest.records.topic_backlog import Delayed
-from services.ingest.records.unit import Outcome, Unit
 
 
 class IngestSettlement:
     """`on_settled` (the intake's) sees every unit before its session does."""
 
-    def __init__(self, books: IngestBooks) -> None:
+    def __init__(self, books: IngestLedger) -> None:
         self._books = books
-        self._ended: list[Unit] = []
-        self.on_settled: Callable[[Unit], None] = lambda _unit: None
+        self._ended: list[AckGroup] = []
+        self.on_settled: Callable[[AckGroup], None] = lambda _unit: None
 
     @property
     def has_ended(self) -> bool:
@@ -32,18 +32,18 @@ class IngestSettlement:
 
     # -- batches
 
-    def on_appended(self, batch: OutgoingBatch) -> None:
+    def on_appended(self, batch: ProducerBatch) -> None:
         """The leader has it."""
         for share in batch.shares:
             if not share.wants_all:
                 self._store(share)
 
-    def on_stored(self, batch: OutgoingBatch) -> None:
+    def on_stored(self, batch: ProducerBatch) -> None:
         """It is where it should be."""
         for share in batch.shares:
             self._store(share)
 
-    def on_lost(self, batch: OutgoingBatch, reason: LossReason) -> int:
+    def on_lost(self, batch: ProducerBatch, reason: LossReason) -> int:
         """It will not be stored; how many records that concerns."""
         lost = 0
         for share in batch.shares:
@@ -75,13 +75,13 @@ class IngestSettlement:
 
     # -- units
 
-    def release(self, unit: Unit) -> None:
+    def release(self, unit: AckGroup) -> None:
         """One thing less that it waits for."""
         unit.pending -= 1
         if not unit.pending and unit.is_sealed:
             self._ended.append(unit)
 
-    def seal(self, unit: Unit) -> None:
+    def seal(self, unit: AckGroup) -> None:
         unit.is_sealed = True
         if not unit.pending:
             self._ended.append(unit)

@@ -17,7 +17,7 @@ from appliance.base.settings import Box
 from appliance.cluster.metadata_image import MetadataImage, TopicImage
 from appliance.ipc.controller_frames import AUTO_CREATE
 from appliance.ipc.controller_link import ControllerLink
-from services.ingest.producer.ingest_outlet import IngestOutlet
+from services.ingest.producer.batch_sender import BatchSender
 from services.ingest.records.batcher import Acceptance, Batcher
 from services.ingest.records.topic_backlog import Collector, Delayed, TopicBacklog
 
@@ -49,7 +49,7 @@ class IngestTopics:
     """All of one ingest. `on_too_large`: a record of a backlog that no batch may hold; `on_batched`: every one that was in a backlog."""
 
     def __init__(
-        self, box: Box, default: str, outlet: IngestOutlet, controller: ControllerLink, clock: Clock, log: Logger, on_stale: Callable[[], None]
+        self, box: Box, default: str, outlet: BatchSender, controller: ControllerLink, clock: Clock, log: Logger, on_stale: Callable[[], None]
     ) -> None:
         """`default` is needed always: nothing is read before it is there."""
         self._box = box

@@ -1,6 +1,6 @@
 """The one contract of all inputs: units of records in, one settlement for each out. What sessions see of it; `ingest_intake` does it.
 
-A session takes a `Unit` for what it will answer, gives its records with `take` (in pieces, if it likes) and seals it. The settlement comes from the agent's
+A session takes a `AckGroup` for what it will answer, gives its records with `take` (in pieces, if it likes) and seals it. The settlement comes from the agent's
 turn, never from inside `take` or `seal`, exactly once, when every record is stored as the listener's `acks` wants it, was stored before, or cannot be stored.
 Units settle in any order: a protocol that answers in order keeps its own queue. Weak: a unit that waits for a leader waits as long as that takes; who cannot
 wait that long answers for itself and ignores the settlement.
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
+from services.ingest.records.ack_group import AckGroup, ReplayedStream
 from services.ingest.records.record import Record
-from services.ingest.records.unit import ReplayedStream, Unit
 
 if TYPE_CHECKING:
     from appliance.senders.listener import Listener
@@ -53,17 +53,17 @@ class Oddity(StrEnum):
 class Intake(Protocol):
     """Where sessions bring what they received."""
 
-    def take(self, unit: Unit, records: Sequence[Record]) -> None:
+    def take(self, unit: AckGroup, records: Sequence[Record]) -> None:
         """Take records of the unit, in order; may be called several times before `seal`. Counted as received here."""
 
-    def take_syslog(self, unit: Unit, messages: Sequence[bytes]) -> None:
+    def take_syslog(self, unit: AckGroup, messages: Sequence[bytes]) -> None:
         """The same for syslog messages, unparsed: one message without its framing each (`CutMessage` where its end is missing)."""
 
-    def seal(self, unit: Unit) -> None:
+    def seal(self, unit: AckGroup) -> None:
         """No more records come. A unit without records settles too."""
 
     def open_stream(self, listener: Listener, source: EventSource) -> ReplayedStream:
-        """For a session whose frames are numbered anew on each connection (RELP, Lumberjack): goes into `Unit.stream` of all its units."""
+        """For a session whose frames are numbered anew on each connection (RELP, Lumberjack): goes into `AckGroup.stream` of all its units."""
 
     def forget(self, identity: bytes) -> None:
         """The sender knows that this is stored: the same identity is a new thing from now on."""

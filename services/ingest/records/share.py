@@ -6,7 +6,7 @@ ordinal, count) in the order of the records; a record whose replay nobody could 
 
 from __future__ import annotations
 
-from services.ingest.records.unit import Unit
+from services.ingest.records.ack_group import AckGroup
 
 Part = tuple[bytes, int, int]
 
@@ -16,7 +16,7 @@ class Share:
 
     __slots__ = ("copies", "count", "is_settled", "parts", "unit")
 
-    def __init__(self, unit: Unit) -> None:
+    def __init__(self, unit: AckGroup) -> None:
         self.unit = unit
         self.count = 0
         self.copies = 0

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.batcher import Acceptance, Batcher
 from services.ingest.records.event import Event
-from services.ingest.records.unit import Unit
 
 BACKLOG_BYTES_MAX: Final = 4 << 20
 RECORD_COST_BYTES: Final = 200
@@ -19,7 +19,7 @@ class Delayed(NamedTuple):
     """One record, as it was given to `append`."""
 
     event: Event
-    unit: Unit
+    unit: AckGroup
     identity: bytes | None
     ordinal: int
     is_copy: bool
@@ -46,7 +46,7 @@ class TopicBacklog:
         return len(self._delayed)
 
     def append(
-        self, event: Event, now_ms: int, unit: Unit, can_wait: bool = True, identity: bytes | None = None, ordinal: int = 0, is_copy: bool = False
+        self, event: Event, now_ms: int, unit: AckGroup, can_wait: bool = True, identity: bytes | None = None, ordinal: int = 0, is_copy: bool = False
     ) -> Acceptance:
         """As a batcher does it."""
         return self.delay(Delayed(event, unit, identity, ordinal, is_copy, -1), can_wait)
@@ -62,7 +62,7 @@ class TopicBacklog:
         return Acceptance.TAKEN_BEYOND if self.is_blocked else Acceptance.TAKEN
 
     def take(self) -> list[Delayed]:
-        """All of it, in order; each is released from its unit when it is in a batch (`Unit.pending`)."""
+        """All of it, in order; each is released from its unit when it is in a batch (`AckGroup.pending`)."""
         delayed, self._delayed = self._delayed, []
         self._size_bytes = 0
         return delayed

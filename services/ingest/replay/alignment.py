@@ -14,16 +14,16 @@ DIGEST_BYTES: Final = 8
 PLACES_MAX: Final = 2048
 
 
-class Place(NamedTuple):
+class FramePosition(NamedTuple):
     """The session's first frame is the remembered one at index `first`. `is_whole`: all that is remembered from there on has come."""
 
     first: int
     is_whole: bool
 
 
-def places_of(remembered: bytes, frames: bytes) -> list[Place]:
+def places_of(remembered: bytes, frames: bytes) -> list[FramePosition]:
     """Every place that what has come agrees with, the last first."""
-    found: list[Place] = []
+    found: list[FramePosition] = []
     first = frames[:DIGEST_BYTES]
     position = len(remembered)
     while first and len(found) < PLACES_MAX:
@@ -34,13 +34,15 @@ def places_of(remembered: bytes, frames: bytes) -> list[Place]:
             rest = len(remembered) - position
             if rest <= len(frames):
                 if remembered.endswith(frames[:rest]):
-                    found.append(Place(position // DIGEST_BYTES, True))
+                    found.append(FramePosition(position // DIGEST_BYTES, True))
             elif remembered.startswith(frames, position):
-                found.append(Place(position // DIGEST_BYTES, False))
+                found.append(FramePosition(position // DIGEST_BYTES, False))
     return found
 
 
-def begin_of_replay(remembered: bytes, frames: bytes, places: Sequence[Place], answered_end: int, is_late: bool, counts: Mapping[bytes, int]) -> int | None:
+def begin_of_replay(
+    remembered: bytes, frames: bytes, places: Sequence[FramePosition], answered_end: int, is_late: bool, counts: Mapping[bytes, int]
+) -> int | None:
     """The index at which the session begins; None: its frames are all new. `counts`: how often each digest was seen.
 
     `answered_end`: frames from this index on were not answered, so their sender must send them again, and with them all behind. Then a session

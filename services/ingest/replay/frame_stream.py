@@ -17,7 +17,7 @@ StreamKey = tuple[str, bytes]
 """(listener, host)"""
 
 
-class Holder(Protocol):
+class FrameHolder(Protocol):
     """A session whose frames go into a stream."""
 
     is_closed: bool
@@ -41,7 +41,7 @@ class FrameStream:
         self.journalled_end = base
         """frames below it are in the journal"""
         self.broke_ms = 0
-        self.holder: Holder | None = None
+        self.holder: FrameHolder | None = None
         """The session that goes on with it; None when that has ended."""
         self.is_over = False
         """It is forgotten as soon as nothing of it is under way."""

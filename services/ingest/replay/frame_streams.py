@@ -9,7 +9,7 @@ from collections import Counter
 from itertools import islice
 from typing import Final, Protocol
 
-from services.ingest.replay.alignment import Place, begin_of_replay, places_of, split
+from services.ingest.replay.alignment import FramePosition, begin_of_replay, places_of, split
 from services.ingest.replay.frame_stream import FrameStream, StreamKey
 from services.ingest.replay.identity import identity_of
 from services.ingest.replay.replay_memory import ReplayMemory
@@ -127,7 +127,7 @@ class FrameStreams:
 
     def find(self, key: StreamKey, frames: bytes, is_late: bool) -> tuple[FrameStream, int] | None:
         """The stream that a session with these first frames goes on with, and the serial of its first frame; None while that is open."""
-        places: list[tuple[FrameStream, list[Place]]] = []
+        places: list[tuple[FrameStream, list[FramePosition]]] = []
         for stream in self.broken.get(key, ()):
             found = places_of(bytes(stream.digests), frames)
             if found:

@@ -35,7 +35,7 @@ CONSUMER: Final = -1
 OnResolved = Callable[[JournalledBatch, bool], None]
 
 
-class Asker(Protocol):
+class SequenceRequester(Protocol):
     """`client.peers.Peers`, as far as it is needed."""
 
     def ask(
@@ -72,7 +72,7 @@ class _Partition:
 class JournalledBatches:
     """`add` them, then a `turn` each turn until `is_empty`."""
 
-    def __init__(self, peers: Asker, on_resolved: OnResolved, now_ms: int) -> None:
+    def __init__(self, peers: SequenceRequester, on_resolved: OnResolved, now_ms: int) -> None:
         self._peers = peers
         self._on_resolved = on_resolved
         self._began_ms = now_ms

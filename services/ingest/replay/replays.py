@@ -26,7 +26,7 @@ from services.ingest.replay.frame_stream import FrameStream
 from services.ingest.replay.frame_streams import FrameStreams
 from services.ingest.replay.journal_findings import JournalFindings
 from services.ingest.replay.journal_records import Done, Forgotten, Frames, JournalledBatch, JournalRecord, Stored
-from services.ingest.replay.journalled_batches import Asker, JournalledBatches
+from services.ingest.replay.journalled_batches import JournalledBatches, SequenceRequester
 from services.ingest.replay.replay_journal import ReplayJournal
 from services.ingest.replay.replay_memory import Part, ReplayMemory
 from services.ingest.replay.stream_replay import OnAligned, OnDropped, StreamReplay
@@ -60,7 +60,7 @@ class Replays:
     """`do_work` each turn; `before_offer`, `stored` and `refused` for each batch that has parts."""
 
     def __init__(
-        self, directory: str, life: str, boot: bytes, entries_max: int, keep_ms: int, peers: Asker, clock: Clock, counters: Counters, log: Logger
+        self, directory: str, life: str, boot: bytes, entries_max: int, keep_ms: int, peers: SequenceRequester, clock: Clock, counters: Counters, log: Logger
     ) -> None:
         """`directory`: `STATE/ingest/K/journal`; `life` is no other life's; `boot` is the machine's."""
         self._clock = clock

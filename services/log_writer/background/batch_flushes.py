@@ -20,26 +20,26 @@ from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
 from appliance.storage import file_io
 from appliance.storage.batch_flush import BatchFlush, DuplicatedFiles, is_for_file_system
-from services.log_writer.replicas.hosted_partition import FLUSH_BEFORE_ACKNOWLEDGEMENT, HostedPartition
-from services.log_writer.replicas.hosted_partitions import HostedPartitions
+from services.log_writer.replicas.replica import FLUSH_BEFORE_ACKNOWLEDGEMENT, Replica
+from services.log_writer.replicas.replicas_of_disk import Replicas
 
 _NEVER = 1 << 63
-Round = list[tuple[HostedPartition, BatchFlush, int]]
+Round = list[tuple[Replica, BatchFlush, int]]
 """With how often the log had been cut when it began: what stands where it was cut is not what was synced."""
 
 
 class BatchFlushes:
     """At most one round under way. `is_active` is the loop's cheap question whether there is anything to do here."""
 
-    def __init__(self, path: str, partitions: HostedPartitions, clock: Clock, poller: Poller, counters: Counters, synced_bytes: Callable[[], int]) -> None:
+    def __init__(self, path: str, partitions: Replicas, clock: Clock, poller: Poller, counters: Counters, synced_bytes: Callable[[], int]) -> None:
         """`synced_bytes`: the value of `log_writer.bytes` up to which the box's own rounds have synced everything."""
         self._path = path
         self._partitions = partitions
         self._clock = clock
         self._poller = poller
         self.is_active = False
-        self._wanted: dict[HostedPartition, None] = {}
-        self._due: dict[HostedPartition, int] = {}
+        self._wanted: dict[Replica, None] = {}
+        self._due: dict[Replica, int] = {}
         self._next_due_ns = _NEVER
         self._under_way: Round | None = None
         self._is_done = False
@@ -63,7 +63,7 @@ class BatchFlushes:
         """Before the first append: a write that fails from now on is told to whom syncs with this descriptor."""
         self._directory_fd = file_io.open_directory(self._path)
 
-    def want(self, hosted: HostedPartition, size_bytes: int) -> None:
+    def want(self, hosted: Replica, size_bytes: int) -> None:
         """After an append of `size_bytes` to a partition with a flush policy: now, or when its time has come."""
         self.is_active = True
         self._bytes_wanted += size_bytes
@@ -96,7 +96,7 @@ class BatchFlushes:
         self._round_us.record(self._clock.monotonic_ns() - self._started_ns)
         return finished
 
-    def start_round(self) -> list[HostedPartition]:
+    def start_round(self) -> list[Replica]:
         """If none is under way: sync what is wanted or due. Returns partitions that wanted it and have nothing to sync. Raises StorageFailed."""
         if self._under_way is not None:
             return []

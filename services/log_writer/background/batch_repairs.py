@@ -24,8 +24,8 @@ from appliance.storage import file_io
 from appliance.storage.batch_repair import RepairPlan, SegmentPlace, Verdict, plan_repair
 from appliance.storage.segment_files import LOG_SUFFIX, segment_path
 from services.log_writer.completions import Completions
-from services.log_writer.replicas.hosted_partition import HostedPartition
-from services.log_writer.replicas.hosted_partitions import HostedPartitions
+from services.log_writer.replicas.replica import Replica
+from services.log_writer.replicas.replicas_of_disk import Replicas
 
 Entry = tuple[Any, ...]
 
@@ -33,7 +33,7 @@ Entry = tuple[Any, ...]
 class BatchRepairs:
     """`turn` as long as `is_under_way`."""
 
-    def __init__(self, partitions: HostedPartitions, completions: Completions, counters: Counters, log: Logger, disk: str) -> None:
+    def __init__(self, partitions: Replicas, completions: Completions, counters: Counters, log: Logger, disk: str) -> None:
         self._partitions = partitions
         self._completions = completions
         self._log = log
@@ -119,7 +119,7 @@ class BatchRepairs:
 class _Repair:
     """What was asked, and how far it is."""
 
-    def __init__(self, channel: SinkChannel, entry: Entry, hosted: HostedPartition, place: SegmentPlace, source_id: int, copy: bytes) -> None:
+    def __init__(self, channel: SinkChannel, entry: Entry, hosted: Replica, place: SegmentPlace, source_id: int, copy: bytes) -> None:
         self.channel: SinkChannel | None = channel
         self.entry = entry
         self.hosted = hosted
@@ -222,7 +222,7 @@ class _Repair:
             file_io.close_all([self._fd])
 
 
-def _committed_end(hosted: HostedPartition, base_offset: int) -> tuple[int, int] | None:
+def _committed_end(hosted: Replica, base_offset: int) -> tuple[int, int] | None:
     """(offset, position) up to which a segment of its log is committed; None if nothing of it is, or there is none."""
     sizes = dict(hosted.log.segment_sizes)
     if hosted.role not in (ROLE_LEADER, ROLE_FOLLOWER) or base_offset not in sizes or hosted.high_watermark <= base_offset:

@@ -32,8 +32,8 @@ from appliance.storage.removed_segments import DepartingFiles
 from appliance.storage.segment_files import CLEANED_SUFFIX
 from appliance.storage.segment_times import lag_times
 from services.log_writer.background.cleaning_process import CleaningProcess
-from services.log_writer.replicas.hosted_partition import HostedPartition
-from services.log_writer.replicas.hosted_partitions import HostedPartitions
+from services.log_writer.replicas.replica import Replica
+from services.log_writer.replicas.replicas_of_disk import Replicas
 
 POLL_NS = 100_000_000
 """Between two looks at a run."""
@@ -46,7 +46,7 @@ LogKey = tuple[TopicId, int]
 class _Run(NamedTuple):
     """What is under way."""
 
-    hosted: HostedPartition
+    hosted: Replica
     process: CleaningProcess
     groups: deque[CleanedGroup]
     first_base: int
@@ -63,7 +63,7 @@ class _Run(NamedTuple):
 class CleaningRounds:
     """The runs of one disk."""
 
-    def __init__(self, directory: LogDirectory, partitions: HostedPartitions, clock: Clock, counters: Counters, box: Box, log: Logger, disk: str) -> None:
+    def __init__(self, directory: LogDirectory, partitions: Replicas, clock: Clock, counters: Counters, box: Box, log: Logger, disk: str) -> None:
         self._directory = directory
         self._partitions = partitions
         self._clock = clock
@@ -77,7 +77,7 @@ class CleaningRounds:
         self._first_dirty: dict[LogKey, int] = {}
         self._uncleanable: dict[LogKey, str] = {}
         self._kills: dict[LogKey, int] = {}
-        self._chosen: tuple[HostedPartition, CleaningPlan] | None = None
+        self._chosen: tuple[Replica, CleaningPlan] | None = None
         self._run: _Run | None = None
         self._is_cut = False
         """Whether the log of the run has lost some of the segments that it was given."""
@@ -118,7 +118,7 @@ class CleaningRounds:
         """For the status line; empty when all is well."""
         return f"{len(self._uncleanable)} logs cannot be compacted" if self._uncleanable else ""
 
-    def on_truncated(self, hosted: HostedPartition) -> None:
+    def on_truncated(self, hosted: Replica) -> None:
         """A log was cut: what lies behind its end will be other records, under the same names perhaps."""
         key = _key(hosted)
         self._first_dirty[key] = min(self._first_dirty_of(hosted), hosted.log.log_end_offset)
@@ -167,7 +167,7 @@ class CleaningRounds:
         if not candidates:
             return
         now_ms = self._clock.wall_ms()
-        chosen: list[tuple[HostedPartition, CleaningPlan]] = []
+        chosen: list[tuple[Replica, CleaningPlan]] = []
 
         def choose() -> None:
             plans = []
@@ -187,7 +187,7 @@ class CleaningRounds:
 
         self._beside(choose, take)
 
-    def _candidate(self, hosted: HostedPartition) -> CleaningCandidate:
+    def _candidate(self, hosted: Replica) -> CleaningCandidate:
         log = hosted.log
         sizes = log.segment_sizes
         segments = tuple(CleanableSegment(base, sizes[number + 1][0], size_bytes) for number, (base, size_bytes) in enumerate(sizes[:-1]))
@@ -196,7 +196,7 @@ class CleaningRounds:
         uncleanable = min(log.active_base_offset, stable, log.recovery_point, saved)
         return CleaningCandidate(segments, self._first_dirty_of(hosted), uncleanable, log.config)
 
-    def _first_dirty_of(self, hosted: HostedPartition) -> int:
+    def _first_dirty_of(self, hosted: Replica) -> int:
         """Of this log, not of one that had its name before; an offset that the log does not reach was some other log's."""
         key = _key(hosted)
         if key not in self._first_dirty:
@@ -207,7 +207,7 @@ class CleaningRounds:
 
     # -- a run
 
-    def _start(self, hosted: HostedPartition, plan: CleaningPlan) -> None:
+    def _start(self, hosted: Replica, plan: CleaningPlan) -> None:
         log = hosted.log
         bases = [segment.base_offset for segment in plan.segments if segment.end_offset > log.log_start_offset]
         if not self._is_here(hosted) or hosted.is_moving or not bases or not log.can_replace(bases):
@@ -305,7 +305,7 @@ class CleaningRounds:
             self._dropped.add(figures.records_read - figures.records_kept)
         self._end(run)
 
-    def _give_up(self, hosted: HostedPartition, reason: str) -> None:
+    def _give_up(self, hosted: Replica, reason: str) -> None:
         self._uncleanable[_key(hosted)] = reason
         self._uncleanable_logs.set(len(self._uncleanable))
         words = f"log {hosted.topic_partition} is not compacted any more until this process starts again: {reason}"
@@ -362,7 +362,7 @@ class CleaningRounds:
     def _remove_some(self, now_ns: int) -> None:
         self._departing.remove_some(now_ns, DELETE_SLICE_BYTES)
 
-    def _is_here(self, hosted: HostedPartition) -> bool:
+    def _is_here(self, hosted: Replica) -> bool:
         return self._partitions.by_row.get(hosted.row) is hosted
 
     def _beside(self, work: Callable[[], None], then: Callable[[], None] | None) -> None:
@@ -406,7 +406,7 @@ def _settle(directory: PinnedDirectory, has_swapped: bool) -> None:
         directory.sync()
 
 
-def _key(hosted: HostedPartition) -> LogKey:
+def _key(hosted: Replica) -> LogKey:
     return hosted.topic_id, hosted.topic_partition.partition
 
 

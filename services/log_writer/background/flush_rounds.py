@@ -22,8 +22,8 @@ from appliance.shm.partition_table import FLUSH_SINCE_WORD
 from appliance.storage import file_io
 from appliance.storage.flush_round import FlushRound
 from appliance.storage.log_directory import LogDirectory
-from services.log_writer.replicas.hosted_partition import HostedPartition
-from services.log_writer.replicas.hosted_partitions import HostedPartitions
+from services.log_writer.replicas.replica import Replica
+from services.log_writer.replicas.replicas_of_disk import Replicas
 
 HIGH_WATERMARK_CHECKPOINT_NS = 5_000_000_000
 SPACE_NS = 2_000_000_000
@@ -33,14 +33,14 @@ RESERVE_BYTES_MAX = 64 << 20
 """So much, or a twentieth of a smaller disk, must be free before a full disk takes writes again: it should not be full at once."""
 
 
-_Part = tuple[HostedPartition, FlushRound, int]
+_Part = tuple[Replica, FlushRound, int]
 """Of a round; with how often the log had been cut when it began: what stands where it was cut is not what was synced."""
 
 
 class FlushRounds:
     """The rounds of one disk; at most one is under way."""
 
-    def __init__(self, directory: LogDirectory, partitions: HostedPartitions, clock: Clock, counters: Counters, box: Box) -> None:
+    def __init__(self, directory: LogDirectory, partitions: Replicas, clock: Clock, counters: Counters, box: Box) -> None:
         self._directory = directory
         self._partitions = partitions
         self._clock = clock
@@ -60,7 +60,7 @@ class FlushRounds:
         self._thread: BackgroundThread | None = None
         self._failure: Exception | None = None
         self._under_way: list[_Part] = []
-        self._to_flush: list[HostedPartition] = []
+        self._to_flush: list[Replica] = []
         self._recovery_points_moved = False
         self._is_full = False
         self._found_space = False

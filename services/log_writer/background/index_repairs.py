@@ -18,7 +18,7 @@ from appliance.storage import file_io
 from appliance.storage.index_rebuild import discard, put_in_place, rebuild_beside
 from appliance.storage.log import Log
 from appliance.storage.pinned_directory import PinnedDirectory
-from services.log_writer.replicas.hosted_partitions import HostedPartitions
+from services.log_writer.replicas.replicas_of_disk import Replicas
 
 _Segment = tuple[TopicPartition, int]
 
@@ -26,7 +26,7 @@ _Segment = tuple[TopicPartition, int]
 class IndexRepairs:
     """The rebuilds of one log directory; at most one is under way."""
 
-    def __init__(self, report_path: str, partitions: HostedPartitions, clock: Clock, counters: Counters, log: Logger) -> None:
+    def __init__(self, report_path: str, partitions: Replicas, clock: Clock, counters: Counters, log: Logger) -> None:
         self._report_path = report_path
         self._partitions = partitions
         self._clock = clock

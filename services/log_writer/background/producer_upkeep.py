@@ -7,8 +7,8 @@ is looked at in one go (about 10 ms for each ten thousand).
 from __future__ import annotations
 
 from appliance.base.clock import Clock
-from services.log_writer.replicas.hosted_partition import HostedPartition
-from services.log_writer.replicas.hosted_partitions import HostedPartitions
+from services.log_writer.replicas.replica import Replica
+from services.log_writer.replicas.replicas_of_disk import Replicas
 
 SWEEP_NS = 600_000_000_000
 PARTITIONS_A_TURN = 200
@@ -17,11 +17,11 @@ PARTITIONS_A_TURN = 200
 class ProducerUpkeep:
     """Of one disk; `turn` is called every second or so."""
 
-    def __init__(self, partitions: HostedPartitions, clock: Clock) -> None:
+    def __init__(self, partitions: Replicas, clock: Clock) -> None:
         self._partitions = partitions
         self._clock = clock
         self._next_sweep_ns = clock.monotonic_ns() + SWEEP_NS
-        self._waiting: list[HostedPartition] = []
+        self._waiting: list[Replica] = []
 
     def turn(self, now_ns: int) -> None:
         if not self._waiting and now_ns >= self._next_sweep_ns:

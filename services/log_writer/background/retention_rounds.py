@@ -28,8 +28,8 @@ from appliance.storage.log_directory import LogDirectory
 from appliance.storage.removed_segments import DepartingFiles, RemovedSegments
 from appliance.storage.retention import TIMELESS_POLICIES, TOPIC_POLICIES, FreeSpaceReserve, LogFacts, RetentionPlan, SegmentFacts, plan_retention
 from appliance.storage.segment_times import SegmentTimes
-from services.log_writer.replicas.hosted_partition import HostedPartition
-from services.log_writer.replicas.hosted_partitions import HostedPartitions
+from services.log_writer.replicas.replica import Replica
+from services.log_writer.replicas.replicas_of_disk import Replicas
 
 SLICE_LOGS = 64
 """Logs whose facts are collected in one turn."""
@@ -48,7 +48,7 @@ TOLD_NS = 600_000_000_000
 class _Planned(NamedTuple):
     """A plan and what it was made for; it is dropped if the log has other configs by the time it is applied."""
 
-    hosted: HostedPartition
+    hosted: Replica
     facts: LogFacts
     plan: RetentionPlan
     delay_ms: int
@@ -57,7 +57,7 @@ class _Planned(NamedTuple):
 class _Removal(NamedTuple):
     """Segments that are out of their log and still have their names."""
 
-    hosted: HostedPartition
+    hosted: Replica
     segments: RemovedSegments
     delay_ms: int
 
@@ -65,7 +65,7 @@ class _Removal(NamedTuple):
 class _Writing:
     """A checkpoint and renames that a thread is busy with. The thread takes from `removals` and adds to `renamed`; `waiting` is the loop's."""
 
-    def __init__(self, removals: list[_Removal], waiting: list[tuple[Any, HostedPartition]]) -> None:
+    def __init__(self, removals: list[_Removal], waiting: list[tuple[Any, Replica]]) -> None:
         self.removals = removals
         self.waiting = waiting
         self.renamed: list[tuple[_Removal, list[str]]] = []
@@ -78,12 +78,12 @@ class RetentionRounds:
     def __init__(
         self,
         directory: LogDirectory,
-        partitions: HostedPartitions,
+        partitions: Replicas,
         clock: Clock,
         counters: Counters,
         box: Box,
         log: Logger,
-        on_durable: Callable[[Any, HostedPartition, int], None],
+        on_durable: Callable[[Any, Replica, int], None],
     ) -> None:
         self.rows_moved = False
         """Set here, taken back by the caller, who tells those that watch rows."""
@@ -97,12 +97,12 @@ class RetentionRounds:
         self._reserve = FreeSpaceReserve(box.integer("log.disk.reserve.bytes"), box.integer("log.disk.reserve.percent"))
         self._next_round_ns = clock.monotonic_ns() + self._interval_ns
         self._next_space_ns = 0
-        self._to_examine: list[HostedPartition] = []
-        self._reserve_logs: list[tuple[HostedPartition, LogFacts]] = []
-        self._reserve_waits: list[HostedPartition] | None = None
+        self._to_examine: list[Replica] = []
+        self._reserve_logs: list[tuple[Replica, LogFacts]] = []
+        self._reserve_waits: list[Replica] | None = None
         self._planned: deque[_Planned] = deque()
         self._removals: list[_Removal] = []
-        self._waiting: list[tuple[Any, HostedPartition]] = []
+        self._waiting: list[tuple[Any, Replica]] = []
         self._writing: _Writing | None = None
         """What the thread has of these two lists; the lists themselves are the loop's alone."""
         self._departing = DepartingFiles()
@@ -152,7 +152,7 @@ class RetentionRounds:
             return "nothing is deleted by time: the clock jumped"
         return f"{self._missing_bytes >> 20} MiB of the free-space reserve are missing" if self._missing_bytes else ""
 
-    def delete_records(self, hosted: HostedPartition, offset: int, context: Any) -> int:
+    def delete_records(self, hosted: Replica, offset: int, context: Any) -> int:
         """Let the log begin at `offset` (-1: at the high watermark). NONE: `on_durable` answers later; any other code is the answer now."""
         if not hosted.log.config.deletes:
             return ErrorCode.POLICY_VIOLATION
@@ -164,7 +164,7 @@ class RetentionRounds:
         self._waiting.append((context, hosted))
         return ErrorCode.NONE
 
-    def follow_start(self, hosted: HostedPartition, offset: int) -> None:
+    def follow_start(self, hosted: Replica, offset: int) -> None:
         """A follower's log begins where its leader's does, as far as its high watermark lets it. Raises StorageFailed."""
         if offset > hosted.log.log_start_offset:
             self._advance(hosted, offset, ("log_start_offset",), hosted.log.config.file_delete_delay_ms)
@@ -226,7 +226,7 @@ class RetentionRounds:
         policies = TOPIC_POLICIES if self._agreement.holds() else TIMELESS_POLICIES
         wall_ms = self._clock.wall_ms()
         planned: list[_Planned] = []
-        missing: list[tuple[HostedPartition, str]] = []
+        missing: list[tuple[Replica, str]] = []
         generations = {hosted: (hosted.log.segment_list_generation, hosted.log.replacements) for hosted, _, _ in examined}
 
         def examine() -> None:
@@ -247,7 +247,7 @@ class RetentionRounds:
 
         self._run(examine, take)
 
-    def _tell_missing(self, hosted: HostedPartition, path: str) -> None:
+    def _tell_missing(self, hosted: Replica, path: str) -> None:
         """A file of a log that was neither deleted nor compacted meanwhile: retention cannot tell how old its segments are."""
         now_ns = self._clock.monotonic_ns()
         if now_ns - self._missing_told_ns >= TOLD_NS:
@@ -274,7 +274,7 @@ class RetentionRounds:
 
         self._run(lambda: found.append(self._directory.space()), compare)
 
-    def _collect_for_reserve(self, waits: list[HostedPartition]) -> None:
+    def _collect_for_reserve(self, waits: list[Replica]) -> None:
         """The facts of some more logs; with all of them, a plan in the thread."""
         for hosted in waits[:SLICE_LOGS]:
             if self._is_here(hosted) and hosted.topic_partition.topic not in INTERNAL_TOPICS:
@@ -333,7 +333,7 @@ class RetentionRounds:
                 self._segments[name].add(segments)
                 self._bytes[name].add(size_bytes)
 
-    def _advance(self, hosted: HostedPartition, offset: int, reasons: tuple[str, ...], delay_ms: int) -> None:
+    def _advance(self, hosted: Replica, offset: int, reasons: tuple[str, ...], delay_ms: int) -> None:
         before = hosted.log.log_start_offset
         if offset == before:
             return
@@ -423,7 +423,7 @@ class RetentionRounds:
         for removal in self._removals:
             removal.segments.close()
 
-    def _is_here(self, hosted: HostedPartition) -> bool:
+    def _is_here(self, hosted: Replica) -> bool:
         return self._partitions.by_row.get(hosted.row) is hosted
 
     def _run(self, work: Callable[[], None], then: Callable[[], None] | None) -> None:
@@ -444,7 +444,7 @@ class RetentionRounds:
         self._failure = refusal or self._failure
 
 
-def _facts(hosted: HostedPartition) -> LogFacts:
+def _facts(hosted: Replica) -> LogFacts:
     log = hosted.log
     sizes = log.segment_sizes
     ends = [*(base for base, _ in sizes[1:]), log.log_end_offset]

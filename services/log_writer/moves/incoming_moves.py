@@ -26,12 +26,12 @@ from appliance.shm.counters import Counters
 from appliance.storage import file_io, future_directories
 from appliance.storage.future_directories import Future, FutureDirectories
 from appliance.storage.log_directory import LogDirectory
-from appliance.storage.move_job import COMPLETE, FAILED, FINISH, PROGRESS, THROTTLE, MoveJob, MoveOrder, MoveSaid
+from appliance.storage.move_job import COMPLETE, FAILED, FINISH, PROGRESS, THROTTLE, MoveCommand, MoveJob, MoveSaid
 from appliance.storage.move_record import Complete, MoveRecord
 from appliance.storage.recovery import CLEAN
 from services.log_writer.moves.mover_process import MoverProcess
-from services.log_writer.replicas.hosted_partition import HostedPartition
-from services.log_writer.replicas.hosted_partitions import HostedPartitions
+from services.log_writer.replicas.replica import Replica
+from services.log_writer.replicas.replicas_of_disk import Replicas
 
 REPORT_NS = 500_000_000
 RETRY_NS_FIRST = 1_000_000_000
@@ -97,7 +97,7 @@ class IncomingMoves:
     def __init__(
         self,
         directory: LogDirectory,
-        partitions: HostedPartitions,
+        partitions: Replicas,
         clock: Clock,
         counters: Counters,
         box: Box,
@@ -127,11 +127,11 @@ class IncomingMoves:
         self._report_path = moves_file(layout, disk)
         self._report_due = False
         self._next_report_ns = 0
-        self._unsettled: list[HostedPartition] = []
+        self._unsettled: list[Replica] = []
         self._settle_ns = 0
         self._thread: BackgroundThread | None = None
-        self._settled: list[HostedPartition] = []
-        self._missing: list[HostedPartition] = []
+        self._settled: list[Replica] = []
+        self._missing: list[Replica] = []
         """Of those, whose directory the thread did not find."""
         self._failure: Exception | None = None
         self._begun = counters.counter("moves.begun")
@@ -139,7 +139,7 @@ class IncomingMoves:
         self._promoted = counters.counter("moves.promoted")
         self._copying = counters.gauge("moves.copying")
 
-    def open(self, promoted: list[HostedPartition]) -> None:
+    def open(self, promoted: list[Replica]) -> None:
         """At the end of the start: describe the copies that are here. `promoted` still have the record of their move in them. Raises StorageFailed."""
         self._futures.load()
         self._unsettled += promoted
@@ -174,7 +174,7 @@ class IncomingMoves:
             if incoming.bytes_per_second != bytes_per_second:
                 incoming.bytes_per_second = bytes_per_second
                 if self._run is not None and self._run[0] is incoming:
-                    self._run[1].order(MoveOrder(THROTTLE, bytes_per_second=bytes_per_second))
+                    self._run[1].order(MoveCommand(THROTTLE, bytes_per_second=bytes_per_second))
         self._report_due = self._has_news = True
         return ErrorCode.NONE
 
@@ -189,7 +189,7 @@ class IncomingMoves:
         incoming.finish = _Finish(context, wanted, self._clock.monotonic_ns() + (deadline_ms or self._deadline_ms) * 1_000_000)
         incoming.not_before_ns = 0
         if self._run is not None and self._run[0] is incoming:
-            if not self._run[1].order(MoveOrder(FINISH, wanted)):
+            if not self._run[1].order(MoveCommand(FINISH, wanted)):
                 self._stop_run()
         elif self._run is not None and self._run[0].finish is None:
             self._stop_run()  # that one can wait, here a partition is frozen
@@ -324,7 +324,7 @@ class IncomingMoves:
         """The mover goes on as before; should it be complete already, it takes that back when the source leads again."""
         self._answer(incoming, ErrorCode.REQUEST_TIMED_OUT)
         if self._run is not None and self._run[0] is incoming:
-            self._run[1].order(MoveOrder(FINISH))
+            self._run[1].order(MoveCommand(FINISH))
 
     def _start_next(self, now_ns: int) -> None:
         ready = [incoming for incoming in self._queue if now_ns >= incoming.not_before_ns]
@@ -432,7 +432,7 @@ class IncomingMoves:
         watermarks = directory.to_be_saved({hosted.topic_partition: hosted.high_watermark for hosted in everyone})
         starts = directory.to_be_saved({hosted.topic_partition: hosted.log.log_start_offset for hosted in everyone if hosted.log.log_start_offset})
 
-        def settle(hosted: HostedPartition) -> None:
+        def settle(hosted: Replica) -> None:
             try:
                 future_directories.settle(hosted.log.directory, lambda: self._is_here(hosted))
             except FileNotFoundError:
@@ -457,7 +457,7 @@ class IncomingMoves:
         self._thread, refusal = start_background_thread(body, "settle-moves", action)
         self._failure = refusal or self._failure
 
-    def _is_here(self, hosted: HostedPartition) -> bool:
+    def _is_here(self, hosted: Replica) -> bool:
         return self._partitions.by_row.get(hosted.row) is hosted
 
     # -- ends

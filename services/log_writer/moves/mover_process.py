@@ -16,7 +16,7 @@ from collections.abc import Callable
 from appliance.runtime.parent_death import BOUND_VARIABLE, PARENT_VARIABLE
 from appliance.runtime.poller import Poller
 from appliance.runtime.run_options import python_arguments
-from appliance.storage.move_job import PACKET_BYTES_MAX, MoveJob, MoveOrder, MoveSaid
+from appliance.storage.move_job import PACKET_BYTES_MAX, MoveCommand, MoveJob, MoveSaid
 
 
 class MoverProcess:
@@ -69,7 +69,7 @@ class MoverProcess:
                 self._let_go()
         return said
 
-    def order(self, order: MoveOrder) -> bool:
+    def order(self, order: MoveCommand) -> bool:
         """False: it could not be told, it does not listen."""
         if self.has_ended:
             return False

@@ -16,8 +16,8 @@ from appliance.base.logging import Logger
 from appliance.base.model import TopicId, TopicPartition
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER
-from services.log_writer.replicas.hosted_partition import HostedPartition
-from services.log_writer.replicas.hosted_partitions import HostedPartitions
+from services.log_writer.replicas.replica import Replica
+from services.log_writer.replicas.replicas_of_disk import Replicas
 
 FREEZES = 3
 """Deadlines of a disk after which a partition that was frozen, and then forgotten by everybody, leads again."""
@@ -37,19 +37,19 @@ class OutgoingMoves:
 
     def __init__(
         self,
-        partitions: HostedPartitions,
+        partitions: Replicas,
         clock: Clock,
         counters: Counters,
         deadline_ms: int,
         log: Logger,
-        on_given_away: Callable[[HostedPartition], None] = lambda _: None,
+        on_given_away: Callable[[Replica], None] = lambda _: None,
     ) -> None:
         self._partitions = partitions
         self._clock = clock
         self._freeze_ns = FREEZES * deadline_ms * 1_000_000
         self._log = log
         self._on_given_away = on_given_away
-        self._frozen: dict[HostedPartition, int] = {}
+        self._frozen: dict[Replica, int] = {}
         self._given_away = counters.counter("moves.given_away")
 
     def mark(self, topic_partition: TopicPartition, topic_id: TopicId) -> MoveAnswer:

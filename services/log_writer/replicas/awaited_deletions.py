@@ -16,8 +16,8 @@ from appliance.ipc.channel import SinkChannel
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_LEADER
 from services.log_writer.completions import Completions
-from services.log_writer.replicas.hosted_partition import HostedPartition
-from services.log_writer.replicas.hosted_partitions import HostedPartitions
+from services.log_writer.replicas.replica import Replica
+from services.log_writer.replicas.replicas_of_disk import Replicas
 
 
 class Deletion(NamedTuple):
@@ -36,18 +36,18 @@ class Deletion(NamedTuple):
 class AwaitedDeletions:
     """`turn` while `are_awaited`."""
 
-    def __init__(self, partitions: HostedPartitions, completions: Completions, clock: Clock, counters: Counters) -> None:
+    def __init__(self, partitions: Replicas, completions: Completions, clock: Clock, counters: Counters) -> None:
         self._partitions = partitions
         self._completions = completions
         self._clock = clock
-        self._awaited: list[tuple[Deletion, HostedPartition]] = []
+        self._awaited: list[tuple[Deletion, Replica]] = []
         self._timed_out = counters.counter("log_writer.deletions_timed_out")
 
     @property
     def are_awaited(self) -> bool:
         return bool(self._awaited)
 
-    def on_durable(self, deletion: Deletion, hosted: HostedPartition, code: int) -> None:
+    def on_durable(self, deletion: Deletion, hosted: Replica, code: int) -> None:
         """The leader's own log begins there for good (or will not)."""
         if code:
             self._completions.answer(deletion.channel, deletion.entry, code)
@@ -57,7 +57,7 @@ class AwaitedDeletions:
     def turn(self, now_ns: int) -> None:
         self._awaited = [each for each in self._awaited if not self._maybe_answer(*each, now_ns)]
 
-    def _maybe_answer(self, deletion: Deletion, hosted: HostedPartition, now_ns: int) -> bool:
+    def _maybe_answer(self, deletion: Deletion, hosted: Replica, now_ns: int) -> bool:
         if self._partitions.by_row.get(hosted.row) is not hosted:
             self._completions.answer(deletion.channel, deletion.entry, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             return True
@@ -73,7 +73,7 @@ class AwaitedDeletions:
         self._completions.add(deletion.channel, (kind, 0, int(code), row, token, -1, -1, low_watermark, hosted.log.log_end_offset, hosted.leader_epoch, 0, 0))
         return True
 
-    def _low_watermark(self, hosted: HostedPartition) -> int:
+    def _low_watermark(self, hosted: Replica) -> int:
         progress = hosted.progress
         if progress is None:
             return hosted.log.log_start_offset

@@ -15,7 +15,7 @@ from appliance.base.errors import ErrorCode
 from appliance.ipc.channel import SinkChannel
 from appliance.ipc.descriptors import COMMITTED_FLAG, DescriptorKind
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER
-from services.log_writer.replicas.hosted_partition import HostedPartition
+from services.log_writer.replicas.replica import Replica
 
 Completions = dict[SinkChannel, list[tuple[Any, ...]]]
 _KIND, _ROW, _TOKEN, _END_OFFSET, _LEADER_EPOCH, _RECORDS = 0, 3, 4, 8, 9, 10
@@ -27,17 +27,17 @@ class HeldAcknowledgements:
     """By partition, then by source, in the order of their appends."""
 
     def __init__(self) -> None:
-        self._held: dict[HostedPartition, Completions] = {}
+        self._held: dict[Replica, Completions] = {}
 
     def __len__(self) -> int:
         """How many partitions have some."""
         return len(self._held)
 
-    def of(self, hosted: HostedPartition) -> Completions:
+    def of(self, hosted: Replica) -> Completions:
         """Where completions of this partition are put."""
         return self._held.setdefault(hosted, {})
 
-    def release(self, hosted: HostedPartition, durable_offset: int, released: Completions) -> None:
+    def release(self, hosted: Replica, durable_offset: int, released: Completions) -> None:
         """Move what is durable to `released`. Where the partition is not led any more as it was, nothing is promised."""
         waiting = self._held.pop(hosted, {})
         for channel, completions in waiting.items():
@@ -53,7 +53,7 @@ class HeldAcknowledgements:
             if kept:
                 self._held.setdefault(hosted, {})[channel] = kept
 
-    def fail(self, hosted: HostedPartition, code: ErrorCode, released: Completions) -> int:
+    def fail(self, hosted: Replica, code: ErrorCode, released: Completions) -> int:
         """The partition is gone or its disk failed: every completion becomes this error; how many there were."""
         count = 0
         for channel, completions in self._held.pop(hosted, {}).items():
@@ -72,7 +72,7 @@ class HeldAcknowledgements:
                 del self._held[hosted]
 
 
-def _is_as_it_was(hosted: HostedPartition, completion: tuple[Any, ...]) -> bool:
+def _is_as_it_was(hosted: Replica, completion: tuple[Any, ...]) -> bool:
     """Whether the partition is still led, or followed, as when the completion was made."""
     if completion[_KIND] == _REPLICA_APPEND:
         return hosted.role == ROLE_FOLLOWER

@@ -28,8 +28,8 @@ from services.log_writer.background.disk_trouble import DiskTrouble
 from services.log_writer.background.retention_rounds import RetentionRounds
 from services.log_writer.completions import Completions, told_of_log
 from services.log_writer.replicas.held_acknowledgements import HeldAcknowledgements
-from services.log_writer.replicas.hosted_partition import FLUSH_BEFORE_ACKNOWLEDGEMENT, HostedPartition
-from services.log_writer.replicas.hosted_partitions import HostedPartitions
+from services.log_writer.replicas.replica import FLUSH_BEFORE_ACKNOWLEDGEMENT, Replica
+from services.log_writer.replicas.replicas_of_disk import Replicas
 
 Entry = tuple[Any, ...]
 
@@ -39,7 +39,7 @@ class ReplicaAppends:
 
     def __init__(
         self,
-        partitions: HostedPartitions,
+        partitions: Replicas,
         completions: Completions,
         held: HeldAcknowledgements,
         batch_flushes: BatchFlushes,
@@ -90,7 +90,7 @@ class ReplicaAppends:
                     self._replica_bytes.add(length)
                     self._bytes.add(length)
             if not code and not self._words[FENCE_WORD]:
-                self._take_leaders_word(hosted, told.high_watermark, told.log_start_offset, bool(length))
+                self._update_high_watermark(hosted, told.high_watermark, told.log_start_offset, bool(length))
         except StorageFailed as failure:
             self._trouble.on_failure(failure)
             code = ErrorCode.KAFKA_STORAGE_ERROR
@@ -104,7 +104,7 @@ class ReplicaAppends:
                 return
         self._tell(channel, entry, hosted, code, first_offset)
 
-    def _batches(self, hosted: HostedPartition, memory: memoryview) -> tuple[ErrorCode, list[memoryview]]:
+    def _batches(self, hosted: Replica, memory: memoryview) -> tuple[ErrorCode, list[memoryview]]:
         """The batches in `memory`, if they continue the log."""
         batches: list[memoryview] = []
         position, next_offset, leader_epoch = 0, hosted.log.log_end_offset, hosted.log.leader_epochs.latest
@@ -126,8 +126,8 @@ class ReplicaAppends:
             next_offset, leader_epoch = header.last_offset + 1, header.partition_leader_epoch
         return ErrorCode.NONE, batches
 
-    def _take_leaders_word(self, hosted: HostedPartition, high_watermark: int, log_start_offset: int, has_appended: bool) -> None:
-        if hosted.take_leaders_word(high_watermark, has_appended):
+    def _update_high_watermark(self, hosted: Replica, high_watermark: int, log_start_offset: int, has_appended: bool) -> None:
+        if hosted.update_high_watermark(high_watermark, has_appended):
             self._completions.rows_moved = True
         if log_start_offset > hosted.log.log_start_offset:
             self._retention.follow_start(hosted, min(log_start_offset, hosted.high_watermark))
@@ -149,7 +149,7 @@ class ReplicaAppends:
                 code = ErrorCode.KAFKA_STORAGE_ERROR
         self._tell(channel, entry, hosted, code)
 
-    def _cut(self, hosted: HostedPartition, order: TruncateOrder) -> None:
+    def _cut(self, hosted: Replica, order: TruncateOrder) -> None:
         log, name = hosted.log, hosted.topic_partition
         before, before_high_watermark = log.log_end_offset, hosted.high_watermark
         hosted.owes_checkpoints = True
@@ -178,20 +178,20 @@ class ReplicaAppends:
         else:
             self._log.info(words, **name._asdict())
 
-    def _refusal(self, hosted: HostedPartition | None, entry: Entry, writes: bool) -> ErrorCode:
+    def _refusal(self, hosted: Replica | None, entry: Entry, writes: bool) -> ErrorCode:
         if hosted is None or hosted.role != ROLE_FOLLOWER or entry[4] != hosted.row_generation or entry[5] != hosted.leader_epoch:
             if self._trouble.offline or (hosted is not None and hosted.role == ROLE_OFFLINE):
                 return ErrorCode.KAFKA_STORAGE_ERROR
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         return ErrorCode.KAFKA_STORAGE_ERROR if writes and self._trouble.is_full else ErrorCode.NONE
 
-    def _tell(self, channel: SinkChannel, entry: Entry, hosted: HostedPartition | None, code: ErrorCode, first_offset: int = -1) -> None:
+    def _tell(self, channel: SinkChannel, entry: Entry, hosted: Replica | None, code: ErrorCode, first_offset: int = -1) -> None:
         if code:
             self._completions.refused.add()
         self._completions.add(channel, _completion(entry, hosted, code, first_offset))
 
 
-def _completion(entry: Entry, hosted: HostedPartition | None, code: ErrorCode, first_offset: int) -> Entry:
+def _completion(entry: Entry, hosted: Replica | None, code: ErrorCode, first_offset: int) -> Entry:
     if hosted is None or code == ErrorCode.NOT_LEADER_OR_FOLLOWER:
         return told_of_log(entry, code, -1, -1, -1, -1)
     log = hosted.log

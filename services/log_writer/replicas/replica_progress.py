@@ -1,6 +1,7 @@
 """How far the followers of a disk's led partitions are: taken from their fetches, and what their leaders wish the in-sync sets to be.
 
-Owned by the log-writer. An acceptor tells of each fetch of a follower (PROGRESS); `LeaderProgress` decides; the high watermark goes into the row, wishes go to
+Owned by the log-writer. An acceptor tells of each fetch of a follower (PROGRESS); `ReplicationState` decides; the high watermark goes into the row,
+wishes go to
 the box's controller over the socket of its channel, which answers with the order ISR. While no controller is there, wishes wait. Weak spot: all led partitions
 are looked at in one turn a second (more often where followers may lag for less than eight), some µs each.
 """
@@ -18,12 +19,12 @@ from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_LEADER
 from services.log_writer.background.disk_trouble import DiskTrouble
 from services.log_writer.completions import Completions
-from services.log_writer.replicas.hosted_partition import HostedPartition
-from services.log_writer.replicas.hosted_partitions import HostedPartitions
+from services.log_writer.replicas.replica import Replica
+from services.log_writer.replicas.replicas_of_disk import Replicas
 
 TICK_NS = 1_000_000_000
 TICKS_IN_LAG = 8
-"""Where followers may lag for a few seconds only: `LeaderProgress.tick` takes who looks seldom for somebody who slept, and who may not know who lagged."""
+"""Where followers may lag for a few seconds only: `ReplicationState.tick` takes who looks seldom for somebody who slept, and who may not know who lagged."""
 WISHES_MAX = 500
 """In one frame."""
 
@@ -33,7 +34,7 @@ class ReplicaProgress:
 
     def __init__(
         self,
-        partitions: HostedPartitions,
+        partitions: Replicas,
         completions: Completions,
         trouble: DiskTrouble,
         clock: Clock,
@@ -49,7 +50,7 @@ class ReplicaProgress:
         self._clock = clock
         self._may_send = may_send
         self._send = send
-        self._wishing: dict[HostedPartition, None] = {}
+        self._wishing: dict[Replica, None] = {}
         self._tick_ns = min(TICK_NS, lag_ns // TICKS_IN_LAG)
         self._next_tick_ns = 0
         self._taken = counters.counter("log_writer.progress")
@@ -81,15 +82,15 @@ class ReplicaProgress:
                 if hosted.progress.tick(now_ns):
                     self._go_on(hosted)
 
-    def _go_on(self, hosted: HostedPartition) -> None:
+    def _go_on(self, hosted: Replica) -> None:
         try:
-            if hosted.take_progress():
+            if hosted.apply_progress():
                 self._completions.rows_moved = True
         except StorageFailed as failure:
             self._trouble.on_failure(failure)
         self._wishing[hosted] = None
 
-    def tell_wishes(self) -> None:
+    def report_isr_proposals(self) -> None:
         """At the end of a turn: what is due of them."""
         if not self._wishing or not self._may_send():
             return

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from appliance.cluster.box_balance import (
     PARTITION_BYTES,
     BalancePlan,
-    BoxRoom,
+    BoxCapacity,
     HeldPartition,
     PlannedReassignment,
     plan_balance,
@@ -21,8 +21,8 @@ from appliance.cluster.box_balance import (
 GIB = 1 << 30
 
 
-def box(broker_id: int, rack: str | None = None, free: int = 80 * GIB, total: int = 100 * GIB) -> BoxRoom:
-    return BoxRoom(broker_id, rack, free, total)
+def box(broker_id: int, rack: str | None = None, free: int = 80 * GIB, total: int = 100 * GIB) -> BoxCapacity:
+    return BoxCapacity(broker_id, rack, free, total)
 
 
 def test_a_leaving_box_is_replaced_in_its_place() -> None:
@@ -84,7 +84,7 @@ def test_more_replicas_share_the_leading_among_the_boxes() -> None:
 
 
 @st.composite
-def clusters(draw: st.DrawFn) -> tuple[list[HeldPartition], list[BoxRoom]]:
+def clusters(draw: st.DrawFn) -> tuple[list[HeldPartition], list[BoxCapacity]]:
     count = draw(st.integers(2, 6))
     with_racks = draw(st.booleans())
     boxes = [box(number, draw(st.sampled_from("abc")) if with_racks else None, draw(st.integers(0, 100)) * GIB) for number in range(1, count + 1)]
@@ -95,12 +95,12 @@ def clusters(draw: st.DrawFn) -> tuple[list[HeldPartition], list[BoxRoom]]:
     return held, boxes
 
 
-def racks_of(boxes: list[BoxRoom], replicas: tuple[int, ...]) -> int:
+def racks_of(boxes: list[BoxCapacity], replicas: tuple[int, ...]) -> int:
     racks = {each.broker_id: each.rack for each in boxes}
     return len({racks[replica] for replica in replicas})
 
 
-def check_plan(plan: BalancePlan, held: list[HeldPartition], boxes: list[BoxRoom]) -> None:
+def check_plan(plan: BalancePlan, held: list[HeldPartition], boxes: list[BoxCapacity]) -> None:
     former = {(each.topic, each.partition): each for each in held}
     free = {each.broker_id: each.usable_bytes for each in boxes}
     for change in plan.changes:
@@ -111,7 +111,7 @@ def check_plan(plan: BalancePlan, held: list[HeldPartition], boxes: list[BoxRoom
 
 
 @given(clusters(), st.data())
-def test_a_drain_empties_the_box_and_keeps_to_the_room(cluster: tuple[list[HeldPartition], list[BoxRoom]], data: st.DataObject) -> None:
+def test_a_drain_empties_the_box_and_keeps_to_the_room(cluster: tuple[list[HeldPartition], list[BoxCapacity]], data: st.DataObject) -> None:
     held, boxes = cluster
     leaving = data.draw(st.integers(1, len(boxes)))
     plan = plan_leaving(held, boxes, {leaving})
@@ -123,7 +123,7 @@ def test_a_drain_empties_the_box_and_keeps_to_the_room(cluster: tuple[list[HeldP
 
 
 @given(clusters(), st.data())
-def test_balancing_brings_every_box_nearer_to_its_share(cluster: tuple[list[HeldPartition], list[BoxRoom]], data: st.DataObject) -> None:
+def test_balancing_brings_every_box_nearer_to_its_share(cluster: tuple[list[HeldPartition], list[BoxCapacity]], data: st.DataObject) -> None:
     held, boxes = cluster
     onto = data.draw(st.sets(st.integers(1, len(boxes)), min_size=1))
     plan = plan_balance(held, boxes, onto)
@@ -145,7 +145,7 @@ def test_balancing_brings_every_box_nearer_to_its_share(cluster: tuple[list[Held
 
 
 @given(clusters(), st.integers(1, 4))
-def test_every_partition_gets_its_number_of_replicas(cluster: tuple[list[HeldPartition], list[BoxRoom]], factor: int) -> None:
+def test_every_partition_gets_its_number_of_replicas(cluster: tuple[list[HeldPartition], list[BoxCapacity]], factor: int) -> None:
     held, boxes = cluster
     plan = plan_replication_factor(held, boxes, factor)
     check_plan(plan, held, boxes)

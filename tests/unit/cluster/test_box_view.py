@@ -10,7 +10,7 @@ import pytest
 
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicId
-from appliance.cluster.box_view import BoxView, Change
+from appliance.cluster.metadata_cache import Change, MetadataCache
 from appliance.cluster.metadata_image import MetadataImage, PartitionImage, TopicImage
 from appliance.shm.partition_table import DISK_OFFLINE, ROLE_FOLLOWER, ROLE_LEADER, PartitionTableReader, PartitionTableWriter, Row
 from lab.scratch_layout import scratch_layout
@@ -36,7 +36,7 @@ class World:
         self.readers: list[PartitionTableReader] = []
         self.rows = [self.writer.add_row(row(partition)) for partition in range(2)]
         self.proxy = SimpleNamespace(disk="d0", serving=True, is_hung=False, table=self.attach())
-        self.view = BoxView(1, cast(Any, SimpleNamespace(by_disk={"d0": self.proxy})), 1000)
+        self.view = MetadataCache(1, cast(Any, SimpleNamespace(by_disk={"d0": self.proxy})), 1000)
 
     def attach(self) -> PartitionTableReader:
         self.readers.append(PartitionTableReader.attach(self.writer.shared.name))

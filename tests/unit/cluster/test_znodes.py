@@ -9,10 +9,10 @@ from appliance.base.model import TopicId
 from appliance.cluster.znodes import (
     BoxRecord,
     BrokerRegistration,
+    DirectoryAssignment,
     DocumentUnreadable,
     MoveOrder,
     PartitionState,
-    Placement,
     TopicAssignment,
     decode_cluster_id,
     decode_config,
@@ -96,10 +96,10 @@ def test_controller_config_and_cluster_id_are_written_as_kafka_writes_them() -> 
 def test_our_own_documents_come_back() -> None:
     record = BoxRecord("box", {"dir-a": "d0"})
     assert BoxRecord.decode("p", record.encode()) == record
-    placement = Placement(TopicId(bytes(range(16))), {0: "dir-a", 10: "dir-b"})
-    assert Placement.decode("p", placement.encode()) == placement
+    placement = DirectoryAssignment(TopicId(bytes(range(16))), {0: "dir-a", 10: "dir-b"})
+    assert DirectoryAssignment.decode("p", placement.encode()) == placement
     moving = placement._replace(moves={10: MoveOrder("dir-a", 5_000), 0: MoveOrder("dir-c")})
-    assert Placement.decode("p", moving.encode()) == moving
+    assert DirectoryAssignment.decode("p", moving.encode()) == moving
     assert b"moves" not in placement.encode() and b"draining" not in record.encode()
     draining = record._replace(draining=("dir-a",))
     assert BoxRecord.decode("p", draining.encode()) == draining

@@ -12,7 +12,7 @@ from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicId
-from appliance.cluster.drain import DrainPlan, PlacedPartition, PlannedMove
+from appliance.cluster.drain import DrainPlan, PartitionOnDisk, PlannedMove
 from appliance.cluster.metadata_image import MetadataImage, PartitionImage, TopicImage
 from appliance.command.disk_drain import DrainView, ProgressBar, ask_controller, bytes_of, print_plan
 from appliance.command.failures import UsageProblem
@@ -70,7 +70,7 @@ def test_progress_counts_what_was_moved_what_is_copied_and_what_came_late() -> N
     assert bar.text(first, clock.monotonic_ms()).startswith("[........................]   0%  0 B of 10.0 MiB  0 of 2 partitions")
     clock.advance_ms(2000)
     caught_up = moving(1, 2 * MIB, CAUGHT_UP, log_end_offset=5, source_log_end_offset=9)
-    moved = DrainView((PlacedPartition("t", 2, 2 * MIB),), (caught_up,), (), {("t", 1): 4 * MIB, ("t", 2): 2 * MIB})
+    moved = DrainView((PartitionOnDisk("t", 2, 2 * MIB),), (caught_up,), (), {("t", 1): 4 * MIB, ("t", 2): 2 * MIB})
     assert bar.text(moved, clock.monotonic_ms()) == "[################........]  67%  8.0 MiB of 12.0 MiB  1 of 3 partitions  4.0 MiB/s  ETA 1s  lag 4"
     assert "100%  12.0 MiB of 12.0 MiB  3 of 3 partitions" in bar.text(DrainView((), (), (), {}), clock.monotonic_ms())
 

@@ -14,7 +14,7 @@ from appliance.base.clock import SystemClock
 from appliance.base.layout import Disk
 from appliance.base.settings import Box
 from appliance.command import doctor_disks, doctor_machine
-from appliance.command.disk_probe import nameless_file, probe, residency_answers, verdict
+from appliance.command.disk_speed_probe import nameless_file, probe, residency_answers, verdict
 from appliance.command.doctor import doctor
 from appliance.command.doctor_disks import ask_all, judge_disk, judge_residency, judge_sharing, judge_states, look_at_disks
 from appliance.command.doctor_machine import judge_clock_source, judge_clocks, judge_descriptors, judge_receive_buffer, judge_shared_memory

@@ -20,7 +20,7 @@ from appliance.senders.senders_file import senders_file, write_senders
 from appliance.shm.counters import Counters
 from lab.scratch_layout import scratch_layout
 from services.ingest.records.intake import Oddity, RefusedReason
-from services.ingest.records.listener_books import ListenerBooks
+from services.ingest.records.listener_ledgers import ListenerLedgers
 from tests.unit.base.test_settings import make_box
 
 NOW_MS = 1_800_000_000_000
@@ -35,8 +35,8 @@ class Ingests:
         self.found = FoundBox(layout, json.loads(box.to_json()))
         self.counters = [Counters.create_or_adopt(layout, f"ingest@{index}", 1, ManualClock().wall_ms()) for index in range(2)]
 
-    def books(self, index: int, listener: str) -> ListenerBooks:
-        return ListenerBooks(self.counters[index], listener, is_datagram=listener == "syslog-udp")
+    def books(self, index: int, listener: str) -> ListenerLedgers:
+        return ListenerLedgers(self.counters[index], listener, is_datagram=listener == "syslog-udp")
 
     def look(self, silent_ms: int | None = None) -> IngestFigures:
         return gather(self.found, silent_ms, NOW_MS)

@@ -10,7 +10,7 @@ import pytest
 
 from appliance.base.layout import BoxLayout, Disk
 from appliance.base.settings import Box
-from appliance.ipc.box_disks import LOOK_NS, NO_CHANGES, BoxDisks, DiskChanges
+from appliance.ipc.box_disks import LOOK_NS, NO_CHANGES, BoxDisks, DiskSetChange
 from lab.scratch_layout import scratch_layout
 
 OLD, NEW = Disk("d0", "/srv/d0"), Disk("d0", "/mnt/new", 1)
@@ -36,7 +36,7 @@ def test_disks_that_came_went_and_were_replaced_are_told_once(layout: BoxLayout)
     assert disks.look(LOOK_NS) == NO_CHANGES
     write(layout, [NEW, THIRD], 2_000)
     assert disks.look(LOOK_NS + 1) == NO_CHANGES, "not more often than once a second"
-    assert disks.look(2 * LOOK_NS) == DiskChanges([THIRD], [OTHER], [NEW])
+    assert disks.look(2 * LOOK_NS) == DiskSetChange([THIRD], [OTHER], [NEW])
     assert box.disks == [NEW, THIRD] and disks.look(3 * LOOK_NS) == NO_CHANGES
 
 

@@ -14,7 +14,7 @@ from appliance.pipeline.load_destination import Destination, parse_destination
 from appliance.pipeline.load_manifest import Manifest, Plan, SkippedRange, StagedFile, decode_manifest, decode_plan
 from appliance.pipeline.load_plan import Extent, find_due, next_ranges
 from appliance.pipeline.load_problem import DamagedTable, LoadProblem
-from appliance.pipeline.load_survey import PartitionLag, Survey, Wish, choose_format
+from appliance.pipeline.load_survey import LoadRequest, PartitionLag, Survey, choose_format
 from appliance.pipeline.load_task import LoadJob, TaskResult
 from appliance.pipeline.offset_range import OffsetRange
 from appliance.pipeline.table_kind import Field, TopicFormat
@@ -194,13 +194,13 @@ def survey(topic_id: bytes) -> Survey:
 
 
 def test_a_topic_keeps_its_form() -> None:
-    first = choose_format("t", survey(b"1" * 16), Wish("json", (Field("a", "int"),), True), None)
+    first = choose_format("t", survey(b"1" * 16), LoadRequest("json", (Field("a", "int"),), True), None)
     assert first == TopicFormat(str(TopicId(b"1" * 16)), "json", (Field("a", "int"),), True)
-    assert choose_format("t", survey(b"1" * 16), Wish(), first) == first
+    assert choose_format("t", survey(b"1" * 16), LoadRequest(), first) == first
     for wish, words in (
-        (Wish("raw"), "was loaded with decode json, not raw; a table keeps its form"),
-        (Wish(headers=False), "was loaded with headers on, not off"),
-        (Wish(fields=(Field("a", "bigint"),)), "was loaded with the schema 'a int'"),
+        (LoadRequest("raw"), "was loaded with decode json, not raw; a table keeps its form"),
+        (LoadRequest(headers=False), "was loaded with headers on, not off"),
+        (LoadRequest(fields=(Field("a", "bigint"),)), "was loaded with the schema 'a int'"),
     ):
         with pytest.raises(LoadProblem, match=words):
             choose_format("t", survey(b"1" * 16), wish, first)
@@ -209,12 +209,12 @@ def test_a_topic_keeps_its_form() -> None:
 def test_a_topic_that_was_made_anew_is_another_one() -> None:
     kept = TopicFormat(str(TopicId(b"1" * 16)), "raw")
     with pytest.raises(LoadProblem, match="topic t was deleted and made anew since it was loaded"):
-        choose_format("t", survey(b"2" * 16), Wish(), kept)
+        choose_format("t", survey(b"2" * 16), LoadRequest(), kept)
 
 
 def test_a_schema_is_for_json_only() -> None:
     with pytest.raises(LoadProblem, match="a schema is for --decode json; syslog has its own"):
-        choose_format("t", survey(b"1" * 16), Wish("syslog", (Field("a", "int"),)), None)
+        choose_format("t", survey(b"1" * 16), LoadRequest("syslog", (Field("a", "int"),)), None)
 
 
 # --- books

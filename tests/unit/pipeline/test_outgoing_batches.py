@@ -8,7 +8,7 @@ import pytest
 from appliance.client import messages
 from appliance.client.fetched_batches import read_fetched
 from appliance.pipeline.cluster_access import ClusterAccess
-from appliance.pipeline.outgoing_batches import OutgoingBatch, OutgoingBatches
+from appliance.pipeline.outgoing_batches import OutgoingBatches, TopicBatch
 from appliance.pipeline.sink_options import SinkOptions
 from appliance.pipeline.source_problem import SourceProblem
 from appliance.records.compression import Codec
@@ -29,7 +29,7 @@ def broker() -> Iterator[FakeKafkaBroker]:
     made.close()
 
 
-def encode(broker: FakeKafkaBroker, columns: dict[str, list[Any]], task: int = 0, types: dict[str, Any] = TYPES, **options: Any) -> list[OutgoingBatch]:
+def encode(broker: FakeKafkaBroker, columns: dict[str, list[Any]], task: int = 0, types: dict[str, Any] = TYPES, **options: Any) -> list[TopicBatch]:
     chosen = SinkOptions(ClusterAccess(()), topic=None if "topic" in columns else TOPIC, columns=tuple(columns))._replace(**options)
     outgoing = OutgoingBatches(broker.cluster(), chosen, task, lambda: NOW_MS)
     rows = pa.record_batch([pa.array(values, types[name]) for name, values in columns.items()], names=list(columns))
@@ -38,7 +38,7 @@ def encode(broker: FakeKafkaBroker, columns: dict[str, list[Any]], task: int = 0
     return batches
 
 
-def records_in(batches: list[OutgoingBatch]) -> list[tuple[int, Record]]:
+def records_in(batches: list[TopicBatch]) -> list[tuple[int, Record]]:
     return [(batch.partition, record) for batch in batches for record in read_fetched(batch.encoded, 0).records]
 
 

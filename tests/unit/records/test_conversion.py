@@ -13,7 +13,7 @@ from appliance.records.batch import ATTRIBUTES_AT, CONTROL_FLAG, CRC_AT, RECORDS
 from appliance.records.builder import BatchBuilder
 from appliance.records.compression import Codec, compress
 from appliance.records.conversion import convert_down, convert_up
-from appliance.records.legacy import Message, build_message, build_message_set, read_entries, read_message_set
+from appliance.records.legacy import LegacyMessage, build_message, build_message_set, read_entries, read_message_set
 from appliance.records.record import iterate_records
 
 LIMIT = 1 << 20
@@ -46,8 +46,8 @@ def as_marker(batch: bytearray) -> bytearray:
     return batch
 
 
-def messages_of(sets: bytes) -> list[Message]:
-    found: list[Message] = []
+def messages_of(sets: bytes) -> list[LegacyMessage]:
+    found: list[LegacyMessage] = []
     for entry in read_entries(sets, 0, len(sets), len(sets), tolerates_tail=False):
         found += legacy.open_wrapper(entry) if entry.attributes & 7 else [entry]
     return found

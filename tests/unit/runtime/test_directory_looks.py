@@ -9,7 +9,7 @@ import pytest
 
 from appliance.base.clock import SystemClock
 from appliance.runtime import directory_looks
-from appliance.runtime.directory_looks import DirectoryLook, ask_each
+from appliance.runtime.directory_looks import DirectoryCheck, ask_each
 
 LONG_MS = 20_000
 
@@ -22,8 +22,8 @@ def test_a_look_says_what_is_there_and_changes_nothing(tmp_path: Path) -> None:
     wanted = [(str(tmp_path / name), "--data") for name in ("link", "new/one", "file/below")]
     looks = ask_each(wanted, False, LONG_MS, SystemClock())
     assert looks.unanswered == {}
-    assert looks.answers[str(tmp_path / "link")] == DirectoryLook(str(tmp_path / "d0"), owner={"broker.id": "7"})
-    assert looks.answers[str(tmp_path / "new/one")] == DirectoryLook(str(tmp_path / "new/one"))
+    assert looks.answers[str(tmp_path / "link")] == DirectoryCheck(str(tmp_path / "d0"), owner={"broker.id": "7"})
+    assert looks.answers[str(tmp_path / "new/one")] == DirectoryCheck(str(tmp_path / "new/one"))
     assert "is not a directory" in (looks.answers[str(tmp_path / "file/below")].problem or "")
     assert looks.real_path(str(tmp_path / "link")) == str(tmp_path / "d0") and not (tmp_path / "new").exists()
 
@@ -34,10 +34,10 @@ def test_directories_are_made_if_that_is_wanted(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_never_answers_is_left_to_its_child_and_the_others_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def look(path: str, option: str) -> DirectoryLook:
+    def look(path: str, option: str) -> DirectoryCheck:
         if path.endswith("hung"):
             os.read(os.pipe()[0], 1)
-        return DirectoryLook(path)
+        return DirectoryCheck(path)
 
     monkeypatch.setattr(directory_looks, "look_at", look)
     looks = ask_each([("/srv/hung", "--data"), ("/srv/well", "--data")], False, 100, SystemClock())

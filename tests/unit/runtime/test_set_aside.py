@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from appliance.runtime.set_aside import SetAsideProcesses, is_in_kernel
+from appliance.runtime.detached_children import SetAsideProcesses, is_in_kernel
 from lab.running_box import eventually
 
 

@@ -15,14 +15,14 @@ from appliance.senders.accounting import (
     REFUSED_COUNTER,
     RESENT_COUNTER,
     STORED_COUNTER,
-    CrashBooking,
+    CrashAccounting,
     Ledger,
     LossReason,
     add_ledgers,
     labels_of,
     listeners_of,
-    plan_crash_booking,
-    plan_crash_bookings,
+    plan_crash_accounting,
+    plan_crash_accountings,
     read_ledger,
 )
 
@@ -60,8 +60,8 @@ def test_every_listener_has_a_ledger_of_its_own_and_their_sum_is_that_of_all() -
 
 def test_a_crash_is_booked_by_listener_and_what_waits_in_the_spool_is_not_lost() -> None:
     ledgers = {"relp": Ledger(30, 15, 0), "udp": Ledger(70, 60, 0), "idle": Ledger(5, 5, 0)}
-    bookings = plan_crash_bookings(ledgers, 18, {"relp": 4})
-    assert bookings == {"relp": CrashBooking(11, 0), "udp": CrashBooking(7, 3), "idle": CrashBooking(0, 0)}
+    bookings = plan_crash_accountings(ledgers, 18, {"relp": 4})
+    assert bookings == {"relp": CrashAccounting(11, 0), "udp": CrashAccounting(7, 3), "idle": CrashAccounting(0, 0)}
     left = {name: ledger.in_flight - bookings[name].stored - bookings[name].crash for name, ledger in ledgers.items()}
     assert left == {"relp": 4, "udp": 0, "idle": 0}
 
@@ -73,24 +73,24 @@ def test_a_new_process_has_an_empty_ledger_that_balances() -> None:
 
 def test_the_next_life_books_unseen_completions_as_stored_and_the_rest_as_crash() -> None:
     ledger = read_ledger(COUNTERS)
-    assert plan_crash_booking(ledger, 10) == CrashBooking(stored=10, crash=3)
-    assert plan_crash_booking(ledger, 0) == CrashBooking(stored=0, crash=13)
-    booking = plan_crash_booking(ledger, 13)
+    assert plan_crash_accounting(ledger, 10) == CrashAccounting(stored=10, crash=3)
+    assert plan_crash_accounting(ledger, 0) == CrashAccounting(stored=0, crash=13)
+    booking = plan_crash_accounting(ledger, 13)
     assert ledger._replace(stored=ledger.stored + booking.stored, counted=ledger.counted + booking.crash).balances
 
 
 def test_nothing_is_booked_twice() -> None:
     ledger = read_ledger(COUNTERS)
-    booking = plan_crash_booking(ledger, 10)
+    booking = plan_crash_accounting(ledger, 10)
     after = ledger._replace(stored=ledger.stored + booking.stored, counted=ledger.counted + booking.crash)
-    assert plan_crash_booking(after, 0) == CrashBooking(0, 0)
+    assert plan_crash_accounting(after, 0) == CrashAccounting(0, 0)
 
 
 def test_more_completions_than_lines_in_flight_cannot_unbalance_the_ledger() -> None:
-    assert plan_crash_booking(Ledger(10, 8, 0), 5) == CrashBooking(2, 0)
-    assert plan_crash_booking(Ledger(10, 12, 0), 5) == CrashBooking(0, 0)
+    assert plan_crash_accounting(Ledger(10, 8, 0), 5) == CrashAccounting(2, 0)
+    assert plan_crash_accounting(Ledger(10, 12, 0), 5) == CrashAccounting(0, 0)
     with pytest.raises(InvariantViolation):
-        plan_crash_booking(Ledger(10, 8, 0), -1)
+        plan_crash_accounting(Ledger(10, 8, 0), -1)
 
 
 def test_several_processes_have_one_ledger() -> None:

@@ -12,7 +12,7 @@ from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout
 from appliance.senders.sender_accounts import OTHERS, SenderAccounts, SenderFigures, add_figures
 from appliance.senders.senders_file import read_senders, senders_file
-from services.ingest.records.sender_books import SenderBooks
+from services.ingest.records.sender_ledgers import SenderLedgers
 
 
 def received(accounts: SenderAccounts) -> dict[str, int]:
@@ -63,14 +63,14 @@ def test_several_ingests_have_one_list_the_busiest_first_and_the_others_last() -
 
 def test_the_next_life_goes_on_with_what_was_written_a_second_ago(tmp_path: Path) -> None:
     layout, clock = BoxLayout(str(tmp_path)), ManualClock()
-    books = SenderBooks(layout, "ingest@0", clock)
+    books = SenderLedgers(layout, "ingest@0", clock)
     assert not read_senders(senders_file(layout, "ingest@0"))
     book = books.of(b"10.0.0.1", "relp")
     book.received += 7
     book.refuse("busy", 2)
     assert books.look() and not books.look(), "nothing is written where nothing came"
     book.received += 1  # not written: this life is killed now
-    again = SenderBooks(layout, "ingest@0", clock)
+    again = SenderLedgers(layout, "ingest@0", clock)
     held = again.of(b"10.0.0.1", "dmz")
     assert (held.received, held.refused, held.reasons, sorted(held.listeners), held.last_seen_ms) == (7, 2, {"busy": 2}, ["dmz", "relp"], clock.wall_ms())
     again.close()

@@ -16,12 +16,12 @@ from typing import Any, Final
 from services.ingest.protocols.elasticsearch.elasticsearch_actions import CARRIES_RECORD, Action, BadBulk, BulkItem, TooManyItems, read_bulk, read_document
 from services.ingest.protocols.elasticsearch.elasticsearch_filter import AnswerFilter, answer_filter
 from services.ingest.protocols.elasticsearch.elasticsearch_words import busy, error_answer, json_answer, unauthorized
-from services.ingest.protocols.http.http_request import WAITING, Answer, Request, Waiting
+from services.ingest.protocols.http.http_request import WAITING, Answer, PendingAnswer, Request
 from services.ingest.protocols.json_text import has_long_number
+from services.ingest.records.ack_group import IDENTITY_BYTES, AckGroup
 from services.ingest.records.agent_event import agent_record
 from services.ingest.records.intake import RefusedReason
 from services.ingest.records.record import Record
-from services.ingest.records.unit import IDENTITY_BYTES, Unit
 
 SLICE_RECORDS: Final = 64
 """So many records are read and taken before it is asked again whether more can be; they are still in the processor's caches then."""
@@ -31,7 +31,7 @@ _STORED_ITEM: Final = {"_version": 1, "result": "created", "_shards": {"total": 
 __all__ = ["bulk", "busy", "document", "unauthorized"]
 
 
-def bulk(request: Request) -> Answer | Waiting:
+def bulk(request: Request) -> Answer | PendingAnswer:
     """`/_bulk` and `/INDEX/_bulk`."""
     try:
         items = read_bulk(request.body, request.arguments.get("index", ""), request.query.get("pipeline", ""))
@@ -46,7 +46,7 @@ def bulk(request: Request) -> Answer | Waiting:
     return _Bulk(request, items).take(items)
 
 
-def document(request: Request) -> Answer | Waiting:
+def document(request: Request) -> Answer | PendingAnswer:
     """`/INDEX/_doc`, `/INDEX/_doc/ID`, `/INDEX/_create/ID`: one document, answered as one."""
     index, document_id = request.arguments["index"], request.arguments.get("id")
     labels = {"index": index} if document_id is None else {"index": index, "id": document_id}
@@ -69,7 +69,7 @@ class _Bulk:
         self._busy_from = len(items)
         """The first item that could not be taken any more."""
 
-    def take(self, items: Sequence[BulkItem]) -> Waiting:
+    def take(self, items: Sequence[BulkItem]) -> PendingAnswer:
         request = self._request
         intake, listener, is_plain = request.intake, request.listener, not has_long_number(request.body)
         is_one_thing = request.identities() is not None
@@ -113,7 +113,7 @@ class _Bulk:
             content = b"%b%b\n%b\n%b" % (prefix, index.encode("utf-8", "replace"), document_id.encode("utf-8", "replace"), source)
         return hashlib.blake2b(content, digest_size=IDENTITY_BYTES).digest()
 
-    def _answer(self, unit: Unit) -> Answer:
+    def _answer(self, unit: AckGroup) -> Answer:
         rejected = self._rejected_items(unit)
         if self._is_single:
             return self._single_answer(rejected)
@@ -138,7 +138,7 @@ class _Bulk:
             answer["items"] = items
         return json_answer(self._request, 200, answer)
 
-    def _rejected_items(self, unit: Unit) -> dict[int, str]:
+    def _rejected_items(self, unit: AckGroup) -> dict[int, str]:
         """Why, by item. Where nobody can say which record it was (number -1), it may be any of them: none of those is said to be stored."""
         rejected: dict[int, str] = {}
         for number, reason in unit.rejected:

@@ -1,6 +1,6 @@
 """The four forms of a message of Fluent's forward protocol (v1), and their entries as records.
 
-Pure functions over whole messages: `[tag, time, record, option?]` (Message), `[tag, [[time, record], …], option?]` (Forward), `[tag, bytes, option?]`
+Pure functions over whole messages: `[tag, time, record, option?]` (FluentMessage), `[tag, [[time, record], …], option?]` (Forward), `[tag, bytes, option?]`
 (PackedForward, and CompressedPackedForward with `compressed: gzip` or `zstd`). Entries are decoded some at a time. An entry that is none is kept as an event
 with `parsed: false`; so is a chunk that cannot be opened, and one of metrics or traces (`fluent_signal`), which have no entries.
 Weak: `size` in the options is not believed, and not looked at.
@@ -36,7 +36,7 @@ _LIST_HEADERS: Final = {0xDC: 3, 0xDD: 5}
 _TEXTS: Final = frozenset((*range(0xA0, 0xC0), 0xC4, 0xC5, 0xC6, 0xD9, 0xDA, 0xDB))
 
 
-class Message(NamedTuple):
+class FluentMessage(NamedTuple):
     """One message. `packed` holds its entries in msgpack, perhaps compressed; without it `opened` are the entries."""
 
     tag: str
@@ -53,7 +53,7 @@ class Message(NamedTuple):
         return chunk if type(chunk) in (str, bytes, int) and chunk not in ("", b"") else None
 
 
-def read_messages(data: bytes, ends: Sequence[int]) -> Iterator[Message | None]:
+def read_messages(data: bytes, ends: Sequence[int]) -> Iterator[FluentMessage | None]:
     """Whole messages; None for what is none."""
     if len(data) <= _LARGE_BYTES:
         careful = may_hold_nan(data)
@@ -67,7 +67,7 @@ def read_messages(data: bytes, ends: Sequence[int]) -> Iterator[Message | None]:
         start = end
 
 
-def _read_message(data: bytes) -> Message | None:
+def _read_message(data: bytes) -> FluentMessage | None:
     if len(data) > _LARGE_BYTES:
         if (message := _read_large_forward(data)) is not None:
             return message
@@ -89,7 +89,7 @@ def _second_at(data: bytes) -> int:
     return int(unpacker.tell())
 
 
-def _read_large_forward(data: bytes) -> Message | None:
+def _read_large_forward(data: bytes) -> FluentMessage | None:
     """A message of Forward mode whose entries are not decoded yet; None for any other."""
     second = _second_at(data)
     header_bytes = 1 if 0x90 <= data[second] <= 0x9F else _LIST_HEADERS.get(data[second], 0)
@@ -109,21 +109,21 @@ def _read_large_forward(data: bytes) -> Message | None:
     return small._replace(packed=data[second + header_bytes : end], option={**small.option, "compressed": None})
 
 
-def _message_of(value: Any, careful: bool) -> Message | None:
+def _message_of(value: Any, careful: bool) -> FluentMessage | None:
     if type(value) is not list or not 2 <= len(value) <= 4:
         return None
     tag, second = _text(value[0]), value[1]
     option = value[-1] if len(value) > 2 and type(value[-1]) is dict else {}
     if len(value) < 4:
         if type(second) is bytes:
-            return Message(tag, option, second)
+            return FluentMessage(tag, option, second)
         if type(second) is str:
-            return Message(tag, option, utf8(second))
+            return FluentMessage(tag, option, utf8(second))
         if type(second) is list and not (len(value) == 3 and _is_time_with_metadata(second)):
-            return Message(tag, option, None, second, careful)
+            return FluentMessage(tag, option, None, second, careful)
     if len(value) < 3 or type(value[2]) is not dict:
         return None
-    return Message(tag, option if len(value) == 4 else {}, None, ((second, value[2]),), careful)
+    return FluentMessage(tag, option if len(value) == 4 else {}, None, ((second, value[2]),), careful)
 
 
 def _is_time_with_metadata(value: list[Any]) -> bool:
@@ -134,7 +134,7 @@ def _text(tag: object) -> str:
     return tag if type(tag) is str else tag.decode("utf-8", "surrogateescape") if type(tag) is bytes else deep_text(tag)
 
 
-def records_of(message: Message, listener: Listener) -> Iterator[tuple[Sequence[Record], int]]:
+def records_of(message: FluentMessage, listener: Listener) -> Iterator[tuple[Sequence[Record], int]]:
     """The records of a message, some at a time, and how many of them could not be read. Raises TooLarge for a chunk that holds more than it may."""
     known = {"tag": message.tag}
     if len(message.opened) > ENTRIES_MAX:
@@ -212,7 +212,7 @@ def _too_many() -> TooLarge:
     return TooLarge(f"a chunk has more than {ENTRIES_MAX} entries")
 
 
-def _opened(message: Message, opened_bytes_max: int) -> bytes:
+def _opened(message: FluentMessage, opened_bytes_max: int) -> bytes:
     assert message.packed is not None
     compressed = message.option.get("compressed")
     if compressed in (None, "text"):

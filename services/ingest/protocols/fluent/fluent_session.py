@@ -16,12 +16,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from services.ingest.protocols.bounded_inflate import TooLarge
-from services.ingest.protocols.fluent.fluent_messages import Message, read_messages, records_of
+from services.ingest.protocols.fluent.fluent_messages import FluentMessage, read_messages, records_of
 from services.ingest.protocols.fluent.msgpack_stream import ObjectSplitter, decode_objects, pack
 from services.ingest.protocols.session import Connection
 from services.ingest.protocols.unfinished import Unfinished
+from services.ingest.records.ack_group import AckGroup, Outcome
 from services.ingest.records.intake import Oddity, RefusedReason
-from services.ingest.records.unit import Outcome, Unit
 from services.ingest.replay.identity import identity_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class FluentSession:
         self._connection = connection
         listener = connection.listener
         self._splitter = ObjectSplitter(listener.frame_bytes_max)
-        self._nobody_waits = Unit(listener, connection.source)
+        self._nobody_waits = AckGroup(listener, connection.source)
         self._unfinished = Unfinished()
         self._is_ended = False
         self.unsettled_bytes = 0
@@ -76,12 +76,12 @@ class FluentSession:
                 return
             start = end
 
-    def _take(self, message: Message, size_bytes: int) -> None:
+    def _take(self, message: FluentMessage, size_bytes: int) -> None:
         connection, intake = self._connection, self._connection.intake
         chunk = message.chunk
         unit = self._nobody_waits
         if chunk is not None:
-            unit = Unit(connection.listener, connection.source, [self._identity(chunk)], self._on_settled)
+            unit = AckGroup(connection.listener, connection.source, [self._identity(chunk)], self._on_settled)
             unit.context = (chunk, size_bytes)
         try:
             for records, unparsed in records_of(message, connection.listener):
@@ -128,7 +128,7 @@ class FluentSession:
 
     # -- out
 
-    def _on_settled(self, unit: Unit) -> None:
+    def _on_settled(self, unit: AckGroup) -> None:
         chunk, size_bytes = unit.context
         self.unsettled_bytes -= size_bytes
         if unit.outcome is Outcome.REFUSED:

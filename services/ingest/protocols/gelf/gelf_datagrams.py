@@ -9,10 +9,10 @@ from appliance.senders.listener import Listener
 from services.ingest.protocols.bounded_inflate import NotCompressed, TooLarge
 from services.ingest.protocols.gelf.gelf_chunks import ChunkAssembly, LossReason
 from services.ingest.protocols.gelf.gelf_message import gelf_record, open_gelf
+from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.event import EventSource
 from services.ingest.records.intake import Intake, RefusedReason
 from services.ingest.records.record import Record
-from services.ingest.records.unit import Unit
 
 _REASONS = {LossReason.BROKEN: RefusedReason.MALFORMED}
 
@@ -25,7 +25,7 @@ class GelfDatagrams:
         self._intake = intake
         self._assembly = ChunkAssembly()
 
-    def received(self, unit: Unit, datagrams: list[bytes]) -> None:
+    def received(self, unit: AckGroup, datagrams: list[bytes]) -> None:
         records: list[Record] = []
         now_ms = self._intake.monotonic_ms()
         source: EventSource = unit.source

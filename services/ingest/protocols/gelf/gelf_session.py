@@ -9,8 +9,8 @@ from __future__ import annotations
 from services.ingest.protocols.gelf.gelf_message import gelf_record
 from services.ingest.protocols.session import Connection
 from services.ingest.protocols.unfinished import Unfinished
+from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.intake import RefusedReason
-from services.ingest.records.unit import Unit
 
 _END = b"\0"
 
@@ -22,7 +22,7 @@ class GelfSession:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._unit = Unit(connection.listener, connection.source)
+        self._unit = AckGroup(connection.listener, connection.source)
         self._tail = bytearray()
         self._is_skipping = False
         self._messages_done = 0

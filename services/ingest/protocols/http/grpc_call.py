@@ -21,8 +21,8 @@ from services.ingest.protocols.otlp.otlp import BUSY_WORDS, INVALID_ARGUMENT, RE
 from services.ingest.protocols.otlp.otlp_answers import as_any, encode_status, encode_success, retry_info
 from services.ingest.protocols.otlp.otlp_protobuf import read_protobuf
 from services.ingest.protocols.otlp.otlp_reading import BadPayload, TooManyRecords
+from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.intake import RefusedReason
-from services.ingest.records.unit import Unit
 
 GRPC_TYPES = (b"application/grpc", b"application/grpc+proto")
 EXPORT_PATH = "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
@@ -106,7 +106,7 @@ class GrpcCall:
             self._fail(INVALID_ARGUMENT, str(problem))
             return
 
-        def answer(unit: Unit) -> Answer:
+        def answer(unit: AckGroup) -> Answer:
             self._message = encode_success(*rejected(unit, reading))
             return Answer(0)
 

@@ -15,9 +15,9 @@ import orjson
 
 from appliance.base.invariants import check
 from appliance.senders.listener import Listener
+from services.ingest.records.ack_group import IDENTITY_BYTES, AckGroup, Outcome
 from services.ingest.records.event import EventSource
 from services.ingest.records.intake import Intake
-from services.ingest.records.unit import IDENTITY_BYTES, Outcome, Unit
 
 JSON, TEXT = b"application/json", b"text/plain"
 IDEMPOTENCY_KEY_HEADER = b"idempotency-key"
@@ -37,11 +37,11 @@ class Answer(NamedTuple):
     headers: Headers = ()
 
 
-class Waiting:
+class PendingAnswer:
     """The request is answered when its unit has settled."""
 
 
-WAITING: Final = Waiting()
+WAITING: Final = PendingAnswer()
 
 
 class Request:
@@ -82,7 +82,7 @@ class Request:
         self.body = b""
         self.content_encoding = b""
         """What was taken off the body."""
-        self.unit: Unit | None = None
+        self.unit: AckGroup | None = None
         self.is_answered = False
         self.busy: Callable[[Request], Answer] = busy_answer
         """How this input says "later"; also the answer to a unit that was refused."""
@@ -122,16 +122,16 @@ class Request:
         """Who sends the answer; None: nobody is there any more."""
         self._answer = answer
 
-    def open_unit(self, answer_of: Callable[[Unit], Answer], identities: Sequence[bytes] | None = None, topic: str = "") -> Unit:
+    def open_unit(self, answer_of: Callable[[AckGroup], Answer], identities: Sequence[bytes] | None = None, topic: str = "") -> AckGroup:
         """A unit whose settlement answers this request: by `answer_of` when its records are stored (now or before), by `busy` when they are refused.
         Without `identities` the header `Idempotency-Key` decides."""
         check(self.unit is None, "a request has one unit")
 
-        def on_settled(unit: Unit) -> None:
+        def on_settled(unit: AckGroup) -> None:
             self.unit = None
             self.answer(self.busy(self) if unit.outcome is Outcome.REFUSED else answer_of(unit))
 
-        self.unit = Unit(self.listener, self.source, self.identities() if identities is None else identities, on_settled, topic)
+        self.unit = AckGroup(self.listener, self.source, self.identities() if identities is None else identities, on_settled, topic)
         return self.unit
 
     def answer(self, answer: Answer) -> None:
@@ -143,7 +143,7 @@ class Request:
             send(answer)
 
 
-Endpoint = Callable[[Request], Answer | Waiting]
+Endpoint = Callable[[Request], Answer | PendingAnswer]
 
 
 def refusal(status: int, what: str, where: str = "", do: str = "", retry_after_s: int | None = None, headers: Headers = ()) -> Answer:

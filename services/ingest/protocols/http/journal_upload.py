@@ -15,10 +15,10 @@ from services.ingest.protocols.bounded_inflate import CODINGS, Inflater, NotComp
 from services.ingest.protocols.http.http_exchange import BodyStream, count
 from services.ingest.protocols.http.http_request import Answer, Request, refusal
 from services.ingest.protocols.http.journal_export import BadExport, Entry, JournalExportReader, Value
+from services.ingest.records.ack_group import AckGroup, Outcome
 from services.ingest.records.agent_event import agent_record
 from services.ingest.records.intake import RefusedReason
 from services.ingest.records.record import Record
-from services.ingest.records.unit import Outcome, Unit
 
 EXPORT_TYPE = b"application/vnd.fdo.journal"
 _CURSOR, _REALTIME = b"__CURSOR", b"__REALTIME_TIMESTAMP"
@@ -107,14 +107,14 @@ class JournalUpload:
     def _take_entries(self, entries: list[Entry], have_cursors: bool, entry_bytes: int) -> None:
         request = self._request
         identities = [request.identity(entry[_CURSOR]) for entry in entries] if have_cursors else None  # type: ignore[arg-type]
-        unit = Unit(request.listener, request.source, identities, self._on_settled)
+        unit = AckGroup(request.listener, request.source, identities, self._on_settled)
         unit.context = entry_bytes * len(entries)
         self.unsettled_bytes += unit.context
         self._units += 1
         request.intake.take(unit, [journal_record(entry, request.listener) for entry in entries])
         request.intake.seal(unit)
 
-    def _on_settled(self, unit: Unit) -> None:
+    def _on_settled(self, unit: AckGroup) -> None:
         self._units -= 1
         self.unsettled_bytes -= unit.context
         if unit.outcome is Outcome.REFUSED:

@@ -16,12 +16,12 @@ from appliance.base.model import topic_name_problem
 from appliance.senders.listener import Listener
 from services.ingest.protocols.document import encode_document
 from services.ingest.protocols.http.http_exchange import count
-from services.ingest.protocols.http.http_request import RECORDS_MAX, WAITING, Answer, Request, Waiting, refusal
+from services.ingest.protocols.http.http_request import RECORDS_MAX, WAITING, Answer, PendingAnswer, Request, refusal
 from services.ingest.protocols.json_text import read_json
+from services.ingest.records.ack_group import AckGroup, Outcome
 from services.ingest.records.agent_event import agent_record, unparsed_record
 from services.ingest.records.intake import Oddity, RefusedReason
 from services.ingest.records.record import Record
-from services.ingest.records.unit import Outcome, Unit
 
 NDJSON_TYPES = frozenset(
     (b"", b"application/x-ndjson", b"application/ndjson", b"application/jsonl", b"application/x-jsonlines", b"application/x-www-form-urlencoded")
@@ -30,7 +30,7 @@ NDJSON_TYPES = frozenset(
 REASONS_SHOWN_MAX = 20
 
 
-def ingest_lines(request: Request) -> Answer | Waiting:
+def ingest_lines(request: Request) -> Answer | PendingAnswer:
     """The endpoint."""
     topic, listener = request.arguments["topic"], request.listener
     if topic_name_problem(topic) or not request.intake.has_topic(topic):
@@ -58,7 +58,7 @@ def ingest_lines(request: Request) -> Answer | Waiting:
     return _take(request, topic, records)
 
 
-def _take_json(request: Request, topic: str) -> Answer | Waiting:
+def _take_json(request: Request, topic: str) -> Answer | PendingAnswer:
     try:
         documents = read_json(request.body)
     except ValueError as problem:
@@ -71,7 +71,7 @@ def _take_json(request: Request, topic: str) -> Answer | Waiting:
     return _take(request, topic, [_record_of(document, b"", request.listener) for document in documents])
 
 
-def _take(request: Request, topic: str, records: list[Record]) -> Waiting:
+def _take(request: Request, topic: str, records: list[Record]) -> PendingAnswer:
     unparsed = sum(record.fields is None for record in records)
     if unparsed:
         request.intake.note(request.listener, request.source, Oddity.UNPARSED, unparsed)
@@ -81,7 +81,7 @@ def _take(request: Request, topic: str, records: list[Record]) -> Waiting:
     return WAITING
 
 
-def _answer(unit: Unit, received: int, unparsed: int) -> Answer:
+def _answer(unit: AckGroup, received: int, unparsed: int) -> Answer:
     """200 with counts; 422 if nothing of it can ever be stored."""
     number = len(unit.rejected)
     is_duplicate = unit.outcome is Outcome.DUPLICATE

@@ -13,16 +13,16 @@ from typing import Any, Final
 
 from appliance.senders.listener import Listener
 from services.ingest.protocols.bounded_inflate import NotCompressed, TooLarge, inflate
-from services.ingest.protocols.http.http_request import RECORDS_MAX, TEXT, WAITING, Answer, Request, Waiting
+from services.ingest.protocols.http.http_request import RECORDS_MAX, TEXT, WAITING, Answer, PendingAnswer, Request
 from services.ingest.protocols.json_text import read_json
 from services.ingest.protocols.loki.loki_labels import parse_labels
 from services.ingest.protocols.loki.loki_messages import TooManyParts, read_streams
 from services.ingest.protocols.protobuf_wire import BadWire
+from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.agent_event import agent_record
 from services.ingest.records.intake import RefusedReason
 from services.ingest.records.record import Record
 from services.ingest.records.severity import severity_of
-from services.ingest.records.unit import Unit
 
 LABELS_CACHED_MAX = 1024
 PARTS_MAX: Final = 4 * RECORDS_MAX
@@ -40,7 +40,7 @@ class BadPush(ValueError):
     """The push cannot be read; nothing of it was taken."""
 
 
-def push(request: Request) -> Answer | Waiting:
+def push(request: Request) -> Answer | PendingAnswer:
     """`/loki/api/v1/push`, `/api/prom/push`."""
     try:
         records = _read_bounded(request)
@@ -203,7 +203,7 @@ def _list(value: object, name: str) -> list[Any]:
     raise BadPush(f"`{name}` is a list")
 
 
-def _answer(unit: Unit) -> Answer:
+def _answer(unit: AckGroup) -> Answer:
     if not unit.rejected:
         return Answer(204)
     return _no(f"{len(unit.rejected)} of {unit.record_count} entries can never be stored, the others are; the first: {unit.rejected[0][1]}")

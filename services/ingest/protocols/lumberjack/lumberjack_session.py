@@ -16,10 +16,10 @@ from services.ingest.protocols.json_text import read_json
 from services.ingest.protocols.lumberjack.lumberjack_frames import ACK, ACK_KIND, Event, LumberjackSplitter, Window
 from services.ingest.protocols.session import Connection
 from services.ingest.protocols.unfinished import Unfinished
+from services.ingest.records.ack_group import AckGroup, Outcome
 from services.ingest.records.agent_event import agent_record, unparsed_record
 from services.ingest.records.intake import Oddity, RefusedReason
 from services.ingest.records.record import Record
-from services.ingest.records.unit import Outcome, Unit
 from services.ingest.replay.identity import digest_of
 
 KEEP_ALIVE_MS = 5_000
@@ -33,7 +33,7 @@ class _Part:
 
     __slots__ = ("last_sequence", "size_bytes", "unit", "window")
 
-    def __init__(self, unit: Unit, window: int, last_sequence: int, size_bytes: int) -> None:
+    def __init__(self, unit: AckGroup, window: int, last_sequence: int, size_bytes: int) -> None:
         self.unit = unit
         self.window = window
         self.last_sequence = last_sequence
@@ -92,7 +92,7 @@ class LumberjackSession:
             return
         connection = self._connection
         payloads = [event.payload for event in events]
-        unit = Unit(connection.listener, connection.source, [digest_of(payload) for payload in payloads], self._on_settled)
+        unit = AckGroup(connection.listener, connection.source, [digest_of(payload) for payload in payloads], self._on_settled)
         unit.stream = self._stream
         part = _Part(unit, self._window, events[-1].sequence, sum(map(len, payloads)))
         self.unsettled_bytes += part.size_bytes
@@ -150,7 +150,7 @@ class LumberjackSession:
 
     # -- out
 
-    def _on_settled(self, unit: Unit) -> None:
+    def _on_settled(self, unit: AckGroup) -> None:
         acked: _Part | None = None
         parts = self._parts
         while parts and parts[0].unit.outcome is not Outcome.PENDING:

@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 from appliance.senders.listener import Listener
 from services.ingest.protocols.http.http_exchange import count
-from services.ingest.protocols.http.http_request import BUSY_SECONDS, JSON, WAITING, Answer, Headers, Request, Waiting, refusal
+from services.ingest.protocols.http.http_request import BUSY_SECONDS, JSON, WAITING, Answer, Headers, PendingAnswer, Request, refusal
 from services.ingest.protocols.otlp.otlp_answers import encode_status, encode_success, json_status, json_success
 from services.ingest.protocols.otlp.otlp_protobuf import read_protobuf
 from services.ingest.protocols.otlp.otlp_reading import BadPayload, Reading, TooManyRecords
+from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.intake import Intake, Oddity, RefusedReason
 from services.ingest.records.record_columns import RecordColumns
-from services.ingest.records.unit import Unit
 
 PROTOBUF = b"application/x-protobuf"
 INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNAVAILABLE = 3, 8, 14
@@ -25,7 +25,7 @@ BUSY_WORDS = "the records cannot be stored now: disks are behind, or a leader is
 TOO_LARGE_WORDS = "too large to be stored"
 
 
-def export_logs(request: Request) -> Answer | Waiting:
+def export_logs(request: Request) -> Answer | PendingAnswer:
     """`POST /v1/logs`."""
     media_type = request.media_type
     read: Callable[[bytes, Listener], Reading]
@@ -49,7 +49,7 @@ def export_logs(request: Request) -> Answer | Waiting:
     return WAITING
 
 
-def take(intake: Intake, unit: Unit, reading: Reading) -> None:
+def take(intake: Intake, unit: AckGroup, reading: Reading) -> None:
     """Give a request's records to the intake."""
     if reading.too_large:
         intake.refuse(unit.listener, unit.source, RefusedReason.TOO_LARGE, reading.too_large)
@@ -61,7 +61,7 @@ def take(intake: Intake, unit: Unit, reading: Reading) -> None:
     intake.seal(unit)
 
 
-def rejected(unit: Unit, reading: Reading) -> tuple[int, str]:
+def rejected(unit: AckGroup, reading: Reading) -> tuple[int, str]:
     """How many records can never be stored, and why the first cannot."""
     number = len(unit.rejected) + reading.too_large
     return number, (unit.rejected[0][1] if unit.rejected else TOO_LARGE_WORDS) if number else ""

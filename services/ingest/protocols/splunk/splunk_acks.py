@@ -165,7 +165,7 @@ def occurrence_of(content: bytes, occurrence: int) -> bytes:
     return identity_of(content, b"%d" % occurrence) if occurrence else content
 
 
-class AckBook:
+class AckLedger:
     """The channels of one ingest."""
 
     def __init__(self, channels_max: int = CHANNELS_MAX) -> None:

@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any, Final
 
 from services.ingest.protocols.document import encode_document
-from services.ingest.protocols.http.http_request import BUSY_SECONDS, JSON, WAITING, Answer, Request, Waiting
+from services.ingest.protocols.http.http_request import BUSY_SECONDS, JSON, WAITING, Answer, PendingAnswer, Request
 from services.ingest.protocols.json_text import read_json
-from services.ingest.protocols.splunk.splunk_acks import AckBook, Channel, Taken
+from services.ingest.protocols.splunk.splunk_acks import AckLedger, Channel, Taken
 from services.ingest.protocols.splunk.splunk_codes import (
     CHANNEL_MISSING,
     HEALTHY,
@@ -30,8 +30,8 @@ from services.ingest.protocols.splunk.splunk_codes import (
     Code,
 )
 from services.ingest.protocols.splunk.splunk_events import BadEvents, read_events, read_lines
+from services.ingest.records.ack_group import AckGroup, Outcome
 from services.ingest.records.intake import RefusedReason
-from services.ingest.records.unit import Outcome, Unit
 
 CHANNEL_HEADER: Final = b"x-splunk-request-channel"
 CHANNEL_BYTES_MAX: Final = 128
@@ -42,13 +42,13 @@ class Collector:
     """The endpoints, and the acknowledgements that they share."""
 
     def __init__(self) -> None:
-        self._acks = AckBook()
+        self._acks = AckLedger()
 
-    def event(self, request: Request) -> Answer | Waiting:
+    def event(self, request: Request) -> Answer | PendingAnswer:
         """`/services/collector`, `/services/collector/event[/1.0]`"""
         return self._take(request, is_raw=False)
 
-    def raw(self, request: Request) -> Answer | Waiting:
+    def raw(self, request: Request) -> Answer | PendingAnswer:
         """`/services/collector/raw[/1.0]`"""
         return self._take(request, is_raw=True)
 
@@ -72,7 +72,7 @@ class Collector:
             _forget(request, channel.take_forgotten())
         return Answer(200, encode_document({"acks": {str(number): is_stored for number, is_stored in said.items()}}))
 
-    def _take(self, request: Request, is_raw: bool) -> Answer | Waiting:
+    def _take(self, request: Request, is_raw: bool) -> Answer | PendingAnswer:
         channel_name = _channel_of(request)
         if len(channel_name) > CHANNEL_BYTES_MAX:
             return _invalid_channel(request)
@@ -95,7 +95,7 @@ class Collector:
         _forget(request, channel.take_forgotten())
         key = request.identities()
         taken = channel.open_keyed(key[0]) if key else channel.open(request.identity(channel_name, request.body))
-        unit = Unit(request.listener, request.source, [taken.identity], partial(_on_settled, channel, taken))
+        unit = AckGroup(request.listener, request.source, [taken.identity], partial(_on_settled, channel, taken))
         unit.keeps_identity = channel.has_polled or key is not None
         intake.take(unit, records)
         intake.seal(unit)
@@ -142,11 +142,11 @@ def _forget(request: Request, identities: list[bytes]) -> None:
         request.intake.forget(identity)
 
 
-def _on_settled(channel: Channel, taken: Taken, unit: Unit) -> None:
+def _on_settled(channel: Channel, taken: Taken, unit: AckGroup) -> None:
     channel.on_settled(taken, unit.outcome is not Outcome.REFUSED, unit.keeps_identity)
 
 
-def _stored(unit: Unit) -> Answer:
+def _stored(unit: AckGroup) -> Answer:
     if not unit.rejected:
         return _answer(SUCCESS)
     number = unit.rejected[0][0]

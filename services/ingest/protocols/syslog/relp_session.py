@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from services.ingest.protocols.session import Connection
 from services.ingest.protocols.syslog.relp_frames import TRANSACTION_MAX, RelpFrame, RelpSplitter, is_cut, next_transaction
 from services.ingest.protocols.unfinished import Unfinished
+from services.ingest.records.ack_group import AckGroup, Outcome
 from services.ingest.records.intake import Oddity, RefusedReason
-from services.ingest.records.unit import Outcome, Unit
 from services.ingest.replay.identity import digest_of
 
 SOFTWARE = b"millrace"
@@ -31,7 +31,7 @@ class _Answer:
 
     __slots__ = ("closes", "is_settled", "ready", "size_bytes", "transactions", "unit")
 
-    def __init__(self, transactions: Sequence[int], unit: Unit | None, size_bytes: int = 0, ready: bytes = b"", closes: str = "") -> None:
+    def __init__(self, transactions: Sequence[int], unit: AckGroup | None, size_bytes: int = 0, ready: bytes = b"", closes: str = "") -> None:
         self.transactions = transactions
         self.unit = unit
         self.size_bytes = size_bytes
@@ -106,7 +106,7 @@ class RelpSession:
             return
         connection = self._connection
         self._frames_done += len(texts)
-        unit = Unit(connection.listener, connection.source, [digest_of(text) for text in texts], self._on_settled)
+        unit = AckGroup(connection.listener, connection.source, [digest_of(text) for text in texts], self._on_settled)
         unit.stream = self._stream
         answer = unit.context = _Answer(_transactions(first, len(texts)), unit, sum(map(len, texts)) + len(texts))
         self.unsettled_bytes += answer.size_bytes
@@ -198,7 +198,7 @@ class RelpSession:
         self._answers.append(answer)
         self._pay()
 
-    def _on_settled(self, unit: Unit) -> None:
+    def _on_settled(self, unit: AckGroup) -> None:
         unit.context.is_settled = True
         self.unsettled_bytes -= unit.context.size_bytes
         self._pay()

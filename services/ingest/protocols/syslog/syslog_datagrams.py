@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from appliance.senders.listener import Listener
 from services.ingest.protocols.syslog.syslog_framing import cut_message, unframe_datagram
+from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.intake import Intake, Oddity
-from services.ingest.records.unit import Unit
 
 _DIGIT_ONE, _DIGIT_NINE = 0x31, 0x39
 
@@ -20,7 +20,7 @@ class SyslogDatagrams:
         self._listener = listener
         self._intake = intake
 
-    def received(self, unit: Unit, datagrams: list[bytes]) -> None:
+    def received(self, unit: AckGroup, datagrams: list[bytes]) -> None:
         size_bytes_max = self._listener.message_bytes_max
         for index, message in enumerate(datagrams):
             if _DIGIT_ONE <= message[0] <= _DIGIT_NINE:

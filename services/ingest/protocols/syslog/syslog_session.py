@@ -10,8 +10,8 @@ from __future__ import annotations
 from services.ingest.protocols.session import Connection
 from services.ingest.protocols.syslog.syslog_framing import SyslogSplitter
 from services.ingest.protocols.unfinished import Unfinished
+from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.intake import Oddity
-from services.ingest.records.unit import Unit
 
 
 class SyslogSession:
@@ -25,7 +25,7 @@ class SyslogSession:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._splitter = SyslogSplitter(connection.listener.message_bytes_max)
-        self._unit = Unit(connection.listener, connection.source)
+        self._unit = AckGroup(connection.listener, connection.source)
         self._take = connection.intake.take_syslog
         self._taken = 0
         self._unfinished = Unfinished()

@@ -9,14 +9,14 @@ import pytest
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId
-from appliance.cluster.box_view import BoxView
+from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.metadata_image import MetadataImage, PartitionImage, TopicImage
 from appliance.shm.partition_table import DISK_OFFLINE, DISK_ONLINE
 
 
 def told(partition: PartitionImage, disk_state: int | None = DISK_ONLINE) -> ErrorCode:
     table = None if disk_state is None else SimpleNamespace(disk_state=disk_state)
-    view = BoxView(1, cast(Any, SimpleNamespace(by_disk={"d0": SimpleNamespace(table=table)})), 1)
+    view = MetadataCache(1, cast(Any, SimpleNamespace(by_disk={"d0": SimpleNamespace(table=table)})), 1)
     view.set_image(MetadataImage(1, "c", 1, {}, {"t": TopicImage("t", TopicId(bytes(range(16))), (partition,), {})}))
     return view.why_absent("t", 0)
 
@@ -36,5 +36,5 @@ def test_what_comes_back_is_told_apart_from_what_is_lost(partition: PartitionIma
 
 
 def test_a_partition_that_nobody_knows_does_not_exist() -> None:
-    view = BoxView(1, cast(Any, SimpleNamespace(by_disk={})), 1)
+    view = MetadataCache(1, cast(Any, SimpleNamespace(by_disk={})), 1)
     assert view.why_absent("t", 0) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from appliance.base.errors import ErrorCode
-from appliance.cluster.box_view import BoxView
+from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage
 from appliance.protocol.describe_cluster import OPERATIONS_NOT_ASKED, DescribeClusterRequest, DescribedBroker
 from services.acceptor.handlers.describe_cluster import DescribeClusterHandler
@@ -18,7 +18,7 @@ def handler() -> DescribeClusterHandler:
     class NoProxies:
         by_disk: dict[str, Any] = {}
 
-    view = BoxView(1, NoProxies(), 1)  # type: ignore[arg-type]
+    view = MetadataCache(1, NoProxies(), 1)  # type: ignore[arg-type]
     view.set_image(MetadataImage(1, "the-cluster", 2, {1: BrokerImage(1, "one", 9092), 2: BrokerImage(2, "two", 9093, "rack")}, {}))
     return DescribeClusterHandler(view, lambda _connection: None)
 

@@ -11,8 +11,8 @@ import pytest
 
 from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode
-from appliance.cluster.box_view import BoxView, Placement
 from appliance.cluster.internal_topics import OFFSETS_TOPIC
+from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.ipc.coordinator_link import CoordinatorLink
 from appliance.ipc.descriptors import COMMIT_FLAG, Descriptor, DescriptorKind
 from appliance.ipc.producer_entries import PRODUCER_ENTRY
@@ -46,7 +46,7 @@ class Side:
         self.arena = Arena.create(layout.shared_memory_name("arena", "acceptor@0", 1), 1 << 20, 1)
         self.offered: list[tuple[Descriptor, Any]] = []
         proxy = cast(Any, SimpleNamespace(disk="d0", serving=True, table=self.table, offer_or_queue=self._offer))
-        placement = Placement("t", bytes(16), 0, proxy, self.table, 0, 1, 0)
+        placement = LocalReplica("t", bytes(16), 0, proxy, self.table, 0, 1, 0)
         find = {("t", 0): placement, (OFFSETS_TOPIC, 0): placement}.get
         view = SimpleNamespace(placement=lambda *name: find(name), why_absent=lambda *_: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         self.delayed = Delayed()
@@ -54,9 +54,9 @@ class Side:
         self.told: list[tuple[int, bytes, Callable[[bytes | None], None]]] = []
         coordinator = SimpleNamespace(request=lambda kind, payload, _timeout_ms, on_response, answer_timeout_ms: self.told.append((kind, payload, on_response)))
         self.markers = WriteTxnMarkersHandler(
-            cast(BoxView, view), self.delayed, cast(CoordinatorLink, coordinator), self.clock, self.counters, self.answered.append
+            cast(MetadataCache, view), self.delayed, cast(CoordinatorLink, coordinator), self.clock, self.counters, self.answered.append
         )
-        self.producers = DescribeProducersHandler(cast(BoxView, view), self.arena, self.clock, self.answered.append)
+        self.producers = DescribeProducersHandler(cast(MetadataCache, view), self.arena, self.clock, self.answered.append)
         self._socks: list[socket.socket] = []
 
     def _offer(self, descriptor: tuple[int, ...], _charge: int, part: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from appliance.base.clock import ManualClock
 from appliance.shm.partition_table import APPEND_SINCE_WORD, DISK_FULL, DISK_ONLINE, FENCE_WORD, PROBED_WORD, PartitionTableWriter
 from lab.pretended_box import PretendedBox
-from services.console.disk_look import DiskWatch
+from services.console.disk_sample import DiskWatch
 
 DEADLINE_MS = 1_000
 

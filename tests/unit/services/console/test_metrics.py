@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from appliance.base.clock import ManualClock
 from lab.pretended_box import PretendedBox
 from services.console.box_sample import BoxReader
-from services.console.group_lag import GroupLag, GroupsLook, TopicLag
+from services.console.group_lag import GroupLag, GroupsSample, TopicLag
 from services.console.watch import BoxWatch
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -119,7 +119,7 @@ def test_partitions_and_topics_show_where_they_are(box: PretendedBox) -> None:
 def test_groups_show_how_far_they_are_behind(box: PretendedBox) -> None:
     watch = watch_of(box)
     lag = TopicLag("billing", "logs", 12, 4)
-    watch.groups = lambda: GroupsLook((GroupLag("billing", "Stable", (lag,)),), {"Stable": 1}, 0, 1)
+    watch.groups = lambda: GroupsSample((GroupLag("billing", "Stable", (lag,)),), {"Stable": 1}, 0, 1)
     series = scrape(watch)
     assert value(series, "millrace_consumer_group_lag_records", group="billing", topic="logs") == 12
     assert value(series, "millrace_consumer_groups", state="Stable") == 1

@@ -11,7 +11,7 @@ from appliance.base.clock import ManualClock
 from lab.pretended_box import PretendedBox
 from services.console.alarm_watch import AlarmEvent
 from services.console.box_sample import BoxReader
-from services.console.group_lag import GroupLag, GroupsLook, TopicLag
+from services.console.group_lag import GroupLag, GroupsSample, TopicLag
 from services.console.history import EVERY_MS, POINTS
 from services.console.overview import GROUPS_SHOWN, TOPICS_SHOWN
 from services.console.watch import ALARMS_EVERY_MS, BoxWatch
@@ -90,7 +90,7 @@ def test_two_thousand_partitions_do_not_make_the_document_larger(layout: Any, cl
     box = PretendedBox(layout, clock, topics={f"topic-{number}": 20 for number in range(100)})
     watched = Watched(box, clock)
     lags = tuple(GroupLag(f"group-{number}", "Stable", tuple(TopicLag("g", f"topic-{topic}", number, 20) for topic in range(100))) for number in range(300))
-    watched.watch.groups = lambda: GroupsLook(lags, {"Stable": 300}, 0, 1)
+    watched.watch.groups = lambda: GroupsSample(lags, {"Stable": 300}, 0, 1)
     watched.step()
     document = watched.document()
     assert (document["partitions_count"], document["topics_count"], document["groups_count"]) == (2_000, 100, 300)

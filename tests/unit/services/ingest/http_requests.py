@@ -8,9 +8,9 @@ import orjson
 
 from appliance.senders.listener import Listener, Protocol, Transport
 from services.ingest.protocols.http.http_endpoints import Found, find_path
-from services.ingest.protocols.http.http_request import Answer, Request, Waiting
+from services.ingest.protocols.http.http_request import Answer, PendingAnswer, Request
+from services.ingest.records.ack_group import Outcome
 from services.ingest.records.event import EventSource
-from services.ingest.records.unit import Outcome
 from tests.support.recording_intake import RecordingIntake
 
 HTTP = Listener("http", Protocol.HTTP, Transport.TCP, 0)
@@ -53,7 +53,7 @@ def ask(
     asked = Asked(request, [])
     request.on_answer(asked.answers.append)
     answer = found.path.endpoint(request)
-    if not isinstance(answer, Waiting):
+    if not isinstance(answer, PendingAnswer):
         asked.answers.append(answer)
     return asked
 

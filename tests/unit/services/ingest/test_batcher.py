@@ -6,14 +6,14 @@ from appliance.records.builder import NO_HEADERS
 from appliance.records.key_hash import partition_of_key
 from appliance.records.record import iterate_records
 from appliance.senders.listener import Listener, Protocol, Transport
+from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.batcher import Acceptance, Batcher, ReadyBatch
 from services.ingest.records.event import Event, EventSource
-from services.ingest.records.unit import Unit
 
 NOW_MS = 1_700_000_000_000
 LISTENER = Listener("test", Protocol.SYSLOG, Transport.TCP, 0)
 SOURCE = EventSource(b"192.0.2.7:40312", b"192.0.2.7", b"tcp")
-NOBODY = Unit(LISTENER, SOURCE)
+NOBODY = AckGroup(LISTENER, SOURCE)
 
 
 def event(value: bytes, key: bytes | None = None) -> Event:

@@ -8,8 +8,8 @@ import pytest
 from services.ingest.protocols.elasticsearch import elasticsearch_actions, elasticsearch_bulk
 from services.ingest.protocols.elasticsearch.elasticsearch_filter import answer_filter
 from services.ingest.protocols.http.http_endpoints import PATHS, Found, find_path
+from services.ingest.records.ack_group import Outcome
 from services.ingest.records.intake import RefusedReason
-from services.ingest.records.unit import Outcome
 from tests.support.recording_intake import RecordingIntake
 from tests.unit.services.ingest.http_requests import ask, documents, stored
 

@@ -13,8 +13,8 @@ import zstandard
 
 from appliance.senders.listener import Listener, Protocol, Transport
 from services.ingest.protocols.fluent.fluent_session import FluentSession
+from services.ingest.records.ack_group import Outcome
 from services.ingest.records.intake import Oddity, RefusedReason
-from services.ingest.records.unit import Outcome
 from tests.golden.capture_senders import read_stream, stream_names
 from tests.support.recording_connection import RecordingConnection
 

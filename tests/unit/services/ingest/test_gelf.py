@@ -15,9 +15,9 @@ from services.ingest.protocols.gelf.gelf_datagrams import GelfDatagrams
 from services.ingest.protocols.gelf.gelf_session import GelfSession
 from services.ingest.protocols.http.http_wire import open_body
 from services.ingest.protocols.registry import handler_of, session_of
+from services.ingest.records.ack_group import AckGroup, Outcome
 from services.ingest.records.event import EventSource
 from services.ingest.records.intake import Oddity, RefusedReason
-from services.ingest.records.unit import Outcome, Unit
 from tests.support.recording_connection import RecordingConnection
 from tests.support.recording_intake import RecordingIntake
 from tests.unit.services.ingest.http_requests import ask, documents, stored
@@ -46,7 +46,7 @@ def chunks(data: bytes, count: int, message_id: bytes = b"01234567") -> list[byt
 
 def datagrams(*received: bytes, intake: RecordingIntake | None = None) -> RecordingIntake:
     intake = intake or RecordingIntake()
-    GelfDatagrams(UDP, intake).received(Unit(UDP, SOURCE), list(received))
+    GelfDatagrams(UDP, intake).received(AckGroup(UDP, SOURCE), list(received))
     return intake
 
 
@@ -72,13 +72,13 @@ def test_a_message_in_chunks_is_whole_in_any_order_and_with_some_twice() -> None
 def test_chunks_that_never_come_are_counted_after_five_seconds() -> None:
     intake = RecordingIntake()
     handler = GelfDatagrams(UDP, intake)
-    handler.received(Unit(UDP, SOURCE), chunks(TEXT, 3)[:2])
+    handler.received(AckGroup(UDP, SOURCE), chunks(TEXT, 3)[:2])
     handler.tick(intake.clock_ms + DEADLINE_MS - 1)
     assert not intake.refused
     handler.tick(intake.clock_ms + DEADLINE_MS)
     assert intake.refused == {RefusedReason.INCOMPLETE: 1}
     intake.clock_ms += DEADLINE_MS
-    handler.received(Unit(UDP, SOURCE), chunks(TEXT, 3)[2:])
+    handler.received(AckGroup(UDP, SOURCE), chunks(TEXT, 3)[2:])
     assert not intake.records, "the others are forgotten"
 
 

@@ -16,8 +16,8 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from appliance.senders.listener import Listener
 from services.ingest.protocols.http import grpc_call
 from services.ingest.protocols.http.http2_session import BODIES_BYTES_MAX, FRAME_BYTES_MAX, SILENT_BYTES_MAX, STREAM_WINDOW_BYTES, STREAMS_MAX
+from services.ingest.records.ack_group import Outcome
 from services.ingest.records.intake import RefusedReason
-from services.ingest.records.unit import Outcome
 from tests.support.http_talk import LISTENER, HttpTalk
 from tests.support.otlp_requests import otlp_request
 

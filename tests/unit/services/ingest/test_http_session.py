@@ -15,8 +15,8 @@ import pytest
 from services.ingest.protocols.http.http_endpoints import PATHS
 from services.ingest.protocols.http.http_parser import HEADER_BYTES_MAX
 from services.ingest.protocols.http.http_session import AHEAD_MAX, UNSENT_BYTES_MAX
+from services.ingest.records.ack_group import Outcome
 from services.ingest.records.intake import RefusedReason
-from services.ingest.records.unit import Outcome
 from tests.support.http_talk import LISTENER, HttpTalk, chunked, request
 
 ROOT = Path(__file__).parents[3]

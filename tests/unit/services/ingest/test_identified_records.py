@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from appliance.senders.listener import Listener, Protocol, Transport
+from services.ingest.records.ack_group import AckGroup, Outcome
 from services.ingest.records.event import EventSource
 from services.ingest.records.held_records import MESSAGE_COST_BYTES, RECORD_COST_BYTES, HeldRecords, cost_of
 from services.ingest.records.identified_records import AddressRun, IdentifiedRecords, Records
 from services.ingest.records.intake import RefusedReason
 from services.ingest.records.record import Record
 from services.ingest.records.record_columns import RecordColumns
-from services.ingest.records.unit import Outcome, Unit
 from services.ingest.replay.frame_streams import FrameStreams
 from services.ingest.replay.identity import digest_of
 from services.ingest.replay.replay_memory import Known, ReplayMemory
@@ -38,16 +38,16 @@ class Books:
         self.received = 0
         self.refused: list[RefusedReason] = []
 
-    def on_received(self, unit: Unit, count: int, arrival_ms: int) -> None:
+    def on_received(self, unit: AckGroup, count: int, arrival_ms: int) -> None:
         self.received += count
 
-    def on_duplicate(self, unit: Unit, count: int) -> None:
+    def on_duplicate(self, unit: AckGroup, count: int) -> None:
         unit.duplicate_count += count
 
     def on_refused(self, listener: Listener, host: bytes, reason: RefusedReason, count: int) -> None:
         self.refused += [reason] * count
 
-    def release(self, unit: Unit) -> None:
+    def release(self, unit: AckGroup) -> None:
         unit.pending -= 1
 
 
@@ -74,18 +74,18 @@ class Told:
     def open_stream(self, listener: Listener, source: EventSource, on_aligned: OnAligned, on_dropped: OnDropped) -> StreamReplay:
         return StreamReplay(self.streams, (listener.name, source.host), on_aligned, on_dropped)
 
-    def _store(self, unit: Unit, records: Records, numbers: Iterable[int], addresses: AddressRun | Sequence[tuple[bytes, int]] | None) -> None:
+    def _store(self, unit: AckGroup, records: Records, numbers: Iterable[int], addresses: AddressRun | Sequence[tuple[bytes, int]] | None) -> None:
         self.stored.append(addresses is not None)
         self.identities += unit.identities or ()
         self.lines += records
 
-    def take(self, keeps_identity: bool = False, identity: bytes = IDENTITY, source: EventSource = SOURCE) -> Unit:
-        unit = Unit(LISTENER, source, [identity])
+    def take(self, keeps_identity: bool = False, identity: bytes = IDENTITY, source: EventSource = SOURCE) -> AckGroup:
+        unit = AckGroup(LISTENER, source, [identity])
         unit.keeps_identity = keeps_identity
         self.identified.take(unit, RECORDS)
         return unit
 
-    def settle(self, unit: Unit) -> None:
+    def settle(self, unit: AckGroup) -> None:
         assert not unit.pending
         if unit.outcome is Outcome.PENDING:
             unit.outcome = Outcome.STORED
@@ -193,7 +193,7 @@ def test_senders_that_come_again_and_again_are_held_no_more_than_that(narrow: To
 
 def test_a_unit_that_began_below_the_bound_is_held_whole(narrow: Told) -> None:
     (identity,) = unsure(narrow, "a")
-    unit = Unit(LISTENER, SOURCE, [identity])
+    unit = AckGroup(LISTENER, SOURCE, [identity])
     for _ in range(5):
         narrow.identified.take(unit, RECORDS)
     assert unit.outcome is Outcome.PENDING and narrow.held_bytes == 5 * COST
@@ -231,7 +231,7 @@ def test_items_with_an_identity_each_are_refused_together_where_one_would_have_t
     (waits,) = unsure(narrow, "a")
     for number in range(3):
         narrow.take(identity=waits, source=SOURCE._replace(address=b"%d" % number))
-    unit = Unit(LISTENER, SOURCE, [b"n" * 16, waits])
+    unit = AckGroup(LISTENER, SOURCE, [b"n" * 16, waits])
     narrow.identified.take(unit, RECORDS)
     assert unit.outcome is Outcome.REFUSED and not narrow.stored and not unit.pending and narrow.memory.look(b"n" * 16) is Known.NEW
 
@@ -242,8 +242,8 @@ def test_frames_of_sessions_count_too_and_leave_with_them(narrow: Told) -> None:
     def connect(host: bytes) -> Any:
         return narrow.identified.open_stream(LISTENER, SOURCE._replace(host=host))
 
-    def send(stream: Any, *lines: bytes) -> Unit:
-        unit = Unit(LISTENER, SOURCE._replace(address=lines[0]), [digest_of(line) for line in lines])
+    def send(stream: Any, *lines: bytes) -> AckGroup:
+        unit = AckGroup(LISTENER, SOURCE._replace(address=lines[0]), [digest_of(line) for line in lines])
         unit.stream = stream
         narrow.identified.take(unit, lines)
         return unit

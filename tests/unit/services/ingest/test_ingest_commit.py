@@ -10,10 +10,10 @@ import pytest
 
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.senders.listener import Listener
+from services.ingest.records.ack_group import AckGroup, Outcome
 from services.ingest.records.event import EventSource
 from services.ingest.records.record import Record
 from services.ingest.records.topic_backlog import BACKLOG_BYTES_MAX, TopicBacklog
-from services.ingest.records.unit import Outcome, Unit
 from tests.unit.services.ingest.stepped_ingest import SteppedIngest
 
 SOURCE = EventSource(b"192.0.2.7:4711", b"192.0.2.7", b"tcp")
@@ -44,7 +44,7 @@ class Sent:
     def __init__(self, box: SteppedIngest, values: list[bytes], identities: list[bytes] | None = None, acks: int = -1) -> None:
         intake = box.agent._intake
         self.settled: list[Outcome] = []
-        self.unit = Unit(listener_of(box)._replace(acks=acks), SOURCE, identities, lambda unit: self.settled.append(unit.outcome))
+        self.unit = AckGroup(listener_of(box)._replace(acks=acks), SOURCE, identities, lambda unit: self.settled.append(unit.outcome))
         intake.take(self.unit, [Record(value, host="web") for value in values])
         intake.seal(self.unit)
         assert not self.settled, "never from inside"
@@ -165,7 +165,7 @@ def test_a_unit_that_is_refused_for_good_is_told_so_and_can_be_sent_again(box: S
 
 def test_a_topic_that_is_not_there_is_asked_for_and_its_records_wait_for_it(box: SteppedIngest) -> None:
     intake, settled = box.agent._intake, []
-    unit = Unit(listener_of(box), SOURCE, None, settled.append, topic="other")
+    unit = AckGroup(listener_of(box), SOURCE, None, settled.append, topic="other")
     intake.take(unit, [Record(b"a")])
     intake.seal(unit)
     for _ in range(20):
@@ -180,7 +180,7 @@ def test_a_topic_that_was_deleted_is_made_again_only_if_a_record_needs_it(box: S
     intake, settled = box.agent._intake, []
     box.create_other("other")
     for wanted in (set(), {"other"}):
-        unit = Unit(listener_of(box), SOURCE, None, settled.append, topic="other")
+        unit = AckGroup(listener_of(box), SOURCE, None, settled.append, topic="other")
         intake.take(unit, [Record(b"a")])
         intake.seal(unit)
         if not wanted:
@@ -260,7 +260,7 @@ def test_senders_are_told_to_come_later_while_a_topic_that_is_gone_has_no_room_a
     box.publish(0)
     box.step()
     if is_full:
-        intake.take(Unit(listener, SOURCE), [Record(bytes(1 << 20))] * 5)
+        intake.take(AckGroup(listener, SOURCE), [Record(bytes(1 << 20))] * 5)
     assert intake.blocked_by(listener) == is_full
     box.publish(box.partitions)
     box.run_until(lambda: not intake.blocked_by(listener))

@@ -11,7 +11,7 @@ import pytest
 
 from appliance.base.errors import ErrorCode
 from appliance.records.key_hash import partition_of_key
-from services.ingest.producer.ingest_lane import Lane
+from services.ingest.producer.partition_queue import PartitionQueue
 from tests.support.produce_leader import ProduceLeader
 from tests.unit.services.ingest.stepped_ingest import SteppedIngest
 
@@ -33,7 +33,7 @@ class World:
         self.box.publish(PARTITIONS, leaders=dict.fromkeys(partitions, 2), brokers={2: self.leader.peer.address})
 
     @property
-    def lanes(self) -> Mapping[tuple[str, int], Lane]:
+    def lanes(self) -> Mapping[tuple[str, int], PartitionQueue]:
         return self.box.agent._outlet.lanes.by_key
 
     def run_until(self, condition: Callable[[], object], what: str) -> None:

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from appliance.records.batch import read_batch_header, stamp_batch
 from appliance.records.builder import BatchBuilder
-from services.ingest.producer.ingest_lane import UNDER_WAY_MAX, Lane
-from services.ingest.producer.outgoing_batch import OutgoingBatch
+from services.ingest.producer.partition_queue import UNDER_WAY_MAX, PartitionQueue
+from services.ingest.producer.producer_batch import ProducerBatch
 from services.ingest.records.batcher import ReadyBatch
 
 HERE, THERE = "box 1", "box 2"
 
 
-def made(number: int, records: int = 10) -> OutgoingBatch:
+def made(number: int, records: int = 10) -> ProducerBatch:
     builder = BatchBuilder()
     for _ in range(records):
         builder.append(1_700_000_000_000, None, b"x")
-    return OutgoingBatch("topic", ReadyBatch(0, builder.build(), records, []), number, 0)
+    return ProducerBatch("topic", ReadyBatch(0, builder.build(), records, []), number, 0)
 
 
-def lane_with(count: int) -> Lane:
-    lane = Lane("topic", 0)
+def lane_with(count: int) -> PartitionQueue:
+    lane = PartitionQueue("topic", 0)
     lane.begin_producer(77)
     lane.waiting.extend(made(number) for number in range(count))
     return lane
 
 
-def offer(lane: Lane, leader: str = HERE) -> list[OutgoingBatch]:
+def offer(lane: PartitionQueue, leader: str = HERE) -> list[ProducerBatch]:
     """As many as go."""
     offered = []
     for _ in range(lane.room(0, leader)):
@@ -37,7 +37,7 @@ def offer(lane: Lane, leader: str = HERE) -> list[OutgoingBatch]:
     return offered
 
 
-def store(lane: Lane, batch: OutgoingBatch) -> None:
+def store(lane: PartitionQueue, batch: ProducerBatch) -> None:
     lane.on_gone(batch)
     lane.is_open = not lane.is_recoiling
 

@@ -12,8 +12,8 @@ import pytest
 
 from services.ingest.protocols.http import journal_upload
 from services.ingest.protocols.http.journal_export import BadExport, JournalExportReader
+from services.ingest.records.ack_group import Outcome
 from services.ingest.records.intake import RefusedReason
-from services.ingest.records.unit import Outcome
 from tests.support.http_talk import LISTENER, HttpTalk, Response, chunked
 
 TYPE = "application/vnd.fdo.journal"

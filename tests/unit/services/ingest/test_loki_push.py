@@ -12,8 +12,8 @@ from google.protobuf.internal.encoder import _VarintBytes as varint  # type: ign
 from services.ingest.protocols.http.http_request import Answer
 from services.ingest.protocols.loki import loki_push
 from services.ingest.protocols.loki.loki_labels import parse_labels
+from services.ingest.records.ack_group import Outcome
 from services.ingest.records.intake import RefusedReason
-from services.ingest.records.unit import Outcome
 from tests.support.recording_intake import RecordingIntake
 from tests.unit.services.ingest.http_requests import HTTP, ask, documents, stored
 

@@ -11,8 +11,8 @@ import pytest
 
 from appliance.senders.listener import Listener, Protocol, Transport
 from services.ingest.protocols.lumberjack.lumberjack_session import KEEP_ALIVE_MS, PART_EVENTS_MAX, LumberjackSession
+from services.ingest.records.ack_group import Outcome
 from services.ingest.records.intake import Oddity, RefusedReason
-from services.ingest.records.unit import Outcome
 from services.ingest.replay.identity import digest_of
 from tests.golden.capture_senders import read_stream
 from tests.support.recording_connection import RecordingConnection

@@ -9,8 +9,8 @@ import pytest
 
 from services.ingest.protocols.http import ndjson
 from services.ingest.protocols.http.http_request import RECORDS_MAX
+from services.ingest.records.ack_group import Outcome
 from services.ingest.records.intake import Oddity, RefusedReason
-from services.ingest.records.unit import Outcome
 from tests.support.http_talk import LISTENER, HttpTalk, Response, request
 
 

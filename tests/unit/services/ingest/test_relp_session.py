@@ -8,8 +8,8 @@ import pytest
 
 from appliance.senders.listener import Listener, Protocol, Transport
 from services.ingest.protocols.syslog.relp_session import RelpSession
+from services.ingest.records.ack_group import Outcome
 from services.ingest.records.intake import Oddity, RefusedReason
-from services.ingest.records.unit import Outcome
 from services.ingest.replay.identity import digest_of
 from tests.support.recording_connection import RecordingConnection
 

@@ -10,7 +10,7 @@ import pytest
 
 from appliance.base.model import BrokerId, LeaderEpoch, TopicId
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
-from services.ingest.producer.left_over_batches import LeftOverBatches
+from services.ingest.producer.spooled_batches import SpooledBatches
 from services.ingest.replay.identity import digest_of
 from services.ingest.replay.replay_memory import Known
 from services.ingest.replay.replays import Replays
@@ -213,7 +213,7 @@ def test_what_waits_in_the_spool_is_stored_once_whatever_the_dead_life_had_done_
     lives.kill()
     lives.leaders.last = {8: (0, 1)}
     spool = lives.state.spool()
-    left = LeftOverBatches(spool, lives.replays)
+    left = SpooledBatches(spool, lives.replays)
     assert left.turn() == [], "a leader is asked"
     lives.run()
     (ready,) = left.turn()

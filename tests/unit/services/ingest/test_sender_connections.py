@@ -19,7 +19,7 @@ from appliance.senders.listener import Listener, Protocol, ProxyMode, Transport
 from services.ingest.listeners.proxy_header import V2_START
 from services.ingest.listeners.sender_connection import UNSENT_BYTES_MAX
 from services.ingest.listeners.unfinished_frames import SMALL_BYTES
-from services.ingest.records.unit import Outcome
+from services.ingest.records.ack_group import Outcome
 from tests.support.stepped_room import SteppedRoom
 
 PROXY_V1 = b"PROXY TCP4 192.0.2.7 198.51.100.1 40312 514\r\n"

@@ -10,11 +10,11 @@ import pytest
 
 from services.ingest.protocols.http.http_endpoints import Found, find_path
 from services.ingest.protocols.splunk import splunk_acks, splunk_events, splunk_hec
-from services.ingest.protocols.splunk.splunk_acks import AckBook
+from services.ingest.protocols.splunk.splunk_acks import AckLedger
 from services.ingest.protocols.splunk.splunk_hec import CHANNEL_BYTES_MAX
+from services.ingest.records.ack_group import AckGroup, Outcome
 from services.ingest.records.intake import RefusedReason
 from services.ingest.records.record import Record
-from services.ingest.records.unit import Outcome, Unit
 from tests.support.http_talk import LISTENER, HttpTalk, request
 from tests.support.recording_intake import RecordingIntake
 from tests.unit.services.ingest.http_requests import Asked, ask, documents, stored
@@ -28,7 +28,7 @@ def new_life(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """No acknowledgements of other tests; called, none of this one either."""
 
     def begin() -> None:
-        monkeypatch.setattr(splunk_hec._COLLECTOR, "_acks", AckBook())
+        monkeypatch.setattr(splunk_hec._COLLECTOR, "_acks", AckLedger())
 
     begin()
     return begin
@@ -221,7 +221,7 @@ def test_a_key_of_the_sender_is_its_own_identity() -> None:
 
 def test_identities_that_nobody_can_ask_for_any_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(splunk_acks, "UNTOLD_MAX", 1)
-    monkeypatch.setattr(splunk_hec._COLLECTOR, "_acks", AckBook(1))
+    monkeypatch.setattr(splunk_hec._COLLECTOR, "_acks", AckLedger(1))
     intake = RecordingIntake()
     ask_acks(intake)
     send(intake)
@@ -250,7 +250,7 @@ def test_a_number_of_a_dead_ingest_is_false_and_given_to_nobody_else(new_life: C
 class FullIntake(RecordingIntake):
     """Refuses at once what it is given."""
 
-    def take(self, unit: Unit, records: Sequence[Record]) -> None:
+    def take(self, unit: AckGroup, records: Sequence[Record]) -> None:
         unit.outcome = Outcome.REFUSED
 
 
@@ -282,7 +282,7 @@ def test_channels_and_what_they_wait_for_are_bounded(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(splunk_acks, "UNTOLD_MAX", 2)
     monkeypatch.setattr(splunk_acks, "UNPOLLED_MAX", 1)
     monkeypatch.setattr(splunk_acks, "TOLD_MAX", 1)
-    book = AckBook(2)
+    book = AckLedger(2)
     channel = book.channel(b"a", b"")
     assert channel is not None and book.channel(b"b", b"") is not None
     taken = [channel.open(b"%d" % number) for number in range(3)]

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from services.ingest.protocols.splunk import splunk_hec
-from services.ingest.protocols.splunk.splunk_acks import AckBook
+from services.ingest.protocols.splunk.splunk_acks import AckLedger
 from tests.unit.services.ingest.stepped_ingest import SteppedIngest
 
 
@@ -25,7 +25,7 @@ class Client:
         self._begin()
 
     def _begin(self) -> None:
-        self._monkeypatch.setattr(splunk_hec._COLLECTOR, "_acks", AckBook())
+        self._monkeypatch.setattr(splunk_hec._COLLECTOR, "_acks", AckLedger())
         self._socket = socket.create_connection(self.box.http.getsockname())
         self._socket.setblocking(False)
 

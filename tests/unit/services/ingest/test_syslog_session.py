@@ -7,9 +7,9 @@ from services.ingest.listeners.datagrams import DatagramHandler
 from services.ingest.protocols.registry import DATAGRAM_HANDLERS, SESSIONS, handler_of, session_of
 from services.ingest.protocols.syslog.syslog_framing import CutMessage
 from services.ingest.protocols.syslog.syslog_session import SyslogSession
+from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.event import EventSource
 from services.ingest.records.intake import Oddity
-from services.ingest.records.unit import Unit
 from tests.support.recording_connection import RecordingConnection
 from tests.support.recording_intake import RecordingIntake
 
@@ -62,7 +62,7 @@ def test_a_sender_with_whole_lines_may_be_silent_for_ever() -> None:
 def test_datagrams_lose_their_octet_count_and_are_cut_where_they_are_too_long() -> None:
     intake = RecordingIntake()
     handler: DatagramHandler = handler_of(Protocol.SYSLOG)(LISTENER, intake)
-    unit = Unit(LISTENER, EventSource(b"192.0.2.7:1", b"192.0.2.7", b"udp"))
+    unit = AckGroup(LISTENER, EventSource(b"192.0.2.7:1", b"192.0.2.7", b"udp"))
     handler.received(unit, [b"<13>one", b"7 <13>two", b"<13>far too long"])
     assert intake.messages == [b"<13>one", b"<13>two", b"<13>far to"]
     assert type(intake.messages[2]) is CutMessage and intake.oddities == {Oddity.TRUNCATED: 1}

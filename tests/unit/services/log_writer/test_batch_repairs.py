@@ -14,7 +14,7 @@ from appliance.ipc.replication_descriptors import RepairOrder, repair_descriptor
 from appliance.storage import file_io
 from appliance.storage.batch_repair import Verdict
 from services.log_writer.background import batch_repairs
-from tests.support.replicas import Replica, _Slot, batch, fetch, replicas
+from tests.support.replicas import SteppedReplica, _Slot, batch, fetch, replicas
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_waiting_for_the_disk")]
 
@@ -22,7 +22,7 @@ SEGMENT_BATCHES = 5
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[list[Replica]]:
+def pair(tmp_path: Path) -> Iterator[list[SteppedReplica]]:
     """Broker 1 leads, 2 follows; two closed segments of five batches, an active one of two, all committed but the last batch."""
     size = len(batch())
     with replicas(tmp_path, 2, {"segment.bytes": str(SEGMENT_BATCHES * size)}) as made:
@@ -42,7 +42,7 @@ def pair(tmp_path: Path) -> Iterator[list[Replica]]:
         yield made
 
 
-def path_of(replica: Replica, base_offset: int) -> Path:
+def path_of(replica: SteppedReplica, base_offset: int) -> Path:
     return Path(replica.hosted.log.directory, f"{base_offset:020d}.log")
 
 
@@ -53,7 +53,7 @@ def zero(path: Path, position: int, size: int) -> None:
         file.write(content)
 
 
-def offer(replica: Replica, content: bytes, order: RepairOrder) -> None:
+def offer(replica: SteppedReplica, content: bytes, order: RepairOrder) -> None:
     arena = replica.fetcher.source.arena
     position = arena.allocate(len(content))
     arena.memory[position : position + len(content)] = content
@@ -61,17 +61,17 @@ def offer(replica: Replica, content: bytes, order: RepairOrder) -> None:
     assert replica.fetcher.by_disk[replica.writer.disk].offer(entry, 0, _Slot(replica.fetcher, position))
 
 
-def repair(replica: Replica, content: bytes, order: RepairOrder) -> Completion:
+def repair(replica: SteppedReplica, content: bytes, order: RepairOrder) -> Completion:
     offer(replica, content, order)
     return next(each for each in replica._answer(replica.fetcher) if each.kind == DescriptorKind.REPAIR)
 
 
-def counted(replica: Replica) -> int:
+def counted(replica: SteppedReplica) -> int:
     return replica.writer.counters.counter("log_writer.batches_repaired").value
 
 
 @pytest.mark.parametrize("damaged", [1, 2])
-def test_a_damaged_batch_of_a_closed_segment_is_repaired_and_said_so(pair: list[Replica], damaged: int) -> None:
+def test_a_damaged_batch_of_a_closed_segment_is_repaired_and_said_so(pair: list[SteppedReplica], damaged: int) -> None:
     one, size = pair[damaged - 1], len(batch())
     path = path_of(one, 5)
     good = path.read_bytes()
@@ -85,7 +85,7 @@ def test_a_damaged_batch_of_a_closed_segment_is_repaired_and_said_so(pair: list[
     assert one.writer.said.count("repaired") == 1
 
 
-def test_the_active_segment_is_repaired_below_the_high_watermark_while_it_grows(pair: list[Replica]) -> None:
+def test_the_active_segment_is_repaired_below_the_high_watermark_while_it_grows(pair: list[SteppedReplica]) -> None:
     one, size = pair[0], len(batch())
     path = path_of(one, 10)
     good = path.read_bytes()
@@ -101,7 +101,7 @@ def test_the_active_segment_is_repaired_below_the_high_watermark_while_it_grows(
     assert path.read_bytes()[2 * size : 3 * size] == bytes(size)
 
 
-def test_what_is_not_there_or_not_committed_is_refused(pair: list[Replica]) -> None:
+def test_what_is_not_there_or_not_committed_is_refused(pair: list[SteppedReplica]) -> None:
     one, size = pair[1], len(batch())
     for order in (RepairOrder(6, 0, 1), RepairOrder(5, 5 * size, 1), RepairOrder(10, 2 * size, 1)):
         assert repair(one, batch(), order).error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -112,7 +112,7 @@ def test_what_is_not_there_or_not_committed_is_refused(pair: list[Replica]) -> N
     assert counted(one) == 0
 
 
-def test_a_segment_that_changes_meanwhile_is_not_written(pair: list[Replica], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_that_changes_meanwhile_is_not_written(pair: list[SteppedReplica], monkeypatch: pytest.MonkeyPatch) -> None:
     one, size = pair[1], len(batch())
     path = path_of(one, 5)
     good = path.read_bytes()
@@ -130,7 +130,7 @@ def test_a_segment_that_changes_meanwhile_is_not_written(pair: list[Replica], mo
     assert path.read_bytes() == before
 
 
-def test_killed_at_any_step_leaves_damage_that_the_next_life_repairs(pair: list[Replica]) -> None:
+def test_killed_at_any_step_leaves_damage_that_the_next_life_repairs(pair: list[SteppedReplica]) -> None:
     one, size = pair[1], len(batch())
     path = path_of(one, 5)
     good = path.read_bytes()
@@ -142,14 +142,14 @@ def test_killed_at_any_step_leaves_damage_that_the_next_life_repairs(pair: list[
         one.die()
         one.start()
         assert one.follow(1, 1 + turns, [1, 2], [1, 2]) == 0
-        one.hosted.take_leaders_word(12, False)
+        one.hosted.update_high_watermark(12, False)
         assert path.read_bytes() in (good, good[:size] + bytes(size) + good[2 * size :])
         assert repair(one, good, RepairOrder(5, 0, 1)).record_count in (Verdict.REPAIR, Verdict.SOUND)
         assert path.read_bytes() == good
 
 
 @pytest.mark.parametrize("call", ["open_file", "pread", "pwritev", "fdatasync"])
-def test_a_disk_that_fails_in_the_middle_answers_so(pair: list[Replica], monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_a_disk_that_fails_in_the_middle_answers_so(pair: list[SteppedReplica], monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     """Reading what cannot be read leaves it; what the disk does not take has it offline, as with any write."""
     one, size = pair[1], len(batch())
     path = path_of(one, 5)
@@ -166,7 +166,7 @@ def test_a_disk_that_fails_in_the_middle_answers_so(pair: list[Replica], monkeyp
     assert "could not be repaired" in one.writer.said and counted(one) == 0
 
 
-def test_a_repair_whose_thread_ends_in_an_unexpected_way_is_no_sound_place(pair: list[Replica], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repair_whose_thread_ends_in_an_unexpected_way_is_no_sound_place(pair: list[SteppedReplica], monkeypatch: pytest.MonkeyPatch) -> None:
     one, size = pair[0], len(batch())
     path = path_of(one, 5)
     good = path.read_bytes()
@@ -182,7 +182,7 @@ def test_a_repair_whose_thread_ends_in_an_unexpected_way_is_no_sound_place(pair:
     assert repair(one, good[size:], RepairOrder(5, size, 2)).record_count == Verdict.REPAIR and path.read_bytes() == good
 
 
-def test_a_repair_waits_for_a_thread_where_none_can_be_started(pair: list[Replica], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repair_waits_for_a_thread_where_none_can_be_started(pair: list[SteppedReplica], monkeypatch: pytest.MonkeyPatch) -> None:
     one, size = pair[0], len(batch())
     path = path_of(one, 5)
     good = path.read_bytes()

@@ -19,7 +19,7 @@ from appliance.storage.cleaning_job import CleaningJob, RunReport
 from lab.running_box import eventually
 from services.log_writer.agent import SLICE_PARK_MS
 from services.log_writer.background import cleaning_rounds
-from services.log_writer.replicas.hosted_partition import HostedPartition
+from services.log_writer.replicas.replica import Replica
 from tests.support.real_log_writer import TOPIC_ID, RealLogWriter
 from tests.unit.storage.compaction_support import keyed, stored_pairs
 
@@ -58,7 +58,7 @@ class Life:
         return self
 
     @property
-    def hosted(self) -> HostedPartition:
+    def hosted(self) -> Replica:
         hosted = self.writer.agent._partitions.find(TOPIC_ID, 0)
         assert hosted is not None
         return hosted

@@ -31,7 +31,7 @@ from services.log_writer.background import index_repairs
 from services.log_writer.background.cleaning_process import CleaningProcess
 from services.log_writer.background.index_repairs import IndexRepairs
 from services.log_writer.log_writer_commands import lead
-from services.log_writer.replicas.hosted_partition import HostedPartition
+from services.log_writer.replicas.replica import Replica
 from tests.support.real_log_writer import BROKER_ID, DISK, TOPIC_ID, RealLogWriter
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
@@ -78,7 +78,7 @@ class Life:
         self.source = self.writer.source("acceptor@0")
         self.create()
 
-    def create(self, topic_id: TopicId = TOPIC_ID) -> HostedPartition:
+    def create(self, topic_id: TopicId = TOPIC_ID) -> Replica:
         hosted = self.writer.agent._partitions.create(NAME, topic_id, CONFIG)
         lead(hosted, 0, (BROKER_ID,), (BROKER_ID,), 0)
         return hosted
@@ -92,7 +92,7 @@ class Life:
             hosted.publish_append(self.writer.clock.monotonic_ns())
         self.writer.counters.counter("log_writer.bytes").add(batches)
 
-    def hosted(self, topic_id: TopicId = TOPIC_ID) -> HostedPartition:
+    def hosted(self, topic_id: TopicId = TOPIC_ID) -> Replica:
         hosted = self.writer.agent._partitions.find(topic_id, 0)
         assert hosted is not None
         return hosted
@@ -299,7 +299,7 @@ def test_a_cleaning_run_writes_nothing_into_a_new_topic_of_that_name(tmp_path: P
 # -- moves
 
 
-def _unsettled(life: Life, *partitions: int) -> list[HostedPartition]:
+def _unsettled(life: Life, *partitions: int) -> list[Replica]:
     """Logs that came from another disk, whose records of the move are still there."""
     made = []
     for partition in partitions:

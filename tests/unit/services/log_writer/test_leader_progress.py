@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from appliance.base.invariants import InvariantViolation
-from services.log_writer.replicas.leader_progress import UNKNOWN, WISH_PAUSE_NS, WISH_REPEAT_NS, IsrWish, LeaderProgress
+from services.log_writer.replicas.replication_state import ISR_PROPOSAL_PAUSE_NS, UNKNOWN, WISH_REPEAT_NS, IsrProposal, ReplicationState
 
 SECOND = 1_000_000_000
 LAG = 30 * SECOND
@@ -17,7 +17,7 @@ class Led:
 
     def __init__(self, isr: tuple[int, ...] = (1, 2, 3), min_insync: int = 2, replicas: tuple[int, ...] = (1, 2, 3), high_watermark: int = 90) -> None:
         self.now = 1_000 * SECOND
-        self.progress = LeaderProgress(1, LAG, min_insync)
+        self.progress = ReplicationState(1, LAG, min_insync)
         self.progress.on_become_leader(EPOCH, isr, replicas, PARTITION_EPOCH, 0, 100, high_watermark, self.now)
 
     def fetch(self, replica: int, offset: int, broker_epoch: int = 5, received: int | None = None, log_start: int = 0) -> bool:
@@ -33,7 +33,7 @@ class Led:
             self.now = min(end, self.now + int(tick * SECOND))
             self.progress.tick(self.now)
 
-    def wish(self) -> IsrWish | None:
+    def wish(self) -> IsrProposal | None:
         return self.progress.take_wish(self.now)
 
     def commit(self, isr: tuple[int, ...], number: int = -1) -> bool:
@@ -239,7 +239,7 @@ def test_after_a_refusal_there_is_a_pause() -> None:
     assert wish is not None
     led.progress.on_isr((1, 2), PARTITION_EPOCH, led.now, wish.number)
     assert not led.fetch(3, 100) and led.wish() is None
-    led.now += WISH_PAUSE_NS
+    led.now += ISR_PROPOSAL_PAUSE_NS
     assert led.fetch(3, 100) and led.wish() is not None
 
 
@@ -295,7 +295,7 @@ def test_an_outsider_that_keeps_up_is_waited_for_and_one_that_went_silent_is_not
 
 
 def test_before_the_controller_has_spoken_every_replica_counts_and_nothing_is_wished() -> None:
-    progress = LeaderProgress(1, LAG, 1)
+    progress = ReplicationState(1, LAG, 1)
     progress.on_become_leader(EPOCH, (1, 2), (1, 2, 3), UNKNOWN, 0, 100, 90, SECOND)
     progress.on_progress(2, 100, 2 * SECOND)
     assert progress.high_watermark == 90

@@ -15,7 +15,7 @@ from appliance.base.clock import ManualClock
 from appliance.storage import file_io
 from appliance.storage.future_directories import FutureDirectories
 from appliance.storage.log_directory import LogDirectory
-from appliance.storage.move_job import COMPLETE, FAILED, FINISH, NO_THROTTLE, PACKET_BYTES_MAX, PROGRESS, THROTTLE, MoveJob, MoveOrder, MoveSaid
+from appliance.storage.move_job import COMPLETE, FAILED, FINISH, NO_THROTTLE, PACKET_BYTES_MAX, PROGRESS, THROTTLE, MoveCommand, MoveJob, MoveSaid
 from appliance.storage.move_record import Complete, MoveRecord, read_move
 from appliance.storage.move_source import SourceState
 from services.log_writer.mover.agent import ABSENT_NS_MAX, LogMover
@@ -54,7 +54,7 @@ class Mover:
         self.clock.advance_ms(300)
         return self.mover.step()
 
-    def order(self, order: MoveOrder) -> None:
+    def order(self, order: MoveCommand) -> None:
         assert self.ours is not None
         self.ours.send(order.encode())
 
@@ -117,7 +117,7 @@ def test_it_follows_tells_and_completes_when_it_is_told_to(mover: Mover) -> None
     assert mover.until(PROGRESS).source_log_end_offset == 20
     mover.append(5)
     finish = mover.freeze()
-    mover.order(MoveOrder(FINISH, finish))
+    mover.order(MoveCommand(FINISH, finish))
     assert mover.until(COMPLETE).log_end_offset == 25 and mover.complete == finish
     assert not mover.step() and mover.said() == [], "it rests, and says so once"
 
@@ -125,7 +125,7 @@ def test_it_follows_tells_and_completes_when_it_is_told_to(mover: Mover) -> None
 def test_it_completes_nothing_while_the_source_leads_or_ends_elsewhere(mover: Mover) -> None:
     finish = mover.freeze()
     mover.is_led = True
-    mover.order(MoveOrder(FINISH, finish))
+    mover.order(MoveCommand(FINISH, finish))
     for _ in range(10):
         mover.step()
     assert mover.complete is None
@@ -135,14 +135,14 @@ def test_it_completes_nothing_while_the_source_leads_or_ends_elsewhere(mover: Mo
         mover.step()
     assert mover.complete is None
     again = mover.freeze()
-    mover.order(MoveOrder(FINISH, again))
+    mover.order(MoveCommand(FINISH, again))
     mover.until(COMPLETE)
     assert mover.complete == again
 
 
 def test_a_complete_copy_is_left_alone_until_the_source_leads_again(mover: Mover) -> None:
     finish = mover.freeze()
-    mover.order(MoveOrder(FINISH, finish))
+    mover.order(MoveCommand(FINISH, finish))
     mover.until(COMPLETE)
     mover.is_served = False  # given away, or dead
     mover.start()
@@ -162,11 +162,11 @@ def test_a_throttle_holds_it_back_and_a_finish_does_not_wait_for_it(mover: Mover
         mover.step()
     told = [said for said in mover.said() if said.kind == PROGRESS]
     assert 0 < told[-1].log_end_offset < 80
-    mover.order(MoveOrder(THROTTLE, bytes_per_second=NO_THROTTLE))
+    mover.order(MoveCommand(THROTTLE, bytes_per_second=NO_THROTTLE))
     assert mover.until(PROGRESS).source_log_end_offset == 80
     mover.append(60)
-    mover.order(MoveOrder(THROTTLE, bytes_per_second=1))
-    mover.order(MoveOrder(FINISH, mover.freeze()))
+    mover.order(MoveCommand(THROTTLE, bytes_per_second=1))
+    mover.order(MoveCommand(FINISH, mover.freeze()))
     assert mover.until(COMPLETE).log_end_offset == 140
 
 
@@ -198,7 +198,7 @@ def test_trouble_on_either_disk_is_said_and_ends_it_and_the_next_one_goes_on(
         assert words in mover.until(FAILED).reason
     mover.start()
     assert mover.until(PROGRESS).log_end_offset == 20
-    mover.order(MoveOrder(FINISH, mover.freeze()))
+    mover.order(MoveCommand(FINISH, mover.freeze()))
     mover.until(COMPLETE)
 
 

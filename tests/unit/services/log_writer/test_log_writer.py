@@ -21,7 +21,7 @@ from appliance.shm.partition_table import DISK_FULL, DISK_OFFLINE, DISK_ONLINE, 
 from appliance.storage import checkpoints, file_io
 from lab.scratch_layout import open_descriptors
 from services.log_writer.background import flush_rounds
-from services.log_writer.previous_lives import PreviousLives
+from services.log_writer.previous_incarnations import PreviousLives
 from tests.support.real_log_writer import DISK, RealLogWriter, open_files_limit
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")

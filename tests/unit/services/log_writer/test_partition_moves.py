@@ -24,8 +24,8 @@ from appliance.storage import checkpoints, file_io
 from appliance.storage.move_record import MOVE_RECORD
 from lab.running_box import eventually
 from services.log_writer.background.cleaning_rounds import CleaningRounds
-from services.log_writer.descriptor_room import DescriptorRoom
-from services.log_writer.replicas.hosted_partition import HostedPartition
+from services.log_writer.descriptor_budget import DescriptorBudget
+from services.log_writer.replicas.replica import Replica
 from tests.support.real_log_writer import BROKER_ID, TOPIC_ID, RealLogWriter
 from tests.unit.storage.storage_support import stored_bytes
 
@@ -146,7 +146,7 @@ class Pair:
     def promote(self) -> int:
         return self.target_says(DescriptorKind.MOVE_PROMOTE, config=CONFIG).error_code
 
-    def hosted(self, writer: RealLogWriter) -> HostedPartition:
+    def hosted(self, writer: RealLogWriter) -> Replica:
         hosted = writer.agent._partitions.find(TOPIC_ID, 0)
         assert hosted is not None
         return hosted
@@ -259,7 +259,7 @@ def test_a_promotion_that_found_no_descriptor_is_carried_out_when_there_is_one(p
     frozen = pair.freeze()
     assert pair.finish(frozen).error_code == 0 and pair.commit(frozen) == 0
     partitions = pair.target.agent._partitions
-    room, partitions.room = partitions.room, cast(DescriptorRoom, SimpleNamespace(limit=0, for_logs=0, for_flush_round=64))
+    room, partitions.room = partitions.room, cast(DescriptorBudget, SimpleNamespace(limit=0, for_logs=0, for_flush_round=64))
     assert pair.promote() == ErrorCode.KAFKA_STORAGE_ERROR
     assert pair.promote() == ErrorCode.KAFKA_STORAGE_ERROR
     partitions.room = room

@@ -22,7 +22,7 @@ from appliance.shm.partition_table import DISK_FULL, FENCE_WORD, ROLE_FOLLOWER, 
 from appliance.storage import checkpoints, file_io
 from lab.running_box import eventually
 from tests.support.real_log_writer import TOPIC_ID
-from tests.support.replicas import Replica, batch, check_watermark, fetch, replicas
+from tests.support.replicas import SteppedReplica, batch, check_watermark, fetch, replicas
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_waiting_for_the_disk")]
 
@@ -55,7 +55,7 @@ def _sent(records: int, offset: int, leader_epoch: int, value: bytes = b"value")
     return bytes(content)
 
 
-def _turns_until(replica: Replica, condition: Any, what: str) -> None:
+def _turns_until(replica: SteppedReplica, condition: Any, what: str) -> None:
     eventually(lambda: replica.writer.turn() >= 0 and condition(), what)
 
 
@@ -157,13 +157,13 @@ def test_a_fenced_follower_publishes_nothing(tmp_path: Path) -> None:
         one.die()
 
 
-def _image(leader: int, leader_epoch: int, replica: Replica, isr: tuple[int, ...] = (1, 2), assigned: tuple[int, ...] = (1, 2)) -> None:
+def _image(leader: int, leader_epoch: int, replica: SteppedReplica, isr: tuple[int, ...] = (1, 2), assigned: tuple[int, ...] = (1, 2)) -> None:
     partition = PartitionImage(leader, leader_epoch, assigned, isr, replica.writer.disk, None, 7)
     topic = TopicImage("t", TOPIC_ID, (partition,), {})
     write_image(replica.writer.layout.image_file, MetadataImage(3, "", -1, {}, {"t": topic}))
 
 
-def _lease(replica: Replica, seconds: int) -> None:
+def _lease(replica: SteppedReplica, seconds: int) -> None:
     """Its box's registration stands for so long from now on; 0: it is over."""
     lease = LeaseWriter(replica.writer.layout, 1)
     lease.end()

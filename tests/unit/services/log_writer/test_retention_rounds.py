@@ -18,7 +18,7 @@ from appliance.records.builder import BatchBuilder
 from appliance.shm.partition_table import DISK_FULL, DISK_OFFLINE, DISK_ONLINE
 from appliance.storage import checkpoints, file_io
 from lab.scratch_layout import open_descriptors
-from services.log_writer.replicas.hosted_partition import HostedPartition
+from services.log_writer.replicas.replica import Replica
 from tests.support.real_log_writer import DISK, TOPIC_ID, RealLogWriter
 from tests.unit.storage.storage_support import failing_file_calls, stored_records
 
@@ -62,7 +62,7 @@ class Life:
         self.writer.clock.advance_ms(10)
 
     @property
-    def hosted(self) -> HostedPartition:
+    def hosted(self) -> Replica:
         hosted = self.writer.agent._partitions.find(TOPIC_ID, 0)
         assert hosted is not None
         return hosted

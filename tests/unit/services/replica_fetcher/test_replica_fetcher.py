@@ -11,7 +11,7 @@ from appliance.base.errors import ErrorCode
 from appliance.protocol.fetch import EpochEndOffset, FetchPartition, FetchPartitionResult
 from appliance.shm.partition_table import ROLE_FOLLOWER
 from lab.scratch_layout import purposes_left, scratch_layout
-from services.replica_fetcher.replica_lane import REFUSALS_LOGGED
+from services.replica_fetcher.leader_fetcher import REFUSALS_LOGGED
 from tests.support.real_log_writer import BROKER_ID, TOPIC_ID
 from tests.support.scripted_leader import LedLog, made_batch
 from tests.support.scripted_peer import PeerRequest, ScriptedPeer

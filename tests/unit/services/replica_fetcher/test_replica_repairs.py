@@ -154,7 +154,7 @@ def test_a_log_writer_that_dies_over_it_costs_nothing(damaged: Damaged) -> None:
     damaged.box.writer_is_held = False
     damaged.box.restart_log_writer()
     damaged.box.turns(10)
-    damaged.box.writer.agent._partitions.find(TOPIC_ID, 0).take_leaders_word(BATCHES, False)  # type: ignore[union-attr]
+    damaged.box.writer.agent._partitions.find(TOPIC_ID, 0).update_high_watermark(BATCHES, False)  # type: ignore[union-attr]
     if not damaged.is_whole():
         damaged.box.clock.advance_ms(30_000)
         damaged.serve()

@@ -14,7 +14,7 @@ from appliance.records.batch import RECORDS_AT
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER
 from lab.raw_transactions import transactional_batch
 from lab.running_box import eventually
-from tests.support.replicas import BROKER_EPOCH, LAG_MS, Replica, batch, check_watermark, fetch, replicas
+from tests.support.replicas import BROKER_EPOCH, LAG_MS, SteppedReplica, batch, check_watermark, fetch, replicas
 from tests.unit.storage.storage_support import batch as stored_batch
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_waiting_for_the_disk")]
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_waiting_for_the_disk
 SMALL_SEGMENTS = {"segment.bytes": "400"}
 
 
-def _roles(brokers: list[Replica], leader: int, leader_epoch: int, isr: list[int] | None = None, partition_epoch: int = 0) -> None:
+def _roles(brokers: list[SteppedReplica], leader: int, leader_epoch: int, isr: list[int] | None = None, partition_epoch: int = 0) -> None:
     numbers = [each.broker_id for each in brokers]
     isr = numbers if isr is None else isr
     for each in brokers:
@@ -32,7 +32,7 @@ def _roles(brokers: list[Replica], leader: int, leader_epoch: int, isr: list[int
             assert each.follow(leader, leader_epoch, isr, numbers) == 0
 
 
-def _appended(leader: Replica, *batches: bytes) -> None:
+def _appended(leader: SteppedReplica, *batches: bytes) -> None:
     for each in batches:
         leader.produce(each)
     before = leader.log_end
@@ -40,7 +40,7 @@ def _appended(leader: Replica, *batches: bytes) -> None:
     assert leader.log_end > before
 
 
-def _catch_up(follower: Replica, leader: Replica) -> None:
+def _catch_up(follower: SteppedReplica, leader: SteppedReplica) -> None:
     while fetch(follower, leader) != "told":
         pass
 
@@ -479,7 +479,7 @@ def _of_producer(producer_id: int, producer_epoch: int, sequence: int) -> bytes:
     return bytes(stored_batch(b"value", producer=(producer_id, producer_epoch, sequence)))
 
 
-def _until(condition: Callable[[], bool], *replicas_: Replica) -> None:
+def _until(condition: Callable[[], bool], *replicas_: SteppedReplica) -> None:
     eventually(lambda: all(each.writer.turn() >= 0 for each in replicas_) and condition(), "it comes true")
 
 
@@ -541,7 +541,7 @@ def test_a_batch_behind_a_refused_one_is_taken_only_if_the_log_has_what_was_befo
     with replicas(tmp_path, 2) as (one, two):
         _roles([one, two], leader=2, leader_epoch=1)
 
-        def behind(replica: Replica, sequence: int, producer_epoch: int = 0) -> int:
+        def behind(replica: SteppedReplica, sequence: int, producer_epoch: int = 0) -> int:
             replica.produce(stored_batch(b"v", producer=(7, producer_epoch, sequence)), flags=BEHIND_REFUSED_FLAG)
             replica.turn(1)
             return replica.produced[-1].error_code

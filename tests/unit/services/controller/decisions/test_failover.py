@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.cluster.znodes import PartitionState
-from services.controller.decisions.failover import after_death, after_unclean_boot, take_up, withdraw
+from services.controller.decisions.leader_selection import after_death, after_unclean_boot, take_up, withdraw
 
 REPLICAS = (1, 2, 3)
 BROKERS = st.integers(1, 3)

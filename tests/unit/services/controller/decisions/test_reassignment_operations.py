@@ -14,8 +14,8 @@ from appliance.cluster.znodes import (
     CONTROLLER_EPOCH,
     BoxRecord,
     BrokerRegistration,
+    DirectoryAssignment,
     PartitionState,
-    Placement,
     TopicAssignment,
     box_path,
     partition_state_path,
@@ -213,7 +213,7 @@ def test_an_operator_elects_whom_nobody_else_would() -> None:
 
 def recorded(tree: PlayedTree, broker_id: int) -> None:
     tree.put(box_path(broker_id), BoxRecord(f"box-{broker_id}", {f"dir-{broker_id}": "d0"}).encode())
-    tree.put(placement_path(broker_id, "t"), Placement(TOPIC_ID, {0: f"dir-{broker_id}"}).encode())
+    tree.put(placement_path(broker_id, "t"), DirectoryAssignment(TOPIC_ID, {0: f"dir-{broker_id}"}).encode())
 
 
 def test_a_box_that_burnt_is_forgotten_however_often_it_takes() -> None:

@@ -1,0 +1,266 @@
+"""What an acceptor sees of its box: the metadata image (what should be) and the partition tables (what is).
+
+Produce and fetch find a partition here by name or id in one dictionary look-up; the answer, a `LocalReplica`, names disk, row and row
+generation, and every use reads the row itself again. A change of roles, of which a failover brings thousands, changes nothing here; a new image only what
+differs in it. Owned by one acceptor, ingest or coordinator. Weak spot: when a row comes or goes, all rows of all tables are placed again (0.3 ms per 1,000).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from enum import IntEnum
+
+from appliance.base.errors import ErrorCode
+from appliance.cluster.committed_bounds import Bound, KnownAborted
+from appliance.cluster.metadata_image import MetadataImage, TopicImage
+from appliance.ipc.log_writer_proxy import LogWriterProxy
+from appliance.ipc.proxies import LogWriterProxies
+from appliance.protocol.leader_hints import CurrentLeader, NodeEndpoint
+from appliance.shm.known_rows import KnownRows
+from appliance.shm.partition_table import (
+    DISK_OFFLINE,
+    DISK_ONLINE,
+    PARTITION_AND_GENERATION,
+    ROLE_AND_EPOCH,
+    ROLE_LEADER,
+    PartitionTableReader,
+    Row,
+    TornRow,
+    row_of,
+)
+
+CURSORS_MAX = 64
+EPOCH_ENDS_MAX = 16
+_HALF = (1 << 32) - 1
+Cursor = tuple[int, int, int, int]
+"""(segment base offset, position, size of the batch there or 0, inode number of the file or 0): the last two as in `Found`."""
+
+
+class LocalReplica:
+    """Where a partition is on this box."""
+
+    __slots__ = (
+        "_epoch_ends", "_epoch_ends_under", "cursors", "disk", "is_compacted", "isr", "known_aborted", "max_message_bytes", "partition", "proxy",
+        "reads_resident", "replicas", "row", "row_generation", "seen", "segment_list_generation", "settled_epoch", "stable_bound", "table", "topic",
+        "topic_id",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        topic: str,
+        topic_id: bytes,
+        partition: int,
+        proxy: LogWriterProxy,
+        table: PartitionTableReader,
+        row: int,
+        row_generation: int,
+        max_message_bytes: int,
+    ) -> None:
+        self.topic = topic
+        self.topic_id = topic_id
+        self.partition = partition
+        self.disk = proxy.disk
+        self.proxy = proxy
+        self.table = table
+        self.row = row
+        self.row_generation = row_generation
+        self.max_message_bytes = max_message_bytes
+        self.is_compacted = False
+        """cleanup.policy has compact: records must have keys"""
+        self.replicas: tuple[int, ...] = ()
+        """the boxes to which the partition is assigned, as the image says"""
+        self.isr: tuple[int, ...] = ()
+        """those of them that were in sync, as the image says: a moment ago"""
+        self.settled_epoch = -1
+        """the leader epoch under which the high watermark was seen to have reached that epoch's beginning"""
+        self.segment_list_generation = -1
+        """of the row when `cursors` were remembered: positions mean nothing in a segment that was compacted since"""
+        self.seen: tuple[int, ...] = ()
+        """the row as it was last read whole"""
+        self.cursors: OrderedDict[int, Cursor] = OrderedDict()
+        """fetch offset → where batches are known to begin"""
+        self.reads_resident = False
+        """The last read that did not reach the end came out of the page cache: so will the next, and a look-up for it may look ahead."""
+        self.stable_bound: Bound | None = None
+        self.known_aborted: KnownAborted | None = None
+        self._epoch_ends: dict[int, tuple[int, int]] = {}
+        self._epoch_ends_under = -1
+
+    def read_words(self) -> tuple[int, ...]:
+        """The row's words, whole. A row whose writer was interrupted in it is taken as it was a moment ago: the log-writer checks role and
+        epoch again, and an older high watermark is still true. Raises TornRow if it was never seen whole."""
+        try:
+            self.seen = words = self.table.read_words(self.row)
+        except TornRow:
+            words = self.seen
+            if not words:
+                raise
+        return words
+
+    def read_row(self) -> Row:
+        """As `read_words`, with names."""
+        return row_of(self.read_words())
+
+    def leads_on(self, leader_epoch: int, words: tuple[int, ...]) -> bool:
+        """Whether the row, which was read as `words`, led under `leader_epoch` and has not ceased to: what it appended then is where it was."""
+        role_and_epoch = words[ROLE_AND_EPOCH]
+        if role_and_epoch >> 32 != ROLE_LEADER or words[PARTITION_AND_GENERATION] & _HALF != self.row_generation:
+            return False
+        return role_and_epoch & _HALF == leader_epoch or self.table.led_since(self.row) <= leader_epoch < role_and_epoch & _HALF
+
+    def remember(self, offset: int, segment_base_offset: int, position: int, first_batch_bytes: int = 0, inode: int = 0) -> None:
+        cursors = self.cursors
+        cursors[offset] = (segment_base_offset, position, first_batch_bytes, inode)
+        if len(cursors) > CURSORS_MAX:
+            cursors.popitem(last=False)
+
+    def epoch_ends(self, leader_epoch: int) -> dict[int, tuple[int, int]]:
+        """What the log-reader said of epochs before `leader_epoch`, under which we lead: asked for epoch → (epoch, where it ends). It stays so as long."""
+        if self._epoch_ends_under != leader_epoch or len(self._epoch_ends) > EPOCH_ENDS_MAX:
+            self._epoch_ends_under = leader_epoch
+            self._epoch_ends.clear()
+        return self._epoch_ends
+
+
+class Change(IntEnum):
+    """What a look at image and tables has found: the most of it."""
+
+    NOTHING = 0
+    ROLES = 1
+    """Leaders, followers and epochs, in rows that were there."""
+    PLACES = 2
+    """The image is another one, rows or disks came or went."""
+
+
+class MetadataCache:
+    """The image and an index of all rows."""
+
+    def __init__(self, broker_id: int, proxies: LogWriterProxies, default_max_message_bytes: int) -> None:
+        self.broker_id = broker_id
+        self.image = MetadataImage.empty()
+        self._proxies = proxies
+        self._default_max_message_bytes = default_max_message_bytes
+        self._by_name: dict[tuple[str, int], LocalReplica] = {}
+        self._tables: dict[str, KnownRows] = {}
+        self._disk_states: dict[str, int] = {}
+        self._is_image_new = True
+        self._must_place = True
+
+    def set_image(self, image: MetadataImage) -> None:
+        former, self.image = self.image, image
+        self._is_image_new = True
+        self._must_place = self._must_place or former.topics_by_id.keys() != image.topics_by_id.keys()
+        for name, topic in image.topics.items():
+            known = former.topics.get(name)
+            if known is not topic and known != topic:
+                self._take_topic(topic, known)
+
+    def _take_topic(self, topic: TopicImage, former: TopicImage | None) -> None:
+        """What has changed in a topic, for the placements that are there."""
+        has_same_config = former is not None and former.config == topic.config
+        known = former.partitions if former is not None else ()
+        for number, partition in enumerate(topic.partitions):
+            if has_same_config and number < len(known) and (known[number] is partition or known[number] == partition):
+                continue
+            placement = self._by_name.get((topic.name, number))
+            if placement is not None:
+                self._configure(placement, topic)
+
+    def refresh(self) -> Change:
+        """Look whether an image came or a table changed, and follow. What was found counts as seen."""
+        change = Change.NOTHING
+        tables, by_disk = self._tables, self._proxies.by_disk
+        for disk in [disk for disk in tables if disk not in by_disk or by_disk[disk].table is not tables[disk].table]:
+            del tables[disk]
+            self._must_place = True
+        for disk, proxy in by_disk.items():
+            known = tables.get(disk)
+            if known is None and proxy.table is not None:
+                known = tables[disk] = KnownRows(proxy.table)
+                self._must_place = True
+            if known is not None and known.is_old:
+                change = Change.ROLES
+                disk_state = known.table.disk_state
+                self._must_place = known.look() or self._must_place or self._disk_states.get(disk) != disk_state
+                self._disk_states[disk] = disk_state
+        if self._must_place or self._is_image_new:
+            change = Change.PLACES
+        if self._must_place:
+            self._must_place = False
+            self._place()
+        self._is_image_new = False
+        return change
+
+    def _place(self) -> None:
+        previous = self._by_name
+        topics_by_id = self.image.topics_by_id
+        fresh: dict[tuple[str, int], LocalReplica] = {}
+        for disk, known in self._tables.items():
+            table, proxy = known.table, self._proxies.by_disk[disk]
+            for index, (row_key, row_generation) in enumerate(zip(known.keys, known.row_generations, strict=True)):
+                topic = topics_by_id.get(row_key[0]) if row_key is not None else None
+                if topic is None or row_key is None:
+                    continue
+                partition = row_key[1]
+                key = (topic.name, partition)
+                placement = previous.get(key)
+                if placement is None or placement.table is not table or placement.row != index or placement.row_generation != row_generation:
+                    placement = LocalReplica(topic.name, topic.topic_id, partition, proxy, table, index, row_generation, 0)
+                    self._configure(placement, topic)
+                fresh[key] = placement
+        self._by_name = fresh
+
+    def _configure(self, placement: LocalReplica, topic: TopicImage) -> None:
+        placement.max_message_bytes = self._max_message_bytes(topic)
+        placement.is_compacted = "compact" in topic.config.get("cleanup.policy", "")
+        if placement.partition < len(topic.partitions):
+            placement.replicas, placement.isr = topic.partitions[placement.partition][2:4]
+
+    def _max_message_bytes(self, topic: TopicImage) -> int:
+        configured = topic.config.get("max.message.bytes")
+        return int(configured) if configured is not None else self._default_max_message_bytes
+
+    def placement(self, topic: str, partition: int) -> LocalReplica | None:
+        """Where a partition is served on this box, if it is."""
+        found = self._by_name.get((topic, partition))
+        if found is None or not found.proxy.serving or found.proxy.is_hung or found.proxy.table is not found.table:
+            return None
+        return found
+
+    def rows(self) -> set[tuple[str, int, int]]:
+        """(disk, row, row generation) of every partition that is placed on this box; none of a disk that is offline: an open segment of it would keep
+        its file system from being unmounted."""
+        offline = {disk for disk, proxy in self._proxies.by_disk.items() if proxy.table is not None and proxy.table.disk_state == DISK_OFFLINE}
+        return {(placement.disk, placement.row, placement.row_generation) for placement in self._by_name.values() if placement.disk not in offline}
+
+    def why_absent(self, topic: str, partition: int) -> ErrorCode:
+        """What a client is told of a partition without a placement. The image knows whether it exists, the disk whether it lives."""
+        topic_image = self.image.topics.get(topic)
+        if topic_image is None or not 0 <= partition < len(topic_image.partitions):
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        partition_image = topic_image.partitions[partition]
+        if partition_image.disk is None or partition_image.moving_to is not None:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER  # it is elsewhere; what is handed over to another disk is led again in a moment
+        proxy = self._proxies.by_disk.get(partition_image.disk)
+        if proxy is None or proxy.table is None:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if proxy.table.disk_state == DISK_ONLINE and partition_image.leader != self.broker_id:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER  # nobody comes here for its log
+        # The disk is dead; or it lives and has no such row: its log is missing, or the row is a moment behind the image.
+        return ErrorCode.KAFKA_STORAGE_ERROR
+
+    def leader_hint(self, topic: str, partition: int) -> CurrentLeader:
+        """Who should lead, for a client that came to the wrong box."""
+        topic_image = self.image.topics.get(topic)
+        if topic_image is None or not 0 <= partition < len(topic_image.partitions):
+            return CurrentLeader(-1, -1)
+        partition_image = topic_image.partitions[partition]
+        return CurrentLeader(partition_image.leader, partition_image.leader_epoch)
+
+    def endpoints(self, leaders: Iterable[CurrentLeader]) -> list[NodeEndpoint]:
+        """How those of the leaders are reached that live."""
+        brokers = self.image.brokers
+        return [
+            NodeEndpoint(node.id, node.host, node.port, node.rack) for each in dict.fromkeys(leader[0] for leader in leaders) if (node := brokers.get(each))
+        ]

@@ -1,0 +1,93 @@
+"""What offsets, listings, deletions and expiry need to know of a group's members, whichever protocol the group speaks.
+
+A group id maps to one hosted group; its offsets stay when its membership changes from one protocol to the other. `ClassicMembership` is the one of
+classic groups; KIP-848's has the same questions answered by the same names. Owned by nobody. Weak spot: none known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from appliance.base.errors import ErrorCode
+from appliance.cluster.state_log import LoadedRecord, StateRecord
+
+
+class GroupType(Enum):
+    """As ListGroups writes them."""
+
+    CLASSIC = "classic"
+    CONSUMER = "consumer"
+
+
+class ExpiryRule(NamedTuple):
+    """Which offsets of a group grow old, and since when (KIP-211)."""
+
+    since_ms: int | None
+    """None: each since its own commit."""
+    spared_topics: frozenset[str] = frozenset()
+    """Offsets of topics that members read stay."""
+
+
+class GroupMembership(Protocol):
+    """The members of one group, and what may be done to it because of them."""
+
+    @property
+    def group_type(self) -> GroupType: ...
+
+    @property
+    def state_name(self) -> str:
+        """As ListGroups writes it."""
+
+    @property
+    def protocol_type(self) -> str:
+        """`consumer` for consumers; "" while it was never told."""
+
+    @property
+    def generation_id(self) -> int:
+        """It changes with every change of members that the log knows of."""
+
+    @property
+    def is_empty(self) -> bool:
+        """No members, and none on the way."""
+
+    def commit_problem(self, member_id: str, group_instance_id: str | None, generation_id: int, is_transactional: bool, version: int) -> ErrorCode:
+        """Why this sender may not commit offsets by a request of this version, or NONE; `generation_id` is a member epoch in KIP-848."""
+
+    def fetch_problem(self, member_id: str | None, member_epoch: int) -> ErrorCode:
+        """Why this sender may not read offsets, or NONE."""
+
+    def deletion_problem(self) -> ErrorCode:
+        """Why the group may not be deleted, or NONE."""
+
+    def offset_deletion_problem(self) -> ErrorCode:
+        """Why offsets of no topic at all may be deleted, or NONE."""
+
+    def is_subscribed_to(self, topic: str) -> bool:
+        """Whether a member reads it, or may."""
+
+    def expiry_rule(self) -> ExpiryRule | None:
+        """None: nothing expires now."""
+
+    def tombstones(self) -> list[StateRecord]:
+        """What takes the membership out of the log; nothing where the log has nothing of it."""
+
+
+class OtherMemberships(Protocol):
+    """Whoever keeps the members of groups that are not classic: its records are in the same log."""
+
+    def begin_load(self, partition: int) -> None:
+        """Whatever a load before this one had read is void."""
+
+    def load(self, partition: int, record: LoadedRecord) -> bool:
+        """A record of a key that is not of classic groups and not of offsets, in the order of the log; whether it is understood."""
+
+    def forget(self, partition: int, group_id: str) -> None:
+        """What was loaded of this group; behind it the log says that it is a classic one."""
+
+    def finish_load(self, partition: int, now_ms: int) -> Mapping[str, GroupMembership]:
+        """The memberships by group id; their timers run from now on."""
+
+    def stop_load(self, partition: int) -> None:
+        """There is nothing more to load, if there was anything."""

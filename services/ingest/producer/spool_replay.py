@@ -1,0 +1,81 @@
+"""What the previous lives of an ingest left in its spool, from the beginning to the moment when the outlet has all of it.
+
+Owned by one ingest. Their records are still in flight in the books: they are no `crash`. Weak: what was left by a listener that the table has no more counts
+for that listener, by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from appliance.senders.accounting import listeners_of, read_ledger
+from appliance.senders.listener import Listener
+from services.ingest.producer.batch_sender import BatchSender
+from services.ingest.producer.ingest_spool import IngestSpool
+from services.ingest.producer.producer_batch import ProducerBatch
+from services.ingest.producer.spooled_batches import SpooledBatches
+from services.ingest.records.ack_group import AckGroup
+from services.ingest.records.batcher import ReadyBatch
+from services.ingest.records.event import EventSource
+from services.ingest.records.share import Share
+from services.ingest.replay.replays import Replays
+from services.ingest.replay.spool_records import SpooledBatch, without_counted
+
+_NOBODY = EventSource(b"spool", b"spool", b"spool")
+
+
+class SpoolReplay:
+    """`turn` once a turn until `is_done`."""
+
+    def __init__(self, spool: IngestSpool, values: Mapping[str, int], listeners: Mapping[str, Listener], make_listener: Callable[[str], Listener]) -> None:
+        """`values` are the counters as they were found."""
+        spool.left_over = without_counted(spool.left_over, {name: read_ledger(values, name).in_flight for name in listeners_of(values)})
+        self.records: dict[str, int] = {}
+        """By listener."""
+        for batch in spool.left_over:
+            for share in batch.shares:
+                self.records[share.listener] = self.records.get(share.listener, 0) + share.records
+        self._spool = spool
+        self._listeners = listeners
+        self._make_listener = make_listener
+        self._units: dict[str, AckGroup] = {}
+        self._batches: SpooledBatches | None = None
+        self._number = -len(spool.left_over)
+        self._keys = {(batch.topic, batch.partition) for batch in spool.left_over}
+        self.topics = sorted({batch.topic for batch in spool.left_over})
+        """Somebody has to know who leads them, also where no sender writes to them any more."""
+        self.is_done = not spool.left_over
+
+    def turn(self, replays: Replays, outlet: BatchSender, now_ns: int) -> int:
+        """Give the outlet what is known not to be stored; how many batches."""
+        if not replays.is_loaded:
+            outlet.hold(self._keys)
+            return 0
+        if self._batches is None:
+            self._batches = SpooledBatches(self._spool, replays)
+        left_over = self._batches.turn()
+        for left in self._batches.found_stored:
+            outlet.book_stored(self._batch_of(left, now_ns))
+        self._batches.found_stored.clear()
+        for left in left_over:
+            batch = self._batch_of(left, now_ns)
+            self._batches.adopt(batch, left)
+            outlet.adopt(batch)
+        self.is_done = self._batches.is_empty
+        outlet.hold(self._batches.keys)
+        return len(left_over)
+
+    def _batch_of(self, left: SpooledBatch, now_ns: int) -> ProducerBatch:
+        shares = []
+        for spooled in left.shares:
+            share = Share(self._unit_of(spooled.listener))
+            share.count, share.copies, share.parts = spooled.records, spooled.copies, list(spooled.parts)
+            shares.append(share)
+        self._number += 1
+        return ProducerBatch(left.topic, ReadyBatch(left.partition, b"", left.record_count, shares), self._number - 1, now_ns)
+
+    def _unit_of(self, listener: str) -> AckGroup:
+        unit = self._units.get(listener)
+        if unit is None:
+            unit = self._units[listener] = AckGroup(self._listeners.get(listener) or self._make_listener(listener), _NOBODY)
+        return unit

@@ -1,0 +1,160 @@
+"""All partitions of one disk, as its log-writer holds them: opened by recovery, created and deleted by command.
+
+Configs arrive whole from the controller: the topic's own values before the box's.
+
+Rows of the table and entries here come and go together. Owned by the log-writer, one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from appliance.base.clock import Clock
+from appliance.base.errors import ErrorCode, OutOfDescriptors, RequestRefused, StorageFailed
+from appliance.base.model import TopicId, TopicPartition
+from appliance.shm.partition_table import ROLE_NONE, ROWS, PartitionTableWriter, TableFull
+from appliance.storage.log import Log
+from appliance.storage.log_config import LogConfig
+from appliance.storage.log_directory import LogDirectory
+from appliance.storage.producer_state import PRODUCER_EXPIRATION_MS
+from appliance.storage.recovery import CLEAN, Recovery, Unclean
+from services.log_writer.descriptor_budget import DescriptorBudget
+from services.log_writer.replicas.replica import Replica, ReplicationTerms
+
+
+class ProducerSettings(NamedTuple):
+    """The box's settings about producers."""
+
+    expiration_ms: int = PRODUCER_EXPIRATION_MS
+    verifies_transactions: bool = True
+
+
+KAFKAS = ProducerSettings()
+"""Kafka's defaults."""
+
+
+class Replicas:
+    """By row index and by (topic id, partition)."""
+
+    def __init__(
+        self, directory: LogDirectory, table: PartitionTableWriter, clock: Clock, terms: ReplicationTerms, producers: ProducerSettings = KAFKAS
+    ) -> None:
+        self.directory = directory
+        self.table = table
+        self._terms = terms
+        self._clock = clock
+        self._producers = producers
+        self.room = DescriptorBudget()
+        self.live_brokers: frozenset[int] | None = None
+        """The boxes that live, as the controller says; None while it has not."""
+        self.by_row: dict[int, Replica] = {}
+        self._by_identity: dict[tuple[TopicId, int], Replica] = {}
+
+    def __len__(self) -> int:
+        return len(self.by_row)
+
+    def find(self, topic_id: TopicId, partition: int) -> Replica | None:
+        return self._by_identity.get((topic_id, partition))
+
+    def of_topic(self, topic_id: TopicId) -> list[Replica]:
+        return [hosted for (hosted_id, _), hosted in self._by_identity.items() if hosted_id == topic_id]
+
+    def open(
+        self,
+        topic_partition: TopicPartition,
+        topic_id: TopicId,
+        config: Mapping[str, str],
+        recovery: Recovery,
+        log_start_offset: int,
+        high_watermark: int,
+        on_scanned: Callable[[int], None] = lambda _: None,
+    ) -> Replica:
+        """Open (and recover) the log of a partition whose directory exists, and give it a row. Raises StorageFailed; TableFull and
+        OutOfDescriptors when this disk has as many open logs as it can."""
+        if not self.table.free_rows:
+            raise TableFull(f"{self.directory.path} serves {ROWS} partitions already; add a disk or delete topics")
+        path = f"{self.directory.path}/{topic_partition}"
+        log_config = LogConfig.from_topic_config(config)
+        expiration_ms = self._producers.expiration_ms
+        log = Log.open(path, topic_partition, topic_id, log_config, self._clock, recovery, log_start_offset, on_scanned, expiration_ms)
+        if log.highest_descriptor >= self.room.for_logs:
+            log.abandon()
+            raise OutOfDescriptors(
+                f"{self.directory.path} has {len(self)} open logs, and the limit of {self.room.limit} open files leaves room for no more; "
+                "raise the hard limit (ulimit -Hn; LimitNOFILE= in a unit), add a disk or delete topics"
+            )
+        hosted = Replica(topic_partition, topic_id, log, self.table, high_watermark, self._terms, self._producers.verifies_transactions)
+        self.by_row[hosted.row] = hosted
+        self._by_identity[(topic_id, topic_partition.partition)] = hosted
+        return hosted
+
+    def create(self, topic_partition: TopicPartition, topic_id: TopicId, config: Mapping[str, str]) -> Replica:
+        """Make directory and log of a new partition; the same topic id again changes nothing. Raises RequestRefused for another id, and when
+        there is no row or no descriptor for it; of what is refused nothing stays."""
+        existing = self.find(topic_id, topic_partition.partition)
+        if existing is not None:
+            return existing
+        if not self.table.free_rows:
+            raise RequestRefused(
+                ErrorCode.POLICY_VIOLATION, f"{self.directory.path} holds {ROWS} partitions, the most that a disk can; add a disk or delete topics"
+            )
+        is_new = not self.directory.holds(topic_partition)
+        try:
+            self.directory.create_partition(topic_partition.topic, topic_partition.partition, topic_id)
+            if is_new:
+                return self.open(topic_partition, topic_id, config, CLEAN, 0, 0)
+            return self._open_found(topic_partition, topic_id, config)
+        except StorageFailed as failure:
+            if is_new:
+                self.directory.undo_creation(topic_partition)
+            if isinstance(failure, OutOfDescriptors):
+                raise RequestRefused(ErrorCode.POLICY_VIOLATION, str(failure)) from failure
+            raise
+
+    def _open_found(self, topic_partition: TopicPartition, topic_id: TopicId, config: Mapping[str, str]) -> Replica:
+        """A former life made it, or this one left it unserved: nobody says that its files are whole."""
+        directory = self.directory
+        if not directory.is_unserved(topic_partition):
+            return self.open(topic_partition, topic_id, config, Unclean(0), 0, 0)
+        recovery_point, high_watermark, log_start_offset = (
+            offsets.get(topic_partition, 0) for offsets in (directory.recovery_points, directory.high_watermarks, directory.log_start_offsets)
+        )
+        hosted = self.open(topic_partition, topic_id, config, Unclean(recovery_point), log_start_offset, high_watermark)
+        hosted.needs_epoch_bump = True
+        directory.serve_again(topic_partition)
+        return hosted
+
+    def delete(self, topic_partition: TopicPartition, topic_id: TopicId) -> None:
+        """Take a partition out: row first, so that nobody is sent to it, then its directory is renamed and later removed. Twice is once."""
+        hosted = self._by_identity.pop((topic_id, topic_partition.partition), None)
+        if hosted is not None:
+            hosted.withdraw(ROLE_NONE)
+            self.table.remove_row(hosted.row)
+            del self.by_row[hosted.row]
+            hosted.log.abandon()  # nobody will read it again: no reason to wait for the disk
+        elif self._names_another(topic_partition, topic_id):
+            return
+        self.directory.mark_deleted(topic_partition)
+
+    def give_away(self, hosted: Replica) -> None:
+        """Take a partition out whose log lies on another disk from now on: its directory first. Raises `DiskFull`, and nothing has happened."""
+        self.directory.mark_deleted(hosted.topic_partition)
+        del self._by_identity[hosted.topic_id, hosted.topic_partition.partition]
+        hosted.withdraw(ROLE_NONE)
+        self.table.remove_row(hosted.row)
+        del self.by_row[hosted.row]
+        hosted.log.abandon()
+
+    def _names_another(self, topic_partition: TopicPartition, topic_id: TopicId) -> bool:
+        """Whether a topic of the same name but another id lives here: a late deletion must not hit it."""
+        return any(hosted.topic_partition == topic_partition and hosted.topic_id != topic_id for hosted in self.by_row.values())
+
+    def settle_truncation(self, hosted: Replica) -> None:
+        """Before a log that was cut grows again: no checkpoint says more of it than it holds. Raises StorageFailed."""
+        if hosted.owes_checkpoints:
+            self.directory.cap_lines(hosted.topic_partition, hosted.log.log_end_offset)
+            hosted.owes_checkpoints = False
+
+    def configure(self, hosted: Replica, config: Mapping[str, str]) -> None:
+        hosted.log.config = LogConfig.from_topic_config(config)
