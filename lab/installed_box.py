@@ -21,7 +21,7 @@ from lab.packed_wheels import pack_all
 from lab.running_box import ROOT, Address, eventually
 from lab.systemd_box import SystemdBox
 
-SOURCES = ["appliance", "services", "pyspark_millrace", "systemd", "install", "install.sh", "pyproject.toml", "README.md", "LICENSE"]
+SOURCES = ["appliance", "services", "pyspark_millrace", "systemd", "install", "install.sh", "pyproject.toml", "docs", "README.md", "LICENSE"]
 SYSTEM_PYTHON = "/usr/bin/python3"
 KAFKA, SYSLOG, HTTP = Address("127.0.0.1", 9092), Address("127.0.0.1", 514), Address("127.0.0.1", 8080)
 INGEST = Address("127.0.0.1", 8081)

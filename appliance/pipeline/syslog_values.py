@@ -1,4 +1,4 @@
-"""Records that ingest wrote of syslog lines (services/ingest/README.md) into columns. Owned by one task.
+"""Records that ingest wrote of syslog lines (docs/senders.md) into columns. Owned by one task.
 
 Weak spot: those with structured data are read one after the other; in a batch that has both kinds, both are put in order again.
 """

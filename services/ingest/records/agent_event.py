@@ -2,7 +2,7 @@
 
 Pure functions, no protocol's own. The document has the fields of a syslog event first, always (null where nobody knows), then what there is of `tag`,
 `labels`, `resource`, `scope` …, `fields` (the sender's own, nested as they came), `trace_id`, `span_id`, `event_time_ns`. A field that becomes one
-of the first is taken out of `fields`; one that had to be translated (`level: "warn"`) stays there, too. README.md has the table.
+of the first is taken out of `fields`; one that had to be translated (`level: "warn"`) stays there, too. docs/senders.md has the table.
 Weak: a record of a thousand fields costs what a thousand fields cost; nothing is shortened here, the topic's limit refuses what is too large.
 """
 

@@ -1,8 +1,8 @@
 """How the JSON of an event begins, written once for what senders repeat: the seconds of a time, and all that says from whom a record is.
 
-Owned by the process; what was written is forgotten all at once when it is too much. The fields of the first table of README.md are always there and always
-first, in one order, so an event is `{"time":…` + `,"host":…,"structured_data":{},` + `"message":…}`. Weak: a sender who has a new process id for each record
-pays for writing and remembering it.
+Owned by the process; what was written is forgotten all at once when it is too much. The fields of the first table of docs/senders.md are
+always there and always first, in one order, so an event is `{"time":…` + `,"host":…,"structured_data":{},` + `"message":…}`. Weak: a sender who has
+a new process id for each record pays for writing and remembering it.
 """
 
 from __future__ import annotations

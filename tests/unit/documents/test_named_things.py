@@ -63,8 +63,6 @@ NOT_YET_WRAPPED = {
     "services/console/README.md",
     "services/controller/decisions/README.md",
     "services/coordinator/groups/README.md",
-    "services/ingest/README.md",
-    "services/ingest/TABLE.md",
     "systemd/README.md",
     "tests/README.md",
     "tests/simulation/README.md",

@@ -225,13 +225,13 @@ def test_who_reads_a_table_stays_lean() -> None:
 
 
 def test_the_page_names_every_option_protocol_and_condition() -> None:
-    page = (ROOT / "services/ingest/TABLE.md").read_text()
+    page = (ROOT / "docs/senders.md").read_text()
     named = {word for line in page.splitlines() if line.startswith("| `") for word in re.findall(r"`([a-z-]+)`", line.split(" | ")[0])}
     assert set(OPTIONS) | set(Protocol) <= named
     assert [word for word in SUBJECT_WORDS.replace(" or ", ", ").split(", ") if f"`{word.replace('NAME', '').replace('PATH', '')}" not in page] == []
 
 
-def test_every_line_that_the_read_me_gives_for_a_sender_is_right() -> None:
-    rows = [line.split(" | ")[1] for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| ") and line.count(" | ") == 2]
+def test_every_line_that_the_page_gives_for_a_sender_is_right() -> None:
+    rows = [line.split(" | ")[1] for line in (ROOT / "docs/send.md").read_text().splitlines() if line.startswith("| ") and line.count(" | ") == 2]
     lines = [text for row in rows for text in re.findall(r"`((?:listen|options) [^`]+)`", row)]
     assert read("\n".join(lines)).problems == [] and len(lines) >= 6
