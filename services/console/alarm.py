@@ -67,7 +67,7 @@ class Alarm(NamedTuple):
     @property
     def runbook(self) -> str:
         """Check and act: its place in the runbook."""
-        return f"systemd/README.md#{self.name.lower()}"
+        return f"docs/operate.md#{self.name.lower()}"
 
 
 def _duration(seconds: int) -> str:

@@ -1,6 +1,6 @@
 """Every alarm of a box. `systemd/prometheus-alerts.yml` is made from these rows, and the console looks at the same ones by itself.
 
-What to check and to do is told in the runbook, `systemd/README.md`, under the alarm's name. Owned by nobody. Weak spot: thresholds fit a box of cheap disks and
+What to check and to do is told in the runbook, `docs/operate.md`, under the alarm's name. Owned by nobody. Weak spot: thresholds fit a box of cheap disks and
 are not settings; who wants others edits a copy of the rules.
 """
 

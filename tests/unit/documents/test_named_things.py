@@ -50,7 +50,6 @@ NOT_YET_WRAPPED = {
     "appliance/cluster/README.md",
     "appliance/command/README.md",
     "appliance/ipc/README.md",
-    "appliance/pipeline/README.md",
     "appliance/protocol/README.md",
     "appliance/shm/README.md",
     "appliance/storage/README.md",
@@ -63,7 +62,6 @@ NOT_YET_WRAPPED = {
     "services/console/README.md",
     "services/controller/decisions/README.md",
     "services/coordinator/groups/README.md",
-    "systemd/README.md",
     "tests/README.md",
     "tests/simulation/README.md",
 }

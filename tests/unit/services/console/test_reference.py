@@ -18,7 +18,7 @@ from services.console.metric_rows import BY_SOURCE, PARTITIONS, ROWS
 from services.console.reference import alert_rules, metrics_page
 
 RULES = ROOT / "systemd" / "prometheus-alerts.yml"
-RUNBOOK = ROOT / "systemd" / "README.md"
+RUNBOOK = ROOT / "docs" / "operate.md"
 _MADE = re.compile(r"""\b(?:counter|gauge|histogram)\(\s*f?["']([a-z_]+\.[a-z_]+)""")
 _COUNTED = re.compile(r"""\bcounter\(\s*f?["']([a-z_]+\.[a-z_]+)""")
 _BY_NAME = re.compile(r"\b(?:counter|gauge)\(([A-Z_]+)\b")
