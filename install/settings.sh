@@ -73,7 +73,7 @@ advertise = "$ADVERTISE"
 
 # acceptors = 1 # processes that serve Kafka clients; one for four cores if it is left out
 
-# Several boxes that are one cluster: a number for each, and the addresses of the three that run a member of the ZooKeeper ensemble (README, "Three boxes").
+# Several boxes that are one cluster: a number for each, and the addresses of the three that run a member of the ZooKeeper ensemble (docs/cluster.md).
 $(cluster_lines)
 SETTINGS
 }

@@ -1,4 +1,4 @@
-"""The first query of README.md, as it stands there: what a user pastes is what is tested and measured."""
+"""The first query of docs/read.md, as it stands there: what a user pastes is what is tested and measured."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from lab.running_box import ROOT
 
 def first_query() -> str:
     """The Python of the first fenced block that begins with an import of pyspark."""
-    found = re.search(r"```python\n(from pyspark.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert found is not None, "README.md has no query"
+    found = re.search(r"```python\n(from pyspark.*?)```", (ROOT / "docs/read.md").read_text(), re.DOTALL)
+    assert found is not None, "docs/read.md has no query"
     return found.group(1)

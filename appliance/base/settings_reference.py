@@ -1,6 +1,6 @@
 """The reference page of all settings, made from their rows (STYLE habit 12). `SETTINGS.md` beside this module is its output; a test holds them together.
 
-Pure. Weak spot: of options that are no settings (table `[box]`) it says the names only; they are explained in the root README.
+Pure. Weak spot: of options that are no settings (table `[box]`) it says the names only; they are explained in docs/install.md.
 """
 
 from __future__ import annotations

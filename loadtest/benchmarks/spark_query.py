@@ -1,4 +1,4 @@
-"""The five-line query of README.md on ten million syslog records, in a Python of its own: from its start to its answer."""
+"""The five-line query of docs/read.md on ten million syslog records, in a Python of its own: from its start to its answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECONDS_MAX = 300
 @dataclass(frozen=True)
 class SparkQuery(Benchmark):
     name: ClassVar[str] = "spark_query"
-    title: ClassVar[str] = "The five-line query of README.md (errors by minute and host) on syslog records of 4 partitions, Spark local[*]; with its start."
+    title: ClassVar[str] = "The five-line query of docs/read.md (errors by minute and host) on syslog records of 4 partitions, Spark local[*]; with its start."
     figures: ClassVar[tuple[Figure, ...]] = (Figure("from start to answer", "s", at_most=60.0), Figure("records", "/s"))
     short: ClassVar[dict[str, Any]] = {"records": 1_000_000}
 

@@ -175,7 +175,7 @@ def test_a_job_of_the_users_own_runs_in_the_same_harness(spark: SparkSession, sh
             load_job(name)
 
 
-def test_the_first_query_of_the_readme_counts_the_errors_of_a_box(spark: SparkSession, shared_box: RunningBox, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_query_of_the_documents_counts_the_errors_of_a_box(spark: SparkSession, shared_box: RunningBox, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [f"<{8 + severity}>1 2026-11-22T12:00:0{number}Z web1 nginx - - - request {number}" for number, severity in enumerate((6, 3, 2, 4, 3))]
     with socket.create_connection(shared_box.syslog) as sender:
         for line in lines:
