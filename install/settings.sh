@@ -43,7 +43,7 @@ write_settings() {
 # Settings of this box, written by install.sh. Edit it freely: once it was edited it is never overwritten; what a later release would
 # write is then put beside it, as millrace.toml.new.
 # After a change: millrace config check $SETTINGS_FILE && sudo millrace units apply && sudo systemctl restart millrace.target
-# Every setting with its default, bounds and meaning: $PREFIX/current/appliance/base/SETTINGS.md
+# Every setting with its default, bounds and meaning: $PREFIX/current/docs/settings.md
 
 # Settings by Kafka's names stand here, above [box], in quotes. Some that are often changed, with their defaults:
 # "log.retention.hours" = 168 # how long records are kept; -1 is for ever

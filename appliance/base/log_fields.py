@@ -1,4 +1,4 @@
-"""The fields that a log line may carry beside its text, and what they mean. One list: journald gets them as `MILLRACE_…`, LOGS.md is made from it.
+"""The fields that a log line may carry beside its text, and what they mean. One list: journald gets them as `MILLRACE_…`, docs/messages.md has it.
 
 Owned by nobody. A field is for programs and filters (`journalctl MILLRACE_DISK=d0`); what a person needs stands in the text as well. Weak spot: journald
 indexes every value that it meets, so what differs in each line (an offset, a duration) belongs into the text alone.

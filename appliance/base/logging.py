@@ -1,7 +1,7 @@
 """What a process tells its operator: one event a call, to journald with fields, or as plain lines `LEVEL process: text` on stderr.
 
 Owned by no one: every process has one `Logger`, made in `service_main`. The standard library's logging is not used, because it costs 2 MB in each
-of a dozen processes and takes locks. Which severity means what, and which fields there are, stands in LOGS.md. Weak spot: an event is dropped, and
+of a dozen processes and takes locks. Which severity means what, and which fields there are, stands in docs/messages.md. Weak spot: an event is dropped, and
 counted, when nobody takes it at once (journald hangs, a terminal is stopped with Ctrl-S, a pipe is full): an event loop must never wait for somebody who
 reads a log.
 """

@@ -1,4 +1,4 @@
-"""The reference page of all settings, made from their rows (STYLE habit 12). `SETTINGS.md` beside this module is its output; a test holds them together.
+"""The reference page of all settings, made from their rows (STYLE habit 12). `docs/settings.md` is its output; a test holds them together.
 
 Pure. Weak spot: of options that are no settings (table `[box]`) it says the names only; they are explained in docs/install.md.
 """
@@ -11,9 +11,13 @@ from appliance.base.setting_rows import GROUPS
 _HEAD = """\
 # Settings
 
-Written by `millrace config check --reference` from [setting_rows.py](setting_rows.py); change that, not this. A settings file is TOML and is given with
-`--config FILE`; `millrace config check FILE` says everything that is wrong with one. Names are Kafka's own where Kafka has the setting.
-A setting is read when the box starts.
+Written by `millrace config check --reference` from
+[setting_rows.py](../appliance/base/setting_rows.py); change that, not this page.
+
+A settings file is TOML and is given with `--config FILE`; an installed box uses
+`/etc/millrace/millrace.toml`. `millrace config check FILE` reports everything that is wrong with
+one. Names are Kafka's if Kafka has the setting. A setting is read when the box starts. The options
+in `[box]` are explained in [Install and upgrade](install.md#try-it-without-installing).
 
 ```
 "log.segment.bytes" = 268435456   # settings by their names, in quotes or as log.segment.bytes = …

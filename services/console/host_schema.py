@@ -1,4 +1,4 @@
-"""The figures of the machine as records: every field with its kind of record and its meaning. `HOST_FIGURES.md` beside this module has the same table.
+"""The figures of the machine as records: every field with its kind of record and its meaning. `docs/host-figures.md` has the same table.
 
 One flat JSON document for each device and interval, because that is what Spark and other consumers filter and plot without taking anything apart: `kind`
 says which of the fields are there, the others are absent. Values of an interval (rates, shares, counts) are of the `interval_seconds` before `time`.
@@ -97,7 +97,7 @@ def spark_schema() -> str:
 
 
 def schema_page() -> str:
-    """The tables of HOST_FIGURES.md."""
+    """The tables of docs/host-figures.md."""
     sections = [("every record", COMMON), *((f"`kind` = `{kind}`", fields) for kind, fields in FIELDS.items())]
     lines = []
     for title, fields in sections:

@@ -1,4 +1,4 @@
-"""Every metric of a box. `METRICS.md` beside this module is made from these rows.
+"""Every metric of a box. `docs/metrics.md` is made from these rows.
 
 Rows with a source come from the shared counters as they are; the others the console finds itself (`box_metrics`). Of a partition there are at most five series.
 Owned by nobody; the names are what people's dashboards and alert rules ask for, so they change only with a word in the CHANGELOG.

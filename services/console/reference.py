@@ -1,6 +1,6 @@
-"""What is made from the rows of metrics and alarms: `METRICS.md` beside this module, and `systemd/prometheus-alerts.yml`. Tests hold them together.
+"""What is made from the rows of metrics and alarms: `docs/metrics.md` and `systemd/prometheus-alerts.yml`. Tests hold them together.
 
-`python -m services.console.reference metrics > services/console/METRICS.md`, `… alerts > systemd/prometheus-alerts.yml`. Pure but for `main`.
+`python -m services.console.reference metrics > docs/metrics.md`, `… alerts > systemd/prometheus-alerts.yml`. Pure but for `main`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ from services.console.metric_rows import GROUPS
 _METRICS_HEAD = """\
 # Metrics
 
-Written by `python -m services.console.reference metrics` from [metric_rows.py](metric_rows.py); change that, not this. The console serves them at `/metrics`
-in Prometheus's text format. They are read from shared memory: a scrape asks no process and touches no disk. Counters (`_total`) begin at 0 when the box
-starts and go on when a process is started again. A histogram has the series `_bucket` (by `le`: every power of two from 64 µs to 67 s), `_count` and `_sum`;
-the sum is right within 12.5 %. A partition has five series. "Counter inside" is the name in shared memory, as the code and `millrace top` know it.
+Written by `python -m services.console.reference metrics` from
+[metric_rows.py](../services/console/metric_rows.py); change that, not this page.
+
+The console serves them at `/metrics` in Prometheus's text format. They are read from shared memory:
+a scrape uses no other process and no disk. Counters (`_total`) start at 0 when the box starts and
+continue when a process restarts. A histogram has the series `_bucket` (by `le`: every power of two
+from 64 µs to 67 s), `_count` and `_sum`; the sum is exact within 12.5 %. A partition has five
+series. "Counter inside" is the name in shared memory, which the code and `millrace top` use.
 
 ```
 scrape_configs:
@@ -31,7 +35,7 @@ rule_files: [/opt/millrace/current/systemd/prometheus-alerts.yml]
 
 _ALERTS_HEAD = """\
 # Alert rules for Prometheus. Made by `python -m services.console.reference alerts` from services/console/alarms.py; change that, not this.
-# The job that scrapes the boxes is called "millrace" (services/console/METRICS.md). What to check and to do: the annotation `runbook`.
+# The job that scrapes the boxes is called "millrace" (docs/metrics.md). What to check and to do: the annotation `runbook`.
 groups:
   - name: millrace
     rules:

@@ -44,7 +44,7 @@ def test_a_call_has_documented_fields_only() -> None:
             if keyword.arg is None:
                 assert ast.unparse(keyword.value).endswith(SPREAD), place
             else:
-                assert keyword.arg in LOG_FIELDS, f"{place}: {keyword.arg} is no field; say it in the text, or add it to log_fields.py and LOGS.md"
+                assert keyword.arg in LOG_FIELDS, f"{place}: {keyword.arg} is no field; say it in the text, or add it to log_fields.py and docs/messages.md"
 
 
 def test_a_partition_never_stands_without_its_topic() -> None:

@@ -32,11 +32,9 @@ MADE_LATER = {
     "millrace.toml", "my_jobs.py",  # an operator's own
 }  # fmt: skip
 GENERATED = {
-    "appliance/base/SETTINGS.md",
     "loadtest/BESIDE_KAFKA.md",
     "loadtest/MODEL.md",
     "loadtest/RESULTS.md",
-    "services/console/METRICS.md",
 }
 """Pages that a program writes or fills; their rows decide how long a line is."""
 COLUMNS_MAX = 100
@@ -44,7 +42,6 @@ NOT_YET_WRAPPED = {
     "appliance/ARCHITECTURE.md",
     "appliance/INVARIANTS.md",
     "appliance/STYLE.md",
-    "appliance/base/LOGS.md",
     "appliance/cluster/README.md",
     "appliance/ipc/README.md",
     "appliance/protocol/README.md",
@@ -54,7 +51,6 @@ NOT_YET_WRAPPED = {
     "loadtest/flames/README.md",
     "services/README.md",
     "services/acceptor/README.md",
-    "services/console/HOST_FIGURES.md",
     "services/controller/decisions/README.md",
     "services/coordinator/groups/README.md",
     "tests/README.md",
