@@ -9,7 +9,7 @@ from __future__ import annotations
 PREFIX = "MILLRACE_"
 
 LOG_FIELDS: dict[str, str] = {
-    "process": "who says it: `log-writer@d0`; every line has it",
+    "process": "the process that reports it: `log-writer@d0`; every line has it",
     "disk": "name of the disk (log directory) that the line is about",
     "topic": "name of the topic",
     "partition": "number of the partition; `topic` stands beside it",
@@ -18,7 +18,7 @@ LOG_FIELDS: dict[str, str] = {
     "client": "address of a client connection, `host:port`",
     "principal": "the authenticated user; no line has it before there are users",
     "reason": "one word for why or which: a label as counters have it (reason, policy, kind), or an alarm's name",
-    "lines_untold": "how many lines like this one were not told",
+    "lines_untold": "how many lines like this one were left out",
 }
 """Name as in a call, `log.warning(…, disk="d0")` → meaning."""
 

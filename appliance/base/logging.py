@@ -43,7 +43,7 @@ SEVERITY_MEANINGS: dict[Severity, str] = {
     Severity.WARNING: "trouble that the box has dealt with, or is dealing with, by itself; look if it comes again",
     Severity.NOTICE: "nothing is wrong; a person may want to know (a limit that is low, trouble that is over)",
     Severity.INFO: "the story: what came, went, began, ended",
-    Severity.DEBUG: "for who looks for a fault of the program",
+    Severity.DEBUG: "for finding a defect of the program",
 }
 
 
