@@ -186,3 +186,23 @@ def test_commands_and_their_options_are_there() -> None:
                     f"{document.relative_to(ROOT)}: {option} of millrace {text}" for option in re.findall(r"(?<![\w-])--[a-z-]+", text) if option not in options
                 ]
     assert wrong == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_every_page_of_docs_is_in_its_index() -> None:
+    linked = {target for target, _ in LINK.findall((ROOT / "docs/README.md").read_text())}
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} - linked == {"README.md"}
+
+
+def test_the_comparison_with_kafka_has_the_figures_that_were_measured() -> None:
+    measured = (ROOT / "loadtest/BESIDE_KAFKA.md").read_text()
+    page = (ROOT / "docs/comparison.md").read_text()
+    cells = [cell for row in re.findall(r"^\|(?! \|)(?!-)(.*)\|$", page, re.MULTILINE) for cell in row.split(" | ")[1:]]
+    figures = {figure for cell in cells for figure in re.findall(r"[\d.,]+", cell)}
+    assert len(figures) > 20
+    assert {figure for figure in figures if re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d.,])", measured) is None} == set()
+    ahead, even, behind = re.findall(r"\d+", re.findall(r"\d+ rows are ahead.*behind", measured)[0])
+    assert f"{ahead} rows ahead of every Kafka, {even} even, {behind} behind" in " ".join(page.split())
