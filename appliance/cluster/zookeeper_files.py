@@ -24,7 +24,7 @@ from appliance.storage import file_io
 
 TRUST_FILE = "trust-empty-snapshot"
 """In STATE/zookeeper. An operator creates it to start from the log alone where that is not proven; removed once there is a snapshot."""
-RUNBOOK_STEP = 'systemd/README.md, "ZooKeeper has no snapshot"'
+RUNBOOK_STEP = 'docs/troubleshooting.md, "ZooKeeper has no snapshot"'
 
 _LOG_HEADER = struct.Struct(">4sIQ")  # magic, version, database id
 _LOG_MAGIC, _LOG_VERSION = b"ZKLG", 2

@@ -41,7 +41,7 @@ class StoredTree:
     def problem(self) -> str:
         with pytest.raises(ConfigurationProblems) as raised:
             trusts_empty_snapshot(str(self.state))
-        assert len(raised.value.problems) == 1 and 'see the runbook: systemd/README.md, "ZooKeeper has no snapshot"' in raised.value.problems[0]
+        assert len(raised.value.problems) == 1 and 'see the runbook: docs/troubleshooting.md, "ZooKeeper has no snapshot"' in raised.value.problems[0]
         return raised.value.problems[0]
 
 
