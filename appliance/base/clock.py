@@ -1,4 +1,4 @@
-"""Time as an argument (STYLE habit 13): the only module that asks the operating system for the time."""
+"""Time as an argument (STYLE.md, habit 13): the only module that asks the operating system for the time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kafka's error codes, and the exceptions that stand for the four kinds of trouble (STYLE habit 11).
+"""Kafka's error codes, and the exceptions that stand for the four kinds of trouble (STYLE.md, habit 11).
 
 `RequestRefused`   asked for the impossible: becomes an error code in a reply.
 `ProtocolViolation` the peer broke the protocol: its connection is closed and counted.

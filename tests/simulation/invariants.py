@@ -1,7 +1,7 @@
 """What must hold after every step, one class for each. `Broken` names the rule, and the run that broke it can be had again by its seed.
 
 They see everything at once, as no box does: each record that is appended, each move of a high watermark, each acknowledgement, each state that is written. A
-step that concerns nothing of it cannot break it, so nothing is looked at twice. Numbers are those of `appliance/INVARIANTS.md` where it has one.
+step that concerns nothing of it cannot break it, so nothing is looked at twice. Numbers are those of `INVARIANTS.md` where it has one.
 """
 
 from __future__ import annotations

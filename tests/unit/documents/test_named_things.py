@@ -152,7 +152,7 @@ def test_the_lists_of_pages_that_need_no_wrapping_name_files_that_exist() -> Non
 
 def test_every_test_that_is_to_hold_an_invariant_is_there() -> None:
     missing = []
-    for number, place, names in re.findall(r"^\| (\d+) \| `([\w/]+\.py)` \| (.*) \|$", (ROOT / "appliance/INVARIANTS.md").read_text(), re.MULTILINE):
+    for number, place, names in re.findall(r"^\| (\d+) \| `([\w/]+\.py)` \| (.*) \|$", (ROOT / "INVARIANTS.md").read_text(), re.MULTILINE):
         path = ROOT / "tests" / place
         there = words_of(path) if path.is_file() else set()
         missing += [f"{number}: {place}: {name}" for name in re.findall(r"`(test_\w+)`", names) if name not in there]
@@ -166,7 +166,7 @@ def test_the_map_has_every_folder_and_the_layers_are_those_that_are_held() -> No
     assert folders - {name for row in rows for name in CODE.findall(row)} == set()
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     held = [line.replace("appliance.", "") for line in contracts[0]["layers"]]
-    drawn = (ROOT / "appliance/ARCHITECTURE.md").read_text().partition("\n## Layers\n")[2].split("```\n")[1]
+    drawn = (ROOT / "ARCHITECTURE.md").read_text().partition("\n## Layers\n")[2].split("```\n")[1]
     assert [re.split(r"  +", line)[0] for line in drawn.splitlines()] == held
 
 
