@@ -2,7 +2,7 @@
 
 Owned by the controller, which alone writes it (`write_image`, a rename on tmpfs, so a reader sees the old file or the
 new one); read by acceptors, ingests and log-writers. It says what should be; the rows of the partition tables say what
-is (`ARCHITECTURE.md`, desired and applied), and it never holds a row. Weak spot: it is written and read whole; a difference is
+is (`ARCHITECTURE.md`, "Life of a topic"), and it never holds a row. Weak spot: it is written and read whole; a difference is
 computed by the reader (`difference`), so the cost of one change is proportional to all topics (2 ms per 1,000 partitions).
 
 File: header `>4sHHQII` (magic, format version, 0, generation, payload bytes, CRC-32C of generation and payload), then JSON.
