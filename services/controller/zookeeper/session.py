@@ -2,7 +2,7 @@
 
 Owned by the controller process; the only module that imports kazoo. kazoo's three threads talk to the server and put what
 comes into a queue, then ring an eventfd that stands in the controller's poller; `drain` hands everything over inside the duty cycle,
-so no callback of ours ever runs on another thread. What may be assumed in each `SessionState` stands in README.md here.
+so no callback of ours ever runs on another thread. What may be assumed in each `SessionState` is in `appliance/cluster/README.md`.
 
 Weak spots: kazoo wakes its thread with one byte per request through a socket pair that holds some 270 of them and blocks after that,
 hence the window of `IN_FLIGHT_MAX` and the refusal of requests while there is no connection. `close` waits for kazoo's threads,
@@ -68,7 +68,7 @@ REFUSED_SECONDS = 0.5
 
 
 class SessionState(Enum):
-    """See README.md for what holds in each."""
+    """`appliance/cluster/README.md` says what may be assumed in each."""
 
     CONNECTING = "connecting"
     CONNECTED = "connected"
