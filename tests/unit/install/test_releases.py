@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -59,6 +60,21 @@ def test_a_clean_checkout_is_called_by_its_commit_and_a_changed_one_is_not(tmp_p
 def test_a_release_keeps_the_version_it_was_built_as(tmp_path: Path, tree: Path) -> None:
     (tree / "VERSION").write_text("0.1.0+g1234567\n")
     assert version(tmp_path, tree) == "0.1.0+g1234567"
+
+
+def test_the_pages_of_a_release_link_to_pages_of_the_release(tmp_path: Path) -> None:
+    """Tests and load tests stay in the checkout, and so do links to them."""
+    parts = [TREE / name for name in run_functions(tmp_path, "tree_parts").lines]
+    pages = [page for part in parts for page in (part.rglob("*.md") if part.is_dir() else [part]) if page.suffix == ".md"]
+    kept = [*parts, TREE / "tests", TREE / "loadtest"]
+    outside = []
+    for page in pages:
+        for target in re.findall(r"\]\(([^)#\s:]+)(?:#[^)\s]*)?\)", page.read_text()):
+            path = (page.parent / target).resolve()
+            if not any(path.is_relative_to(part) for part in kept):
+                outside.append(f"{page.relative_to(TREE)}: {target}")
+    assert TREE / "services/README.md" in pages
+    assert outside == []
 
 
 def test_with_the_pipeline_it_is_another_version_and_an_upgrade_keeps_it(tmp_path: Path, tree: Path) -> None:
