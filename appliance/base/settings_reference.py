@@ -1,4 +1,4 @@
-"""The reference page of all settings, made from their rows (STYLE.md, habit 12). `SETTINGS.md` beside this module is its output; a test holds them together.
+"""The reference page of all settings, made from their rows (STYLE.md, habit 12). `docs/settings.md` is its output; a test holds them together.
 
 Pure. Weak spot: of options that are no settings (table `[box]`) it says the names only; they are explained in docs/install.md.
 """
