@@ -40,6 +40,8 @@ from services.acceptor.transport import PlainTransport
 
 READ_INTEREST = select.EPOLLIN | select.EPOLLRDHUP
 ACCEPT_BURST = 64
+FAIR_BURST = 4
+"""Connections that one of several acceptors takes before another one is woken."""
 ACCEPT_PAUSE_NS = 100_000_000
 STILL_NO_ROOM_NS = 1_000_000_000
 """A failure to accept that comes within this of the last one is the same trouble."""
@@ -68,6 +70,7 @@ class ClientConnections:
         self._listening = context.listen_sockets["kafka"]
         self._listening.setblocking(False)
         self._accepting = False
+        self._is_one_of_several = box.acceptors > 1
         self._accept_again_ns = 0
         self._no_room_ns = self._no_room_logged_ns = -NO_ROOM_LOGGED_NS
         self._reserve = _open_reserve()
@@ -169,15 +172,25 @@ class ClientConnections:
         self._accept_again_ns = 0
         if not self._stopping and not self._accepting:
             self._accepting = True
-            self._poller.register(self._listening.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE, self._on_acceptable)
+            self._watch_listening()
+
+    def _watch_listening(self) -> None:
+        self._poller.register(self._listening.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE, self._on_acceptable)
 
     def _stop_accepting(self) -> None:
         if self._accepting:
             self._accepting = False
             self._poller.unregister(self._listening.fileno())
 
-    def _on_acceptable(self, _events: int) -> None:
-        for _ in range(ACCEPT_BURST):
+    def _on_acceptable(self, events: int) -> None:
+        self._accept_some(FAIR_BURST if self._is_one_of_several else ACCEPT_BURST)
+        if events and self._is_one_of_several and self._accepting:
+            # EPOLLEXCLUSIVE wakes one waiter, and the same one again while it waits. Registering anew puts this acceptor behind the others.
+            self._poller.unregister(self._listening.fileno())
+            self._watch_listening()
+
+    def _accept_some(self, burst: int) -> None:
+        for _ in range(burst):
             try:
                 sock, peer = self._listening.accept()
             except OSError as error:

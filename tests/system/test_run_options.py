@@ -44,10 +44,10 @@ def test_several_acceptors_share_one_port_and_die_alone(start: Start) -> None:
     box = start(by_command=True, acceptors=2)
     names = ["acceptor@0", "acceptor@1"]
     clients: list[RawClient] = []
-    while not all(_connections(box, name) for name in names):
-        assert len(clients) < 500, "one acceptor takes all connections"
+    for _ in range(40):
         clients.append(RawClient(box.kafka))
         clients[-1].api_versions()
+    assert min(_connections(box, name) for name in names) >= 10, "connections are taken in turns"
     clients[0].create_topic("shared", 2)
     for client in clients:
         assert client.produce("shared", 0, _batch()).error_code == 0
