@@ -31,11 +31,14 @@ INGEST = ROOT / "services/ingest"
 FOLDERS = (*(INGEST / name for name in ("listeners", "protocols", "records", "replay")), ROOT / "appliance/senders")
 NO_PARSERS = {
     *(f"records/{name}.py" for name in ("batcher", "event_json", "intake", "partitioner", "record", "share", "topic_backlog")),
-    *(f"records/{name}.py" for name in ("dead_letters", "held_records", "identified_records", "ingest_books", "ingest_input", "ingest_intake")),
-    *(f"records/{name}.py" for name in ("ingest_places", "ingest_settlement", "ingest_topics", "listener_books", "sender_books")),
+    *(f"records/{name}.py" for name in ("dead_letters", "held_records", "identified_records", "ingest_input", "ingest_ledger", "record_router")),
+    *(f"records/{name}.py" for name in ("ingest_places", "ingest_settlement", "ingest_topics", "listener_ledgers", "sender_ledgers")),
     *(f"protocols/{name}.py" for name in ("registry", "session", "otlp/otlp_reading", "elasticsearch/elasticsearch_probes", "splunk/splunk_codes")),
-    *(f"listeners/{name}.py" for name in ("datagram_socket", "datagrams", "ingest_listeners", "left_connections", "peer_address", "sender_connection")),
-    *(f"listeners/{name}.py" for name in ("sender_connections", "sender_datagrams", "sender_door", "sender_limits", "sender_owners", "sender_stream")),
+    *(
+        f"listeners/{name}.py"
+        for name in ("datagram_socket", "datagrams", "ingest_listeners", "half_closed_connections", "listening_socket", "peer_address", "sender_connection")
+    ),
+    *(f"listeners/{name}.py" for name in ("sender_connections", "sender_datagrams", "sender_limits", "sender_owners", "sender_stream")),
     *(f"listeners/{name}.py" for name in ("tls_contexts", "tls_stream", "unfinished_frames")),
     *(f"replay/{name}.py" for name in ("alignment", "frame_streams", "stream_replay")),  # properties/test_ingest_stream_replay.py
     *(f"replay/{name}.py" for name in ("journalled_batches", "replay_journal", "replays")),

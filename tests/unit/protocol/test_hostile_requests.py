@@ -175,7 +175,7 @@ def test_no_claim_makes_kio_end_the_process() -> None:
 import resource
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
 from appliance.base.errors import ProtocolViolation
-from tests.support import kio_adapter
+from lab import kio_adapter
 try:
     kio_adapter.decode_request(19, 4, bytes.fromhex("7fffffff") + bytes(100))
 except ProtocolViolation as violation:
