@@ -27,6 +27,7 @@ usage() {
                                --kafka-port N, --syslog-port N, --http-port N, --ingest-port N, --acceptors N, --zookeeper HOST:PORT,…,
                                --zookeeper-members ID=HOST,…, --broker-id N, --rack NAME, --config FILE
 ./install.sh test [--deep]     install what tests need, run all of them; --deep: the long campaigns too
+./install.sh test --setup      install what tests need, run none of them
 sudo ./install.sh              install on this machine: systemd units, user, settings in /etc/millrace (--check looks only; see below)
 ./install.sh --help            this
 
@@ -325,11 +326,15 @@ skips() {
 # shellcheck disable=SC2329  # called through `step`
 tests() { "$VENV/bin/python" -m pytest -q -rs "$@" || [ $? = 5 ]; }
 
+# shellcheck disable=SC2329  # called through `step`
+check_form() { ruff check . && ruff format --check .; }
+
 run_tests() {
-    local deep=
+    local deep= setup=
     for argument in "$@"; do
         case $argument in
             --deep) deep=1 ;;
+            --setup) setup=1 ;;
             *) usage >&2; exit 2 ;;
         esac
     done
@@ -349,7 +354,13 @@ run_tests() {
     export PATH="$VENV/bin:$PEERS/bin:$PATH" PYTHONDONTWRITEBYTECODE=
     [ -z "$deep" ] || export MILLRACE_DEEP=1
     beside clients_and_judges "$deep"
-    step ruff ruff check .
+    if [ -n "$setup" ]; then
+        join
+        unlock
+        say "SET UP: .venv has what the tests need; $([ ${#SKIPPED[@]} = 0 ] && echo "nothing skipped" || { printf 'skipped: '; printf '%s; ' "${SKIPPED[@]}"; })"
+        return
+    fi
+    step ruff check_form
     step mypy mypy
     step layers lint-imports --no-logo
     join

@@ -1,0 +1,32 @@
+"""`./install.sh test --setup`, with what installs replaced by what prints its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.install_functions import run_functions
+
+INSTALLERS = "ensure_python packages_of_system ensure_venv ensure_java ensure_classes clients_and_judges"
+STUBS = f"""
+VENV=$SCRATCH/venv
+for installer in {INSTALLERS}; do eval "$installer() {{ echo installs $installer; }}"; done
+step() {{ echo "runs the step $1"; exit 9; }}
+"""
+
+
+def test_setup_installs_everything_and_runs_no_step(tmp_path: Path) -> None:
+    answer = run_functions(tmp_path, STUBS + "run_tests --setup")
+    assert answer.code == 0, answer.output
+    assert {line.removeprefix("installs ") for line in answer.lines if line.startswith("installs ")} == set(INSTALLERS.split())
+    assert answer.lines[-1] == "SET UP: .venv has what the tests need; nothing skipped"
+    assert not [line for line in answer.lines if line.startswith("runs the step")]
+
+
+def test_setup_names_what_could_not_be_installed(tmp_path: Path) -> None:
+    answer = run_functions(tmp_path, STUBS + "packages_of_system() { SKIPPED+=('maven: not there'); }\nrun_tests --setup")
+    assert answer.lines[-1].startswith("SET UP: ") and "skipped: maven: not there" in answer.lines[-1]
+
+
+def test_without_setup_the_steps_run(tmp_path: Path) -> None:
+    answer = run_functions(tmp_path, STUBS + "run_tests")
+    assert (answer.code, answer.lines[-1]) == (9, "runs the step ruff")
