@@ -2,7 +2,7 @@
 before that how the boxes of that cluster find each other.
 
 Every day one cluster bears the cells of `EVERYDAY`, one after the other, each fault for as long as it is felt. With `--deep` each cell runs
-`MILLRACE_CELL_RUNS` times (3), on a cluster for each fault, and the result is a table for tests/README.md (`.venv/log/cluster-matrix.md`). `MILLRACE_SEED`
+`MILLRACE_CELL_RUNS` times (3), on a cluster for each fault, and the result is a table for tests/RESULTS.md (`.venv/log/cluster-matrix.md`). `MILLRACE_SEED`
 repeats a run, `MILLRACE_CELLS="cut both ways/leader,disk hung/follower"` chooses cells.
 """
 
