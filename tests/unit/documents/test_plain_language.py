@@ -26,7 +26,7 @@ def test_no_file_has_more_retired_words_than_it_is_allowed_and_the_list_is_up_to
 @pytest.mark.parametrize(
     ("sentence", "found"),
     [
-        ("Who asks is told to come again.", ["Who", "asks", "told"]),
+        ("Who asks is told to come again.", ["Who", "told"]),
         ("Nobody is to elect this box, and whoever looks at it tells\n    everybody.", ["Nobody", "whoever", "looks at", "tells", "everybody"]),
         ("He keeps his books in a room behind the door of each lane.", ["He", "his", "books", "room", "door", "lane"]),
         ("A wish of the last life that parted from its leader's.", ["wish", "life", "parted"]),
@@ -47,6 +47,7 @@ def test_the_dialect_is_found_wherever_a_sentence_may_stand(sentence: str, found
         (".py", '"""Retry the request until the leader answers; the rest of the lifetime is unknown."""\n'),
         (".py", 'room = lanes["life"]  # the index of the lane_count column, see lane.py\n'),
         (".py", 'log(f"retrying partition {lane.room} on broker {who}")\n'),
+        (".md", "## Life of a syslog line\n\nLook at the queue. The acceptor asks the coordinator.\n"),
         (".py", '"""For operators who replace a disk."""\n'),
         (".md", "The queue is `lane` in `lanes.py`, [drawn here](life/room.md).\n\n```\nwho tells nobody\n```\n"),
         (".sh", "#!/bin/bash\nroom=$#\nsay 'nobody'\n"),
