@@ -48,7 +48,8 @@ class Runner:
         self._threads_refused = context.counters.counter("runtime.threads_refused")
         self._refusals_seen = REFUSALS.count
         self._refusals_told_ns = -TOLD_NS
-        self._shared_memory = SharedMemoryWatch(context.layout, context.process_name, context.clock, context.counters, context.log)
+        log_writers = [f"log-writer@{disk.name}" for disk in context.box.disks]
+        self._shared_memory = SharedMemoryWatch(context.layout, context.process_name, log_writers, context.clock, context.counters, context.log)
         self._collections = context.counters.counter("runtime.gc_collections")
         self._collection_time = context.counters.counter("runtime.gc_pause_us")
 

@@ -3,7 +3,8 @@
 Maps of a deleted object stay usable, so nothing stops at once. But no process can attach it any more: counters cannot be read, and after
 the next restart of a peer no ring, arena or table is found. A process that has lost an object steps down in its turn, and its next life creates the
 object anew. Turns are kept in a file of the runtime directory, so that they hold under systemd, too: the next process may go when the one before
-serves again. Owned by the process's runner. Weak spot: the file knows one process; one that never serves again holds up the others for `PATIENCE_MS`.
+serves again. Log-writers go first: without their partition tables no ingest and no coordinator can serve again. Owned by the process's
+runner. Weak spot: the file knows one process; one that never serves again holds up the others for `PATIENCE_MS`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from appliance.base.clock import Clock
@@ -38,8 +39,12 @@ class RestartTurn(NamedTuple):
 class SharedMemoryWatch:
     """`turn` once a turn; it looks once a second."""
 
-    def __init__(self, layout: BoxLayout, process: str, clock: Clock, counters: Counters, log: Logger, pid: int | None = None) -> None:
+    def __init__(
+        self, layout: BoxLayout, process: str, log_writers: Sequence[str], clock: Clock, counters: Counters, log: Logger, pid: int | None = None
+    ) -> None:
+        """`log_writers`: the names of the box's log-writers, which restart before the others."""
         self._layout = layout
+        self._log_writers = () if process in log_writers else tuple(log_writers)
         self._process = process
         self._pid = os.getpid() if pid is None else pid
         self._clock = clock
@@ -47,6 +52,8 @@ class SharedMemoryWatch:
         self._path = f"{layout.runtime_directory}/shared-memory-turn"
         self._next_ns = 0
         self._lost: list[str] = []
+        self._lost_ms = 0
+        """Since when."""
         self._losses = counters.counter("runtime.shared_memory_losses")
         self._count_former_loss()
 
@@ -60,12 +67,17 @@ class SharedMemoryWatch:
             return
         words = f"another program deleted {len(lost)} shared-memory objects of this process in /dev/shm ({', '.join(lost[:3])}{', …' if len(lost) > 3 else ''})"
         if lost != self._lost:
+            self._lost_ms = self._lost_ms or self._clock.monotonic_ms()
             self._lost = lost
             self._log.error(f"{words}; it restarts when no other process does, keep other programs away from /dev/shm", reason="shared-memory")
         if self._take_turn():
             raise StepsDown(words)
 
     def _take_turn(self) -> bool:
+        waits = self._clock.monotonic_ms() - self._lost_ms < PATIENCE_MS
+        if waits and any(read_counters(self._layout, name) is None for name in self._log_writers):
+            return False
+
         def take(turn: RestartTurn | None) -> RestartTurn | None:
             if turn is not None and turn.process != self._process and not self._is_over(turn):
                 return None

@@ -66,7 +66,8 @@ class ConsoleAgent:
         self.ending: StepsDown | None = None
         """Why this life ends, once it does by itself."""
         self.on_ending: Callable[[], None] = lambda: None
-        self._shared_memory = SharedMemoryWatch(context.layout, context.process_name, context.clock, context.counters, context.log)
+        log_writers = [f"log-writer@{disk.name}" for disk in context.box.disks]
+        self._shared_memory = SharedMemoryWatch(context.layout, context.process_name, log_writers, context.clock, context.counters, context.log)
         self._host_figures = HostFigures(context, lambda: self.watch.last_sample().image)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:

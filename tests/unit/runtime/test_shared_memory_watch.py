@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -27,13 +27,13 @@ def layout() -> Iterator[BoxLayout]:
 class Process:
     """One life of a process, as far as its watch sees it."""
 
-    def __init__(self, layout: BoxLayout, name: str, clock: ManualClock, pid: int) -> None:
+    def __init__(self, layout: BoxLayout, name: str, clock: ManualClock, pid: int, log_writers: Sequence[str] = ()) -> None:
         self.name, self.clock = name, clock
         self.reading, writing = os.pipe()
         os.set_blocking(self.reading, False)
         self.counters = Counters.create_or_adopt(layout, name, pid)
         self.counters._shared.words[6] = pid  # the pid of its header
-        self.watch = SharedMemoryWatch(layout, name, clock, self.counters, Logger(name, descriptor=writing), pid)
+        self.watch = SharedMemoryWatch(layout, name, log_writers, clock, self.counters, Logger(name, descriptor=writing), pid)
 
     def turn(self) -> None:
         self.clock.advance_ms(1001)
@@ -98,6 +98,31 @@ def test_processes_restart_one_by_one_the_next_when_the_one_before_serves_again(
     back.counters.set_state("serving")
     with pytest.raises(StepsDown):
         two.turn()
+
+
+def test_log_writers_restart_before_processes_that_need_their_tables(layout: BoxLayout) -> None:
+    clock, names = ManualClock(), ["log-writer@d0"]
+    ingest, log_writer = Process(layout, "ingest@0", clock, 1, names), Process(layout, "log-writer@d0", clock, 2, names)
+    for process in (ingest, log_writer):
+        _delete(layout.shared_memory_name("counters", process.name))
+    ingest.turn()
+    with pytest.raises(StepsDown):
+        log_writer.turn()
+    back = Process(layout, "log-writer@d0", clock, 3, names)
+    ingest.turn()
+    back.counters.set_state("serving")
+    with pytest.raises(StepsDown):
+        ingest.turn()
+
+
+def test_a_log_writer_that_does_not_come_back_holds_the_others_up_for_a_while_only(layout: BoxLayout) -> None:
+    clock = ManualClock()
+    ingest = Process(layout, "ingest@0", clock, 1, ["log-writer@d0"])
+    _delete(layout.shared_memory_name("counters", "ingest@0"))
+    ingest.turn()
+    clock.advance_ms(PATIENCE_MS)
+    with pytest.raises(StepsDown):
+        ingest.turn()
 
 
 def test_a_process_that_does_not_come_back_holds_the_others_up_for_a_while_only(layout: BoxLayout) -> None:
