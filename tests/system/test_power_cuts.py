@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
+from appliance.base.zookeeper_access import new_secret, replace_secret
 from appliance.shm.mapping import list_names, unlink
 from appliance.storage import file_io
 from lab.loop_disks import LoopDisk, loop_disks, why_not
@@ -37,6 +38,12 @@ def test_a_power_cut_during_a_clusters_first_seconds_leaves_a_cluster_that_start
     """What a member of ZooKeeper's ensemble writes when it starts it does not sync; the kernel does so after half a minute."""
     addresses = [":".join(map(str, ("127.0.0.1", free_port(), free_port(), free_port()))) for _ in range(3)]
     members = ",".join(f"{number}={address}" for number, address in enumerate(addresses, 1))
+
+    secret = new_secret()
+    for number in (1, 2, 3):
+        state = disk.path / f"box{number}" / "state"
+        state.mkdir(parents=True)
+        replace_secret(str(state), secret)
 
     def start_all() -> list[RunningBox]:
         starting = [

@@ -16,6 +16,7 @@ import pytest
 
 from appliance.base.layout import BoxLayout, Disk
 from appliance.base.settings import Box
+from appliance.base.zookeeper_access import ensure_secret
 from appliance.shm.mapping import list_names, unlink
 from lab.real_zookeeper import free_port
 from lab.running_box import ROOT, environment, eventually
@@ -91,6 +92,7 @@ def test_a_member_that_is_left_behind_is_restarted_by_its_watcher_which_allows_i
         own = f"1=127.0.0.1:{free_port()}:{free_port()}:{free_port()}"
         members = [own, *(f"{number}=127.0.0.1:{port}:{free_port()}:{free_port()}" for number, port in enumerate(ports, 2))]
         connect = ",".join(":".join(member.partition("=")[2].split(":")[:2]) for member in members)
+        ensure_secret(str(tmp_path))
         settings = {"zookeeper.init.limit": 5, "zookeeper.tick.ms": 100}
         box = Box("x", 1, [Disk("d0", "/nonexistent")], str(tmp_path), "127.0.0.1", "127.0.0.1", 1, 1, 1, zookeeper=connect, zookeeper_members=members)
         with keeper(layout, box._replace(settings=settings), tmp_path) as process:
