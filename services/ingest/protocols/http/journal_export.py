@@ -31,6 +31,8 @@ class JournalExportReader:
         self._tail = bytearray()
         self._wanted_bytes = 0  # so much of the tail has to be here before it is looked at again: a slow sender must not cost a search from the start per byte
         self._wants_line = False
+        self._line_bytes_max = 0
+        """A tail that waits for the end of its line is parsed again when it is longer than this: a name, or an entry, that is too long shows then."""
         self._entry: Entry = {}
         self._entry_bytes = 0
         self._discard_bytes = 0  # of a value that is not kept
@@ -49,7 +51,7 @@ class JournalExportReader:
         entries: list[Entry | None] = []
         if self._tail:
             self._tail += data
-            if len(self._tail) < self._wanted_bytes or (self._wants_line and b"\n" not in data and len(self._tail) <= self._entry_bytes_max):
+            if len(self._tail) < self._wanted_bytes or (self._wants_line and b"\n" not in data and len(self._tail) <= self._line_bytes_max):
                 return entries
             data = bytes(self._tail)
             self._tail.clear()
@@ -105,6 +107,7 @@ class JournalExportReader:
         if line_end < 0:
             if equals < 0 or self._entry_bytes + end - position <= self._entry_bytes_max:
                 self._wants_line = True
+                self._line_bytes_max = NAME_BYTES_MAX if equals < 0 else self._entry_bytes_max
                 return -1
             self._entry_bytes = self._entry_bytes_max + 1
             self._discard_line = True

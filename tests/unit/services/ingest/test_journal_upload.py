@@ -176,3 +176,11 @@ def test_a_slow_sender_of_a_large_value_costs_no_search_from_its_start_per_byte(
 def test_bad_export_is_found(stream: bytes) -> None:
     with pytest.raises(BadExport):
         JournalExportReader(1000).feed(stream)
+
+
+@pytest.mark.parametrize("step", [1, 17, 100])
+def test_a_name_that_does_not_end_is_found_in_whatever_pieces_it_comes(step: int) -> None:
+    reader, stream = JournalExportReader(10_000), b"M" * 300
+    with pytest.raises(BadExport, match="a name of a field does not end"):
+        for start in range(0, len(stream), step):
+            reader.feed(stream[start : start + step])
