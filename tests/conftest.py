@@ -45,7 +45,7 @@ os.environ["PATH"] = f"{ROOT}/.venv/peers/bin:{os.environ.get('PATH', '')}"
 
 LONGEST = (
     *("test_matrix.py", "test_simulation.py", "test_broken_rules.py", "test_stream_command.py"),
-    *("test_installed_box.py", "test_upgrades.py", "test_the_lab.py"),  # one group, see below
+    *("test_installed_box.py", "test_disk_orders.py", "test_upgrades.py", "test_the_lab.py"),  # one group, see below; the third ends by uninstalling
     *("test_supervisor.py", "test_controller.py", "test_disk_faults.py", "test_hostile_clients.py", "test_kafka_python_suite.py", "test_command.py"),
     *("test_reassignment.py", "test_cluster_copies.py", "test_kafka_tools.py", "test_controller_moves.py", "test_hostile_senders.py", "test_disks.py"),
     *("test_load.py", "test_spark_sink.py", "test_group_commands.py", "test_controller_admin.py", "test_fetch_sessions.py", "test_transactional_log.py"),

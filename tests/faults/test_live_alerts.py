@@ -27,6 +27,7 @@ KILLED, STOPPED = "acceptor@0", "ingest@0"
 
 pytestmark = [
     pytest.mark.system,
+    pytest.mark.alone,  # its watchdog kills what makes no turn for two seconds, which a test beside it can bring about
     pytest.mark.slow,
     pytest.mark.skipif(bool(why_not()), reason=why_not()),
     pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not there (./install.sh test unpacks it)"),

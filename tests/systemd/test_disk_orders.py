@@ -11,6 +11,8 @@ from lab.systemd_box import why_not
 REASON = why_not() or why_not_installed()
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.skipif(bool(REASON), reason=REASON)]
 
+FORCED = ["--force", "root-filesystem,same-device"]
+"""The machine has no disk to spare."""
 PYTHON = "/opt/millrace/current/.venv/bin/python"
 EVIL = """
 import json, os, select, sys
@@ -52,7 +54,7 @@ def test_an_order_of_root_believes_nothing_that_a_process_of_the_box_wrote(insta
     machine.output(f"systemd-run --quiet --unit=evil --uid=millrace {PYTHON} -P /var/tmp/evil.py {runtime}")
     try:
         eventually(lambda: machine.run("test -e /var/lib/millrace/evil", check=False).returncode == 0, "the other supervisor answers", 20)
-        refused = installed.millrace("disk", "add", "/srv/extra", check=False)
+        refused = installed.millrace("disk", "add", "/srv/extra", *FORCED, check=False)
         assert machine.output(f"cat /run/owned 2>/dev/null; {units}") == ""
         assert refused.returncode == 2 and "disks.json does not say what was ordered of disk evil" in refused.stdout + refused.stderr
     finally:
@@ -64,7 +66,7 @@ def test_an_order_of_root_believes_nothing_that_a_process_of_the_box_wrote(insta
 def test_a_disk_that_root_adds_has_units_and_goes_again(installed: InstalledBox) -> None:
     machine = installed.box
     machine.output("mkdir -p /srv/added && chown root:root /srv/added")
-    added = installed.millrace("disk", "add", "/srv/added")
+    added = installed.millrace("disk", "add", "/srv/added", *FORCED)
     assert "added disk added: /srv/added" in added.stdout
     installed.await_active("millrace-log-writer@added.service")
     assert machine.output("stat -c '%U %a' /srv/added").split() == ["millrace", "750"]

@@ -176,7 +176,7 @@ def test_after_a_power_cut_of_all_the_first_box_waits_the_second_serves_with_it_
 def test_boxes_are_upgraded_one_after_the_other_under_load(cluster: InstalledCluster) -> None:
     tree = cluster.sources / "second"
     copy_sources(tree)
-    service = tree / "services" / "acceptor.py"
+    service = tree / "services" / "acceptor" / "__main__.py"
     service.write_text(service.read_text() + "\n# of the second release\n")
     before = {machine.number: machine.box.output("readlink /opt/millrace/current") for machine in cluster.machines.values()}
     with load_on_cluster(cluster, "upgraded") as load:

@@ -31,7 +31,7 @@ def other_release(installed: InstalledBox, name: str, change: Callable[[str], st
     """A source tree that differs in its acceptor; what install.sh --yes wants to hear of it."""
     tree = installed.sources.with_name(name)
     copy_sources(tree)
-    service = tree / "services" / "acceptor.py"
+    service = tree / "services" / "acceptor" / "__main__.py"
     service.write_text(change(service.read_text()))
     return name
 
