@@ -3,7 +3,7 @@
 # `previous` point at two of them. Sourced by install.sh. What third-party packages two releases share is one file on the disk (hard links).
 
 BUILT= # whether this run has built the release
-RELEASE_PARTS="appliance services pyspark_millrace systemd install install.sh pyproject.toml docs README.md ARCHITECTURE.md DECISIONS.md INVARIANTS.md STYLE.md CHANGELOG.md LICENSE"
+RELEASE_PARTS="appliance services pyspark_millrace systemd install install.sh pyproject.toml docs README.md CONTRIBUTING.md ARCHITECTURE.md DECISIONS.md INVARIANTS.md STYLE.md CHANGELOG.md LICENSE"
 
 tree_parts() { (cd "$ROOT" && ls -d $RELEASE_PARTS 2>/dev/null); } # shellcheck disable=SC2086  # words are meant
 
