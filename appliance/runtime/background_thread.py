@@ -57,7 +57,7 @@ class BackgroundThread:
         self._events: queue.SimpleQueue[object] = queue.SimpleQueue()
         """Filled when the thread runs, and when it has ended."""
         self._turn = _thread.allocate_lock()
-        """Taken once: by the thread, which runs then, or by the starter, who has given up."""
+        """Taken once: by the thread, which then runs, or by the starter, which has given up."""
         self._life: weakref.ref[_Life] | None = None
 
     def start(self) -> None:

@@ -131,7 +131,7 @@ def _other_files(path: str) -> list[str]:
     try:
         names = sorted(set(os.listdir(path)) - OF_MKFS)
     except OSError:
-        return []  # it is not there, or who looks may not: that is told elsewhere
+        return []  # a missing or unreadable directory is reported by another check
     return [] if META_PROPERTIES in names else names
 
 

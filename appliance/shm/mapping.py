@@ -30,7 +30,7 @@ HEADER_BYTES = 8 * WORD_BYTES
 
 _SHARED_MEMORY_DIRECTORY = "/dev/shm"
 _OWN: dict[str, int] = {}
-"""Inode by name of every object that this process owns, and that has its name for as long as nobody else deletes it."""
+"""Inode by name of every object that this process owns, and that has its name for as long as no other program deletes it."""
 
 
 class LayoutMismatch(MillraceError):
@@ -68,7 +68,7 @@ class SharedObject:
     @classmethod
     def create(cls, name: str, purpose: bytes, size_bytes: int, incarnation: int, allocated_bytes: int | None = None) -> SharedObject:
         """Make a new object, replacing a leftover of the same name. `purpose`: 8 ASCII bytes. `allocated_bytes`: so much is allocated at once, and
-        nobody touches the rest before `allocate`. Raises SharedMemoryFull, SharedObjectTaken."""
+        no code touches the rest before `allocate`. Raises SharedMemoryFull, SharedObjectTaken."""
         unlink(name)
         page = mmap.PAGESIZE
         size_bytes = (size_bytes + page - 1) // page * page
