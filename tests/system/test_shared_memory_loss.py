@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from appliance.records.builder import BatchBuilder
+from appliance.shm.counters import read_counters
 from appliance.shm.mapping import list_names
 from lab.raw_client import RawClient
 from lab.running_box import eventually, start_box
@@ -51,7 +52,8 @@ def test_processes_whose_objects_were_deleted_restart_one_by_one(tmp_path: Path)
         assert f"ERROR {name}: another program deleted" in messages, name
         assert box.counters(name).values["runtime.shared_memory_losses"] == 1, name
     eventually(lambda: "ERROR supervisor: another program deleted" in box.messages, "the supervisor looks, a quarter of the watchdog's time later", 15)
-    eventually(lambda: box.counters("supervisor").state == "serving", "its counters are there again")
+    # The supervisor logs the loss first and creates its counters afterwards.
+    eventually(lambda: (found := read_counters(box.layout, "supervisor")) is not None and found.state == "serving", "its counters are there again")
     again = RawClient(box.kafka)
     eventually(lambda: again.is_served("kept", 4), "the topic is served again", 30)
     for partition in range(4):
