@@ -177,9 +177,9 @@ SOURCES = (
 )
 
 LOG_WRITER = (
-    counter("log_writer_records", "log_writer.records", "Records appended.", _DISK),
-    counter("log_writer_bytes", "log_writer.bytes", "Bytes appended.", _DISK),
-    counter("log_writer_batches", "log_writer.batches", "Record batches appended.", _DISK),
+    counter("log_writer_records", "log_writer.records", "Records that partitions appended as leaders; no duplicates.", _DISK),
+    counter("log_writer_bytes", "log_writer.bytes", "Bytes appended, as leaders and as followers; no duplicates.", _DISK),
+    counter("log_writer_batches", "log_writer.batches", "Batches that partitions appended as leaders; no duplicates.", _DISK),
     counter("log_writer_appends", "log_writer.append_calls", "Writes that appended them.", _DISK),
     counter("log_writer_refused", "log_writer.refused", "Batches refused.", _DISK),
     counter("log_writer_storage_failures", "log_writer.storage_failures", "Errors of the disk, each of which took the directory offline.", _DISK),

@@ -118,6 +118,7 @@ class LogWriterAppends:
         if hosted is None or not admitted:
             return
         words = self._words
+        next_offset = hosted.log.log_end_offset
         words[APPEND_SINCE_WORD] = now_ns = self._clock.monotonic_ns()
         try:
             results = hosted.log.append_as_leader(batches, hosted.leader_epoch, self._clock.wall_ms(), offers)
@@ -139,7 +140,8 @@ class LogWriterAppends:
         log_start_offset = hosted.log.log_start_offset
         completions = self._completions.by_channel if hosted.flush_policy != FLUSH_BEFORE_ACKNOWLEDGEMENT else self._held.of(hosted)
         flags = COMMITTED_FLAG if hosted.high_watermark == hosted.log.log_end_offset else 0
-        for (channel, entry), result in zip(admitted, results, strict=True):
+        appended_batches = appended_records = appended_bytes = 0
+        for (channel, entry), batch, result in zip(admitted, batches, results, strict=True):
             if isinstance(result, RefusedBatch):
                 answer(channel, entry, result.error_code, result.base_offset)
                 continue
@@ -152,11 +154,16 @@ class LogWriterAppends:
                 entry[0], flags, 0, entry[3], entry[9], base_offset, append_time_ms, log_start_offset, last_offset + 1, hosted.leader_epoch, records, 0,
             )  # fmt: skip
             completions.setdefault(channel, []).append(completion)
-            self._records.add(records)
-            self._bytes.add(entry[7])
-        self._batches.add(len(admitted))
+            if base_offset >= next_offset:  # below it: a duplicate, answered with the offsets of its first append
+                next_offset = last_offset + 1
+                appended_batches += 1
+                appended_records += records
+                appended_bytes += len(batch)
+        self._batches.add(appended_batches)
+        self._records.add(appended_records)
+        self._bytes.add(appended_bytes)
         if hosted.flush_policy:
-            self._batch_flushes.want(hosted, sum(map(len, batches)))
+            self._batch_flushes.want(hosted, appended_bytes)
 
     def begin_verification(self, channel: SinkChannel, entry: tuple[Any, ...]) -> None:
         """A guard for what a coordinator will append when another one has agreed."""

@@ -108,6 +108,19 @@ def test_a_transaction_begins_with_a_guard_and_ends_with_a_marker_in_the_order_o
     assert writer.counters.counter("log_writer.records").value == 3
 
 
+def test_the_counters_count_what_was_appended_and_neither_duplicates_nor_refused_batches(writer: RealLogWriter) -> None:
+    source = Source(writer)
+    source.produce(transactional_batch(7, 0, 0, b"a"))
+    guard = source.take()[0].guard
+    for sequence, value in ((0, b"a"), (1, b"b"), (1, b"b"), (9, b"gap")):
+        source.produce(transactional_batch(7, 0, sequence, value), guard)
+    source.mark(7, 0, True)
+    answered = [(each.error_code, each.base_offset) for each in source.take()]
+    assert answered == [(0, 0), (0, 1), (0, 1), (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1), (0, 2)]
+    counted = {name: writer.counters.counter(f"log_writer.{name}").value for name in ("records", "batches", "bytes")}
+    assert counted == {"records": 3, "batches": 3, "bytes": source.row.active_position}
+
+
 def test_an_abort_is_in_the_table_before_anybody_may_read_that_far(writer: RealLogWriter) -> None:
     source = Source(writer)
     source.produce(transactional_batch(7, 0, 0, b"a"))
