@@ -28,7 +28,7 @@ from services.ingest.protocols.json_text import read_json
 from services.ingest.protocols.lumberjack.lumberjack_frames import ACK, ACK_KIND
 from services.ingest.protocols.lumberjack.lumberjack_session import LumberjackSession
 from services.ingest.protocols.session import Connection
-from services.ingest.records.ack_group import Outcome
+from services.ingest.records.ack_group import AckOutcome
 from tests.fuzz.target import Target, Targets, setting, talk, whole_and_pieces
 from tests.golden.capture_senders import read_stream, stream_names
 
@@ -58,7 +58,7 @@ def fuzz_fluent(data: bytes) -> None:
                 by_entry = talk(_greeted, _FLUENT, stream, all_of_it)
             assert by_entry == said or said.closed == "fluent-malformed"  # as a whole it cannot be decoded, entry by entry perhaps
         case _:
-            refused = talk(_greeted, _FLUENT, stream, step, None, Outcome.REFUSED, False)
+            refused = talk(_greeted, _FLUENT, stream, step, None, AckOutcome.REFUSED, False)
             assert not refused.sent and (refused.closed or b"\xa3ack" not in said.sent)
 
 
@@ -92,7 +92,7 @@ def fuzz_lumberjack(data: bytes) -> None:
         return
     stream, (all_of_it, step) = cut
     if step & 1:
-        refused = talk(LumberjackSession, _LUMBERJACK, stream, step, None, Outcome.REFUSED, False)
+        refused = talk(LumberjackSession, _LUMBERJACK, stream, step, None, AckOutcome.REFUSED, False)
         assert refused.sent.replace(ACK.pack(ACK_KIND, 0), b"") == b""
         return
     said, pieces = (talk(LumberjackSession, _LUMBERJACK, stream, size, _lumberjack_bounds) for size in (all_of_it, step))

@@ -24,7 +24,7 @@ from services.ingest.protocols.http.journal_export import BadExport, JournalExpo
 from services.ingest.protocols.otlp.otlp_json import read_otlp_json
 from services.ingest.protocols.otlp.otlp_protobuf import read_protobuf
 from services.ingest.protocols.otlp.otlp_reading import BadPayload
-from services.ingest.records.ack_group import Outcome
+from services.ingest.records.ack_group import AckOutcome
 from services.ingest.records.event import EventSource
 from services.ingest.records.intake import RefusedReason
 from tests.fuzz.target import Target, Targets, check_records, whole_and_pieces
@@ -105,7 +105,7 @@ def fuzz_grpc_call(data: bytes) -> None:
     """One call: the first byte chooses its encoding and how it settles, the second the pieces. It is answered once, and OK only if all of it was stored."""
     if len(data) < 2:
         return
-    encoding, outcome, body = _ENCODINGS[data[0] & 7], Outcome.REFUSED if data[0] & 8 else Outcome.STORED, data[2:]
+    encoding, outcome, body = _ENCODINGS[data[0] & 7], AckOutcome.REFUSED if data[0] & 8 else AckOutcome.STORED, data[2:]
     replies = []
     for step in (len(body) or 1, data[1] + 1):
         intake, answers = RecordingIntake(), list[int]()
@@ -120,7 +120,7 @@ def fuzz_grpc_call(data: bytes) -> None:
         reply = call.reply()
         assert answers == [1] and not call.unsettled_bytes
         is_ok = (b"grpc-status", b"0") in reply.trailers
-        assert is_ok == (not sum(intake.refused.values()) and outcome is Outcome.STORED)
+        assert is_ok == (not sum(intake.refused.values()) and outcome is AckOutcome.STORED)
         replies.append((reply.headers, reply.data, reply.trailers, [record.value for record in intake.records]))
     assert replies[0] == replies[1]
 

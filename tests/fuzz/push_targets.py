@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from services.ingest.protocols.elasticsearch.elasticsearch_filter import answer_filter
 from services.ingest.protocols.http.http_request import Answer
 from services.ingest.protocols.loki.loki_labels import parse_labels
-from services.ingest.records.ack_group import Outcome
+from services.ingest.records.ack_group import AckOutcome
 from tests.fuzz.target import Target, Targets, check_records
 from tests.support.recording_intake import RecordingIntake
 from tests.unit.services.ingest.http_requests import ask
@@ -38,13 +38,13 @@ class Answered(RecordingIntake):
     answer: Answer
 
 
-def answered(path: str, body: bytes, outcome: Outcome = Outcome.STORED, **more: object) -> Answered:
+def answered(path: str, body: bytes, outcome: AckOutcome = AckOutcome.STORED, **more: object) -> Answered:
     """Whatever it is, it is answered once, in JSON or plain text, and what was taken of it is JSON."""
     intake = Answered()
     asked = ask(intake, path, body, **more)  # type: ignore[arg-type]
     intake.settle_all(outcome)
     answer = intake.answer = asked.answer
-    assert answer.status in (_STATUSES if outcome is Outcome.STORED else _STATUSES | {429, 503}), answer
+    assert answer.status in (_STATUSES if outcome is AckOutcome.STORED else _STATUSES | {429, 503}), answer
     if answer.content_type.endswith(b"json") and answer.body:
         orjson.loads(answer.body)
     check_records(intake.records)
@@ -60,7 +60,7 @@ def fuzz_elasticsearch_bulk(data: bytes) -> None:
         assert sum(item["status"] == 201 for item in items) == len(taken.records)
         assert len(items) <= data.count(b"\n") and sum(taken.refused.values()) == len(items) - len(taken.records)
         if taken.records:
-            assert answered("/web/_bulk", data, Outcome.REFUSED).answer.status == 429
+            assert answered("/web/_bulk", data, AckOutcome.REFUSED).answer.status == 429
     assert len(answered("/web/_doc/7", data).records) == (answered("/web/_create/7", data).answer.status == 201)
 
 

@@ -16,14 +16,14 @@ from appliance.senders.ingest_table import read_table
 from appliance.senders.listener import KeyKind
 from appliance.senders.router import key_of
 from appliance.senders.senders_file import read_senders, write_senders
-from services.ingest.records.record import Record
+from services.ingest.records.record import IngestRecord
 from services.ingest.replay.journal_findings import JournalFindings
 from services.ingest.replay.journal_records import Begun, Damaged, Done, Forgotten, Frames, JournalledBatch, Stored, decode_all, encode
 from services.ingest.replay.replay_memory import ReplayMemory
 from services.ingest.replay.spool_records import (
     HEADER,
-    SpooledBatch,
     SpooledShare,
+    SpoolEntry,
     SpoolHeader,
     encode_batch,
     encode_done,
@@ -38,8 +38,8 @@ _JOURNAL_FRAME = Struct("<IIB")
 _BOX = make_box(settings={"ingest.syslog.key": "host"})
 _IDENTITY = bytes(range(16))
 _RECORDS: tuple[Routable, ...] = (
-    Record(b"{}", None, "host", "sshd", "web.access", 3, 4, {"job": "nginx", "a.b": 1}, {"a": {"b": "5x"}, "status": 503, "list": [1]}),
-    Record(b"{}", 7, None, None, None, None, None, None, None),
+    IngestRecord(b"{}", None, "host", "sshd", "web.access", 3, 4, {"job": "nginx", "a.b": 1}, {"a": {"b": "5x"}, "status": 503, "list": [1]}),
+    IngestRecord(b"{}", 7, None, None, None, None, None, None, None),
 )
 
 
@@ -89,7 +89,7 @@ def fuzz_spool(data: bytes) -> None:
         found = read_description(header._replace(crc=int.from_bytes(described[:4], "little")), bytes(described))
         if found is None:
             break
-        if isinstance(found, SpooledBatch):
+        if isinstance(found, SpoolEntry):
             again = encode_batch(found, b"x" * min(header.data_bytes, 100))[0]
             assert read_description(_header_of(again), again) == found
             batches.append(found)
@@ -150,7 +150,7 @@ def _journal_seeds() -> Iterator[bytes]:
 
 def _spool_seeds() -> Iterator[bytes]:
     shares = [SpooledShare("relp", 2, 1, [(_IDENTITY, 0, 2)]), SpooledShare("", 1, 0, [])]
-    pieces = [encode_batch(SpooledBatch(number, "web", 0, 3, shares), b"data")[0] + b"data" for number in range(3)]
+    pieces = [encode_batch(SpoolEntry(number, "web", 0, 3, shares), b"data")[0] + b"data" for number in range(3)]
     yield b"".join(pieces) + encode_done(1)
     yield encode_done(0) + pieces[0][:-1]
 

@@ -24,7 +24,7 @@ from services.ingest.protocols.syslog.syslog_datagrams import SyslogDatagrams
 from services.ingest.protocols.syslog.syslog_framing import SyslogSplitter
 from services.ingest.protocols.syslog.syslog_message import SyslogParser
 from services.ingest.protocols.syslog.syslog_session import SyslogSession
-from services.ingest.records.ack_group import AckGroup, Outcome
+from services.ingest.records.ack_group import AckGroup, AckOutcome
 from services.ingest.records.event import EventBuilder, EventSource
 from tests.fuzz.target import Target, Targets, talk, whole_and_pieces
 from tests.support.recording_intake import RecordingIntake
@@ -93,7 +93,7 @@ def fuzz_relp(data: bytes) -> None:
         return
     stream, steps = _OPEN + cut[0], cut[1]
     if steps[1] & 1:
-        refused = talk(RelpSession, _RELP, stream, steps[1], None, Outcome.REFUSED, False)
+        refused = talk(RelpSession, _RELP, stream, steps[1], None, AckOutcome.REFUSED, False)
         assert b"rsp 6 200 OK" not in refused.sent and (refused.closed or not refused.records)
         return
     said = [talk(RelpSession, _RELP, stream, step, _relp_bounds) for step in (len(stream), steps[1])]

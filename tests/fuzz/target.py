@@ -15,9 +15,9 @@ import orjson
 
 from appliance.senders.listener import Listener
 from services.ingest.protocols.session import MakeSession
-from services.ingest.records.ack_group import Outcome
+from services.ingest.records.ack_group import AckOutcome
 from services.ingest.records.intake import Oddity, RefusedReason
-from services.ingest.records.record import Record
+from services.ingest.records.record import IngestRecord
 from tests.support.recording_connection import RecordingConnection
 
 
@@ -44,7 +44,7 @@ class Said(NamedTuple):
 
 
 def talk(make: MakeSession, listener: Listener, stream: bytes, step: int, bounds: Callable[[Any, int], None] | None = None,
-         outcome: Outcome = Outcome.STORED, is_settled_late: bool = True) -> Said:  # fmt: skip
+         outcome: AckOutcome = AckOutcome.STORED, is_settled_late: bool = True) -> Said:  # fmt: skip
     """One connection from its begin to its end; as its room would, it is given nothing once it has closed. `bounds(session, piece)` after each piece."""
     connection = RecordingConnection(listener)
     intake = connection.intake
@@ -69,7 +69,7 @@ def talk(make: MakeSession, listener: Listener, stream: bytes, step: int, bounds
     return Said([_value(what) for _, what in intake.taken], bytes(connection.sent), connection.closed, intake.refused, intake.oddities)
 
 
-def _value(what: Record | bytes) -> bytes:
+def _value(what: IngestRecord | bytes) -> bytes:
     if isinstance(what, bytes):
         return what
     orjson.loads(what.value)
@@ -87,7 +87,7 @@ def setting(module: ModuleType, name: str, value: int) -> Iterator[None]:
         setattr(module, name, usual)
 
 
-def check_records(records: Iterable[Record]) -> None:
+def check_records(records: Iterable[IngestRecord]) -> None:
     """Each is JSON."""
     for record in records:
         orjson.loads(record.value)

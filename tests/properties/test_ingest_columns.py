@@ -27,8 +27,8 @@ from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.agent_event import agent_record
 from services.ingest.records.agent_events import agent_records, common_of
 from services.ingest.records.batcher import Batcher
-from services.ingest.records.event import Event, EventBuilder, EventSource
-from services.ingest.records.record import Record
+from services.ingest.records.event import EventBuilder, EventSource, ProducerRecord
+from services.ingest.records.record import IngestRecord
 from services.ingest.records.share import Part
 
 LISTENER = Listener("test", Protocol.FLUENT, Transport.TCP, 0)
@@ -48,7 +48,7 @@ records_alike = st.lists(names, unique=True, max_size=6).flatmap(
 records = st.one_of(records_alike, st.lists(records_alike, min_size=1, max_size=3).map(lambda groups: [each for group in groups for each in group]))
 
 
-def as_they_are(found: Any) -> list[Record]:
+def as_they_are(found: Any) -> list[IngestRecord]:
     return [record._replace(fields=plain(dict(record.fields or {}))) for record in found]
 
 
@@ -106,7 +106,7 @@ def test_lines_read_together_are_the_lines_parsed_and_built_one_by_one(messages:
         found = reader.read(messages, SOURCE, NOW_MS)
         whole = events.headers(SOURCE, NOW_MS, False)
         columns = zip(found.timestamps_ms, found.keys, found.values, range(len(messages)), strict=True)
-        assert [Event(at, own, value, found.headers.get(number, whole)) for at, own, value, number in columns] == built
+        assert [ProducerRecord(at, own, value, found.headers.get(number, whole)) for at, own, value, number in columns] == built
         assert found.unparsed == sum(message.parse_error is not None for message in parsed)
 
 
@@ -133,10 +133,11 @@ def test_records_that_are_batched_together_make_the_batches_that_they_make_one_b
     own = [keys[which] for _, _, which in run]
     for batcher in (one, other):
         for _ in range(before):
-            batcher.append(Event(NOW_MS, None, b"before" * 60, NO_HEADERS), NOW_MS, nobody)
+            batcher.append(ProducerRecord(NOW_MS, None, b"before" * 60, NO_HEADERS), NOW_MS, nobody)
         batcher.block(frozenset(blocked))
     outcomes = [
-        one.append(Event(at[number], own[number], texts[number], NO_HEADERS), NOW_MS, unit, can_wait, identity, 7 + number) for number in range(len(run))
+        one.append(ProducerRecord(at[number], own[number], texts[number], NO_HEADERS), NOW_MS, unit, can_wait, identity, 7 + number)
+        for number in range(len(run))
     ]
     pending, unit.pending = unit.pending, 0
     odd = other.append_all(at, texts, own, NO_HEADERS, NOW_MS, unit, can_wait, identity, 7)
@@ -214,7 +215,7 @@ def test_log_records_read_by_hand_are_those_that_protobuf_reads(found: list[byte
             assert record._replace(fields=None) == by_library(data)._replace(fields=None)
 
 
-def by_library(data: bytes) -> Record:
+def by_library(data: bytes) -> IngestRecord:
     from services.ingest.protocols.otlp import otlp_protobuf
 
     origin = origin_of({"host.name": "web-07"}, 0, "", {}, "")

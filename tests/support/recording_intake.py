@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from appliance.senders.listener import Listener
-from services.ingest.records.ack_group import AckGroup, Outcome
+from services.ingest.records.ack_group import AckGroup, AckOutcome
 from services.ingest.records.event import EventSource
 from services.ingest.records.intake import Oddity, RefusedReason
-from services.ingest.records.record import Record
+from services.ingest.records.record import IngestRecord
 
 
 class RecordingStream:
@@ -43,7 +43,7 @@ class RecordingIntake:
     """`taken` in the order of arrival, `sealed` in that of sealing. Nothing settles by itself."""
 
     def __init__(self) -> None:
-        self.taken: list[tuple[AckGroup, Record | bytes]] = []
+        self.taken: list[tuple[AckGroup, IngestRecord | bytes]] = []
         """Records, and syslog messages as their bytes."""
         self.sealed: list[AckGroup] = []
         self.settled: list[AckGroup] = []
@@ -58,8 +58,8 @@ class RecordingIntake:
         self.clock_ms = 1_000
 
     @property
-    def records(self) -> list[Record]:
-        return [what for _, what in self.taken if isinstance(what, Record)]
+    def records(self) -> list[IngestRecord]:
+        return [what for _, what in self.taken if isinstance(what, IngestRecord)]
 
     @property
     def messages(self) -> list[bytes]:
@@ -70,7 +70,7 @@ class RecordingIntake:
         """Sealed, and not settled."""
         return [unit for unit in self.sealed if unit not in self.settled]
 
-    def settle(self, unit: AckGroup, outcome: Outcome = Outcome.STORED, rejected: Sequence[tuple[int, str]] = ()) -> None:
+    def settle(self, unit: AckGroup, outcome: AckOutcome = AckOutcome.STORED, rejected: Sequence[tuple[int, str]] = ()) -> None:
         """As the agent's turn would."""
         assert unit in self.sealed and unit not in self.settled, "a unit settles once, when it is sealed"
         unit.outcome = outcome
@@ -79,19 +79,19 @@ class RecordingIntake:
         if unit.on_settled is not None:
             unit.on_settled(unit)
 
-    def settle_all(self, outcome: Outcome = Outcome.STORED) -> None:
+    def settle_all(self, outcome: AckOutcome = AckOutcome.STORED) -> None:
         for unit in self.unsettled:
             self.settle(unit, outcome)
 
     # -- Intake
 
-    def take(self, unit: AckGroup, records: Sequence[Record]) -> None:
+    def take(self, unit: AckGroup, records: Sequence[IngestRecord]) -> None:
         self._add(unit, records)
 
     def take_syslog(self, unit: AckGroup, messages: Sequence[bytes]) -> None:
         self._add(unit, messages)
 
-    def _add(self, unit: AckGroup, what: Sequence[Record] | Sequence[bytes]) -> None:
+    def _add(self, unit: AckGroup, what: Sequence[IngestRecord] | Sequence[bytes]) -> None:
         assert not unit.is_sealed, "nothing is taken for a sealed unit"
         self.taken += [(unit, each) for each in what]
         unit.record_count += len(what)

@@ -24,7 +24,7 @@ from appliance.senders.accounting import LossReason
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
 from services.ingest.producer.batch_answers import BatchAnswers, ReplayRecorder
-from services.ingest.producer.ingest_producers import IngestProducers, ProducerIds
+from services.ingest.producer.ingest_producers import IngestProducers, ProducerIdSource
 from services.ingest.producer.ingest_spooling import IngestSpooling, Spool
 from services.ingest.producer.local_leaders import LocalLeaders
 from services.ingest.producer.partition_queue import UNDER_WAY_MAX, PartitionQueue
@@ -53,7 +53,7 @@ class BatchSender:
         counters: Counters,
         log: Logger,
         settlement: IngestSettlement,
-        producer_ids: ProducerIds,
+        producer_ids: ProducerIdSource,
         replays: ReplayRecorder,
         spool: Spool,
         peers: SequenceRequester,

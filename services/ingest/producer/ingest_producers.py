@@ -13,7 +13,7 @@ from services.ingest.producer.partition_queue import PartitionQueue
 PATIENCE_NS = 2_000_000_000
 
 
-class ProducerIds(Protocol):
+class ProducerIdSource(Protocol):
     """`ProducerIdLeases`."""
 
     def next(self) -> int | None: ...
@@ -22,7 +22,7 @@ class ProducerIds(Protocol):
 class IngestProducers:
     """`is_ready` before each offer."""
 
-    def __init__(self, ids: ProducerIds, now_ns: int) -> None:
+    def __init__(self, ids: ProducerIdSource, now_ns: int) -> None:
         self._ids = ids
         self._patient_until_ns = now_ns + PATIENCE_NS
 

@@ -27,7 +27,7 @@ from appliance.shm.counters import Counters
 from appliance.storage import file_io
 from services.ingest.producer.spool_files import SpoolFile, SpoolPosition, find_batches, spool_path
 from services.ingest.records.share import Share
-from services.ingest.replay.spool_records import SpooledBatch, SpooledShare, encode_batch, encode_done
+from services.ingest.replay.spool_records import SpooledShare, SpoolEntry, encode_batch, encode_done
 
 FILES: Final = 16
 RETRY_MS: Final = 1000
@@ -64,7 +64,7 @@ class IngestSpool:
         self._places: dict[object, SpoolPosition] = {}
         self._next_number = 0
         self._first_file = 0
-        self.left_over: list[SpooledBatch] = []
+        self.left_over: list[SpoolEntry] = []
         """What previous lives left, in order; each is to be given to `adopt`, or to `forget`."""
         self._left_places: dict[int, SpoolPosition] = {}
         self.on_done: Callable[[object], None] = lambda _batch: None
@@ -103,11 +103,11 @@ class IngestSpool:
         self._damages.add()
         self._log.warning(f"the spool file {path} ends in a half-written record at {position}")
 
-    def adopt(self, batch: object, left: SpooledBatch) -> None:
+    def adopt(self, batch: object, left: SpoolEntry) -> None:
         """From now on `batch` stands for what was left."""
         self._places[batch] = self._left_places.pop(left.number)
 
-    def forget(self, left: SpooledBatch) -> None:
+    def forget(self, left: SpoolEntry) -> None:
         """It is stored, as its leader says."""
         self.adopt(left.number, left)
         self.done(left.number)
@@ -117,7 +117,7 @@ class IngestSpool:
     def write(self, batch: Spoolable, data: bytes) -> bool:
         """Put a batch behind the others. False: it is full, or off, or the disk fails; the batch stays where it is."""
         described = [SpooledShare(share.unit.listener.name, share.count, share.copies, share.parts) for share in batch.shares]
-        spooled = SpooledBatch(self._next_number, batch.topic, batch.partition, batch.record_count, described)
+        spooled = SpoolEntry(self._next_number, batch.topic, batch.partition, batch.record_count, described)
         head, data_crc = encode_batch(spooled, data)
         if self.size_bytes + len(head) + len(data) > self._limit_bytes:
             return False

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from appliance.storage import file_io
-from services.ingest.replay.spool_records import HEADER, SpooledBatch, read_description, read_header
+from services.ingest.replay.spool_records import HEADER, SpoolEntry, read_description, read_header
 
 SUFFIX: Final = ".spool"
 
@@ -48,7 +48,7 @@ class FoundBatches:
 
     def __init__(self) -> None:
         self.files: dict[int, SpoolFile] = {}
-        self.batches: dict[int, SpooledBatch] = {}
+        self.batches: dict[int, SpoolEntry] = {}
         self.places: dict[int, SpoolPosition] = {}
         self.next_number = 0
 
@@ -87,7 +87,7 @@ def _read_file(directory: str, number: int, found: FoundBatches, on_damage: OnDa
         file_io.close_all([fd])
 
 
-def _records_of(fd: int, size_bytes: int, path: str, on_damage: OnDamage) -> Iterator[tuple[SpooledBatch | int, int, tuple[int, int]]]:
+def _records_of(fd: int, size_bytes: int, path: str, on_damage: OnDamage) -> Iterator[tuple[SpoolEntry | int, int, tuple[int, int]]]:
     """Batches, or numbers of those that are done; with the position, the size and the CRC of the data."""
     position = 0
     while position < size_bytes:

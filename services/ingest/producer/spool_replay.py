@@ -19,7 +19,7 @@ from services.ingest.records.batcher import ReadyBatch
 from services.ingest.records.event import EventSource
 from services.ingest.records.share import Share
 from services.ingest.replay.replays import Replays
-from services.ingest.replay.spool_records import SpooledBatch, without_counted
+from services.ingest.replay.spool_records import SpoolEntry, without_counted
 
 _NOBODY = EventSource(b"spool", b"spool", b"spool")
 
@@ -65,7 +65,7 @@ class SpoolReplay:
         outlet.hold(self._batches.keys)
         return len(left_over)
 
-    def _batch_of(self, left: SpooledBatch, now_ns: int) -> ProducerBatch:
+    def _batch_of(self, left: SpoolEntry, now_ns: int) -> ProducerBatch:
         shares = []
         for spooled in left.shares:
             share = Share(self._unit_of(spooled.listener))

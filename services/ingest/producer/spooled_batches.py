@@ -11,7 +11,7 @@ from collections import deque
 
 from services.ingest.producer.ingest_spool import IngestSpool
 from services.ingest.replay.replays import Replays
-from services.ingest.replay.spool_records import SpooledBatch
+from services.ingest.replay.spool_records import SpoolEntry
 
 
 class SpooledBatches:
@@ -21,9 +21,9 @@ class SpooledBatches:
         """After the journal was read."""
         self._spool = spool
         self._replays = replays
-        self._waiting: dict[tuple[str, int], deque[SpooledBatch]] = {}
-        self._offered: dict[object, SpooledBatch] = {}
-        self.found_stored: list[SpooledBatch] = []
+        self._waiting: dict[tuple[str, int], deque[SpoolEntry]] = {}
+        self._offered: dict[object, SpoolEntry] = {}
+        self.found_stored: list[SpoolEntry] = []
         """Those that need not be offered; their owner books and removes them."""
         for left in spool.left_over:
             self._waiting.setdefault((left.topic, left.partition), deque()).append(left)
@@ -40,7 +40,7 @@ class SpooledBatches:
         """Topics and partitions for which something is left of which it is not known whether it is stored."""
         return list(self._waiting)
 
-    def turn(self) -> list[SpooledBatch]:
+    def turn(self) -> list[SpoolEntry]:
         """Those that are to be offered now; make a batch of each and `adopt` it."""
         ready = []
         for key, queue in list(self._waiting.items()):
@@ -59,7 +59,7 @@ class SpooledBatches:
                 del self._waiting[key]
         return ready
 
-    def adopt(self, batch: object, left: SpooledBatch) -> None:
+    def adopt(self, batch: object, left: SpoolEntry) -> None:
         """`batch` carries it on."""
         self._spool.adopt(batch, left)
         self._offered[batch] = left

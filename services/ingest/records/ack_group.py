@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 IDENTITY_BYTES: Final = 16
 
 
-class Outcome(IntEnum):
+class AckOutcome(IntEnum):
     """What its sender is told of a unit."""
 
     PENDING = 0
@@ -90,7 +90,7 @@ class AckGroup:
         """Whose next records these are, where a protocol numbers frames anew on each connection: `identities` are digests of the frames then."""
         self.topic = topic
         """Where all its records go, because the sender says so; "": where the routes say."""
-        self.outcome = Outcome.PENDING
+        self.outcome = AckOutcome.PENDING
         self.rejected: list[tuple[int, str]] = []
         """(number of the record in the unit, why) of records that can never be stored; they are counted. The sender must not send them again."""
         self.record_count = 0

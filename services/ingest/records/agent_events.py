@@ -17,9 +17,9 @@ from appliance.senders.listener import Listener
 from services.ingest.protocols.document import plain_default
 from services.ingest.records.agent_event import agent_record, time_reader
 from services.ingest.records.event_json import MILLISECONDS, NO_TIME, heads_written, seconds_written, write_head, write_second
-from services.ingest.records.event_roles import Kind, Role, roles_of
-from services.ingest.records.record import Record
-from services.ingest.records.record_columns import Column, RecordColumns
+from services.ingest.records.event_roles import FieldKind, FieldRole, roles_of
+from services.ingest.records.record import IngestRecord
+from services.ingest.records.record_columns import Column, ColumnarRecords
 from services.ingest.records.severity import facility_of, severity_of, severity_of_python
 
 _NS_A_MS: Final = 1_000_000
@@ -32,7 +32,7 @@ _BEHIND: Final = ("trace_id", "span_id")
 _NUMBER_OR_TEXT: Final = frozenset((int, str))
 _TEXT_OR_NONE: Final = frozenset((str, type(None)))
 _TIMES: Final = frozenset((str, int, float))
-_MOVED_KINDS: Final = (Kind.TEXT, Kind.NUMBER_OR_TEXT)
+_MOVED_KINDS: Final = (FieldKind.TEXT, FieldKind.NUMBER_OR_TEXT)
 
 
 class Common(NamedTuple):
@@ -68,7 +68,7 @@ def agent_records(
     common: Common,
     times_ns: Sequence[int | None] | None = None,
     said: Mapping[str, Column] | None = None,
-) -> Sequence[Record]:
+) -> Sequence[IngestRecord]:
     """The records of `fields` (which are changed), in order. `times_ns`: the protocol's own. `said`: what the protocol says of each, by the names of `known`;
     None where it says nothing."""
     shapes = list(map(tuple, fields))
@@ -92,7 +92,7 @@ def agent_records(
 
 def _one_by_one(
     fields: Sequence[dict[str, Any]], listener: Listener, common: Common, times_ns: Sequence[int | None] | None, said: Mapping[str, Column] | None
-) -> list[Record]:
+) -> list[IngestRecord]:
     records = []
     for place, each in enumerate(fields):
         known = common.known
@@ -109,7 +109,7 @@ def _alike(
     common: Common,
     times_ns: Sequence[int | None] | None,
     said: Mapping[str, Column] | None,
-) -> Sequence[Record]:
+) -> Sequence[IngestRecord]:
     """Records of the same names."""
     moved: list[tuple[str, Column]] = []
     try:
@@ -118,7 +118,7 @@ def _alike(
         for role in roles_of(shape):
             if role.part in parts or role.part in common.known or role.part in behind:
                 continue
-            if role.kind is Kind.TIME:
+            if role.kind is FieldKind.TIME:
                 if times_ns is None and (read := _read_times(role, fields, listener)) is not None:
                     begins, times_ms, is_moved = read
                     parts[role.part] = begins
@@ -168,7 +168,7 @@ def _given_times(times_ns: Sequence[int | None] | None, count: int) -> tuple[Seq
     return begins, times_ms, [time_ns if time_ns % _NS_A_MS else 0 for time_ns in given]
 
 
-def _read_times(role: Role, fields: Sequence[dict[str, Any]], listener: Listener) -> tuple[list[bytes], list[int | None], bool] | None:
+def _read_times(role: FieldRole, fields: Sequence[dict[str, Any]], listener: Listener) -> tuple[list[bytes], list[int | None], bool] | None:
     """The same of texts; and whether they are the event's own now."""
     column = [each[role.name] for each in fields]
     kinds = set(map(type, column))
@@ -191,14 +191,14 @@ def _read_times(role: Role, fields: Sequence[dict[str, Any]], listener: Listener
 # -- roles
 
 
-def _values(role: Role, fields: Sequence[dict[str, Any]]) -> list[Any]:
+def _values(role: FieldRole, fields: Sequence[dict[str, Any]]) -> list[Any]:
     name, inner = role.name, role.inner
     if inner:
         return [value.get(inner) if type(value) is dict else None for value in [each[name] for each in fields]]
     return [each[name] for each in fields]
 
 
-def _texts(role: Role, fields: Sequence[dict[str, Any]]) -> Column | None:
+def _texts(role: FieldRole, fields: Sequence[dict[str, Any]]) -> Column | None:
     column = _values(role, fields)
     kinds = set(map(type, column))
     if kinds == {str} and all(column):
@@ -208,7 +208,7 @@ def _texts(role: Role, fields: Sequence[dict[str, Any]]) -> Column | None:
     return None
 
 
-def _numbers_or_texts(role: Role, fields: Sequence[dict[str, Any]]) -> Column | None:
+def _numbers_or_texts(role: FieldRole, fields: Sequence[dict[str, Any]]) -> Column | None:
     column = _values(role, fields)
     kinds = set(map(type, column))
     if kinds <= _NUMBER_OR_TEXT:
@@ -218,7 +218,7 @@ def _numbers_or_texts(role: Role, fields: Sequence[dict[str, Any]]) -> Column | 
     raise _Unlike
 
 
-def _codes(role: Role, fields: Sequence[dict[str, Any]]) -> Column | None:
+def _codes(role: FieldRole, fields: Sequence[dict[str, Any]]) -> Column | None:
     """Severities and facilities."""
     column, read = _values(role, fields), _CODE_READERS[role.kind]
     codes: Sequence[int | None]
@@ -235,12 +235,12 @@ def _codes(role: Role, fields: Sequence[dict[str, Any]]) -> Column | None:
     raise _Unlike
 
 
-_CODE_READERS: Final[dict[Kind, Callable[[object], int | None]]] = {
-    Kind.SEVERITY: severity_of,
-    Kind.PYTHON_SEVERITY: severity_of_python,
-    Kind.FACILITY: facility_of,
+_CODE_READERS: Final[dict[FieldKind, Callable[[object], int | None]]] = {
+    FieldKind.SEVERITY: severity_of,
+    FieldKind.PYTHON_SEVERITY: severity_of_python,
+    FieldKind.FACILITY: facility_of,
 }
-_FITTING: Final = {Kind.TEXT: _texts, Kind.NUMBER_OR_TEXT: _numbers_or_texts, **dict.fromkeys(_CODE_READERS, _codes)}
+_FITTING: Final = {FieldKind.TEXT: _texts, FieldKind.NUMBER_OR_TEXT: _numbers_or_texts, **dict.fromkeys(_CODE_READERS, _codes)}
 """What every record has of a role; None if none has anything that fits."""
 
 
@@ -256,7 +256,7 @@ def _write(
     times_ms: Sequence[int | None],
     finer: Sequence[int],
     moved: list[tuple[str, Column]],
-) -> RecordColumns:
+) -> ColumnarRecords:
     nothing = (None,) * len(fields)
     known_behind = common.behind
     tails: list[dict[str, Any]] = [{"message": message, **known_behind} for message in parts.get("message", nothing)]
@@ -281,7 +281,7 @@ def _write(
     host, app, _, _, severity, facility = heads
     known = common.known
     labels = known.get("labels") or known.get("resource")
-    return RecordColumns(values, times_ms, host, app, severity, facility, known.get("tag"), labels, fields, moved)
+    return ColumnarRecords(values, times_ms, host, app, severity, facility, known.get("tag"), labels, fields, moved)
 
 
 def _put(tails: list[dict[str, Any]], name: str, column: Column) -> None:

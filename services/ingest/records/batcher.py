@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from appliance.records.builder import RECORD_OVERHEAD_BYTES_MAX, BatchBuilder
 from services.ingest.records.ack_group import AckGroup
-from services.ingest.records.event import Event
+from services.ingest.records.event import ProducerRecord
 from services.ingest.records.partitioner import Partitioner
 from services.ingest.records.share import Share
 
@@ -94,7 +94,7 @@ class Batcher:
         return sum(builder.count for builder in self._builders)
 
     def append(
-        self, event: Event, now_ms: int, unit: AckGroup, can_wait: bool = True, identity: bytes | None = None, ordinal: int = 0, is_copy: bool = False
+        self, event: ProducerRecord, now_ms: int, unit: AckGroup, can_wait: bool = True, identity: bytes | None = None, ordinal: int = 0, is_copy: bool = False
     ) -> Acceptance:
         """Add a record of `unit`; what that closes is fetched with `take_ready`. `can_wait`: whether its sender can be slowed down. A record with an
         identity and without a key goes where the identity says, so that a replay meets the first copy's partition."""

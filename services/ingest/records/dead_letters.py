@@ -13,7 +13,7 @@ from appliance.records.builder import encode_headers
 from appliance.senders.accounting import LossReason
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.batcher import Acceptance, Batcher
-from services.ingest.records.event import Event
+from services.ingest.records.event import ProducerRecord
 from services.ingest.records.ingest_ledger import IngestLedger
 from services.ingest.records.ingest_topics import IngestTopics
 
@@ -33,7 +33,7 @@ class DeadLetters:
         self._clock = clock
         self._on_slowed = on_slowed
 
-    def reject(self, unit: AckGroup, number: int, reason: LossReason, topic: str, event: Event) -> None:
+    def reject(self, unit: AckGroup, number: int, reason: LossReason, topic: str, event: ProducerRecord) -> None:
         """A record of the unit that `topic` cannot have."""
         self._books.on_counted(unit, reason, 1)
         if unit.on_settled is not None:
@@ -41,7 +41,7 @@ class DeadLetters:
         if self._topic:
             self._bury(unit, reason, topic, event)
 
-    def _bury(self, unit: AckGroup, reason: LossReason, topic: str, event: Event) -> None:
+    def _bury(self, unit: AckGroup, reason: LossReason, topic: str, event: ProducerRecord) -> None:
         collector = self._topics.of(self._topic).collector
         limit, can_wait = CUT_BYTES, False
         if isinstance(collector, Batcher):
@@ -51,6 +51,6 @@ class DeadLetters:
         headers += [("dead_letter_reason", str(reason).encode()), ("dead_letter_topic", topic.encode())]
         if len(event.value) > limit:
             headers.append(("truncated", b"true"))
-        letter = Event(event.timestamp_ms, event.key, event.value[: max(0, limit)], encode_headers(headers))
+        letter = ProducerRecord(event.timestamp_ms, event.key, event.value[: max(0, limit)], encode_headers(headers))
         if collector.append(letter, self._clock.monotonic_ms(), unit, can_wait, None, 0, True) is Acceptance.TAKEN_BEYOND and can_wait:
             self._on_slowed(self._topic, collector.slowed_by)

@@ -38,7 +38,7 @@ class EventSource(NamedTuple):
     proxied_source: bytes | None = None
 
 
-class Event(NamedTuple):
+class ProducerRecord(NamedTuple):
     """One record to be appended; `headers` is encoded, as `BatchBuilder.append` takes it."""
 
     timestamp_ms: int
@@ -63,7 +63,7 @@ class EventBuilder:
         self._arrival_ms = -1
         self._arrival = b""
 
-    def build(self, message: SyslogMessage, source: EventSource, arrival_ms: int) -> Event:
+    def build(self, message: SyslogMessage, source: EventSource, arrival_ms: int) -> ProducerRecord:
         """The record of one message that arrived from `source` at `arrival_ms`."""
         timestamp_ms = arrival_ms
         if message.instant is not None:
@@ -74,7 +74,7 @@ class EventBuilder:
             key = message.host or source.host  # a device that does not name itself still keeps its order
         else:
             key = message.app if self.is_keyed_by_app else None  # type: ignore[assignment]
-        return Event(timestamp_ms, key, self._value_of(message), self.headers(source, arrival_ms, type(message.raw) is CutMessage))
+        return ProducerRecord(timestamp_ms, key, self._value_of(message), self.headers(source, arrival_ms, type(message.raw) is CutMessage))
 
     def headers(self, source: EventSource, arrival_ms: int, is_cut: bool) -> bytes:
         """source, transport, arrival_ms; also truncated and proxied_source where they apply."""

@@ -33,7 +33,7 @@ PLANS_MAX = 4096
 PLAN_NAMES_MAX, PLAN_BYTES_MAX = 256, 4096
 
 
-class Kind(IntEnum):
+class FieldKind(IntEnum):
     """How a value becomes a part of the event."""
 
     TEXT = 0
@@ -44,29 +44,29 @@ class Kind(IntEnum):
     NUMBER_OR_TEXT = 5
 
 
-class Role(NamedTuple):
+class FieldRole(NamedTuple):
     """`fields[name]`, or `fields[name][inner]`, may be the event's `part`."""
 
-    kind: Kind
+    kind: FieldKind
     part: str
     name: str
     inner: str
 
 
-_KINDS = {"severity": Kind.SEVERITY, "facility": Kind.FACILITY, "time": Kind.TIME, "proc_id": Kind.NUMBER_OR_TEXT}
-_KIND_OF_NAME = {"levelno": Kind.PYTHON_SEVERITY}
+_KINDS = {"severity": FieldKind.SEVERITY, "facility": FieldKind.FACILITY, "time": FieldKind.TIME, "proc_id": FieldKind.NUMBER_OR_TEXT}
+_KIND_OF_NAME = {"levelno": FieldKind.PYTHON_SEVERITY}
 
 
-_BY_NAME: dict[str, list[tuple[int, Role]]] = {}
+_BY_NAME: dict[str, list[tuple[int, FieldRole]]] = {}
 for _rank, (_part, _text) in enumerate((_part, _text) for _part, _texts in NAMES.items() for _text in _texts):
     _name, _, _inner = _text.partition(">")
-    _BY_NAME.setdefault(_name, []).append((_rank, Role(_KIND_OF_NAME.get(_name) or _KINDS.get(_part, Kind.TEXT), _part, _name, _inner)))
+    _BY_NAME.setdefault(_name, []).append((_rank, FieldRole(_KIND_OF_NAME.get(_name) or _KINDS.get(_part, FieldKind.TEXT), _part, _name, _inner)))
 
 
-_plans: dict[tuple[str, ...], tuple[Role, ...]] = {}
+_plans: dict[tuple[str, ...], tuple[FieldRole, ...]] = {}
 
 
-def roles_of(names: tuple[str, ...]) -> tuple[Role, ...]:
+def roles_of(names: tuple[str, ...]) -> tuple[FieldRole, ...]:
     """The roles that fields of these names may have: part by part, the best name of each first."""
     try:
         return _plans[names]

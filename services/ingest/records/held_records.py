@@ -14,15 +14,15 @@ from typing import Final, NamedTuple
 
 from appliance.shm.counters import Counters
 from services.ingest.records.ack_group import AckGroup
-from services.ingest.records.record import Record
-from services.ingest.records.record_columns import RecordColumns
+from services.ingest.records.record import IngestRecord
+from services.ingest.records.record_columns import ColumnarRecords
 from services.ingest.replay.replay_memory import Known
 
 RECORD_COST_BYTES: Final = 1_000
 """Of the objects around a record with a few fields; of a syslog message a tenth of that."""
 MESSAGE_COST_BYTES: Final = 100
 
-Records = Sequence[Record | bytes]
+Records = Sequence[IngestRecord | bytes]
 
 
 class HeldRecords:
@@ -50,7 +50,7 @@ class HeldRecords:
 
 def cost_of(records: Records) -> int:
     """What records take in memory, about; the same at each call."""
-    if isinstance(records, RecordColumns):
+    if isinstance(records, ColumnarRecords):
         return 2 * sum(map(len, records.values)) + RECORD_COST_BYTES * len(records)
     cost = 0
     for record in records:

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from appliance.base.clock import Clock
 from appliance.senders.listener import Listener
-from services.ingest.records.ack_group import AckGroup, Outcome, ReplayedStream
+from services.ingest.records.ack_group import AckGroup, AckOutcome, ReplayedStream
 from services.ingest.records.event import EventSource
 from services.ingest.records.held_records import Behind, HeldRecords, Line, Records, UnitMemory
 from services.ingest.records.ingest_ledger import IngestLedger
@@ -122,7 +122,7 @@ class IdentifiedRecords:
         """All of it will come again."""
         if not memory.is_refused:
             memory.is_refused = True
-            unit.outcome = Outcome.REFUSED
+            unit.outcome = AckOutcome.REFUSED
             self._refused.setdefault(unit.source.address, unit)
             self._books.on_refused(unit.listener, unit.source.host, RefusedReason.BUSY, 1)
 
@@ -171,7 +171,7 @@ class IdentifiedRecords:
             return
         if self._refused and self._refused.get(unit.source.address) is unit:
             del self._refused[unit.source.address]
-        is_stored = unit.outcome is not Outcome.REFUSED
+        is_stored = unit.outcome is not AckOutcome.REFUSED
         now_ms = self._clock.monotonic_ms()
         rejected = _rejected_identities(unit)
         for identity in memory.begun:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 from appliance.senders.accounting import LossReason
 from services.ingest.producer.producer_batch import ProducerBatch
-from services.ingest.records.ack_group import AckGroup, Outcome
+from services.ingest.records.ack_group import AckGroup, AckOutcome
 from services.ingest.records.ingest_ledger import IngestLedger
 from services.ingest.records.share import Share
-from services.ingest.records.topic_backlog import Delayed
+from services.ingest.records.topic_backlog import BackloggedRecord
 
 
 class IngestSettlement:
@@ -53,12 +53,12 @@ class IngestSettlement:
             lost += share.count
             if share.count:
                 self._books.on_counted(share.unit, reason, share.count)
-            share.unit.outcome = Outcome.REFUSED
+            share.unit.outcome = AckOutcome.REFUSED
             if share.is_awaited:
                 self.release(share.unit)
         return lost
 
-    def on_abandoned(self, delayed: Sequence[Delayed]) -> int:
+    def on_abandoned(self, delayed: Sequence[BackloggedRecord]) -> int:
         """The process ends before their topic was there; how many records that concerns."""
         for each in delayed:
             if not each.is_copy:
@@ -90,10 +90,10 @@ class IngestSettlement:
         """Tell sessions; how many units."""
         ended, self._ended = self._ended, []
         for unit in ended:
-            if unit.outcome is Outcome.PENDING:
-                unit.outcome = Outcome.DUPLICATE if 0 < unit.record_count == unit.duplicate_count else Outcome.STORED
+            if unit.outcome is AckOutcome.PENDING:
+                unit.outcome = AckOutcome.DUPLICATE if 0 < unit.record_count == unit.duplicate_count else AckOutcome.STORED
             self.on_settled(unit)
-            if unit.outcome is not Outcome.REFUSED:
+            if unit.outcome is not AckOutcome.REFUSED:
                 self._books.on_acknowledged(unit)
             if unit.on_settled is not None:
                 unit.on_settled(unit)

@@ -19,7 +19,7 @@ from appliance.ipc.controller_frames import AUTO_CREATE
 from appliance.ipc.controller_link import ControllerLink
 from services.ingest.producer.batch_sender import BatchSender
 from services.ingest.records.batcher import Acceptance, Batcher
-from services.ingest.records.topic_backlog import Collector, Delayed, TopicBacklog
+from services.ingest.records.topic_backlog import BackloggedRecord, Collector, TopicBacklog
 
 ASK_AGAIN_NS = 1_000_000_000
 CREATE_TIMEOUT_MS = 5_000
@@ -62,8 +62,8 @@ class IngestTopics:
         self._image = MetadataImage.empty()
         self._topics: dict[str, IngestTopic] = {}
         self._missing: dict[str, IngestTopic] = {}
-        self.on_too_large: Callable[[Delayed], None] = lambda _delayed: None
-        self.on_batched: Callable[[Delayed], None] = lambda _delayed: None
+        self.on_too_large: Callable[[BackloggedRecord], None] = lambda _delayed: None
+        self.on_batched: Callable[[BackloggedRecord], None] = lambda _delayed: None
 
     def of(self, name: str) -> IngestTopic:
         topic = self._topics.get(name)
@@ -165,7 +165,7 @@ class IngestTopics:
                 topic.collector.close_all()
                 self._outlet.put(topic.name, topic.collector.take_ready())
 
-    def give_up(self) -> list[Delayed]:
+    def give_up(self) -> list[BackloggedRecord]:
         """The process ends: what waits for topics that never came."""
         return [delayed for topic in self._topics.values() if isinstance(topic.collector, TopicBacklog) for delayed in topic.collector.take()]
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from services.ingest.records.ack_group import AckGroup, ReplayedStream
-from services.ingest.records.record import Record
+from services.ingest.records.record import IngestRecord
 
 if TYPE_CHECKING:
     from appliance.senders.listener import Listener
@@ -53,7 +53,7 @@ class Oddity(StrEnum):
 class Intake(Protocol):
     """Where sessions bring what they received."""
 
-    def take(self, unit: AckGroup, records: Sequence[Record]) -> None:
+    def take(self, unit: AckGroup, records: Sequence[IngestRecord]) -> None:
         """Take records of the unit, in order; may be called several times before `seal`. Counted as received here."""
 
     def take_syslog(self, unit: AckGroup, messages: Sequence[bytes]) -> None:

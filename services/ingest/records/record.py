@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 
-class Record(NamedTuple):
+class IngestRecord(NamedTuple):
     """`value` is a JSON document, or what the sender wrote where the listener says `raw=yes`."""
 
     value: bytes

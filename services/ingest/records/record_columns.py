@@ -1,7 +1,8 @@
-"""Records that came together and look alike, by columns: what a parser that reads a chunk at once makes of it.
+"""Records that arrived together and have the same fields, by columns: what a parser that reads a chunk at once returns.
 
-A sequence of `Record` for whoever looks at single ones (routes, replays of single records); the plain way to the batches takes the columns as they are, which
-saves making the records. Made once, not changed. Weak: `fields` of a record is put together anew each time it is asked for.
+A sequence of `IngestRecord` for callers that read single ones (routes, repeats of single records). The path
+without routes and identities takes the columns as they are and never makes the records. Immutable.
+Weak: the `fields` of a record are merged again each time they are read.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast, overload
 
-from services.ingest.records.record import Record
+from services.ingest.records.record import IngestRecord
 
 Column = Sequence[Any]
 
 
-class RecordColumns(Sequence[Record]):
+class ColumnarRecords(Sequence[IngestRecord]):
     """Columns have one value for each record. `moved`: names and columns of what was taken out of `fields`."""
 
     __slots__ = ("_columns", "_fields", "_labels", "_moved", "_tag", "apps", "hosts", "times_ms", "values")
@@ -46,26 +47,26 @@ class RecordColumns(Sequence[Record]):
         return len(self.values)
 
     @overload
-    def __getitem__(self, place: int) -> Record: ...
+    def __getitem__(self, place: int) -> IngestRecord: ...
 
     @overload
-    def __getitem__(self, place: slice) -> list[Record]: ...
+    def __getitem__(self, place: slice) -> list[IngestRecord]: ...
 
-    def __getitem__(self, place: int | slice) -> Record | list[Record]:
+    def __getitem__(self, place: int | slice) -> IngestRecord | list[IngestRecord]:
         if isinstance(place, slice):
             return [self._record(number) for number in range(*place.indices(len(self.values)))]
         return self._record(place)
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[IngestRecord]:
         return map(self._record, range(len(self.values)))
 
-    def _record(self, place: int) -> Record:
+    def _record(self, place: int) -> IngestRecord:
         fields = self._fields[place]
         if self._moved:
             fields = {**fields, **{name: column[place] for name, column in self._moved}}
         severities, facilities = self._columns
         named = self.hosts[place], self.apps[place], self._tag, severities[place], facilities[place]
-        return Record(self.values[place], self.times_ms[place], *named, self._labels, fields)
+        return IngestRecord(self.values[place], self.times_ms[place], *named, self._labels, fields)
 
 
 class PlainColumns(NamedTuple):
@@ -77,9 +78,9 @@ class PlainColumns(NamedTuple):
     """Of which each record's key is made."""
 
 
-def columns_of(records: Sequence[Record], by_host: bool, by_app: bool) -> PlainColumns:
+def columns_of(records: Sequence[IngestRecord], by_host: bool, by_app: bool) -> PlainColumns:
     """The columns of records that came one by one, or together."""
-    if isinstance(records, RecordColumns):
+    if isinstance(records, ColumnarRecords):
         names = records.hosts if by_host else records.apps if by_app else (None,) * len(records)
         return PlainColumns(records.values, records.times_ms, names)
     values, times_ms, hosts, apps = zip(*[record[:4] for record in records], strict=True)

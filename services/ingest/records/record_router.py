@@ -20,7 +20,7 @@ from services.ingest.protocols.syslog.syslog_message import SyslogMessage
 from services.ingest.records.ack_group import AckGroup, ReplayedStream
 from services.ingest.records.batcher import Acceptance, Batcher
 from services.ingest.records.dead_letters import DeadLetters
-from services.ingest.records.event import FUTURE_MS_MAX, PAST_MS_MAX, Event, EventSource, timestamp_of
+from services.ingest.records.event import FUTURE_MS_MAX, PAST_MS_MAX, EventSource, ProducerRecord, timestamp_of
 from services.ingest.records.held_records import HeldRecords
 from services.ingest.records.identified_records import Addresses, AddressRun, IdentifiedRecords, ReplayLookup
 from services.ingest.records.ingest_input import IngestInput, SyslogRecord
@@ -28,9 +28,9 @@ from services.ingest.records.ingest_ledger import IngestLedger
 from services.ingest.records.ingest_settlement import IngestSettlement
 from services.ingest.records.ingest_topics import IngestTopics
 from services.ingest.records.intake import Oddity, RefusedReason
-from services.ingest.records.record import Record
-from services.ingest.records.record_columns import RecordColumns, columns_of
-from services.ingest.records.topic_backlog import Collector, Delayed, TopicBacklog
+from services.ingest.records.record import IngestRecord
+from services.ingest.records.record_columns import ColumnarRecords, columns_of
+from services.ingest.records.topic_backlog import BackloggedRecord, Collector, TopicBacklog
 
 _TOO_LARGE = Acceptance.TOO_LARGE
 _NO_ADDRESS: Final[tuple[None, int]] = (None, 0)
@@ -66,7 +66,7 @@ class RecordRouter:
 
     # -- Intake
 
-    def take(self, unit: AckGroup, records: Sequence[Record]) -> None:
+    def take(self, unit: AckGroup, records: Sequence[IngestRecord]) -> None:
         if unit.identities is not None and len(records):
             self._identified.take(unit, records)
             return
@@ -131,7 +131,7 @@ class RecordRouter:
         whole = source.events.headers(unit.source, arrival_ms, False)
         self._append_plain(source, unit, lines.timestamps_ms, lines.values, lines.keys, whole, lines.headers, numbers, addresses)
 
-    def _store_records(self, source: IngestInput, unit: AckGroup, records: Sequence[Record], numbers: Sequence[int], addresses: Addresses | None) -> None:
+    def _store_records(self, source: IngestInput, unit: AckGroup, records: Sequence[IngestRecord], numbers: Sequence[int], addresses: Addresses | None) -> None:
         """The same for records of all other protocols."""
         arrival_ms = self._clock.wall_ms()
         values, times_ms, names = columns_of(records, source.is_keyed_by_host, source.is_keyed_by_app)
@@ -142,7 +142,7 @@ class RecordRouter:
         keys = [written[name] for name in names]
         whole = source.events.headers(unit.source, arrival_ms, False)
         headers: dict[int, bytes] = {}
-        if not isinstance(records, RecordColumns):
+        if not isinstance(records, ColumnarRecords):
             headers = {place: source.events.headers(unit.source, arrival_ms, True) for place, record in enumerate(records) if record.is_cut}
         self._append_plain(source, unit, timestamps_ms, values, keys, whole, headers, numbers, addresses)
 
@@ -164,17 +164,17 @@ class RecordRouter:
         if isinstance(collector, Batcher) and not headers and not isinstance(addresses, list):
             identity, ordinal = (None, 0) if addresses is None else addresses[:2]
             for place, outcome in collector.append_all(timestamps_ms, values, keys, whole, now_ms, unit, source.can_wait, identity, ordinal):
-                event = Event(timestamps_ms[place], keys[place], values[place], whole)
+                event = ProducerRecord(timestamps_ms[place], keys[place], values[place], whole)
                 self._on_odd_outcome(outcome, collector, unit, -1 if numbers is None else numbers[place], source.plain_topic, event)
             return
         address_of = repeat(_NO_ADDRESS) if addresses is None else addresses.pairs if isinstance(addresses, AddressRun) else addresses
         for place, (identity, ordinal) in zip(range(len(values)), address_of, strict=False):
-            event = Event(timestamps_ms[place], keys[place], values[place], headers.get(place, whole))
+            event = ProducerRecord(timestamps_ms[place], keys[place], values[place], headers.get(place, whole))
             outcome = collector.append(event, now_ms, unit, source.can_wait, identity, ordinal)
             if outcome:
                 self._on_odd_outcome(outcome, collector, unit, -1 if numbers is None else numbers[place], source.plain_topic, event)
 
-    def _on_odd_outcome(self, outcome: Acceptance, collector: Collector, unit: AckGroup, number: int, topic: str, event: Event) -> None:
+    def _on_odd_outcome(self, outcome: Acceptance, collector: Collector, unit: AckGroup, number: int, topic: str, event: ProducerRecord) -> None:
         if outcome is Acceptance.TAKEN_BEYOND:
             self.slowed_by = (topic, collector.slowed_by)
         elif outcome is _TOO_LARGE:
@@ -182,14 +182,14 @@ class RecordRouter:
         else:
             self._books.on_counted(unit, LossReason.OVERFLOW, 1)
 
-    def _store(self, unit: AckGroup, records: Sequence[Record | bytes], numbers: Sequence[int], addresses: Addresses | None) -> None:
+    def _store(self, unit: AckGroup, records: Sequence[IngestRecord | bytes], numbers: Sequence[int], addresses: Addresses | None) -> None:
         """Route and batch received records of a unit; `numbers` are theirs in it, `addresses` where replay memory looks for them."""
         if not records:
             return
         source = self._inputs[unit.listener.name]
         if source.plain_topic and not unit.topic and self._may_go_plainly(source, unit, addresses):
-            if isinstance(records, RecordColumns) or not isinstance(records[0], bytes):
-                self._store_records(source, unit, cast("Sequence[Record]", records), numbers, addresses)
+            if isinstance(records, ColumnarRecords) or not isinstance(records[0], bytes):
+                self._store_records(source, unit, cast("Sequence[IngestRecord]", records), numbers, addresses)
                 return
             if not isinstance(addresses, list):
                 self._store_lines(source, unit, cast("Sequence[bytes]", records), numbers, addresses)
@@ -207,7 +207,7 @@ class RecordRouter:
                 continue
             destinations = given or source.route(record)
             timestamp_ms = arrival_ms if record.time_ms is None else timestamp_of(record.time_ms, arrival_ms)
-            event = Event(timestamp_ms, None, record.value, source.events.headers(unit.source, arrival_ms, record.is_cut))
+            event = ProducerRecord(timestamp_ms, None, record.value, source.events.headers(unit.source, arrival_ms, record.is_cut))
             self._put(source, unit, number, event, record, destinations, now_ms, identity, ordinal)
         if unparsed:
             self._books.on_odd(unit.listener, unit.source.host, Oddity.UNPARSED, unparsed)
@@ -245,8 +245,8 @@ class RecordRouter:
         source: IngestInput,
         unit: AckGroup,
         number: int,
-        event: Event,
-        record: Record | SyslogRecord,
+        event: ProducerRecord,
+        record: IngestRecord | SyslogRecord,
         destinations: Destinations,
         now_ms: int,
         identity: bytes | None,
@@ -264,11 +264,20 @@ class RecordRouter:
             is_copy = True
 
     def _append(
-        self, source: IngestInput, unit: AckGroup, number: int, event: Event, topic: str, now_ms: int, identity: bytes | None, ordinal: int, is_copy: bool
+        self,
+        source: IngestInput,
+        unit: AckGroup,
+        number: int,
+        event: ProducerRecord,
+        topic: str,
+        now_ms: int,
+        identity: bytes | None,
+        ordinal: int,
+        is_copy: bool,
     ) -> None:
         collector = self._topics.of(topic).collector
         if isinstance(collector, TopicBacklog):
-            outcome = collector.delay(Delayed(event, unit, identity, ordinal, is_copy, number), source.can_wait)
+            outcome = collector.delay(BackloggedRecord(event, unit, identity, ordinal, is_copy, number), source.can_wait)
         else:
             outcome = collector.append(event, now_ms, unit, source.can_wait, identity, ordinal, is_copy)
         if outcome is Acceptance.TAKEN_BEYOND:
@@ -278,7 +287,7 @@ class RecordRouter:
         elif outcome is Acceptance.OVERFLOW and not is_copy:
             self._books.on_counted(unit, LossReason.OVERFLOW, 1)
 
-    def _on_late_too_large(self, delayed: Delayed) -> None:
+    def _on_late_too_large(self, delayed: BackloggedRecord) -> None:
         """Its topic is there now, and does not take it."""
         if not delayed.is_copy:
             self._dead_letters.reject(delayed.unit, delayed.number, LossReason.TOO_LARGE, "", delayed.event)
@@ -287,5 +296,5 @@ class RecordRouter:
         """A dead letter met a partition that takes no more."""
         self.slowed_by = (topic, partition)
 
-    def _on_batched(self, delayed: Delayed) -> None:
+    def _on_batched(self, delayed: BackloggedRecord) -> None:
         self._settlement.release(delayed.unit)

@@ -9,16 +9,16 @@ from typing import Final, NamedTuple
 
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.batcher import Acceptance, Batcher
-from services.ingest.records.event import Event
+from services.ingest.records.event import ProducerRecord
 
 BACKLOG_BYTES_MAX: Final = 4 << 20
 RECORD_COST_BYTES: Final = 200
 
 
-class Delayed(NamedTuple):
+class BackloggedRecord(NamedTuple):
     """One record, as it was given to `append`."""
 
-    event: Event
+    event: ProducerRecord
     unit: AckGroup
     identity: bytes | None
     ordinal: int
@@ -34,7 +34,7 @@ class TopicBacklog:
     """Who meets a full backlog waits for partition 0."""
 
     def __init__(self) -> None:
-        self._delayed: list[Delayed] = []
+        self._delayed: list[BackloggedRecord] = []
         self._size_bytes = 0
 
     @property
@@ -46,12 +46,12 @@ class TopicBacklog:
         return len(self._delayed)
 
     def append(
-        self, event: Event, now_ms: int, unit: AckGroup, can_wait: bool = True, identity: bytes | None = None, ordinal: int = 0, is_copy: bool = False
+        self, event: ProducerRecord, now_ms: int, unit: AckGroup, can_wait: bool = True, identity: bytes | None = None, ordinal: int = 0, is_copy: bool = False
     ) -> Acceptance:
         """As a batcher does it."""
-        return self.delay(Delayed(event, unit, identity, ordinal, is_copy, -1), can_wait)
+        return self.delay(BackloggedRecord(event, unit, identity, ordinal, is_copy, -1), can_wait)
 
-    def delay(self, delayed: Delayed, can_wait: bool) -> Acceptance:
+    def delay(self, delayed: BackloggedRecord, can_wait: bool) -> Acceptance:
         """Keep a record; its unit waits for it."""
         event, unit = delayed[:2]
         if self.is_blocked and not can_wait:
@@ -61,7 +61,7 @@ class TopicBacklog:
         unit.pending += 1
         return Acceptance.TAKEN_BEYOND if self.is_blocked else Acceptance.TAKEN
 
-    def take(self) -> list[Delayed]:
+    def take(self) -> list[BackloggedRecord]:
         """All of it, in order; each is released from its unit when it is in a batch (`AckGroup.pending`)."""
         delayed, self._delayed = self._delayed, []
         self._size_bytes = 0

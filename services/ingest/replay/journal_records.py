@@ -30,7 +30,7 @@ RECORD_BYTES_MAX: Final = 256 << 20
 assert _FRAME.size == _CRC_COVERS_FROM + 4 + 1
 
 
-class Kind(IntEnum):
+class JournalRecordKind(IntEnum):
     """Of a record. The values are on disk."""
 
     BATCH = 1
@@ -109,27 +109,27 @@ def encode(record: JournalRecord) -> bytes:
     return crc32c(rest).to_bytes(_CRC_COVERS_FROM, "little") + rest
 
 
-def _content(record: JournalRecord) -> tuple[Kind, bytes]:
+def _content(record: JournalRecord) -> tuple[JournalRecordKind, bytes]:
     if isinstance(record, JournalledBatch):
         topic = record.topic.encode()
         parts = record.parts
         fixed = _BATCH.pack(
             record.topic_id, record.partition, record.producer_id, record.producer_epoch, record.base_sequence, record.record_count, len(topic), len(parts)
         )
-        return Kind.BATCH, b"".join([fixed, topic, *[_PART.pack(*part) for part in parts]])
+        return JournalRecordKind.BATCH, b"".join([fixed, topic, *[_PART.pack(*part) for part in parts]])
     if isinstance(record, Done):
-        return Kind.DONE, _DONE.pack(*record)
+        return JournalRecordKind.DONE, _DONE.pack(*record)
     if isinstance(record, Frames):
         listener = record.listener.encode()
         fixed = _FRAMES.pack(record.identity, record.first_serial, len(listener), len(record.host), len(record.digests) // DIGEST_BYTES)
-        return Kind.FRAMES, b"".join((fixed, listener, record.host, record.digests))
+        return JournalRecordKind.FRAMES, b"".join((fixed, listener, record.host, record.digests))
     if isinstance(record, Forgotten):
-        return Kind.FORGOTTEN, record.identity
+        return JournalRecordKind.FORGOTTEN, record.identity
     if isinstance(record, Begun):
-        return Kind.BEGUN, record.boot
+        return JournalRecordKind.BEGUN, record.boot
     topic = record.topic.encode()
     bits = record.bits.to_bytes((record.bits.bit_length() + 7) // 8, "little")
-    return Kind.STORED, _STORED.pack(record.identity, record.first, len(topic), len(bits)) + topic + bits
+    return JournalRecordKind.STORED, _STORED.pack(record.identity, record.first, len(topic), len(bits)) + topic + bits
 
 
 class Damaged(ValueError):
@@ -161,7 +161,7 @@ def decode_all(content: bytes) -> Iterator[JournalRecord]:
 
 def _decode(kind: int, content: bytes) -> JournalRecord | None:
     """None: of a kind that a later version writes."""
-    if kind == Kind.BATCH:
+    if kind == JournalRecordKind.BATCH:
         *fixed, topic_size, part_count = _BATCH.unpack_from(content)
         parts_at = _BATCH.size + topic_size
         if len(content) != parts_at + part_count * _PART.size:
@@ -170,25 +170,25 @@ def _decode(kind: int, content: bytes) -> JournalRecord | None:
         parts = list(_PART.iter_unpack(content[parts_at:]))
         topic = content[_BATCH.size : parts_at].decode()
         return JournalledBatch(topic, topic_id, partition, producer_id, producer_epoch, base_sequence, record_count, parts)
-    if kind == Kind.DONE:
+    if kind == JournalRecordKind.DONE:
         producer_id, producer_epoch, base_sequence, is_stored = _DONE.unpack(content)
         return Done(producer_id, producer_epoch, base_sequence, bool(is_stored))
-    if kind == Kind.FRAMES:
+    if kind == JournalRecordKind.FRAMES:
         identity, first_serial, listener_size, host_size, frame_count = _FRAMES.unpack_from(content)
         host_at = _FRAMES.size + listener_size
         digests = content[host_at + host_size :]
         if len(digests) != frame_count * DIGEST_BYTES:
             raise ValueError("digests do not fill the record")
         return Frames(identity, first_serial, content[_FRAMES.size : host_at].decode(), content[host_at : host_at + host_size], digests)
-    if kind == Kind.FORGOTTEN:
+    if kind == JournalRecordKind.FORGOTTEN:
         if len(content) != IDENTITY_BYTES:
             raise ValueError("no identity")
         return Forgotten(content)
-    if kind == Kind.BEGUN:
+    if kind == JournalRecordKind.BEGUN:
         if len(content) != BOOT_BYTES:
             raise ValueError("no boot")
         return Begun(content)
-    if kind == Kind.STORED:
+    if kind == JournalRecordKind.STORED:
         identity, first, topic_size, bits_size = _STORED.unpack_from(content)
         bits = content[_STORED.size + topic_size :]
         if len(bits) != bits_size:

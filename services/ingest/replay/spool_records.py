@@ -44,7 +44,7 @@ class SpooledShare(NamedTuple):
     parts: Sequence[Part]
 
 
-class SpooledBatch(NamedTuple):
+class SpoolEntry(NamedTuple):
     """A batch without its data. `number` grows in the order of writing, over all lives."""
 
     number: int
@@ -68,7 +68,7 @@ class SpoolHeader(NamedTuple):
     kind: int
 
 
-def encode_batch(batch: SpooledBatch, data: bytes) -> tuple[bytes, int]:
+def encode_batch(batch: SpoolEntry, data: bytes) -> tuple[bytes, int]:
     """Header and description, to be followed by the data; and the data's CRC."""
     topic = batch.topic.encode()
     pieces = [_BATCH.pack(batch.number, batch.partition, batch.record_count, len(topic), len(batch.shares)), topic]
@@ -97,7 +97,7 @@ def read_header(content: bytes) -> SpoolHeader | None:
     return header if header.description_bytes <= DESCRIPTION_BYTES_MAX and header.data_bytes <= DATA_BYTES_MAX else None
 
 
-def read_description(header: SpoolHeader, content: bytes) -> SpooledBatch | int | None:
+def read_description(header: SpoolHeader, content: bytes) -> SpoolEntry | int | None:
     """`content` is header and description. A batch, or the number of one that is done; None if it does not hold together."""
     if len(content) != HEADER.size + header.description_bytes or crc32c(memoryview(content)[_CRC_COVERS_FROM:]) != header.crc:
         return None
@@ -111,7 +111,7 @@ def read_description(header: SpoolHeader, content: bytes) -> SpooledBatch | int 
         return None
 
 
-def _read_batch(description: bytes) -> SpooledBatch:
+def _read_batch(description: bytes) -> SpoolEntry:
     number, partition, record_count, topic_bytes, share_count = _BATCH.unpack_from(description)
     position = _BATCH.size + topic_bytes
     topic = description[_BATCH.size : position].decode()
@@ -125,10 +125,10 @@ def _read_batch(description: bytes) -> SpooledBatch:
         shares.append(SpooledShare(listener, count, copies, list(_PART.iter_unpack(description[parts_at:position]))))
     if position != len(description):
         raise ValueError("shares do not fill the description")
-    return SpooledBatch(number, topic, partition, record_count, shares)
+    return SpoolEntry(number, topic, partition, record_count, shares)
 
 
-def without_counted(batches: Sequence[SpooledBatch], in_flight: dict[str, int]) -> list[SpooledBatch]:
+def without_counted(batches: Sequence[SpoolEntry], in_flight: dict[str, int]) -> list[SpoolEntry]:
     """The same batches, where of each listener no more records count than are in flight: those before were booked by the life that died between booking
     a batch and writing that it is done, and batches are done in order."""
     excess: dict[str, int] = {}

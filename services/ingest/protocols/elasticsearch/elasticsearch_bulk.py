@@ -21,7 +21,7 @@ from services.ingest.protocols.json_text import has_long_number
 from services.ingest.records.ack_group import IDENTITY_BYTES, AckGroup
 from services.ingest.records.agent_event import agent_record
 from services.ingest.records.intake import RefusedReason
-from services.ingest.records.record import Record
+from services.ingest.records.record import IngestRecord
 
 SLICE_RECORDS: Final = 64
 """So many records are read and taken before it is asked again whether more can be; they are still in the processor's caches then."""
@@ -78,7 +78,7 @@ class _Bulk:
             identities = []
         prefix = request.identity(b"_id") if identities is not None else b""
         unit = request.open_unit(self._answer, identities)
-        records: list[Record] = []
+        records: list[IngestRecord] = []
         for number, (action, source, problem) in enumerate(items):
             if not problem:
                 try:

@@ -20,7 +20,7 @@ from services.ingest.protocols.document import Extension, deep_text, encode_docu
 from services.ingest.protocols.fluent.msgpack_stream import decode_objects, has_many_containers, may_hold_nan, pieces_of, read_stamped, split_objects
 from services.ingest.records.agent_event import agent_record, epoch_ns, unparsed_record
 from services.ingest.records.agent_events import Common, agent_records, common_of
-from services.ingest.records.record import Record
+from services.ingest.records.record import IngestRecord
 
 _NS: Final = 1_000_000_000
 _EVENT_TIME, _EVENT_TIME_LAYOUT = 0, Struct(">II")
@@ -134,7 +134,7 @@ def _text(tag: object) -> str:
     return tag if type(tag) is str else tag.decode("utf-8", "surrogateescape") if type(tag) is bytes else deep_text(tag)
 
 
-def records_of(message: FluentMessage, listener: Listener) -> Iterator[tuple[Sequence[Record], int]]:
+def records_of(message: FluentMessage, listener: Listener) -> Iterator[tuple[Sequence[IngestRecord], int]]:
     """The records of a message, some at a time, and how many of them could not be read. Raises TooLarge for a chunk that holds more than it may."""
     known = {"tag": message.tag}
     if len(message.opened) > ENTRIES_MAX:
@@ -174,7 +174,7 @@ def records_of(message: FluentMessage, listener: Listener) -> Iterator[tuple[Seq
         yield [unparsed_record(entries[ends[-1] if ends else 0 :], behind, listener, known)], 1
 
 
-def _records_of(entries: Sequence[Any], listener: Listener, common: Common) -> Iterator[tuple[Sequence[Record], int]]:
+def _records_of(entries: Sequence[Any], listener: Listener, common: Common) -> Iterator[tuple[Sequence[IngestRecord], int]]:
     """Of entries without NaN."""
     plain = _plain_entries(entries)
     if plain is None:
@@ -203,7 +203,7 @@ def _plain_entries(entries: Sequence[Any]) -> tuple[list[int | None], list[dict[
 
 def _plain_records(
     times_ns: Sequence[int | None], fields: Sequence[dict[str, Any]], listener: Listener, common: Common
-) -> Iterator[tuple[Sequence[Record], int]]:
+) -> Iterator[tuple[Sequence[IngestRecord], int]]:
     for start in range(0, len(fields), SLICE_RECORDS):
         yield agent_records(fields[start : start + SLICE_RECORDS], listener, common, times_ns[start : start + SLICE_RECORDS]), 0
 
@@ -222,8 +222,8 @@ def _opened(message: FluentMessage, opened_bytes_max: int) -> bytes:
     return inflate(compressed, message.packed, opened_bytes_max)
 
 
-def _records(entries: Sequence[Any], listener: Listener, known: dict[str, Any], careful: bool) -> tuple[list[Record], int]:
-    records: list[Record] = []
+def _records(entries: Sequence[Any], listener: Listener, known: dict[str, Any], careful: bool) -> tuple[list[IngestRecord], int]:
+    records: list[IngestRecord] = []
     unparsed = 0
     for entry in entries:
         try:

@@ -20,7 +20,7 @@ from services.ingest.protocols.fluent.fluent_messages import FluentMessage, read
 from services.ingest.protocols.fluent.msgpack_stream import ObjectSplitter, decode_objects, pack
 from services.ingest.protocols.session import Connection
 from services.ingest.protocols.unfinished import Unfinished
-from services.ingest.records.ack_group import AckGroup, Outcome
+from services.ingest.records.ack_group import AckGroup, AckOutcome
 from services.ingest.records.intake import Oddity, RefusedReason
 from services.ingest.replay.identity import identity_of
 
@@ -88,7 +88,7 @@ class FluentSession:
                 intake.take(unit, records)
                 if unparsed:
                     intake.note(connection.listener, connection.source, Oddity.UNPARSED, unparsed)
-                if chunk is not None and unit.outcome is Outcome.REFUSED:
+                if chunk is not None and unit.outcome is AckOutcome.REFUSED:
                     break  # all of it will come again
         except TooLarge:  # before the first record
             self._refuse(RefusedReason.TOO_LARGE, "fluent-too-large")
@@ -131,7 +131,7 @@ class FluentSession:
     def _on_settled(self, unit: AckGroup) -> None:
         chunk, size_bytes = unit.context
         self.unsettled_bytes -= size_bytes
-        if unit.outcome is Outcome.REFUSED:
+        if unit.outcome is AckOutcome.REFUSED:
             self._end("refused")
         elif not self._is_ended:
             self._connection.send(pack({"ack": chunk}))

@@ -12,7 +12,7 @@ from services.ingest.protocols.gelf.gelf_message import gelf_record, open_gelf
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.event import EventSource
 from services.ingest.records.intake import Intake, RefusedReason
-from services.ingest.records.record import Record
+from services.ingest.records.record import IngestRecord
 
 _REASONS = {LossReason.BROKEN: RefusedReason.MALFORMED}
 
@@ -26,7 +26,7 @@ class GelfDatagrams:
         self._assembly = ChunkAssembly()
 
     def received(self, unit: AckGroup, datagrams: list[bytes]) -> None:
-        records: list[Record] = []
+        records: list[IngestRecord] = []
         now_ms = self._intake.monotonic_ms()
         source: EventSource = unit.source
         for datagram in datagrams:

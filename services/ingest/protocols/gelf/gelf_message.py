@@ -16,7 +16,7 @@ from services.ingest.protocols.json_text import read_json
 from services.ingest.records.agent_event import agent_record, unparsed_record
 from services.ingest.records.event import EventSource
 from services.ingest.records.intake import Intake, Oddity
-from services.ingest.records.record import Record
+from services.ingest.records.record import IngestRecord
 from services.ingest.records.severity import facility_of, severity_of
 
 _GZIP: Final = b"\x1f\x8b"
@@ -36,7 +36,7 @@ def open_gelf(data: bytes, limit_bytes: int) -> bytes:
     return data
 
 
-def gelf_record(text: bytes, listener: Listener, source: EventSource, intake: Intake) -> Record:
+def gelf_record(text: bytes, listener: Listener, source: EventSource, intake: Intake) -> IngestRecord:
     """The record of one message without its compression."""
     try:
         message = read_json(text)
@@ -49,7 +49,7 @@ def gelf_record(text: bytes, listener: Listener, source: EventSource, intake: In
     return record_of(message, text, listener)
 
 
-def record_of(message: dict[str, Any], text: bytes, listener: Listener) -> Record:
+def record_of(message: dict[str, Any], text: bytes, listener: Listener) -> IngestRecord:
     """The record of one message that was read; it is changed."""
     known: dict[str, Any] = {}
     fields: dict[str, Any] = {}

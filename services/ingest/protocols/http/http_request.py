@@ -15,7 +15,7 @@ import orjson
 
 from appliance.base.invariants import check
 from appliance.senders.listener import Listener
-from services.ingest.records.ack_group import IDENTITY_BYTES, AckGroup, Outcome
+from services.ingest.records.ack_group import IDENTITY_BYTES, AckGroup, AckOutcome
 from services.ingest.records.event import EventSource
 from services.ingest.records.intake import Intake
 
@@ -129,7 +129,7 @@ class Request:
 
         def on_settled(unit: AckGroup) -> None:
             self.unit = None
-            self.answer(self.busy(self) if unit.outcome is Outcome.REFUSED else answer_of(unit))
+            self.answer(self.busy(self) if unit.outcome is AckOutcome.REFUSED else answer_of(unit))
 
         self.unit = AckGroup(self.listener, self.source, self.identities() if identities is None else identities, on_settled, topic)
         return self.unit

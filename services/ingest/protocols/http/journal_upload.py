@@ -15,10 +15,10 @@ from services.ingest.protocols.bounded_inflate import CODINGS, Inflater, NotComp
 from services.ingest.protocols.http.http_exchange import BodyStream, count
 from services.ingest.protocols.http.http_request import Answer, Request, refusal
 from services.ingest.protocols.http.journal_export import BadExport, Entry, JournalExportReader, Value
-from services.ingest.records.ack_group import AckGroup, Outcome
+from services.ingest.records.ack_group import AckGroup, AckOutcome
 from services.ingest.records.agent_event import agent_record
 from services.ingest.records.intake import RefusedReason
-from services.ingest.records.record import Record
+from services.ingest.records.record import IngestRecord
 
 EXPORT_TYPE = b"application/vnd.fdo.journal"
 _CURSOR, _REALTIME = b"__CURSOR", b"__REALTIME_TIMESTAMP"
@@ -117,7 +117,7 @@ class JournalUpload:
     def _on_settled(self, unit: AckGroup) -> None:
         self._units -= 1
         self.unsettled_bytes -= unit.context
-        if unit.outcome is Outcome.REFUSED:
+        if unit.outcome is AckOutcome.REFUSED:
             self._is_refused = self._has_ended = True  # what follows must not overtake it
         self._maybe_answer()
 
@@ -138,7 +138,7 @@ class JournalUpload:
             request.answer(self._problem or Answer(202, b"OK.\n", b"text/plain"))
 
 
-def journal_record(entry: Entry, listener: Listener) -> Record:
+def journal_record(entry: Entry, listener: Listener) -> IngestRecord:
     """The record of an entry: all of it is `fields`, as texts; what is not UTF-8 is kept as bytes."""
     realtime = entry.get(_REALTIME, b"")
     time_ns = int(realtime) * 1000 if type(realtime) is bytes and realtime.isdigit() and len(realtime) < 20 else None

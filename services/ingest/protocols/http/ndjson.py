@@ -18,10 +18,10 @@ from services.ingest.protocols.document import encode_document
 from services.ingest.protocols.http.http_exchange import count
 from services.ingest.protocols.http.http_request import RECORDS_MAX, WAITING, Answer, PendingAnswer, Request, refusal
 from services.ingest.protocols.json_text import read_json
-from services.ingest.records.ack_group import AckGroup, Outcome
+from services.ingest.records.ack_group import AckGroup, AckOutcome
 from services.ingest.records.agent_event import agent_record, unparsed_record
 from services.ingest.records.intake import Oddity, RefusedReason
-from services.ingest.records.record import Record
+from services.ingest.records.record import IngestRecord
 
 NDJSON_TYPES = frozenset(
     (b"", b"application/x-ndjson", b"application/ndjson", b"application/jsonl", b"application/x-jsonlines", b"application/x-www-form-urlencoded")
@@ -71,7 +71,7 @@ def _take_json(request: Request, topic: str) -> Answer | PendingAnswer:
     return _take(request, topic, [_record_of(document, b"", request.listener) for document in documents])
 
 
-def _take(request: Request, topic: str, records: list[Record]) -> PendingAnswer:
+def _take(request: Request, topic: str, records: list[IngestRecord]) -> PendingAnswer:
     unparsed = sum(record.fields is None for record in records)
     if unparsed:
         request.intake.note(request.listener, request.source, Oddity.UNPARSED, unparsed)
@@ -84,7 +84,7 @@ def _take(request: Request, topic: str, records: list[Record]) -> PendingAnswer:
 def _answer(unit: AckGroup, received: int, unparsed: int) -> Answer:
     """200 with counts; 422 if nothing of it can ever be stored."""
     number = len(unit.rejected)
-    is_duplicate = unit.outcome is Outcome.DUPLICATE
+    is_duplicate = unit.outcome is AckOutcome.DUPLICATE
     words: dict[str, Any] = {"received": received, "stored": 0 if is_duplicate else received - number, "rejected": number}
     if is_duplicate:
         words["duplicate"] = received
@@ -99,7 +99,7 @@ def _lines(body: bytes) -> list[bytes]:
     return [line for line in body.replace(b"\r\n", b"\n").split(b"\n") if line and not line.isspace()]
 
 
-def _record_of_line(line: bytes, listener: Listener) -> Record:
+def _record_of_line(line: bytes, listener: Listener) -> IngestRecord:
     try:
         document = read_json(line)
     except ValueError as problem:
@@ -107,13 +107,13 @@ def _record_of_line(line: bytes, listener: Listener) -> Record:
     return _record_of(document, line, listener)
 
 
-def _record_of(document: Any, raw: bytes, listener: Listener) -> Record:
+def _record_of(document: Any, raw: bytes, listener: Listener) -> IngestRecord:
     if type(document) is not dict:
         return unparsed_record(raw or encode_document(document), "no JSON object", listener)
     return agent_record(document, listener, raw=raw)
 
 
-def _record_of_text(line: bytes, listener: Listener) -> Record:
+def _record_of_text(line: bytes, listener: Listener) -> IngestRecord:
     return agent_record({}, listener, {"message": line}, raw=line)
 
 

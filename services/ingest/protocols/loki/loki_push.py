@@ -21,7 +21,7 @@ from services.ingest.protocols.protobuf_wire import BadWire
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.agent_event import agent_record
 from services.ingest.records.intake import RefusedReason
-from services.ingest.records.record import Record
+from services.ingest.records.record import IngestRecord
 from services.ingest.records.severity import severity_of
 
 LABELS_CACHED_MAX = 1024
@@ -56,7 +56,7 @@ def push(request: Request) -> Answer | PendingAnswer:
     return WAITING
 
 
-def _read_bounded(request: Request) -> list[Record]:
+def _read_bounded(request: Request) -> list[IngestRecord]:
     tenant = request.headers.get(b"x-scope-orgid", b"")
     records = list(islice(read_push(request.body, request.media_type, request.content_encoding, tenant, request.listener), RECORDS_MAX + 1))
     if len(records) > RECORDS_MAX:
@@ -76,7 +76,7 @@ def build_info(request: Request) -> Answer:
     return Answer(200, b'{"version":"3.0.0","revision":"millrace","branch":"","buildUser":"","buildDate":"","goVersion":""}')
 
 
-def read_push(body: bytes, media_type: bytes, content_encoding: bytes, tenant: bytes, listener: Listener) -> Iterator[Record]:
+def read_push(body: bytes, media_type: bytes, content_encoding: bytes, tenant: bytes, listener: Listener) -> Iterator[IngestRecord]:
     """The records of a push in their order. Raises BadPush, and TooLarge for a body that opens to more than the listener allows."""
     labels = _Labels(tenant.decode("utf-8", "replace"))
     if not body:
@@ -133,7 +133,7 @@ def _open(body: bytes, content_encoding: bytes, listener: Listener) -> bytes:
         raise BadPush(f"the body is not snappy: {problem}") from problem
 
 
-def _read_protobuf(data: bytes, labels: _Labels, listener: Listener) -> Iterator[Record]:
+def _read_protobuf(data: bytes, labels: _Labels, listener: Listener) -> Iterator[IngestRecord]:
     try:
         for text, entries in read_streams(data, PARTS_MAX):
             known = labels.of_text(text).known
@@ -147,7 +147,7 @@ def _read_protobuf(data: bytes, labels: _Labels, listener: Listener) -> Iterator
         raise TooLarge(str(problem)) from problem
 
 
-def _read_json(body: bytes, labels: _Labels, listener: Listener) -> Iterator[Record]:
+def _read_json(body: bytes, labels: _Labels, listener: Listener) -> Iterator[IngestRecord]:
     try:
         document = read_json(body)
     except ValueError as problem:
@@ -174,7 +174,7 @@ def _read_json(body: bytes, labels: _Labels, listener: Listener) -> Iterator[Rec
             yield _record(value[1], metadata, _time_ns(value[0]), known, listener)
 
 
-def _read_old_entries(stream: dict[str, Any], labels: _Labels, listener: Listener) -> Iterator[Record]:
+def _read_old_entries(stream: dict[str, Any], labels: _Labels, listener: Listener) -> Iterator[IngestRecord]:
     text = stream.get("labels")
     if type(text) is not str:
         raise BadPush('`labels` is a text like {job="…"}')
@@ -185,7 +185,7 @@ def _read_old_entries(stream: dict[str, Any], labels: _Labels, listener: Listene
         yield agent_record({}, listener, {**known, "message": entry["line"]}, time_text=entry["ts"], raw=entry["line"].encode("utf-8", "surrogatepass"))
 
 
-def _record(line: str, metadata: dict[str, Any], time_ns: int, known: dict[str, Any], listener: Listener) -> Record:
+def _record(line: str, metadata: dict[str, Any], time_ns: int, known: dict[str, Any], listener: Listener) -> IngestRecord:
     return agent_record(metadata, listener, {**known, "message": line}, time_ns=time_ns, raw=line.encode("utf-8", "surrogatepass"))
 
 

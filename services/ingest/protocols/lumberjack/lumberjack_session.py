@@ -16,10 +16,10 @@ from services.ingest.protocols.json_text import read_json
 from services.ingest.protocols.lumberjack.lumberjack_frames import ACK, ACK_KIND, Event, LumberjackSplitter, Window
 from services.ingest.protocols.session import Connection
 from services.ingest.protocols.unfinished import Unfinished
-from services.ingest.records.ack_group import AckGroup, Outcome
+from services.ingest.records.ack_group import AckGroup, AckOutcome
 from services.ingest.records.agent_event import agent_record, unparsed_record
 from services.ingest.records.intake import Oddity, RefusedReason
-from services.ingest.records.record import Record
+from services.ingest.records.record import IngestRecord
 from services.ingest.replay.identity import digest_of
 
 KEEP_ALIVE_MS = 5_000
@@ -100,9 +100,9 @@ class LumberjackSession:
         connection.intake.take(unit, self._records(payloads))
         connection.intake.seal(unit)
 
-    def _records(self, payloads: list[bytes]) -> list[Record]:
+    def _records(self, payloads: list[bytes]) -> list[IngestRecord]:
         listener = self._connection.listener
-        records: list[Record] = []
+        records: list[IngestRecord] = []
         unparsed = 0
         for payload in payloads:
             try:
@@ -153,10 +153,10 @@ class LumberjackSession:
     def _on_settled(self, unit: AckGroup) -> None:
         acked: _Part | None = None
         parts = self._parts
-        while parts and parts[0].unit.outcome is not Outcome.PENDING:
+        while parts and parts[0].unit.outcome is not AckOutcome.PENDING:
             part = parts.popleft()
             self.unsettled_bytes -= part.size_bytes
-            if part.unit.outcome is Outcome.REFUSED:
+            if part.unit.outcome is AckOutcome.REFUSED:
                 if not self._is_ended:
                     self._end("refused")
             elif not self._is_ended:

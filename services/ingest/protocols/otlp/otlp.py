@@ -17,7 +17,7 @@ from services.ingest.protocols.otlp.otlp_protobuf import read_protobuf
 from services.ingest.protocols.otlp.otlp_reading import BadPayload, Reading, TooManyRecords
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.intake import Intake, Oddity, RefusedReason
-from services.ingest.records.record_columns import RecordColumns
+from services.ingest.records.record_columns import ColumnarRecords
 
 PROTOBUF = b"application/x-protobuf"
 INVALID_ARGUMENT, RESOURCE_EXHAUSTED, UNAVAILABLE = 3, 8, 14
@@ -54,7 +54,7 @@ def take(intake: Intake, unit: AckGroup, reading: Reading) -> None:
     if reading.too_large:
         intake.refuse(unit.listener, unit.source, RefusedReason.TOO_LARGE, reading.too_large)
     for records in reading.slices:
-        unparsed = 0 if isinstance(records, RecordColumns) else sum(record.fields is None for record in records)
+        unparsed = 0 if isinstance(records, ColumnarRecords) else sum(record.fields is None for record in records)
         if unparsed:
             intake.note(unit.listener, unit.source, Oddity.UNPARSED, unparsed)
         intake.take(unit, records)

@@ -16,7 +16,7 @@ from services.ingest.protocols.json_text import read_json
 from services.ingest.protocols.otlp.otlp_reading import SLICE_RECORDS, BadPayload, Reading, TooManyRecords
 from services.ingest.protocols.otlp.otlp_record import Origin, log_record, origin_of
 from services.ingest.records.agent_event import unparsed_record
-from services.ingest.records.record import Record
+from services.ingest.records.record import IngestRecord
 
 _INTEGER_DIGITS_MAX = 20
 _OTHER_NAMES = {"resourceLogs": ("resource_logs",), "scopeLogs": ("scope_logs", "instrumentationLibraryLogs"), "logRecords": ("log_records", "logs")}
@@ -48,13 +48,13 @@ def read_otlp_json(data: bytes, listener: Listener) -> Reading:
     return Reading(_slices(scopes, listener))
 
 
-def _slices(scopes: list[tuple[Origin, list[Any]]], listener: Listener) -> Iterator[list[Record]]:
+def _slices(scopes: list[tuple[Origin, list[Any]]], listener: Listener) -> Iterator[list[IngestRecord]]:
     for origin, found in scopes:
         for first in range(0, len(found), SLICE_RECORDS):
             yield [_read_log_record(record, origin, listener) for record in found[first : first + SLICE_RECORDS]]
 
 
-def _read_log_record(record: Any, origin: Origin, listener: Listener) -> Record:
+def _read_log_record(record: Any, origin: Origin, listener: Listener) -> IngestRecord:
     if type(record) is not dict:
         return unparsed_record(encode_document(record, True), "no LogRecord: it is no object", listener, origin.known)
     return log_record(

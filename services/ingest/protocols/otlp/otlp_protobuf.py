@@ -24,7 +24,7 @@ from services.ingest.protocols.otlp.otlp_record import Origin, Row, log_record, 
 from services.ingest.protocols.otlp.otlp_wire import Pair, read_plain
 from services.ingest.protocols.protobuf_wire import BadWire, Field, split_fields
 from services.ingest.records.agent_event import unparsed_record
-from services.ingest.records.record import Record
+from services.ingest.records.record import IngestRecord
 
 MESSAGE_BYTES_MAX = 4 << 20
 """Of one record, resource or scope."""
@@ -84,7 +84,7 @@ class _Request:
             if number == _RESOURCE_LOGS:
                 self._read_resource_logs(start, end)
 
-    def slices(self, listener: Listener) -> Iterator[Sequence[Record]]:
+    def slices(self, listener: Listener) -> Iterator[Sequence[IngestRecord]]:
         """A few records at a time: what they are made of is still in the processor's caches when they are stored."""
         for origin, fields in self._scopes:
             for first in range(0, len(fields), SLICE_RECORDS):
@@ -173,7 +173,7 @@ def _row_of(message: Any) -> Row:
     )
 
 
-def _read_log_record(data: bytes, origin: Origin, listener: Listener) -> Record:
+def _read_log_record(data: bytes, origin: Origin, listener: Listener) -> IngestRecord:
     library = _library()
     try:
         message = library.log_record(data)

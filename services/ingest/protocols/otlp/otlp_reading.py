@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from services.ingest.records.record import Record
+from services.ingest.records.record import IngestRecord
 
 SLICE_RECORDS = 128
 
@@ -21,5 +21,5 @@ class TooManyRecords(BadPayload):
 class Reading(NamedTuple):
     """A request's records, in order, a slice at a time; and how many of it can never be stored because they are too large to be read."""
 
-    slices: Iterator[Sequence[Record]]
+    slices: Iterator[Sequence[IngestRecord]]
     too_large: int = 0

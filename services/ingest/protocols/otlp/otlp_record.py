@@ -16,7 +16,7 @@ from services.ingest.protocols.document import deep_text
 from services.ingest.protocols.syslog.syslog_timestamp import rfc3339_text
 from services.ingest.records.agent_event import agent_record
 from services.ingest.records.agent_events import Common, agent_records, common_of
-from services.ingest.records.record import Record
+from services.ingest.records.record import IngestRecord
 from services.ingest.records.severity import severity_of, severity_of_otel
 
 HOST_NAMES = ("host.name", "k8s.node.name", "k8s.pod.name")
@@ -78,7 +78,7 @@ def log_record(
     flags: int,
     dropped: int,
     raw: bytes = b"",
-) -> Record:
+) -> IngestRecord:
     """The record; zeros and empty texts stand for what is not there. `attributes` becomes part of it."""
     known = origin.known.copy()
     otlp = origin.otlp.copy()
@@ -111,7 +111,7 @@ def log_record(
     return agent_record(attributes, listener, known, time_ns or observed_ns or None, "", raw)
 
 
-def log_records(rows: Sequence[Row], origin: Origin, listener: Listener) -> Sequence[Record]:
+def log_records(rows: Sequence[Row], origin: Origin, listener: Listener) -> Sequence[IngestRecord]:
     """Of many of one scope, none of them raw: the same as `log_record` of each."""
     times_ns, observed_ns, numbers, texts, bodies, attributes, trace_ids, span_ids, event_names, flags, dropped = zip(*rows, strict=True)
     severities = {said: _severity_of(*said) for said in set(zip(numbers, texts, strict=True))}

@@ -21,7 +21,7 @@ from services.ingest.protocols.http.http_request import RECORDS_MAX
 from services.ingest.protocols.json_text import has_long_number, read_json
 from services.ingest.protocols.splunk.splunk_codes import BAD_FIELDS, EVENT_BLANK, EVENT_REQUIRED, INVALID_FORMAT, NO_DATA, TOO_MANY, Code
 from services.ingest.records.agent_event import agent_record, epoch_ns
-from services.ingest.records.record import Record
+from services.ingest.records.record import IngestRecord
 
 ENVELOPES_CACHED_MAX = 4096
 SHORT_BYTES = 1 << 20
@@ -44,7 +44,7 @@ class BadEvents(ValueError):
         self.event_number = event_number
 
 
-def read_events(body: bytes, defaults: Mapping[str, str], listener: Listener) -> list[Record]:
+def read_events(body: bytes, defaults: Mapping[str, str], listener: Listener) -> list[IngestRecord]:
     """The records of `/services/collector/event`. `defaults` (of the query) stand for what an event does not say. Raises BadEvents."""
     reader = _EnvelopeReader(defaults, listener)
     records = [reader.read(event, number) for number, event in enumerate(islice(_split(body), RECORDS_MAX + 1))]
@@ -55,7 +55,7 @@ def read_events(body: bytes, defaults: Mapping[str, str], listener: Listener) ->
     return records
 
 
-def read_lines(body: bytes, defaults: Mapping[str, str], listener: Listener) -> list[Record]:
+def read_lines(body: bytes, defaults: Mapping[str, str], listener: Listener) -> list[IngestRecord]:
     """The records of `/services/collector/raw`: one for each line that is not empty. Raises BadEvents."""
     known = _EnvelopeReader(defaults, listener).known({}, {})
     time_ns, time_text = _time(defaults.get("time"))
@@ -113,7 +113,7 @@ class _EnvelopeReader:
         self._default_time = defaults.get("time")
         self._plain: dict[tuple[Any, ...], dict[str, Any]] = {}
 
-    def read(self, envelope: Any, number: int) -> Record:
+    def read(self, envelope: Any, number: int) -> IngestRecord:
         """The record of one event. Raises BadEvents."""
         if type(envelope) is not dict:
             raise BadEvents(INVALID_FORMAT, number)

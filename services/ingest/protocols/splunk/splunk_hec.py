@@ -30,7 +30,7 @@ from services.ingest.protocols.splunk.splunk_codes import (
     Code,
 )
 from services.ingest.protocols.splunk.splunk_events import BadEvents, read_events, read_lines
-from services.ingest.records.ack_group import AckGroup, Outcome
+from services.ingest.records.ack_group import AckGroup, AckOutcome
 from services.ingest.records.intake import RefusedReason
 
 CHANNEL_HEADER: Final = b"x-splunk-request-channel"
@@ -99,7 +99,7 @@ class Collector:
         unit.keeps_identity = channel.has_polled or key is not None
         intake.take(unit, records)
         intake.seal(unit)
-        if unit.outcome is Outcome.REFUSED:
+        if unit.outcome is AckOutcome.REFUSED:
             return busy(request)  # at once, where it is known at once; else its number stays false
         return _answer(SUCCESS, ack_id=taken.ack_id)
 
@@ -143,7 +143,7 @@ def _forget(request: Request, identities: list[bytes]) -> None:
 
 
 def _on_settled(channel: Channel, taken: Taken, unit: AckGroup) -> None:
-    channel.on_settled(taken, unit.outcome is not Outcome.REFUSED, unit.keeps_identity)
+    channel.on_settled(taken, unit.outcome is not AckOutcome.REFUSED, unit.keeps_identity)
 
 
 def _stored(unit: AckGroup) -> Answer:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from services.ingest.protocols.session import Connection
 from services.ingest.protocols.syslog.relp_frames import TRANSACTION_MAX, RelpFrame, RelpSplitter, is_cut, next_transaction
 from services.ingest.protocols.unfinished import Unfinished
-from services.ingest.records.ack_group import AckGroup, Outcome
+from services.ingest.records.ack_group import AckGroup, AckOutcome
 from services.ingest.records.intake import Oddity, RefusedReason
 from services.ingest.replay.identity import digest_of
 
@@ -211,7 +211,7 @@ class RelpSession:
             unit = answer.unit
             if self._is_lost:
                 continue
-            if unit is not None and unit.outcome is Outcome.REFUSED:
+            if unit is not None and unit.outcome is AckOutcome.REFUSED:
                 answers.clear()
                 self._is_ended = True
                 self._stream.leave()

@@ -9,7 +9,7 @@ import orjson
 from appliance.senders.listener import Listener, Protocol, Transport
 from services.ingest.protocols.http.http_endpoints import Found, find_path
 from services.ingest.protocols.http.http_request import Answer, PendingAnswer, Request
-from services.ingest.records.ack_group import Outcome
+from services.ingest.records.ack_group import AckOutcome
 from services.ingest.records.event import EventSource
 from tests.support.recording_intake import RecordingIntake
 
@@ -61,7 +61,7 @@ def ask(
 def stored(intake: RecordingIntake, path: str, body: bytes = b"", **more: Any) -> Asked:
     """The same; what it waits for is stored."""
     asked = ask(intake, path, body, **more)
-    intake.settle_all(Outcome.STORED)
+    intake.settle_all(AckOutcome.STORED)
     return asked
 
 

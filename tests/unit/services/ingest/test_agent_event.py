@@ -10,14 +10,14 @@ import pytest
 from appliance.senders.listener import Listener, Protocol, Transport
 from services.ingest.records import event_roles
 from services.ingest.records.agent_event import agent_record, epoch_ns, unparsed_record
-from services.ingest.records.record import Record
+from services.ingest.records.record import IngestRecord
 from services.ingest.records.severity import facility_of, severity_of, severity_of_otel
 
 LISTENER = Listener("test", Protocol.FLUENT, Transport.TCP, 0)
 SYSLOG_NAMES = ["time", "host", "app", "proc_id", "msg_id", "severity", "severity_name", "facility", "facility_name", "structured_data", "message"]
 
 
-def document(record: Record) -> dict[str, Any]:
+def document(record: IngestRecord) -> dict[str, Any]:
     found = orjson.loads(record.value)
     assert isinstance(found, dict)
     return found

@@ -8,7 +8,7 @@ from appliance.records.record import iterate_records
 from appliance.senders.listener import Listener, Protocol, Transport
 from services.ingest.records.ack_group import AckGroup
 from services.ingest.records.batcher import Acceptance, Batcher, ReadyBatch
-from services.ingest.records.event import Event, EventSource
+from services.ingest.records.event import EventSource, ProducerRecord
 
 NOW_MS = 1_700_000_000_000
 LISTENER = Listener("test", Protocol.SYSLOG, Transport.TCP, 0)
@@ -16,8 +16,8 @@ SOURCE = EventSource(b"192.0.2.7:40312", b"192.0.2.7", b"tcp")
 NOBODY = AckGroup(LISTENER, SOURCE)
 
 
-def event(value: bytes, key: bytes | None = None) -> Event:
-    return Event(NOW_MS, key, value, NO_HEADERS)
+def event(value: bytes, key: bytes | None = None) -> ProducerRecord:
+    return ProducerRecord(NOW_MS, key, value, NO_HEADERS)
 
 
 def values(batch: ReadyBatch) -> list[bytes | None]:

@@ -8,7 +8,7 @@ import pytest
 from services.ingest.protocols.elasticsearch import elasticsearch_actions, elasticsearch_bulk
 from services.ingest.protocols.elasticsearch.elasticsearch_filter import answer_filter
 from services.ingest.protocols.http.http_endpoints import PATHS, Found, find_path
-from services.ingest.records.ack_group import Outcome
+from services.ingest.records.ack_group import AckOutcome
 from services.ingest.records.intake import RefusedReason
 from tests.support.recording_intake import RecordingIntake
 from tests.unit.services.ingest.http_requests import ask, documents, stored
@@ -125,14 +125,14 @@ def test_without_ids_a_request_has_no_identity_and_with_a_key_it_is_one_thing() 
 def test_what_was_stored_before_is_answered_as_stored() -> None:
     intake = RecordingIntake()
     asked = ask(intake, "/_bulk", lines({"create": {"_index": "web", "_id": "1"}}, {"n": 1}))
-    intake.settle_all(Outcome.DUPLICATE)
+    intake.settle_all(AckOutcome.DUPLICATE)
     assert statuses(asked.json["items"]) == [("create", 201)]
 
 
 def test_what_cannot_be_stored_now_is_answered_429_with_when_to_come_again() -> None:
     intake = RecordingIntake()
     asked = ask(intake, "/_bulk", INDEX + b"{}\n")
-    intake.settle_all(Outcome.REFUSED)
+    intake.settle_all(AckOutcome.REFUSED)
     assert asked.answer.status == 429 and asked.json["error"]["type"] == "es_rejected_execution_exception"
     assert dict(asked.answer.headers)[b"Retry-After"] == b"1" and dict(asked.answer.headers)[b"X-Elastic-Product"] == b"Elasticsearch"
 

@@ -13,14 +13,14 @@ from appliance.records.builder import BatchBuilder
 from appliance.records.record import iterate_records
 from services.ingest.protocols.syslog.syslog_framing import CutMessage
 from services.ingest.protocols.syslog.syslog_message import SyslogParser
-from services.ingest.records.event import Event, EventBuilder, EventSource
+from services.ingest.records.event import EventBuilder, EventSource, ProducerRecord
 
 ARRIVAL_MS = int(datetime.fromisoformat("2024-10-11T22:14:20Z").timestamp() * 1000)
 DAY_MS = 86_400_000
 SOURCE = EventSource(b"192.0.2.7:40312", b"192.0.2.7", b"udp")
 
 
-def build(raw: bytes, key: str = "host", source: EventSource = SOURCE) -> Event:
+def build(raw: bytes, key: str = "host", source: EventSource = SOURCE) -> ProducerRecord:
     return EventBuilder(key).build(SyslogParser().parse(raw, ARRIVAL_MS), source, ARRIVAL_MS)
 
 
@@ -30,7 +30,7 @@ def value(raw: bytes) -> dict[str, Any]:
     return document
 
 
-def headers(event: Event) -> dict[str, bytes | None]:
+def headers(event: ProducerRecord) -> dict[str, bytes | None]:
     builder = BatchBuilder()
     builder.append(event.timestamp_ms, event.key, event.value, event.headers)
     (record,) = iterate_records(builder.build(), 1_000_000)

@@ -13,7 +13,7 @@ import zstandard
 
 from appliance.senders.listener import Listener, Protocol, Transport
 from services.ingest.protocols.fluent.fluent_session import FluentSession
-from services.ingest.records.ack_group import Outcome
+from services.ingest.records.ack_group import AckOutcome
 from services.ingest.records.intake import Oddity, RefusedReason
 from tests.golden.capture_senders import read_stream, stream_names
 from tests.support.recording_connection import RecordingConnection
@@ -103,7 +103,7 @@ def test_a_chunk_is_acknowledged_when_it_is_stored_and_not_before() -> None:
 def test_pipelined_chunks_are_acknowledged_as_each_settles() -> None:
     talk = Talk().say(["web", PACKED, {"chunk": "a"}], ["web", ENTRIES, {"chunk": b"\xffb"}], ["web", 7, {"x": 1}, {"chunk": 3}])
     first, second, third = talk.intake.sealed
-    talk.intake.settle(third, Outcome.DUPLICATE)
+    talk.intake.settle(third, AckOutcome.DUPLICATE)
     talk.intake.settle(first)
     assert talk.answers() == [{"ack": 3}, {"ack": "a"}]
     talk.intake.settle(second, rejected=[(0, "too_large")])
@@ -118,7 +118,7 @@ def test_a_chunk_has_the_same_identity_on_every_connection_of_its_listener() -> 
 
 def test_a_refused_chunk_is_not_acknowledged_and_ends_the_connection() -> None:
     talk = Talk().say(["web", PACKED, {"chunk": "a"}], ["web", PACKED, {"chunk": "b"}])
-    talk.intake.settle_all(Outcome.REFUSED)
+    talk.intake.settle_all(AckOutcome.REFUSED)
     assert talk.answers() == [] and talk.connection.closed == "refused"
 
 
@@ -231,7 +231,7 @@ def test_a_list_of_four_billion_elements_is_only_a_claim() -> None:
 
 def test_a_large_message_with_an_empty_list_is_an_empty_chunk() -> None:
     talk = Talk().say(["t" * 300_000, []], ["web", PACKED, {"chunk": "a"}])
-    talk.intake.settle_all(Outcome.STORED)
+    talk.intake.settle_all(AckOutcome.STORED)
     assert talk.answers() == [{"ack": "a"}] and len(talk.intake.records) == 3 and not talk.connection.closed
 
 

@@ -15,7 +15,7 @@ from services.ingest.protocols.gelf.gelf_datagrams import GelfDatagrams
 from services.ingest.protocols.gelf.gelf_session import GelfSession
 from services.ingest.protocols.http.http_wire import open_body
 from services.ingest.protocols.registry import handler_of, session_of
-from services.ingest.records.ack_group import AckGroup, Outcome
+from services.ingest.records.ack_group import AckGroup, AckOutcome
 from services.ingest.records.event import EventSource
 from services.ingest.records.intake import Oddity, RefusedReason
 from tests.support.recording_connection import RecordingConnection
@@ -194,7 +194,7 @@ def test_http_takes_one_message_or_one_on_each_line() -> None:
     assert asked.answer.status == 202 and len(intake.records) == 3 and documents(intake)[2]["parsed"] is False
     assert ask(intake, "/gelf", b" \n").answer.status == 400
     asked = ask(intake, "/gelf", TEXT)
-    intake.settle_all(Outcome.REFUSED)
+    intake.settle_all(AckOutcome.REFUSED)
     assert asked.answer.status == 503
 
 

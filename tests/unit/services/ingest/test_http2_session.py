@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from appliance.senders.listener import Listener
 from services.ingest.protocols.http import grpc_call
 from services.ingest.protocols.http.http2_session import BODIES_BYTES_MAX, FRAME_BYTES_MAX, SILENT_BYTES_MAX, STREAM_WINDOW_BYTES, STREAMS_MAX
-from services.ingest.records.ack_group import Outcome
+from services.ingest.records.ack_group import AckOutcome
 from services.ingest.records.intake import RefusedReason
 from tests.support.http_talk import LISTENER, HttpTalk
 from tests.support.otlp_requests import otlp_request
@@ -100,7 +100,7 @@ def test_records_that_can_never_be_stored_are_a_partial_success() -> None:
     talk = Http2Talk()
     stream_id = talk.call(framed(MESSAGE))
     talk.exchange()
-    talk.intake.settle(talk.intake.unsettled[0], Outcome.STORED, [(0, "too large")])
+    talk.intake.settle(talk.intake.unsettled[0], AckOutcome.STORED, [(0, "too large")])
     assert ExportLogsServiceResponse.FromString(talk.data_of(stream_id)[5:]).partial_success.rejected_log_records == 1
 
 
@@ -110,7 +110,7 @@ def test_no_room_says_when_to_come_again(is_refused: bool) -> None:
     talk.intake.is_blocked = not is_refused
     stream_id = talk.call(framed(MESSAGE))
     talk.exchange()
-    talk.intake.settle_all(Outcome.REFUSED)
+    talk.intake.settle_all(AckOutcome.REFUSED)
     headers = talk.headers_of(stream_id)
     assert headers["grpc-status"] == ("14" if is_refused else "8") and headers["google.rpc.retryinfo-bin"] == "CgIIAQ"
     assert "grpc-status-details-bin" in headers

@@ -15,7 +15,7 @@ import pytest
 from services.ingest.protocols.http.http_endpoints import PATHS
 from services.ingest.protocols.http.http_parser import HEADER_BYTES_MAX
 from services.ingest.protocols.http.http_session import AHEAD_MAX, UNSENT_BYTES_MAX
-from services.ingest.records.ack_group import Outcome
+from services.ingest.records.ack_group import AckOutcome
 from services.ingest.records.intake import RefusedReason
 from tests.support.http_talk import LISTENER, HttpTalk, chunked, request
 
@@ -78,7 +78,7 @@ def test_requests_split_anywhere_are_the_same_requests(step: int) -> None:
 def test_a_refused_unit_is_answered_503_and_may_come_again() -> None:
     talk = HttpTalk()
     talk.send(POST)
-    talk.intake.settle_all(Outcome.REFUSED)
+    talk.intake.settle_all(AckOutcome.REFUSED)
     (answer,) = talk.answers()
     assert answer.status == 503 and answer.headers["retry-after"] == "1" and "again" in answer.words["do"]
 
@@ -327,6 +327,6 @@ def test_an_idempotency_key_is_an_identity_of_its_listener_user_and_path() -> No
 def test_a_duplicate_is_answered_like_what_was_stored() -> None:
     talk = HttpTalk()
     talk.send(request("/ingest/web", LINE, Idempotency_Key="k1"))
-    talk.intake.settle_all(Outcome.DUPLICATE)
+    talk.intake.settle_all(AckOutcome.DUPLICATE)
     (answer,) = talk.answers()
     assert answer.status == 200 and answer.words == {"received": 1, "stored": 0, "rejected": 0, "duplicate": 1}

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from appliance.senders.listener import Listener, Protocol, Transport
-from services.ingest.records.ack_group import AckGroup, Outcome
+from services.ingest.records.ack_group import AckGroup, AckOutcome
 from services.ingest.records.event import EventSource
 from services.ingest.records.held_records import MESSAGE_COST_BYTES, RECORD_COST_BYTES, HeldRecords, cost_of
 from services.ingest.records.identified_records import AddressRun, IdentifiedRecords, Records
 from services.ingest.records.intake import RefusedReason
-from services.ingest.records.record import Record
-from services.ingest.records.record_columns import RecordColumns
+from services.ingest.records.record import IngestRecord
+from services.ingest.records.record_columns import ColumnarRecords
 from services.ingest.replay.frame_streams import FrameStreams
 from services.ingest.replay.identity import digest_of
 from services.ingest.replay.replay_memory import Known, ReplayMemory
@@ -61,7 +61,7 @@ class Told:
         self.stored: list[bool] = []
         self.identities: list[bytes] = []
         """Of the units that were stored, in their order."""
-        self.lines: list[Record | bytes] = []
+        self.lines: list[IngestRecord | bytes] = []
         replays: Any = self
         held = HeldRecords(held_bytes_max, state.counters)
         self.state = state
@@ -87,8 +87,8 @@ class Told:
 
     def settle(self, unit: AckGroup) -> None:
         assert not unit.pending
-        if unit.outcome is Outcome.PENDING:
-            unit.outcome = Outcome.STORED
+        if unit.outcome is AckOutcome.PENDING:
+            unit.outcome = AckOutcome.STORED
         self.identified.on_settled(unit)
 
     def resolve(self, identity: bytes, is_stored: bool) -> None:
@@ -170,23 +170,23 @@ def unsure(told: Told, *letters: str) -> list[bytes]:
 def test_what_may_be_stored_waits_up_to_a_bound_over_all_connections_and_then_its_sender_does(narrow: Told) -> None:
     identities = unsure(narrow, *"abcd")
     units = [narrow.take(identity=identity, source=SOURCE._replace(address=identity)) for identity in identities]
-    assert [unit.outcome for unit in units] == [Outcome.PENDING] * 3 + [Outcome.REFUSED] and narrow.held_bytes == 3 * COST
+    assert [unit.outcome for unit in units] == [AckOutcome.PENDING] * 3 + [AckOutcome.REFUSED] and narrow.held_bytes == 3 * COST
     assert (narrow.books.refused, narrow.books.received) == ([RefusedReason.BUSY], 0), "what waits was not received yet"
     new = narrow.take(identity=b"e" * 16, source=ELSEWHERE)
-    assert narrow.identities == [b"e" * 16] and new.outcome is Outcome.PENDING, "of which nothing is doubtful goes on"
+    assert narrow.identities == [b"e" * 16] and new.outcome is AckOutcome.PENDING, "of which nothing is doubtful goes on"
     narrow.settle(units[3])
-    assert narrow.take(identity=identities[3], source=ELSEWHERE).outcome is Outcome.REFUSED
+    assert narrow.take(identity=identities[3], source=ELSEWHERE).outcome is AckOutcome.REFUSED
     for identity in identities:
         narrow.resolve(identity, True)
     assert narrow.held_bytes == 0 and narrow.identities == [b"e" * 16, *identities[:3]] and narrow.books.received == 8
-    assert narrow.take(identity=identities[3]).outcome is Outcome.PENDING and narrow.identities[-1] == identities[3], "there is room again"
+    assert narrow.take(identity=identities[3]).outcome is AckOutcome.PENDING and narrow.identities[-1] == identities[3], "there is room again"
 
 
 def test_senders_that_come_again_and_again_are_held_no_more_than_that(narrow: Told) -> None:
     """Whoever hears nothing opens a connection after the other, and brings the same each time."""
     (identity,) = unsure(narrow, "a")
     units = [narrow.take(identity=identity, source=SOURCE._replace(address=b"%d" % number)) for number in range(50)]
-    assert narrow.held_bytes == 3 * COST and sum(unit.outcome is Outcome.REFUSED for unit in units) == 47
+    assert narrow.held_bytes == 3 * COST and sum(unit.outcome is AckOutcome.REFUSED for unit in units) == 47
     narrow.resolve(identity, False)
     assert len(narrow.stored) == 3 and narrow.held_bytes == 0, "the first connections left it, and they do not keep identities"
 
@@ -196,7 +196,7 @@ def test_a_unit_that_began_below_the_bound_is_held_whole(narrow: Told) -> None:
     unit = AckGroup(LISTENER, SOURCE, [identity])
     for _ in range(5):
         narrow.identified.take(unit, RECORDS)
-    assert unit.outcome is Outcome.PENDING and narrow.held_bytes == 5 * COST
+    assert unit.outcome is AckOutcome.PENDING and narrow.held_bytes == 5 * COST
     narrow.resolve(identity, False)
     assert narrow.lines == RECORDS * 5 and narrow.held_bytes == 0 and not unit.pending
 
@@ -207,11 +207,11 @@ def test_nothing_overtakes_a_refused_unit_on_its_connection(narrow: Told) -> Non
         narrow.take(identity=identity, source=SOURCE._replace(address=b"%d" % number))
     refused = narrow.take(identity=third)
     follows = narrow.take(identity=b"n" * 16)
-    assert follows.outcome is Outcome.REFUSED and not narrow.identities
+    assert follows.outcome is AckOutcome.REFUSED and not narrow.identities
     narrow.resolve(first, True)
-    assert narrow.take(identity=b"m" * 16).outcome is Outcome.REFUSED, "there is room, but its sender does not know yet"
+    assert narrow.take(identity=b"m" * 16).outcome is AckOutcome.REFUSED, "there is room, but its sender does not know yet"
     narrow.settle(refused)
-    assert narrow.take(identity=b"n" * 16).outcome is Outcome.PENDING and narrow.identities == [first, b"n" * 16]
+    assert narrow.take(identity=b"n" * 16).outcome is AckOutcome.PENDING and narrow.identities == [first, b"n" * 16]
 
 
 def test_behind_a_unit_whose_past_is_not_known_what_was_refused_is_not_overtaken_either(narrow: Told) -> None:
@@ -222,7 +222,7 @@ def test_behind_a_unit_whose_past_is_not_known_what_was_refused_is_not_overtaken
     refused = narrow.take(identity=b"2" * 16)
     narrow.settle(refused)
     narrow.resolve(other, True)
-    assert narrow.held_bytes == 2 * COST and narrow.take(identity=b"3" * 16).outcome is Outcome.REFUSED, "there is room, but 2 comes first"
+    assert narrow.held_bytes == 2 * COST and narrow.take(identity=b"3" * 16).outcome is AckOutcome.REFUSED, "there is room, but 2 comes first"
     narrow.resolve(first, True)
     assert narrow.identities == [other, first, b"1" * 16] and narrow.held_bytes == 0
 
@@ -233,7 +233,7 @@ def test_items_with_an_identity_each_are_refused_together_where_one_would_have_t
         narrow.take(identity=waits, source=SOURCE._replace(address=b"%d" % number))
     unit = AckGroup(LISTENER, SOURCE, [b"n" * 16, waits])
     narrow.identified.take(unit, RECORDS)
-    assert unit.outcome is Outcome.REFUSED and not narrow.stored and not unit.pending and narrow.memory.look(b"n" * 16) is Known.NEW
+    assert unit.outcome is AckOutcome.REFUSED and not narrow.stored and not unit.pending and narrow.memory.look(b"n" * 16) is Known.NEW
 
 
 def test_frames_of_sessions_count_too_and_leave_with_them(narrow: Told) -> None:
@@ -255,12 +255,12 @@ def test_frames_of_sessions_count_too_and_leave_with_them(narrow: Told) -> None:
         before.end(False)
     narrow.lines.clear()
     session, other = connect(b"a"), connect(b"b")
-    assert send(session, b"0", b"1").outcome is send(session, b"2", b"3").outcome is Outcome.PENDING
-    assert send(other, b"0" * MESSAGE_COST_BYTES).outcome is Outcome.PENDING
-    assert send(session, b"4").outcome is Outcome.REFUSED
+    assert send(session, b"0", b"1").outcome is send(session, b"2", b"3").outcome is AckOutcome.PENDING
+    assert send(other, b"0" * MESSAGE_COST_BYTES).outcome is AckOutcome.PENDING
+    assert send(session, b"4").outcome is AckOutcome.REFUSED
     held = narrow.held_bytes
     other.end(False)
-    assert narrow.held_bytes < held and send(session, b"5").outcome is Outcome.REFUSED, "there is room, but 4 comes first"
+    assert narrow.held_bytes < held and send(session, b"5").outcome is AckOutcome.REFUSED, "there is room, but 4 comes first"
     narrow.resolve(session_identity(narrow), False)
     narrow.streams.turn(0)
     narrow.streams.turn(HOLD_MS)
@@ -274,6 +274,6 @@ def session_identity(told: Told) -> bytes:
 
 
 def test_the_cost_of_records_is_the_same_however_they_are_held() -> None:
-    columns = RecordColumns([b"12345", b"1"], [None] * 2, [None] * 2, [None] * 2, [None] * 2, [None] * 2, None, None, [{}] * 2)
+    columns = ColumnarRecords([b"12345", b"1"], [None] * 2, [None] * 2, [None] * 2, [None] * 2, [None] * 2, None, None, [{}] * 2)
     assert cost_of(columns) == cost_of(list(columns)) == 2 * 6 + 2 * RECORD_COST_BYTES
     assert cost_of([b"12345", b"1"]) == 6 + 2 * MESSAGE_COST_BYTES

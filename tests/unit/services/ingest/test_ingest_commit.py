@@ -10,9 +10,9 @@ import pytest
 
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.senders.listener import Listener
-from services.ingest.records.ack_group import AckGroup, Outcome
+from services.ingest.records.ack_group import AckGroup, AckOutcome
 from services.ingest.records.event import EventSource
-from services.ingest.records.record import Record
+from services.ingest.records.record import IngestRecord
 from services.ingest.records.topic_backlog import BACKLOG_BYTES_MAX, TopicBacklog
 from tests.unit.services.ingest.stepped_ingest import SteppedIngest
 
@@ -43,9 +43,9 @@ class Sent:
 
     def __init__(self, box: SteppedIngest, values: list[bytes], identities: list[bytes] | None = None, acks: int = -1) -> None:
         intake = box.agent._intake
-        self.settled: list[Outcome] = []
+        self.settled: list[AckOutcome] = []
         self.unit = AckGroup(listener_of(box)._replace(acks=acks), SOURCE, identities, lambda unit: self.settled.append(unit.outcome))
-        intake.take(self.unit, [Record(value, host="web") for value in values])
+        intake.take(self.unit, [IngestRecord(value, host="web") for value in values])
         intake.seal(self.unit)
         assert not self.settled, "never from inside"
 
@@ -61,14 +61,14 @@ def values(box: SteppedIngest) -> list[bytes | None]:
 def test_a_unit_settles_when_its_records_are_committed(box: SteppedIngest) -> None:
     sent = Sent(box, [b"a", b"b"])
     box.run_until(lambda: sent.settled)
-    assert (sent.settled, values(box)) == ([Outcome.STORED], [b"a", b"b"])
+    assert (sent.settled, values(box)) == ([AckOutcome.STORED], [b"a", b"b"])
     assert box.counter("ingest.acknowledged") == 2
 
 
 def test_an_empty_unit_settles_too(box: SteppedIngest) -> None:
     sent = Sent(box, [])
     box.run_until(lambda: sent.settled)
-    assert sent.settled == [Outcome.STORED]
+    assert sent.settled == [AckOutcome.STORED]
 
 
 def follow_slowly(box: SteppedIngest) -> None:
@@ -86,7 +86,7 @@ def test_acks_all_waits_for_the_high_watermark_and_acks_1_does_not(box: SteppedI
     assert box.ledger().in_flight == 1
     box.lead(0, leader_epoch=2)  # we went on leading, without box 2
     box.run_until(lambda: everyone.settled)
-    assert (everyone.settled, sorted(filter(None, values(box)))) == ([Outcome.STORED], [b"0", b"1", b"all"])
+    assert (everyone.settled, sorted(filter(None, values(box)))) == ([AckOutcome.STORED], [b"0", b"1", b"all"])
     assert (box.ledger().balances, box.ledger().resent) == (True, 0)
 
 
@@ -102,7 +102,7 @@ def test_what_was_not_committed_when_another_box_led_goes_again_under_its_sequen
     assert not sent.settled
     box.lead(0, leader_epoch=3)
     box.run_until(lambda: sent.settled)
-    assert (sent.settled, values(box)) == ([Outcome.STORED], [b"first", b"a", b"b"])
+    assert (sent.settled, values(box)) == ([AckOutcome.STORED], [b"first", b"a", b"b"])
     assert (box.ledger().resent, box.ledger().balances) == (2, True)
 
 
@@ -112,7 +112,7 @@ def test_a_replay_is_answered_and_not_stored_again(box: SteppedIngest) -> None:
     box.run_until(lambda: first.settled and second.settled)
     third = Sent(box, [b"a", b"b"], [b"1" * 16])
     box.run_until(lambda: third.settled)
-    assert (first.settled, second.settled, third.settled) == ([Outcome.STORED], [Outcome.DUPLICATE], [Outcome.DUPLICATE])
+    assert (first.settled, second.settled, third.settled) == ([AckOutcome.STORED], [AckOutcome.DUPLICATE], [AckOutcome.DUPLICATE])
     assert values(box) == [b"a", b"b"]
     assert (box.ledger().received, box.ledger().stored, box.ledger().duplicate) == (6, 2, 4)
 
@@ -122,7 +122,7 @@ def test_of_records_with_an_identity_each_only_those_that_are_new_are_stored(box
     box.run_until(lambda: first.settled)
     second = Sent(box, [b"b", b"c", b"c"], [b"b" * 16, b"c" * 16, b"c" * 16])
     box.run_until(lambda: second.settled)
-    assert second.settled == [Outcome.STORED]
+    assert second.settled == [AckOutcome.STORED]
     assert (values(box), box.ledger().duplicate, box.ledger().balances) == ([b"a", b"b", b"c"], 2, True)
 
 
@@ -131,7 +131,7 @@ def test_a_record_that_is_too_large_is_named_and_the_others_are_stored(box: Step
     box.step()
     sent = Sent(box, [b"a", b"x" * 3000, b"b"])
     box.run_until(lambda: sent.settled)
-    assert (sent.settled, sent.unit.rejected) == ([Outcome.STORED], [(1, "too_large")])
+    assert (sent.settled, sent.unit.rejected) == ([AckOutcome.STORED], [(1, "too_large")])
     assert (values(box), box.counter('ingest.counted{reason="too_large"}')) == ([b"a", b"b"], 1)
 
 
@@ -159,14 +159,14 @@ def test_a_unit_that_is_refused_for_good_is_told_so_and_can_be_sent_again(box: S
         box.run_until(lambda: sent.settled)
     again = Sent(box, [b"a"], [b"1" * 16])
     box.run_until(lambda: again.settled)
-    assert (sent.settled, again.settled, values(box)) == ([Outcome.REFUSED], [Outcome.STORED], [b"a"])
+    assert (sent.settled, again.settled, values(box)) == ([AckOutcome.REFUSED], [AckOutcome.STORED], [b"a"])
     assert (box.counter('ingest.counted{reason="refused"}'), box.ledger().balances) == (1, True)
 
 
 def test_a_topic_that_is_not_there_is_asked_for_and_its_records_wait_for_it(box: SteppedIngest) -> None:
     intake, settled = box.agent._intake, []
     unit = AckGroup(listener_of(box), SOURCE, None, settled.append, topic="other")
-    intake.take(unit, [Record(b"a")])
+    intake.take(unit, [IngestRecord(b"a")])
     intake.seal(unit)
     for _ in range(20):
         box.step()
@@ -181,7 +181,7 @@ def test_a_topic_that_was_deleted_is_made_again_only_if_a_record_needs_it(box: S
     box.create_other("other")
     for wanted in (set(), {"other"}):
         unit = AckGroup(listener_of(box), SOURCE, None, settled.append, topic="other")
-        intake.take(unit, [Record(b"a")])
+        intake.take(unit, [IngestRecord(b"a")])
         intake.seal(unit)
         if not wanted:
             box.run_until(lambda: settled)
@@ -260,7 +260,7 @@ def test_senders_are_told_to_come_later_while_a_topic_that_is_gone_has_no_room_a
     box.publish(0)
     box.step()
     if is_full:
-        intake.take(AckGroup(listener, SOURCE), [Record(bytes(1 << 20))] * 5)
+        intake.take(AckGroup(listener, SOURCE), [IngestRecord(bytes(1 << 20))] * 5)
     assert intake.blocked_by(listener) == is_full
     box.publish(box.partitions)
     box.run_until(lambda: not intake.blocked_by(listener))

@@ -10,7 +10,7 @@ import pytest
 
 from appliance.storage import file_io
 from services.ingest.replay.identity import digest_of
-from services.ingest.replay.spool_records import SpooledBatch, SpooledShare, without_counted
+from services.ingest.replay.spool_records import SpooledShare, SpoolEntry, without_counted
 from tests.support.ingest_state import IngestState, WaitingBatch, fail_all
 
 CHUNK = digest_of(b"chunk")
@@ -157,7 +157,7 @@ def test_every_call_may_fail_and_nothing_false_is_left(state: IngestState, monke
 
 
 def test_what_the_dead_life_has_booked_is_not_booked_again() -> None:
-    batches = [SpooledBatch(number, "syslog", 0, 10, [SpooledShare("relp", 8, 0, []), SpooledShare("syslog-tcp", 2, 0, [])]) for number in range(3)]
+    batches = [SpoolEntry(number, "syslog", 0, 10, [SpooledShare("relp", 8, 0, []), SpooledShare("syslog-tcp", 2, 0, [])]) for number in range(3)]
     found = without_counted(batches, {"relp": 16, "syslog-tcp": 50})
     assert [[(share.listener, share.records, share.copies) for share in batch.shares] for batch in found] == [
         [("relp", 0, 8), ("syslog-tcp", 2, 0)],

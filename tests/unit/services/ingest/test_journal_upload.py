@@ -12,7 +12,7 @@ import pytest
 
 from services.ingest.protocols.http import journal_upload
 from services.ingest.protocols.http.journal_export import BadExport, JournalExportReader
-from services.ingest.records.ack_group import Outcome
+from services.ingest.records.ack_group import AckOutcome
 from services.ingest.records.intake import RefusedReason
 from tests.support.http_talk import LISTENER, HttpTalk, Response, chunked
 
@@ -88,7 +88,7 @@ def test_one_part_that_is_refused_refuses_the_body() -> None:
     talk = HttpTalk()
     talk.send(chunked("/upload", entry(1), entry(2), Content_Type=TYPE))
     first, second = talk.intake.unsettled
-    talk.intake.settle(first, Outcome.REFUSED)
+    talk.intake.settle(first, AckOutcome.REFUSED)
     talk.intake.settle(second)
     assert [answer.status for answer in talk.answers()] == [503]
 

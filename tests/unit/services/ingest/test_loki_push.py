@@ -12,7 +12,7 @@ from google.protobuf.internal.encoder import _VarintBytes as varint  # type: ign
 from services.ingest.protocols.http.http_request import Answer
 from services.ingest.protocols.loki import loki_push
 from services.ingest.protocols.loki.loki_labels import parse_labels
-from services.ingest.records.ack_group import Outcome
+from services.ingest.records.ack_group import AckOutcome
 from services.ingest.records.intake import RefusedReason
 from tests.support.recording_intake import RecordingIntake
 from tests.unit.services.ingest.http_requests import HTTP, ask, documents, stored
@@ -150,7 +150,7 @@ def test_a_push_of_very_many_empty_parts_is_refused_before_it_is_read(monkeypatc
 def test_back_pressure_is_429_and_what_can_never_be_stored_400() -> None:
     intake = RecordingIntake()
     asked = ask(intake, PUSH, json_push(["1", "x"]), headers=JSON)
-    intake.settle_all(Outcome.REFUSED)
+    intake.settle_all(AckOutcome.REFUSED)
     assert asked.answer.status == 429 and dict(asked.answer.headers)[b"Retry-After"] == b"1"
     asked = ask(intake, PUSH, json_push(["1", "x"], ["2", "y"]), headers=JSON)
     intake.settle(intake.sealed[-1], rejected=[(1, "larger than the topic allows")])

@@ -11,7 +11,7 @@ import pytest
 
 from appliance.senders.listener import Listener, Protocol, Transport
 from services.ingest.protocols.lumberjack.lumberjack_session import KEEP_ALIVE_MS, PART_EVENTS_MAX, LumberjackSession
-from services.ingest.records.ack_group import Outcome
+from services.ingest.records.ack_group import AckOutcome
 from services.ingest.records.intake import Oddity, RefusedReason
 from services.ingest.replay.identity import digest_of
 from tests.golden.capture_senders import read_stream
@@ -133,7 +133,7 @@ def test_a_new_window_is_not_told_the_sequence_of_the_one_before() -> None:
 def test_what_was_refused_is_not_acknowledged_and_ends_the_connection() -> None:
     talk = Talk().send(window(2) + event(1)).send(event(2))
     first, second = talk.intake.sealed
-    talk.intake.settle(first, Outcome.REFUSED)
+    talk.intake.settle(first, AckOutcome.REFUSED)
     talk.intake.settle(second)
     assert talk.acks() == [] and talk.connection.closed == "refused" and talk.session.unsettled_bytes == 0
 

@@ -9,7 +9,7 @@ import pytest
 
 from services.ingest.protocols.http import ndjson
 from services.ingest.protocols.http.http_request import RECORDS_MAX
-from services.ingest.records.ack_group import Outcome
+from services.ingest.records.ack_group import AckOutcome
 from services.ingest.records.intake import Oddity, RefusedReason
 from tests.support.http_talk import LISTENER, HttpTalk, Response, request
 
@@ -70,8 +70,8 @@ def test_what_can_never_be_stored_is_named_and_only_nothing_at_all_is_422() -> N
     talk = HttpTalk()
     talk.send(request("/ingest/web", b"{}\n{}\n", Content_Type="application/x-ndjson") * 2)
     first, second = talk.intake.unsettled
-    talk.intake.settle(first, Outcome.STORED, [(1, "too large")])
-    talk.intake.settle(second, Outcome.STORED, [(0, "too large"), (1, "too large")])
+    talk.intake.settle(first, AckOutcome.STORED, [(1, "too large")])
+    talk.intake.settle(second, AckOutcome.STORED, [(0, "too large"), (1, "too large")])
     some, all_of_it = talk.answers()
     assert some.status == 200 and some.words == {"received": 2, "stored": 1, "rejected": 1, "reasons": [{"record": 1, "reason": "too large"}]}
     assert all_of_it.status == 422

@@ -16,9 +16,9 @@ from services.ingest.protocols.otlp import otlp_protobuf
 from services.ingest.protocols.otlp.otlp_json import read_otlp_json
 from services.ingest.protocols.otlp.otlp_protobuf import MESSAGE_BYTES_MAX, read_protobuf
 from services.ingest.protocols.otlp.otlp_reading import BadPayload, Reading, TooManyRecords
-from services.ingest.records.ack_group import Outcome
+from services.ingest.records.ack_group import AckOutcome
 from services.ingest.records.intake import Oddity, RefusedReason
-from services.ingest.records.record import Record
+from services.ingest.records.record import IngestRecord
 from tests.support.http_talk import LISTENER, HttpTalk, Response, request
 from tests.support.otlp_requests import SPAN_ID, TIME_NS, TRACE_ID, otlp_request
 
@@ -61,7 +61,7 @@ def as_json(message: ExportLogsServiceRequest) -> bytes:
     return orjson.dumps(document)
 
 
-def records_of(reading: Reading) -> list[Record]:
+def records_of(reading: Reading) -> list[IngestRecord]:
     return [record for records in reading.slices for record in records]
 
 
@@ -183,7 +183,7 @@ def test_records_that_can_never_be_stored_are_a_partial_success() -> None:
     for media_type, body in ((PROTOBUF, message.SerializeToString()), (JSON, as_json(message))):
         talk = HttpTalk()
         talk.send(request("/v1/logs", body, Content_Type=media_type))
-        talk.intake.settle(talk.intake.unsettled[0], Outcome.STORED, [(1, "too large for the topic")])
+        talk.intake.settle(talk.intake.unsettled[0], AckOutcome.STORED, [(1, "too large for the topic")])
         (answer,) = talk.answers()
         assert answer.status == 200
         if media_type == PROTOBUF:

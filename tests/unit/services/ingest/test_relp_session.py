@@ -8,7 +8,7 @@ import pytest
 
 from appliance.senders.listener import Listener, Protocol, Transport
 from services.ingest.protocols.syslog.relp_session import RelpSession
-from services.ingest.records.ack_group import Outcome
+from services.ingest.records.ack_group import AckOutcome
 from services.ingest.records.intake import Oddity, RefusedReason
 from services.ingest.replay.identity import digest_of
 from tests.support.recording_connection import RecordingConnection
@@ -51,7 +51,7 @@ def test_answers_keep_the_order_of_frames_whatever_settles_first() -> None:
     session.received(lines(2, b"a"))
     session.received(lines(3, b"b"))
     first, second = connection.intake.unsettled
-    connection.intake.settle(second, Outcome.DUPLICATE)
+    connection.intake.settle(second, AckOutcome.DUPLICATE)
     assert connection.take_sent() == b""
     connection.intake.settle(first)
     assert connection.take_sent() == b"2 rsp 6 200 OK\n3 rsp 6 200 OK\n"
@@ -72,7 +72,7 @@ def test_what_is_refused_for_now_is_not_answered_and_the_sender_is_sent_away_wit
         session.received(lines(number, b"x"))
     first, second, third = connection.intake.unsettled
     connection.intake.settle(third)
-    connection.intake.settle(second, Outcome.REFUSED)
+    connection.intake.settle(second, AckOutcome.REFUSED)
     connection.intake.settle(first)
     assert connection.take_sent() == b"2 rsp 6 200 OK\n0 serverclose 0\n"
     assert connection.closed == "relp-refused"

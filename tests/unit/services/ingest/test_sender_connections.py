@@ -19,7 +19,7 @@ from appliance.senders.listener import Listener, Protocol, ProxyMode, Transport
 from services.ingest.listeners.proxy_header import V2_START
 from services.ingest.listeners.sender_connection import UNSENT_BYTES_MAX
 from services.ingest.listeners.unfinished_frames import SMALL_BYTES
-from services.ingest.records.ack_group import Outcome
+from services.ingest.records.ack_group import AckOutcome
 from tests.support.stepped_room import SteppedRoom
 
 PROXY_V1 = b"PROXY TCP4 192.0.2.7 198.51.100.1 40312 514\r\n"
@@ -400,7 +400,7 @@ def test_a_stop_takes_what_has_arrived_and_answers_what_is_under_way(room: Stepp
     assert sorted(room.intake.messages) == [b"<13>half", b"<13>last", b"x"]
     was_empty = [room.room.is_empty]
     assert room.is_ended(plain)
-    room.intake.settle_all(Outcome.STORED)
+    room.intake.settle_all(AckOutcome.STORED)
     room.room.do_work()
     assert [*was_empty, room.room.is_empty] == [False, True]
     relay.settimeout(10)

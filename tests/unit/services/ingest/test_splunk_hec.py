@@ -12,9 +12,9 @@ from services.ingest.protocols.http.http_endpoints import Found, find_path
 from services.ingest.protocols.splunk import splunk_acks, splunk_events, splunk_hec
 from services.ingest.protocols.splunk.splunk_acks import AckLedger
 from services.ingest.protocols.splunk.splunk_hec import CHANNEL_BYTES_MAX
-from services.ingest.records.ack_group import AckGroup, Outcome
+from services.ingest.records.ack_group import AckGroup, AckOutcome
 from services.ingest.records.intake import RefusedReason
-from services.ingest.records.record import Record
+from services.ingest.records.record import IngestRecord
 from tests.support.http_talk import LISTENER, HttpTalk, request
 from tests.support.recording_intake import RecordingIntake
 from tests.unit.services.ingest.http_requests import Asked, ask, documents, stored
@@ -127,7 +127,7 @@ def test_without_a_channel_the_answer_waits_for_the_disk() -> None:
     intake = RecordingIntake()
     asked = ask(intake, EVENT, b'{"event":"a"}')
     assert not asked.answers
-    intake.settle_all(Outcome.REFUSED)
+    intake.settle_all(AckOutcome.REFUSED)
     assert asked.answer.status == 503 and asked.json == {"text": "Server is busy", "code": 9}
     assert dict(asked.answer.headers)[b"Retry-After"] == b"1"
 
@@ -138,7 +138,7 @@ def test_with_a_channel_the_answer_is_a_number_that_is_true_when_it_is_stored() 
     assert second == first + 1 and ask_acks(intake, first, second, 7) == {str(first): False, str(second): False, "7": False}
     intake.settle(intake.sealed[1])
     assert ask_acks(intake, first, second) == {str(first): False, str(second): True}
-    intake.settle(intake.sealed[0], Outcome.DUPLICATE)
+    intake.settle(intake.sealed[0], AckOutcome.DUPLICATE)
     assert ask_acks(intake, first, second) == {str(first): True, str(second): True}, "what was told once is told again"
 
 
@@ -182,7 +182,7 @@ def test_what_was_refused_has_its_occurrence_when_it_comes_again() -> None:
     intake = RecordingIntake()
     ask_acks(intake)
     send(intake)
-    intake.settle_all(Outcome.REFUSED)
+    intake.settle_all(AckOutcome.REFUSED)
     send(intake)
     assert len(set(identities(intake))) == 1 and not intake.forgotten
 
@@ -204,7 +204,7 @@ def test_a_replay_that_a_channel_without_polls_brings_is_told_and_forgotten() ->
     intake = RecordingIntake()
     ack_id = send(intake)
     intake.sealed[0].keeps_identity = True  # the intake knew it
-    intake.settle_all(Outcome.DUPLICATE)
+    intake.settle_all(AckOutcome.DUPLICATE)
     send(intake)
     assert len(set(identities(intake))) == 2, "the next equal one is new"
     ask_acks(intake, ack_id)
@@ -250,15 +250,15 @@ def test_a_number_of_a_dead_ingest_is_false_and_given_to_nobody_else(new_life: C
 class FullIntake(RecordingIntake):
     """Refuses at once what it is given."""
 
-    def take(self, unit: AckGroup, records: Sequence[Record]) -> None:
-        unit.outcome = Outcome.REFUSED
+    def take(self, unit: AckGroup, records: Sequence[IngestRecord]) -> None:
+        unit.outcome = AckOutcome.REFUSED
 
 
 def test_what_is_refused_at_once_gets_no_number() -> None:
     intake = FullIntake()
     asked = ask(intake, EVENT, b'{"event":"a"}', headers=CHANNEL)
     assert asked.answer.status == 503 and asked.json == {"text": "Server is busy", "code": 9}
-    intake.settle_all(Outcome.REFUSED)
+    intake.settle_all(AckOutcome.REFUSED)
 
 
 def test_the_name_of_a_channel_is_bounded_for_events_and_for_questions() -> None:
@@ -273,7 +273,7 @@ def test_the_name_of_a_channel_is_bounded_for_events_and_for_questions() -> None
 def test_a_request_that_was_refused_is_never_true() -> None:
     intake = RecordingIntake()
     ack_id = send(intake)
-    intake.settle_all(Outcome.REFUSED)
+    intake.settle_all(AckOutcome.REFUSED)
     assert ask_acks(intake, ack_id) == {str(ack_id): False} and not intake.forgotten
 
 
