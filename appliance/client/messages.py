@@ -99,9 +99,9 @@ def decode_response(api: Api, version: int, frame: bytes) -> Any:
         position = _after_tagged_fields(frame, position)
     if api is DESCRIBE_TRANSACTIONS:
         # kio refuses the start -1 that brokers tell of a transaction at rest.
-        from appliance.protocol import describe_transactions
+        from appliance.protocol import transaction_apis
 
-        return describe_transactions.RESPONSE.decode(frame, position, len(frame), version)
+        return transaction_apis.DESCRIBE_TRANSACTIONS_RESPONSE.decode(frame, position, len(frame), version)
     from appliance.protocol.kio_bounds import check_bounds
 
     message_class = _message_class(api, version, "response")

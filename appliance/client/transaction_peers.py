@@ -16,9 +16,15 @@ from appliance.client.peers import OnAnswer
 from appliance.cluster.internal_topics import TRANSACTIONS_TOPIC
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.state_log import partition_of
-from appliance.protocol.add_partitions_to_txn import REQUEST, RESPONSE, AddPartitionsToTxnRequest, AddPartitionsToTxnResponse, TransactionToExtend
 from appliance.protocol.schema import Message
 from appliance.protocol.topic_partitions import TopicPartitions
+from appliance.protocol.transaction_apis import (
+    ADD_PARTITIONS_TO_TXN_REQUEST,
+    ADD_PARTITIONS_TO_TXN_RESPONSE,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    TransactionToExtend,
+)
 
 VERSION_MIN: Final = 4
 TIMEOUT_MS: Final = 5_000
@@ -63,8 +69,8 @@ class TransactionPeers:
         wanted = question(transactional_id, producer_id, producer_epoch, partitions, add)
         self._peers.ask(
             self.other_coordinator(transactional_id),
-            REQUEST,
-            RESPONSE,
+            ADD_PARTITIONS_TO_TXN_REQUEST,
+            ADD_PARTITIONS_TO_TXN_RESPONSE,
             AddPartitionsToTxnRequest((wanted,)),
             lambda response: on_answer(codes(response, partitions)),
             TIMEOUT_MS,

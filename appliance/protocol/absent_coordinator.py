@@ -28,66 +28,49 @@ def absent_answer(payload: bytes) -> bytes | None:
 
 
 def _response(api_key: int, version: int, request: Any) -> Any:
-    from appliance.protocol import (
-        add_offsets_to_txn,
-        consumer_group_describe,
-        consumer_group_heartbeat,
-        delete_groups,
-        describe_groups,
-        describe_transactions,
-        end_txn,
-        heartbeat,
-        init_producer_id,
-        join_group,
-        leave_group,
-        list_groups,
-        list_transactions,
-        offset_delete,
-        offset_fetch,
-        sync_group,
-    )
+    from appliance.protocol import consumer_group_apis, group_apis, group_offset_apis, transaction_apis
     from appliance.protocol.apis import ApiKey
 
     plain: dict[int, type[Any]] = {
-        ApiKey.JOIN_GROUP: join_group.JoinGroupResponse,
-        ApiKey.HEARTBEAT: heartbeat.HeartbeatResponse,
-        ApiKey.LEAVE_GROUP: leave_group.LeaveGroupResponse,
-        ApiKey.SYNC_GROUP: sync_group.SyncGroupResponse,
-        ApiKey.LIST_GROUPS: list_groups.ListGroupsResponse,
-        ApiKey.CONSUMER_GROUP_HEARTBEAT: consumer_group_heartbeat.ConsumerGroupHeartbeatResponse,
-        ApiKey.OFFSET_DELETE: offset_delete.OffsetDeleteResponse,
-        ApiKey.INIT_PRODUCER_ID: init_producer_id.InitProducerIdResponse,
-        ApiKey.ADD_OFFSETS_TO_TXN: add_offsets_to_txn.AddOffsetsToTxnResponse,
-        ApiKey.END_TXN: end_txn.EndTxnResponse,
-        ApiKey.LIST_TRANSACTIONS: list_transactions.ListTransactionsResponse,
+        ApiKey.JOIN_GROUP: group_apis.JoinGroupResponse,
+        ApiKey.HEARTBEAT: group_apis.HeartbeatResponse,
+        ApiKey.LEAVE_GROUP: group_apis.LeaveGroupResponse,
+        ApiKey.SYNC_GROUP: group_apis.SyncGroupResponse,
+        ApiKey.LIST_GROUPS: group_apis.ListGroupsResponse,
+        ApiKey.CONSUMER_GROUP_HEARTBEAT: consumer_group_apis.ConsumerGroupHeartbeatResponse,
+        ApiKey.OFFSET_DELETE: group_offset_apis.OffsetDeleteResponse,
+        ApiKey.INIT_PRODUCER_ID: transaction_apis.InitProducerIdResponse,
+        ApiKey.ADD_OFFSETS_TO_TXN: transaction_apis.AddOffsetsToTxnResponse,
+        ApiKey.END_TXN: transaction_apis.EndTxnResponse,
+        ApiKey.LIST_TRANSACTIONS: transaction_apis.ListTransactionsResponse,
     }
     if api_key in plain:
         return plain[api_key](error_code=_CODE)
     if api_key == ApiKey.DESCRIBE_GROUPS:
-        groups = tuple(describe_groups.DescribedGroup(_CODE, group_id=group_id) for group_id in request.group_ids)
-        return describe_groups.DescribeGroupsResponse(groups=groups)
+        groups = tuple(group_apis.DescribedGroup(_CODE, group_id=group_id) for group_id in request.group_ids)
+        return group_apis.DescribeGroupsResponse(groups=groups)
     if api_key == ApiKey.CONSUMER_GROUP_DESCRIBE:
-        described_groups = tuple(consumer_group_describe.ConsumerGroup(_CODE, group_id=group_id) for group_id in request.group_ids)
-        return consumer_group_describe.ConsumerGroupDescribeResponse(groups=described_groups)
+        described_groups = tuple(consumer_group_apis.ConsumerGroup(_CODE, group_id=group_id) for group_id in request.group_ids)
+        return consumer_group_apis.ConsumerGroupDescribeResponse(groups=described_groups)
     if api_key == ApiKey.DELETE_GROUPS:
-        return delete_groups.DeleteGroupsResponse(groups=tuple(delete_groups.DeletedGroup(group_id, _CODE) for group_id in request.group_ids))
+        return group_apis.DeleteGroupsResponse(groups=tuple(group_apis.DeletedGroup(group_id, _CODE) for group_id in request.group_ids))
     if api_key == ApiKey.DESCRIBE_TRANSACTIONS:
-        described = tuple(describe_transactions.DescribedTransaction(_CODE, name) for name in request.transactional_ids)
-        return describe_transactions.DescribeTransactionsResponse(0, described)
+        described = tuple(transaction_apis.DescribedTransaction(_CODE, name) for name in request.transactional_ids)
+        return transaction_apis.DescribeTransactionsResponse(0, described)
     if api_key == ApiKey.OFFSET_FETCH:
-        return offset_fetch.OffsetFetchResponse(groups=tuple(offset_fetch.failed_group(version, group, _CODE) for group in request.groups))
+        return group_offset_apis.OffsetFetchResponse(groups=tuple(group_offset_apis.failed_group(version, group, _CODE) for group in request.groups))
     return _by_partition(api_key, request)
 
 
 def _by_partition(api_key: int, request: Any) -> Any:
     """Of those that have an error for each partition."""
-    from appliance.protocol import add_partitions_to_txn, offset_commit, txn_offset_commit
+    from appliance.protocol import group_offset_apis, transaction_apis
     from appliance.protocol.apis import ApiKey
     from appliance.protocol.topic_partitions import PartitionResult, TopicResult, same_result
 
     if api_key == ApiKey.ADD_PARTITIONS_TO_TXN:
-        extended = tuple(add_partitions_to_txn.ExtendedTransaction(one.transactional_id, same_result(one.topics, _CODE)) for one in request.transactions)
-        return add_partitions_to_txn.AddPartitionsToTxnResponse(transactions=extended)
+        extended = tuple(transaction_apis.ExtendedTransaction(one.transactional_id, same_result(one.topics, _CODE)) for one in request.transactions)
+        return transaction_apis.AddPartitionsToTxnResponse(transactions=extended)
     topics = tuple(TopicResult(topic.topic, tuple(PartitionResult(each.partition, _CODE) for each in topic.partitions)) for topic in request.topics)
-    response = offset_commit.OffsetCommitResponse if api_key == ApiKey.OFFSET_COMMIT else txn_offset_commit.TxnOffsetCommitResponse
+    response = group_offset_apis.OffsetCommitResponse if api_key == ApiKey.OFFSET_COMMIT else transaction_apis.TxnOffsetCommitResponse
     return response(topics=topics)

@@ -7,27 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from appliance.protocol import (
-    add_offsets_to_txn,
-    add_partitions_to_txn,
-    consumer_group_describe,
-    consumer_group_heartbeat,
-    delete_groups,
-    describe_groups,
-    describe_transactions,
-    end_txn,
-    heartbeat,
-    init_producer_id,
-    join_group,
-    leave_group,
-    list_groups,
-    list_transactions,
-    offset_commit,
-    offset_delete,
-    offset_fetch,
-    sync_group,
-    txn_offset_commit,
-)
+from appliance.protocol import consumer_group_apis, group_apis, group_offset_apis, transaction_apis
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.schema import Message
 
@@ -42,23 +22,31 @@ class CoordinatedApi(NamedTuple):
 
 
 COORDINATED_APIS: Final[dict[int, CoordinatedApi]] = {
-    ApiKey.OFFSET_COMMIT: CoordinatedApi(offset_commit.REQUEST, offset_commit.RESPONSE, "offset_commit"),
-    ApiKey.OFFSET_FETCH: CoordinatedApi(offset_fetch.REQUEST, offset_fetch.RESPONSE, "offset_fetch"),
-    ApiKey.JOIN_GROUP: CoordinatedApi(join_group.REQUEST, join_group.RESPONSE, "join_group"),
-    ApiKey.HEARTBEAT: CoordinatedApi(heartbeat.REQUEST, heartbeat.RESPONSE, "heartbeat"),
-    ApiKey.LEAVE_GROUP: CoordinatedApi(leave_group.REQUEST, leave_group.RESPONSE, "leave_group"),
-    ApiKey.SYNC_GROUP: CoordinatedApi(sync_group.REQUEST, sync_group.RESPONSE, "sync_group"),
-    ApiKey.DESCRIBE_GROUPS: CoordinatedApi(describe_groups.REQUEST, describe_groups.RESPONSE, "describe_groups"),
-    ApiKey.LIST_GROUPS: CoordinatedApi(list_groups.REQUEST, list_groups.RESPONSE, "list_groups"),
-    ApiKey.DELETE_GROUPS: CoordinatedApi(delete_groups.REQUEST, delete_groups.RESPONSE, "delete_groups"),
-    ApiKey.OFFSET_DELETE: CoordinatedApi(offset_delete.REQUEST, offset_delete.RESPONSE, "offset_delete"),
-    ApiKey.TXN_OFFSET_COMMIT: CoordinatedApi(txn_offset_commit.REQUEST, txn_offset_commit.RESPONSE, "txn_offset_commit"),
-    ApiKey.CONSUMER_GROUP_HEARTBEAT: CoordinatedApi(consumer_group_heartbeat.REQUEST, consumer_group_heartbeat.RESPONSE, "consumer_group_heartbeat"),
-    ApiKey.CONSUMER_GROUP_DESCRIBE: CoordinatedApi(consumer_group_describe.REQUEST, consumer_group_describe.RESPONSE, "consumer_group_describe"),
-    ApiKey.INIT_PRODUCER_ID: CoordinatedApi(init_producer_id.REQUEST, init_producer_id.RESPONSE, "init_producer_id", True),
-    ApiKey.ADD_PARTITIONS_TO_TXN: CoordinatedApi(add_partitions_to_txn.REQUEST, add_partitions_to_txn.RESPONSE, "add_partitions", True),
-    ApiKey.ADD_OFFSETS_TO_TXN: CoordinatedApi(add_offsets_to_txn.REQUEST, add_offsets_to_txn.RESPONSE, "add_offsets", True),
-    ApiKey.END_TXN: CoordinatedApi(end_txn.REQUEST, end_txn.RESPONSE, "end_transaction", True),
-    ApiKey.DESCRIBE_TRANSACTIONS: CoordinatedApi(describe_transactions.REQUEST, describe_transactions.RESPONSE, "describe", True),
-    ApiKey.LIST_TRANSACTIONS: CoordinatedApi(list_transactions.REQUEST, list_transactions.RESPONSE, "list_all", True),
+    ApiKey.OFFSET_COMMIT: CoordinatedApi(group_offset_apis.OFFSET_COMMIT_REQUEST, group_offset_apis.OFFSET_COMMIT_RESPONSE, "offset_commit"),
+    ApiKey.OFFSET_FETCH: CoordinatedApi(group_offset_apis.OFFSET_FETCH_REQUEST, group_offset_apis.OFFSET_FETCH_RESPONSE, "offset_fetch"),
+    ApiKey.JOIN_GROUP: CoordinatedApi(group_apis.JOIN_GROUP_REQUEST, group_apis.JOIN_GROUP_RESPONSE, "join_group"),
+    ApiKey.HEARTBEAT: CoordinatedApi(group_apis.HEARTBEAT_REQUEST, group_apis.HEARTBEAT_RESPONSE, "heartbeat"),
+    ApiKey.LEAVE_GROUP: CoordinatedApi(group_apis.LEAVE_GROUP_REQUEST, group_apis.LEAVE_GROUP_RESPONSE, "leave_group"),
+    ApiKey.SYNC_GROUP: CoordinatedApi(group_apis.SYNC_GROUP_REQUEST, group_apis.SYNC_GROUP_RESPONSE, "sync_group"),
+    ApiKey.DESCRIBE_GROUPS: CoordinatedApi(group_apis.DESCRIBE_GROUPS_REQUEST, group_apis.DESCRIBE_GROUPS_RESPONSE, "describe_groups"),
+    ApiKey.LIST_GROUPS: CoordinatedApi(group_apis.LIST_GROUPS_REQUEST, group_apis.LIST_GROUPS_RESPONSE, "list_groups"),
+    ApiKey.DELETE_GROUPS: CoordinatedApi(group_apis.DELETE_GROUPS_REQUEST, group_apis.DELETE_GROUPS_RESPONSE, "delete_groups"),
+    ApiKey.OFFSET_DELETE: CoordinatedApi(group_offset_apis.OFFSET_DELETE_REQUEST, group_offset_apis.OFFSET_DELETE_RESPONSE, "offset_delete"),
+    ApiKey.TXN_OFFSET_COMMIT: CoordinatedApi(transaction_apis.TXN_OFFSET_COMMIT_REQUEST, transaction_apis.TXN_OFFSET_COMMIT_RESPONSE, "txn_offset_commit"),
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: CoordinatedApi(
+        consumer_group_apis.CONSUMER_GROUP_HEARTBEAT_REQUEST, consumer_group_apis.CONSUMER_GROUP_HEARTBEAT_RESPONSE, "consumer_group_heartbeat"
+    ),
+    ApiKey.CONSUMER_GROUP_DESCRIBE: CoordinatedApi(
+        consumer_group_apis.CONSUMER_GROUP_DESCRIBE_REQUEST, consumer_group_apis.CONSUMER_GROUP_DESCRIBE_RESPONSE, "consumer_group_describe"
+    ),
+    ApiKey.INIT_PRODUCER_ID: CoordinatedApi(transaction_apis.INIT_PRODUCER_ID_REQUEST, transaction_apis.INIT_PRODUCER_ID_RESPONSE, "init_producer_id", True),
+    ApiKey.ADD_PARTITIONS_TO_TXN: CoordinatedApi(
+        transaction_apis.ADD_PARTITIONS_TO_TXN_REQUEST, transaction_apis.ADD_PARTITIONS_TO_TXN_RESPONSE, "add_partitions", True
+    ),
+    ApiKey.ADD_OFFSETS_TO_TXN: CoordinatedApi(transaction_apis.ADD_OFFSETS_TO_TXN_REQUEST, transaction_apis.ADD_OFFSETS_TO_TXN_RESPONSE, "add_offsets", True),
+    ApiKey.END_TXN: CoordinatedApi(transaction_apis.END_TXN_REQUEST, transaction_apis.END_TXN_RESPONSE, "end_transaction", True),
+    ApiKey.DESCRIBE_TRANSACTIONS: CoordinatedApi(
+        transaction_apis.DESCRIBE_TRANSACTIONS_REQUEST, transaction_apis.DESCRIBE_TRANSACTIONS_RESPONSE, "describe", True
+    ),
+    ApiKey.LIST_TRANSACTIONS: CoordinatedApi(transaction_apis.LIST_TRANSACTIONS_REQUEST, transaction_apis.LIST_TRANSACTIONS_RESPONSE, "list_all", True),
 }

@@ -11,19 +11,20 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from appliance.base.errors import ErrorCode
-from appliance.protocol import add_partitions_to_txn, list_offsets, offset_for_leader_epoch, write_txn_markers
+from appliance.protocol import offset_apis, transaction_apis
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.fetch import CONSUMER_REPLICA_ID
-from appliance.protocol.list_offsets import ListOffsetsPartitionResult, ListOffsetsTopicResult
-from appliance.protocol.offset_for_leader_epoch import (
+from appliance.protocol.offset_apis import (
     EpochPartitionResult,
     EpochTopicResult,
+    ListOffsetsPartitionResult,
+    ListOffsetsTopicResult,
     encode_offset_for_leader_epoch_response,
 )
 from appliance.protocol.request_header import RequestHeader
 from appliance.protocol.topic_partitions import same_result
+from appliance.protocol.transaction_apis import TxnMarkerResult
 from appliance.protocol.wire import INT32
-from appliance.protocol.write_txn_markers import TxnMarkerResult
 from services.acceptor.connection import Connection
 from services.acceptor.dispatch import Handler
 from services.acceptor.inter_broker import InterBrokerGate
@@ -81,10 +82,10 @@ def _lists_as_replica(header: RequestHeader, buffer: memoryview, limit: int) -> 
 
 def _refuse_list_offsets(header: RequestHeader, buffer: memoryview, limit: int) -> bytes:
     version, topics = header.api_version, []
-    for topic in list_offsets.decode_list_offsets(buffer, header.body_position, limit, version).topics:
+    for topic in offset_apis.decode_list_offsets(buffer, header.body_position, limit, version).topics:
         results = [ListOffsetsPartitionResult(wanted.partition, _CODE) for wanted in topic.partitions]
         topics.append(ListOffsetsTopicResult(topic.topic, tuple(results)))
-    return list_offsets.encode_list_offsets_response(version, header.correlation_id, tuple(topics))
+    return offset_apis.encode_list_offsets_response(version, header.correlation_id, tuple(topics))
 
 
 def _asks_epochs_as_replica(header: RequestHeader, buffer: memoryview, limit: int) -> bool:
@@ -94,7 +95,7 @@ def _asks_epochs_as_replica(header: RequestHeader, buffer: memoryview, limit: in
 
 def _refuse_epochs(header: RequestHeader, buffer: memoryview, limit: int) -> bytes:
     version, topics = header.api_version, []
-    for topic in offset_for_leader_epoch.REQUEST.decode(buffer, header.body_position, limit, version).topics:
+    for topic in offset_apis.OFFSET_FOR_LEADER_EPOCH_REQUEST.decode(buffer, header.body_position, limit, version).topics:
         results = [EpochPartitionResult(_CODE, wanted.partition) for wanted in topic.partitions]
         topics.append(EpochTopicResult(topic.topic, tuple(results)))
     return encode_offset_for_leader_epoch_response(version, header.correlation_id, tuple(topics))
@@ -106,10 +107,10 @@ def _always(_header: RequestHeader, _buffer: memoryview, _limit: int) -> bool:
 
 def _refuse_markers(header: RequestHeader, buffer: memoryview, limit: int) -> bytes:
     version = header.api_version
-    request = write_txn_markers.REQUEST.decode(buffer, header.body_position, limit, version)
+    request = transaction_apis.WRITE_TXN_MARKERS_REQUEST.decode(buffer, header.body_position, limit, version)
     results = [TxnMarkerResult(each.producer_id, same_result(each.topics, _CODE)) for each in request.markers]
-    response = write_txn_markers.WriteTxnMarkersResponse(tuple(results))
-    return write_txn_markers.RESPONSE.encode_response(version, header.correlation_id, response)
+    response = transaction_apis.WriteTxnMarkersResponse(tuple(results))
+    return transaction_apis.WRITE_TXN_MARKERS_RESPONSE.encode_response(version, header.correlation_id, response)
 
 
 def _is_batched(header: RequestHeader, _buffer: memoryview, _limit: int) -> bool:
@@ -118,8 +119,8 @@ def _is_batched(header: RequestHeader, _buffer: memoryview, _limit: int) -> bool
 
 def _refuse_batched(header: RequestHeader, _buffer: memoryview, _limit: int) -> bytes:
     """As Kafka: one error for the whole request."""
-    response = add_partitions_to_txn.AddPartitionsToTxnResponse(error_code=_CODE)
-    return add_partitions_to_txn.RESPONSE.encode_response(header.api_version, header.correlation_id, response)
+    response = transaction_apis.AddPartitionsToTxnResponse(error_code=_CODE)
+    return transaction_apis.ADD_PARTITIONS_TO_TXN_RESPONSE.encode_response(header.api_version, header.correlation_id, response)
 
 
 RESTRICTED_APIS: Final[dict[int, RestrictedApi]] = {

@@ -24,65 +24,54 @@ def lost_answer(payload: bytes) -> bytes | None:
 
 def _body(api_key: int, version: int, body: bytes) -> bytes | None:
     # Imported here: no acceptor needs to read these otherwise.
-    from appliance.protocol import (
-        alter_configs,
-        alter_partition_reassignments,
-        alter_replica_log_dirs,
-        create_partitions,
-        create_topics,
-        delete_topics,
-        describe_configs,
-        elect_leaders,
-        incremental_alter_configs,
-        list_partition_reassignments,
-        unregister_broker,
-    )
-    from appliance.protocol.alter_partition_reassignments import AlterPartitionReassignmentsResponse
-    from appliance.protocol.alter_replica_log_dirs import AlterReplicaLogDirsResponse, MovedPartition, MovedTopic
+    from appliance.protocol import cluster_apis, config_apis, log_dir_apis, reassignment_apis, topic_apis
     from appliance.protocol.apis import ApiKey
-    from appliance.protocol.config_resources import AlteredResource, AlteredResources
-    from appliance.protocol.create_partitions import CreatePartitionsResponse, GrownTopic
-    from appliance.protocol.create_topics import CreatedTopic
-    from appliance.protocol.delete_topics import DeletedTopic
-    from appliance.protocol.describe_configs import DescribeConfigsResponse, DescribedResource
-    from appliance.protocol.elect_leaders import ElectedPartition, ElectedTopic, ElectLeadersResponse
-    from appliance.protocol.list_partition_reassignments import ListPartitionReassignmentsResponse
-    from appliance.protocol.unregister_broker import UnregisterBrokerResponse
+    from appliance.protocol.cluster_apis import UnregisterBrokerResponse
+    from appliance.protocol.config_apis import AlteredResource, AlteredResources, DescribeConfigsResponse, DescribedResource
+    from appliance.protocol.log_dir_apis import AlterReplicaLogDirsResponse, MovedPartition, MovedTopic
+    from appliance.protocol.reassignment_apis import (
+        AlterPartitionReassignmentsResponse,
+        ElectedPartition,
+        ElectedTopic,
+        ElectLeadersResponse,
+        ListPartitionReassignmentsResponse,
+    )
+    from appliance.protocol.topic_apis import CreatedTopic, CreatePartitionsResponse, DeletedTopic, GrownTopic
 
     code, size = ErrorCode.UNKNOWN_SERVER_ERROR, len(body)
     if api_key == ApiKey.CREATE_TOPICS:
-        names = dict.fromkeys(topic.name for topic in create_topics.REQUEST.decode(body, 0, size, version).topics)
-        return create_topics.encode_create_topics_body(version, tuple(CreatedTopic(name, error_code=code, error_message=WORDS) for name in names))
+        names = dict.fromkeys(topic.name for topic in topic_apis.CREATE_TOPICS_REQUEST.decode(body, 0, size, version).topics)
+        return topic_apis.encode_create_topics_body(version, tuple(CreatedTopic(name, error_code=code, error_message=WORDS) for name in names))
     if api_key == ApiKey.DELETE_TOPICS:
-        topics = delete_topics.decode_delete_topics(body, 0, size, version).topics
-        return delete_topics.encode_delete_topics_body(version, tuple(DeletedTopic(topic.name, topic.topic_id, code, WORDS) for topic in topics))
+        topics = topic_apis.decode_delete_topics(body, 0, size, version).topics
+        return topic_apis.encode_delete_topics_body(version, tuple(DeletedTopic(topic.name, topic.topic_id, code, WORDS) for topic in topics))
     if api_key == ApiKey.CREATE_PARTITIONS:
-        names = dict.fromkeys(topic.name for topic in create_partitions.REQUEST.decode(body, 0, size, version).topics)
-        return create_partitions.RESPONSE.encode(version, CreatePartitionsResponse(0, tuple(GrownTopic(name, code, WORDS) for name in names)))
+        names = dict.fromkeys(topic.name for topic in topic_apis.CREATE_PARTITIONS_REQUEST.decode(body, 0, size, version).topics)
+        return topic_apis.CREATE_PARTITIONS_RESPONSE.encode(version, CreatePartitionsResponse(0, tuple(GrownTopic(name, code, WORDS) for name in names)))
     if api_key == ApiKey.DESCRIBE_CONFIGS:
-        asked = describe_configs.REQUEST.decode(body, 0, size, version).resources
+        asked = config_apis.DESCRIBE_CONFIGS_REQUEST.decode(body, 0, size, version).resources
         described = tuple(DescribedResource(code, WORDS, resource.resource_type, resource.resource_name) for resource in asked)
-        return describe_configs.RESPONSE.encode(version, DescribeConfigsResponse(0, described))
+        return config_apis.DESCRIBE_CONFIGS_RESPONSE.encode(version, DescribeConfigsResponse(0, described))
     if api_key == ApiKey.ALTER_CONFIGS:
-        replaced = alter_configs.REQUEST.decode(body, 0, size, version).resources
+        replaced = config_apis.ALTER_CONFIGS_REQUEST.decode(body, 0, size, version).resources
         done = tuple(AlteredResource(code, WORDS, resource.resource_type, resource.resource_name) for resource in replaced)
-        return alter_configs.RESPONSE.encode(version, AlteredResources(0, done))
+        return config_apis.ALTER_CONFIGS_RESPONSE.encode(version, AlteredResources(0, done))
     if api_key == ApiKey.INCREMENTAL_ALTER_CONFIGS:
-        altered = incremental_alter_configs.REQUEST.decode(body, 0, size, version).resources
+        altered = config_apis.INCREMENTAL_ALTER_CONFIGS_REQUEST.decode(body, 0, size, version).resources
         done = tuple(AlteredResource(code, WORDS, resource.resource_type, resource.resource_name) for resource in altered)
-        return incremental_alter_configs.RESPONSE.encode(version, AlteredResources(0, done))
+        return config_apis.INCREMENTAL_ALTER_CONFIGS_RESPONSE.encode(version, AlteredResources(0, done))
     if api_key == ApiKey.ALTER_REPLICA_LOG_DIRS:
-        dirs = alter_replica_log_dirs.REQUEST.decode(body, 0, size, version).dirs
+        dirs = log_dir_apis.ALTER_REPLICA_LOG_DIRS_REQUEST.decode(body, 0, size, version).dirs
         moved = (MovedTopic(topic.name, tuple(MovedPartition(number, code) for number in topic.partitions)) for each in dirs for topic in each.topics)
-        return alter_replica_log_dirs.RESPONSE.encode(version, AlterReplicaLogDirsResponse(0, tuple(moved)))
+        return log_dir_apis.ALTER_REPLICA_LOG_DIRS_RESPONSE.encode(version, AlterReplicaLogDirsResponse(0, tuple(moved)))
     if api_key == ApiKey.ALTER_PARTITION_REASSIGNMENTS:
-        return alter_partition_reassignments.RESPONSE.encode(version, AlterPartitionReassignmentsResponse(0, code, WORDS))
+        return reassignment_apis.ALTER_PARTITION_REASSIGNMENTS_RESPONSE.encode(version, AlterPartitionReassignmentsResponse(0, code, WORDS))
     if api_key == ApiKey.LIST_PARTITION_REASSIGNMENTS:
-        return list_partition_reassignments.RESPONSE.encode(version, ListPartitionReassignmentsResponse(0, code, WORDS))
+        return reassignment_apis.LIST_PARTITION_REASSIGNMENTS_RESPONSE.encode(version, ListPartitionReassignmentsResponse(0, code, WORDS))
     if api_key == ApiKey.UNREGISTER_BROKER:
-        return unregister_broker.RESPONSE.encode(version, UnregisterBrokerResponse(0, code, WORDS))
+        return cluster_apis.UNREGISTER_BROKER_RESPONSE.encode(version, UnregisterBrokerResponse(0, code, WORDS))
     if api_key == ApiKey.ELECT_LEADERS:
-        wanted = elect_leaders.REQUEST.decode(body, 0, size, version).topic_partitions or ()
+        wanted = reassignment_apis.ELECT_LEADERS_REQUEST.decode(body, 0, size, version).topic_partitions or ()
         elected = (ElectedTopic(topic.topic, tuple(ElectedPartition(number, code, WORDS) for number in topic.partitions)) for topic in wanted)
-        return elect_leaders.RESPONSE.encode(version, ElectLeadersResponse(0, code, tuple(elected)))
+        return reassignment_apis.ELECT_LEADERS_RESPONSE.encode(version, ElectLeadersResponse(0, code, tuple(elected)))
     return None

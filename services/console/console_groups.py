@@ -14,10 +14,10 @@ from appliance.base.layout import BoxLayout
 from appliance.ipc.coordinator_link import CoordinatorLink
 from appliance.ipc.registry import Registry
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
-from appliance.protocol import list_groups, offset_fetch
+from appliance.protocol import group_apis, group_offset_apis
 from appliance.protocol.apis import ApiKey
-from appliance.protocol.list_groups import ListedGroup, ListGroupsRequest
-from appliance.protocol.offset_fetch import OffsetFetchGroup, OffsetFetchRequest
+from appliance.protocol.group_apis import ListedGroup, ListGroupsRequest
+from appliance.protocol.group_offset_apis import OffsetFetchGroup, OffsetFetchRequest
 from services.console.box_sample import BoxSample
 from services.console.group_lag import NOT_LOOKED, GroupLag, GroupsSample, group_lag, high_watermarks
 
@@ -50,7 +50,7 @@ class GroupQuestions:
         self._link.do_work(now_ns)
         if not self._waits and now_ns >= self._next_ns:
             self._next_ns = now_ns + ROUND_NS
-            self._ask(ApiKey.LIST_GROUPS, _LIST_VERSION, list_groups.REQUEST.encode(_LIST_VERSION, ListGroupsRequest()), self._on_list)
+            self._ask(ApiKey.LIST_GROUPS, _LIST_VERSION, group_apis.LIST_GROUPS_REQUEST.encode(_LIST_VERSION, ListGroupsRequest()), self._on_list)
 
     def _ask(self, api: ApiKey, version: int, body: bytes, on_answer: Callable[[bytes | None], None]) -> None:
         self._waits = True
@@ -67,7 +67,7 @@ class GroupQuestions:
     def _on_list(self, payload: bytes | None) -> None:
         if not payload:
             return
-        listed = sorted(list_groups.RESPONSE.decode(payload, 0, len(payload), _LIST_VERSION).groups)
+        listed = sorted(group_apis.LIST_GROUPS_RESPONSE.decode(payload, 0, len(payload), _LIST_VERSION).groups)
         self._left, self._left_out = listed[:GROUPS_A_ROUND][::-1], max(len(listed) - GROUPS_A_ROUND, 0)
         self._found = []
         self._states = {}
@@ -80,7 +80,7 @@ class GroupQuestions:
             self.look = GroupsSample(tuple(self._found), self._states, self._left_out, self._clock.monotonic_ns())
             return
         request = OffsetFetchRequest((OffsetFetchGroup(self._left[-1].group_id),))
-        self._ask(ApiKey.OFFSET_FETCH, _FETCH_VERSION, offset_fetch.REQUEST.encode(_FETCH_VERSION, request), self._on_offsets)
+        self._ask(ApiKey.OFFSET_FETCH, _FETCH_VERSION, group_offset_apis.OFFSET_FETCH_REQUEST.encode(_FETCH_VERSION, request), self._on_offsets)
 
     def _on_offsets(self, payload: bytes | None) -> None:
         if not payload:
@@ -89,7 +89,7 @@ class GroupQuestions:
         sample = self._last_sample()
         if sample.monotonic_ns != self._watermarks[0]:
             self._watermarks = sample.monotonic_ns, high_watermarks(sample)
-        for answer in offset_fetch.RESPONSE.decode(payload, 0, len(payload), _FETCH_VERSION).groups:
+        for answer in group_offset_apis.OFFSET_FETCH_RESPONSE.decode(payload, 0, len(payload), _FETCH_VERSION).groups:
             self._found.append(group_lag(group.group_id, group.group_state, answer, self._watermarks[1]))
         self._ask_next()
 

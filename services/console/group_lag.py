@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from appliance.protocol.offset_fetch import NO_OFFSET, OffsetFetchGroupResult
+from appliance.protocol.group_offset_apis import NO_OFFSET, OffsetFetchGroupResult
 from services.console.box_sample import BoxSample
 
 

@@ -11,7 +11,7 @@ from struct import Struct
 from typing import Final
 
 from appliance.base.errors import ErrorCode, ProtocolViolation
-from appliance.protocol import create_topics
+from appliance.protocol import topic_apis
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.wire import write_bytes, write_count, write_nullable_string, write_string
 from appliance.records.builder import BatchBuilder
@@ -42,14 +42,14 @@ _PRODUCED: Final = Struct(">ih")
 
 def create_topic_request(correlation_id: int, topic: str) -> bytes:
     """One partition, as many replicas as the broker gives by default."""
-    configs = tuple(create_topics.TopicConfig(name, value) for name, value in TOPIC_CONFIGS.items())
-    request = create_topics.CreateTopicsRequest((create_topics.CreatableTopic(topic, 1, -1, (), configs),), TIMEOUT_MS)
-    return _frame(ApiKey.CREATE_TOPICS, CREATE_VERSION, correlation_id, create_topics.REQUEST.encode(CREATE_VERSION, request))
+    configs = tuple(topic_apis.TopicConfig(name, value) for name, value in TOPIC_CONFIGS.items())
+    request = topic_apis.CreateTopicsRequest((topic_apis.CreatableTopic(topic, 1, -1, (), configs),), TIMEOUT_MS)
+    return _frame(ApiKey.CREATE_TOPICS, CREATE_VERSION, correlation_id, topic_apis.CREATE_TOPICS_REQUEST.encode(CREATE_VERSION, request))
 
 
 def create_topic_answer(frame: bytes, correlation_id: int) -> int:
     """The error code."""
-    answer = create_topics.RESPONSE.decode(frame, _after_header(frame, correlation_id), len(frame), CREATE_VERSION)
+    answer = topic_apis.CREATE_TOPICS_RESPONSE.decode(frame, _after_header(frame, correlation_id), len(frame), CREATE_VERSION)
     if len(answer.topics) != 1:
         raise ProtocolViolation("client_response", f"an answer about {len(answer.topics)} topics, where one was asked for")
     return answer.topics[0].error_code

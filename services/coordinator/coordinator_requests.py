@@ -21,7 +21,7 @@ from appliance.protocol.absent_coordinator import absent_answer
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.coordinated_apis import COORDINATED_APIS, CoordinatedApi
 from appliance.protocol.topic_partitions import PartitionResult, TopicResult
-from appliance.protocol.txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitResponse
+from appliance.protocol.transaction_apis import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 from appliance.runtime.request_server import RequestClient
 from appliance.shm.counters import Counters
 from services.coordinator.coordinated_groups import CoordinatedGroups

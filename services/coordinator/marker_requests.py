@@ -17,7 +17,14 @@ from appliance.client.peers import OnAnswer
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.protocol.schema import Message
 from appliance.protocol.topic_partitions import TopicPartitions
-from appliance.protocol.write_txn_markers import REQUEST, RESPONSE, SECOND_PROTOCOL, TxnMarker, WriteTxnMarkersRequest, WriteTxnMarkersResponse
+from appliance.protocol.transaction_apis import (
+    SECOND_PROTOCOL,
+    WRITE_TXN_MARKERS_REQUEST,
+    WRITE_TXN_MARKERS_RESPONSE,
+    TxnMarker,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
 from services.coordinator.transactions.ports import Marker
 
 LANES = 4
@@ -115,7 +122,7 @@ class MarkerRequests:
                 sent.on_written(codes.get(_key(sent.marker), ErrorCode.NOT_LEADER_OR_FOLLOWER))
             by_partition.clear()
 
-        self._peers.ask(broker_id, REQUEST, RESPONSE, WriteTxnMarkersRequest(markers), on_answer, TIMEOUT_MS, lane=lane)
+        self._peers.ask(broker_id, WRITE_TXN_MARKERS_REQUEST, WRITE_TXN_MARKERS_RESPONSE, WriteTxnMarkersRequest(markers), on_answer, TIMEOUT_MS, lane=lane)
         return len(batch)
 
     def refresh(self, image: MetadataImage) -> None:

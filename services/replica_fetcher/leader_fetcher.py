@@ -22,10 +22,10 @@ from appliance.cluster.metadata_image import BrokerImage
 from appliance.cluster.replication_throttle import ReplicationThrottle
 from appliance.ipc.descriptors import Completion, Truncation
 from appliance.ipc.registry import Registry
-from appliance.protocol import list_offsets
+from appliance.protocol import offset_apis
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.fetch import FetchPartition
-from appliance.protocol.list_offsets import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from appliance.protocol.offset_apis import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from appliance.protocol.replica_fetch import (
     VERSION_MAX,
     VERSION_MIN,
@@ -472,7 +472,12 @@ class LeaderFetcher:
         wanted = ListOffsetsPartition(followed.place.partition, rules.leader_epoch, timestamp)
         question = ListOffsetsRequest(self._own_id, 0, (ListOffsetsTopic(followed.place.topic, (wanted,)),))
         connection.ask(
-            list_offsets.REQUEST, list_offsets.RESPONSE, question, partial(self._on_offset, followed, turn), self._settings.socket_timeout_ms, version_min=4
+            offset_apis.LIST_OFFSETS_REQUEST,
+            offset_apis.LIST_OFFSETS_RESPONSE,
+            question,
+            partial(self._on_offset, followed, turn),
+            self._settings.socket_timeout_ms,
+            version_min=4,
         )
 
     def _on_offset(self, followed: FollowedPartition, turn: int, answer: Any) -> None:

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from appliance.base.model import TopicId
-from appliance.protocol import api_versions, create_topics, delete_topics, list_offsets
+from appliance.protocol import api_versions, offset_apis, topic_apis
 from appliance.protocol.apis import SERVED_APIS, ApiKey
+from appliance.protocol.cluster_apis import Coordinator, decode_find_coordinator, encode_find_coordinator_response
 from appliance.protocol.fetch import FetchPartitionResult, decode_fetch, encode_fetch_response
-from appliance.protocol.find_coordinator import Coordinator, decode_find_coordinator, encode_find_coordinator_response
 from appliance.protocol.framing import FrameSplitter, frame
 from appliance.protocol.metadata import MetadataBroker, MetadataPartition, MetadataTopic, encode_metadata_response
 from appliance.protocol.produce import ProduceResult, decode_produce, encode_produce_response
@@ -124,19 +124,19 @@ class RecordingBroker:
         return b"".join(encode_fetch_response(header.api_version, header.correlation_id, 0, 0, results))  # type: ignore[arg-type]
 
     def _on_list_offsets(self, header: RequestHeader, _request: bytes) -> bytes:
-        result = list_offsets.ListOffsetsTopicResult(TOPIC, (list_offsets.ListOffsetsPartitionResult(0, 0, -1, 0, 0),))
-        return list_offsets.encode_list_offsets_response(header.api_version, header.correlation_id, (result,))
+        result = offset_apis.ListOffsetsTopicResult(TOPIC, (offset_apis.ListOffsetsPartitionResult(0, 0, -1, 0, 0),))
+        return offset_apis.encode_list_offsets_response(header.api_version, header.correlation_id, (result,))
 
     def _on_find_coordinator(self, header: RequestHeader, request: bytes) -> bytes:
         keys = decode_find_coordinator(request, header.body_position, len(request), header.api_version).keys
         return encode_find_coordinator_response(header.api_version, header.correlation_id, [Coordinator(key, error_code=15) for key in keys])
 
     def _on_create_topics(self, header: RequestHeader, _request: bytes) -> bytes:
-        body = create_topics.encode_create_topics_body(header.api_version, (create_topics.CreatedTopic("made", TOPIC_ID, 0, None, 2, 1, ()),))
+        body = topic_apis.encode_create_topics_body(header.api_version, (topic_apis.CreatedTopic("made", TOPIC_ID, 0, None, 2, 1, ()),))
         return response_frame(SERVED_APIS[header.api_key].is_flexible(header.api_version), header.correlation_id, body)
 
     def _on_delete_topics(self, header: RequestHeader, _request: bytes) -> bytes:
-        body = delete_topics.encode_delete_topics_body(header.api_version, (delete_topics.DeletedTopic("made"),))
+        body = topic_apis.encode_delete_topics_body(header.api_version, (topic_apis.DeletedTopic("made"),))
         return response_frame(SERVED_APIS[header.api_key].is_flexible(header.api_version), header.correlation_id, body)
 
 

@@ -14,28 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from appliance.protocol import (
-    add_offsets_to_txn,
-    add_partitions_to_txn,
     api_versions,
-    consumer_group_describe,
-    consumer_group_heartbeat,
-    delete_groups,
-    describe_groups,
-    describe_producers,
-    describe_transactions,
-    end_txn,
-    find_coordinator,
-    heartbeat,
-    init_producer_id,
-    join_group,
-    leave_group,
-    list_groups,
-    list_transactions,
-    offset_commit,
-    offset_delete,
-    offset_fetch,
-    sync_group,
-    txn_offset_commit,
+    cluster_apis,
+    consumer_group_apis,
+    group_apis,
+    group_offset_apis,
+    transaction_apis,
 )
 from appliance.protocol.apis import CODED_APIS, ApiKey
 from appliance.protocol.request_header import RequestHeader
@@ -67,12 +51,12 @@ _UP_TO_3 = 3
 
 def _join(request: Any, _version: int) -> Any:
     first = request.protocols[0]
-    members = (join_group.JoinGroupMember(MEMBER, request.group_instance_id, first.metadata),)
-    return join_group.JoinGroupResponse(0, 0, 1, request.protocol_type, first.name, MEMBER, False, MEMBER, members)
+    members = (group_apis.JoinGroupMember(MEMBER, request.group_instance_id, first.metadata),)
+    return group_apis.JoinGroupResponse(0, 0, 1, request.protocol_type, first.name, MEMBER, False, MEMBER, members)
 
 
 def _sync(request: Any, _version: int) -> Any:
-    return sync_group.SyncGroupResponse(0, 0, request.protocol_type, request.protocol_name, request.assignments[0].assignment)
+    return group_apis.SyncGroupResponse(0, 0, request.protocol_type, request.protocol_name, request.assignments[0].assignment)
 
 
 def _commit_results(request: Any) -> tuple[TopicResult, ...]:
@@ -80,104 +64,112 @@ def _commit_results(request: Any) -> tuple[TopicResult, ...]:
 
 
 def _fetch_offsets(request: Any, _version: int) -> Any:
-    def topics(asked: tuple[TopicPartitions, ...] | None) -> tuple[offset_fetch.OffsetFetchTopicResult, ...]:
+    def topics(asked: tuple[TopicPartitions, ...] | None) -> tuple[group_offset_apis.OffsetFetchTopicResult, ...]:
         found = (TopicPartitions(TOPIC, (0,)),) if asked is None else asked
-        return tuple(offset_fetch.OffsetFetchTopicResult(topic, tuple(map(offset_fetch.OffsetFetchPartitionResult, partitions))) for topic, partitions in found)
+        return tuple(
+            group_offset_apis.OffsetFetchTopicResult(topic, tuple(map(group_offset_apis.OffsetFetchPartitionResult, partitions))) for topic, partitions in found
+        )
 
-    return offset_fetch.OffsetFetchResponse(groups=tuple(offset_fetch.OffsetFetchGroupResult(group.group_id, topics(group.topics)) for group in request.groups))
+    return group_offset_apis.OffsetFetchResponse(
+        groups=tuple(group_offset_apis.OffsetFetchGroupResult(group.group_id, topics(group.topics)) for group in request.groups)
+    )
 
 
 def _add_partitions(request: Any, _version: int) -> Any:
-    results = tuple(add_partitions_to_txn.ExtendedTransaction(each.transactional_id, same_result(each.topics, 0)) for each in request.transactions)
-    return add_partitions_to_txn.AddPartitionsToTxnResponse(transactions=results)
+    results = tuple(transaction_apis.ExtendedTransaction(each.transactional_id, same_result(each.topics, 0)) for each in request.transactions)
+    return transaction_apis.AddPartitionsToTxnResponse(transactions=results)
 
 
 def _next_generation(request: Any, _version: int) -> Any:
-    assignment = consumer_group_heartbeat.MemberAssignment((TopicIdPartitions(TOPIC_ID, (0,)),)) if request.member_epoch == 0 else None
-    return consumer_group_heartbeat.ConsumerGroupHeartbeatResponse(0, 0, None, request.member_id or MEMBER, max(request.member_epoch, 1), 100, assignment)
+    assignment = consumer_group_apis.MemberAssignment((TopicIdPartitions(TOPIC_ID, (0,)),)) if request.member_epoch == 0 else None
+    return consumer_group_apis.ConsumerGroupHeartbeatResponse(0, 0, None, request.member_id or MEMBER, max(request.member_epoch, 1), 100, assignment)
 
 
 def _producers(request: Any, _version: int) -> Any:
     topics = tuple(
-        describe_producers.ProducersOfTopic(topic, tuple(map(describe_producers.ProducersOfPartition, partitions))) for topic, partitions in request.topics
+        transaction_apis.ProducersOfTopic(topic, tuple(map(transaction_apis.ProducersOfPartition, partitions))) for topic, partitions in request.topics
     )
-    return describe_producers.DescribeProducersResponse(topics=topics)
+    return transaction_apis.DescribeProducersResponse(topics=topics)
 
 
 def _describe_transactions(request: Any, _version: int) -> Any:
-    described = (describe_transactions.DescribedTransaction(0, name, "Empty", 60_000, -1, 4_000, 0) for name in request.transactional_ids)
-    return describe_transactions.DescribeTransactionsResponse(0, tuple(described))
+    described = (transaction_apis.DescribedTransaction(0, name, "Empty", 60_000, -1, 4_000, 0) for name in request.transactional_ids)
+    return transaction_apis.DescribeTransactionsResponse(0, tuple(described))
 
 
 Answer = Callable[[Any, int], Any]
 ANSWERS: dict[ApiKey, tuple[Message[Any], Message[Any], Answer]] = {
-    ApiKey.JOIN_GROUP: (join_group.REQUEST, join_group.RESPONSE, _join),
-    ApiKey.SYNC_GROUP: (sync_group.REQUEST, sync_group.RESPONSE, _sync),
-    ApiKey.HEARTBEAT: (heartbeat.REQUEST, heartbeat.RESPONSE, lambda _request, _version: heartbeat.HeartbeatResponse()),
+    ApiKey.JOIN_GROUP: (group_apis.JOIN_GROUP_REQUEST, group_apis.JOIN_GROUP_RESPONSE, _join),
+    ApiKey.SYNC_GROUP: (group_apis.SYNC_GROUP_REQUEST, group_apis.SYNC_GROUP_RESPONSE, _sync),
+    ApiKey.HEARTBEAT: (group_apis.HEARTBEAT_REQUEST, group_apis.HEARTBEAT_RESPONSE, lambda _request, _version: group_apis.HeartbeatResponse()),
     ApiKey.LEAVE_GROUP: (
-        leave_group.REQUEST,
-        leave_group.RESPONSE,
-        lambda request, _version: leave_group.LeaveGroupResponse(0, 0, tuple(leave_group.LeftMember(*member[:2]) for member in request.members)),
+        group_apis.LEAVE_GROUP_REQUEST,
+        group_apis.LEAVE_GROUP_RESPONSE,
+        lambda request, _version: group_apis.LeaveGroupResponse(0, 0, tuple(group_apis.LeftMember(*member[:2]) for member in request.members)),
     ),
     ApiKey.OFFSET_COMMIT: (
-        offset_commit.REQUEST,
-        offset_commit.RESPONSE,
-        lambda request, _version: offset_commit.OffsetCommitResponse(0, _commit_results(request)),
+        group_offset_apis.OFFSET_COMMIT_REQUEST,
+        group_offset_apis.OFFSET_COMMIT_RESPONSE,
+        lambda request, _version: group_offset_apis.OffsetCommitResponse(0, _commit_results(request)),
     ),
-    ApiKey.OFFSET_FETCH: (offset_fetch.REQUEST, offset_fetch.RESPONSE, _fetch_offsets),
+    ApiKey.OFFSET_FETCH: (group_offset_apis.OFFSET_FETCH_REQUEST, group_offset_apis.OFFSET_FETCH_RESPONSE, _fetch_offsets),
     ApiKey.DESCRIBE_GROUPS: (
-        describe_groups.REQUEST,
-        describe_groups.RESPONSE,
-        lambda request, _version: describe_groups.DescribeGroupsResponse(
-            0, tuple(describe_groups.DescribedGroup(0, None, group_id, "Empty", "consumer") for group_id in request.group_ids)
+        group_apis.DESCRIBE_GROUPS_REQUEST,
+        group_apis.DESCRIBE_GROUPS_RESPONSE,
+        lambda request, _version: group_apis.DescribeGroupsResponse(
+            0, tuple(group_apis.DescribedGroup(0, None, group_id, "Empty", "consumer") for group_id in request.group_ids)
         ),
     ),
     ApiKey.LIST_GROUPS: (
-        list_groups.REQUEST,
-        list_groups.RESPONSE,
-        lambda _request, _version: list_groups.ListGroupsResponse(0, 0, (list_groups.ListedGroup(GROUP, "consumer", "Empty", "classic"),)),
+        group_apis.LIST_GROUPS_REQUEST,
+        group_apis.LIST_GROUPS_RESPONSE,
+        lambda _request, _version: group_apis.ListGroupsResponse(0, 0, (group_apis.ListedGroup(GROUP, "consumer", "Empty", "classic"),)),
     ),
     ApiKey.DELETE_GROUPS: (
-        delete_groups.REQUEST,
-        delete_groups.RESPONSE,
-        lambda request, _version: delete_groups.DeleteGroupsResponse(0, tuple(map(delete_groups.DeletedGroup, request.group_ids))),
+        group_apis.DELETE_GROUPS_REQUEST,
+        group_apis.DELETE_GROUPS_RESPONSE,
+        lambda request, _version: group_apis.DeleteGroupsResponse(0, tuple(map(group_apis.DeletedGroup, request.group_ids))),
     ),
     ApiKey.OFFSET_DELETE: (
-        offset_delete.REQUEST,
-        offset_delete.RESPONSE,
-        lambda request, _version: offset_delete.OffsetDeleteResponse(0, 0, _commit_results(request)),
+        group_offset_apis.OFFSET_DELETE_REQUEST,
+        group_offset_apis.OFFSET_DELETE_RESPONSE,
+        lambda request, _version: group_offset_apis.OffsetDeleteResponse(0, 0, _commit_results(request)),
     ),
-    ApiKey.CONSUMER_GROUP_HEARTBEAT: (consumer_group_heartbeat.REQUEST, consumer_group_heartbeat.RESPONSE, _next_generation),
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: (
+        consumer_group_apis.CONSUMER_GROUP_HEARTBEAT_REQUEST,
+        consumer_group_apis.CONSUMER_GROUP_HEARTBEAT_RESPONSE,
+        _next_generation,
+    ),
     ApiKey.CONSUMER_GROUP_DESCRIBE: (
-        consumer_group_describe.REQUEST,
-        consumer_group_describe.RESPONSE,
-        lambda request, _version: consumer_group_describe.ConsumerGroupDescribeResponse(
-            0, tuple(consumer_group_describe.ConsumerGroup(0, None, group_id, "Empty") for group_id in request.group_ids)
+        consumer_group_apis.CONSUMER_GROUP_DESCRIBE_REQUEST,
+        consumer_group_apis.CONSUMER_GROUP_DESCRIBE_RESPONSE,
+        lambda request, _version: consumer_group_apis.ConsumerGroupDescribeResponse(
+            0, tuple(consumer_group_apis.ConsumerGroup(0, None, group_id, "Empty") for group_id in request.group_ids)
         ),
     ),
     ApiKey.INIT_PRODUCER_ID: (
-        init_producer_id.REQUEST,
-        init_producer_id.RESPONSE,
-        lambda _request, _version: init_producer_id.InitProducerIdResponse(0, 0, 4_000, 0),
+        transaction_apis.INIT_PRODUCER_ID_REQUEST,
+        transaction_apis.INIT_PRODUCER_ID_RESPONSE,
+        lambda _request, _version: transaction_apis.InitProducerIdResponse(0, 0, 4_000, 0),
     ),
-    ApiKey.ADD_PARTITIONS_TO_TXN: (add_partitions_to_txn.REQUEST, add_partitions_to_txn.RESPONSE, _add_partitions),
+    ApiKey.ADD_PARTITIONS_TO_TXN: (transaction_apis.ADD_PARTITIONS_TO_TXN_REQUEST, transaction_apis.ADD_PARTITIONS_TO_TXN_RESPONSE, _add_partitions),
     ApiKey.ADD_OFFSETS_TO_TXN: (
-        add_offsets_to_txn.REQUEST,
-        add_offsets_to_txn.RESPONSE,
-        lambda _request, _version: add_offsets_to_txn.AddOffsetsToTxnResponse(),
+        transaction_apis.ADD_OFFSETS_TO_TXN_REQUEST,
+        transaction_apis.ADD_OFFSETS_TO_TXN_RESPONSE,
+        lambda _request, _version: transaction_apis.AddOffsetsToTxnResponse(),
     ),
     ApiKey.TXN_OFFSET_COMMIT: (
-        txn_offset_commit.REQUEST,
-        txn_offset_commit.RESPONSE,
-        lambda request, _version: txn_offset_commit.TxnOffsetCommitResponse(0, _commit_results(request)),
+        transaction_apis.TXN_OFFSET_COMMIT_REQUEST,
+        transaction_apis.TXN_OFFSET_COMMIT_RESPONSE,
+        lambda request, _version: transaction_apis.TxnOffsetCommitResponse(0, _commit_results(request)),
     ),
-    ApiKey.END_TXN: (end_txn.REQUEST, end_txn.RESPONSE, lambda _request, _version: end_txn.EndTxnResponse()),
-    ApiKey.DESCRIBE_PRODUCERS: (describe_producers.REQUEST, describe_producers.RESPONSE, _producers),
-    ApiKey.DESCRIBE_TRANSACTIONS: (describe_transactions.REQUEST, describe_transactions.RESPONSE, _describe_transactions),
+    ApiKey.END_TXN: (transaction_apis.END_TXN_REQUEST, transaction_apis.END_TXN_RESPONSE, lambda _request, _version: transaction_apis.EndTxnResponse()),
+    ApiKey.DESCRIBE_PRODUCERS: (transaction_apis.DESCRIBE_PRODUCERS_REQUEST, transaction_apis.DESCRIBE_PRODUCERS_RESPONSE, _producers),
+    ApiKey.DESCRIBE_TRANSACTIONS: (transaction_apis.DESCRIBE_TRANSACTIONS_REQUEST, transaction_apis.DESCRIBE_TRANSACTIONS_RESPONSE, _describe_transactions),
     ApiKey.LIST_TRANSACTIONS: (
-        list_transactions.REQUEST,
-        list_transactions.RESPONSE,
-        lambda _request, _version: list_transactions.ListTransactionsResponse(),
+        transaction_apis.LIST_TRANSACTIONS_REQUEST,
+        transaction_apis.LIST_TRANSACTIONS_RESPONSE,
+        lambda _request, _version: transaction_apis.ListTransactionsResponse(),
     ),
 }
 
@@ -213,9 +205,9 @@ class RecordingCoordinator(RecordingBroker):
         return response_frame(False, header.correlation_id, body)
 
     def _on_find_coordinator(self, header: RequestHeader, request: bytes) -> bytes:
-        keys = find_coordinator.decode_find_coordinator(request, header.body_position, len(request), header.api_version).keys
-        found = [find_coordinator.Coordinator(key, 1, "127.0.0.1", self.port) for key in keys]
-        return find_coordinator.encode_find_coordinator_response(header.api_version, header.correlation_id, found)
+        keys = cluster_apis.decode_find_coordinator(request, header.body_position, len(request), header.api_version).keys
+        found = [cluster_apis.Coordinator(key, 1, "127.0.0.1", self.port) for key in keys]
+        return cluster_apis.encode_find_coordinator_response(header.api_version, header.correlation_id, found)
 
 
 def run_librdkafka(broker: RecordingCoordinator) -> None:

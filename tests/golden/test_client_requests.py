@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from appliance.protocol.apis import SERVED_APIS, ApiKey
-from appliance.protocol.create_topics import TopicConfig
 from appliance.protocol.framing import FrameSplitter
 from appliance.protocol.request_header import parse_request_header
+from appliance.protocol.topic_apis import TopicConfig
 from appliance.records.batch import read_batch_header
 from appliance.records.compression import Codec
 from tests.unit.protocol.sample_requests import DECODERS

@@ -9,7 +9,7 @@ import pytest
 
 from appliance.protocol.apis import CODED_APIS, ApiKey
 from appliance.protocol.framing import FrameSplitter
-from appliance.protocol.offset_fetch import OffsetFetchGroup
+from appliance.protocol.group_offset_apis import OffsetFetchGroup
 from appliance.protocol.topic_partitions import TopicPartitions
 from tests.golden.capture_groups import ANSWERS, CLIENTS, GROUP, MEMBER, TRANSACTIONAL_ID
 from tests.support.coded_header import parse_coded_header

@@ -12,8 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from appliance.base.errors import ErrorCode
 from appliance.cluster.state_log import LoadedRecord
-from appliance.protocol.join_group import JoinGroupProtocol, JoinGroupResponse
-from appliance.protocol.leave_group import LeavingMember
+from appliance.protocol.group_apis import JoinGroupProtocol, JoinGroupResponse, LeavingMember
 from services.coordinator.groups.group import Group, GroupState
 from services.coordinator.groups.group_records import OFFSET_COMMIT, OffsetKey, read_key
 from tests.support.group_world import GROUP, Replies, World

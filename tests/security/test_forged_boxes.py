@@ -20,7 +20,7 @@ from appliance.client.address import Address
 from appliance.client.admin import create_topic
 from appliance.client.cluster import ClusterClient
 from appliance.cluster.metadata_image import MetadataImage, read_image
-from appliance.protocol import add_partitions_to_txn, describe_transactions, find_coordinator, init_producer_id, list_offsets, offset_for_leader_epoch
+from appliance.protocol import cluster_apis, offset_apis, transaction_apis
 from appliance.protocol.fetch import FetchPartition
 from appliance.protocol.replica_fetch import ReplicaFetch, decode_replica_fetch_response, encode_replica_fetch
 from appliance.protocol.schema import Message
@@ -84,15 +84,17 @@ class Client(RawTransactions):
 
     def list_latest_as(self, replica_id: int) -> tuple[int, int]:
         """(error code, offset)."""
-        topic = list_offsets.ListOffsetsTopic(TOPIC, (list_offsets.ListOffsetsPartition(0, -1, list_offsets.LATEST_TIMESTAMP),))
-        answer = self.ask_as_data(list_offsets.REQUEST, list_offsets.RESPONSE, 7, list_offsets.ListOffsetsRequest(replica_id, 0, (topic,)))
+        topic = offset_apis.ListOffsetsTopic(TOPIC, (offset_apis.ListOffsetsPartition(0, -1, offset_apis.LATEST_TIMESTAMP),))
+        answer = self.ask_as_data(
+            offset_apis.LIST_OFFSETS_REQUEST, offset_apis.LIST_OFFSETS_RESPONSE, 7, offset_apis.ListOffsetsRequest(replica_id, 0, (topic,))
+        )
         return answer.topics[0].partitions[0].error_code, answer.topics[0].partitions[0].offset
 
     def epoch_end_as(self, replica_id: int, version: int = 4) -> int:
         """The error code."""
-        topic = offset_for_leader_epoch.EpochTopic(TOPIC, (offset_for_leader_epoch.EpochPartition(0, -1, 0),))
-        request = offset_for_leader_epoch.OffsetForLeaderEpochRequest(replica_id, (topic,))
-        answer = self.ask_as_data(offset_for_leader_epoch.REQUEST, offset_for_leader_epoch.RESPONSE, version, request)
+        topic = offset_apis.EpochTopic(TOPIC, (offset_apis.EpochPartition(0, -1, 0),))
+        request = offset_apis.OffsetForLeaderEpochRequest(replica_id, (topic,))
+        answer = self.ask_as_data(offset_apis.OFFSET_FOR_LEADER_EPOCH_REQUEST, offset_apis.OFFSET_FOR_LEADER_EPOCH_RESPONSE, version, request)
         return int(answer.topics[0].partitions[0].error_code)
 
 
@@ -237,21 +239,21 @@ def test_partitions_join_a_transaction_in_batches_for_boxes_only(tmp_path: Path,
     box.create_topic(TOPIC, 1)
 
     def begin() -> Any:
-        box.ask_as_data(find_coordinator.REQUEST, find_coordinator.RESPONSE, 3, find_coordinator.FindCoordinatorRequest("payments", 1))
-        asked = init_producer_id.InitProducerIdRequest("payments", 60_000)
-        answer = box.ask_as_data(init_producer_id.REQUEST, init_producer_id.RESPONSE, 4, asked)
+        box.ask_as_data(cluster_apis.FIND_COORDINATOR_REQUEST, cluster_apis.FIND_COORDINATOR_RESPONSE, 3, cluster_apis.FindCoordinatorRequest("payments", 1))
+        asked = transaction_apis.InitProducerIdRequest("payments", 60_000)
+        answer = box.ask_as_data(transaction_apis.INIT_PRODUCER_ID_REQUEST, transaction_apis.INIT_PRODUCER_ID_RESPONSE, 4, asked)
         return answer if answer.error_code == 0 else None
 
     producer = eventually(begin, "the coordinator gives a producer id", 30)
-    wanted = add_partitions_to_txn.TransactionToExtend("payments", producer.producer_id, producer.producer_epoch, False, (TopicPartitions(TOPIC, (0,)),))
+    wanted = transaction_apis.TransactionToExtend("payments", producer.producer_id, producer.producer_epoch, False, (TopicPartitions(TOPIC, (0,)),))
 
     def add(client: Client) -> Any:
-        request = add_partitions_to_txn.AddPartitionsToTxnRequest((wanted,))
-        return client.ask_as_data(add_partitions_to_txn.REQUEST, add_partitions_to_txn.RESPONSE, 4, request)
+        request = transaction_apis.AddPartitionsToTxnRequest((wanted,))
+        return client.ask_as_data(transaction_apis.ADD_PARTITIONS_TO_TXN_REQUEST, transaction_apis.ADD_PARTITIONS_TO_TXN_RESPONSE, 4, request)
 
     def described() -> tuple[str, int]:
-        request = describe_transactions.DescribeTransactionsRequest(("payments",))
-        (answer,) = box.ask_as_data(describe_transactions.REQUEST, describe_transactions.RESPONSE, 0, request).transactions
+        request = transaction_apis.DescribeTransactionsRequest(("payments",))
+        (answer,) = box.ask_as_data(transaction_apis.DESCRIBE_TRANSACTIONS_REQUEST, transaction_apis.DESCRIBE_TRANSACTIONS_RESPONSE, 0, request).transactions
         return answer.transaction_state, len(answer.topics)
 
     before = described()

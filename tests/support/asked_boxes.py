@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from appliance.client.peers import OnAnswer
 from appliance.protocol.schema import Message
 from appliance.protocol.topic_partitions import PartitionResult, TopicResult
-from appliance.protocol.write_txn_markers import TxnMarkerResult, WriteTxnMarkersResponse
+from appliance.protocol.transaction_apis import TxnMarkerResult, WriteTxnMarkersResponse
 
 
 class Question(NamedTuple):

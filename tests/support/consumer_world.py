@@ -7,14 +7,24 @@ from typing import Any
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId
-from appliance.protocol.consumer_group_describe import ConsumerGroup as DescribedGroup
-from appliance.protocol.consumer_group_describe import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
-from appliance.protocol.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
-from appliance.protocol.heartbeat import HeartbeatRequest, HeartbeatResponse
-from appliance.protocol.join_group import JoinGroupProtocol, JoinGroupResponse
-from appliance.protocol.leave_group import LeaveGroupRequest, LeaveGroupResponse, LeavingMember
+from appliance.protocol.consumer_group_apis import ConsumerGroup as DescribedGroup
+from appliance.protocol.consumer_group_apis import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
+from appliance.protocol.group_apis import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupProtocol,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    LeavingMember,
+    SyncGroupResponse,
+)
 from appliance.protocol.schema import struct_codec
-from appliance.protocol.sync_group import SyncGroupResponse
 from appliance.protocol.topic_partitions import TopicPartitions
 from services.coordinator.groups.client_identity import ClientIdentity
 from services.coordinator.groups.consumer_embedded import EmbeddedAssignment, EmbeddedSubscription, read_assignment, read_subscription

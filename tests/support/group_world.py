@@ -8,23 +8,42 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId, TopicPartition
 from appliance.cluster.state_log import LoadedRecord, OnAppended, ProducerIdentity, StateRecord
-from appliance.protocol.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
-from appliance.protocol.describe_groups import DescribedGroup, DescribeGroupsRequest, DescribeGroupsResponse
-from appliance.protocol.heartbeat import HeartbeatRequest, HeartbeatResponse
-from appliance.protocol.join_group import JoinGroupProtocol, JoinGroupRequest, JoinGroupResponse
-from appliance.protocol.leave_group import LeaveGroupRequest, LeaveGroupResponse, LeavingMember
-from appliance.protocol.list_groups import ListGroupsRequest, ListGroupsResponse
-from appliance.protocol.offset_commit import OffsetCommitPartition, OffsetCommitRequest, OffsetCommitResponse, OffsetCommitTopic
-from appliance.protocol.offset_delete import OffsetDeletePartition, OffsetDeleteRequest, OffsetDeleteResponse, OffsetDeleteTopic
-from appliance.protocol.offset_fetch import OffsetFetchGroup, OffsetFetchPartitionResult, OffsetFetchRequest, OffsetFetchResponse
-from appliance.protocol.sync_group import SyncGroupAssignment, SyncGroupRequest, SyncGroupResponse
-from appliance.protocol.topic_partitions import TopicPartitions
-from appliance.protocol.txn_offset_commit import (
-    TxnOffsetCommitPartition,
-    TxnOffsetCommitRequest,
-    TxnOffsetCommitResponse,
-    TxnOffsetCommitTopic,
+from appliance.protocol.group_apis import (
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    DescribedGroup,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupProtocol,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    LeavingMember,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    SyncGroupAssignment,
+    SyncGroupRequest,
+    SyncGroupResponse,
 )
+from appliance.protocol.group_offset_apis import (
+    OffsetCommitPartition,
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetCommitTopic,
+    OffsetDeletePartition,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetDeleteTopic,
+    OffsetFetchGroup,
+    OffsetFetchPartitionResult,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+)
+from appliance.protocol.topic_partitions import TopicPartitions
+from appliance.protocol.transaction_apis import TxnOffsetCommitPartition, TxnOffsetCommitRequest, TxnOffsetCommitResponse, TxnOffsetCommitTopic
 from services.coordinator.groups.client_identity import ClientIdentity
 from services.coordinator.groups.group_coordinator import GroupCoordinator
 from services.coordinator.groups.group_settings import GroupSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from appliance.protocol import describe_producers, list_offsets, offset_for_leader_epoch
+from appliance.protocol import offset_apis, transaction_apis
 from appliance.protocol.schema import Message
 
 
@@ -45,13 +45,13 @@ class PlayedLeaders:
             on_answer(None if self.is_away else self._answer_to(question, body.topics[0]))
 
     def _answer_to(self, question: Message[Any], topic: Any) -> Any:
-        if question is describe_producers.REQUEST:
-            producers = tuple(describe_producers.ActiveProducer(producer_id, *last) for producer_id, last in self.last.items())
-            partition = describe_producers.ProducersOfPartition(topic.partitions[0], self.error_code, None, producers)
-            return describe_producers.DescribeProducersResponse(0, (describe_producers.ProducersOfTopic(topic.topic, (partition,)),))
+        if question is transaction_apis.DESCRIBE_PRODUCERS_REQUEST:
+            producers = tuple(transaction_apis.ActiveProducer(producer_id, *last) for producer_id, last in self.last.items())
+            partition = transaction_apis.ProducersOfPartition(topic.partitions[0], self.error_code, None, producers)
+            return transaction_apis.DescribeProducersResponse(0, (transaction_apis.ProducersOfTopic(topic.topic, (partition,)),))
         number = topic.partitions[0].partition
-        if question is offset_for_leader_epoch.REQUEST:
-            found = offset_for_leader_epoch.EpochPartitionResult(self.error_code, number, self.leader_epoch, self.end_offset)
-            return offset_for_leader_epoch.OffsetForLeaderEpochResponse(0, (offset_for_leader_epoch.EpochTopicResult(topic.topic, (found,)),))
-        result = list_offsets.ListOffsetsPartitionResult(number, self.error_code, -1, self.high_watermark)
-        return list_offsets.ListOffsetsResponse(0, (list_offsets.ListOffsetsTopicResult(topic.topic, (result,)),))
+        if question is offset_apis.OFFSET_FOR_LEADER_EPOCH_REQUEST:
+            found = offset_apis.EpochPartitionResult(self.error_code, number, self.leader_epoch, self.end_offset)
+            return offset_apis.OffsetForLeaderEpochResponse(0, (offset_apis.EpochTopicResult(topic.topic, (found,)),))
+        result = offset_apis.ListOffsetsPartitionResult(number, self.error_code, -1, self.high_watermark)
+        return offset_apis.ListOffsetsResponse(0, (offset_apis.ListOffsetsTopicResult(topic.topic, (result,)),))

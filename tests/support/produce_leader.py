@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from appliance.base.errors import ErrorCode
-from appliance.protocol import describe_producers, list_offsets, offset_for_leader_epoch
+from appliance.protocol import offset_apis, transaction_apis
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.produce import ProduceResult, decode_produce, encode_produce_response
 from appliance.records.batch import batch_problem, read_batch_header
@@ -62,25 +62,25 @@ class ProduceLeader:
     def _describe(self, request: PeerRequest) -> bytes:
         """What it knows of producers; committed is all."""
         if request.api_key == ApiKey.DESCRIBE_PRODUCERS:
-            (topic,) = describe_producers.REQUEST.decode(request.body, 0, len(request.body), request.version).topics
+            (topic,) = transaction_apis.DESCRIBE_PRODUCERS_REQUEST.decode(request.body, 0, len(request.body), request.version).topics
             (number,) = topic.partitions
             state = self._producers.setdefault(number, ProducerState())
             known = [(producer_id, epoch, state.entry(producer_id)) for producer_id, epoch, _ in state.last_batches()]
-            producers = tuple(describe_producers.ActiveProducer(producer_id, epoch, entry.last_sequence) for producer_id, epoch, entry in known if entry)
-            partition = describe_producers.ProducersOfPartition(number, producers=producers)
-            described = describe_producers.DescribeProducersResponse(0, (describe_producers.ProducersOfTopic(topic.topic, (partition,)),))
-            return describe_producers.RESPONSE.encode(request.version, described)
+            producers = tuple(transaction_apis.ActiveProducer(producer_id, epoch, entry.last_sequence) for producer_id, epoch, entry in known if entry)
+            partition = transaction_apis.ProducersOfPartition(number, producers=producers)
+            described = transaction_apis.DescribeProducersResponse(0, (transaction_apis.ProducersOfTopic(topic.topic, (partition,)),))
+            return transaction_apis.DESCRIBE_PRODUCERS_RESPONSE.encode(request.version, described)
         if request.api_key == ApiKey.OFFSET_FOR_LEADER_EPOCH:
-            (asked,) = offset_for_leader_epoch.REQUEST.decode(request.body, 0, len(request.body), request.version).topics
+            (asked,) = offset_apis.OFFSET_FOR_LEADER_EPOCH_REQUEST.decode(request.body, 0, len(request.body), request.version).topics
             number = asked.partitions[0].partition
-            end = offset_for_leader_epoch.EpochPartitionResult(0, number, asked.partitions[0].leader_epoch, len(self.logs.get(number, ())))
-            body = offset_for_leader_epoch.OffsetForLeaderEpochResponse(0, (offset_for_leader_epoch.EpochTopicResult(asked.topic, (end,)),))
-            return offset_for_leader_epoch.RESPONSE.encode(request.version, body)
-        (wanted,) = list_offsets.REQUEST.decode(request.body, 0, len(request.body), request.version).topics
+            end = offset_apis.EpochPartitionResult(0, number, asked.partitions[0].leader_epoch, len(self.logs.get(number, ())))
+            body = offset_apis.OffsetForLeaderEpochResponse(0, (offset_apis.EpochTopicResult(asked.topic, (end,)),))
+            return offset_apis.OFFSET_FOR_LEADER_EPOCH_RESPONSE.encode(request.version, body)
+        (wanted,) = offset_apis.LIST_OFFSETS_REQUEST.decode(request.body, 0, len(request.body), request.version).topics
         number = wanted.partitions[0].partition
-        found = list_offsets.ListOffsetsPartitionResult(number, 0, offset=len(self.logs.get(number, ())))
-        return list_offsets.RESPONSE.encode(
-            request.version, list_offsets.ListOffsetsResponse(0, (list_offsets.ListOffsetsTopicResult(wanted.topic, (found,)),))
+        found = offset_apis.ListOffsetsPartitionResult(number, 0, offset=len(self.logs.get(number, ())))
+        return offset_apis.LIST_OFFSETS_RESPONSE.encode(
+            request.version, offset_apis.ListOffsetsResponse(0, (offset_apis.ListOffsetsTopicResult(wanted.topic, (found,)),))
         )
 
     def _produce(self, request: PeerRequest) -> bytes:

@@ -13,7 +13,7 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.fetch import EpochEndOffset, FetchPartition, FetchPartitionResult, FetchRequest, decode_fetch, encode_fetch_response
-from appliance.protocol.list_offsets import (
+from appliance.protocol.offset_apis import (
     LATEST_TIMESTAMP,
     ListOffsetsPartitionResult,
     ListOffsetsTopicResult,

@@ -12,7 +12,7 @@ from typing import Any
 from appliance.base.clock import ManualClock
 from appliance.cluster.metadata_image import PartitionImage
 from appliance.cluster.znodes import PartitionState, partition_state_path
-from appliance.protocol.create_topics import CreatableTopic, ReplicaAssignment, TopicConfig
+from appliance.protocol.topic_apis import CreatableTopic, ReplicaAssignment, TopicConfig
 from tests.support.fake_log_writer import FakeLogWriter
 from tests.support.memory_zookeeper import MemoryZooKeeper
 from tests.support.stepped_controller import SteppedBox

@@ -20,9 +20,8 @@ from appliance.cluster.metadata_image import MetadataImage, read_image
 from appliance.ipc.controller_frames import AUTO_CREATE, IMAGE_CHANGED
 from appliance.ipc.frames import Frame, FrameSocket, connect_unix
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
-from appliance.protocol import create_topics, delete_topics
-from appliance.protocol.create_topics import CreatableTopic, CreatedTopic, CreateTopicsRequest
-from appliance.protocol.delete_topics import DeletedTopic, DeleteTopicsRequest, TopicToDelete
+from appliance.protocol import topic_apis
+from appliance.protocol.topic_apis import CreatableTopic, CreatedTopic, CreateTopicsRequest, DeletedTopic, DeleteTopicsRequest, TopicToDelete
 from appliance.runtime.agent import ServiceContext
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
@@ -225,7 +224,7 @@ class SteppedBox:
         return bytes(self.until(lambda: self.frames, "an answer")[0].payload)
 
     def send_create(self, *topics: CreatableTopic, timeout_ms: int = 10_000, validate_only: bool = False) -> None:
-        body = create_topics.REQUEST.encode(7, CreateTopicsRequest(topics, timeout_ms, validate_only))
+        body = topic_apis.CREATE_TOPICS_REQUEST.encode(7, CreateTopicsRequest(topics, timeout_ms, validate_only))
         self.send(KAFKA_REQUEST, pack_kafka_request(19, 7, "test", "::1", body))
 
     def send_create_of(self, name: str) -> None:
@@ -235,16 +234,16 @@ class SteppedBox:
     def create(self, *topics: CreatableTopic, **options: Any) -> tuple[CreatedTopic, ...]:
         self.send_create(*topics, **options)
         body = self.answer()
-        return create_topics.RESPONSE.decode(body, 0, len(body), 7).topics
+        return topic_apis.CREATE_TOPICS_RESPONSE.decode(body, 0, len(body), 7).topics
 
     def send_delete(self, *names: str, timeout_ms: int = 10_000) -> None:
-        body = delete_topics.REQUEST.encode(6, DeleteTopicsRequest(tuple(TopicToDelete(name) for name in names), (), timeout_ms))
+        body = topic_apis.DELETE_TOPICS_REQUEST.encode(6, DeleteTopicsRequest(tuple(TopicToDelete(name) for name in names), (), timeout_ms))
         self.send(KAFKA_REQUEST, pack_kafka_request(20, 6, "test", "::1", body))
 
     def delete(self, *names: str, **options: Any) -> tuple[DeletedTopic, ...]:
         self.send_delete(*names, **options)
         body = self.answer()
-        return delete_topics.RESPONSE.decode(body, 0, len(body), 6).topics
+        return topic_apis.DELETE_TOPICS_RESPONSE.decode(body, 0, len(body), 6).topics
 
     def auto_create(self, payload: bytes) -> bytes:
         self.send(AUTO_CREATE, payload)

@@ -11,9 +11,9 @@ import pytest
 from confluent_kafka import Consumer, ConsumerGroupType, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
-from appliance.protocol import consumer_group_describe
+from appliance.protocol import consumer_group_apis
 from appliance.protocol.apis import ApiKey
-from appliance.protocol.consumer_group_describe import CLASSIC_MEMBER, CONSUMER_MEMBER, ConsumerGroup, ConsumerGroupDescribeRequest
+from appliance.protocol.consumer_group_apis import CLASSIC_MEMBER, CONSUMER_MEMBER, ConsumerGroup, ConsumerGroupDescribeRequest
 from lab.foreign_clients import JavaMembers
 from lab.raw_client import RawClient
 from lab.running_box import RunningBox, eventually, start_box
@@ -162,9 +162,11 @@ class Topic:
 def described(box: RunningBox, group: str) -> ConsumerGroup:
     client = RawClient(box.kafka)
     try:
-        client.send(ApiKey.CONSUMER_GROUP_DESCRIBE, 1, b"\0" + consumer_group_describe.REQUEST.encode(1, ConsumerGroupDescribeRequest((group,))))
+        client.send(
+            ApiKey.CONSUMER_GROUP_DESCRIBE, 1, b"\0" + consumer_group_apis.CONSUMER_GROUP_DESCRIBE_REQUEST.encode(1, ConsumerGroupDescribeRequest((group,)))
+        )
         _, reply = client.receive()
-        found: ConsumerGroup = consumer_group_describe.RESPONSE.decode(reply, 1, len(reply), 1).groups[0]
+        found: ConsumerGroup = consumer_group_apis.CONSUMER_GROUP_DESCRIBE_RESPONSE.decode(reply, 1, len(reply), 1).groups[0]
         return found
     finally:
         client.close()

@@ -14,7 +14,7 @@ from kazoo.client import KazooClient
 from appliance.base.errors import ErrorCode
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
-from appliance.protocol.create_topics import CreatableTopic, ReplicaAssignment, TopicConfig
+from appliance.protocol.topic_apis import CreatableTopic, ReplicaAssignment, TopicConfig
 from lab.real_zookeeper import RealZooKeeper
 from services.controller.admin import controller_requests
 from services.controller.zookeeper import topic_registry

@@ -15,14 +15,21 @@ from appliance.base.errors import ErrorCode
 from appliance.cluster.dynamic_broker_configs import DYNAMIC_BROKER_CONFIGS
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
-from appliance.protocol import alter_configs, create_partitions, describe_configs, incremental_alter_configs
-from appliance.protocol.alter_configs import AlterConfigsRequest, ConfigToSet, ResourceToReplace
-from appliance.protocol.config_resources import AlteredResource
-from appliance.protocol.create_partitions import CreatePartitionsRequest, GrownTopic, PartitionAssignment, TopicToGrow
-from appliance.protocol.create_topics import CreatableTopic, ReplicaAssignment, TopicConfig
-from appliance.protocol.describe_configs import DescribeConfigsRequest, DescribedResource, ResourceToDescribe
-from appliance.protocol.incremental_alter_configs import ConfigToAlter, IncrementalAlterConfigsRequest, ResourceToAlter
+from appliance.protocol import config_apis, topic_apis
+from appliance.protocol.config_apis import (
+    AlterConfigsRequest,
+    AlteredResource,
+    ConfigToAlter,
+    ConfigToSet,
+    DescribeConfigsRequest,
+    DescribedResource,
+    IncrementalAlterConfigsRequest,
+    ResourceToAlter,
+    ResourceToDescribe,
+    ResourceToReplace,
+)
 from appliance.protocol.schema import Message
+from appliance.protocol.topic_apis import CreatableTopic, CreatePartitionsRequest, GrownTopic, PartitionAssignment, ReplicaAssignment, TopicConfig, TopicToGrow
 from lab.real_zookeeper import RealZooKeeper
 from services.controller.admin import config_requests
 from services.controller.zookeeper import config_notifications, topic_registry
@@ -63,13 +70,15 @@ def ask(box: SteppedBox, request: Message[Any], response: Message[Any], body: An
 
 def grow(box: SteppedBox, *topics: TopicToGrow, version: int = 3, **options: Any) -> dict[str, GrownTopic]:
     body = CreatePartitionsRequest(topics, **{"timeout_ms": 10_000, **options})
-    results = ask(box, create_partitions.REQUEST, create_partitions.RESPONSE, body, version).results
+    results = ask(box, topic_apis.CREATE_PARTITIONS_REQUEST, topic_apis.CREATE_PARTITIONS_RESPONSE, body, version).results
     return {result.name: result for result in results}
 
 
 def alter(box: SteppedBox, *resources: ResourceToAlter, validate_only: bool = False) -> tuple[AlteredResource, ...]:
     body = IncrementalAlterConfigsRequest(resources, validate_only)
-    answer: tuple[AlteredResource, ...] = ask(box, incremental_alter_configs.REQUEST, incremental_alter_configs.RESPONSE, body, 1).responses
+    answer: tuple[AlteredResource, ...] = ask(
+        box, config_apis.INCREMENTAL_ALTER_CONFIGS_REQUEST, config_apis.INCREMENTAL_ALTER_CONFIGS_RESPONSE, body, 1
+    ).responses
     return answer
 
 
@@ -79,7 +88,7 @@ def alter_t(box: SteppedBox, *configs: ConfigToAlter, validate_only: bool = Fals
 
 def describe(box: SteppedBox, *resources: ResourceToDescribe, version: int = 4) -> tuple[DescribedResource, ...]:
     body = DescribeConfigsRequest(resources, True, True)
-    answer: tuple[DescribedResource, ...] = ask(box, describe_configs.REQUEST, describe_configs.RESPONSE, body, version).results
+    answer: tuple[DescribedResource, ...] = ask(box, config_apis.DESCRIBE_CONFIGS_REQUEST, config_apis.DESCRIBE_CONFIGS_RESPONSE, body, version).results
     return answer
 
 
@@ -140,7 +149,7 @@ def test_a_controller_that_dies_at_any_step_of_a_growth_leaves_all_new_partition
         topic_id = str(box.image().topics[name].topic_id)
         box.killed_at(step, sent)
         try:
-            send(box, create_partitions.REQUEST, CreatePartitionsRequest((TopicToGrow(name, 5),)), 3)
+            send(box, topic_apis.CREATE_PARTITIONS_REQUEST, CreatePartitionsRequest((TopicToGrow(name, 5),)), 3)
             box.until(lambda name=name: box.frames or len(box.image().topics[name].partitions) not in (2, 5), "an answer")  # type: ignore[misc]
             died = False
         except Killed:
@@ -202,7 +211,9 @@ def test_operations_change_single_configs_and_the_old_way_replaces_all(box: Step
     assert set_configs(box) == {"cleanup.policy": "compact", "retention.ms": "5"}
     body = AlterConfigsRequest((ResourceToReplace(TOPIC, "t", (ConfigToSet("retention.ms", "6"),)),))
     for version in range(3):
-        assert ask(box, alter_configs.REQUEST, alter_configs.RESPONSE, body, version).responses == (AlteredResource(0, None, TOPIC, "t"),)
+        assert ask(box, config_apis.ALTER_CONFIGS_REQUEST, config_apis.ALTER_CONFIGS_RESPONSE, body, version).responses == (
+            AlteredResource(0, None, TOPIC, "t"),
+        )
         assert set_configs(box) == {"retention.ms": "6"}
 
 
@@ -248,7 +259,7 @@ def test_long_names_and_values_are_refused_in_short_words_in_every_version(box: 
                 ResourceToAlter(TOPIC, "t", (ConfigToAlter("message.format.version", SET, long),)),
             )
         )
-        results = ask(box, incremental_alter_configs.REQUEST, incremental_alter_configs.RESPONSE, body, version).responses
+        results = ask(box, config_apis.INCREMENTAL_ALTER_CONFIGS_REQUEST, config_apis.INCREMENTAL_ALTER_CONFIGS_RESPONSE, body, version).responses
         assert [result.error_code for result in results] == [17, 42, 42, 40] and max(len(result.error_message or "") for result in results) <= 1000
     for name in (long, "no.such"):
         assert alter_t(box, ConfigToAlter(name, SET, "x" * 9000)).error_code == ErrorCode.INVALID_CONFIG
@@ -268,7 +279,7 @@ def test_a_controller_that_dies_at_any_step_of_an_alteration_leaves_log_writers_
         body = IncrementalAlterConfigsRequest((ResourceToAlter(TOPIC, "t", (ConfigToAlter("retention.ms", SET, str(step)),)),))
         box.killed_at(step, sent)
         try:
-            send(box, incremental_alter_configs.REQUEST, body, 1)
+            send(box, config_apis.INCREMENTAL_ALTER_CONFIGS_REQUEST, body, 1)
             box.until(lambda: box.frames, "an answer")
             died = False
         except Killed:

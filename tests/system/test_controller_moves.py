@@ -15,11 +15,10 @@ from appliance.cluster.dynamic_broker_configs import MOVE_RATE
 from appliance.ipc.controller_frames import MOVE_ORDERS
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
-from appliance.protocol import alter_replica_log_dirs, create_partitions, incremental_alter_configs
-from appliance.protocol.alter_replica_log_dirs import AlterReplicaLogDirsRequest, LogDirToFill, LogDirTopicToMove
-from appliance.protocol.create_partitions import CreatePartitionsRequest, TopicToGrow
-from appliance.protocol.create_topics import CreatableTopic
-from appliance.protocol.incremental_alter_configs import ConfigToAlter, IncrementalAlterConfigsRequest, ResourceToAlter
+from appliance.protocol import config_apis, log_dir_apis, topic_apis
+from appliance.protocol.config_apis import ConfigToAlter, IncrementalAlterConfigsRequest, ResourceToAlter
+from appliance.protocol.log_dir_apis import AlterReplicaLogDirsRequest, LogDirToFill, LogDirTopicToMove
+from appliance.protocol.topic_apis import CreatableTopic, CreatePartitionsRequest, TopicToGrow
 from lab.real_zookeeper import RealZooKeeper
 from services.controller.admin.move_administration import BEGUN_MAX
 from services.controller.zookeeper.config_changes import DELETE, SET
@@ -63,13 +62,13 @@ def other(disk: str) -> str:
 
 def send_move(box: SteppedBox, disk: str, *partitions: int, topic: str = "t") -> None:
     path = f"/nonexistent/{disk}"
-    body = alter_replica_log_dirs.REQUEST.encode(2, AlterReplicaLogDirsRequest((LogDirToFill(path, (LogDirTopicToMove(topic, partitions),)),)))
+    body = log_dir_apis.ALTER_REPLICA_LOG_DIRS_REQUEST.encode(2, AlterReplicaLogDirsRequest((LogDirToFill(path, (LogDirTopicToMove(topic, partitions),)),)))
     box.send(KAFKA_REQUEST, pack_kafka_request(ALTER_REPLICA_LOG_DIRS, 2, "test", "", body))
 
 
 def answered(box: SteppedBox) -> list[str]:
     body = box.answer()
-    results = alter_replica_log_dirs.RESPONSE.decode(body, 0, len(body), 2).results
+    results = log_dir_apis.ALTER_REPLICA_LOG_DIRS_RESPONSE.decode(body, 0, len(body), 2).results
     return [ErrorCode(partition.error_code).name for topic in results for partition in topic.partitions]
 
 
@@ -122,10 +121,10 @@ def test_a_copy_is_throttled_by_what_is_set_while_the_box_runs_unless_its_order_
 
     def alter(operation: int, value: str | None) -> int:
         change = (ResourceToAlter(BROKER, "1", (ConfigToAlter(MOVE_RATE, operation, value),)),)
-        body = incremental_alter_configs.REQUEST.encode(1, IncrementalAlterConfigsRequest(change, False))
+        body = config_apis.INCREMENTAL_ALTER_CONFIGS_REQUEST.encode(1, IncrementalAlterConfigsRequest(change, False))
         box.send(KAFKA_REQUEST, pack_kafka_request(44, 1, "test", "", body))
         answer = box.answer()
-        return incremental_alter_configs.RESPONSE.decode(answer, 0, len(answer), 1).responses[0].error_code
+        return config_apis.INCREMENTAL_ALTER_CONFIGS_RESPONSE.decode(answer, 0, len(answer), 1).responses[0].error_code
 
     throttles = []
     for operation, value in ((SET, "5000000"), (DELETE, None), (DELETE, None)):
@@ -412,7 +411,7 @@ def test_an_order_that_is_under_way_when_the_session_is_lost_is_given_again(box:
 def test_a_growing_topic_and_a_move_do_not_undo_each_other(box: SteppedBox, tree: KazooClient) -> None:
     source = disk_of(box)
     send_move(box, other(source), 0)
-    body = create_partitions.REQUEST.encode(3, CreatePartitionsRequest((TopicToGrow("t", 4),)))
+    body = topic_apis.CREATE_PARTITIONS_REQUEST.encode(3, CreatePartitionsRequest((TopicToGrow("t", 4),)))
     box.send(KAFKA_REQUEST, pack_kafka_request(37, 3, "test", "", body))
     box.until(lambda: len(box.image().topics["t"].partitions) == 4, "it has grown")
     box.until_quiet()

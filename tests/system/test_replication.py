@@ -22,8 +22,8 @@ from appliance.client.cluster import ClusterClient
 from appliance.client.peer_connection import PeerConnection
 from appliance.cluster.metadata_image import read_image
 from appliance.ipc.scrub_report import read_report, report_file
-from appliance.protocol import list_offsets
-from appliance.protocol.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from appliance.protocol import offset_apis
+from appliance.protocol.offset_apis import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from appliance.records.batch import BATCH_LENGTH_AT, read_batch_header
 from appliance.runtime.poller import Poller
 from appliance.shm.living_table import attach_table
@@ -210,7 +210,13 @@ def test_a_peer_connection_asks_a_real_acceptor(boxes: list[RunningBox], copied:
     wanted = tuple(ListOffsetsPartition(partition) for partition in range(PARTITIONS))
     answers: list[Any] = []
     for _ in range(3):
-        connection.ask(list_offsets.REQUEST, list_offsets.RESPONSE, ListOffsetsRequest(-1, 0, (ListOffsetsTopic(TOPIC, wanted),)), answers.append, 5_000)
+        connection.ask(
+            offset_apis.LIST_OFFSETS_REQUEST,
+            offset_apis.LIST_OFFSETS_RESPONSE,
+            ListOffsetsRequest(-1, 0, (ListOffsetsTopic(TOPIC, wanted),)),
+            answers.append,
+            5_000,
+        )
 
     def three_answers() -> bool:
         poller.poll(10)

@@ -15,7 +15,7 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import INTERNAL_TOPICS
 from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.ipc.descriptors import DescriptorKind
-from appliance.protocol.delete_records import (
+from appliance.protocol.offset_apis import (
     DeleteRecordsPartitionResult,
     DeleteRecordsRequest,
     DeleteRecordsTopicResult,

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from appliance.base.errors import ErrorCode
 from appliance.cluster.metadata_cache import MetadataCache
-from appliance.protocol.describe_cluster import (
+from appliance.protocol.cluster_apis import (
+    DESCRIBE_CLUSTER_REQUEST,
+    DESCRIBE_CLUSTER_RESPONSE,
     ENDPOINT_BROKERS,
     ENDPOINT_UNKNOWN,
     OPERATIONS_NOT_ASKED,
-    REQUEST,
-    RESPONSE,
     DescribeClusterRequest,
     DescribeClusterResponse,
     DescribedBroker,
@@ -29,9 +29,9 @@ class DescribeClusterHandler:
         self._on_reply = on_reply
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
-        request = REQUEST.decode(buffer, header.body_position, limit, header.api_version)
+        request = DESCRIBE_CLUSTER_REQUEST.decode(buffer, header.body_position, limit, header.api_version)
         reply = connection.expect_reply(False)
-        reply.pieces = [RESPONSE.encode_response(header.api_version, header.correlation_id, self._describe(request))]
+        reply.pieces = [DESCRIBE_CLUSTER_RESPONSE.encode_response(header.api_version, header.correlation_id, self._describe(request))]
         reply.ready = True
         self._on_reply(connection)
 

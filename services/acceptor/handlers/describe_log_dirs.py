@@ -15,9 +15,9 @@ from appliance.base.model import TopicId
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.ipc.move_report import MoveProgress, moves_file, read_moves
 from appliance.ipc.proxies import LogWriterProxies
-from appliance.protocol.describe_log_dirs import (
-    REQUEST,
-    RESPONSE,
+from appliance.protocol.log_dir_apis import (
+    DESCRIBE_LOG_DIRS_REQUEST,
+    DESCRIBE_LOG_DIRS_RESPONSE,
     UNKNOWN_BYTES,
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
@@ -44,10 +44,10 @@ class DescribeLogDirsHandler:
         self._on_reply = on_reply
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
-        request = REQUEST.decode(buffer, header.body_position, limit, header.api_version)
+        request = DESCRIBE_LOG_DIRS_REQUEST.decode(buffer, header.body_position, limit, header.api_version)
         reply = connection.expect_reply(False)
         response = DescribeLogDirsResponse(results=tuple(self._describe(disk, request) for disk in self._disks()))
-        reply.pieces = [RESPONSE.encode_response(header.api_version, header.correlation_id, response)]
+        reply.pieces = [DESCRIBE_LOG_DIRS_RESPONSE.encode_response(header.api_version, header.correlation_id, response)]
         reply.ready = True
         self._on_reply(connection)
 

@@ -14,16 +14,16 @@ from appliance.base.errors import ErrorCode
 from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.producer_entries import PRODUCER_ENTRY, unpack_producers
-from appliance.protocol.describe_producers import (
-    REQUEST,
-    RESPONSE,
+from appliance.protocol.request_header import RequestHeader
+from appliance.protocol.transaction_apis import (
+    DESCRIBE_PRODUCERS_REQUEST,
+    DESCRIBE_PRODUCERS_RESPONSE,
     ActiveProducer,
     DescribeProducersRequest,
     DescribeProducersResponse,
     ProducersOfPartition,
     ProducersOfTopic,
 )
-from appliance.protocol.request_header import RequestHeader
 from appliance.shm.arena import Arena
 from appliance.shm.partition_table import TornRow
 from services.acceptor.connection import Connection, Reply
@@ -80,7 +80,7 @@ class DescribeProducersHandler:
         self._on_reply = on_reply
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
-        request = REQUEST.decode(buffer, header.body_position, limit, header.api_version)
+        request = DESCRIBE_PRODUCERS_REQUEST.decode(buffer, header.body_position, limit, header.api_version)
         pending = _PendingDescription(self, connection.expect_reply(False), request, header, self._clock.monotonic_ns() + TIMEOUT_NS)
         for parts in pending.parts:
             for part in parts:
@@ -160,6 +160,6 @@ class DescribeProducersHandler:
         )
         reply = pending.reply
         reply.awaited = None
-        reply.pieces = [RESPONSE.encode_response(pending.version, pending.correlation_id, DescribeProducersResponse(0, topics))]
+        reply.pieces = [DESCRIBE_PRODUCERS_RESPONSE.encode_response(pending.version, pending.correlation_id, DescribeProducersResponse(0, topics))]
         reply.ready = True
         self._on_reply(reply.connection)

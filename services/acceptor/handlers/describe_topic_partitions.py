@@ -12,16 +12,16 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import INTERNAL_TOPICS, topic_name_problem
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.metadata_image import MetadataImage, PartitionImage, TopicImage
-from appliance.protocol.describe_topic_partitions import (
-    REQUEST,
-    RESPONSE,
+from appliance.protocol.request_header import RequestHeader
+from appliance.protocol.topic_apis import (
+    DESCRIBE_TOPIC_PARTITIONS_REQUEST,
+    DESCRIBE_TOPIC_PARTITIONS_RESPONSE,
     DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsResponse,
     PartitionCursor,
     PartitionDescription,
     TopicDescription,
 )
-from appliance.protocol.request_header import RequestHeader
 from services.acceptor.connection import Connection
 from services.acceptor.operations import TOPIC_OPERATIONS
 
@@ -37,9 +37,9 @@ class DescribeTopicPartitionsHandler:
         self._on_reply = on_reply
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
-        request = REQUEST.decode(buffer, header.body_position, limit, header.api_version)
+        request = DESCRIBE_TOPIC_PARTITIONS_REQUEST.decode(buffer, header.body_position, limit, header.api_version)
         reply = connection.expect_reply(False)
-        reply.pieces = [RESPONSE.encode_response(header.api_version, header.correlation_id, describe_page(self._view.image, request))]
+        reply.pieces = [DESCRIBE_TOPIC_PARTITIONS_RESPONSE.encode_response(header.api_version, header.correlation_id, describe_page(self._view.image, request))]
         reply.ready = True
         self._on_reply(connection)
 

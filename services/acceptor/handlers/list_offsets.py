@@ -15,7 +15,7 @@ from appliance.base.errors import ErrorCode
 from appliance.cluster.metadata_cache import LocalReplica, MetadataCache
 from appliance.ipc.log_reader_messages import EPOCH_AT, EPOCH_END, MAX_TIMESTAMP, SEGMENTS, TIME, Answer
 from appliance.ipc.log_reader_proxy import QUESTIONS_AHEAD_MAX, LogReaderProxy, OnAnswer
-from appliance.protocol.list_offsets import (
+from appliance.protocol.offset_apis import (
     EARLIEST_LOCAL_TIMESTAMP,
     EARLIEST_TIMESTAMP,
     LARGEST_TIMESTAMP,

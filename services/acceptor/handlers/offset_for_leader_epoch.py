@@ -12,7 +12,7 @@ from appliance.base.errors import ErrorCode
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.ipc.log_reader_messages import EPOCH_END, Answer
 from appliance.ipc.log_reader_proxy import QUESTIONS_AHEAD_MAX, LogReaderProxy
-from appliance.protocol.offset_for_leader_epoch import (
+from appliance.protocol.offset_apis import (
     EpochPartition,
     EpochPartitionResult,
     EpochTopicResult,

@@ -19,7 +19,15 @@ from appliance.ipc.descriptors import ACKS_ALL_FLAG, COMMIT_FLAG, RAISED_EPOCH_F
 from appliance.ipc.request_frames import TRANSACTION_ENDED, pack_ended_transaction
 from appliance.protocol.request_header import RequestHeader
 from appliance.protocol.topic_partitions import PartitionResult, TopicResult
-from appliance.protocol.write_txn_markers import REQUEST, RESPONSE, SECOND_PROTOCOL, TxnMarker, TxnMarkerResult, WriteTxnMarkersRequest, WriteTxnMarkersResponse
+from appliance.protocol.transaction_apis import (
+    SECOND_PROTOCOL,
+    WRITE_TXN_MARKERS_REQUEST,
+    WRITE_TXN_MARKERS_RESPONSE,
+    TxnMarker,
+    TxnMarkerResult,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import TornRow
 from services.acceptor.connection import Connection, Reply
@@ -94,7 +102,7 @@ class WriteTxnMarkersHandler:
         self._markers = counters.counter("write_txn_markers.markers")
 
     def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
-        request = REQUEST.decode(buffer, header.body_position, limit, header.api_version)
+        request = WRITE_TXN_MARKERS_REQUEST.decode(buffer, header.body_position, limit, header.api_version)
         pending = _PendingMarkers(self, connection.expect_reply(False), request, header, self._clock.monotonic_ns() + TIMEOUT_NS)
         for marker, parts in zip(request.markers, pending.parts, strict=True):
             for part in parts:
@@ -185,7 +193,7 @@ class WriteTxnMarkersHandler:
         results = tuple(_result(marker, parts) for marker, parts in zip(pending.request.markers, pending.parts, strict=True))
         reply = pending.reply
         reply.awaited = None
-        reply.pieces = [RESPONSE.encode_response(pending.version, pending.correlation_id, WriteTxnMarkersResponse(results))]
+        reply.pieces = [WRITE_TXN_MARKERS_RESPONSE.encode_response(pending.version, pending.correlation_id, WriteTxnMarkersResponse(results))]
         reply.ready = True
         self._on_reply(reply.connection)
 

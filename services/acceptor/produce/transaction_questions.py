@@ -15,9 +15,9 @@ from appliance.client.transaction_gate import OnVerified
 from appliance.client.transaction_peers import TIMEOUT_MS, TransactionPeers, codes, question
 from appliance.ipc.coordinator_link import CoordinatorLink
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
-from appliance.protocol import add_partitions_to_txn
-from appliance.protocol.add_partitions_to_txn import AddPartitionsToTxnRequest
+from appliance.protocol import transaction_apis
 from appliance.protocol.apis import ApiKey
+from appliance.protocol.transaction_apis import AddPartitionsToTxnRequest
 
 VERSION: Final = 5
 
@@ -36,10 +36,10 @@ class TransactionQuestions:
             self._elsewhere.verify(transactional_id, producer_id, producer_epoch, partitions, add, on_answer)
             return
         wanted = question(transactional_id, producer_id, producer_epoch, partitions, add)
-        body = add_partitions_to_txn.REQUEST.encode(VERSION, AddPartitionsToTxnRequest((wanted,)))
+        body = transaction_apis.ADD_PARTITIONS_TO_TXN_REQUEST.encode(VERSION, AddPartitionsToTxnRequest((wanted,)))
 
         def on_response(payload: bytes | None) -> None:
-            on_answer(codes(add_partitions_to_txn.RESPONSE.decode(payload, 0, len(payload), VERSION) if payload else None, partitions))
+            on_answer(codes(transaction_apis.ADD_PARTITIONS_TO_TXN_RESPONSE.decode(payload, 0, len(payload), VERSION) if payload else None, partitions))
 
         request = pack_kafka_request(ApiKey.ADD_PARTITIONS_TO_TXN, VERSION, "", "", body)
         self._coordinator.request(KAFKA_REQUEST, request, TIMEOUT_MS, on_response, answer_timeout_ms=TIMEOUT_MS)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.logging import Logger
-from appliance.protocol.unregister_broker import REQUEST, RESPONSE, UnregisterBrokerResponse
+from appliance.protocol.cluster_apis import UNREGISTER_BROKER_REQUEST, UNREGISTER_BROKER_RESPONSE, UnregisterBrokerResponse
 from services.controller.admin.topic_administration import Result
 from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, told
 from services.controller.decisions.box_operations import forget_box
@@ -43,11 +43,11 @@ class BoxRequests:
         self._now_ms = now_ms
 
     def on_unregister(self, request: ControllerRequest) -> None:
-        broker_id = REQUEST.decode(request.body, 0, len(request.body), request.version).broker_id
+        broker_id = UNREGISTER_BROKER_REQUEST.decode(request.body, 0, len(request.body), request.version).broker_id
 
         def finish(results: dict[Key, Result]) -> None:
             result = results[broker_id]
-            self._answer(request, RESPONSE.encode(request.version, UnregisterBrokerResponse(0, result.code, told(result.message))))
+            self._answer(request, UNREGISTER_BROKER_RESPONSE.encode(request.version, UnregisterBrokerResponse(0, result.code, told(result.message))))
 
         self._wait(WaitingRequest([broker_id], self._now_ms() + UNREGISTER_TIMEOUT_MS, lambda waiting: self._begin(waiting, broker_id), finish))
 

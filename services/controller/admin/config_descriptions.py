@@ -11,8 +11,7 @@ from typing import NamedTuple
 from appliance.cluster.broker_configs import BrokerConfig
 from appliance.cluster.dynamic_broker_configs import DYNAMIC_BROKER_CONFIGS
 from appliance.cluster.topic_configs import TOPIC_CONFIG_ROWS, TopicConfigRow
-from appliance.protocol.config_resources import CONFIG_TYPES, ConfigSource
-from appliance.protocol.describe_configs import ConfigSynonym, DescribedConfig
+from appliance.protocol.config_apis import CONFIG_TYPES, ConfigSource, ConfigSynonym, DescribedConfig
 from services.controller.admin.topic_config_texts import topic_config_documentation
 
 PASSWORD = "password"

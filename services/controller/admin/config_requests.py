@@ -17,11 +17,19 @@ from appliance.base.setting_rows import SETTING_ROWS
 from appliance.cluster.broker_configs import BrokerConfig
 from appliance.cluster.dynamic_broker_configs import DYNAMIC_BROKER_CONFIGS, dynamic_config_problem
 from appliance.cluster.znodes import DEFAULT_BROKER
-from appliance.protocol import alter_configs, describe_configs, incremental_alter_configs
-from appliance.protocol.alter_configs import ResourceToReplace
-from appliance.protocol.config_resources import AlteredResource, AlteredResources, ResourceType
-from appliance.protocol.describe_configs import DescribeConfigsRequest, DescribeConfigsResponse, DescribedConfig, DescribedResource, ResourceToDescribe
-from appliance.protocol.incremental_alter_configs import ResourceToAlter
+from appliance.protocol import config_apis
+from appliance.protocol.config_apis import (
+    AlteredResource,
+    AlteredResources,
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+    DescribedConfig,
+    DescribedResource,
+    ResourceToAlter,
+    ResourceToDescribe,
+    ResourceToReplace,
+    ResourceType,
+)
 from appliance.protocol.schema import Message
 from services.controller.admin.config_administration import Alteration, ConfigAdministration, Entity
 from services.controller.admin.config_descriptions import BrokerSide, describe_broker, describe_dynamic, describe_topic
@@ -63,7 +71,7 @@ class ConfigRequests:
 
     def on_describe(self, request: ControllerRequest) -> None:
         """Brokers are described at once; topics when they are known."""
-        decoded = describe_configs.REQUEST.decode(request.body, 0, len(request.body), request.version)
+        decoded = config_apis.DESCRIBE_CONFIGS_REQUEST.decode(request.body, 0, len(request.body), request.version)
 
         def finish(results: dict[Key, Result]) -> None:
             timed_out = results.get(0)
@@ -76,10 +84,10 @@ class ConfigRequests:
                     continue
                 described.append(self._describe(resource, decoded, counts, timed_out))
                 rows += len(described[-1].configs)
-            body = describe_configs.RESPONSE.encode(request.version, DescribeConfigsResponse(0, tuple(described)))
+            body = config_apis.DESCRIBE_CONFIGS_RESPONSE.encode(request.version, DescribeConfigsResponse(0, tuple(described)))
             if len(body) > ANSWER_BYTES_MAX:
                 described = [DescribedResource(ErrorCode.INVALID_REQUEST, TOO_MANY, kind, name) for _, _, kind, name, _ in described]
-                body = describe_configs.RESPONSE.encode(request.version, DescribeConfigsResponse(0, tuple(described)))
+                body = config_apis.DESCRIBE_CONFIGS_RESPONSE.encode(request.version, DescribeConfigsResponse(0, tuple(described)))
             self._answer(request, body)
 
         if any(resource.resource_type == ResourceType.TOPIC for resource in decoded.resources):
@@ -129,13 +137,13 @@ class ConfigRequests:
 
     def on_replace(self, request: ControllerRequest) -> None:
         """AlterConfigs: what is not named goes back to its default."""
-        decoded = alter_configs.REQUEST.decode(request.body, 0, len(request.body), request.version)
-        self._alter(request, alter_configs.RESPONSE, decoded.resources, decoded.validate_only)
+        decoded = config_apis.ALTER_CONFIGS_REQUEST.decode(request.body, 0, len(request.body), request.version)
+        self._alter(request, config_apis.ALTER_CONFIGS_RESPONSE, decoded.resources, decoded.validate_only)
 
     def on_alter(self, request: ControllerRequest) -> None:
         """IncrementalAlterConfigs."""
-        decoded = incremental_alter_configs.REQUEST.decode(request.body, 0, len(request.body), request.version)
-        self._alter(request, incremental_alter_configs.RESPONSE, decoded.resources, decoded.validate_only)
+        decoded = config_apis.INCREMENTAL_ALTER_CONFIGS_REQUEST.decode(request.body, 0, len(request.body), request.version)
+        self._alter(request, config_apis.INCREMENTAL_ALTER_CONFIGS_RESPONSE, decoded.resources, decoded.validate_only)
 
     def _alter(self, request: ControllerRequest, message: Message[AlteredResources], resources: Sequence[Resource], validate_only: bool) -> None:
         counts = _counts(resources)

@@ -23,8 +23,17 @@ from appliance.ipc.controller_frames import AUTO_CREATE, AUTO_CREATE_DONE, MOVE_
 from appliance.ipc.frames import Frame
 from appliance.ipc.request_frames import KAFKA_REQUEST, KAFKA_RESPONSE, unpack_kafka_request
 from appliance.protocol.apis import ApiKey
-from appliance.protocol.create_topics import CreatableTopic, CreatedTopic, CreatedTopicConfig, decode_create_topics, encode_create_topics_body
-from appliance.protocol.delete_topics import DeletedTopic, TopicToDelete, decode_delete_topics, encode_delete_topics_body
+from appliance.protocol.topic_apis import (
+    CreatableTopic,
+    CreatedTopic,
+    CreatedTopicConfig,
+    DeletedTopic,
+    TopicToDelete,
+    decode_create_topics,
+    decode_delete_topics,
+    encode_create_topics_body,
+    encode_delete_topics_body,
+)
 from appliance.runtime.request_server import RequestClient
 from appliance.shm.counters import Counters
 from services.controller.admin.box_requests import BoxRequests

@@ -14,7 +14,7 @@ from appliance.base.model import INTERNAL_TOPICS
 from appliance.client.peers import Peers
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.cluster.placement import TopicCreation
-from appliance.protocol.create_topics import REQUEST, RESPONSE, CreatableTopic, CreateTopicsRequest, CreateTopicsResponse, TopicConfig
+from appliance.protocol.topic_apis import CREATE_TOPICS_REQUEST, CREATE_TOPICS_RESPONSE, CreatableTopic, CreateTopicsRequest, CreateTopicsResponse, TopicConfig
 from services.controller.admin.topic_administration import OnResult, Result
 
 TIMEOUT_MS = 10_000
@@ -49,7 +49,7 @@ class CreationElsewhere:
 
         self._refresh()
         request = CreateTopicsRequest((topic,), TIMEOUT_MS)
-        self._peers.ask(self._image().controller_id, REQUEST, RESPONSE, request, on_answer, TIMEOUT_MS, version_min=_VERSION_MIN)
+        self._peers.ask(self._image().controller_id, CREATE_TOPICS_REQUEST, CREATE_TOPICS_RESPONSE, request, on_answer, TIMEOUT_MS, version_min=_VERSION_MIN)
 
     def do_work(self, now_ns: int) -> int:
         self._refresh()

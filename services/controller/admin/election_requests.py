@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from appliance.base.errors import ErrorCode
-from appliance.protocol.elect_leaders import PREFERRED, REQUEST, RESPONSE, UNCLEAN, ElectedPartition, ElectedTopic, ElectLeadersRequest, ElectLeadersResponse
+from appliance.protocol.reassignment_apis import (
+    ELECT_LEADERS_REQUEST,
+    ELECT_LEADERS_RESPONSE,
+    PREFERRED,
+    UNCLEAN,
+    ElectedPartition,
+    ElectedTopic,
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+)
 from services.controller.admin.election_administration import ElectionAdministration
 from services.controller.admin.topic_administration import Result
 from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, told
@@ -26,9 +35,9 @@ class ElectionRequests:
         self._now_ms = now_ms
 
     def on_elect(self, request: ControllerRequest) -> None:
-        decoded = REQUEST.decode(request.body, 0, len(request.body), request.version)
+        decoded = ELECT_LEADERS_REQUEST.decode(request.body, 0, len(request.body), request.version)
         if decoded.election_type not in (PREFERRED, UNCLEAN):
-            self._answer(request, RESPONSE.encode(request.version, ElectLeadersResponse(0, ErrorCode.INVALID_REQUEST)))
+            self._answer(request, ELECT_LEADERS_RESPONSE.encode(request.version, ElectLeadersResponse(0, ErrorCode.INVALID_REQUEST)))
             return
         partitions = _named(decoded)
         waiting = WaitingRequest(
@@ -66,7 +75,7 @@ def _named(decoded: ElectLeadersRequest) -> list[tuple[str, int]]:
 def _body(version: int, decoded: ElectLeadersRequest, partitions: list[tuple[str, int]], results: dict[Key, Result]) -> bytes:
     """Asked about all partitions, Kafka leaves out those that need no election. Where the answer has a code for all, it says "not controller" there, too."""
     if _ALL in results:
-        return RESPONSE.encode(version, ElectLeadersResponse(0, results[_ALL].code))
+        return ELECT_LEADERS_RESPONSE.encode(version, ElectLeadersResponse(0, results[_ALL].code))
     topics: dict[str, list[ElectedPartition]] = {}
     for key, (name, partition) in enumerate(partitions):
         result = results[key]
@@ -74,4 +83,4 @@ def _body(version: int, decoded: ElectLeadersRequest, partitions: list[tuple[str
             topics.setdefault(name, []).append(ElectedPartition(partition, result.code, told(result.message)))
     not_controller = bool(results) and all(result.code is ErrorCode.NOT_CONTROLLER for result in results.values())
     answers = tuple(ElectedTopic(name, tuple(elected)) for name, elected in topics.items())
-    return RESPONSE.encode(version, ElectLeadersResponse(0, ErrorCode.NOT_CONTROLLER if not_controller else 0, answers))
+    return ELECT_LEADERS_RESPONSE.encode(version, ElectLeadersResponse(0, ErrorCode.NOT_CONTROLLER if not_controller else 0, answers))

@@ -14,7 +14,13 @@ import orjson
 
 from appliance.base.errors import ErrorCode
 from appliance.base.layout import Disk
-from appliance.protocol.alter_replica_log_dirs import REQUEST, RESPONSE, AlterReplicaLogDirsResponse, MovedPartition, MovedTopic
+from appliance.protocol.log_dir_apis import (
+    ALTER_REPLICA_LOG_DIRS_REQUEST,
+    ALTER_REPLICA_LOG_DIRS_RESPONSE,
+    AlterReplicaLogDirsResponse,
+    MovedPartition,
+    MovedTopic,
+)
 from services.controller.admin.disk_draining import DiskDraining
 from services.controller.admin.move_orders import MoveOrders
 from services.controller.admin.topic_administration import Result
@@ -46,7 +52,7 @@ class MoveRequests:
     # --- AlterReplicaLogDirs ------------------------------------------------------------------------------------------------
 
     def on_alter(self, request: ControllerRequest) -> None:
-        decoded = REQUEST.decode(request.body, 0, len(request.body), request.version)
+        decoded = ALTER_REPLICA_LOG_DIRS_REQUEST.decode(request.body, 0, len(request.body), request.version)
         wanted = [(topic.name, partition, each.path) for each in decoded.dirs for topic in each.topics for partition in topic.partitions]
         self._wait(
             WaitingRequest(
@@ -121,7 +127,9 @@ def _altered_body(version: int, wanted: list[tuple[str, int, str]], results: dic
     topics: dict[str, list[MovedPartition]] = {}
     for index, (topic, partition, _) in enumerate(wanted):
         topics.setdefault(topic, []).append(MovedPartition(partition, results[index].code))
-    return RESPONSE.encode(version, AlterReplicaLogDirsResponse(0, tuple(MovedTopic(name, tuple(moved)) for name, moved in topics.items())))
+    return ALTER_REPLICA_LOG_DIRS_RESPONSE.encode(
+        version, AlterReplicaLogDirsResponse(0, tuple(MovedTopic(name, tuple(moved)) for name, moved in topics.items()))
+    )
 
 
 def _refused_document(orders: DrainOrders, results: dict[Key, Result]) -> bytes:

@@ -8,7 +8,14 @@ from functools import partial
 
 from appliance.base.errors import ErrorCode
 from appliance.cluster.placement import TopicGrowth
-from appliance.protocol.create_partitions import REQUEST, RESPONSE, CreatePartitionsRequest, CreatePartitionsResponse, GrownTopic, TopicToGrow
+from appliance.protocol.topic_apis import (
+    CREATE_PARTITIONS_REQUEST,
+    CREATE_PARTITIONS_RESPONSE,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    GrownTopic,
+    TopicToGrow,
+)
 from services.controller.admin.partition_administration import PartitionAdministration
 from services.controller.admin.topic_administration import Result
 from services.controller.admin.waiting_request import NOT_CONTROLLER, Answer, ControllerRequest, Key, Wait, WaitingRequest, told
@@ -26,7 +33,7 @@ class PartitionRequests:
         self._now_ms = now_ms
 
     def on_create_partitions(self, request: ControllerRequest) -> None:
-        decoded = REQUEST.decode(request.body, 0, len(request.body), request.version)
+        decoded = CREATE_PARTITIONS_REQUEST.decode(request.body, 0, len(request.body), request.version)
         counts = Counter(topic.name for topic in decoded.topics)
         waiting = WaitingRequest(
             counts,
@@ -57,4 +64,4 @@ def _wanted(topic: TopicToGrow) -> TopicGrowth:
 
 def _body(version: int, counts: Counter[str], results: dict[Key, Result]) -> bytes:
     grown = tuple(GrownTopic(name, results[name].code, told(results[name].message)) for name in counts)
-    return RESPONSE.encode(version, CreatePartitionsResponse(0, grown))
+    return CREATE_PARTITIONS_RESPONSE.encode(version, CreatePartitionsResponse(0, grown))

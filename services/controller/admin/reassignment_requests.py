@@ -9,18 +9,16 @@ from collections import Counter
 from collections.abc import Callable
 
 from appliance.base.errors import ErrorCode
-from appliance.protocol import alter_partition_reassignments, list_partition_reassignments
-from appliance.protocol.alter_partition_reassignments import (
+from appliance.protocol import reassignment_apis
+from appliance.protocol.reassignment_apis import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
-    ReassignedPartition,
-    ReassignedTopic,
-)
-from appliance.protocol.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
     OngoingReassignment,
     OngoingTopic,
+    ReassignedPartition,
+    ReassignedTopic,
 )
 from services.controller.admin.reassignment_administration import ReassignmentAdministration
 from services.controller.admin.topic_administration import Result
@@ -46,7 +44,7 @@ class ReassignmentRequests:
     # --- altering -----------------------------------------------------------------------------------------------------------
 
     def on_alter(self, request: ControllerRequest) -> None:
-        message = alter_partition_reassignments.REQUEST
+        message = reassignment_apis.ALTER_PARTITION_REASSIGNMENTS_REQUEST
         decoded = message.decode(request.body, 0, len(request.body), request.version)
         keys = [(index, number) for index, topic in enumerate(decoded.topics) for number in range(len(topic.partitions))]
         waiting = WaitingRequest(
@@ -78,7 +76,7 @@ class ReassignmentRequests:
     # --- listing ------------------------------------------------------------------------------------------------------------
 
     def on_list(self, request: ControllerRequest) -> None:
-        decoded = list_partition_reassignments.REQUEST.decode(request.body, 0, len(request.body), request.version)
+        decoded = reassignment_apis.LIST_PARTITION_REASSIGNMENTS_REQUEST.decode(request.body, 0, len(request.body), request.version)
         waiting = WaitingRequest(
             [_LISTED],
             self._now_ms() + max(0, decoded.timeout_ms),
@@ -90,7 +88,7 @@ class ReassignmentRequests:
     def _listed_body(self, version: int, decoded: ListPartitionReassignmentsRequest, result: Result) -> bytes:
         if result.code is not ErrorCode.NONE:
             refused = ListPartitionReassignmentsResponse(0, result.code, told(result.message))
-            return list_partition_reassignments.RESPONSE.encode(version, refused)
+            return reassignment_apis.LIST_PARTITION_REASSIGNMENTS_RESPONSE.encode(version, refused)
         wanted = None if decoded.topics is None else {topic.name: frozenset(topic.partition_indexes) for topic in decoded.topics}
         topics = []
         for name, topic in sorted(self._cluster.topics.items()):
@@ -98,7 +96,7 @@ class ReassignmentRequests:
                 ongoing = _ongoing(topic, None if wanted is None else wanted[name])
                 if ongoing:
                     topics.append(OngoingTopic(name, ongoing))
-        return list_partition_reassignments.RESPONSE.encode(version, ListPartitionReassignmentsResponse(topics=tuple(topics)))
+        return reassignment_apis.LIST_PARTITION_REASSIGNMENTS_RESPONSE.encode(version, ListPartitionReassignmentsResponse(topics=tuple(topics)))
 
 
 def _ongoing(topic: TopicState, wanted: frozenset[int] | None) -> tuple[OngoingReassignment, ...]:
@@ -116,7 +114,7 @@ def _altered_body(version: int, decoded: AlterPartitionReassignmentsRequest, res
     """Kafka tells that it is not the controller once, for all."""
     if results and all(result.code is ErrorCode.NOT_CONTROLLER for result in results.values()):
         refused = AlterPartitionReassignmentsResponse(0, ErrorCode.NOT_CONTROLLER, NOT_CONTROLLER.message)
-        return alter_partition_reassignments.RESPONSE.encode(version, refused)
+        return reassignment_apis.ALTER_PARTITION_REASSIGNMENTS_RESPONSE.encode(version, refused)
     key = 0
     topics = []
     for topic in decoded.topics:
@@ -125,4 +123,4 @@ def _altered_body(version: int, decoded: AlterPartitionReassignmentsRequest, res
             partitions.append(ReassignedPartition(each.partition_index, results[key].code, told(results[key].message)))
             key += 1
         topics.append(ReassignedTopic(topic.name, tuple(partitions)))
-    return alter_partition_reassignments.RESPONSE.encode(version, AlterPartitionReassignmentsResponse(responses=tuple(topics)))
+    return reassignment_apis.ALTER_PARTITION_REASSIGNMENTS_RESPONSE.encode(version, AlterPartitionReassignmentsResponse(responses=tuple(topics)))

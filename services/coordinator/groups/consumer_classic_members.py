@@ -10,10 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from appliance.base.errors import ErrorCode
-from appliance.protocol.heartbeat import HeartbeatRequest, HeartbeatResponse
-from appliance.protocol.join_group import JoinGroupRequest, JoinGroupResponse
-from appliance.protocol.leave_group import LeaveGroupRequest, LeaveGroupResponse, LeavingMember, LeftMember
-from appliance.protocol.sync_group import SyncGroupRequest, SyncGroupResponse
+from appliance.protocol.group_apis import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    LeavingMember,
+    LeftMember,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
 from services.coordinator.groups.client_identity import ClientIdentity
 from services.coordinator.groups.consumer_deadlines import ConsumerDeadlines, Wait
 from services.coordinator.groups.consumer_embedded import EmbeddedSubscription, by_id, read_subscription, write_assignment

@@ -11,12 +11,16 @@ from collections.abc import Callable, Mapping
 
 from appliance.base.errors import ErrorCode
 from appliance.cluster.state_log import LoadedRecord
-from appliance.protocol.consumer_group_describe import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
-from appliance.protocol.consumer_group_heartbeat import JOIN, ConsumerGroupHeartbeatRequest
-from appliance.protocol.heartbeat import HeartbeatRequest, HeartbeatResponse
-from appliance.protocol.join_group import JoinGroupRequest, JoinGroupResponse
-from appliance.protocol.leave_group import LeaveGroupRequest, LeaveGroupResponse
-from appliance.protocol.sync_group import SyncGroupRequest
+from appliance.protocol.consumer_group_apis import JOIN, ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse, ConsumerGroupHeartbeatRequest
+from appliance.protocol.group_apis import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    SyncGroupRequest,
+)
 from appliance.runtime.timers import Timers
 from services.coordinator.groups.client_identity import ClientIdentity
 from services.coordinator.groups.consumer_classic_members import ClassicHeartbeat, ClassicJoin, ClassicLeave, ClassicSync

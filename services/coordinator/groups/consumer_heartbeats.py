@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from appliance.base.errors import ErrorCode
-from appliance.protocol.consumer_group_heartbeat import (
+from appliance.protocol.consumer_group_apis import (
     JOIN,
     LEAVE,
     LEAVE_FOR_A_WHILE,

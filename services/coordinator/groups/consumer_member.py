@@ -11,8 +11,8 @@ from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
 from appliance.base.model import TopicId
-from appliance.protocol.consumer_group_heartbeat import LEAVE_FOR_A_WHILE
-from appliance.protocol.join_group import JoinGroupProtocol
+from appliance.protocol.consumer_group_apis import LEAVE_FOR_A_WHILE
+from appliance.protocol.group_apis import JoinGroupProtocol
 from appliance.protocol.topic_partitions import TopicIdPartitions
 from services.coordinator.groups.client_identity import ClientIdentity
 

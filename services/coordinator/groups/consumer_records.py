@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from appliance.base.model import TopicId
 from appliance.cluster.state_log import StateRecord
-from appliance.protocol.join_group import JoinGroupProtocol
+from appliance.protocol.group_apis import JoinGroupProtocol
 from services.coordinator.groups.client_identity import ClientIdentity
 from services.coordinator.groups.consumer_group import ConsumerGroup
 from services.coordinator.groups.consumer_member import (

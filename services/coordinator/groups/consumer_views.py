@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicId
-from appliance.protocol.consumer_group_describe import (
+from appliance.protocol.consumer_group_apis import (
     CLASSIC_MEMBER,
     CONSUMER_MEMBER,
     AssignedTopic,
@@ -16,7 +16,7 @@ from appliance.protocol.consumer_group_describe import (
     ConsumerGroupDescribeResponse,
     ConsumerGroupMember,
 )
-from appliance.protocol.consumer_group_describe import ConsumerGroup as DescribedGroup
+from appliance.protocol.consumer_group_apis import ConsumerGroup as DescribedGroup
 from services.coordinator.groups.consumer_assignors import UNIFORM
 from services.coordinator.groups.consumer_group import ConsumerGroup
 from services.coordinator.groups.consumer_member import ConsumerMember, Partitions

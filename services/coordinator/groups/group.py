@@ -13,7 +13,7 @@ from typing import Final
 
 from appliance.base.errors import ErrorCode
 from appliance.base.invariants import check
-from appliance.protocol.join_group import JoinGroupProtocol
+from appliance.protocol.group_apis import JoinGroupProtocol
 from appliance.runtime.timers import Timer
 from services.coordinator.groups.member import Member
 from services.coordinator.groups.subscriptions import CONSUMER_PROTOCOL_TYPE, topics_of_subscription

@@ -14,19 +14,37 @@ from typing import Final
 
 from appliance.base.errors import ErrorCode
 from appliance.cluster.state_log import LoadedRecord, StateLog
-from appliance.protocol.consumer_group_describe import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
-from appliance.protocol.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
-from appliance.protocol.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
-from appliance.protocol.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
-from appliance.protocol.heartbeat import HeartbeatRequest, HeartbeatResponse
-from appliance.protocol.join_group import JoinGroupRequest, JoinGroupResponse
-from appliance.protocol.leave_group import LeaveGroupRequest, LeaveGroupResponse
-from appliance.protocol.list_groups import ListGroupsRequest, ListGroupsResponse
-from appliance.protocol.offset_commit import OffsetCommitRequest, OffsetCommitResponse
-from appliance.protocol.offset_delete import OffsetDeleteRequest, OffsetDeleteResponse
-from appliance.protocol.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
-from appliance.protocol.sync_group import SyncGroupRequest, SyncGroupResponse
-from appliance.protocol.txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitResponse
+from appliance.protocol.consumer_group_apis import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
+from appliance.protocol.group_apis import (
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+from appliance.protocol.group_offset_apis import (
+    OffsetCommitRequest,
+    OffsetCommitResponse,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+)
+from appliance.protocol.transaction_apis import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 from appliance.runtime.timers import Timers
 from services.coordinator.groups.client_identity import ClientIdentity
 from services.coordinator.groups.consumer_groups import ConsumerGroups, end_membership

@@ -8,8 +8,15 @@ from __future__ import annotations
 from typing import Final
 
 from appliance.base.errors import ErrorCode
-from appliance.protocol.describe_groups import DescribedGroup, DescribedMember, DescribeGroupsRequest, DescribeGroupsResponse
-from appliance.protocol.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
+from appliance.protocol.group_apis import (
+    DescribedGroup,
+    DescribedMember,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    ListedGroup,
+    ListGroupsRequest,
+    ListGroupsResponse,
+)
 from services.coordinator.groups.group import Group, GroupState
 from services.coordinator.groups.group_directory import GroupDirectory
 

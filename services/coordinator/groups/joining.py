@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from appliance.base.errors import ErrorCode
-from appliance.protocol.join_group import JoinGroupRequest, JoinGroupResponse
+from appliance.protocol.group_apis import JoinGroupRequest, JoinGroupResponse
 from services.coordinator.groups.append_errors import group_error
 from services.coordinator.groups.classic_membership import ClassicMembership
 from services.coordinator.groups.client_identity import ClientIdentity

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from appliance.base.invariants import check
-from appliance.protocol.join_group import JoinGroupProtocol, JoinGroupResponse
-from appliance.protocol.sync_group import SyncGroupResponse
+from appliance.protocol.group_apis import JoinGroupProtocol, JoinGroupResponse, SyncGroupResponse
 from appliance.runtime.timers import Timer
 from services.coordinator.groups.client_identity import ClientIdentity
 

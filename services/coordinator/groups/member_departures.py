@@ -6,7 +6,7 @@ Owned by the group coordinator. Weak spot: static members do not say when they g
 from __future__ import annotations
 
 from appliance.base.errors import ErrorCode
-from appliance.protocol.leave_group import LeaveGroupRequest, LeaveGroupResponse, LeavingMember, LeftMember
+from appliance.protocol.group_apis import LeaveGroupRequest, LeaveGroupResponse, LeavingMember, LeftMember
 from services.coordinator.groups.group import Group
 from services.coordinator.groups.group_directory import GroupDirectory
 from services.coordinator.groups.rebalances import Rebalances

@@ -13,9 +13,9 @@ from typing import Final, Protocol
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicPartition
 from appliance.cluster.state_log import ProducerIdentity, StateRecord
-from appliance.protocol.offset_commit import DEFAULT_RETENTION, NOW, OffsetCommitRequest, OffsetCommitResponse
+from appliance.protocol.group_offset_apis import DEFAULT_RETENTION, NOW, OffsetCommitRequest, OffsetCommitResponse
 from appliance.protocol.topic_partitions import PartitionResult, TopicResult
-from appliance.protocol.txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitResponse
+from appliance.protocol.transaction_apis import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 from services.coordinator.groups.append_errors import commit_error, transactional_commit_error
 from services.coordinator.groups.group_directory import GroupDirectory, HostedGroup
 from services.coordinator.groups.group_log import GroupLog

@@ -13,7 +13,7 @@ from typing import Final
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicPartition
-from appliance.protocol.offset_fetch import (
+from appliance.protocol.group_offset_apis import (
     NO_OFFSET,
     OffsetFetchGroup,
     OffsetFetchGroupResult,

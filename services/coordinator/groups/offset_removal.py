@@ -17,8 +17,8 @@ from typing import Final
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicPartition
 from appliance.cluster.state_log import StateRecord
-from appliance.protocol.delete_groups import DeletedGroup, DeleteGroupsRequest, DeleteGroupsResponse
-from appliance.protocol.offset_delete import OffsetDeleteRequest, OffsetDeleteResponse
+from appliance.protocol.group_apis import DeletedGroup, DeleteGroupsRequest, DeleteGroupsResponse
+from appliance.protocol.group_offset_apis import OffsetDeleteRequest, OffsetDeleteResponse
 from appliance.protocol.topic_partitions import PartitionResult, TopicResult
 from appliance.runtime.timers import Timers
 from services.coordinator.groups.append_errors import commit_error

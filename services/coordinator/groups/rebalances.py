@@ -13,8 +13,7 @@ from functools import partial
 from typing import Final
 
 from appliance.base.errors import ErrorCode
-from appliance.protocol.join_group import JoinGroupMember, JoinGroupProtocol, JoinGroupResponse
-from appliance.protocol.sync_group import SyncGroupResponse
+from appliance.protocol.group_apis import JoinGroupMember, JoinGroupProtocol, JoinGroupResponse, SyncGroupResponse
 from appliance.runtime.timers import Timers
 from services.coordinator.groups.group import Group, GroupState
 from services.coordinator.groups.group_log import GroupLog, ignore_answer

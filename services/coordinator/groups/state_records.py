@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from appliance.base.model import TopicPartition
 from appliance.cluster.state_log import StateRecord
-from appliance.protocol.join_group import JoinGroupProtocol
+from appliance.protocol.group_apis import JoinGroupProtocol
 from services.coordinator.groups.client_identity import ClientIdentity
 from services.coordinator.groups.group import Group, GroupState
 from services.coordinator.groups.group_records import (

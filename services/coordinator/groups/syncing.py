@@ -7,8 +7,7 @@ Owned by the group coordinator. Weak spot: an append that timed out may be in th
 from __future__ import annotations
 
 from appliance.base.errors import ErrorCode
-from appliance.protocol.heartbeat import HeartbeatRequest
-from appliance.protocol.sync_group import SyncGroupAssignment, SyncGroupRequest, SyncGroupResponse
+from appliance.protocol.group_apis import HeartbeatRequest, SyncGroupAssignment, SyncGroupRequest, SyncGroupResponse
 from services.coordinator.groups.append_errors import group_error
 from services.coordinator.groups.group import Group, GroupState
 from services.coordinator.groups.group_directory import GroupDirectory

@@ -8,9 +8,15 @@ from __future__ import annotations
 from collections import defaultdict
 
 from appliance.base.errors import ErrorCode, RequestRefused
-from appliance.protocol.describe_transactions import DescribedTransaction, DescribeTransactionsRequest, DescribeTransactionsResponse
-from appliance.protocol.list_transactions import ListedTransaction, ListTransactionsRequest, ListTransactionsResponse
 from appliance.protocol.topic_partitions import TopicPartitions
+from appliance.protocol.transaction_apis import (
+    DescribedTransaction,
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    ListedTransaction,
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+)
 from services.coordinator.transactions.transaction import NO_PRODUCER_EPOCH, STATE_NAMES, Transaction, TransactionState
 from services.coordinator.transactions.transactional_ids import TransactionalIds
 

@@ -14,13 +14,23 @@ from typing import TypeVar
 from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import TopicPartition
 from appliance.cluster.state_log import LoadedRecord, StateLog
-from appliance.protocol.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
-from appliance.protocol.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse, ExtendedTransaction, TransactionToExtend
-from appliance.protocol.describe_transactions import DescribeTransactionsRequest, DescribeTransactionsResponse
-from appliance.protocol.end_txn import EndTxnRequest, EndTxnResponse
-from appliance.protocol.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from appliance.protocol.list_transactions import ListTransactionsRequest, ListTransactionsResponse
 from appliance.protocol.topic_partitions import PartitionResult, TopicResult
+from appliance.protocol.transaction_apis import (
+    AddOffsetsToTxnRequest,
+    AddOffsetsToTxnResponse,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    EndTxnRequest,
+    EndTxnResponse,
+    ExtendedTransaction,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+    TransactionToExtend,
+)
 from appliance.runtime.timers import Timers
 from services.coordinator.transactions.listing import describe_transactions, list_transactions
 from services.coordinator.transactions.ports import MarkerWriter, ProducerIds, TransactionSettings

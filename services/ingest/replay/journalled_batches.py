@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 
 from appliance.base.model import NO_LEADER
 from appliance.cluster.metadata_image import MetadataImage, PartitionImage
-from appliance.protocol import describe_producers, list_offsets, offset_for_leader_epoch
+from appliance.protocol import offset_apis, transaction_apis
 from appliance.protocol.schema import Message
 from appliance.protocol.topic_partitions import TopicPartitions
 from appliance.storage.producer_state import LARGEST_SEQUENCE, advance_sequence
@@ -126,7 +126,7 @@ class JournalledBatches:
         self._peers.ask(partition.leader, question, reply, body, on_answer, TIMEOUT_MS, lane=1)
 
     def _ask_producers(self, partition: _Partition, has_others: bool) -> None:
-        def answered(response: describe_producers.DescribeProducersResponse | None) -> None:
+        def answered(response: transaction_apis.DescribeProducersResponse | None) -> None:
             result = _only(response)
             if result is None or result.error_code:
                 self._again(partition)
@@ -140,11 +140,11 @@ class JournalledBatches:
             else:
                 self._resolve(partition, lambda _batch: False)
 
-        body = describe_producers.DescribeProducersRequest((TopicPartitions(partition.topic, (partition.number,)),))
-        self._ask(partition, describe_producers.REQUEST, describe_producers.RESPONSE, body, answered)
+        body = transaction_apis.DescribeProducersRequest((TopicPartitions(partition.topic, (partition.number,)),))
+        self._ask(partition, transaction_apis.DESCRIBE_PRODUCERS_REQUEST, transaction_apis.DESCRIBE_PRODUCERS_RESPONSE, body, answered)
 
     def _ask_end(self, partition: _Partition) -> None:
-        def answered(response: offset_for_leader_epoch.OffsetForLeaderEpochResponse | None) -> None:
+        def answered(response: offset_apis.OffsetForLeaderEpochResponse | None) -> None:
             result = _only(response)
             if result is None or result.error_code or result.leader_epoch != partition.leader_epoch or result.end_offset < 0:
                 self._again(partition)
@@ -152,12 +152,12 @@ class JournalledBatches:
             partition.end_offset = result.end_offset
             self._ask_high_watermark(partition)
 
-        wanted = offset_for_leader_epoch.EpochPartition(partition.number, partition.leader_epoch, partition.leader_epoch)
-        body = offset_for_leader_epoch.OffsetForLeaderEpochRequest(CONSUMER, (offset_for_leader_epoch.EpochTopic(partition.topic, (wanted,)),))
-        self._ask(partition, offset_for_leader_epoch.REQUEST, offset_for_leader_epoch.RESPONSE, body, answered)
+        wanted = offset_apis.EpochPartition(partition.number, partition.leader_epoch, partition.leader_epoch)
+        body = offset_apis.OffsetForLeaderEpochRequest(CONSUMER, (offset_apis.EpochTopic(partition.topic, (wanted,)),))
+        self._ask(partition, offset_apis.OFFSET_FOR_LEADER_EPOCH_REQUEST, offset_apis.OFFSET_FOR_LEADER_EPOCH_RESPONSE, body, answered)
 
     def _ask_high_watermark(self, partition: _Partition) -> None:
-        def answered(response: list_offsets.ListOffsetsResponse | None) -> None:
+        def answered(response: offset_apis.ListOffsetsResponse | None) -> None:
             result = _only(response)
             if result is None or result.error_code or result.offset < partition.end_offset:
                 self._again(partition)
@@ -169,9 +169,9 @@ class JournalledBatches:
             else:
                 self._resolve(partition, lambda batch: batch.stamp in stored)
 
-        wanted = list_offsets.ListOffsetsPartition(partition.number, partition.leader_epoch, list_offsets.LATEST_TIMESTAMP)
-        body = list_offsets.ListOffsetsRequest(CONSUMER, 0, (list_offsets.ListOffsetsTopic(partition.topic, (wanted,)),))
-        self._ask(partition, list_offsets.REQUEST, list_offsets.RESPONSE, body, answered)
+        wanted = offset_apis.ListOffsetsPartition(partition.number, partition.leader_epoch, offset_apis.LATEST_TIMESTAMP)
+        body = offset_apis.ListOffsetsRequest(CONSUMER, 0, (offset_apis.ListOffsetsTopic(partition.topic, (wanted,)),))
+        self._ask(partition, offset_apis.LIST_OFFSETS_REQUEST, offset_apis.LIST_OFFSETS_RESPONSE, body, answered)
 
     # -- answers
 

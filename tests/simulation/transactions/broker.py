@@ -14,10 +14,8 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicPartition
 from appliance.client.transaction_gate import ADDS_PARTITIONS_SINCE, RETRY_NS, OnVerified, Producer, TransactionGate
 from appliance.cluster.state_log import LoadedRecord, OnAppended, ProducerIdentity, StateRecord
-from appliance.protocol.add_partitions_to_txn import AddPartitionsToTxnRequest, TransactionToExtend
-from appliance.protocol.end_txn import EndTxnRequest
-from appliance.protocol.init_producer_id import InitProducerIdRequest
 from appliance.protocol.topic_partitions import TopicPartitions
+from appliance.protocol.transaction_apis import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest, TransactionToExtend
 from appliance.storage.verification import NeedsVerification
 from services.acceptor.handlers.produce import OFFERS_MAX
 from services.acceptor.produce.refused_sequences import FOR_NOW

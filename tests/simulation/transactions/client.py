@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from appliance.base.errors import ErrorCode
-from appliance.protocol.add_partitions_to_txn import AddPartitionsToTxnRequest, TransactionToExtend
 from appliance.protocol.topic_partitions import TopicPartitions
+from appliance.protocol.transaction_apis import AddPartitionsToTxnRequest, TransactionToExtend
 from tests.simulation.invariants import Broken
 from tests.simulation.transactions.broker import TOPIC, Acceptor, CoordinatorProcess, Part, end_request, init_request
 from tests.simulation.transactions.partition import Batch

@@ -10,9 +10,9 @@ from appliance.base.clock import ManualClock
 from appliance.base.errors import ProtocolViolation
 from appliance.client.address import Address
 from appliance.client.peer_connection import PAUSE_MS_MAX, PAUSE_MS_QUICK, QUICK_PAUSES, PeerAnswer, PeerConnection, reconnect_pause_ms
-from appliance.protocol import end_txn, write_txn_markers
+from appliance.protocol import transaction_apis
 from appliance.protocol.apis import ApiKey
-from appliance.protocol.write_txn_markers import TxnMarkerResult, WriteTxnMarkersRequest, WriteTxnMarkersResponse
+from appliance.protocol.transaction_apis import TxnMarkerResult, WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from appliance.runtime.poller import Poller
 from lab.scratch_layout import open_descriptors
 from tests.support.scripted_peer import PeerRequest, ScriptedPeer, answer_frame, until
@@ -41,10 +41,10 @@ class Asking:
         until(condition, self.turn, "it did not come to pass")
 
     def ask(self, timeout_ms: int = TIMEOUT_MS) -> None:
-        self.connection.ask(write_txn_markers.REQUEST, write_txn_markers.RESPONSE, MARKERS, self.answers.append, timeout_ms)
+        self.connection.ask(transaction_apis.WRITE_TXN_MARKERS_REQUEST, transaction_apis.WRITE_TXN_MARKERS_RESPONSE, MARKERS, self.answers.append, timeout_ms)
 
     def answer(self, request: PeerRequest, response: WriteTxnMarkersResponse = WRITTEN) -> None:
-        self.peer.answer(request, write_txn_markers.RESPONSE.encode(request.version, response))
+        self.peer.answer(request, transaction_apis.WRITE_TXN_MARKERS_RESPONSE.encode(request.version, response))
 
     def until_answered(self, count: int = 1) -> list[Any]:
         self.until(lambda: len(self.answers) >= count)
@@ -94,7 +94,7 @@ def test_requests_are_sent_one_behind_the_other_and_answered_in_order(asking: As
 def test_an_answer_that_trickles_in_is_whole_in_the_end(asking: Asking) -> None:
     asking.ask()
     request = asking.peer.next_request()
-    frame = answer_frame(request, write_txn_markers.RESPONSE.encode(request.version, WRITTEN))
+    frame = answer_frame(request, transaction_apis.WRITE_TXN_MARKERS_RESPONSE.encode(request.version, WRITTEN))
     for byte in frame:
         assert not asking.answers
         asking.peer.send(bytes([byte]))
@@ -188,7 +188,9 @@ def test_a_question_waits_no_longer_than_its_time_for_a_pause_to_end(asking: Ask
 
 
 def test_a_version_that_the_peer_does_not_serve_is_no_answer_and_no_hang_up(asking: Asking) -> None:
-    asking.connection.ask(end_txn.REQUEST, end_txn.RESPONSE, None, asking.answers.append, TIMEOUT_MS, version_min=90, version_max=99)
+    asking.connection.ask(
+        transaction_apis.END_TXN_REQUEST, transaction_apis.END_TXN_RESPONSE, None, asking.answers.append, TIMEOUT_MS, version_min=90, version_max=99
+    )
     asking.ask()
     asking.answer(asking.peer.next_request())
     assert asking.until_answered(2) == [WRITTEN, None] or asking.answers == [None, WRITTEN]
@@ -244,7 +246,7 @@ def test_an_answer_is_received_where_its_owner_says_and_waits_while_he_has_no_pl
         return places.pop(0)
 
     def encode(version: int) -> bytes:
-        return write_txn_markers.REQUEST.encode(version, MARKERS)
+        return transaction_apis.WRITE_TXN_MARKERS_REQUEST.encode(version, MARKERS)
 
     asking.connection.request(ApiKey.WRITE_TXN_MARKERS, 0, 1, encode, asking.answers.append, TIMEOUT_MS, take)
     request = asking.peer.next_request()
@@ -262,7 +264,7 @@ def test_a_connection_may_be_closed_and_asked_again_from_within_an_answer(asking
         asking.connection.close()
         asking.ask()
 
-    asking.connection.ask(write_txn_markers.REQUEST, write_txn_markers.RESPONSE, MARKERS, first, TIMEOUT_MS)
+    asking.connection.ask(transaction_apis.WRITE_TXN_MARKERS_REQUEST, transaction_apis.WRITE_TXN_MARKERS_RESPONSE, MARKERS, first, TIMEOUT_MS)
     asking.answer(asking.peer.next_request())
     asking.until_answered()
     asking.peer.hang_up()
@@ -290,7 +292,7 @@ def test_a_box_that_moved_is_asked_where_it_is_now(asking: Asking) -> None:
     assert asking.until_answered() == [None]
     asking.ask()
     request = other.next_request()
-    other.answer(request, write_txn_markers.RESPONSE.encode(request.version, WRITTEN))
+    other.answer(request, transaction_apis.WRITE_TXN_MARKERS_RESPONSE.encode(request.version, WRITTEN))
     assert asking.until_answered(2) == [None, WRITTEN]
     asking.connection.close()
     other.die()

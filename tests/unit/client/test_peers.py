@@ -10,8 +10,8 @@ import pytest
 from appliance.base.clock import ManualClock
 from appliance.client.peers import Peers
 from appliance.cluster.metadata_image import BrokerImage
-from appliance.protocol import write_txn_markers
-from appliance.protocol.write_txn_markers import TxnMarkerResult, WriteTxnMarkersRequest, WriteTxnMarkersResponse
+from appliance.protocol import transaction_apis
+from appliance.protocol.transaction_apis import TxnMarkerResult, WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from appliance.runtime.poller import Poller
 from tests.support.scripted_peer import ScriptedPeer, until
 
@@ -32,7 +32,15 @@ class World:
         self.peers.refresh({7: BrokerImage(7, host, port, None, broker_epoch)})
 
     def ask(self, broker_id: int = 7, lane: int = 0) -> None:
-        self.peers.ask(broker_id, write_txn_markers.REQUEST, write_txn_markers.RESPONSE, WriteTxnMarkersRequest(), self.answers.append, 30_000, lane=lane)
+        self.peers.ask(
+            broker_id,
+            transaction_apis.WRITE_TXN_MARKERS_REQUEST,
+            transaction_apis.WRITE_TXN_MARKERS_RESPONSE,
+            WriteTxnMarkersRequest(),
+            self.answers.append,
+            30_000,
+            lane=lane,
+        )
 
     def turn(self) -> None:
         self.poller.poll(1)
@@ -40,7 +48,7 @@ class World:
 
     def answer(self, place: int = 0) -> None:
         request = self.played[place].next_request()
-        self.played[place].answer(request, write_txn_markers.RESPONSE.encode(request.version, WRITTEN))
+        self.played[place].answer(request, transaction_apis.WRITE_TXN_MARKERS_RESPONSE.encode(request.version, WRITTEN))
 
     def until_answers(self, *expected: Any) -> None:
         until(lambda: self.answers == list(expected), self.turn, f"{self.answers}, not {expected}")

@@ -12,8 +12,8 @@ from appliance.client.transaction_peers import TransactionPeers
 from appliance.cluster.internal_topics import TRANSACTIONS_TOPIC
 from appliance.cluster.state_log import partition_of
 from appliance.ipc.coordinator_link import CoordinatorLink
-from appliance.protocol.add_partitions_to_txn import AddPartitionsToTxnResponse, ExtendedTransaction, TransactionToExtend
 from appliance.protocol.topic_partitions import PartitionResult, TopicPartitions, TopicResult
+from appliance.protocol.transaction_apis import AddPartitionsToTxnResponse, ExtendedTransaction, TransactionToExtend
 from services.acceptor.produce.transaction_questions import TransactionQuestions
 from tests.support.asked_boxes import AskedBoxes
 

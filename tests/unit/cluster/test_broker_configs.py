@@ -7,7 +7,7 @@ from appliance.base.setting_rows import SETTING_ROWS
 from appliance.base.settings import Box
 from appliance.cluster.broker_configs import ALWAYS, broker_configs
 from appliance.cluster.topic_configs import TOPIC_CONFIG_ROWS
-from appliance.protocol.config_resources import CONFIG_TYPES
+from appliance.protocol.config_apis import CONFIG_TYPES
 from appliance.storage.log_config import LogConfig
 from services.controller.admin.topic_config_texts import EFFECTIVE, topic_config_documentation
 

@@ -9,47 +9,18 @@ from typing import Any, NamedTuple, get_type_hints
 
 from appliance.base.model import TopicId
 from appliance.protocol import (
-    add_offsets_to_txn,
-    add_partitions_to_txn,
-    alter_configs,
-    alter_partition_reassignments,
-    alter_replica_log_dirs,
-    consumer_group_describe,
-    consumer_group_heartbeat,
-    create_partitions,
-    create_topics,
-    delete_groups,
-    delete_records,
-    delete_topics,
-    describe_cluster,
-    describe_configs,
-    describe_groups,
-    describe_log_dirs,
-    describe_producers,
-    describe_topic_partitions,
-    describe_transactions,
-    elect_leaders,
-    end_txn,
-    find_coordinator,
-    heartbeat,
-    incremental_alter_configs,
-    init_producer_id,
-    join_group,
-    leave_group,
-    list_groups,
-    list_offsets,
-    list_partition_reassignments,
-    list_transactions,
+    cluster_apis,
+    config_apis,
+    consumer_group_apis,
+    group_apis,
+    group_offset_apis,
+    log_dir_apis,
     metadata,
-    offset_commit,
-    offset_delete,
-    offset_fetch,
-    offset_for_leader_epoch,
+    offset_apis,
+    reassignment_apis,
     schema,
-    sync_group,
-    txn_offset_commit,
-    unregister_broker,
-    write_txn_markers,
+    topic_apis,
+    transaction_apis,
 )
 from appliance.protocol.api_versions import REQUEST as API_VERSIONS_REQUEST
 from appliance.protocol.api_versions import ApiVersionsRequest, decode_api_versions
@@ -63,53 +34,53 @@ from lab.protocol_messages import kio_element, kio_message
 Decoder = Callable[[Buffer, int, int, int], Any]
 
 _FILLED: tuple[schema.Message[Any], ...] = (
-    offset_commit.REQUEST,
-    offset_fetch.REQUEST,
-    join_group.REQUEST,
-    heartbeat.REQUEST,
-    leave_group.REQUEST,
-    sync_group.REQUEST,
-    describe_groups.REQUEST,
-    list_groups.REQUEST,
-    init_producer_id.REQUEST,
-    add_partitions_to_txn.REQUEST,
-    add_offsets_to_txn.REQUEST,
-    end_txn.REQUEST,
-    write_txn_markers.REQUEST,
-    txn_offset_commit.REQUEST,
-    delete_groups.REQUEST,
-    offset_delete.REQUEST,
-    describe_producers.REQUEST,
-    describe_transactions.REQUEST,
-    list_transactions.REQUEST,
-    consumer_group_heartbeat.REQUEST,
-    consumer_group_describe.REQUEST,
-    elect_leaders.REQUEST,
-    alter_partition_reassignments.REQUEST,
-    list_partition_reassignments.REQUEST,
-    unregister_broker.REQUEST,
+    group_offset_apis.OFFSET_COMMIT_REQUEST,
+    group_offset_apis.OFFSET_FETCH_REQUEST,
+    group_apis.JOIN_GROUP_REQUEST,
+    group_apis.HEARTBEAT_REQUEST,
+    group_apis.LEAVE_GROUP_REQUEST,
+    group_apis.SYNC_GROUP_REQUEST,
+    group_apis.DESCRIBE_GROUPS_REQUEST,
+    group_apis.LIST_GROUPS_REQUEST,
+    transaction_apis.INIT_PRODUCER_ID_REQUEST,
+    transaction_apis.ADD_PARTITIONS_TO_TXN_REQUEST,
+    transaction_apis.ADD_OFFSETS_TO_TXN_REQUEST,
+    transaction_apis.END_TXN_REQUEST,
+    transaction_apis.WRITE_TXN_MARKERS_REQUEST,
+    transaction_apis.TXN_OFFSET_COMMIT_REQUEST,
+    group_apis.DELETE_GROUPS_REQUEST,
+    group_offset_apis.OFFSET_DELETE_REQUEST,
+    transaction_apis.DESCRIBE_PRODUCERS_REQUEST,
+    transaction_apis.DESCRIBE_TRANSACTIONS_REQUEST,
+    transaction_apis.LIST_TRANSACTIONS_REQUEST,
+    consumer_group_apis.CONSUMER_GROUP_HEARTBEAT_REQUEST,
+    consumer_group_apis.CONSUMER_GROUP_DESCRIBE_REQUEST,
+    reassignment_apis.ELECT_LEADERS_REQUEST,
+    reassignment_apis.ALTER_PARTITION_REASSIGNMENTS_REQUEST,
+    reassignment_apis.LIST_PARTITION_REASSIGNMENTS_REQUEST,
+    cluster_apis.UNREGISTER_BROKER_REQUEST,
 )
 """Requests whose samples are made from their fields."""
 
 DECODERS: dict[ApiKey, Decoder] = {
     ApiKey.PRODUCE: decode_produce,
     ApiKey.FETCH: decode_fetch,
-    ApiKey.LIST_OFFSETS: list_offsets.decode_list_offsets,
+    ApiKey.LIST_OFFSETS: offset_apis.decode_list_offsets,
     ApiKey.METADATA: metadata.decode_metadata,
-    ApiKey.FIND_COORDINATOR: find_coordinator.decode_find_coordinator,
+    ApiKey.FIND_COORDINATOR: cluster_apis.decode_find_coordinator,
     ApiKey.API_VERSIONS: decode_api_versions,
-    ApiKey.CREATE_TOPICS: create_topics.decode_create_topics,
-    ApiKey.DELETE_TOPICS: delete_topics.decode_delete_topics,
-    ApiKey.DELETE_RECORDS: delete_records.decode_delete_records,
-    ApiKey.OFFSET_FOR_LEADER_EPOCH: offset_for_leader_epoch.decode_offset_for_leader_epoch,
-    ApiKey.CREATE_PARTITIONS: create_partitions.REQUEST.decode,
-    ApiKey.DESCRIBE_CONFIGS: describe_configs.REQUEST.decode,
-    ApiKey.ALTER_CONFIGS: alter_configs.REQUEST.decode,
-    ApiKey.INCREMENTAL_ALTER_CONFIGS: incremental_alter_configs.REQUEST.decode,
-    ApiKey.DESCRIBE_CLUSTER: describe_cluster.REQUEST.decode,
-    ApiKey.DESCRIBE_LOG_DIRS: describe_log_dirs.REQUEST.decode,
-    ApiKey.ALTER_REPLICA_LOG_DIRS: alter_replica_log_dirs.REQUEST.decode,
-    ApiKey.DESCRIBE_TOPIC_PARTITIONS: describe_topic_partitions.REQUEST.decode,
+    ApiKey.CREATE_TOPICS: topic_apis.decode_create_topics,
+    ApiKey.DELETE_TOPICS: topic_apis.decode_delete_topics,
+    ApiKey.DELETE_RECORDS: offset_apis.decode_delete_records,
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: offset_apis.decode_offset_for_leader_epoch,
+    ApiKey.CREATE_PARTITIONS: topic_apis.CREATE_PARTITIONS_REQUEST.decode,
+    ApiKey.DESCRIBE_CONFIGS: config_apis.DESCRIBE_CONFIGS_REQUEST.decode,
+    ApiKey.ALTER_CONFIGS: config_apis.ALTER_CONFIGS_REQUEST.decode,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: config_apis.INCREMENTAL_ALTER_CONFIGS_REQUEST.decode,
+    ApiKey.DESCRIBE_CLUSTER: cluster_apis.DESCRIBE_CLUSTER_REQUEST.decode,
+    ApiKey.DESCRIBE_LOG_DIRS: log_dir_apis.DESCRIBE_LOG_DIRS_REQUEST.decode,
+    ApiKey.ALTER_REPLICA_LOG_DIRS: log_dir_apis.ALTER_REPLICA_LOG_DIRS_REQUEST.decode,
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: topic_apis.DESCRIBE_TOPIC_PARTITIONS_REQUEST.decode,
     **{message.api.key: message.decode for message in _FILLED},
 }
 
@@ -186,9 +157,9 @@ def _fetch_body(version: int) -> bytes:
 
 
 def _list_offsets_body(version: int) -> bytes:
-    partitions = tuple(list_offsets.ListOffsetsPartition(index) for index in range(2))
-    topics = (list_offsets.ListOffsetsTopic("one", partitions), list_offsets.ListOffsetsTopic("two", partitions))
-    return list_offsets.REQUEST.encode(version, list_offsets.ListOffsetsRequest(-1, 0, topics))
+    partitions = tuple(offset_apis.ListOffsetsPartition(index) for index in range(2))
+    topics = (offset_apis.ListOffsetsTopic("one", partitions), offset_apis.ListOffsetsTopic("two", partitions))
+    return offset_apis.LIST_OFFSETS_REQUEST.encode(version, offset_apis.ListOffsetsRequest(-1, 0, topics))
 
 
 def _metadata_body(version: int) -> bytes:
@@ -197,7 +168,7 @@ def _metadata_body(version: int) -> bytes:
 
 
 def _find_coordinator_body(version: int) -> bytes:
-    return find_coordinator.REQUEST.encode(version, find_coordinator.FindCoordinatorRequest("group", 0, ("group", "other")))
+    return cluster_apis.FIND_COORDINATOR_REQUEST.encode(version, cluster_apis.FindCoordinatorRequest("group", 0, ("group", "other")))
 
 
 def _api_versions_body(version: int) -> bytes:
@@ -205,70 +176,70 @@ def _api_versions_body(version: int) -> bytes:
 
 
 def _create_topics_body(version: int) -> bytes:
-    assignments = (create_topics.ReplicaAssignment(0, (1, 2)), create_topics.ReplicaAssignment(1, (2, 1)))
-    topic = create_topics.CreatableTopic("one", -1, -1, assignments, (create_topics.TopicConfig("retention.ms", "1"),))
-    return create_topics.REQUEST.encode(version, create_topics.CreateTopicsRequest((topic, topic)))
+    assignments = (topic_apis.ReplicaAssignment(0, (1, 2)), topic_apis.ReplicaAssignment(1, (2, 1)))
+    topic = topic_apis.CreatableTopic("one", -1, -1, assignments, (topic_apis.TopicConfig("retention.ms", "1"),))
+    return topic_apis.CREATE_TOPICS_REQUEST.encode(version, topic_apis.CreateTopicsRequest((topic, topic)))
 
 
 def _delete_topics_body(version: int) -> bytes:
-    topics = (delete_topics.TopicToDelete("one"), delete_topics.TopicToDelete(None, TOPIC_ID))
-    return delete_topics.REQUEST.encode(version, delete_topics.DeleteTopicsRequest(topics, ("one", "two")))
+    topics = (topic_apis.TopicToDelete("one"), topic_apis.TopicToDelete(None, TOPIC_ID))
+    return topic_apis.DELETE_TOPICS_REQUEST.encode(version, topic_apis.DeleteTopicsRequest(topics, ("one", "two")))
 
 
 def _create_partitions_body(version: int) -> bytes:
-    assignments = (create_partitions.PartitionAssignment((1, 2)), create_partitions.PartitionAssignment((2, 1)))
-    topics = (create_partitions.TopicToGrow("one", 4, assignments), create_partitions.TopicToGrow("two", 3))
-    return create_partitions.REQUEST.encode(version, create_partitions.CreatePartitionsRequest(topics))
+    assignments = (topic_apis.PartitionAssignment((1, 2)), topic_apis.PartitionAssignment((2, 1)))
+    topics = (topic_apis.TopicToGrow("one", 4, assignments), topic_apis.TopicToGrow("two", 3))
+    return topic_apis.CREATE_PARTITIONS_REQUEST.encode(version, topic_apis.CreatePartitionsRequest(topics))
 
 
 def _describe_configs_body(version: int) -> bytes:
-    resources = (describe_configs.ResourceToDescribe(2, "one", ("retention.ms", "segment.bytes")), describe_configs.ResourceToDescribe(4, "1"))
-    return describe_configs.REQUEST.encode(version, describe_configs.DescribeConfigsRequest(resources, True, True))
+    resources = (config_apis.ResourceToDescribe(2, "one", ("retention.ms", "segment.bytes")), config_apis.ResourceToDescribe(4, "1"))
+    return config_apis.DESCRIBE_CONFIGS_REQUEST.encode(version, config_apis.DescribeConfigsRequest(resources, True, True))
 
 
 def _alter_configs_body(version: int) -> bytes:
-    configs = (alter_configs.ConfigToSet("retention.ms", "1"), alter_configs.ConfigToSet("segment.bytes", None))
-    resources = (alter_configs.ResourceToReplace(2, "one", configs), alter_configs.ResourceToReplace(2, "two", configs))
-    return alter_configs.REQUEST.encode(version, alter_configs.AlterConfigsRequest(resources, True))
+    configs = (config_apis.ConfigToSet("retention.ms", "1"), config_apis.ConfigToSet("segment.bytes", None))
+    resources = (config_apis.ResourceToReplace(2, "one", configs), config_apis.ResourceToReplace(2, "two", configs))
+    return config_apis.ALTER_CONFIGS_REQUEST.encode(version, config_apis.AlterConfigsRequest(resources, True))
 
 
 def _incremental_alter_configs_body(version: int) -> bytes:
-    configs = (incremental_alter_configs.ConfigToAlter("retention.ms", 0, "1"), incremental_alter_configs.ConfigToAlter("segment.bytes", 1))
-    resources = (incremental_alter_configs.ResourceToAlter(2, "one", configs), incremental_alter_configs.ResourceToAlter(2, "two", configs))
-    return incremental_alter_configs.REQUEST.encode(version, incremental_alter_configs.IncrementalAlterConfigsRequest(resources, True))
+    configs = (config_apis.ConfigToAlter("retention.ms", 0, "1"), config_apis.ConfigToAlter("segment.bytes", 1))
+    resources = (config_apis.ResourceToAlter(2, "one", configs), config_apis.ResourceToAlter(2, "two", configs))
+    return config_apis.INCREMENTAL_ALTER_CONFIGS_REQUEST.encode(version, config_apis.IncrementalAlterConfigsRequest(resources, True))
 
 
 def _describe_cluster_body(version: int) -> bytes:
-    return describe_cluster.REQUEST.encode(version, describe_cluster.DescribeClusterRequest(True, 1))
+    return cluster_apis.DESCRIBE_CLUSTER_REQUEST.encode(version, cluster_apis.DescribeClusterRequest(True, 1))
 
 
 def _describe_log_dirs_body(version: int) -> bytes:
-    topics = (describe_log_dirs.LogDirTopicToDescribe("one", (0, 1)), describe_log_dirs.LogDirTopicToDescribe("two", (0,)))
-    return describe_log_dirs.REQUEST.encode(version, describe_log_dirs.DescribeLogDirsRequest(topics))
+    topics = (log_dir_apis.LogDirTopicToDescribe("one", (0, 1)), log_dir_apis.LogDirTopicToDescribe("two", (0,)))
+    return log_dir_apis.DESCRIBE_LOG_DIRS_REQUEST.encode(version, log_dir_apis.DescribeLogDirsRequest(topics))
 
 
 def _alter_replica_log_dirs_body(version: int) -> bytes:
-    topics = (alter_replica_log_dirs.LogDirTopicToMove("one", (0, 1)), alter_replica_log_dirs.LogDirTopicToMove("two", (0,)))
-    dirs = (alter_replica_log_dirs.LogDirToFill("/srv/d0", topics), alter_replica_log_dirs.LogDirToFill("/srv/d1", ()))
-    return alter_replica_log_dirs.REQUEST.encode(version, alter_replica_log_dirs.AlterReplicaLogDirsRequest(dirs))
+    topics = (log_dir_apis.LogDirTopicToMove("one", (0, 1)), log_dir_apis.LogDirTopicToMove("two", (0,)))
+    dirs = (log_dir_apis.LogDirToFill("/srv/d0", topics), log_dir_apis.LogDirToFill("/srv/d1", ()))
+    return log_dir_apis.ALTER_REPLICA_LOG_DIRS_REQUEST.encode(version, log_dir_apis.AlterReplicaLogDirsRequest(dirs))
 
 
 def _describe_topic_partitions_body(version: int) -> bytes:
-    topics = (describe_topic_partitions.TopicToDescribe("one"), describe_topic_partitions.TopicToDescribe("two"))
-    cursor = describe_topic_partitions.PartitionCursor("one", 1)
-    return describe_topic_partitions.REQUEST.encode(version, describe_topic_partitions.DescribeTopicPartitionsRequest(topics, 10, cursor))
+    topics = (topic_apis.TopicToDescribe("one"), topic_apis.TopicToDescribe("two"))
+    cursor = topic_apis.PartitionCursor("one", 1)
+    return topic_apis.DESCRIBE_TOPIC_PARTITIONS_REQUEST.encode(version, topic_apis.DescribeTopicPartitionsRequest(topics, 10, cursor))
 
 
 def _delete_records_body(version: int) -> bytes:
-    partitions = tuple(delete_records.DeleteRecordsPartition(index, 5) for index in range(2))
-    topics = (delete_records.DeleteRecordsTopic("one", partitions), delete_records.DeleteRecordsTopic("two", partitions))
-    return delete_records.REQUEST.encode(version, delete_records.DeleteRecordsRequest(topics))
+    partitions = tuple(offset_apis.DeleteRecordsPartition(index, 5) for index in range(2))
+    topics = (offset_apis.DeleteRecordsTopic("one", partitions), offset_apis.DeleteRecordsTopic("two", partitions))
+    return offset_apis.DELETE_RECORDS_REQUEST.encode(version, offset_apis.DeleteRecordsRequest(topics))
 
 
 def _offset_for_leader_epoch_body(version: int) -> bytes:
-    partitions = tuple(offset_for_leader_epoch.EpochPartition(index, leader_epoch=3) for index in range(2))
-    topics = (offset_for_leader_epoch.EpochTopic("one", partitions), offset_for_leader_epoch.EpochTopic("two", partitions))
-    return offset_for_leader_epoch.REQUEST.encode(version, offset_for_leader_epoch.OffsetForLeaderEpochRequest(-1, topics))
+    partitions = tuple(offset_apis.EpochPartition(index, leader_epoch=3) for index in range(2))
+    topics = (offset_apis.EpochTopic("one", partitions), offset_apis.EpochTopic("two", partitions))
+    return offset_apis.OFFSET_FOR_LEADER_EPOCH_REQUEST.encode(version, offset_apis.OffsetForLeaderEpochRequest(-1, topics))
 
 
 _BODIES: dict[ApiKey, Callable[[int], bytes]] = {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from appliance.protocol.alter_replica_log_dirs import (
-    REQUEST,
-    RESPONSE,
+from appliance.protocol.log_dir_apis import (
+    ALTER_REPLICA_LOG_DIRS_REQUEST,
+    ALTER_REPLICA_LOG_DIRS_RESPONSE,
     AlterReplicaLogDirsRequest,
     AlterReplicaLogDirsResponse,
     LogDirToFill,
@@ -16,6 +16,6 @@ from appliance.protocol.alter_replica_log_dirs import (
 
 def test_version_0_has_the_bytes_of_version_1() -> None:
     request = AlterReplicaLogDirsRequest((LogDirToFill("/srv/d0", (LogDirTopicToMove("t", (0, 1)),)),))
-    assert REQUEST.encode(0, request) == REQUEST.encode(1, request)
+    assert ALTER_REPLICA_LOG_DIRS_REQUEST.encode(0, request) == ALTER_REPLICA_LOG_DIRS_REQUEST.encode(1, request)
     response = AlterReplicaLogDirsResponse(7, (MovedTopic("t", (MovedPartition(0, 56),)),))
-    assert RESPONSE.encode(0, response) == RESPONSE.encode(1, response)
+    assert ALTER_REPLICA_LOG_DIRS_RESPONSE.encode(0, response) == ALTER_REPLICA_LOG_DIRS_RESPONSE.encode(1, response)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from appliance.base.errors import ProtocolViolation
-from appliance.protocol import heartbeat, list_offsets, offset_fetch
+from appliance.protocol import group_apis, group_offset_apis, offset_apis
 from appliance.protocol.fetch import decode_fetch
 from appliance.protocol.metadata import decode_metadata
 from appliance.protocol.produce import ProduceRequest, decode_produce
@@ -88,29 +88,29 @@ def test_elements_are_counted_over_all_arrays_of_a_message() -> None:
     topics = write_uvarint(ELEMENTS_MAX // groups + 1) + b"\1\1\0" * (ELEMENTS_MAX // groups)
     body = write_uvarint(groups + 1) + (b"\1" + topics + b"\0") * groups + b"\0\0"
     with pytest.raises(ProtocolViolation) as refused:
-        offset_fetch.REQUEST.decode(body, 0, len(body), 8)
+        group_offset_apis.OFFSET_FETCH_REQUEST.decode(body, 0, len(body), 8)
     assert refused.value.reason == "too-many-elements"
 
     fewer = write_uvarint(groups) + (b"\1" + topics + b"\0") * (groups - 1) + b"\0\0"
     for _ in range(2):
-        assert len(offset_fetch.REQUEST.decode(fewer, 0, len(fewer), 8).groups) == groups - 1
+        assert len(group_offset_apis.OFFSET_FETCH_REQUEST.decode(fewer, 0, len(fewer), 8).groups) == groups - 1
 
 
 def test_no_text_is_longer_than_an_old_message_or_a_record_can_repeat() -> None:
     for size, is_read in ((STRING_SIZE_MAX, True), (STRING_SIZE_MAX + 1, False)):
         body = write_uvarint(size + 1) + b"g" * size + struct.pack(">i", 1) + b"\2m\0\0"
         if is_read:
-            assert len(heartbeat.REQUEST.decode(body, 0, len(body), 4).group_id) == size
+            assert len(group_apis.HEARTBEAT_REQUEST.decode(body, 0, len(body), 4).group_id) == size
             continue
         with pytest.raises(ProtocolViolation) as refused:
-            heartbeat.REQUEST.decode(body, 0, len(body), 4)
+            group_apis.HEARTBEAT_REQUEST.decode(body, 0, len(body), 4)
         assert refused.value.reason == "lying-length"
 
 
 def test_a_body_without_records_has_a_largest_size() -> None:
     body = bytes(BODY_SIZE_MAX + 1)
     with pytest.raises(ProtocolViolation) as refused:
-        list_offsets.decode_list_offsets(body, 0, len(body), 7)
+        offset_apis.decode_list_offsets(body, 0, len(body), 7)
     assert refused.value.reason == "body-too-large"
 
 

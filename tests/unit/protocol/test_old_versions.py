@@ -6,32 +6,33 @@ import struct
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import NO_TOPIC_ID
-from appliance.protocol.create_topics import (
-    CreatableTopic,
-    CreatedTopic,
-    CreateTopicsRequest,
-    ReplicaAssignment,
-    TopicConfig,
-    decode_create_topics,
-    encode_create_topics_body,
-)
-from appliance.protocol.delete_topics import DeletedTopic, TopicToDelete, decode_delete_topics, encode_delete_topics_body
-from appliance.protocol.list_offsets import (
+from appliance.protocol.metadata import MetadataRequestTopic, decode_metadata
+from appliance.protocol.offset_apis import (
+    EpochPartition,
+    EpochPartitionResult,
+    EpochTopicResult,
     ListOffsetsPartition,
     ListOffsetsPartitionResult,
     ListOffsetsTopicResult,
     decode_list_offsets,
-    encode_list_offsets_response,
-)
-from appliance.protocol.metadata import MetadataRequestTopic, decode_metadata
-from appliance.protocol.offset_for_leader_epoch import (
-    EpochPartition,
-    EpochPartitionResult,
-    EpochTopicResult,
     decode_offset_for_leader_epoch,
+    encode_list_offsets_response,
     encode_offset_for_leader_epoch_response,
 )
 from appliance.protocol.produce import ProducePartition, ProduceResult, decode_produce, encode_produce_response
+from appliance.protocol.topic_apis import (
+    CreatableTopic,
+    CreatedTopic,
+    CreateTopicsRequest,
+    DeletedTopic,
+    ReplicaAssignment,
+    TopicConfig,
+    TopicToDelete,
+    decode_create_topics,
+    decode_delete_topics,
+    encode_create_topics_body,
+    encode_delete_topics_body,
+)
 
 
 def test_produce_0_to_2_have_no_transactional_id() -> None:

@@ -9,7 +9,7 @@ import pytest
 from appliance.base.errors import ErrorCode
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage
-from appliance.protocol.describe_cluster import OPERATIONS_NOT_ASKED, DescribeClusterRequest, DescribedBroker
+from appliance.protocol.cluster_apis import OPERATIONS_NOT_ASKED, DescribeClusterRequest, DescribedBroker
 from services.acceptor.handlers.describe_cluster import DescribeClusterHandler
 
 

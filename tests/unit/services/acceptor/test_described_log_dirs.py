@@ -14,9 +14,9 @@ from appliance.base.model import TopicId
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.cluster.metadata_image import MetadataImage, PartitionImage, TopicImage
 from appliance.ipc.move_report import COPYING, MoveProgress, moves_file, write_moves
-from appliance.protocol.describe_log_dirs import (
-    REQUEST,
-    RESPONSE,
+from appliance.protocol.log_dir_apis import (
+    DESCRIBE_LOG_DIRS_REQUEST,
+    DESCRIBE_LOG_DIRS_RESPONSE,
     UNKNOWN_BYTES,
     DescribeLogDirsRequest,
     DescribeLogDirsResponse,
@@ -110,6 +110,6 @@ def test_a_disk_in_trouble_is_told_with_its_error(described: Described, trouble:
 
 def test_version_0_has_the_bytes_of_version_1() -> None:
     request = DescribeLogDirsRequest((LogDirTopicToDescribe("t", (0, 1)),))
-    assert REQUEST.encode(0, request) == REQUEST.encode(1, request)
+    assert DESCRIBE_LOG_DIRS_REQUEST.encode(0, request) == DESCRIBE_LOG_DIRS_REQUEST.encode(1, request)
     response = DescribeLogDirsResponse(7, 0, (LogDirResult(0, "/srv/d0", (LogDirTopic("t", (LogDirPartition(0, 5),)),)),))
-    assert RESPONSE.encode(0, response) == RESPONSE.encode(1, response)
+    assert DESCRIBE_LOG_DIRS_RESPONSE.encode(0, response) == DESCRIBE_LOG_DIRS_RESPONSE.encode(1, response)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from appliance.base.model import TopicId
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
-from appliance.protocol.describe_topic_partitions import DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse, PartitionCursor, TopicToDescribe
+from appliance.protocol.topic_apis import DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse, PartitionCursor, TopicToDescribe
 from services.acceptor.handlers.describe_topic_partitions import describe_page
 
 

@@ -16,7 +16,7 @@ from appliance.base.networks import packed_address, read_networks
 from appliance.client.address import Address
 from appliance.client.host_lookup import HostLookup, SocketAddress
 from appliance.cluster.metadata_image import BrokerImage
-from appliance.protocol import add_partitions_to_txn, list_offsets, offset_for_leader_epoch, write_txn_markers
+from appliance.protocol import offset_apis, transaction_apis
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.request_header import RequestHeader
 from appliance.protocol.schema import Message
@@ -288,48 +288,48 @@ def reading(reply: Message[Any], version: int) -> Callable[[bytes], Any]:
 @pytest.mark.parametrize("version", [0, 1])
 def test_markers_of_a_stranger_are_refused_in_each_partition(side: Side, version: int) -> None:
     topics = (TopicPartitions("a", (3, 5)), TopicPartitions("b", (0,)))
-    markers = (write_txn_markers.TxnMarker(7, 1, True, topics, 9), write_txn_markers.TxnMarker(8, 1, False, (), 9))
-    arguments = side, write_txn_markers.REQUEST, version, write_txn_markers.WriteTxnMarkersRequest(markers)
-    answer = ask(*arguments, STRANGER, reading(write_txn_markers.RESPONSE, version))
+    markers = (transaction_apis.TxnMarker(7, 1, True, topics, 9), transaction_apis.TxnMarker(8, 1, False, (), 9))
+    arguments = side, transaction_apis.WRITE_TXN_MARKERS_REQUEST, version, transaction_apis.WriteTxnMarkersRequest(markers)
+    answer = ask(*arguments, STRANGER, reading(transaction_apis.WRITE_TXN_MARKERS_RESPONSE, version))
     code = int(REFUSED)
     results = (TopicResult("a", (PartitionResult(3, code), PartitionResult(5, code))), TopicResult("b", (PartitionResult(0, code),)))
-    assert answer.markers == (write_txn_markers.TxnMarkerResult(7, results), write_txn_markers.TxnMarkerResult(8))
-    assert ask(*arguments, "10.0.0.1", reading(write_txn_markers.RESPONSE, version)) is None
+    assert answer.markers == (transaction_apis.TxnMarkerResult(7, results), transaction_apis.TxnMarkerResult(8))
+    assert ask(*arguments, "10.0.0.1", reading(transaction_apis.WRITE_TXN_MARKERS_RESPONSE, version)) is None
 
 
 @pytest.mark.parametrize(("version", "is_refused"), [(0, False), (3, False), (4, True), (5, True)])
 def test_only_boxes_add_partitions_of_several_transactions(side: Side, version: int, is_refused: bool) -> None:
-    wanted = add_partitions_to_txn.TransactionToExtend("tx", 7, 1, False, (TopicPartitions("a", (3,)),))
-    arguments = side, add_partitions_to_txn.REQUEST, version, add_partitions_to_txn.AddPartitionsToTxnRequest((wanted,))
-    answer = ask(*arguments, STRANGER, reading(add_partitions_to_txn.RESPONSE, version))
+    wanted = transaction_apis.TransactionToExtend("tx", 7, 1, False, (TopicPartitions("a", (3,)),))
+    arguments = side, transaction_apis.ADD_PARTITIONS_TO_TXN_REQUEST, version, transaction_apis.AddPartitionsToTxnRequest((wanted,))
+    answer = ask(*arguments, STRANGER, reading(transaction_apis.ADD_PARTITIONS_TO_TXN_RESPONSE, version))
     assert (answer is not None and answer.error_code == REFUSED) == is_refused
-    assert ask(*arguments, "10.0.0.1", reading(add_partitions_to_txn.RESPONSE, version)) is None
+    assert ask(*arguments, "10.0.0.1", reading(transaction_apis.ADD_PARTITIONS_TO_TXN_RESPONSE, version)) is None
 
 
 @pytest.mark.parametrize("version", range(10))
 @pytest.mark.parametrize(("replica_id", "is_refused"), [(-1, False), (-2, True), (0, True), (2, True)])
 def test_offsets_are_listed_as_a_replica_for_boxes_only(side: Side, version: int, replica_id: int, is_refused: bool) -> None:
-    topic = list_offsets.ListOffsetsTopic("a", (list_offsets.ListOffsetsPartition(3, -1, -1),))
-    arguments = side, list_offsets.REQUEST, version, list_offsets.ListOffsetsRequest(replica_id, 0, (topic,))
-    answer = ask(*arguments, STRANGER, reading(list_offsets.RESPONSE, version))
+    topic = offset_apis.ListOffsetsTopic("a", (offset_apis.ListOffsetsPartition(3, -1, -1),))
+    arguments = side, offset_apis.LIST_OFFSETS_REQUEST, version, offset_apis.ListOffsetsRequest(replica_id, 0, (topic,))
+    answer = ask(*arguments, STRANGER, reading(offset_apis.LIST_OFFSETS_RESPONSE, version))
     if is_refused:
         assert [(one.topic, [each.error_code for each in one.partitions]) for one in answer.topics] == [("a", [REFUSED])]
     else:
         assert answer is None
-    assert ask(*arguments, "10.0.0.1", reading(list_offsets.RESPONSE, version)) is None
+    assert ask(*arguments, "10.0.0.1", reading(offset_apis.LIST_OFFSETS_RESPONSE, version)) is None
 
 
 @pytest.mark.parametrize("version", range(5))
 @pytest.mark.parametrize("replica_id", [-2, -1, 2])
 def test_ends_of_epochs_are_told_to_consumers_and_to_replicas_that_are_boxes(side: Side, version: int, replica_id: int) -> None:
-    topic = offset_for_leader_epoch.EpochTopic("a", (offset_for_leader_epoch.EpochPartition(3, -1, 0),))
-    arguments = side, offset_for_leader_epoch.REQUEST, version, offset_for_leader_epoch.OffsetForLeaderEpochRequest(replica_id, (topic,))
-    answer = ask(*arguments, STRANGER, reading(offset_for_leader_epoch.RESPONSE, version))
+    topic = offset_apis.EpochTopic("a", (offset_apis.EpochPartition(3, -1, 0),))
+    arguments = side, offset_apis.OFFSET_FOR_LEADER_EPOCH_REQUEST, version, offset_apis.OffsetForLeaderEpochRequest(replica_id, (topic,))
+    answer = ask(*arguments, STRANGER, reading(offset_apis.OFFSET_FOR_LEADER_EPOCH_RESPONSE, version))
     if version >= 3 and replica_id >= 0:
         assert [(one.topic, [each.error_code for each in one.partitions]) for one in answer.topics] == [("a", [REFUSED])]
     else:
         assert answer is None
-    assert ask(*arguments, "10.0.0.1", reading(offset_for_leader_epoch.RESPONSE, version)) is None
+    assert ask(*arguments, "10.0.0.1", reading(offset_apis.OFFSET_FOR_LEADER_EPOCH_RESPONSE, version)) is None
 
 
 def test_an_address_is_packed_without_its_scope() -> None:

@@ -17,7 +17,7 @@ from appliance.ipc.coordinator_link import CoordinatorLink
 from appliance.ipc.descriptors import COMMIT_FLAG, Descriptor, DescriptorKind
 from appliance.ipc.producer_entries import PRODUCER_ENTRY
 from appliance.ipc.request_frames import TRANSACTION_ENDED, unpack_ended_transaction
-from appliance.protocol import describe_producers, write_txn_markers
+from appliance.protocol import transaction_apis
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.request_header import RequestHeader
 from appliance.protocol.topic_partitions import TopicPartitions
@@ -95,13 +95,15 @@ def side() -> Iterator[Side]:
 
 
 def mark(side: Side, *partitions: int, topic: str = "t") -> Connection:
-    marker = write_txn_markers.TxnMarker(77, 5, True, (TopicPartitions(topic, partitions),), -1)
-    return side.ask(side.markers, ApiKey.WRITE_TXN_MARKERS, 1, write_txn_markers.REQUEST.encode(1, write_txn_markers.WriteTxnMarkersRequest((marker,))))
+    marker = transaction_apis.TxnMarker(77, 5, True, (TopicPartitions(topic, partitions),), -1)
+    return side.ask(
+        side.markers, ApiKey.WRITE_TXN_MARKERS, 1, transaction_apis.WRITE_TXN_MARKERS_REQUEST.encode(1, transaction_apis.WriteTxnMarkersRequest((marker,)))
+    )
 
 
 def codes(side: Side, connection: Connection) -> list[int]:
     body = side.answer(connection)
-    (result,) = write_txn_markers.RESPONSE.decode(body, 0, len(body), 1).markers
+    (result,) = transaction_apis.WRITE_TXN_MARKERS_RESPONSE.decode(body, 0, len(body), 1).markers
     assert result.producer_id == 77
     return [each.error_code for each in result.topics[0].partitions]
 
@@ -159,13 +161,13 @@ def test_a_marker_that_takes_too_long_times_out_and_a_late_answer_is_no_second_o
 
 
 def describe(side: Side, *partitions: int) -> Connection:
-    body = describe_producers.REQUEST.encode(0, describe_producers.DescribeProducersRequest((TopicPartitions("t", partitions),)))
+    body = transaction_apis.DESCRIBE_PRODUCERS_REQUEST.encode(0, transaction_apis.DescribeProducersRequest((TopicPartitions("t", partitions),)))
     return side.ask(side.producers, ApiKey.DESCRIBE_PRODUCERS, 0, body)
 
 
 def described(side: Side, connection: Connection) -> list[tuple[int, list[int]]]:
     body = side.answer(connection)
-    (topic,) = describe_producers.RESPONSE.decode(body, 0, len(body), 0).topics
+    (topic,) = transaction_apis.DESCRIBE_PRODUCERS_RESPONSE.decode(body, 0, len(body), 0).topics
     return [(each.error_code, [producer.producer_id for producer in each.producers]) for each in topic.partitions]
 
 

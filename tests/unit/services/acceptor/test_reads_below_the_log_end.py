@@ -11,7 +11,7 @@ import pytest
 from appliance.base.clock import ManualClock
 from appliance.base.errors import ErrorCode
 from appliance.cluster.lease_gate import LeaseGate
-from appliance.protocol.list_offsets import REQUEST, RESPONSE, ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from appliance.protocol.offset_apis import LIST_OFFSETS_REQUEST, LIST_OFFSETS_RESPONSE, ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from appliance.protocol.request_header import RequestHeader
 from appliance.shm.counters import Counters
 from appliance.shm.lease import LeaseReader, LeaseWriter
@@ -123,12 +123,12 @@ def test_without_a_lease_a_leader_of_shared_partitions_serves_followers_but_no_c
 def offsets(side: SteppedFetches, timestamp: int, replica_id: int = -1, version: int = 7, leader_epoch: int = -1) -> tuple[int, int]:
     """(error code, offset)."""
     asked = ListOffsetsRequest(replica_id, 0, (ListOffsetsTopic(TOPIC, (ListOffsetsPartition(0, leader_epoch, timestamp),)),))
-    body = REQUEST.encode(version, asked)
+    body = LIST_OFFSETS_REQUEST.encode(version, asked)
     client = side.connect()
     side.list_offsets.handle(client, RequestHeader(2, version, 7, "", 0), memoryview(body), len(body))
     side.serve()
     data = side.response(client)
-    answer = RESPONSE.decode(data, 9 if version >= 6 else 8, len(data), version)
+    answer = LIST_OFFSETS_RESPONSE.decode(data, 9 if version >= 6 else 8, len(data), version)
     (result,) = answer.topics[0].partitions
     return result.error_code, result.offset
 

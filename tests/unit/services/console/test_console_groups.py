@@ -9,15 +9,10 @@ import pytest
 from appliance.base.clock import ManualClock
 from appliance.ipc.frames import Frame
 from appliance.ipc.request_frames import KAFKA_RESPONSE, unpack_kafka_request
-from appliance.protocol import list_groups, offset_fetch
+from appliance.protocol import group_apis, group_offset_apis
 from appliance.protocol.apis import ApiKey
-from appliance.protocol.list_groups import ListedGroup, ListGroupsResponse
-from appliance.protocol.offset_fetch import (
-    OffsetFetchGroupResult,
-    OffsetFetchPartitionResult,
-    OffsetFetchResponse,
-    OffsetFetchTopicResult,
-)
+from appliance.protocol.group_apis import ListedGroup, ListGroupsResponse
+from appliance.protocol.group_offset_apis import OffsetFetchGroupResult, OffsetFetchPartitionResult, OffsetFetchResponse, OffsetFetchTopicResult
 from appliance.runtime.poller import Poller
 from appliance.runtime.request_server import RequestClient, RequestServer
 from lab.pretended_box import PretendedBox
@@ -43,16 +38,18 @@ class FakeCoordinator:
         if asked.api_key == ApiKey.LIST_GROUPS:
             self.asked.append("list")
             listed = tuple(ListedGroup(group, "consumer", "Stable", "classic") for group in self.committed)
-            body = list_groups.RESPONSE.encode(asked.api_version, ListGroupsResponse(groups=listed))
+            body = group_apis.LIST_GROUPS_RESPONSE.encode(asked.api_version, ListGroupsResponse(groups=listed))
         else:
-            request = offset_fetch.REQUEST.decode(asked.body, 0, len(asked.body), asked.api_version)
+            request = group_offset_apis.OFFSET_FETCH_REQUEST.decode(asked.body, 0, len(asked.body), asked.api_version)
             (group,) = request.groups
             self.asked.append(group.group_id)
             topics = tuple(
                 OffsetFetchTopicResult(topic, tuple(OffsetFetchPartitionResult(partition, offset) for partition, offset in offsets.items()))
                 for topic, offsets in self.committed[group.group_id].items()
             )
-            body = offset_fetch.RESPONSE.encode(asked.api_version, OffsetFetchResponse(groups=(OffsetFetchGroupResult(group.group_id, topics),)))
+            body = group_offset_apis.OFFSET_FETCH_RESPONSE.encode(
+                asked.api_version, OffsetFetchResponse(groups=(OffsetFetchGroupResult(group.group_id, topics),))
+            )
         if not self.is_silent:
             self._server.send(client, KAFKA_RESPONSE, frame.token, body)
 

@@ -10,8 +10,7 @@ from appliance.base.layout import Disk
 from appliance.base.settings import Box
 from appliance.cluster.broker_configs import broker_configs
 from appliance.cluster.topic_configs import broker_config
-from appliance.protocol.config_resources import CONFIG_TYPES, ConfigSource
-from appliance.protocol.describe_configs import DescribedConfig
+from appliance.protocol.config_apis import CONFIG_TYPES, ConfigSource, DescribedConfig
 from services.controller.admin.config_descriptions import BrokerSide, describe_broker, describe_topic
 from services.controller.admin.config_requests import _broker_refusal
 

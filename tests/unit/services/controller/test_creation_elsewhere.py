@@ -10,7 +10,7 @@ from appliance.base.errors import ErrorCode
 from appliance.cluster.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage
 from appliance.cluster.placement import TopicCreation
-from appliance.protocol.create_topics import CreatableTopic, CreatedTopic, CreateTopicsResponse, TopicConfig
+from appliance.protocol.topic_apis import CreatableTopic, CreatedTopic, CreateTopicsResponse, TopicConfig
 from services.controller.admin.creation_elsewhere import CreationElsewhere
 from services.controller.admin.topic_administration import Result
 from tests.support.asked_boxes import AskedBoxes

@@ -8,8 +8,8 @@ from appliance.base.errors import ErrorCode
 from appliance.cluster.placement import TopicGrowth
 from appliance.cluster.znodes import CONTROLLER
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
-from appliance.protocol import incremental_alter_configs
-from appliance.protocol.incremental_alter_configs import ConfigToAlter, IncrementalAlterConfigsRequest, ResourceToAlter
+from appliance.protocol import config_apis
+from appliance.protocol.config_apis import ConfigToAlter, IncrementalAlterConfigsRequest, ResourceToAlter
 from services.controller.admin.topic_administration import Result
 from services.controller.zookeeper.config_changes import SET
 from services.controller.zookeeper.requests import Delete
@@ -131,5 +131,5 @@ def test_a_config_whose_client_was_told_of_a_time_out_is_not_set_over_what_was_s
 
 def _send_retention(box: SteppedBox, value: str) -> None:
     change = (ResourceToAlter(TOPIC, "t", (ConfigToAlter("retention.ms", SET, value),)),)
-    body = incremental_alter_configs.REQUEST.encode(1, IncrementalAlterConfigsRequest(change, False))
+    body = config_apis.INCREMENTAL_ALTER_CONFIGS_REQUEST.encode(1, IncrementalAlterConfigsRequest(change, False))
     box.send(KAFKA_REQUEST, pack_kafka_request(44, 1, "test", "::1", body))

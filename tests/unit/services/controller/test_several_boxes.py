@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
-from appliance.protocol import incremental_alter_configs
-from appliance.protocol.incremental_alter_configs import ConfigToAlter, IncrementalAlterConfigsRequest, ResourceToAlter
+from appliance.protocol import config_apis
+from appliance.protocol.config_apis import ConfigToAlter, IncrementalAlterConfigsRequest, ResourceToAlter
 from services.controller.zookeeper.config_changes import SET
 from tests.support.stepped_cluster import SteppedCluster
 
@@ -106,11 +106,11 @@ def test_any_box_alters_a_topics_configs_and_all_boxes_have_them(three: SteppedC
     assert three.controller() is three.boxes[1]
     for broker_id, value in ((2, "1000"), (3, "2000"), (1, "3000")):
         change = (ResourceToAlter(TOPIC, "t", (ConfigToAlter("retention.ms", SET, value),)),)
-        body = incremental_alter_configs.REQUEST.encode(1, IncrementalAlterConfigsRequest(change, False))
+        body = config_apis.INCREMENTAL_ALTER_CONFIGS_REQUEST.encode(1, IncrementalAlterConfigsRequest(change, False))
         three.boxes[broker_id].send(KAFKA_REQUEST, pack_kafka_request(44, 1, "test", "::1", body))
         three.until_quiet()
         answer = three.boxes[broker_id].answer()
-        assert [each.error_code for each in incremental_alter_configs.RESPONSE.decode(answer, 0, len(answer), 1).responses] == [0]
+        assert [each.error_code for each in config_apis.INCREMENTAL_ALTER_CONFIGS_RESPONSE.decode(answer, 0, len(answer), 1).responses] == [0]
         assert [box.image().topics["t"].config["retention.ms"] for box in three.boxes.values()] == [value] * 3
 
 

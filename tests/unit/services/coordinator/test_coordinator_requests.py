@@ -14,12 +14,12 @@ from appliance.base.model import TopicPartition
 from appliance.cluster.state_log import ProducerIdentity
 from appliance.ipc.frames import Frame
 from appliance.ipc.request_frames import KAFKA_REQUEST, KAFKA_RESPONSE, TRANSACTION_ENDED, pack_ended_transaction, pack_kafka_request
-from appliance.protocol import heartbeat, txn_offset_commit
+from appliance.protocol import group_apis, transaction_apis
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.coordinated_apis import COORDINATED_APIS
-from appliance.protocol.heartbeat import HeartbeatRequest, HeartbeatResponse
+from appliance.protocol.group_apis import HeartbeatRequest, HeartbeatResponse
 from appliance.protocol.topic_partitions import PartitionResult, TopicResult
-from appliance.protocol.txn_offset_commit import TxnOffsetCommitPartition, TxnOffsetCommitRequest, TxnOffsetCommitResponse, TxnOffsetCommitTopic
+from appliance.protocol.transaction_apis import TxnOffsetCommitPartition, TxnOffsetCommitRequest, TxnOffsetCommitResponse, TxnOffsetCommitTopic
 from appliance.runtime.request_server import RequestClient
 from appliance.shm.counters import Counters
 from lab.scratch_layout import scratch_layout
@@ -83,12 +83,12 @@ def counters() -> Iterator[Counters]:
 
 def test_a_request_goes_to_its_rule_and_its_answer_back_under_its_token(counters: Counters) -> None:
     world = World(counters)
-    world.send(ApiKey.HEARTBEAT, 4, heartbeat.REQUEST.encode(4, HeartbeatRequest("g", 1, "m")))
+    world.send(ApiKey.HEARTBEAT, 4, group_apis.HEARTBEAT_REQUEST.encode(4, HeartbeatRequest("g", 1, "m")))
     ((rule, (request, version, identity, now_ms, reply)),) = world.groups.calls
     assert (rule, request.group_id, version, identity, now_ms) == ("heartbeat", "g", 4, ClientIdentity("client", "/::1"), 77)
     assert world.sent == []
     reply(HeartbeatResponse(error_code=25))
-    assert world.sent == [(KAFKA_RESPONSE, 5, heartbeat.RESPONSE.encode(4, HeartbeatResponse(error_code=25)))]
+    assert world.sent == [(KAFKA_RESPONSE, 5, group_apis.HEARTBEAT_RESPONSE.encode(4, HeartbeatResponse(error_code=25)))]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_every_rule_is_a_method_of_its_coordinator() -> None:
 @pytest.mark.parametrize(("version", "verifies", "asked"), [(3, True, "verify"), (3, False, None), (5, True, "extend"), (5, False, "extend")])
 def test_offsets_of_a_transaction_wait_for_its_coordinators_agreement(counters: Counters, version: int, verifies: bool, asked: str | None) -> None:
     world = World(counters, verifies)
-    world.send(ApiKey.TXN_OFFSET_COMMIT, version, txn_offset_commit.REQUEST.encode(version, COMMIT))
+    world.send(ApiKey.TXN_OFFSET_COMMIT, version, transaction_apis.TXN_OFFSET_COMMIT_REQUEST.encode(version, COMMIT))
     if asked is None:
         assert [call[0] for call in world.groups.calls] == ["txn_offset_commit"]
         return
@@ -137,17 +137,17 @@ def test_offsets_of_a_transaction_wait_for_its_coordinators_agreement(counters: 
 
 def test_offsets_of_a_transaction_that_its_coordinator_does_not_know_are_refused(counters: Counters) -> None:
     world = World(counters)
-    world.send(ApiKey.TXN_OFFSET_COMMIT, 3, txn_offset_commit.REQUEST.encode(3, COMMIT))
+    world.send(ApiKey.TXN_OFFSET_COMMIT, 3, transaction_apis.TXN_OFFSET_COMMIT_REQUEST.encode(3, COMMIT))
     world.transactions.calls[0][1][-1]({OFFSETS: ErrorCode.INVALID_TXN_STATE})
     assert world.groups.calls == []
     refused = TxnOffsetCommitResponse(topics=(TopicResult("t", (PartitionResult(0, ErrorCode.INVALID_TXN_STATE),)),))
-    assert world.sent == [(KAFKA_RESPONSE, 5, txn_offset_commit.RESPONSE.encode(3, refused))]
+    assert world.sent == [(KAFKA_RESPONSE, 5, transaction_apis.TXN_OFFSET_COMMIT_RESPONSE.encode(3, refused))]
 
 
 def test_where_there_is_no_topic_of_offsets_the_group_coordinator_says_so(counters: Counters) -> None:
     world = World(counters)
     world.groups.offsets_partition = None
-    world.send(ApiKey.TXN_OFFSET_COMMIT, 5, txn_offset_commit.REQUEST.encode(5, COMMIT))
+    world.send(ApiKey.TXN_OFFSET_COMMIT, 5, transaction_apis.TXN_OFFSET_COMMIT_REQUEST.encode(5, COMMIT))
     assert [call[0] for call in world.groups.calls] == ["txn_offset_commit"]
 
 
@@ -155,7 +155,7 @@ def test_where_there_is_no_topic_of_offsets_the_group_coordinator_says_so(counte
 def test_a_transaction_that_another_box_coordinates_is_asked_about_there(counters: Counters, version: int, adds: bool) -> None:
     world = World(counters)
     world.leads = False
-    world.send(ApiKey.TXN_OFFSET_COMMIT, version, txn_offset_commit.REQUEST.encode(version, COMMIT))
+    world.send(ApiKey.TXN_OFFSET_COMMIT, version, transaction_apis.TXN_OFFSET_COMMIT_REQUEST.encode(version, COMMIT))
     assert world.groups.calls == world.transactions.calls == []
     ((rule, arguments),) = world.elsewhere.calls
     assert (rule, arguments[:5]) == ("verify", ("tx", 9, 2, (OFFSETS,), adds))
@@ -169,32 +169,32 @@ def test_offsets_whose_guard_a_marker_took_are_verified_anew_in_the_second_proto
     """The marker of the transaction before has the epoch of this one (KIP-890), and came between the guard and the other box's answer."""
     world = World(counters)
     world.leads = False
-    world.send(ApiKey.TXN_OFFSET_COMMIT, version, txn_offset_commit.REQUEST.encode(version, COMMIT))
+    world.send(ApiKey.TXN_OFFSET_COMMIT, version, transaction_apis.TXN_OFFSET_COMMIT_REQUEST.encode(version, COMMIT))
     refused = TxnOffsetCommitResponse(topics=(TopicResult("t", (PartitionResult(0, ErrorCode.INVALID_TXN_STATE),)),))
     for time in range(times):
         assert world.sent == [] and len(world.elsewhere.calls) == len(world.guarded) == time + 1
         world.elsewhere.calls[time][1][-1]([ErrorCode.NONE])
         world.groups.calls[time][1][-1](refused)
-    assert world.sent == [(KAFKA_RESPONSE, 5, txn_offset_commit.RESPONSE.encode(version, refused))] and len(world.guarded) == times
+    assert world.sent == [(KAFKA_RESPONSE, 5, transaction_apis.TXN_OFFSET_COMMIT_RESPONSE.encode(version, refused))] and len(world.guarded) == times
 
 
 @pytest.mark.parametrize(("code", "told"), [(ErrorCode.COORDINATOR_NOT_AVAILABLE, 15), (ErrorCode.PRODUCER_FENCED, 47), (12_345, -1)])
 def test_what_another_box_refuses_is_told_in_the_words_of_the_api(counters: Counters, code: int, told: int) -> None:
     world = World(counters)
     world.leads = False
-    world.send(ApiKey.TXN_OFFSET_COMMIT, 3, txn_offset_commit.REQUEST.encode(3, COMMIT))
+    world.send(ApiKey.TXN_OFFSET_COMMIT, 3, transaction_apis.TXN_OFFSET_COMMIT_REQUEST.encode(3, COMMIT))
     world.elsewhere.calls[0][1][-1]([code])
     refused = TxnOffsetCommitResponse(topics=(TopicResult("t", (PartitionResult(0, told),)),))
-    assert world.sent == [(KAFKA_RESPONSE, 5, txn_offset_commit.RESPONSE.encode(3, refused))]
+    assert world.sent == [(KAFKA_RESPONSE, 5, transaction_apis.TXN_OFFSET_COMMIT_RESPONSE.encode(3, refused))]
     assert world.groups.calls == []
 
 
 def test_who_may_have_been_replaced_answers_nothing_by_what_it_remembers(counters: Counters) -> None:
     world = World(counters)
     world.cut_off_from = {"__consumer_offsets"}
-    world.send(ApiKey.HEARTBEAT, 4, heartbeat.REQUEST.encode(4, HeartbeatRequest("g", 1, "m")))
+    world.send(ApiKey.HEARTBEAT, 4, group_apis.HEARTBEAT_REQUEST.encode(4, HeartbeatRequest("g", 1, "m")))
     assert world.groups.calls == []
-    assert world.sent == [(KAFKA_RESPONSE, 5, heartbeat.RESPONSE.encode(4, HeartbeatResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)))]
+    assert world.sent == [(KAFKA_RESPONSE, 5, group_apis.HEARTBEAT_RESPONSE.encode(4, HeartbeatResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)))]
     world.cut_off_from = {"__transaction_state"}
-    world.send(ApiKey.HEARTBEAT, 4, heartbeat.REQUEST.encode(4, HeartbeatRequest("g", 1, "m")))
+    world.send(ApiKey.HEARTBEAT, 4, group_apis.HEARTBEAT_REQUEST.encode(4, HeartbeatRequest("g", 1, "m")))
     assert [call[0] for call in world.groups.calls] == ["heartbeat"]

@@ -9,7 +9,7 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicPartition
 from appliance.cluster.metadata_image import MetadataImage
 from appliance.protocol.topic_partitions import PartitionResult, TopicPartitions, TopicResult
-from appliance.protocol.write_txn_markers import TxnMarkerResult, WriteTxnMarkersResponse
+from appliance.protocol.transaction_apis import TxnMarkerResult, WriteTxnMarkersResponse
 from services.coordinator.marker_requests import LANES, MARKERS_A_REQUEST, MarkerRequests
 from services.coordinator.transactions.ports import Marker
 from tests.support.asked_boxes import AskedBoxes

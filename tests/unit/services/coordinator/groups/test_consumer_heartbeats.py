@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from appliance.base.errors import ErrorCode
-from appliance.protocol.consumer_group_heartbeat import LEAVE_FOR_A_WHILE
+from appliance.protocol.consumer_group_apis import LEAVE_FOR_A_WHILE
 from tests.support.consumer_world import EVERYTHING, ConsumerWorld, NewReader
 
 SESSION_MS = 45_000

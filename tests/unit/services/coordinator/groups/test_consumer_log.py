@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from appliance.base.errors import ErrorCode
-from appliance.protocol.offset_fetch import OffsetFetchGroup
+from appliance.protocol.group_offset_apis import OffsetFetchGroup
 from services.coordinator.groups.group_records import ConsumerGroupMemberMetadataKey, ConsumerGroupMetadataKey, read_key
 from tests.support.consumer_world import EVERYTHING, ConsumerWorld, NewReader
 from tests.support.group_world import GROUP, START_MS, as_topics, codes

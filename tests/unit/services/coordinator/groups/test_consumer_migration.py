@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from appliance.base.errors import ErrorCode
-from appliance.protocol.consumer_group_describe import CLASSIC_MEMBER, CONSUMER_MEMBER
-from appliance.protocol.join_group import JoinGroupProtocol
-from appliance.protocol.leave_group import LeavingMember
+from appliance.protocol.consumer_group_apis import CLASSIC_MEMBER, CONSUMER_MEMBER
+from appliance.protocol.group_apis import JoinGroupProtocol, LeavingMember
 from tests.support.consumer_world import EVERYTHING, ClassicReader, ConsumerWorld, NewReader, assigned_places, subscription
 
 CLASSIC_SESSION_MS = 10_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from appliance.base.errors import ErrorCode
-from appliance.protocol.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
+from appliance.protocol.group_apis import DescribeGroupsRequest, DescribeGroupsResponse
 from tests.support.group_world import CLIENT, Replies, World
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from appliance.base.errors import ErrorCode
-from appliance.protocol.join_group import JoinGroupProtocol
+from appliance.protocol.group_apis import JoinGroupProtocol
 from services.coordinator.groups.client_identity import ClientIdentity
 from services.coordinator.groups.rebalances import NEW_MEMBER_JOIN_TIMEOUT_MS
 from tests.support.group_world import RANGE, World

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from appliance.base.errors import ErrorCode
-from appliance.protocol.leave_group import LeavingMember
+from appliance.protocol.group_apis import LeavingMember
 from tests.support.group_world import World
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from appliance.base.errors import ErrorCode
-from appliance.protocol.offset_commit import OffsetCommitPartition
-from appliance.protocol.offset_fetch import OffsetFetchGroup
+from appliance.protocol.group_offset_apis import OffsetCommitPartition, OffsetFetchGroup
 from tests.support.group_world import World, as_topics, codes
 
 A0 = ("syslog", 0)

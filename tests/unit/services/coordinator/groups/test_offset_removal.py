@@ -5,7 +5,7 @@ from __future__ import annotations
 from struct import pack
 
 from appliance.base.errors import ErrorCode
-from appliance.protocol.join_group import JoinGroupProtocol
+from appliance.protocol.group_apis import JoinGroupProtocol
 from services.coordinator.groups.group_settings import MINUTE_MS
 from services.coordinator.groups.offset_removal import TOMBSTONES_MAX
 from tests.support.group_world import World, codes

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from appliance.base.errors import ErrorCode
-from appliance.protocol.join_group import JoinGroupProtocol, JoinGroupResponse
-from appliance.protocol.leave_group import LeavingMember
+from appliance.protocol.group_apis import JoinGroupProtocol, JoinGroupResponse, LeavingMember
 from tests.support.group_world import RANGE, Replies, World
 
 STICKY = JoinGroupProtocol("sticky", b"")

@@ -8,11 +8,16 @@ from typing import Any
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicPartition
 from appliance.cluster.state_log import LoadedRecord, OnAppended, ProducerIdentity, StateRecord
-from appliance.protocol.add_offsets_to_txn import AddOffsetsToTxnRequest
-from appliance.protocol.add_partitions_to_txn import AddPartitionsToTxnRequest, TransactionToExtend
-from appliance.protocol.end_txn import EndTxnRequest, EndTxnResponse
-from appliance.protocol.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from appliance.protocol.topic_partitions import TopicPartitions
+from appliance.protocol.transaction_apis import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    EndTxnResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    TransactionToExtend,
+)
 from services.coordinator.transactions.ports import Marker, TransactionSettings
 from services.coordinator.transactions.transaction import Transaction
 from services.coordinator.transactions.transaction_coordinator import TransactionCoordinator

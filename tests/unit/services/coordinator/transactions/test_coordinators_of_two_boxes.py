@@ -13,8 +13,7 @@ import pytest
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicPartition
 from appliance.cluster.state_log import LoadedRecord, StateRecord
-from appliance.protocol.end_txn import EndTxnRequest
-from appliance.protocol.init_producer_id import InitProducerIdRequest
+from appliance.protocol.transaction_apis import EndTxnRequest, InitProducerIdRequest
 from appliance.records.control_batch import EndTransactionMarker
 from appliance.storage.producer_state import ProducerState
 from services.coordinator.marker_requests import MarkerRequests

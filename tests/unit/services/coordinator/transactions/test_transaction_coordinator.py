@@ -8,9 +8,7 @@ import pytest
 
 from appliance.base.errors import ErrorCode
 from appliance.base.model import TopicPartition
-from appliance.protocol.describe_transactions import DescribeTransactionsRequest
-from appliance.protocol.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from appliance.protocol.list_transactions import ListTransactionsRequest
+from appliance.protocol.transaction_apis import DescribeTransactionsRequest, InitProducerIdRequest, InitProducerIdResponse, ListTransactionsRequest
 from services.coordinator.transactions.transaction import LARGEST_EPOCH, TransactionState
 from tests.unit.services.coordinator.transactions.coordination_support import CoordinatedProducers
 
