@@ -280,7 +280,7 @@ packages_of_system() {
 
 # clients_and_judges DEEP: what comes from npm and Maven Central, and other projects' test suites; what is there already is not fetched again.
 clients_and_judges() {
-    "$VENV/bin/python" -c 'from appliance.pipeline.spark_java import spark_java_home; spark_java_home()' 2>/dev/null || apt_install openjdk-17-jre-headless || true # a Java for ZooKeeper may be too old for Spark
+    "$VENV/bin/python" -c 'from appliance.pipeline.spark_session import spark_java_home; spark_java_home()' 2>/dev/null || apt_install openjdk-17-jre-headless || true # a Java for ZooKeeper may be too old for Spark
     "$VENV/bin/python" -m lab.client_packages || SKIPPED+=("JavaScript and Java clients, Kafka: they could not be fetched")
     "$VENV/bin/python" -m tests.judges install kafka-python || SKIPPED+=("kafka-python's integration tests: they could not be fetched")
     # This one takes minutes to build.

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from appliance.pipeline.spark_java import spark_java_home
+from appliance.pipeline.spark_session import spark_java_home
 from lab.running_box import ROOT
 
 START_SECONDS = 90.0

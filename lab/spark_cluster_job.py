@@ -24,8 +24,8 @@ def load(spark, bootstrap, topic, table):
     from appliance.pipeline.cluster_access import ClusterAccess
     from appliance.pipeline.load_run import LoadOrder, load_directory
     from appliance.pipeline.load_survey import LoadRequest
+    from appliance.pipeline.load_task import SparkTasks
     from appliance.pipeline.loader import LoadRules
-    from appliance.pipeline.spark_tasks import SparkTasks
 
     order = LoadOrder([topic], table, ClusterAccess(tuple(parse_addresses(bootstrap)), read_committed=True), LoadRequest("raw"), LoadRules())
     load_directory(order, "cluster", SystemClock(), lambda: nullcontext(SparkTasks(spark.sparkContext)), lambda done: None)

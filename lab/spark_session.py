@@ -11,8 +11,7 @@ import tempfile
 from pathlib import Path
 
 from appliance.base.errors import ConfigurationProblems
-from appliance.pipeline.spark_java import spark_java_home
-from appliance.pipeline.spark_session import RunningSpark, SessionOptions, start_spark
+from appliance.pipeline.spark_session import RunningSpark, SessionOptions, spark_java_home, start_spark
 
 CORES = 2
 SHORT_LIFE = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}

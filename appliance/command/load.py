@@ -106,8 +106,8 @@ def _kind_there(destination: str, database: bool, topic: str) -> TableKind | Non
 def _understood(to: str, schema: str | None) -> tuple[str, bool, Any]:
     """Where to, whether that is a database, the fields. Raises UsageProblem for what cannot be meant."""
     from appliance.pipeline.json_fields import parse_fields
-    from appliance.pipeline.load_destination import parse_destination
-    from appliance.pipeline.load_problem import LoadProblem
+    from appliance.pipeline.load_survey import parse_destination
+    from appliance.pipeline.problems import LoadProblem
 
     try:
         text = Path(schema[1:]).read_text() if schema and schema.startswith("@") else schema

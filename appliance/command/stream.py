@@ -57,8 +57,7 @@ def stream(
         raise UsageProblem(f"--to-topic {to_topic} is read by the job: its rows would come back to it; name another topic")
     with pipeline_extra():
         from appliance.pipeline.cluster_access import access_from
-        from appliance.pipeline.stream_directory import StreamDirectory
-        from appliance.pipeline.stream_identity import ask_source
+        from appliance.pipeline.stream_directory import StreamDirectory, ask_source
         from appliance.pipeline.stream_runner import StreamOptions
 
         chosen = _job(job, late, silent)
@@ -112,7 +111,7 @@ def _opened(directory: StreamDirectory, identity: dict[str, Any]) -> Iterator[No
     """A driver that was killed may leave its JVM for a moment, which still holds the lock; a living driver does not go away by waiting."""
     from threading import Event
 
-    from appliance.pipeline.stream_problem import ConcurrentStream
+    from appliance.pipeline.problems import ConcurrentStream
 
     clock, said = SystemClock(), False
     deadline_ms = clock.monotonic_ms() + LOCK_WAIT_MS

@@ -16,9 +16,9 @@ from appliance.base.model import TopicPartition
 from appliance.pipeline.cluster_access import ClusterAccess
 from appliance.pipeline.offset_limits import resolve
 from appliance.pipeline.offset_range import OffsetRange, split_ranges
+from appliance.pipeline.problems import CorruptRange, DataLoss, OffsetsLost, SourceProblem
 from appliance.pipeline.record_reader import read_range
 from appliance.pipeline.source_options import SourceOptions
-from appliance.pipeline.source_problem import CorruptRange, DataLoss, OffsetsLost, SourceProblem
 from appliance.pipeline.topic_offsets import TopicOffsets
 
 log = logging.getLogger(__name__)

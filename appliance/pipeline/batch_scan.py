@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from appliance.pipeline.offset_range import OffsetRange
 from appliance.pipeline.opened_batches import StoredBatch
-from appliance.pipeline.source_problem import CorruptBatchFound, CorruptRange, OnCorrupt
+from appliance.pipeline.problems import CorruptBatchFound, CorruptRange, OnCorrupt
 from appliance.records.batch import MAGIC, MAGIC_AT, RECORDS_AT, BatchHeader, batch_crc, read_batch_header, stored_batch_problem
 from appliance.records.control_batch import read_end_transaction_marker
 
@@ -53,7 +53,7 @@ class ReadProgress:
 
 
 class AbortedRecords:
-    """Which transactional batches belong to aborted transactions, told in the order of the log: as Kafka's consumer does it."""
+    """The transactional batches of aborted transactions, found in log order, as Kafka's consumer does it."""
 
     def __init__(self, aborted: Iterable[tuple[int, int]]) -> None:
         self._coming = sorted(((first_offset, producer_id) for producer_id, first_offset in aborted), reverse=True)
@@ -81,7 +81,7 @@ class BatchScan:
         self._on_corrupt = on_corrupt
 
     def batches(self, raw: RawBatches) -> Iterator[StoredBatch]:
-        """Those with records to hand out, and `progress` moved behind all others. Raises `CorruptBatchFound` unless told to go on."""
+        """Yield batches with wanted records and advance `progress` past the others. Raises `CorruptBatchFound` without `on_corrupt`."""
         progress, end_offset = self._progress, self._wanted.end
         memory, aborted = raw.memory, raw.aborted
         progress.position = raw.position

@@ -16,7 +16,7 @@ from appliance.base.settings import load_box
 from appliance.client.address import Address, parse_addresses
 from appliance.client.cluster import ClusterClient
 from appliance.pipeline.option_values import OptionValues
-from appliance.pipeline.source_problem import SourceProblem
+from appliance.pipeline.problems import SourceProblem
 from appliance.runtime.running_boxes import find_box
 
 BOOTSTRAP_SERVERS = "kafka.bootstrap.servers"
@@ -92,7 +92,7 @@ def _bootstrap(values: OptionValues, data_directory: str | None) -> tuple[Addres
 
 
 def local_bootstrap(data_directory: str | None) -> tuple[Address, ...]:
-    """Where the box of this machine listens. Raises `SourceProblem` when there is none, or several and nobody says which."""
+    """Return the address of this machine's box. Raises `SourceProblem` if there is none, or several and no option names one."""
     layout = find_box(data_directory)
     if layout is None:
         where = f"no running box of this machine has the data directory {data_directory}" if data_directory else "not exactly one box runs on this machine"

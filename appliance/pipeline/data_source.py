@@ -1,6 +1,6 @@
 """`format("millrace")`: what Spark calls by that name. Options are checked here, before Spark plans anything; reading and writing are in modules of their own.
 
-Lives on the driver, in planning processes of Spark. Weak spot: Spark says only later whether it is a batch or a stream, so what is allowed in one of
+Runs on the driver, in planning processes of Spark. Weak spot: Spark says only later whether it is a batch or a stream, so what is allowed in one of
 them only is refused at the first action.
 """
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
 from pyspark.sql.types import StructType
 
-from appliance.pipeline.source_problem import SourceProblem
+from appliance.pipeline.problems import SourceProblem
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping

@@ -19,7 +19,7 @@ from appliance.client.messages import FETCH
 from appliance.pipeline.batch_scan import AbortedRecords, RawBatches, ReadProgress
 from appliance.pipeline.cluster_access import ClusterAccess
 from appliance.pipeline.offset_range import OffsetRange
-from appliance.pipeline.source_problem import DataLoss, OnDataLoss
+from appliance.pipeline.problems import DataLoss, OnDataLoss
 from appliance.records.batch_run import whole_batches
 
 READ_COMMITTED, READ_UNCOMMITTED = 1, 0
@@ -66,7 +66,7 @@ class FetchedBatches:
             connection.close()
 
     def _leader(self, cluster: ClusterClient, progress: ReadProgress, on_data_loss: OnDataLoss) -> BrokerId | None:
-        """Who leads the partition; None when it is gone for good, which is reported."""
+        """Return the partition's leader; None if the partition no longer exists, which is reported."""
         unknown = cluster.backoff(GONE_AFTER_MS)
         while True:
             topic = cluster.metadata([self._wanted.topic]).topics.get(self._wanted.topic)
@@ -117,7 +117,7 @@ class FetchedBatches:
                 asked = self._ask(connection, progress.next_offset)
 
     def _following(self, records: memoryview) -> int | None:
-        """Which offset comes after these; None where only reading them tells."""
+        """Return the offset after these batches; None if only reading them shows it."""
         whole = whole_batches([records])
         return whole.next_offset if whole is not None and whole.size_bytes else None
 

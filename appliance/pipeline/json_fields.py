@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from appliance.pipeline.load_problem import LoadProblem
+from appliance.pipeline.problems import LoadProblem
 from appliance.pipeline.table_kind import Field
 
 INFERRED_FIELDS_MAX = 500

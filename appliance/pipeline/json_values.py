@@ -1,23 +1,158 @@
-"""Values that are JSON objects into columns, by fields that are known. Owned by one task.
+"""Decode JSON objects into Arrow columns for known fields. Owned by one task.
 
-A column of strings takes anything: texts as they are, the rest as JSON. Every other column takes its type only; a record that does not fit, or is no JSON
-object, is a bad record as a whole. Fields without a column are kept together, as JSON, in `other_fields`. Plain
-ones are read all at once (`plain_objects`), the others one after the other in Python. Weak spot: nested contents are always read one by one.
+A string column takes any content: texts as they are, the rest as JSON. Every other column takes its own type only: 1.5 is
+no integer, true is no number, a text is no list of characters. A record that does not fit, or is no JSON object, is a bad
+record as a whole. Whether a record fits never depends on other records. Fields without a column are stored together, as
+JSON, in `other_fields`.
+
+Arrow's JSON reader (C++) decodes a run of values (about 10,000) at once, but only if the result must equal that of the
+Python code: each value begins with `{`, none contains a line end, there are as many rows as values, every field has a
+column, and texts are UTF-8. Otherwise Python decodes them one by one.
+Weak spots: one irregular record sends its whole run to Python; nested contents are always decoded in Python.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import datetime
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pajson
 
-from appliance.pipeline.json_conversion import INSTANT, MISFITS, Convert, convert_to, instants_of
 from appliance.pipeline.json_fields import arrow_type, column_names
-from appliance.pipeline.plain_objects import read_plain_objects, read_schema
 from appliance.pipeline.record_decoder import ValueColumns
 from appliance.pipeline.table_kind import Field
+
+MISFITS = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, ValueError, TypeError)
+INSTANT = pa.timestamp("us", "UTC")
+YEAR_1_US, YEAR_10000_US = -62_135_596_800_000_000, 253_402_300_800_000_000
+"""Years that calendars have, in microseconds since 1970."""
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+NUMBERS = frozenset((int, float, type(None)))
+Convert = Callable[[list[Any]], pa.Array]
+
+
+def convert_to(kind: pa.DataType) -> Convert:
+    if pa.types.is_list(kind):
+        inner = convert_to(kind.value_type)
+        return lambda content: _lists(content, inner)
+    if pa.types.is_string(kind):
+        return _texts
+    if pa.types.is_timestamp(kind):
+        return instants
+    if pa.types.is_date(kind):
+        return lambda content: pa.array([None if each is None else datetime.date.fromisoformat(each) for each in content], kind)
+    if pa.types.is_boolean(kind):
+        return lambda content: pa.array(content, kind)
+    return lambda content: _numbers(content, kind)
+
+
+def _texts(content: list[Any]) -> pa.Array:
+    try:
+        return pa.array(content, pa.string())
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return pa.array([each if each is None or each.__class__ is str else orjson.dumps(each).decode() for each in content], pa.string())
+
+
+def _numbers(content: list[Any], kind: pa.DataType) -> pa.Array:
+    """Each by itself: Arrow would cut 1.5 to 1, take true for 1, and look at all to find how exact a float must be."""
+    kinds = set(map(type, content))
+    if not NUMBERS.issuperset(kinds):
+        raise ValueError("not all are numbers")
+    if pa.types.is_floating(kind):
+        return pa.array([float(each) if each.__class__ is int else each for each in content] if int in kinds else content, kind)
+    return pa.array([_whole(each) for each in content] if float in kinds else content, kind)
+
+
+def _whole(number: float | int | None) -> int | None:
+    if number.__class__ is float:
+        if number != (whole := int(number)):
+            raise ValueError("not a whole number")
+        return whole
+    return number  # type: ignore[return-value]
+
+
+def _lists(content: list[Any], inner: Convert) -> pa.Array:
+    if any(each is not None and each.__class__ is not list for each in content):
+        raise ValueError("not all are lists")
+    lengths = [0 if each is None else len(each) for each in content]
+    starts: list[int | None] = [None if each is None else start for each, start in zip(content, accumulate(lengths, initial=0))]
+    return pa.ListArray.from_arrays(pa.array([*starts, sum(lengths)], pa.int32()), inner([each for some in content if some for each in some]))
+
+
+def instants(content: list[Any]) -> pa.Array:
+    """RFC 3339 texts (without a zone: UTC), or seconds since 1970."""
+    try:
+        return instants_of(pa.array(content, pa.string()))
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return pa.array([None if each is None else instant(each) for each in content], INSTANT)
+
+
+def instants_of(texts: pa.Array) -> pa.Array:
+    """By Arrow, all at once. Raises ArrowInvalid where one of them needs Python, or has a year that calendars do not have."""
+    found = texts.cast(INSTANT)
+    ticks = found.cast(pa.int64())
+    if pc.any(pc.or_(pc.less(ticks, YEAR_1_US), pc.greater_equal(ticks, YEAR_10000_US))).as_py():
+        raise pa.ArrowInvalid("a time that no calendar has")
+    return found
+
+
+def instant(content: Any) -> datetime.datetime:
+    """Everything that one of the two understands, whatever stands beside it: Python or Arrow."""
+    if content.__class__ in (int, float):
+        return _EPOCH + datetime.timedelta(seconds=content)
+    if content.__class__ is not str:
+        raise ValueError("neither a text nor a number")
+    try:
+        found = datetime.datetime.fromisoformat(content)
+    except ValueError:
+        found = pa.scalar(content).cast(INSTANT).as_py()
+    return found.replace(tzinfo=datetime.UTC) if found.tzinfo is None else found.astimezone(datetime.UTC)
+
+
+_READ_AS = {"string": pa.string(), "bool": pa.bool_(), "int32": pa.int32(), "int64": pa.int64(), "double": pa.float64(), "timestamp[us, tz=UTC]": pa.string()}
+"""Types that Arrow reads as strictly as `json_values` does; times are read as texts first."""
+
+
+def read_schema(names: list[str], kinds: list[pa.DataType]) -> pa.Schema | None:
+    """Return the schema that Arrow reads, or None if Arrow cannot read all of these types."""
+    if len(set(names)) != len(names) or any(str(kind) not in _READ_AS for kind in kinds):
+        return None
+    return pa.schema([(name, _READ_AS[str(kind)]) for name, kind in zip(names, kinds)])
+
+
+def read_plain_objects(values: pa.Array, schema: pa.Schema, required: tuple[str, ...] = ()) -> list[pa.Array] | None:
+    """Columns of `schema`, each as long as `values`; None if any of them is not plain. `required` must be there and not be null."""
+    if not len(values) or values.null_count:
+        return None
+    if not pc.all(pc.starts_with(values, "{")).as_py() or pc.any(pc.match_substring(values, "\n")).as_py():
+        return None
+    text = b"\n".join(values.to_pylist())
+    parse = pajson.ParseOptions(explicit_schema=schema, newlines_in_values=False, unexpected_field_behavior="error")
+    try:
+        table = pajson.read_json(pa.BufferReader(text), pajson.ReadOptions(use_threads=False, block_size=len(text) + 1), parse)
+        if table.num_rows != len(values) or table.schema.names != schema.names:
+            return None
+        columns = [_one(column) for column in table.columns]
+        for column in columns:
+            column.validate(full=True)
+    except pa.ArrowInvalid:
+        return None
+    if any(pa.types.is_floating(column.type) and pc.any(pc.invert(pc.is_finite(column))).as_py() for column in columns):
+        return None  # NaN and Infinity: Arrow reads them, JSON has neither
+    if any(column.null_count for name, column in zip(schema.names, columns) if name in required):
+        return None
+    return columns
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    whole = column.combine_chunks()
+    return whole if isinstance(whole, pa.Array) else whole.chunk(0)
+
 
 OTHER_FIELDS = "other_fields"
 

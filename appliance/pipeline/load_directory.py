@@ -1,39 +1,85 @@
-"""The directory that a load fills: who may fill it, how a commit becomes part of it, what is put right after a death. The only module that writes its books.
+"""The directory that a load fills: its lock, its commits, and the repair after a crash. Only this module writes its metadata.
 
-    DIR/topic=NAME/date=2026-11-22/hour=05/part-*.parquet     rows; a plain listing of these is right at any moment
+    DIR/topic=NAME/date=2026-11-22/hour=05/part-*.parquet     rows; a plain listing of these is correct at any moment
     DIR/_bad_records/topic=NAME/…                             records that could not be decoded
     DIR/_millrace/table.json, topics/NAME.json                what this directory is; written once
-    DIR/_millrace/lock                                        held while a loader lives
-    DIR/_millrace/plans/N.json, manifests/N.json              what commit N shall hold, what it holds
-    DIR/_millrace/staging/N-LIFE/                             what the tasks of one life have written
+    DIR/_millrace/lock                                        held while a loader runs
+    DIR/_millrace/plans/N.json, manifests/N.json              the planned and the actual contents of commit N
+    DIR/_millrace/staging/N-INCARNATION/                      files that the tasks of one loader wrote
 
-Files come into sight only after their manifest is published, one by one, by rename; each has rows that no other has. The order of steps and what a death
-between them leaves stands in README.md. Weak spot: between a manifest and its last rename a death leaves rows out of sight until the next run.
+A file is renamed to its place only after the manifest of its commit is published. Each has rows that no other file has.
+A metadata file is written aside, synced, and named by link(2), so it exists whole or not at all; every call goes through
+`file_io`. README.md lists the steps and what a crash after each leaves. Weak spots: after a crash between a manifest and its
+last rename, the remaining rows become visible with the next run; file systems without hard links are refused.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Iterable
 from contextlib import suppress
 
-from appliance.pipeline.book_files import link_once, make_directories, numbers_of, publish_once
 from appliance.pipeline.load_manifest import Manifest, Plan, StagedFile, decode_manifest, decode_plan
-from appliance.pipeline.load_problem import ConcurrentLoader, DamagedTable, LoadProblem
+from appliance.pipeline.problems import ConcurrentLoader, DamagedTable, LoadProblem
 from appliance.pipeline.table_kind import TableKind, TopicFormat, decode_table_kind, decode_topic_format, foreign_owner
 from appliance.storage import file_io
+
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV)
+
+
+def publish_once(temporary: str, path: str, content: bytes) -> bool:
+    """Create `path` with this content, through `temporary`; False if it exists. FileNotFoundError if another loader removed `temporary`."""
+    if file_io.exists(path):
+        return False
+    file_io.replace_file(temporary, content)
+    published = link_once(temporary, path)
+    file_io.fsync_directory(os.path.dirname(path))
+    file_io.unlink_if_there(temporary)
+    return published
+
+
+def make_directories(path: str) -> None:
+    """Beside another loader, which may make the same ones."""
+    for _ in range(path.count("/")):
+        with suppress(FileExistsError):
+            return file_io.make_directories(path)
+    return file_io.make_directories(path)
+
+
+def link_once(source: str, target: str) -> bool:
+    """link(2), which fails when `target` is there: the one step by which a name is given once. False then.
+
+    Over NFS the answer to a successful link may be lost, so that its repetition fails; the number of links shows which.
+    """
+    try:
+        file_io.link(source, target)
+    except FileExistsError:
+        return bool(file_io.stat(source).st_nlink > 1)
+    except OSError as error:
+        if error.errno in _NO_LINKS:
+            words = "a load becomes part of a directory by a link, which is made in one step or not at all; name a directory on another file system"
+            raise LoadProblem(f"the file system of {target} has no hard links ({(error.strerror or '').lower()}): {words}") from error
+        raise
+    return True
+
+
+def numbers_of(names: Iterable[str]) -> list[int]:
+    """Of files called NUMBER.json."""
+    return [int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit()]
+
 
 BOOKS = "_millrace"
 BAD_RECORDS = "_bad_records"
 NEW = "new-"
-"""How a file of the books is called until it has its name for good."""
+"""Prefix of a metadata file before it is linked to its name."""
 SWEPT = ".swept"
-"""What a later life appends to the name of a staging directory. Its owner, if it lives after all, cannot publish from there any more."""
+"""Suffix that a later incarnation appends to a staging directory. Its owner, if it still runs, can no longer publish from it."""
 
 
 class LoadDirectory:
-    """One destination, owned by `life`. `open` takes the lock; `close` lets go of it."""
+    """One destination, owned by the incarnation `life`. `open` takes the lock, `close` releases it."""
 
     def __init__(self, path: str, life: str) -> None:
         self.path = os.path.abspath(path)
@@ -141,18 +187,18 @@ class LoadDirectory:
         return path
 
     def abandon(self, number: int) -> None:
-        """Give the room back that a commit took which failed before it was published; what is not removed now, the next run sweeps."""
+        """Remove the files of a commit that failed before it was published. The next run removes what this one cannot."""
         staging = self.staging(number)
         with suppress(OSError):
             file_io.rename(staging, staging + SWEPT)
             self._remove(staging + SWEPT)
 
     def publish(self, manifest: Manifest) -> None:
-        """Make `manifest` the truth, in one step. Its files must be synced; raises ConcurrentLoader when somebody else was first, or has taken over."""
+        """Publish `manifest` in one step. Its files must be synced. Raises ConcurrentLoader if another loader was first or has taken over."""
         staging = self.staging(manifest.number)
         self._check_files(staging, (*manifest.files, *manifest.bad_files))
         try:
-            file_io.replace_file(f"{staging}/manifest", manifest.encode())  # the link is made out of the staging directory: whoever sweeps that stops us
+            file_io.replace_file(f"{staging}/manifest", manifest.encode())  # linked from the staging directory, so a loader that removes it stops this one
             published = link_once(f"{staging}/manifest", self._manifest_path(manifest.number))
         except FileNotFoundError as error:
             raise ConcurrentLoader(f"another loader has taken over {self.path}; commit {manifest.number} of this run is not part of it") from error
@@ -240,7 +286,7 @@ class LoadDirectory:
                 file_io.unlink_if_there(f"{staging}/{name}")
             file_io.rmdir(staging)
 
-    # --- files of the books
+    # --- metadata files
 
     def _manifest_path(self, number: int) -> str:
         return f"{self._manifests}/{number:08d}.json"

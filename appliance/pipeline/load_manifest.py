@@ -1,4 +1,4 @@
-"""The books of a load as values: what is to be loaded (plan), what was loaded and which files hold it (manifest). No file is touched here.
+"""The metadata of a load as values: what is to be loaded (plan), what was loaded into which files (manifest). No file access.
 
 A manifest is the only truth about how far a load is: it carries the position of every partition, so that the last one alone says where to go on. Weak spot:
 a manifest grows with the number of partitions, some 30 bytes each, and all manifests are kept.
@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from appliance.base.model import TopicPartition
-from appliance.pipeline.load_problem import DamagedTable
 from appliance.pipeline.offset_range import OffsetRange
-from appliance.pipeline.table_document import decode_document, encode_document
+from appliance.pipeline.problems import DamagedTable
+from appliance.pipeline.table_kind import decode_document, encode_document
 
 Positions = Mapping[TopicPartition, int]
 """The first offset of each partition that is not loaded yet."""
@@ -51,7 +51,7 @@ class Plan(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """What commit `number` holds. `life` is the run that made it; its staging directory is named after both."""
+    """The contents of commit `number`. `life` is the incarnation that wrote it; the staging directory is named after both."""
 
     number: int
     life: str
@@ -90,7 +90,7 @@ class Manifest(NamedTuple):
 
 
 class CommitDone(NamedTuple):
-    """What a commit did, for whoever counts: `offsets` were asked for, `record_bytes` of keys and values were read."""
+    """The counts of a commit: `offsets` requested, `record_bytes` of keys and values read."""
 
     number: int
     rows: int

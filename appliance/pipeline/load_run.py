@@ -1,29 +1,97 @@
-"""A whole run into a directory: look, take the directory, start Spark, load, look again. What `millrace load` calls for directories.
+"""Run `millrace load` into a directory: survey, lock the directory, start Spark, load, survey again.
 
-Everything that can be wrong with what was asked is found before Spark is started, which takes ten seconds. Owned by one process.
-Weak spot: formats of new topics are kept before their first commit; a run that dies between has chosen them.
+All mistakes in the options are found before Spark starts, which takes ten seconds. Owned by one process.
+
+`delta` tables: each published commit becomes a commit of Delta's log, written by the Rust library `deltalake`. Our
+manifests are the source. Delta's log stores the number of the last manifest that it contains (`Transaction`), so the next
+run adds what a crash left out.
+
+Weak spots: formats of new topics are stored before their first commit, so a run that dies between the two has chosen them;
+a Delta table has one schema, so all its topics must decode into the same columns.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import orjson
+import pyarrow as pa
 
 from appliance.base.clock import Clock
 from appliance.pipeline.cluster_access import ClusterAccess
+from appliance.pipeline.hour_files import UNKNOWN
 from appliance.pipeline.load_directory import LoadDirectory
 from appliance.pipeline.load_manifest import CommitDone, Manifest, Positions
-from appliance.pipeline.load_plan import find_due
-from appliance.pipeline.load_problem import LoadProblem
-from appliance.pipeline.load_survey import LoadRequest, Survey, choose_format, survey_topics
-from appliance.pipeline.load_task import TaskRunner
+from appliance.pipeline.load_survey import LoadRequest, Survey, choose_format, find_due, survey_topics
+from appliance.pipeline.load_task import Progress, SparkTasks, TaskRunner
 from appliance.pipeline.loader import Loader, LoadRules
-from appliance.pipeline.source_problem import SourceProblem
+from appliance.pipeline.problems import LoadProblem, SourceProblem
+from appliance.pipeline.record_decoder import make_decoder
 from appliance.pipeline.spark_session import SessionOptions, start_spark
-from appliance.pipeline.spark_tasks import Progress, SparkTasks
 from appliance.pipeline.table_kind import TableKind, TopicFormat
 from appliance.pipeline.topic_offsets import TopicOffsets
+
+APPLICATION = "millrace-load"
+PARTITIONED_BY = [pa.field("topic", pa.string()), pa.field("date", pa.date32()), pa.field("hour", pa.int32())]
+DELTA_LOG = "_delta_log"
+
+
+class DeltaLog:
+    """The Delta table in `directory`, made at its first commit."""
+
+    def __init__(self, directory: LoadDirectory, formats: Mapping[str, TopicFormat], *, by_arrival: bool) -> None:
+        self._directory = directory
+        schemas = {topic: make_decoder(chosen, by_arrival=by_arrival).schema for topic, chosen in sorted(formats.items())}
+        topics = list(schemas)
+        for topic in topics[1:]:
+            if schemas[topic] != schemas[topics[0]]:
+                raise LoadProblem(
+                    f"topics {topics[0]} and {topic} become different columns, and a Delta table has one form: load them into tables of their own"
+                )
+        self._schema = pa.schema([*schemas[topics[0]], *PARTITIONED_BY])
+
+    def follow(self, last: Manifest | None) -> int:
+        """Bring Delta's log up to `last`; returns how many commits that took. Any number of times, with the same result."""
+        if last is None:
+            return 0
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+        from deltalake.transaction import CommitProperties, PostCommitHookProperties, Transaction
+
+        path = self._directory.path
+        names = [field.name for field in PARTITIONED_BY]
+        try:
+            table = DeltaTable(path) if os.path.isdir(f"{path}/{DELTA_LOG}") else DeltaTable.create(path, self._schema, partition_by=names, mode="ignore")
+            first = (table.transaction_version(APPLICATION) or 0) + 1
+            for number in range(first, last.number + 1):
+                manifest = last if number == last.number else self._directory.manifest(number)
+                properties = CommitProperties(app_transactions=[Transaction(APPLICATION, number)], max_commit_retries=0)
+                hooks = PostCommitHookProperties(cleanup_expired_logs=False)
+                actions = _added(manifest)
+                table.create_write_transaction(actions, "append", self._schema, names, commit_properties=properties, post_commithook_properties=hooks)
+                table = DeltaTable(path)
+        except DeltaError as error:
+            raise LoadProblem(f"the Delta table {path} did not take a commit: {error}; run again, and what is missing is added") from error
+        return last.number + 1 - first
+
+
+def _added(manifest: Manifest) -> list[Any]:
+    from deltalake.transaction import AddAction
+
+    return [
+        AddAction(file.path, file.size_bytes, partition_values(file.path), manifest.published_ms, True, orjson.dumps({"numRecords": file.rows}).decode())
+        for file in manifest.files
+    ]
+
+
+def partition_values(path: str) -> dict[str, str | None]:
+    """topic, date, hour out of a file's path."""
+    pairs = [part.partition("=") for part in path.split("/")[:-1]]
+    return {name: None if value == UNKNOWN else unquote(value) for name, _, value in pairs}
 
 
 class LoadOrder(NamedTuple):
@@ -89,7 +157,7 @@ def follower(order: LoadOrder, directory: LoadDirectory, formats: Mapping[str, T
     """What else must learn of a commit that is in sight. Raises LoadProblem when that is not possible with these topics."""
     if order.file_format != "delta":
         return lambda manifest: None
-    from appliance.pipeline.delta_log import DeltaLog
+    from appliance.pipeline.load_run import DeltaLog
 
     return DeltaLog(directory, {**directory.topic_formats(), **formats}, by_arrival=order.rules.by_arrival).follow
 

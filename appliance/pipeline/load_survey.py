@@ -1,23 +1,114 @@
-"""What a load finds before it begins: how far each partition is loaded, what its log holds, and how its topic becomes rows. Asks the cluster, changes nothing.
+"""Read what a load needs before it starts: destination, stored positions, log ends, row formats; and plan the next commit.
 
-The ends are last stable offsets: a load takes no record of an open or aborted transaction. Weak spot: start and end are asked for one after the other, so
-retention may pass between the two; a task finds that out.
+Requests to the cluster only read. The ends are last stable offsets: a load takes no record of an open or aborted
+transaction. A commit takes a limited part of what is left, so that a crash repeats one commit and not the whole load.
+
+A load is published by link(2) and rename(2), so its directory must be on a POSIX file system, local or shared; object
+stores have neither. Weak spot: start and end are two requests. If retention deletes records between them, a task reports
+the loss.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
 
 from appliance.base.model import TopicId, TopicPartition
 from appliance.pipeline.cluster_access import ClusterAccess
-from appliance.pipeline.load_manifest import Positions
-from appliance.pipeline.load_plan import Due, Extent, find_due
-from appliance.pipeline.load_problem import LoadProblem
+from appliance.pipeline.load_manifest import Positions, SkippedRange
 from appliance.pipeline.offset_range import OffsetRange
+from appliance.pipeline.problems import LoadProblem
 from appliance.pipeline.record_reader import read_range
 from appliance.pipeline.table_kind import Field, TopicFormat
 from appliance.pipeline.topic_offsets import TopicOffsets
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_DATABASES = ("postgresql", "postgres")
+
+
+class Destination(NamedTuple):
+    """Either a directory's absolute path or a database's address."""
+
+    directory: str | None = None
+    database: str | None = None
+
+
+def parse_destination(text: str) -> Destination:
+    """Raises LoadProblem for what cannot be loaded into, with the reason."""
+    if not text:
+        raise LoadProblem("--to is empty; name a directory, or postgresql://USER@HOST/DATABASE")
+    found = _SCHEME.match(text)
+    if found is None:
+        return Destination(directory=os.path.abspath(text))
+    scheme = found.group(1).lower()
+    if scheme in _DATABASES:
+        return Destination(database=text)
+    if scheme == "file":
+        address = urlsplit(text)
+        if address.netloc not in ("", "localhost") or not address.path.startswith("/"):
+            raise LoadProblem(f"--to {text}: write file:///DIR, or the directory alone")
+        return Destination(directory=os.path.abspath(unquote(address.path)))
+    raise LoadProblem(
+        f"--to {text}: only directories of local or shared POSIX file systems and postgresql:// can be loaded into. A load becomes part of a directory "
+        f"by link and rename, each in one step, which {scheme}: does not have; load into a directory and copy what its manifests name"
+    )
+
+
+class Extent(NamedTuple):
+    """What the log of a partition holds: `start` inclusive, `end` exclusive (the last stable offset: what a read_committed reader may see)."""
+
+    start: int
+    end: int
+
+
+class Due(NamedTuple):
+    """What there is to load, and what was deleted before it could be."""
+
+    ranges: tuple[OffsetRange, ...]
+    lost: tuple[SkippedRange, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(each.size for each in self.ranges)
+
+    @property
+    def is_nothing(self) -> bool:
+        return not self.ranges and not self.lost
+
+
+def find_due(extents: Mapping[TopicPartition, Extent], positions: Mapping[TopicPartition, int]) -> Due:
+    """From each partition's position (its log's start, where there is none yet) to its end."""
+    ranges, lost = [], []
+    for partition, extent in sorted(extents.items()):
+        position = positions.get(partition, extent.start)
+        if position < extent.start:
+            lost.append(SkippedRange(*partition, position, extent.start, "lost"))
+            position = extent.start
+        if position > extent.end:
+            raise LoadProblem(
+                f"{partition} was loaded up to offset {position}, but its log ends at {extent.end}: it is not the log that was loaded "
+                "(was the topic deleted and made anew?); load it into another place"
+            )
+        if position < extent.end:
+            ranges.append(OffsetRange(*partition, position, extent.end))
+    return Due(tuple(ranges), tuple(lost))
+
+
+def next_ranges(due: Due, records_max: int) -> tuple[OffsetRange, ...]:
+    """The beginnings of what is due that make one commit: of each partition in proportion, so that all of them go forward together.
+
+    A partition that lost all it had has a range of nothing, which moves its position.
+    """
+    passed = {TopicPartition(each.topic, each.partition): each.end for each in due.lost}
+    for each in due.ranges:
+        passed.pop(each.topic_partition, None)
+    moves = tuple(OffsetRange(*partition, end, end) for partition, end in sorted(passed.items()))
+    share = due.ranges if due.size <= records_max else (each._replace(end=each.start + max(1, each.size * records_max // due.size)) for each in due.ranges)
+    return (*moves, *share)
+
 
 SAMPLE_RECORDS = 10_000
 KEPT = "a table keeps its form: load it into another place"

@@ -11,21 +11,20 @@ from functools import partial
 from typing import Any
 
 from appliance.pipeline.load_manifest import CommitDone, Positions
-from appliance.pipeline.load_plan import find_due
-from appliance.pipeline.load_problem import ConcurrentLoader, LoadProblem
 from appliance.pipeline.load_run import LoadOrder, LoadView
-from appliance.pipeline.load_survey import choose_format, survey_topics
+from appliance.pipeline.load_survey import choose_format, find_due, survey_topics
+from appliance.pipeline.load_task import collected
 from appliance.pipeline.loader import LoadRules
 from appliance.pipeline.offset_range import OffsetRange
 from appliance.pipeline.postgres_table import PostgresTable, TableAddress, table_address
+from appliance.pipeline.problems import ConcurrentLoader, LoadProblem
 from appliance.pipeline.record_decoder import make_decoder
 from appliance.pipeline.spark_session import SessionOptions, start_spark
-from appliance.pipeline.spark_tasks import collected
 from appliance.pipeline.table_copy import CopyJob, CopyResult, copy_range
 from appliance.pipeline.topic_offsets import TopicOffsets
 
 MOVED_ROUNDS_MAX = 3
-"""Rounds in which somebody else moved a position: tasks that outlived their driver do that once; a loader does it for ever."""
+"""Rounds in which another process moved a position: a task that outlived its driver does so once, another loader again and again."""
 CopyRunner = Callable[[CopyJob, Iterable[OffsetRange]], list[CopyResult]]
 
 
@@ -97,7 +96,7 @@ class TableLoad:
                 raise LoadProblem("\n".join(problems[:5]))
             moved_rounds += any(result.moved for result in results)
             if moved_rounds > MOVED_ROUNDS_MAX:
-                raise ConcurrentLoader(f"somebody else loads into {self._table.address}; end that first")
+                raise ConcurrentLoader(f"another loader is running for {self._table.address}; stop it first")
             on_round(_summed(number, results))
 
 

@@ -1,8 +1,8 @@
 """One run of `millrace load` into a directory: from what is loaded to what there is, commit by commit. Owned by one process, which holds the directory's lock.
 
-    recover    finish or sweep what a life before left
-    plan       offsets of the next commit, kept before anything is read (or the plan that a dead life left: the same offsets again)
-    tasks      write files into the staging directory of this life
+    recover    finish or remove what an earlier incarnation left
+    plan       store the offsets of the next commit before any record is read (or take over the plan of a dead incarnation)
+    tasks      write files into the staging directory of this incarnation
     publish    the manifest, by link: from here on the offsets are loaded
     place      the files come into sight
 
@@ -19,16 +19,16 @@ from appliance.base.model import TopicPartition
 from appliance.pipeline.cluster_access import ClusterAccess
 from appliance.pipeline.load_directory import LoadDirectory
 from appliance.pipeline.load_manifest import CommitDone, Manifest, Plan, Positions, SkippedRange, positions_after
-from appliance.pipeline.load_plan import Extent, find_due, next_ranges
-from appliance.pipeline.load_problem import DamagedTable, LoadProblem
+from appliance.pipeline.load_survey import Extent, find_due, next_ranges
 from appliance.pipeline.load_task import LoadJob, TaskResult, TaskRunner
 from appliance.pipeline.offset_range import OffsetRange, split_ranges
+from appliance.pipeline.problems import DamagedTable, LoadProblem
 from appliance.pipeline.table_kind import TopicFormat
 
 COMMIT_RECORDS = 16_000_000
 """Offsets in one commit: the work that a death costs, and how often there is something new to see."""
 TASK_RECORDS = 500_000
-"""Offsets in one task, which writes one file for each hour it meets: some 100 MB of log lines."""
+"""Offsets in one task, which writes one file for each hour that it finds: some 100 MB of log lines."""
 
 
 class LoadRules(NamedTuple):
@@ -119,7 +119,7 @@ class Loader:
                 if result.range.topic_partition == each.topic_partition and result.range.start == position:
                     position = result.range.end
             if position != each.end:
-                raise LoadProblem(f"no task has told of {each.topic_partition} from offset {position}; nothing of this commit is published, run it again")
+                raise LoadProblem(f"no task reported {each.topic_partition} from offset {position}: nothing of this commit is published; run the load again")
         self._check_skips(skip for result in results for skip in result.skipped)
 
     def _check_skips(self, skips: Iterable[SkippedRange]) -> None:

@@ -1,13 +1,22 @@
-"""A range read in place: segment files of a box on this machine, window by window out of the page cache. No broker is asked.
+"""Read a range in place, from the segment files of a box on this machine, without a request to a broker.
 
-What is readable ends where the partition table says: at the high watermark, with read_committed at the last stable offset. Owned by one reader, read-only.
-Weak spots: a hung disk holds up the task until the disk lets go; a process of another user sees neither table nor files, and fetches.
+The partition table limits the range: the high watermark, or with read_committed the last stable offset. A segment is read
+through a window of memory: mapped if it is in the page cache, otherwise read with direct I/O, so that a backfill evicts
+nothing. Mapped pages are populated by MADV_POPULATE_READ, which reports a failing disk as an error; a plain access would end
+the process with SIGBUS.
+
+Owned by one reader, read-only. Weak spots: a hung disk blocks the task until the disk answers; a process of another user
+cannot open table and files, and fetches; before Linux 5.14 there is no MADV_POPULATE_READ; pages that are evicted between
+the residency check and the mapping are read one by one.
 """
 
 from __future__ import annotations
 
+import errno
+import mmap
 from collections.abc import Generator, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
+from typing import NamedTuple
 
 from appliance.base.errors import RequestRefused, StorageFailed
 from appliance.base.model import TopicId
@@ -15,12 +24,92 @@ from appliance.pipeline.batch_scan import AbortedRecords, RawBatches, ReadProgre
 from appliance.pipeline.cluster_access import ClusterAccess
 from appliance.pipeline.local_rows import LocalRow, find_local_row
 from appliance.pipeline.offset_range import OffsetRange
-from appliance.pipeline.segment_window import SegmentFile
-from appliance.pipeline.source_problem import DataLoss, OnDataLoss
+from appliance.pipeline.problems import DataLoss, OnDataLoss
 from appliance.shm.partition_table import Row, TornRow
+from appliance.storage import file_io
+from appliance.storage.cold_file import ACTIVE_WAYS, SEALED_WAYS, ColdFile
 from appliance.storage.meta_properties import read_topic_id
+from appliance.storage.page_cache import PAGE_BYTES, Cachestat, FileMap, pages_of
 from appliance.storage.reading import Located, LogReading, OffsetOutOfRange
 from appliance.storage.segment_files import LOG_SUFFIX, segment_path
+
+MADV_POPULATE_READ = 22
+
+
+class Window(NamedTuple):
+    """`memory[n]` is the byte at `start` + n of the file."""
+
+    memory: memoryview
+    start: int
+
+
+class SegmentFile:
+    """One open segment. `descriptor` is taken over, and closed with the rest."""
+
+    def __init__(self, descriptor: int, path: str, is_active: bool) -> None:
+        self._descriptor = descriptor
+        self._path = path
+        self._ways = ACTIVE_WAYS if is_active else SEALED_WAYS
+        self._cold: ColdFile | None = None
+        self._figures = file_io.fstat(descriptor)
+
+    @property
+    def inode(self) -> int:
+        return self._figures.st_ino
+
+    @property
+    def size_bytes(self) -> int:
+        """When it was opened."""
+        return self._figures.st_size
+
+    def close(self) -> None:
+        file_io.close(self._descriptor)
+        if self._cold is not None:
+            self._cold.close()
+
+    @contextmanager
+    def window(self, position: int, end: int) -> Iterator[Window]:
+        """The bytes from `position` (or a little before) to `end`. Raises OSError when the disk fails."""
+        start = position // PAGE_BYTES * PAGE_BYTES
+        content = self._mapped(start, end) if self._is_resident(start, end - start) else self._read(start, end)
+        memory = memoryview(content)
+        try:
+            yield Window(memory, start)
+        finally:
+            with suppress(BufferError):  # a view still exists; the last one unmaps it
+                memory.release()
+                content.close()
+
+    def _is_resident(self, position: int, size_bytes: int) -> bool:
+        pages = Cachestat().pages(self._descriptor, position, size_bytes)
+        if pages < 0:
+            pages = FileMap(self._descriptor).resident_pages(position, size_bytes)
+        return pages == pages_of(position, size_bytes)
+
+    def _mapped(self, start: int, end: int) -> mmap.mmap:
+        mapped = mmap.mmap(self._descriptor, end - start, access=mmap.ACCESS_READ, offset=start)
+        try:
+            mapped.madvise(MADV_POPULATE_READ)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                mapped.close()
+                raise
+        return mapped
+
+    def _read(self, start: int, end: int) -> mmap.mmap:
+        if self._cold is None:
+            cold = ColdFile(self._path, self._ways)
+            if cold.inode != self.inode:
+                cold.close()
+                return self._mapped(start, end)  # the name is another file's by now, and this one will not come back
+            self._cold = cold
+        room = mmap.mmap(-1, -(-(end - start) // PAGE_BYTES) * PAGE_BYTES)
+        with memoryview(room) as view:
+            count = self._cold.read_into(view, start)
+        if count < end - start:
+            raise OSError(errno.EIO, f"{self._path} ends at byte {start + count}, before byte {end}")
+        return room
+
 
 WINDOW_BYTES = 16 * 1024 * 1024
 _END_OF_SEGMENT = 2**62
@@ -63,7 +152,7 @@ class LocalSegments:
                 raise
             holder = max((base for base in reading.segments() if base <= progress.next_offset), default=located.segment_base_offset)
             if not located.batch_size_bytes or located.segment_base_offset != holder:
-                # A gap that compaction left, or a damaged header on the way: the scan of the whole segment tells which.
+                # A gap left by compaction, or a damaged header: the scan of the whole segment shows which.
                 located = Located(holder, 0, 0, 0, holder)
             yield from self._segment(reading, row, located, aborted, progress, on_data_loss)
 

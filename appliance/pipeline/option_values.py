@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from appliance.pipeline.source_problem import SourceProblem
+from appliance.pipeline.problems import SourceProblem
 
 _DURATION = re.compile(r"(-?\d+)\s*([a-z]*)\Z")
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}

@@ -16,8 +16,8 @@ import pyarrow
 from appliance.base.errors import RequestRefused
 from appliance.client.admin import topic_settings
 from appliance.client.cluster import ClusterClient
+from appliance.pipeline.problems import SourceProblem
 from appliance.pipeline.sink_options import SinkOptions
-from appliance.pipeline.source_problem import SourceProblem
 from appliance.records.builder import NO_HEADERS, BatchBuilder, encode_headers
 from appliance.records.key_hash import partition_of_key
 
@@ -103,7 +103,7 @@ class OutgoingBatches:
         return lanes
 
     def _batch_bytes(self, topic: str) -> int:
-        """As many as the options say, but no more than the topic takes; who may not ask finds out by a refusal."""
+        """Return the option's size, limited by the topic's; a client that may not describe the topic learns the limit by a refusal."""
         try:
             limit = topic_settings(self._cluster, topic).own.get("max.message.bytes", "")
         except RequestRefused:

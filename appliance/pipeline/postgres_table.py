@@ -22,7 +22,7 @@ from psycopg import sql
 
 from appliance.base.model import TopicPartition
 from appliance.pipeline.load_manifest import Positions
-from appliance.pipeline.load_problem import ConcurrentLoader, LoadProblem
+from appliance.pipeline.problems import ConcurrentLoader, LoadProblem
 from appliance.pipeline.table_kind import TableKind, TopicFormat, decode_topic_format
 
 NAME_BYTES_MAX = 63
@@ -119,7 +119,7 @@ class PostgresTable:
         return None if found is None else TableKind(found[0], found[1], POSTGRESQL)
 
     def look(self, topic: str, kind: TableKind) -> TopicFormat | None:
-        """How the table was loaded so far; None where there is none. Raises LoadProblem for somebody else's."""
+        """Return how the table was loaded so far; None if there is none. Raises LoadProblem for a foreign table."""
         table = self.address.table
         if self._one("select to_regclass(%s)", TABLES) is not None:
             query = f"select topic, cluster_id, partitioned_by, form::text from {TABLES} where table_name = %s"

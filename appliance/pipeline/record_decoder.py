@@ -1,6 +1,6 @@
 """Records into rows: what every decoding has in common, and the plainest of them (`raw`). Owned by one task.
 
-Every row says where it is from: `partition`, `offset`, `timestamp` (the record's), `key`; `arrival` where the table is parted by it. What cannot be decoded
+Every row says where it is from: `partition`, `offset`, `timestamp` (the record's), `key`; `arrival` if the table is partitioned by it. What cannot be decoded
 goes into a side table as it came, with its offset and the reason: nothing is dropped. Weak spot: headers, and so `arrival`, are read one record at a time.
 """
 
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from appliance.pipeline.hour_files import Hours, hours_of
-from appliance.pipeline.load_problem import LoadProblem
+from appliance.pipeline.problems import LoadProblem
 from appliance.pipeline.table_kind import TopicFormat
 
 INSTANT = pa.timestamp("us", "UTC")

@@ -1,8 +1,9 @@
-"""One range of one partition as Arrow record batches: from segments of this machine where it holds them, else over Kafka's protocol; one decoder for both.
+"""Read a range of one partition as Arrow record batches: from segments of this machine if it has them, else by Fetch.
 
-Runs in a task of Spark, or anywhere: it needs no Spark. Leaves out control batches, and with `read_committed` the records of aborted transactions. What is lost
-or damaged is an error with its offsets, unless the caller wants to be told and go on. Owned by one thread. Weak spot: a reader that goes from segments to
-fetching in the middle of a range (a disk died, a log moved away) says so to nobody.
+Runs in a Spark task or without Spark; one decoder serves both paths. Control batches are left out, and with
+`read_committed` the records of aborted transactions. Lost or damaged records raise an error with their offsets, unless the
+caller passes a callback. Owned by one thread. Weak spot: a change from segments to Fetch within a range (a dead disk, a
+moved log) is not reported.
 """
 
 from __future__ import annotations
@@ -19,23 +20,26 @@ from appliance.pipeline.fetched_batches import FetchedBatches
 from appliance.pipeline.local_segments import LocalSegments, NotReadHere, find_local_segments
 from appliance.pipeline.offset_range import OffsetRange
 from appliance.pipeline.opened_batches import CorruptRecords, StoredBatch
+from appliance.pipeline.problems import CorruptBatchFound, CorruptRange, DataLoss, OffsetsLost, OnCorrupt, OnDataLoss, SourceProblem
 from appliance.pipeline.record_columns import ColumnDecoder
 from appliance.pipeline.record_schema import COLUMNS, RecordBatches, record_schema
-from appliance.pipeline.source_problem import CorruptBatchFound, CorruptRange, DataLoss, OffsetsLost, OnCorrupt, OnDataLoss, SourceProblem
 
 __all__ = ["COLUMNS", "OnCorrupt", "OnDataLoss", "read_range", "record_schema"]
 
 
 class BatchPath(Protocol):
-    """A way to stored batches. It looks at `progress` whenever it is asked for more, and reports what is lost."""
+    """A source of stored batches. Each request reads `progress`; what is lost is reported."""
 
     def raw_batches(self, progress: ReadProgress, on_data_loss: OnDataLoss) -> Generator[RawBatches, None, None]: ...
 
 
 def read_range(access: ClusterAccess, wanted: OffsetRange, columns: Sequence[str] = COLUMNS, *,
                on_data_loss: OnDataLoss | None = None, on_corrupt: OnCorrupt | None = None) -> Iterator[pa.RecordBatch]:  # fmt: skip
-    """Batches of about 10,000 rows in the order of their offsets. Raises `OffsetsLost` and `CorruptBatchFound` where nobody is to be told of them,
-    `SourceProblem` for what no waiting heals, and what the client raises when no broker answers for long."""
+    """Yield batches of about 10,000 rows in offset order.
+
+    Raises `OffsetsLost` and `CorruptBatchFound` without the callback for them, `SourceProblem` for permanent failures, and
+    the client's errors if no broker answers for `patience_ms`.
+    """
     reader = _RangeReader(wanted, columns, on_corrupt)
     for path in _paths(access, wanted):
         try:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from appliance.pipeline.problems import SourceProblem
 from appliance.pipeline.record_columns import RecordColumns, Wanted
-from appliance.pipeline.source_problem import SourceProblem
 
 HEADERS_TYPE = pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])))
 _TYPES: dict[str, pa.DataType] = {

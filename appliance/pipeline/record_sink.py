@@ -1,17 +1,25 @@
-"""`df.write.format("millrace")` and `writeStream`: what Spark calls. Arrow in, because Python rows cost twice as much.
+"""`df.write.format("millrace")` and `writeStream`. Arrow in, because Python rows cost twice as much.
 
-A batch job's tasks write by themselves, as with Spark's Kafka connector: what a task has acknowledged stays, so a task that Spark tries again writes twice.
-A streaming query's tasks only encode, and the driver commits the micro-batch as a whole (`sink_commits.py`); what is large waits in a topic meanwhile
-(`sink_spool.py`).
+The tasks of a batch job write by themselves, as with Spark's Kafka connector: a task that Spark retries writes twice. The
+tasks of a streaming query only encode; large batches wait in a topic (`sink_spool.py`). The driver writes the micro-batch
+into its topics exactly once, in one transaction that also contains the batch's id. Transactional id and group are named
+after the query, and the id is metadata of the group's committed offsets, so records and id are committed together or not at
+all. No transaction stays open between a decision and its end.
 
-Owned by Spark: made on the driver, pickled into every task. Weak spot: a micro-batch's bytes pass through the driver.
+    begin (fences earlier incarnations) ▸ which batch is in? ▸ join ▸ append … ▸ flush ▸ add group ▸ offsets ▸ end
+    killed before the end: `begin` of the next incarnation aborts, and the replay writes; after it: the replay finds its batch
+
+Owned by Spark: created on the driver, pickled into every task. Weak spots: the bytes of a micro-batch pass through the
+driver; the group's offsets expire after `offsets.retention.minutes` (7 days) without a batch, so a query that was killed
+between `end` and Spark's own commit and restarts later than that writes its last batch twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import NamedTuple
 
 import pyarrow
 from pyspark import TaskContext
@@ -19,13 +27,95 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from appliance.base.clock import SystemClock
-from appliance.base.model import TopicPartition
+from appliance.base.errors import ErrorCode
+from appliance.base.model import Offset, TopicPartition
+from appliance.client.cluster import ClusterClient
+from appliance.client.groups import CommittedOffset, committed_offsets
 from appliance.client.sequenced_sender import SequencedSender, new_identity
+from appliance.client.transaction import Transaction
 from appliance.pipeline.outgoing_batches import OutgoingBatches, TopicBatch
-from appliance.pipeline.sink_commits import MicroBatch, SinkCommit, sink_name
+from appliance.pipeline.problems import SourceProblem
 from appliance.pipeline.sink_options import SinkOptions, place_in_series, sink_options
 from appliance.pipeline.sink_spool import SpooledBatch, SpoolWriter, read_spooled
-from appliance.pipeline.source_problem import SourceProblem
+
+NO_BATCH = -1
+_METADATA = "micro-batch "
+
+
+class MicroBatch(NamedTuple):
+    """What Spark wants written, and as whose which batch. `topic` is that of every row, if the sink has one."""
+
+    query_id: str
+    batch_id: int
+    batches: Iterable[TopicBatch]
+    partitions: tuple[TopicPartition, ...]
+    """where the batches go"""
+    topic: str | None = None
+
+
+def sink_name(query_id: str) -> str:
+    """The transactional id and the group of a streaming query."""
+    return f"millrace-spark-sink-{query_id}"
+
+
+def last_batch(offsets: Mapping[TopicPartition, CommittedOffset]) -> int:
+    """The newest micro-batch that a sink's group says is in, or NO_BATCH."""
+    texts = [each.metadata.removeprefix(_METADATA) for each in offsets.values() if each.metadata.startswith(_METADATA)]
+    return max((int(text) for text in texts if text.isdecimal()), default=NO_BATCH)
+
+
+class SinkCommit:
+    """One attempt at one micro-batch. `run` does it; `steps` does it a step at a time, and is what tests stop in between."""
+
+    def __init__(self, cluster: ClusterClient, micro_batch: MicroBatch, transaction: Transaction) -> None:
+        self.micro_batch = micro_batch
+        self.was_in_already = False
+        self._cluster = cluster
+        self._transaction = transaction
+
+    def run(self) -> None:
+        """Returns when the batch is in. Raises `RequestRefused` or `ClientFailed`; then it is not, or a replay finds out."""
+        with self._transaction:
+            for _ in self.steps():
+                pass
+
+    def steps(self) -> Iterator[str]:
+        """Each step's name when it is done."""
+        transaction, batch_id, name = self._transaction, self.micro_batch.batch_id, sink_name(self.micro_batch.query_id)
+        transaction.begin()
+        yield "begin"
+        known = committed_offsets(self._cluster, name, require_stable=True)
+        self.was_in_already = last_batch(known) >= batch_id
+        yield "look"
+        if self.was_in_already:
+            return
+        transaction.join(self.micro_batch.partitions)
+        yield "join"
+        for topic, partition, _, encoded in self.micro_batch.batches:
+            transaction.append(TopicPartition(topic, partition), encoded)
+            yield "append"
+        transaction.flush()
+        yield "flush"
+        marks = self._marks(known)
+        if marks:
+            transaction.add_group(name)
+            yield "add group"
+            transaction.commit_offsets(name, {partition: CommittedOffset(offset, f"{_METADATA}{batch_id}") for partition, offset in marks.items()})
+            yield "commit offsets"
+        transaction.commit()
+        yield "end"
+
+    def _marks(self, known: Mapping[TopicPartition, CommittedOffset]) -> dict[TopicPartition, Offset]:
+        """Where the batch id is noted: behind what was written; of a batch without rows where an earlier one noted it, else in the sink's topic."""
+        ends = self._transaction.sender.ends
+        if self.micro_batch.partitions:
+            return {partition: ends.get(partition, Offset(0)) for partition in self.micro_batch.partitions}
+        if known:
+            return {partition: each.offset for partition, each in list(known.items())[:1]}
+        topic = self.micro_batch.topic
+        found = None if topic is None else self._cluster.metadata([topic]).topics.get(topic)
+        return {} if found is None or found.error != ErrorCode.NONE else {TopicPartition(found.name, 0): Offset(0)}
+
 
 CARRIED_BYTES = 512 * 1024
 """What a task's message carries by itself; more goes by way of the spool. Spark passes up to 1 MiB of a task's result on directly."""
@@ -99,11 +189,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
         context = TaskContext.get()
         query_id = None if context is None else context.getLocalProperty(_QUERY_ID)
         if not query_id:
-            raise SourceProblem("this is not a task of a streaming query: it has no query id, so its batches could not be told from each other")
+            raise SourceProblem("this is not a task of a streaming query: it has no query id, so its batches cannot be distinguished")
         return encode_rows(self._options, query_id, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """On the driver. A batch without tasks has nothing to say, nor anybody who knows whose it is."""
+        """On the driver. A batch without tasks has no message, so its query is unknown and nothing is written."""
         encoded = [message for message in messages if isinstance(message, Encoded)]
         if encoded:
             commit_encoded(self._options, encoded[0].query_id, batchId, encoded)

@@ -1,4 +1,4 @@
-"""What a writer was told: options as users know them from Spark's Kafka connector, and the columns of the rows. All checked on the driver. Values only.
+"""Options of a writer, named as in Spark's Kafka connector, and the columns of its rows. All checked on the driver. Values only.
 
 Weak spot: `kafka.…` options that only tune a Java producer (linger, buffers) are taken and mean nothing here.
 """
@@ -14,7 +14,7 @@ from appliance.client.sequenced_sender import DELIVERY_TIMEOUT_MS
 from appliance.client.transaction import TRANSACTION_TIMEOUT_MS, Transaction
 from appliance.pipeline.cluster_access import ClusterAccess, access_from
 from appliance.pipeline.option_values import OptionValues
-from appliance.pipeline.source_problem import SourceProblem
+from appliance.pipeline.problems import SourceProblem
 from appliance.records.compression import Codec
 
 TOPIC_OPTION = "topic"

@@ -1,4 +1,4 @@
-"""What is too much for a task's commit message: sealed batches wait in a topic of their own until the driver has committed them. Nobody's data lies here.
+"""Batches that are too large for a task's commit message wait in a topic of their own until the driver has committed them.
 
 A task appends, and its message names where; the driver reads the very same bytes back. Leftovers of failed tasks and of committed batches go by retention.
 Owned by one task, or by one commit on the driver. Weak spot: such batches are written and read once more than those of small micro-batches, and a driver that
@@ -22,7 +22,7 @@ from appliance.pipeline.cluster_access import ClusterAccess
 from appliance.pipeline.fetched_batches import FetchedBatches
 from appliance.pipeline.offset_range import OffsetRange
 from appliance.pipeline.outgoing_batches import TopicBatch
-from appliance.pipeline.source_problem import DataLoss, SourceProblem
+from appliance.pipeline.problems import DataLoss, SourceProblem
 from appliance.records.batch import read_batch_header, stamp_batch
 
 SPOOL_TOPIC = "millrace-spark-spool"
@@ -39,7 +39,7 @@ SPOOL_SETTINGS = {
 
 
 class SpooledBatch(NamedTuple):
-    """Where a batch goes, and where it lies; the checksum tells it from any other that lay there."""
+    """Where a batch goes and where it is stored; the checksum identifies it."""
 
     topic: str
     partition: int
@@ -74,7 +74,7 @@ class SpoolWriter:
     def _on_stored(self, partition: TopicPartition, base_offset: Offset, stamped: bytearray) -> None:
         """Batches of one partition are acknowledged in their order."""
         if base_offset < 0:
-            raise SourceProblem(f"the answer of {partition} was lost for so long that nobody knows where the batch is; the task has to be tried again")
+            raise SourceProblem(f"the answer of {partition} was lost, so the place of the batch is unknown; Spark has to retry the task")
         batch = self._put[len(self._stored)]
         self._stored.append(SpooledBatch(batch.topic, batch.partition, batch.records_count, partition.partition, base_offset, read_batch_header(stamped).crc))
 
@@ -113,7 +113,7 @@ def _gone(loss: DataLoss) -> None:
 
 
 def _spool_topic(cluster: ClusterClient) -> TopicMetadata:
-    """The topic, made by whoever needs it first."""
+    """Return the topic; the first task that needs it creates it."""
     found = cluster.metadata([SPOOL_TOPIC]).topics.get(SPOOL_TOPIC)
     if found is None or found.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
         try:

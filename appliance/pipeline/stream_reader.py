@@ -18,11 +18,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from appliance.base.clock import Clock, SystemClock
 from appliance.base.model import TopicPartition
 from appliance.pipeline.batch_reader import read_partition, tasks_for, warn_of_loss
-from appliance.pipeline.offset_json import OffsetDocument, offsets_from_document, offsets_to_document
-from appliance.pipeline.offset_limits import resolve
+from appliance.pipeline.offset_limits import OffsetDocument, offsets_from_document, offsets_to_document, resolve
 from appliance.pipeline.offset_range import OffsetRange
+from appliance.pipeline.problems import DataLoss, OffsetsLost
 from appliance.pipeline.source_options import SourceOptions
-from appliance.pipeline.source_problem import DataLoss, OffsetsLost
 from appliance.pipeline.topic_offsets import TopicOffsets
 
 Offsets = dict[TopicPartition, int]

@@ -1,24 +1,24 @@
-"""Runs a streaming job until it is stopped: Spark's query, what each micro-batch adds to the directory and to a topic, and another JVM where one dies.
+"""Run a streaming job until it is stopped: Spark's query, the directory and topic of its rows, and restarts of its JVM.
 
-A micro-batch is first in the directory (see stream_directory.py), then in the topic, written from the files that it added: so both have the same rows, and a
-replay after a death in between has only the topic to do, which knows what it has by the table's id and the batch's number.
-
-Weak spot: the topic is behind the files for the length of one write.
+A micro-batch is first committed to the directory (stream_directory.py), then written to the topic from the files of that
+commit. So both have the same rows. After a crash between the two, the replay writes the topic only; the topic has the
+table's id and the batch's number. Weak spots: the topic is behind the files for the length of one write; the message of a
+failed query is found by patterns in Spark's text, which has stack traces of two languages.
 """
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from appliance.pipeline.problems import JobFailed, StreamProblem
 from appliance.pipeline.spark_session import SessionOptions, SparkFailed, start_spark
 from appliance.pipeline.stream_directory import BOOKS, BatchCommit, StagedPart, StreamDirectory
-from appliance.pipeline.stream_failure import failure_text
 from appliance.pipeline.stream_job import StreamJob
-from appliance.pipeline.stream_problem import JobFailed, StreamProblem
 from appliance.pipeline.table_parts import read_columns, stage_frame, write_rows
 
 if TYPE_CHECKING:
@@ -26,9 +26,26 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
 
+
+_OURS = re.compile(
+    r"^(?:\w+\.)*(?:SourceProblem|OffsetsLost|CorruptBatchFound|StreamProblem|ConcurrentStream|RequestRefused|ClientFailed): (.+)$", re.MULTILINE
+)
+_PYTHON = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Failed|Problem): .+)$", re.MULTILINE)
+CHARACTERS_MAX = 600
+
+
+def failure_text(error: BaseException) -> str:
+    """One line, or a few."""
+    text = str(error)
+    for pattern in (_OURS, _PYTHON):
+        if found := pattern.findall(text):
+            return str(found[-1]).strip()[:CHARACTERS_MAX]
+    return text.strip().split("\n\nJVM stacktrace", 1)[0].split("\n\tat ", 1)[0][:CHARACTERS_MAX]
+
+
 POLL_SECONDS = 1
 LAST_BATCH_SECONDS = 60.0
-"""How long a stop waits for the micro-batch that is under way. What is cut off is as what is killed: the next life does it again."""
+"""How long a stop waits for the current micro-batch. After that it is cut off, and the next incarnation repeats it."""
 DEATHS_MAX = 3
 """JVMs that may die one after the other without a micro-batch in between."""
 

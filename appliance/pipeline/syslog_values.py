@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from appliance.pipeline.json_conversion import INSTANT, MISFITS, instant, instants
-from appliance.pipeline.json_values import JsonValues
+from appliance.pipeline.json_values import INSTANT, MISFITS, JsonValues, instant, instants
 from appliance.pipeline.record_decoder import ValueColumns
 from appliance.pipeline.table_kind import Field
 

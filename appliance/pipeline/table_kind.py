@@ -1,15 +1,36 @@
-"""What a loaded table is: whose records, how they are parted and decoded. Written once and compared from then on. Values, and one look at a directory.
+"""What a loaded table is: its source, partitioning and decoder. Written once, then compared. Values, and one directory check.
 
-Weak spot: `foreign_owner` knows tables and log directories by the names of their files.
+The metadata files of a table are JSON objects with the version of their layout.
+Weak spot: `foreign_owner` recognises tables and log directories by the names of their files.
 """
 
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from appliance.pipeline.load_problem import DamagedTable
-from appliance.pipeline.table_document import decode_document, encode_document
+import orjson
+
+from appliance.pipeline.problems import DamagedTable
+
+VERSION = 1
+
+
+def encode_document(fields: Mapping[str, Any]) -> bytes:
+    return orjson.dumps({"version": VERSION, **fields}, option=orjson.OPT_INDENT_2)
+
+
+def decode_document(content: bytes, path: str) -> dict[str, Any]:
+    """The object; `path` is for the text of DamagedTable, raised for what is no such object or of another version."""
+    try:
+        document = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise DamagedTable(f"{path} is not JSON: {error}") from error
+    if not isinstance(document, dict) or document.get("version") != VERSION:
+        raise DamagedTable(f"{path} is of another release: it is not version {VERSION}")
+    return document
+
 
 _FORMAT = "millrace load"
 
@@ -31,7 +52,10 @@ class TableKind(NamedTuple):
         if self.cluster_id != wanted.cluster_id:
             return f"holds records of cluster {self.cluster_id}; these are of cluster {wanted.cluster_id}: their offsets have nothing to do with each other"
         if self.partitioned_by != wanted.partitioned_by:
-            return f"is parted by the time of {self.partitioned_by}, not of {wanted.partitioned_by}; say --by {self.partitioned_by}, or name another directory"
+            return (
+                f"is partitioned by the time of {self.partitioned_by}, not of {wanted.partitioned_by}; "
+                f"say --by {self.partitioned_by}, or name another directory"
+            )
         if self.file_format != wanted.file_format:
             return f"is a table of format {self.file_format}, not {wanted.file_format}; say --format {self.file_format}, or name another directory"
         return None
@@ -76,7 +100,7 @@ def decode_topic_format(content: bytes, path: str) -> TopicFormat:
 
 
 _OWNERS = {
-    "_delta_log": "is a Delta table of somebody else",
+    "_delta_log": "is a foreign Delta table",
     "_spark_metadata": "is filled by a streaming query of Spark",
     "metadata": "holds something else (an Iceberg table?)",
     "meta.properties": "is a log directory of a box",

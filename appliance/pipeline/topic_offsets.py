@@ -1,6 +1,6 @@
 """What a cluster says about topics: their partitions and ids, where their logs begin and end, which offset belongs to a time. Asked on Spark's driver.
 
-Owned by one thread; keeps one ClusterClient as long as it lives. Weak spot: the answers are of different moments: a partition may grow, or lose its oldest
+Owned by one thread; keeps one ClusterClient until it is closed. Weak spot: the answers are of different moments: a partition may grow, or lose its oldest
 records, between two of them.
 """
 
@@ -18,8 +18,8 @@ from appliance.client.cluster import ClusterClient
 from appliance.client.errors import ClientFailed, is_retriable
 from appliance.client.metadata import TopicMetadata
 from appliance.pipeline.cluster_access import ClusterAccess
+from appliance.pipeline.problems import SourceProblem
 from appliance.pipeline.sink_spool import SPOOL_TOPIC
-from appliance.pipeline.source_problem import SourceProblem
 
 NUM_RETRIES = 3
 RETRY_INTERVAL_MS = 10

@@ -114,7 +114,7 @@ class SparkLoad(Benchmark):
         """From asking the box to the last file in sight. Raises BenchmarkFailed if a record is missing or too many."""
         from appliance.base.clock import SystemClock
         from appliance.pipeline.load_run import load_directory
-        from appliance.pipeline.spark_tasks import SparkTasks
+        from appliance.pipeline.load_task import SparkTasks
 
         sizes: list[int] = []
         order = self._order(box, directory, topic, decode)

@@ -1,6 +1,6 @@
 """Spark reads topics: rows a second from segments in place, and over Kafka's protocol; beside them a text file with the same lines in the same session.
 
-Values are log lines; those of one figure are binary, nothing but zeros, which is the worst for the decoder (`pipeline/record_starts.py`).
+Values are log lines; those of one figure are binary, nothing but zeros, which is the worst for the decoder (`pipeline/record_columns.py`).
 Every query counts rows; Spark asks Python's sources for all their columns even then, and a text file for none. Spark runs in this process with
 `local[CORES]`; its start and the first query of each kind, which import and compile, are not measured. The median of `repeats` queries counts.
 """

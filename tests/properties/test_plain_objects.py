@@ -81,7 +81,7 @@ def expect_the_same(decoder: JsonValues, values: list[bytes | None]) -> None:
 
 
 def test_what_is_plain_is_read_all_at_once() -> None:
-    from appliance.pipeline.plain_objects import read_plain_objects, read_schema
+    from appliance.pipeline.json_values import read_plain_objects, read_schema
 
     kinds = JsonValues(parse_fields(FIELDS)).fields[:-1]
     schema = read_schema([field.name for field in kinds], [field.type for field in kinds])

@@ -20,11 +20,11 @@ from appliance.base.model import TopicPartition
 from appliance.pipeline.cluster_access import ClusterAccess
 from appliance.pipeline.load_directory import LoadDirectory
 from appliance.pipeline.load_manifest import CommitDone, Manifest, Positions
-from appliance.pipeline.load_plan import Extent
+from appliance.pipeline.load_survey import Extent
 from appliance.pipeline.load_task import LoadJob, Skips, TaskResult, run_task
 from appliance.pipeline.loader import Loader, LoadRules
 from appliance.pipeline.offset_range import OffsetRange
-from appliance.pipeline.source_problem import DataLoss
+from appliance.pipeline.problems import DataLoss
 from appliance.pipeline.table_kind import TableKind, TopicFormat
 from appliance.storage import file_io
 

@@ -28,9 +28,9 @@ from appliance.pipeline.load_directory import LoadDirectory
 from appliance.pipeline.load_manifest import CommitDone, Plan
 from appliance.pipeline.load_run import LoadOrder, load_directory, look
 from appliance.pipeline.load_survey import LoadRequest
+from appliance.pipeline.load_task import SparkTasks
 from appliance.pipeline.loader import LoadRules
 from appliance.pipeline.offset_range import OffsetRange
-from appliance.pipeline.spark_tasks import SparkTasks
 from appliance.runtime.parent_death import die_with_parent
 from lab.real_postgres import find_postgres, running_postgres
 from lab.running_box import RunningBox, environment, eventually

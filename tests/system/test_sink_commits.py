@@ -17,7 +17,7 @@ from appliance.client.cluster import ClusterClient
 from appliance.client.groups import committed_offsets
 from appliance.client.transaction import Transaction
 from appliance.pipeline.outgoing_batches import TopicBatch
-from appliance.pipeline.sink_commits import NO_BATCH, MicroBatch, SinkCommit, last_batch, sink_name
+from appliance.pipeline.record_sink import NO_BATCH, MicroBatch, SinkCommit, last_batch, sink_name
 from appliance.records.builder import BatchBuilder
 from lab.committed_reads import read_committed
 from lab.running_box import RunningBox

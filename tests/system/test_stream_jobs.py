@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from appliance.pipeline.problems import StreamProblem
 from appliance.pipeline.stream_directory import StreamDirectory
-from appliance.pipeline.stream_failure import failure_text
 from appliance.pipeline.stream_job import StreamJob, built_in_job, load_job
-from appliance.pipeline.stream_problem import StreamProblem
-from appliance.pipeline.stream_runner import BatchReport, StreamOptions, StreamRun
+from appliance.pipeline.stream_runner import BatchReport, StreamOptions, StreamRun, failure_text
 from lab.committed_reads import read_committed
 from lab.first_query import first_query
 from lab.minute_records import HOSTS, MinuteRecords, counted, make_topic, rows_below

@@ -17,9 +17,9 @@ from appliance.pipeline.cluster_access import ClusterAccess, ReadPath
 from appliance.pipeline.local_rows import find_local_row
 from appliance.pipeline.local_segments import LocalSegments, find_local_segments
 from appliance.pipeline.offset_range import OffsetRange
+from appliance.pipeline.problems import CorruptBatchFound, CorruptRange, DataLoss, OffsetsLost, SourceProblem
 from appliance.pipeline.record_reader import read_range
 from appliance.pipeline.record_schema import ALL_COLUMNS
-from appliance.pipeline.source_problem import CorruptBatchFound, CorruptRange, DataLoss, OffsetsLost, SourceProblem
 from appliance.pipeline.topic_offsets import TopicOffsets
 from appliance.records.batch import MAGIC_AT, RECORDS_AT
 from lab.foreign_clients import CODECS, Sent, open_client

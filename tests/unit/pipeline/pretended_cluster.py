@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from appliance.base.model import TopicPartition
 from appliance.client.address import Address
 from appliance.pipeline.cluster_access import ClusterAccess
-from appliance.pipeline.source_problem import SourceProblem
+from appliance.pipeline.problems import SourceProblem
 from appliance.pipeline.topic_offsets import TopicOffsets
 
 

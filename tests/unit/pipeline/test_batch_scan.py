@@ -6,7 +6,7 @@ import pytest
 
 from appliance.pipeline.batch_scan import GROUP_RECORDS, AbortedRecords, BatchScan, RawBatches, ReadProgress, find_batch, grouped
 from appliance.pipeline.offset_range import OffsetRange
-from appliance.pipeline.source_problem import CorruptBatchFound, CorruptRange
+from appliance.pipeline.problems import CorruptBatchFound, CorruptRange
 from tests.unit.pipeline.made_batches import made, marker, stored
 
 TOPIC = "t"

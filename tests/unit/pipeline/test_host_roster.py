@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.pipeline.host_roster import BACK, NEW, SILENT, HostEvent, Roster, plan_roster
+from appliance.pipeline.stream_job import BACK, NEW, SILENT, HostEvent, Roster, plan_roster
 
 EMPTY = Roster({})
 

@@ -12,7 +12,7 @@ import pytest
 from appliance.base.errors import MillraceError
 from appliance.pipeline.load_directory import LoadDirectory
 from appliance.pipeline.load_manifest import Plan
-from appliance.pipeline.load_problem import ConcurrentLoader
+from appliance.pipeline.problems import ConcurrentLoader
 from appliance.storage import file_io
 from tests.support.load_world import LoadWorld, dying_at, interrupted_at
 

@@ -12,8 +12,8 @@ import pytest
 
 from appliance.pipeline.hour_files import FileNames, HourFiles, hour_directory
 from appliance.pipeline.json_fields import column_names, infer_fields, parse_fields
-from appliance.pipeline.load_problem import LoadProblem
 from appliance.pipeline.loader import LoadRules
+from appliance.pipeline.problems import LoadProblem
 from appliance.pipeline.record_decoder import BAD_SCHEMA, Decoded, make_decoder
 from appliance.pipeline.table_kind import Field, TopicFormat
 from services.ingest.protocols.syslog.syslog_message import SyslogParser

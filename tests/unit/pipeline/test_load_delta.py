@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from appliance.pipeline.delta_log import DeltaLog, partition_values
 from appliance.pipeline.hour_files import NO_HOUR, hour_directory
 from appliance.pipeline.load_directory import LoadDirectory
-from appliance.pipeline.load_problem import LoadProblem
+from appliance.pipeline.load_run import DeltaLog, partition_values
 from appliance.pipeline.loader import LoadRules
+from appliance.pipeline.problems import LoadProblem
 from appliance.pipeline.table_kind import Field, TopicFormat
 from tests.support.load_world import LoadWorld, StoredRecord, hour_of
 

@@ -10,13 +10,11 @@ import pytest
 
 from appliance.base.model import TopicId, TopicPartition
 from appliance.pipeline.cluster_access import ClusterAccess
-from appliance.pipeline.load_destination import Destination, parse_destination
 from appliance.pipeline.load_manifest import Manifest, Plan, SkippedRange, StagedFile, decode_manifest, decode_plan
-from appliance.pipeline.load_plan import Extent, find_due, next_ranges
-from appliance.pipeline.load_problem import DamagedTable, LoadProblem
-from appliance.pipeline.load_survey import LoadRequest, PartitionLag, Survey, choose_format
+from appliance.pipeline.load_survey import Destination, Extent, LoadRequest, PartitionLag, Survey, choose_format, find_due, next_ranges, parse_destination
 from appliance.pipeline.load_task import LoadJob, TaskResult
 from appliance.pipeline.offset_range import OffsetRange
+from appliance.pipeline.problems import DamagedTable, LoadProblem
 from appliance.pipeline.table_kind import Field, TopicFormat
 from appliance.storage import file_io
 from tests.support.load_world import KIND, LoadWorld
@@ -28,7 +26,7 @@ ONE = TopicPartition("t", 1)
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (["_delta_log/"], "is a Delta table of somebody else"),
+        (["_delta_log/"], "is a foreign Delta table"),
         (["_spark_metadata/"], "is filled by a streaming query of Spark"),
         (["meta.properties"], "lies in a log directory of a box"),
         (["holiday.jpg"], r"is not empty, and nothing in it says that millrace load filled it \(holiday.jpg\)"),
@@ -58,7 +56,7 @@ def test_a_table_keeps_its_cluster_its_parting_and_its_format(tmp_path: Path) ->
     world.load()
     for change, words in (
         ({"cluster_id": "other"}, "holds records of cluster cluster-of-the-test; these are of cluster other"),
-        ({"partitioned_by": "arrival"}, "is parted by the time of record"),
+        ({"partitioned_by": "arrival"}, "is partitioned by the time of record"),
         ({"file_format": "delta"}, "is a table of format parquet"),
     ):
         with pytest.raises(LoadProblem, match=words), world.opened(KIND._replace(**change)):

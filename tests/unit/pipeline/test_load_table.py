@@ -11,10 +11,10 @@ import pytest
 from appliance.base.model import TopicPartition
 from appliance.pipeline.cluster_access import ClusterAccess
 from appliance.pipeline.json_fields import parse_fields
-from appliance.pipeline.load_problem import ConcurrentLoader, LoadProblem
 from appliance.pipeline.load_task import LoadJob, Skips
 from appliance.pipeline.loader import LoadRules
 from appliance.pipeline.offset_range import OffsetRange
+from appliance.pipeline.problems import ConcurrentLoader, LoadProblem
 from appliance.pipeline.record_decoder import make_decoder
 from appliance.pipeline.table_kind import Field, TableKind, TopicFormat
 from lab.real_postgres import RealPostgres, find_postgres, running_postgres

@@ -9,8 +9,8 @@ from appliance.client import messages
 from appliance.client.fetched_batches import read_fetched
 from appliance.pipeline.cluster_access import ClusterAccess
 from appliance.pipeline.outgoing_batches import OutgoingBatches, TopicBatch
+from appliance.pipeline.problems import SourceProblem
 from appliance.pipeline.sink_options import SinkOptions
-from appliance.pipeline.source_problem import SourceProblem
 from appliance.records.compression import Codec
 from appliance.records.record import Record
 from tests.unit.client.fake_kafka_broker import TOPIC, FakeKafkaBroker

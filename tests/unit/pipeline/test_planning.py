@@ -14,8 +14,8 @@ from appliance.base.model import TopicPartition
 from appliance.pipeline.batch_reader import MillraceBatchReader, RangePartition
 from appliance.pipeline.data_source import MillraceDataSource, checked_columns
 from appliance.pipeline.offset_limits import resolve
+from appliance.pipeline.problems import OffsetsLost, SourceProblem
 from appliance.pipeline.source_options import SourceOptions, read_options
-from appliance.pipeline.source_problem import OffsetsLost, SourceProblem
 from appliance.pipeline.stream_reader import MillraceStreamReader, rate_limited
 from tests.unit.pipeline.pretended_cluster import PretendedCluster
 

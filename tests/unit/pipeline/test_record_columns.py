@@ -9,10 +9,9 @@ import pyarrow as pa
 import pytest
 
 from appliance.pipeline.opened_batches import BatchOpener, CorruptRecords
-from appliance.pipeline.record_columns import ColumnDecoder, Wanted
+from appliance.pipeline.problems import SourceProblem
+from appliance.pipeline.record_columns import ColumnDecoder, Wanted, look_for_starts, walk
 from appliance.pipeline.record_schema import ALL_COLUMNS, COLUMNS, HEADERS_TYPE, RecordBatches, record_schema
-from appliance.pipeline.record_starts import look_for_starts, walk
-from appliance.pipeline.source_problem import SourceProblem
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.framing import FrameSplitter
 from appliance.protocol.request_header import parse_request_header

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import pytest
 
 from appliance.pipeline.cluster_access import ClusterAccess
+from appliance.pipeline.problems import SourceProblem
 from appliance.pipeline.sink_options import SinkOptions, place_in_series, sink_options
-from appliance.pipeline.source_problem import SourceProblem
 from appliance.records.compression import Codec
 
 SERVERS = {"kafka.bootstrap.servers": "one:1"}

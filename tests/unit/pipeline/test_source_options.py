@@ -7,11 +7,10 @@ import pytest
 from appliance.base.model import TopicPartition
 from appliance.client.address import Address
 from appliance.pipeline.cluster_access import ReadPath
-from appliance.pipeline.offset_json import EARLIEST, LATEST, offsets_from_document, offsets_to_document
-from appliance.pipeline.offset_limits import AtTime, EveryPartition, GivenOffsets
+from appliance.pipeline.offset_limits import EARLIEST, LATEST, AtTime, EveryPartition, GivenOffsets, offsets_from_document, offsets_to_document
 from appliance.pipeline.option_values import OptionValues
+from appliance.pipeline.problems import SourceProblem
 from appliance.pipeline.source_options import Selection, SourceOptions, read_options
-from appliance.pipeline.source_problem import SourceProblem
 
 BASE = {"kafka.bootstrap.servers": "box:9093,other", "subscribe": "a"}
 

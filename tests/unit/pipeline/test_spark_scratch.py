@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.pipeline.spark_scratch import PREFIX, YOUNG_SECONDS, SparkScratch, sweep_scratch
+from appliance.pipeline.spark_session import PREFIX, YOUNG_SECONDS, SparkScratch, sweep_scratch
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
 
 from appliance.base.errors import ConfigurationProblems
-from appliance.pipeline.spark_java import runs_spark, spark_java_home
+from appliance.pipeline.spark_session import runs_spark, spark_java_home
 from lab.running_box import ROOT
 
 HEAVY = ("pyspark", "py4j", "pyarrow", "numpy", "pandas", "deltalake", "appliance.pipeline")
@@ -42,7 +42,7 @@ def test_a_java_is_taken_when_it_is_new_enough_and_has_the_vector_module(tmp_pat
 def test_where_no_java_runs_spark_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("appliance.pipeline.spark_java.glob.glob", lambda pattern: [])
+    monkeypatch.setattr("appliance.pipeline.spark_session.glob.glob", lambda pattern: [])
     with pytest.raises(ConfigurationProblems, match="apt-get install openjdk-17-jre-headless"):
         spark_java_home()
 

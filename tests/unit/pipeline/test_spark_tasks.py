@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from appliance.pipeline.load_problem import LoadProblem
+from appliance.pipeline.load_task import collected, last_words
 from appliance.pipeline.offset_range import OffsetRange
-from appliance.pipeline.spark_tasks import collected, last_words
+from appliance.pipeline.problems import LoadProblem
 
 STACK = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 0.0 failed 1 times: Lost task 0.0 in stage 0.0 (TID 0) \

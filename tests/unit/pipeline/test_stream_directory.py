@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from appliance.pipeline.problems import ConcurrentStream, StreamProblem
 from appliance.pipeline.stream_directory import StagedPart, StreamDirectory
-from appliance.pipeline.stream_problem import ConcurrentStream, StreamProblem
 from appliance.storage import file_io
 
 IDENTITY = {"job": "j", "topics": ["t"]}

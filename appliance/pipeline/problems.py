@@ -1,7 +1,7 @@
-"""What a user of `format("millrace")` must hear, in words: which option, topic or offset, what is wrong with it, and what to do.
+"""Errors of Spark jobs, `millrace load` and `millrace stream`: which option, topic or offset, what is wrong, what to do.
 
-Values and exceptions only. Raised on Spark's driver wherever the fault can be known there; a task raises the last two, for what it alone can see.
-Weak spot: Spark shows the text behind a traceback of its own.
+Exceptions and values only. Tasks raise `OffsetsLost` and `CorruptBatchFound`; everything else is raised on the driver.
+Weak spot: Spark prints the text below a traceback of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,35 @@ from typing import NamedTuple
 
 from appliance.base.errors import MillraceError
 
+
+class LoadProblem(MillraceError):
+    """The load is impossible, or its options are wrong."""
+
+
+class ConcurrentLoader(LoadProblem):
+    """Another loader works in the same place; the result contains nothing of this one."""
+
+
+class DamagedTable(LoadProblem):
+    """The metadata of a destination contradicts its contents."""
+
+
+class StreamProblem(MillraceError):
+    """The job cannot run, or its options are wrong."""
+
+
+class ConcurrentStream(StreamProblem):
+    """Another stream works in the same directory. `holder_lives` is false if only its JVM is left, which will end."""
+
+    def __init__(self, message: str, holder_lives: bool = True) -> None:
+        super().__init__(message)
+        self.holder_lives = holder_lives
+
+
+class JobFailed(StreamProblem):
+    """The query ended with an error; the text has it."""
+
+
 DATA_LOSS_HINT = (
     'either retention deleted them before they were read, or the topic was deleted or trimmed; set the option "failOnDataLoss" to "false" to go on without them'
 )
@@ -18,11 +47,11 @@ CORRUPT_HINT = 'set the option "millrace.skipCorruptBatches" to "true" to go on 
 
 
 class SourceProblem(MillraceError):
-    """The job cannot be done as it was asked for."""
+    """The job's options are wrong, or the cluster does not have what they name."""
 
 
 class DataLoss(NamedTuple):
-    """Offsets start <= offset < end that should have been read and are not there any more."""
+    """Offsets start <= offset < end that should have been read and no longer exist."""
 
     topic: str
     partition: int
@@ -35,7 +64,7 @@ class DataLoss(NamedTuple):
 
 
 class CorruptRange(NamedTuple):
-    """A stored batch that does not hold together; reading can go on at `end`."""
+    """A damaged stored batch; reading can continue at `end`."""
 
     topic: str
     partition: int
@@ -52,7 +81,7 @@ OnCorrupt = Callable[[CorruptRange], None]
 
 
 class OffsetsLost(SourceProblem):
-    """Some data may have been lost, and the reader was not told to bear it."""
+    """Records may have been lost, and `failOnDataLoss` is true."""
 
     def __init__(self, loss: DataLoss) -> None:
         super().__init__(f"{loss} ({DATA_LOSS_HINT})")
@@ -63,7 +92,7 @@ class OffsetsLost(SourceProblem):
 
 
 class CorruptBatchFound(SourceProblem):
-    """A damaged batch, and the reader was not told to leave it out."""
+    """A batch is damaged, and `millrace.skipCorruptBatches` is false."""
 
     def __init__(self, corrupt: CorruptRange) -> None:
         super().__init__(f"{corrupt} ({CORRUPT_HINT})")
