@@ -32,9 +32,9 @@ from services.ingest.producer.batch_sender import BatchSender
 from services.ingest.producer.ingest_disks import IngestDisks
 from services.ingest.producer.previous_incarnations import PreviousIncarnations
 from services.ingest.producer.producer_batch import ProducerBatch
+from services.ingest.records.acknowledger import Acknowledger
 from services.ingest.records.held_records import HeldRecords
 from services.ingest.records.ingest_ledger import IngestLedger
-from services.ingest.records.ingest_settlement import IngestSettlement
 from services.ingest.records.ingest_topics import IngestTopics
 from services.ingest.records.record_router import RecordRouter
 from services.ingest.records.sender_ledgers import SenderLedgers
@@ -76,8 +76,8 @@ class IngestAgent:
         self._producer_ids = ProducerIdLeases(self._controller, self._clock, counters.counter("ingest.producer_ids"), log)
         self._lease = LeaseGate(LeaseReader(context.layout), self._clock, counters)
         self._senders = SenderLedgers(context.layout, context.process_name, self._clock)
-        books = IngestLedger(table.listeners, self._senders, counters)
-        self._settlement = IngestSettlement(books)
+        ledger = IngestLedger(table.listeners, self._senders, counters)
+        self._acknowledger = Acknowledger(ledger)
         self._peers = Peers("millrace-ingest", self._poller, self._clock)
         self._past = PreviousIncarnations(context, {listener.name: listener for listener in table.listeners}, self._peers, self._writer_incarnation)
         self._previous_life, self._replays = self._past.life, self._past.replays
@@ -89,7 +89,7 @@ class IngestAgent:
             self._clock,
             counters,
             log,
-            self._settlement,
+            self._acknowledger,
             self._producer_ids,
             self._replays,
             self._past.spool,
@@ -101,7 +101,7 @@ class IngestAgent:
         for left_over in self._past.topics:
             self._topics.of(left_over)
         held = HeldRecords(box.integer("ingest.held.bytes"), counters)
-        self._intake = RecordRouter(table.listeners, table.router(), self._topics, books, self._settlement, self._replays, held, self._clock)
+        self._intake = RecordRouter(table.listeners, table.router(), self._topics, ledger, self._acknowledger, self._replays, held, self._clock)
         self._box_disks = BoxDisks(context.layout, box)
         self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), lambda _disk, _operation: None, lambda _disk: None)
         self._disks = IngestDisks(self._proxies, counters, log)
@@ -134,7 +134,7 @@ class IngestAgent:
         work += self._peers.do_work(now_ns)
         work += self._past.turn(now_ns, self._view.image, self._outlet)
         work += self._outlet.do_work(now_ns)
-        work += self._settlement.settle()
+        work += self._acknowledger.notify_sessions()
         if self._drain_until_ns:
             work += self._drain(now_ns)
         work += self._topics.close_batches(now_ns)
@@ -177,7 +177,7 @@ class IngestAgent:
         return True
 
     def _has_news(self) -> bool:
-        if self._proxies.has_completions() or self._image.is_stale or self._settlement.has_ended or (self._drain_until_ns and not self._drained):
+        if self._proxies.has_completions() or self._image.is_stale or self._acknowledger.has_completed or (self._drain_until_ns and not self._drained):
             return True
         return self._outlet.waits_for_rows and bool(self._outlet.do_work(self._clock.monotonic_ns()))
 
@@ -195,13 +195,13 @@ class IngestAgent:
         self._drain_until_ns = self._clock.monotonic_ns() + DRAIN_NS_MAX
 
     def stopped(self) -> bool:
-        return self._drained and self._outlet.is_empty and self._connections.is_empty and self._previous_life.settled
+        return self._drained and self._outlet.is_empty and self._connections.is_empty and self._previous_life.is_accounted
 
     def close(self) -> None:
         self._datagrams.close()
         self._connections.close()
         self._topics.close_all()
-        lost = self._outlet.give_up() + self._settlement.on_abandoned(self._topics.give_up())
+        lost = self._outlet.give_up() + self._acknowledger.on_abandoned(self._topics.give_up())
         if lost:
             words = f"{lost} records are lost that nobody took before the stop; counted as shutdown"
             self._context.log.error(words, reason=str(LossReason.SHUTDOWN))

@@ -62,9 +62,9 @@ def fuzz_http(data: bytes) -> None:
     for talk, size in ((whole, 0), (pieces, step)):
         talk.send(stream, size)
         if b"/upload" in stream:  # a piece that was taken is answered for when it is stored, and to nobody who goes away inside the body before that
-            talk.intake.settle_all()
+            talk.intake.complete_all()
         talk.session.finished()
-        talk.intake.settle_all()
+        talk.intake.complete_all()
         check_records(talk.intake.records)
     if stream[:3] != b"PRI":
         found = [bytes(talk.connection.sent).replace(CONTINUE, b"") for talk in (whole, pieces)]
@@ -91,7 +91,7 @@ def fuzz_http2(data: bytes) -> None:
     for step in (0, cut[1][1]):
         talk = HttpTalk(_SMALL._replace(tokens=()))
         talk.send(_PREFACE + cut[0], step)
-        talk.intake.settle_all()
+        talk.intake.complete_all()
         check_records(talk.intake.records)
         talk.session.tick(talk.intake.clock_ms + 1_000_000)
         talk.session.finished()
@@ -115,10 +115,10 @@ def fuzz_grpc_call(data: bytes) -> None:
         for start in range(0, len(body), step):
             call.take(body[start : start + step])
         call.end()
-        intake.settle_all(outcome)
+        intake.complete_all(outcome)
         check_records(intake.records)
         reply = call.reply()
-        assert answers == [1] and not call.unsettled_bytes
+        assert answers == [1] and not call.unacknowledged_bytes
         is_ok = (b"grpc-status", b"0") in reply.trailers
         assert is_ok == (not sum(intake.refused.values()) and outcome is AckOutcome.STORED)
         replies.append((reply.headers, reply.data, reply.trailers, [record.value for record in intake.records]))
@@ -186,7 +186,7 @@ def fuzz_journal_upload(data: bytes) -> None:
     for _ in range(1000):  # what a piece opens to may be taken a part at a time
         if answers:
             break
-        talk.intake.settle_all()
+        talk.intake.complete_all()
         answers = talk.answers()
     (answer,) = answers
     check_records(talk.intake.records)

@@ -42,7 +42,7 @@ def answered(path: str, body: bytes, outcome: AckOutcome = AckOutcome.STORED, **
     """Whatever it is, it is answered once, in JSON or plain text, and what was taken of it is JSON."""
     intake = Answered()
     asked = ask(intake, path, body, **more)  # type: ignore[arg-type]
-    intake.settle_all(outcome)
+    intake.complete_all(outcome)
     answer = intake.answer = asked.answer
     assert answer.status in (_STATUSES if outcome is AckOutcome.STORED else _STATUSES | {429, 503}), answer
     if answer.content_type.endswith(b"json") and answer.body:

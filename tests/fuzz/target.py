@@ -44,7 +44,7 @@ class Said(NamedTuple):
 
 
 def talk(make: MakeSession, listener: Listener, stream: bytes, step: int, bounds: Callable[[Any, int], None] | None = None,
-         outcome: AckOutcome = AckOutcome.STORED, is_settled_late: bool = True) -> Said:  # fmt: skip
+         outcome: AckOutcome = AckOutcome.STORED, is_completed_late: bool = True) -> Said:  # fmt: skip
     """One connection from its begin to its end; as its room would, it is given nothing once it has closed. `bounds(session, piece)` after each piece."""
     connection = RecordingConnection(listener)
     intake = connection.intake
@@ -56,15 +56,15 @@ def talk(make: MakeSession, listener: Listener, stream: bytes, step: int, bounds
         session.received(memoryview(piece))
         if bounds is not None:
             bounds(session, len(piece))
-        if not is_settled_late:
-            intake.settle_all(outcome)
+        if not is_completed_late:
+            intake.complete_all(outcome)
             session.tick(intake.clock_ms)
     session.finished()
-    intake.settle_all(outcome)
+    intake.complete_all(outcome)
     session.tick(intake.clock_ms + 1_000_000)
-    intake.settle_all(outcome)
+    intake.complete_all(outcome)
     session.lost()
-    assert session.unsettled_bytes == 0 and not intake.unsettled
+    assert session.unacknowledged_bytes == 0 and not intake.in_flight
     assert sum(unit.record_count for unit in {id(unit): unit for unit, _ in intake.taken}.values()) == len(intake.taken)
     return Said([_value(what) for _, what in intake.taken], bytes(connection.sent), connection.closed, intake.refused, intake.oddities)
 

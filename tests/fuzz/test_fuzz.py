@@ -32,7 +32,7 @@ FOLDERS = (*(INGEST / name for name in ("listeners", "protocols", "records", "re
 NO_PARSERS = {
     *(f"records/{name}.py" for name in ("batcher", "event_json", "intake", "partitioner", "record", "share", "topic_backlog")),
     *(f"records/{name}.py" for name in ("dead_letters", "held_records", "identified_records", "ingest_input", "ingest_ledger", "record_router")),
-    *(f"records/{name}.py" for name in ("ingest_places", "ingest_settlement", "ingest_topics", "listener_ledgers", "sender_ledgers")),
+    *(f"records/{name}.py" for name in ("ingest_places", "acknowledger", "ingest_topics", "listener_ledgers", "sender_ledgers")),
     *(f"protocols/{name}.py" for name in ("registry", "session", "otlp/otlp_reading", "elasticsearch/elasticsearch_probes", "splunk/splunk_codes")),
     *(
         f"listeners/{name}.py"

@@ -86,7 +86,7 @@ class Chunks:
     def resolve(self, in_log: int) -> None:
         """The leader has so many batches."""
         self.leaders.last = {7: (0, RECORDS * in_log - 1)} if in_log else {}
-        while not self.replays.is_settled:
+        while not self.replays.is_resolved:
             self.replays.do_work(self.state.clock.monotonic_ms(), IMAGE, True)
             self.leaders.answer()
             self.state.clock.advance_ms(50)

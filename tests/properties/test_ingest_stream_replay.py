@@ -57,7 +57,7 @@ class Receiver:
             self.journal += encode(record)
 
     def connect(self) -> None:
-        self.settled: list[int] = []
+        self.completed: list[int] = []
         self.session = StreamReplay(self.streams, KEY, self._on_aligned, lambda _token: None)
 
     def disconnect(self, is_clean: bool) -> None:
@@ -95,9 +95,9 @@ class Receiver:
             self.log += [lines[place] for place in new]
             self.memory.add_stored(TOPIC, parts)
         self.sequence += len(new) or 1
-        session.settled(serial, len(lines))
+        session.completed(serial, len(lines))
         if keeps:
-            self.settled.append(len(lines))
+            self.completed.append(len(lines))
 
 
 class Sender:
@@ -120,7 +120,7 @@ class Sender:
                 receiver.receive(burst, keeps=not (end == "killed" and number == len(bursts) - 1))
         if end == "waits":
             receiver.wait()
-        answers = receiver.settled[: len(receiver.settled) - unread] if end != "closed" else receiver.settled
+        answers = receiver.completed[: len(receiver.completed) - unread] if end != "closed" else receiver.completed
         self.answered += sum(answers)
         if end == "killed":
             receiver.kill()

@@ -79,5 +79,5 @@ class HttpTalk:
     def ask(self, data: bytes, step: int = 0) -> list[Response]:
         """Send, settle, and what is answered."""
         self.send(data, step)
-        self.intake.settle_all()
+        self.intake.complete_all()
         return self.answers()

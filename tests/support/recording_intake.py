@@ -26,7 +26,7 @@ class RecordingStream:
     def take(self, digests: Sequence[bytes], token: object) -> int | None:
         raise AssertionError("streams are for the intake to number")
 
-    def settled(self, first_serial: int, count: int) -> None:
+    def completed(self, first_serial: int, count: int) -> None:
         raise AssertionError("streams are told by the intake")
 
     def hurry(self) -> None:
@@ -40,13 +40,13 @@ class RecordingStream:
 
 
 class RecordingIntake:
-    """`taken` in the order of arrival, `sealed` in that of sealing. Nothing settles by itself."""
+    """`taken` in the order of arrival, `closed` in that of sealing. Nothing settles by itself."""
 
     def __init__(self) -> None:
         self.taken: list[tuple[AckGroup, IngestRecord | bytes]] = []
         """Records, and syslog messages as their bytes."""
-        self.sealed: list[AckGroup] = []
-        self.settled: list[AckGroup] = []
+        self.closed: list[AckGroup] = []
+        self.completed: list[AckGroup] = []
         self.refused: Counter[RefusedReason] = Counter()
         self.oddities: Counter[Oddity] = Counter()
         self.streams: list[RecordingStream] = []
@@ -66,22 +66,22 @@ class RecordingIntake:
         return [what for _, what in self.taken if isinstance(what, bytes)]
 
     @property
-    def unsettled(self) -> list[AckGroup]:
+    def in_flight(self) -> list[AckGroup]:
         """Sealed, and not settled."""
-        return [unit for unit in self.sealed if unit not in self.settled]
+        return [unit for unit in self.closed if unit not in self.completed]
 
-    def settle(self, unit: AckGroup, outcome: AckOutcome = AckOutcome.STORED, rejected: Sequence[tuple[int, str]] = ()) -> None:
+    def complete(self, unit: AckGroup, outcome: AckOutcome = AckOutcome.STORED, rejected: Sequence[tuple[int, str]] = ()) -> None:
         """As the agent's turn would."""
-        assert unit in self.sealed and unit not in self.settled, "a unit settles once, when it is sealed"
+        assert unit in self.closed and unit not in self.completed, "a unit settles once, when it is sealed"
         unit.outcome = outcome
         unit.rejected += rejected
-        self.settled.append(unit)
-        if unit.on_settled is not None:
-            unit.on_settled(unit)
+        self.completed.append(unit)
+        if unit.on_completed is not None:
+            unit.on_completed(unit)
 
-    def settle_all(self, outcome: AckOutcome = AckOutcome.STORED) -> None:
-        for unit in self.unsettled:
-            self.settle(unit, outcome)
+    def complete_all(self, outcome: AckOutcome = AckOutcome.STORED) -> None:
+        for unit in self.in_flight:
+            self.complete(unit, outcome)
 
     # -- Intake
 
@@ -92,16 +92,16 @@ class RecordingIntake:
         self._add(unit, messages)
 
     def _add(self, unit: AckGroup, what: Sequence[IngestRecord] | Sequence[bytes]) -> None:
-        assert not unit.is_sealed, "nothing is taken for a sealed unit"
+        assert not unit.is_closed, "nothing is taken for a sealed unit"
         self.taken += [(unit, each) for each in what]
         unit.record_count += len(what)
 
-    def seal(self, unit: AckGroup) -> None:
-        assert not unit.is_sealed and unit.on_settled is not None, "a unit that nobody waits for is not sealed, and no unit twice"
+    def close_group(self, unit: AckGroup) -> None:
+        assert not unit.is_closed and unit.on_completed is not None, "a unit that nobody waits for is not sealed, and no unit twice"
         if unit.identities is not None:
             assert len(unit.identities) in (1, unit.record_count), "one identity, or one for each record"
-        unit.is_sealed = True
-        self.sealed.append(unit)
+        unit.is_closed = True
+        self.closed.append(unit)
 
     def open_stream(self, listener: Listener, source: EventSource) -> RecordingStream:
         self.streams.append(RecordingStream())

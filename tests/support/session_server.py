@@ -92,7 +92,7 @@ class SessionServer:
             session.received(data)
         else:
             session.finished()
-        self.intake.settle_all()
+        self.intake.complete_all()
         try:
             connection.flush()
         except OSError:

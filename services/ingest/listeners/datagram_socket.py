@@ -48,7 +48,7 @@ class DatagramSocket:
         self._buffer = bytearray(DATAGRAM_BYTES_MAX)
         self._view = memoryview(self._buffer)
         self._transport = b"udp" if listener.protocol == "syslog" else str(listener.protocol).encode()
-        self._units: dict[Peer, AckGroup] = {}
+        self._groups: dict[Peer, AckGroup] = {}
         self.drained = False
         label = f'{{listener="{listener.name}"}}'
         self._kernel_drops = counters.counter(KERNEL_DROPS_COUNTER.format(listener=listener.name))
@@ -128,14 +128,14 @@ class DatagramSocket:
         if senders:
             self._input_bytes.add(size_bytes)
             for peer, datagrams in senders.items():
-                self._handler.received(self._units.get(peer) or self._add_unit(peer), datagrams)
+                self._handler.received(self._groups.get(peer) or self._add_group(peer), datagrams)
         return received
 
-    def _add_unit(self, peer: Peer) -> AckGroup:
-        if len(self._units) >= SENDERS_MAX:
-            self._units.clear()
-        unit = self._units[peer] = AckGroup(self.listener, EventSource(*address_text(peer[0], peer[1]), self._transport))
-        return unit
+    def _add_group(self, peer: Peer) -> AckGroup:
+        if len(self._groups) >= SENDERS_MAX:
+            self._groups.clear()
+        group = self._groups[peer] = AckGroup(self.listener, EventSource(*address_text(peer[0], peer[1]), self._transport))
+        return group
 
     def close(self) -> None:
         self.count_kernel_drops()

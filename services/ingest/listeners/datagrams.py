@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class DatagramHandler(Protocol):
     """One protocol on one UDP listener. It never raises for bad input."""
 
-    def received(self, unit: AckGroup, datagrams: list[bytes]) -> None:
-        """What one sender (`unit.source`) sent in one burst, in order, none empty. The unit is never sealed: nobody is answered."""
+    def received(self, group: AckGroup, datagrams: list[bytes]) -> None:
+        """What one sender (`group.source`) sent in one burst, in order, none empty. The unit is never sealed: nobody is answered."""
 
     def tick(self, now_ms: int) -> None:
         """Once a second, `Intake.monotonic_ms`: what began and does not go on is given up."""

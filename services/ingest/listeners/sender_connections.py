@@ -140,7 +140,7 @@ class SenderConnections:
             self._leave(connection)
             return
         connection.begin(door.make_session)
-        self._settle(connection)
+        self._update(connection)
 
     def move_address(self, connection: SenderConnection, address: str) -> None:
         """The sender behind a believed proxy counts for itself. Raises StreamError if it has too many connections."""
@@ -174,7 +174,7 @@ class SenderConnections:
         elif events & _BROKEN:
             self._leave(connection)
             return
-        self._settle(connection)
+        self._update(connection)
 
     def _may_read(self, connection: SenderConnection) -> bool:
         """Whether what its sender brings again would be known: connections that he has left, and that are not at their end, come first."""
@@ -202,12 +202,12 @@ class SenderConnections:
                 break
         if connection.is_gone or connection.is_finishing or connection.close_reason:
             pass
-        elif connection.session is not None and connection.session.unsettled_bytes:
+        elif connection.session is not None and connection.session.unacknowledged_bytes:
             # Its partition, or its window, may keep it waiting for long. The stream can be found from now on: whoever goes on with it brings the rest.
             cast("RepeatingSession", connection.session).left()
         else:
             self._leave(connection)  # nothing of it is under way: all that it still has was never taken, and comes again
-        self._settle(connection)
+        self._update(connection)
         return True
 
     def _read(self, connection: SenderConnection) -> bool:
@@ -251,7 +251,7 @@ class SenderConnections:
         session = connection.session
         if session is None:
             return False
-        if session.unsettled_bytes > self._window_bytes:
+        if session.unacknowledged_bytes > self._window_bytes:
             connection.is_windowed = True
             self._windowed[connection] = None
         if self._intake.slowed_by is not None:
@@ -277,7 +277,7 @@ class SenderConnections:
         """Send what sessions have answered, read on where windows have room again, tick some; and a new share of bytes."""
         self._turn_bytes_left = TURN_BYTES
         self._left.begin_turn()
-        for connection in [each for each in self._windowed if each.session is None or each.session.unsettled_bytes <= self._window_bytes]:
+        for connection in [each for each in self._windowed if each.session is None or each.session.unacknowledged_bytes <= self._window_bytes]:
             del self._windowed[connection]
             connection.is_windowed = False
             self._changed[connection] = None
@@ -289,7 +289,7 @@ class SenderConnections:
                 self._release(connection)
         changed = list(self._changed)
         for connection in changed:
-            self._settle(connection)
+            self._update(connection)
         handed_over = self._owners.do_work() if self._owners is not None else 0
         return len(changed) + handed_over + self._tick_some()
 
@@ -299,7 +299,7 @@ class SenderConnections:
         connection.is_unread = connection.is_behind = False
         self._changed[connection] = None
 
-    def _settle(self, connection: SenderConnection) -> None:
+    def _update(self, connection: SenderConnection) -> None:
         """Bring a connection to where its state says it should be: sent, registered, ended."""
         self._changed.pop(connection, None)
         if connection.is_gone:
@@ -322,7 +322,7 @@ class SenderConnections:
 
     @staticmethod
     def _is_over(connection: SenderConnection) -> bool:
-        return bool(connection.close_reason) or (connection.is_finishing and (connection.session is None or not connection.session.unsettled_bytes))
+        return bool(connection.close_reason) or (connection.is_finishing and (connection.session is None or not connection.session.unacknowledged_bytes))
 
     def _linger(self, connection: SenderConnection) -> bool:
         """Everything is out: what the peer still sends is thrown away until it ends, too. False if it has already."""
@@ -365,10 +365,10 @@ class SenderConnections:
         elif connection.session is None:
             if connection.has_begun and now_ms - connection.opened_ms > idle_ms_max:
                 connection.close("handshake-timeout")
-                self._settle(connection)
+                self._update(connection)
         elif not connection.is_lingering:
             connection.session.tick(now_ms)
-            self._settle(connection)
+            self._update(connection)
 
     # -- the end
 
@@ -380,7 +380,7 @@ class SenderConnections:
                 if not self._is_first(connection):
                     return False
                 self._release(connection)
-                self._settle(connection)
+                self._update(connection)
             while taken_bytes < DRAIN_BYTES_MAX and connection.interest & select.EPOLLIN and not connection.is_gone:
                 left = self._turn_bytes_left
                 goes_on = self._read(connection)
@@ -389,7 +389,7 @@ class SenderConnections:
                     break
                 if self._turn_bytes_left <= 0:
                     return False
-            self._settle(connection)
+            self._update(connection)
         return True
 
     def finish_all(self) -> None:
@@ -398,7 +398,7 @@ class SenderConnections:
             if not connection.is_finishing and not connection.close_reason:
                 self._on_end(connection, False, is_by_us=True)
             connection.deadline_ms = self._clock.monotonic_ms() + STOP_MS_MAX
-            self._settle(connection)
+            self._update(connection)
 
     @property
     def is_empty(self) -> bool:

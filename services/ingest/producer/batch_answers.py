@@ -17,7 +17,7 @@ from appliance.shm.counters import Counters
 from services.ingest.producer.partition_queue import PartitionQueue
 from services.ingest.producer.partition_queues import PartitionQueues
 from services.ingest.producer.producer_batch import ProducerBatch
-from services.ingest.records.ingest_settlement import IngestSettlement
+from services.ingest.records.acknowledger import Acknowledger
 
 RETRY_NS = 50_000_000
 
@@ -58,7 +58,7 @@ class BatchAnswers:
         self,
         lanes: PartitionQueues,
         topic_ids: Mapping[str, bytes],
-        settlement: IngestSettlement,
+        acknowledger: Acknowledger,
         replays: ReplayRecorder,
         on_ended: Callable[[ProducerBatch], None],
         clock: Clock,
@@ -67,7 +67,7 @@ class BatchAnswers:
     ) -> None:
         self._lanes = lanes
         self._topic_ids = topic_ids
-        self._settlement = settlement
+        self._acknowledger = acknowledger
         self._replays = replays
         self._on_ended = on_ended
         self._clock = clock
@@ -88,14 +88,14 @@ class BatchAnswers:
     def on_appended(self, batch: ProducerBatch) -> None:
         self._lanes.of(batch).is_open = True
         batch.is_appended = True
-        self._settlement.on_appended(batch)
+        self._acknowledger.on_appended(batch)
 
     def on_stored(self, batch: ProducerBatch) -> None:
         lane = self._lanes.end(batch)
         lane.is_open = not lane.is_recoiling
         self._on_ended(batch)
         self._latency.record(self._clock.monotonic_ns() - batch.closed_ns)
-        self._settlement.on_stored(batch)
+        self._acknowledger.on_stored(batch)
         if batch.parts:
             self._replays.stored(batch)
 
@@ -137,7 +137,7 @@ class BatchAnswers:
         lane = self._lanes.end(batch)
         lane.is_recoiling, lane.is_open, lane.wants_epoch = True, False, lane.producer_id >= 0
         self._on_ended(batch)
-        lost = self._settlement.on_lost(batch, LossReason.REFUSED)
+        lost = self._acknowledger.on_lost(batch, LossReason.REFUSED)
         if batch.parts:
             self._replays.refused(batch)
         if code not in self._refusals_logged:

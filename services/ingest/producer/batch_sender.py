@@ -32,9 +32,9 @@ from services.ingest.producer.partition_queues import PartitionQueues
 from services.ingest.producer.producer_batch import ProducerBatch
 from services.ingest.producer.remote_leaders import RemoteLeaders
 from services.ingest.producer.unresolved_sequences import UnresolvedSequences
+from services.ingest.records.acknowledger import Acknowledger
 from services.ingest.records.batcher import ReadyBatch
 from services.ingest.records.ingest_places import IngestPlaces, Key
-from services.ingest.records.ingest_settlement import IngestSettlement
 from services.ingest.replay.journalled_batches import SequenceRequester
 
 _by_number = attrgetter("number")
@@ -52,7 +52,7 @@ class BatchSender:
         clock: Clock,
         counters: Counters,
         log: Logger,
-        settlement: IngestSettlement,
+        acknowledger: Acknowledger,
         producer_ids: ProducerIdSource,
         replays: ReplayRecorder,
         spool: Spool,
@@ -63,12 +63,12 @@ class BatchSender:
         self._clock = clock
         self._view = view
         self._broker_id = view.broker_id
-        self._settlement = settlement
+        self._acknowledger = acknowledger
         self._producers = IngestProducers(producer_ids, clock.monotonic_ns())
         self.places = IngestPlaces(view.broker_id, budget_bytes, counters, self._can_spool, on_changed)
         self.lanes = PartitionQueues(self.places, counters)
-        self._spooling = IngestSpooling(spool, self.lanes.charge, lambda batch: batch.bytes_in(arena), settlement.on_lost, replays.before_offer)
-        answers = BatchAnswers(self.lanes, self.places.topic_ids, settlement, replays, self._on_ended, clock, counters, log)
+        self._spooling = IngestSpooling(spool, self.lanes.charge, lambda batch: batch.bytes_in(arena), acknowledger.on_lost, replays.before_offer)
+        answers = BatchAnswers(self.lanes, self.places.topic_ids, acknowledger, replays, self._on_ended, clock, counters, log)
         self._local = LocalLeaders(arena, view, self.lanes.of, answers, may_lead_alone)
         self._remote = RemoteLeaders(registry, clock, answers, self._local.take_out, counters)
         self._doubtful = UnresolvedSequences(peers, answers.on_found, answers.on_sequences_lost)
@@ -162,7 +162,7 @@ class BatchSender:
 
     def book_stored(self, batch: ProducerBatch) -> None:
         """One that a previous life had in flight, and that its leader has."""
-        self._settlement.on_stored(batch)
+        self._acknowledger.on_stored(batch)
 
     def _is_served(self, lane: PartitionQueue) -> bool:
         """Whether its leader can be reached, as far as is known. What is held is not offered, so nothing gets known of its leader."""
@@ -249,7 +249,7 @@ class BatchSender:
         lost = 0
         for lane in self.lanes.by_key.values():
             for batch in self._spooling.keep(lane):
-                lost += self._settlement.on_lost(batch, LossReason.SHUTDOWN)
+                lost += self._acknowledger.on_lost(batch, LossReason.SHUTDOWN)
         self.lanes.clear()
         return lost
 

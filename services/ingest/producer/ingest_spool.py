@@ -116,7 +116,7 @@ class IngestSpool:
 
     def write(self, batch: Spoolable, data: bytes) -> bool:
         """Put a batch behind the others. False: it is full, or off, or the disk fails; the batch stays where it is."""
-        described = [SpooledShare(share.unit.listener.name, share.count, share.copies, share.parts) for share in batch.shares]
+        described = [SpooledShare(share.group.listener.name, share.count, share.copies, share.parts) for share in batch.shares]
         spooled = SpoolEntry(self._next_number, batch.topic, batch.partition, batch.record_count, described)
         head, data_crc = encode_batch(spooled, data)
         if self.size_bytes + len(head) + len(data) > self._limit_bytes:

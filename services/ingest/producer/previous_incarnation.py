@@ -28,7 +28,7 @@ WriterIncarnation = Callable[[str], int | None]
 
 
 class PreviousIncarnation:
-    """One `settle` a turn until `settled` and `is_final`. `spooled`: records of each listener that wait in the spool."""
+    """One `account` a turn until `is_accounted` and `is_final`. `spooled`: records of each listener that wait in the spool."""
 
     def __init__(
         self, layout: BoxLayout, process_name: str, incarnation: int, counters: Counters, log: Logger, now_ns: int, spooled: Mapping[str, int] | None = None
@@ -41,7 +41,7 @@ class PreviousIncarnation:
         self._ledgers = {listener: read_ledger(values, listener) for listener in listeners_of(values)}
         self._completed_unseen = 0
         self._rings: list[tuple[str, RingPair]] = []  # (disk, rings)
-        self.settled = False
+        self.is_accounted = False
         """The books are in order."""
         own = f".{incarnation:x}"
         prefix = layout.shared_memory_name("channel", process_name) + "."
@@ -69,7 +69,7 @@ class PreviousIncarnation:
         """Whether nothing that a previous life offered to a log-writer can be appended any more."""
         return not self._rings
 
-    def settle(self, now_ns: int, writer_incarnation: WriterIncarnation) -> int:
+    def account(self, now_ns: int, writer_incarnation: WriterIncarnation) -> int:
         """Read the rings that can be read now, and book when none is left, or the time is over. Returns how many were read."""
         read = 0
         for disk, rings in list(self._rings):
@@ -78,13 +78,13 @@ class PreviousIncarnation:
                 self._completed_unseen += _count_stored(rings)
                 self._forget(rings)
                 read += 1
-        if not self.settled and (not self._rings or now_ns >= self._deadline_ns):
+        if not self.is_accounted and (not self._rings or now_ns >= self._deadline_ns):
             self._completed_unseen += sum(_count_stored(rings) for _, rings in self._rings)
             self._book()
         return read
 
     def _book(self) -> None:
-        self.settled = True
+        self.is_accounted = True
         bookings = plan_crash_accountings(self._ledgers, self._completed_unseen, self._spooled)
         for listener, booking in bookings.items():
             self._counters.counter(STORED_COUNTER.format(listener=listener)).add(booking.stored)

@@ -53,8 +53,8 @@ class PreviousIncarnations:
         work = 0
         if not self._left_over.is_done:
             work += self._left_over.turn(self.replays, outlet, now_ns)
-        if not (self.life.settled and self.life.is_final):
-            work += self.life.settle(now_ns, self._writer_incarnation)
+        if not (self.life.is_accounted and self.life.is_final):
+            work += self.life.account(now_ns, self._writer_incarnation)
         return work + self.replays.do_work(now_ns // 1_000_000, image, self.life.is_final)
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ class SpoolReplay:
         self._spool = spool
         self._listeners = listeners
         self._make_listener = make_listener
-        self._units: dict[str, AckGroup] = {}
+        self._groups: dict[str, AckGroup] = {}
         self._batches: SpooledBatches | None = None
         self._number = -len(spool.left_over)
         self._keys = {(batch.topic, batch.partition) for batch in spool.left_over}
@@ -68,14 +68,14 @@ class SpoolReplay:
     def _batch_of(self, left: SpoolEntry, now_ns: int) -> ProducerBatch:
         shares = []
         for spooled in left.shares:
-            share = Share(self._unit_of(spooled.listener))
+            share = Share(self._group_of(spooled.listener))
             share.count, share.copies, share.parts = spooled.records, spooled.copies, list(spooled.parts)
             shares.append(share)
         self._number += 1
         return ProducerBatch(left.topic, ReadyBatch(left.partition, b"", left.record_count, shares), self._number - 1, now_ns)
 
-    def _unit_of(self, listener: str) -> AckGroup:
-        unit = self._units.get(listener)
-        if unit is None:
-            unit = self._units[listener] = AckGroup(self._listeners.get(listener) or self._make_listener(listener), _NOBODY)
-        return unit
+    def _group_of(self, listener: str) -> AckGroup:
+        group = self._groups.get(listener)
+        if group is None:
+            group = self._groups[listener] = AckGroup(self._listeners.get(listener) or self._make_listener(listener), _NOBODY)
+        return group

@@ -60,7 +60,7 @@ class Session(Protocol):
     """One protocol on one connection."""
 
     @property
-    def unsettled_bytes(self) -> int:
+    def unacknowledged_bytes(self) -> int:
         """Bytes of units that are not settled; the room stops reading while they are above `ingest.connection.window.bytes`."""
 
     @property

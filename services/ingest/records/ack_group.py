@@ -1,8 +1,12 @@
-"""A unit: what one acknowledgement of a protocol speaks of. A RELP burst, a Fluent chunk, a part of a Lumberjack window, an HTTP request.
+"""Ack group: the records that one acknowledgement of a protocol covers.
 
-Made by a session, given to the intake with its records, sealed, and settled once: then its sender is answered. Owned by one session; `pending`, `outcome` and
-`rejected` are the intake's to change. A unit without `on_settled` is for senders that nobody answers (plain syslog, datagrams): it may serve a whole
-connection, and is never sealed. Weak: a unit is one answer, so one record that is refused for now makes its sender send all of them again.
+Examples: a burst of RELP frames, a Fluent chunk, a part of a Lumberjack window, an HTTP request. A session makes
+the group, passes it to the router with its records, and closes it. The group completes once, when the outcome of
+all its records is known; then the sender is answered. A group without `on_completed` belongs to a sender that
+expects no answers (plain syslog, datagrams): it may serve a whole connection and is never closed.
+
+Owned by one session; only the router changes `pending`, `outcome` and `rejected`. Weak: a group has one answer, so
+one record that is refused for now makes its sender repeat all of them.
 """
 
 from __future__ import annotations
@@ -19,26 +23,28 @@ IDENTITY_BYTES: Final = 16
 
 
 class AckOutcome(IntEnum):
-    """What its sender is told of a unit."""
+    """What the acknowledgement of a group reports."""
 
     PENDING = 0
     STORED = 1
-    """All of it is where the listener's `acks` wants it; without what is in `rejected`."""
+    """All records, except those in `rejected`, are where the listener's `acks` require them."""
     DUPLICATE = 2
-    """All of it was stored before: answered like STORED."""
+    """All records were stored before; answered like STORED."""
     REFUSED = 3
-    """Some of it was not stored, and may be stored if it is sent again: the sender is told no, in its protocol's words."""
+    """Some records were not stored and may be stored when they are repeated: a negative acknowledgement."""
 
 
 class ReplayedStream(Protocol):
-    """Frames of one sender over several connections (`Intake.open_stream`)."""
+    """Frames of one sender over several connections (`Intake.open_stream`). Only the router calls the attributes
+    and methods above `hurry`; the session calls the rest."""
 
     is_closed: bool
-    """Something of this session was refused for now, or another one goes on with its stream, so nothing behind it may be taken. For the intake."""
+    """True after a frame of this session was refused, or when another session continues its stream: the router
+    takes no later frame, because it would overtake the refused one."""
 
     @property
     def is_holding(self) -> bool:
-        """Whether it is not known yet where its frames belong. For the intake."""
+        """True while the position of its frames in the stream is unknown."""
 
     @property
     def identity(self) -> bytes: ...
@@ -48,28 +54,29 @@ class ReplayedStream(Protocol):
         """Serials below it may have been stored before."""
 
     def take(self, digests: Sequence[bytes], token: object) -> int | None:
-        """The serial of the first frame; None: it is told later, with the token. For the intake."""
+        """Return the serial of the first frame, or None if it is passed later, with `token`."""
 
-    def settled(self, first_serial: int, count: int) -> None:
-        """Of these the sender is told. For the intake."""
+    def completed(self, first_serial: int, count: int) -> None:
+        """The sender is being answered for these frames."""
 
     def hurry(self) -> None:
-        """Nothing more comes before what was held back is answered: it is decided with what there is."""
+        """Decide with the frames that are here: the sender sends no more before it is answered."""
 
     def leave(self) -> None:
-        """The same, and one side has ended: the sender may bring what is not answered over its next session, while this one still answers, and takes what it
-        still has until then."""
+        """One side has ended before the sender had every answer. The sender may repeat the unanswered frames over
+        its next session, while this one still takes and answers what it has."""
 
     def end(self, is_clean: bool) -> None:
-        """The session is over. Clean: everything was answered, and the sender knows it. The first call counts."""
+        """The session is over; `is_clean` if the sender has read every answer. Only the first call counts."""
 
 
 class AckGroup:
-    """`identities` is None (a replay cannot be recognised), one digest (the whole unit is one thing: a chunk, a request) or one for each record (RELP)."""
+    """`identities` is None (repeats are not recognised), one digest for the whole group (a chunk, a request), or one
+    digest for each record (RELP)."""
 
     __slots__ = (
-        "context", "duplicate_count", "identities", "is_sealed", "keeps_identity", "listener", "on_settled", "outcome", "pending", "record_count", "rejected",
-        "replay", "sender_book", "source", "stream", "topic",
+        "context", "duplicate_count", "identities", "is_closed", "keeps_identity", "listener", "on_completed", "outcome", "pending", "record_count", "rejected",
+        "replay", "sender_ledger", "source", "stream", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -77,32 +84,35 @@ class AckGroup:
         listener: Listener,
         source: EventSource,
         identities: Sequence[bytes] | None = None,
-        on_settled: Callable[[AckGroup], None] | None = None,
+        on_completed: Callable[[AckGroup], None] | None = None,
         topic: str = "",
     ) -> None:
         self.listener = listener
         self.source = source
         self.identities = identities
-        self.on_settled = on_settled
+        self.on_completed = on_completed
         self.keeps_identity = True
-        """False: its one identity is looked up, and where nothing is known of it nothing is remembered. Once the unit is settled: whether it is known now."""
+        """False: its one identity is looked up, and remembered only if it is known already (a Splunk channel
+        that does not poll). After completion: whether it is remembered."""
         self.stream: ReplayedStream | None = None
-        """Whose next records these are, where a protocol numbers frames anew on each connection: `identities` are digests of the frames then."""
+        """The stream that these records continue, if the protocol numbers frames anew on each connection;
+        then `identities` are digests of the frames."""
         self.topic = topic
-        """Where all its records go, because the sender says so; "": where the routes say."""
+        """The topic of all its records, if the sender names it; "": the routes decide."""
         self.outcome = AckOutcome.PENDING
         self.rejected: list[tuple[int, str]] = []
-        """(number of the record in the unit, why) of records that can never be stored; they are counted. The sender must not send them again."""
+        """(number of the record in the group, reason) of records that can never be stored. They are counted,
+        and the sender must not repeat them."""
         self.record_count = 0
         """Records taken so far."""
         self.duplicate_count = 0
-        """Those of them that were stored before, or are under way already."""
+        """Those of them that were stored before or are in flight already."""
         self.pending = 0
-        """What has to come back before the unit is settled."""
-        self.is_sealed = False
+        """Number of shares and held records that the group waits for."""
+        self.is_closed = False
         self.context: Any = None
-        """The session's own: a transaction number, a chunk, a sequence."""
+        """For the session: a transaction number, a chunk, a sequence."""
         self.replay: Any = None
-        """The intake's own: what it knows of `identities`."""
-        self.sender_book: Any = None
-        """The intake's own: where its sender is counted."""
+        """For the router: what it knows about `identities` (`GroupMemory`)."""
+        self.sender_ledger: Any = None
+        """For the router: the ledger of its sender."""

@@ -73,7 +73,7 @@ class Batcher:
         self.slowed_by = -1
         self._builders = [BatchBuilder() for _ in range(partition_count)]
         self._shares: list[list[Share]] = [[] for _ in range(partition_count)]
-        self._last_units: list[AckGroup | None] = [None] * partition_count
+        self._last_groups: list[AckGroup | None] = [None] * partition_count
         self._share_begins = [0] * partition_count
         self._opened_ms: dict[int, int] = {}  # partition → when its open batch got its first record; oldest first
         self._ready: list[ReadyBatch] = []
@@ -94,9 +94,9 @@ class Batcher:
         return sum(builder.count for builder in self._builders)
 
     def append(
-        self, event: ProducerRecord, now_ms: int, unit: AckGroup, can_wait: bool = True, identity: bytes | None = None, ordinal: int = 0, is_copy: bool = False
+        self, event: ProducerRecord, now_ms: int, group: AckGroup, can_wait: bool = True, identity: bytes | None = None, ordinal: int = 0, is_copy: bool = False
     ) -> Acceptance:
-        """Add a record of `unit`; what that closes is fetched with `take_ready`. `can_wait`: whether its sender can be slowed down. A record with an
+        """Add a record of `group`; what that closes is fetched with `take_ready`. `can_wait`: whether its sender can be slowed down. A record with an
         identity and without a key goes where the identity says, so that a replay meets the first copy's partition."""
         timestamp_ms, key, value, headers = event
         partition = self._partitioner.choose(key) if key is not None or identity is None else self._partitioner.place(identity)
@@ -115,8 +115,8 @@ class Batcher:
             if partition < 0:
                 return Acceptance.TOO_LARGE
             builder = self._builders[partition]
-        if self._last_units[partition] is not unit:
-            self._add_share(partition, unit)
+        if self._last_groups[partition] is not group:
+            self._add_share(partition, group)
         builder.append(timestamp_ms, key, value, headers)
         if is_copy:
             self._shares[partition][-1].copies += 1
@@ -133,17 +133,17 @@ class Batcher:
         keys: Sequence[bytes | None],
         headers: bytes,
         now_ms: int,
-        unit: AckGroup,
+        group: AckGroup,
         can_wait: bool = True,
         identity: bytes | None = None,
         first_ordinal: int = 0,
     ) -> list[tuple[int, Acceptance]]:
-        """The same as `append` for records of `unit` that have headers and identity in common, and whose ordinals go up by one. What was not plainly taken:
+        """The same as `append` for records of `group` that have headers and identity in common, and whose ordinals go up by one. What was not plainly taken:
         (its number here, what became of it); TAKEN_BEYOND is told once for each batch. Records keep their order in each partition."""
         different = set(keys)
         if len(different) == 1:
             run = _Run(timestamps_ms, values, keys, range(len(values)))
-            return self._append_run(run, headers, now_ms, unit, can_wait, identity, first_ordinal)
+            return self._append_run(run, headers, now_ms, group, can_wait, identity, first_ordinal)
         choose = self._partitioner.choose
         where = {key: choose(key) if key is not None else self._partitioner.place(identity) if identity is not None else -1 for key in different}
         numbers: dict[int, list[int]] = {}
@@ -152,11 +152,11 @@ class Batcher:
         odd: list[tuple[int, Acceptance]] = []
         for some in numbers.values():
             run = _Run([timestamps_ms[number] for number in some], [values[number] for number in some], [keys[number] for number in some], some)
-            odd += self._append_run(run, headers, now_ms, unit, can_wait, identity, first_ordinal)
+            odd += self._append_run(run, headers, now_ms, group, can_wait, identity, first_ordinal)
         return sorted(odd)
 
     def _append_run(
-        self, run: _Run, headers: bytes, now_ms: int, unit: AckGroup, can_wait: bool, identity: bytes | None, first_ordinal: int
+        self, run: _Run, headers: bytes, now_ms: int, group: AckGroup, can_wait: bool, identity: bytes | None, first_ordinal: int
     ) -> list[tuple[int, Acceptance]]:
         """Records of one partition, or without keys."""
         timestamps_ms, values, keys, numbers = run
@@ -183,8 +183,8 @@ class Batcher:
                 builder = self._builders[partition]
             if is_beyond:
                 odd.append((numbers[place], Acceptance.TAKEN_BEYOND))
-            if self._last_units[partition] is not unit:
-                self._add_share(partition, unit)
+            if self._last_groups[partition] is not group:
+                self._add_share(partition, group)
             end = builder.append_run(timestamps_ms, values, keys, headers, place, self._batch_bytes)
             if identity is not None:
                 self._add_parts(partition, identity, first_ordinal, numbers[place:end])
@@ -216,19 +216,19 @@ class Batcher:
             for number in numbers:
                 share.add_part(identity, first_ordinal + number)
 
-    def _add_share(self, partition: int, unit: AckGroup) -> None:
+    def _add_share(self, partition: int, group: AckGroup) -> None:
         """Units take turns on a partition: one that is back after another has a second share. What it holds is counted when the next one begins."""
         self._end_share(partition)
-        share = Share(unit)
+        share = Share(group)
         self._shares[partition].append(share)
-        self._last_units[partition] = unit
+        self._last_groups[partition] = group
         self._share_begins[partition] = self._builders[partition].count
         if share.is_awaited:
-            unit.pending += 1
+            group.pending += 1
             self.has_awaited = True
 
     def _end_share(self, partition: int) -> None:
-        if self._last_units[partition] is not None:
+        if self._last_groups[partition] is not None:
             share = self._shares[partition][-1]
             share.count = self._builders[partition].count - self._share_begins[partition] - share.copies
 
@@ -240,7 +240,7 @@ class Batcher:
     def close_awaited(self, is_wanted: Callable[[int], bool]) -> None:
         """Close batches for which a sender waits that sends no more before it is answered, where `is_wanted(partition)`."""
         for partition in list(self._opened_ms):
-            if is_wanted(partition) and any(share.unit.is_sealed and share.is_awaited for share in self._shares[partition]):
+            if is_wanted(partition) and any(share.group.is_closed and share.is_awaited for share in self._shares[partition]):
                 self._close(partition)
         self.has_awaited = any(share.is_awaited for partition in self._opened_ms for share in self._shares[partition])
 
@@ -277,7 +277,7 @@ class Batcher:
         more = partition_count - len(self._builders)
         self._builders += [BatchBuilder() for _ in range(more)]
         self._shares += [[] for _ in range(more)]
-        self._last_units += [None] * more
+        self._last_groups += [None] * more
         self._share_begins += [0] * more
 
     def _close(self, partition: int) -> None:
@@ -286,6 +286,6 @@ class Batcher:
         self._end_share(partition)
         self._ready.append(ReadyBatch(partition, builder.build(), record_count, self._shares[partition]))
         self._shares[partition] = []
-        self._last_units[partition] = None
+        self._last_groups[partition] = None
         del self._opened_ms[partition]
         self._partitioner.turn(partition)

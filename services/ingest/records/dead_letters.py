@@ -26,31 +26,31 @@ CUT_BYTES = 1 << 20
 class DeadLetters:
     """`topic` is "" where the table names none. `on_slowed(topic, partition)`: that takes no more."""
 
-    def __init__(self, topic: str, topics: IngestTopics, books: IngestLedger, clock: Clock, on_slowed: Callable[[str, int], None]) -> None:
+    def __init__(self, topic: str, topics: IngestTopics, ledger: IngestLedger, clock: Clock, on_slowed: Callable[[str, int], None]) -> None:
         self._topic = topic
         self._topics = topics
-        self._books = books
+        self._ledger = ledger
         self._clock = clock
         self._on_slowed = on_slowed
 
-    def reject(self, unit: AckGroup, number: int, reason: LossReason, topic: str, event: ProducerRecord) -> None:
+    def reject(self, group: AckGroup, number: int, reason: LossReason, topic: str, event: ProducerRecord) -> None:
         """A record of the unit that `topic` cannot have."""
-        self._books.on_counted(unit, reason, 1)
-        if unit.on_settled is not None:
-            unit.rejected.append((number, str(reason)))
+        self._ledger.on_counted(group, reason, 1)
+        if group.on_completed is not None:
+            group.rejected.append((number, str(reason)))
         if self._topic:
-            self._bury(unit, reason, topic, event)
+            self._bury(group, reason, topic, event)
 
-    def _bury(self, unit: AckGroup, reason: LossReason, topic: str, event: ProducerRecord) -> None:
+    def _bury(self, group: AckGroup, reason: LossReason, topic: str, event: ProducerRecord) -> None:
         collector = self._topics.of(self._topic).collector
         limit, can_wait = CUT_BYTES, False
         if isinstance(collector, Batcher):
-            limit, can_wait = collector.max_batch_bytes, not unit.listener.is_datagram
+            limit, can_wait = collector.max_batch_bytes, not group.listener.is_datagram
         limit -= OVERHEAD_BYTES + len(event.key or b"")
-        headers = [("source", unit.source.address), ("transport", unit.source.transport), ("listener", unit.listener.name.encode())]
+        headers = [("source", group.source.address), ("transport", group.source.transport), ("listener", group.listener.name.encode())]
         headers += [("dead_letter_reason", str(reason).encode()), ("dead_letter_topic", topic.encode())]
         if len(event.value) > limit:
             headers.append(("truncated", b"true"))
         letter = ProducerRecord(event.timestamp_ms, event.key, event.value[: max(0, limit)], encode_headers(headers))
-        if collector.append(letter, self._clock.monotonic_ms(), unit, can_wait, None, 0, True) is Acceptance.TAKEN_BEYOND and can_wait:
+        if collector.append(letter, self._clock.monotonic_ms(), group, can_wait, None, 0, True) is Acceptance.TAKEN_BEYOND and can_wait:
             self._on_slowed(self._topic, collector.slowed_by)

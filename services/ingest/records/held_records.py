@@ -58,7 +58,7 @@ def cost_of(records: Records) -> int:
     return cost
 
 
-class UnitMemory:
+class GroupMemory:
     """What is known of one unit's identities, and what of it is held back meanwhile."""
 
     __slots__ = ("begun", "doubtful_below", "held", "is_doubtful", "is_refused", "serials", "taken", "verdict")
@@ -83,8 +83,8 @@ class UnitMemory:
 class Behind(NamedTuple):
     """Records that wait for the head of their line, by their numbers in the unit."""
 
-    unit: AckGroup
-    memory: UnitMemory
+    group: AckGroup
+    memory: GroupMemory
     records: Records
     numbers: range
 

@@ -16,10 +16,10 @@ from typing import NamedTuple, Protocol
 from appliance.base.clock import Clock
 from appliance.senders.listener import Listener
 from services.ingest.records.ack_group import AckGroup, AckOutcome, ReplayedStream
+from services.ingest.records.acknowledger import Acknowledger
 from services.ingest.records.event import EventSource
-from services.ingest.records.held_records import Behind, HeldRecords, Line, Records, UnitMemory
+from services.ingest.records.held_records import Behind, GroupMemory, HeldRecords, Line, Records
 from services.ingest.records.ingest_ledger import IngestLedger
-from services.ingest.records.ingest_settlement import IngestSettlement
 from services.ingest.records.intake import RefusedReason
 from services.ingest.replay.replay_memory import Known, ReplayMemory
 
@@ -60,11 +60,11 @@ class ReplayLookup(Protocol):
 class IdentifiedRecords:
     """`store` routes and batches."""
 
-    def __init__(self, replays: ReplayLookup, books: IngestLedger, settlement: IngestSettlement, store: Store, held: HeldRecords, clock: Clock) -> None:
+    def __init__(self, replays: ReplayLookup, ledger: IngestLedger, acknowledger: Acknowledger, store: Store, held: HeldRecords, clock: Clock) -> None:
         self._replays = replays
         self._memory = replays.memory
-        self._books = books
-        self._settlement = settlement
+        self._ledger = ledger
+        self._acknowledger = acknowledger
         self._store = store
         self._held = held
         self._clock = clock
@@ -79,38 +79,38 @@ class IdentifiedRecords:
     def forget(self, identity: bytes) -> None:
         self._replays.forget(identity)
 
-    def take(self, unit: AckGroup, records: Records) -> None:
+    def take(self, group: AckGroup, records: Records) -> None:
         """Records of a unit with identities."""
-        memory: UnitMemory = unit.replay or UnitMemory()
-        unit.replay = memory
+        memory: GroupMemory = group.replay or GroupMemory()
+        group.replay = memory
         numbers = range(memory.taken, memory.taken + len(records))
         memory.taken = numbers.stop
-        if unit.stream is not None:
-            self._take_frames(unit, unit.stream, memory, records, numbers)
+        if group.stream is not None:
+            self._take_frames(group, group.stream, memory, records, numbers)
             return
-        line = self._lines.get(unit.source.address) if self._lines else None
-        if line is not None and line.head is unit:
+        line = self._lines.get(group.source.address) if self._lines else None
+        if line is not None and line.head is group:
             line = None
-        if self._has_to_come_again(unit, memory, numbers, line):
-            self._refuse(unit, memory)
+        if self._has_to_come_again(group, memory, numbers, line):
+            self._refuse(group, memory)
             if line is not None:
                 line.is_closed = True
         elif line is None:
-            self._take_known(unit, memory, records, numbers)
+            self._take_known(group, memory, records, numbers)
         else:
-            unit.pending += 1
+            group.pending += 1
             self._held.add(records)
-            line.behind.append(Behind(unit, memory, records, numbers))
+            line.behind.append(Behind(group, memory, records, numbers))
 
     # -- the bound of what is held
 
-    def _has_to_come_again(self, unit: AckGroup, memory: UnitMemory, numbers: range, line: Line | None) -> bool:
+    def _has_to_come_again(self, group: AckGroup, memory: GroupMemory, numbers: range, line: Line | None) -> bool:
         """Whether something before it has to, or it would have to wait, and no more may. A unit that waits already brings all that it has."""
-        if memory.is_refused or (line is not None and line.is_closed) or (self._refused and unit.source.address in self._refused):
+        if memory.is_refused or (line is not None and line.is_closed) or (self._refused and group.source.address in self._refused):
             return True
         if not self._held.is_full:
             return False
-        identities = unit.identities or ()
+        identities = group.identities or ()
         if numbers.start and (line is not None or len(identities) == 1):
             return False
         if line is not None:
@@ -118,89 +118,89 @@ class IdentifiedRecords:
         look = self._memory.look
         return any(look(identity) in _UNKNOWN for identity in (identities if len(identities) == 1 else identities[numbers.start : numbers.stop]))
 
-    def _refuse(self, unit: AckGroup, memory: UnitMemory) -> None:
+    def _refuse(self, group: AckGroup, memory: GroupMemory) -> None:
         """All of it will come again."""
         if not memory.is_refused:
             memory.is_refused = True
-            unit.outcome = AckOutcome.REFUSED
-            self._refused.setdefault(unit.source.address, unit)
-            self._books.on_refused(unit.listener, unit.source.host, RefusedReason.BUSY, 1)
+            group.outcome = AckOutcome.REFUSED
+            self._refused.setdefault(group.source.address, group)
+            self._ledger.on_refused(group.listener, group.source.host, RefusedReason.BUSY, 1)
 
     # -- what is known, and what waits for it
 
-    def _take_known(self, unit: AckGroup, memory: UnitMemory, records: Records, numbers: range) -> None:
+    def _take_known(self, group: AckGroup, memory: GroupMemory, records: Records, numbers: range) -> None:
         """Of one identity, or of one for each."""
-        if len(unit.identities or ()) == 1:
-            self._take_one(unit, memory, records, numbers)
+        if len(group.identities or ()) == 1:
+            self._take_one(group, memory, records, numbers)
         else:
-            self._take_each(unit, memory, records, numbers)
+            self._take_each(group, memory, records, numbers)
 
-    def _go_on_behind(self, unit: AckGroup) -> None:
+    def _go_on_behind(self, group: AckGroup) -> None:
         """What waited behind it, up to the next one whose past is not known."""
-        address = unit.source.address
+        address = group.source.address
         line = self._lines.get(address)
-        if line is None or line.head is not unit:
+        if line is None or line.head is not group:
             return
         del self._lines[address]
         while line.behind and address not in self._lines:
             behind = line.behind.popleft()
             self._held.remove(behind.records)
             self._take_known(*behind)
-            self._settlement.release(behind.unit)
+            self._acknowledger.release(behind.group)
         if address in self._lines:
             self._lines[address].behind.extend(line.behind)
             self._lines[address].is_closed = line.is_closed
 
-    def is_doubtful(self, unit: AckGroup, first_ordinal: int) -> bool:
+    def is_doubtful(self, group: AckGroup, first_ordinal: int) -> bool:
         """Whether any of these records, which go up from the first, may have been stored before."""
-        memory: UnitMemory = unit.replay
+        memory: GroupMemory = group.replay
         return memory.is_doubtful or first_ordinal < memory.doubtful_below
 
-    def is_stored(self, unit: AckGroup, identity: bytes, ordinal: int, topic: str, is_copy: bool) -> bool:
+    def is_stored(self, group: AckGroup, identity: bytes, ordinal: int, topic: str, is_copy: bool) -> bool:
         """Whether a record was stored in the topic before; counted, if this is where it counts."""
-        if not self.is_doubtful(unit, ordinal) or not self._memory.has(identity, topic, ordinal):
+        if not self.is_doubtful(group, ordinal) or not self._memory.has(identity, topic, ordinal):
             return False
         if not is_copy:
-            self._books.on_duplicate(unit, 1)
+            self._ledger.on_duplicate(group, 1)
         return True
 
-    def on_settled(self, unit: AckGroup) -> None:
+    def on_completed(self, group: AckGroup) -> None:
         """Its session is told next."""
-        memory: UnitMemory | None = unit.replay
+        memory: GroupMemory | None = group.replay
         if memory is None:
             return
-        if self._refused and self._refused.get(unit.source.address) is unit:
-            del self._refused[unit.source.address]
-        is_stored = unit.outcome is not AckOutcome.REFUSED
+        if self._refused and self._refused.get(group.source.address) is group:
+            del self._refused[group.source.address]
+        is_stored = group.outcome is not AckOutcome.REFUSED
         now_ms = self._clock.monotonic_ms()
-        rejected = _rejected_identities(unit)
+        rejected = _rejected_identities(group)
         for identity in memory.begun:
             if is_stored and identity in rejected:
-                self._memory.settled_in_part(identity, now_ms)
+                self._memory.completed_in_part(identity, now_ms)
             else:
-                self._memory.settled(identity, is_stored, now_ms)
-        if unit.stream is not None:
+                self._memory.completed(identity, is_stored, now_ms)
+        if group.stream is not None:
             for serial, count in memory.serials:
-                unit.stream.settled(serial, count)
+                group.stream.completed(serial, count)
 
-    def _receive(self, unit: AckGroup, count: int) -> None:
-        unit.record_count += count
-        self._books.on_received(unit, count, self._clock.wall_ms())
+    def _receive(self, group: AckGroup, count: int) -> None:
+        group.record_count += count
+        self._ledger.on_received(group, count, self._clock.wall_ms())
 
     # -- streams
 
-    def _take_frames(self, unit: AckGroup, stream: ReplayedStream, memory: UnitMemory, records: Records, numbers: range) -> None:
+    def _take_frames(self, group: AckGroup, stream: ReplayedStream, memory: GroupMemory, records: Records, numbers: range) -> None:
         """The next ones of its stream; behind one that was refused nothing of the session is taken."""
         if stream.is_closed or (stream.is_holding and self._held.is_full):
             stream.is_closed = True
-            self._refuse(unit, memory)
+            self._refuse(group, memory)
             return
-        serial = stream.take((unit.identities or ())[numbers.start : numbers.stop], (unit, records))
+        serial = stream.take((group.identities or ())[numbers.start : numbers.stop], (group, records))
         if serial is None:
-            unit.pending += 1
+            group.pending += 1
             self._held.add(records)
         else:
-            self._take_serials(unit, memory, records, serial)
+            self._take_serials(group, memory, records, serial)
 
     def _on_dropped(self, token: Frames) -> None:
         """The session ended before it was known where these belong."""
@@ -208,105 +208,105 @@ class IdentifiedRecords:
 
     def _on_aligned(self, token: Frames, serial: int) -> None:
         """It is known now where held frames belong."""
-        unit, records = token
+        group, records = token
         self._held.remove(records)
-        self._take_serials(unit, unit.replay, records, serial)
-        self._settlement.release(unit)
+        self._take_serials(group, group.replay, records, serial)
+        self._acknowledger.release(group)
 
-    def _take_serials(self, unit: AckGroup, memory: UnitMemory, records: Records, serial: int) -> None:
-        stream = unit.stream
+    def _take_serials(self, group: AckGroup, memory: GroupMemory, records: Records, serial: int) -> None:
+        stream = group.stream
         assert stream is not None
-        first = unit.record_count
-        self._receive(unit, len(records))
+        first = group.record_count
+        self._receive(group, len(records))
         memory.serials.append((serial, len(records)))
         memory.doubtful_below = stream.replayed_end
         identity = stream.identity
-        self._store(unit, records, range(first, unit.record_count), AddressRun(identity, serial, len(records)))
+        self._store(group, records, range(first, group.record_count), AddressRun(identity, serial, len(records)))
 
     # -- one identity
 
-    def _take_one(self, unit: AckGroup, memory: UnitMemory, records: Records, numbers: range) -> None:
-        assert unit.identities is not None
-        identity = unit.identities[0]
+    def _take_one(self, group: AckGroup, memory: GroupMemory, records: Records, numbers: range) -> None:
+        assert group.identities is not None
+        identity = group.identities[0]
         if memory.verdict is None:
-            self._look(unit, memory, identity)
+            self._look(group, memory, identity)
         if memory.verdict in _UNKNOWN:
             self._held.add(records)
             memory.held.append((records, numbers))
             return
-        self._receive(unit, len(records))
+        self._receive(group, len(records))
         if memory.verdict is Known.STORED:
-            self._books.on_duplicate(unit, len(records))
-        elif memory.verdict is Known.NEW and not unit.keeps_identity:
-            self._store(unit, records, numbers, None)
+            self._ledger.on_duplicate(group, len(records))
+        elif memory.verdict is Known.NEW and not group.keeps_identity:
+            self._store(group, records, numbers, None)
         else:
-            self._store(unit, records, numbers, AddressRun(identity, numbers.start, len(numbers)))
+            self._store(group, records, numbers, AddressRun(identity, numbers.start, len(numbers)))
 
-    def _look(self, unit: AckGroup, memory: UnitMemory, identity: bytes) -> None:
+    def _look(self, group: AckGroup, memory: GroupMemory, identity: bytes) -> None:
         verdict = memory.verdict = self._memory.look(identity)
         if verdict in _UNKNOWN:
-            unit.pending += 1
-            self._memory.when_known(identity, partial(self._on_known, unit, memory, identity))
+            group.pending += 1
+            self._memory.when_known(identity, partial(self._on_known, group, memory, identity))
             if verdict is Known.UNSURE:
-                self._lines.setdefault(unit.source.address, Line(unit))
+                self._lines.setdefault(group.source.address, Line(group))
             return
-        unit.keeps_identity = unit.keeps_identity or verdict is not Known.NEW
-        if verdict is not Known.STORED and unit.keeps_identity:
+        group.keeps_identity = group.keeps_identity or verdict is not Known.NEW
+        if verdict is not Known.STORED and group.keeps_identity:
             self._begin(memory, identity, verdict)
 
-    def _begin(self, memory: UnitMemory, identity: bytes, verdict: Known) -> None:
+    def _begin(self, memory: GroupMemory, identity: bytes, verdict: Known) -> None:
         self._memory.begin(identity)
         memory.begun[identity] = None
         memory.is_doubtful = memory.is_doubtful or verdict is Known.PARTLY
 
-    def _on_known(self, unit: AckGroup, memory: UnitMemory, identity: bytes) -> None:
-        self._look(unit, memory, identity)
+    def _on_known(self, group: AckGroup, memory: GroupMemory, identity: bytes) -> None:
+        self._look(group, memory, identity)
         if memory.verdict not in _UNKNOWN:
             held, memory.held = memory.held, []
             for records, numbers in held:
                 self._held.remove(records)
-                self._take_one(unit, memory, records, numbers)
-            self._go_on_behind(unit)
-        self._settlement.release(unit)
+                self._take_one(group, memory, records, numbers)
+            self._go_on_behind(group)
+        self._acknowledger.release(group)
 
     # -- one for each record
 
-    def _take_each(self, unit: AckGroup, memory: UnitMemory, records: Records, numbers: range) -> None:
-        assert unit.identities is not None
+    def _take_each(self, group: AckGroup, memory: GroupMemory, records: Records, numbers: range) -> None:
+        assert group.identities is not None
         chosen: list[int] = []
         duplicates = 0
         for place, number in enumerate(numbers):
-            identity = unit.identities[number]
+            identity = group.identities[number]
             verdict = self._memory.look(identity)
             if verdict is Known.STORED or identity in memory.begun:
                 duplicates += 1
             elif verdict in _UNKNOWN:
-                self._hold_one(unit, memory, records[place : place + 1], number)
+                self._hold_one(group, memory, records[place : place + 1], number)
             else:
                 self._begin(memory, identity, verdict)
                 chosen.append(place)
-        self._receive(unit, len(chosen) + duplicates)
+        self._receive(group, len(chosen) + duplicates)
         if duplicates:
-            self._books.on_duplicate(unit, duplicates)
+            self._ledger.on_duplicate(group, duplicates)
         taken: Records = [records[place] for place in chosen]
-        self._store(unit, taken, [numbers[place] for place in chosen], [(unit.identities[numbers[place]], 0) for place in chosen])
+        self._store(group, taken, [numbers[place] for place in chosen], [(group.identities[numbers[place]], 0) for place in chosen])
 
-    def _hold_one(self, unit: AckGroup, memory: UnitMemory, record: Records, number: int) -> None:
-        assert unit.identities is not None
-        unit.pending += 1
+    def _hold_one(self, group: AckGroup, memory: GroupMemory, record: Records, number: int) -> None:
+        assert group.identities is not None
+        group.pending += 1
         self._held.add(record)
-        self._memory.when_known(unit.identities[number], partial(self._on_record_known, unit, memory, record, range(number, number + 1)))
+        self._memory.when_known(group.identities[number], partial(self._on_record_known, group, memory, record, range(number, number + 1)))
 
-    def _on_record_known(self, unit: AckGroup, memory: UnitMemory, record: Records, number: range) -> None:
+    def _on_record_known(self, group: AckGroup, memory: GroupMemory, record: Records, number: range) -> None:
         self._held.remove(record)
-        self._take_each(unit, memory, record, number)
-        self._settlement.release(unit)
+        self._take_each(group, memory, record, number)
+        self._acknowledger.release(group)
 
 
-def _rejected_identities(unit: AckGroup) -> Collection[bytes]:
+def _rejected_identities(group: AckGroup) -> Collection[bytes]:
     """Of what can never be stored: who brings it again, because the answer was lost, hears the same again."""
-    if not unit.rejected or unit.identities is None:
+    if not group.rejected or group.identities is None:
         return ()
-    if len(unit.identities) == 1:
-        return unit.identities
-    return {unit.identities[number] for number, _ in unit.rejected}
+    if len(group.identities) == 1:
+        return group.identities
+    return {group.identities[number] for number, _ in group.rejected}

@@ -27,46 +27,46 @@ class IngestLedger:
 
     def of(self, listener: Listener) -> ListenerLedgers:
         """Also of a listener that the table has no more, whose records are in the spool."""
-        books = self._listeners.get(listener.name)
-        if books is None:
-            books = self._listeners[listener.name] = ListenerLedgers(self._counters, listener.name, listener.is_datagram)
-        return books
+        ledger = self._listeners.get(listener.name)
+        if ledger is None:
+            ledger = self._listeners[listener.name] = ListenerLedgers(self._counters, listener.name, listener.is_datagram)
+        return ledger
 
     # -- records
 
-    def on_received(self, unit: AckGroup, count: int, now_ms: int) -> None:
+    def on_received(self, group: AckGroup, count: int, now_ms: int) -> None:
         """Counted before anything else is done with them, so that the books balance wherever the process is killed."""
-        self.of(unit.listener).received.add(count)
-        book = self._sender(unit)
+        self.of(group.listener).received.add(count)
+        book = self._sender(group)
         book.received += count
         book.seen(now_ms)
 
-    def on_stored(self, unit: AckGroup, count: int, copies: int) -> None:
-        books = self.of(unit.listener)
-        books.stored.add(count)
+    def on_stored(self, group: AckGroup, count: int, copies: int) -> None:
+        ledger = self.of(group.listener)
+        ledger.stored.add(count)
         if copies:
-            books.copies.add(copies)
-        self._sender(unit).stored += count
+            ledger.copies.add(copies)
+        self._sender(group).stored += count
 
-    def on_duplicate(self, unit: AckGroup, count: int) -> None:
+    def on_duplicate(self, group: AckGroup, count: int) -> None:
         """Stored before, or under way already."""
-        unit.duplicate_count += count
-        self.of(unit.listener).duplicate.add(count)
-        self._sender(unit).duplicate += count
+        group.duplicate_count += count
+        self.of(group.listener).duplicate.add(count)
+        self._sender(group).duplicate += count
 
-    def on_counted(self, unit: AckGroup, reason: LossReason, count: int) -> None:
+    def on_counted(self, group: AckGroup, reason: LossReason, count: int) -> None:
         """Received, and not stored."""
-        self.of(unit.listener).counted(reason).add(count)
-        self._sender(unit).refuse(str(reason), count)
+        self.of(group.listener).counted(reason).add(count)
+        self._sender(group).refuse(str(reason), count)
 
-    def on_acknowledged(self, unit: AckGroup) -> None:
+    def on_acknowledged(self, group: AckGroup) -> None:
         """Its sender is told so now."""
-        self.of(unit.listener).acknowledged.add(unit.record_count - len(unit.rejected))
+        self.of(group.listener).acknowledged.add(group.record_count - len(group.rejected))
 
-    def _sender(self, unit: AckGroup) -> SenderLedger:
-        book: SenderLedger | None = unit.sender_book
+    def _sender(self, group: AckGroup) -> SenderLedger:
+        book: SenderLedger | None = group.sender_ledger
         if book is None:
-            book = unit.sender_book = self._senders.of(unit.source.host, unit.listener.name)
+            book = group.sender_ledger = self._senders.of(group.source.host, group.listener.name)
         return book
 
     # -- what was no record, or an odd one

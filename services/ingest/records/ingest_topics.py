@@ -119,7 +119,7 @@ class IngestTopics:
             return fresh
         now_ms = self._clock.monotonic_ms()
         for delayed in old.take():
-            if fresh.append(delayed.event, now_ms, delayed.unit, True, delayed.identity, delayed.ordinal, delayed.is_copy) is Acceptance.TOO_LARGE:
+            if fresh.append(delayed.event, now_ms, delayed.group, True, delayed.identity, delayed.ordinal, delayed.is_copy) is Acceptance.TOO_LARGE:
                 self.on_too_large(delayed)
             self.on_batched(delayed)
         return fresh

@@ -1,9 +1,12 @@
-"""The one contract of all inputs: units of records in, one settlement for each out. What sessions see of it; `ingest_intake` does it.
+"""`Intake`: what sessions call to hand over records. `RecordRouter` implements it.
 
-A session takes a `AckGroup` for what it will answer, gives its records with `take` (in pieces, if it likes) and seals it. The settlement comes from the agent's
-turn, never from inside `take` or `seal`, exactly once, when every record is stored as the listener's `acks` wants it, was stored before, or cannot be stored.
-Units settle in any order: a protocol that answers in order keeps its own queue. Weak: a unit that waits for a leader waits as long as that takes; who cannot
-wait that long answers for itself and ignores the settlement.
+A session makes an `AckGroup` for what it will acknowledge together, passes its records with `take` (in any number of
+calls) and then calls `close_group`. The group completes exactly once, in the agent's turn and never from inside
+`take` or `close_group`, when each record is stored as the listener's `acks` require, was stored before, or can
+never be stored. Groups complete in any order; a protocol that answers in order keeps its own queue.
+
+Weak: a group whose partition has no leader waits until there is one. A session that cannot wait that long answers
+by itself and ignores the completion.
 """
 
 from __future__ import annotations
@@ -21,69 +24,70 @@ if TYPE_CHECKING:
 
 
 class RefusedReason(StrEnum):
-    """Why something was refused before it was a record. The values are counter labels."""
+    """Why input was refused before it became a record. The values are counter labels."""
 
     MALFORMED = "malformed"
-    """It cannot be read, and holds no text to keep."""
+    """It cannot be decoded and contains no text to keep."""
     TOO_LARGE = "too_large"
-    """Frame, body or what it decompresses to is over its limit."""
+    """A frame, a body or its decompressed size exceeds the limit."""
     UNAUTHORIZED = "unauthorized"
-    """No token, a wrong one, or a wrong shared key."""
+    """No token, a wrong token, or a wrong shared key."""
     BUSY = "busy"
-    """The sender was told to come again later (503, 429, RESOURCE_EXHAUSTED; its connection was ended, where its protocol says it so)."""
+    """Refused for now: 503, 429, RESOURCE_EXHAUSTED, or the end of the connection, as the protocol defines."""
     TIMED_OUT = "timed_out"
-    """A part of it came, and the rest never did."""
+    """A part arrived, and the rest did not in time."""
     NO_TOPIC = "no_topic"
-    """It names a topic that is not there."""
+    """The sender names a topic that does not exist."""
     NO_INPUT = "no_input"
-    """It came to a path, by a method or in a form that no input has."""
+    """No input has this path, method or media type."""
     INCOMPLETE = "incomplete"
-    """Pieces of it never came, or the connection ended inside it (GELF chunks, half a frame)."""
+    """Pieces never arrived, or the connection ended inside it (GELF chunks, half a frame)."""
 
 
 class Oddity(StrEnum):
-    """What senders do that is worth a count and harms nobody. The values name counters, `ingest.<value>{listener=…}`."""
+    """Irregular input that is counted and stored all the same. The values name counters, `ingest.<value>{listener=…}`."""
 
     TRUNCATED = "truncated"
     UNPARSED = "unparsed"
-    """Kept as an event with `parsed: false`."""
+    """Stored as an event with `parsed: false`."""
     FRAMING_RESYNCHRONISED = "framing_resynchronised"
 
 
 class Intake(Protocol):
-    """Where sessions bring what they received."""
+    """What a session may call."""
 
-    def take(self, unit: AckGroup, records: Sequence[IngestRecord]) -> None:
-        """Take records of the unit, in order; may be called several times before `seal`. Counted as received here."""
+    def take(self, group: AckGroup, records: Sequence[IngestRecord]) -> None:
+        """Take records of the group, in order; may be called several times before `close_group`. Counts them as received."""
 
-    def take_syslog(self, unit: AckGroup, messages: Sequence[bytes]) -> None:
-        """The same for syslog messages, unparsed: one message without its framing each (`CutMessage` where its end is missing)."""
+    def take_syslog(self, group: AckGroup, messages: Sequence[bytes]) -> None:
+        """Take unparsed syslog messages, each without its framing (a `CutMessage` if its end is missing)."""
 
-    def seal(self, unit: AckGroup) -> None:
-        """No more records come. A unit without records settles too."""
+    def close_group(self, group: AckGroup) -> None:
+        """No more records follow. A group without records completes too."""
 
     def open_stream(self, listener: Listener, source: EventSource) -> ReplayedStream:
-        """For a session whose frames are numbered anew on each connection (RELP, Lumberjack): goes into `AckGroup.stream` of all its units."""
+        """Return a stream for a session whose protocol numbers frames anew on each connection (RELP, Lumberjack).
+        The session sets it as `AckGroup.stream` of all its groups."""
 
     def forget(self, identity: bytes) -> None:
-        """The sender knows that this is stored: the same identity is a new thing from now on."""
+        """The sender knows that this identity is stored: from now on the same identity is new."""
 
     def blocked_by(self, listener: Listener, topic: str = "") -> bool:
-        """Whether the sender should come again later, because what it brings would wait: HTTP answers 503 or 429, gRPC RESOURCE_EXHAUSTED. Streams need
-        not ask: they are not read while they are blocked. `topic`: where all of it goes, as the sender says; "": where the listener's records go that no
-        route takes."""
+        """True if records would have to wait, so that a request-based protocol refuses them: HTTP answers 503 or 429,
+        gRPC RESOURCE_EXHAUSTED. Streams need not call it: a blocked stream is not read. `topic` is the one that the
+        sender names; "" is the topic of records that no route takes."""
 
     def refuse(self, listener: Listener, source: EventSource, reason: RefusedReason, count: int = 1) -> None:
-        """Count what was refused before it was a record."""
+        """Count input that was refused before it became a record."""
 
     def note(self, listener: Listener, source: EventSource, oddity: Oddity, count: int = 1) -> None:
-        """Count an oddity."""
+        """Count irregular input."""
 
     def has_topic(self, topic: str) -> bool:
-        """Whether records may be sent to a topic that the sender names."""
+        """True if a sender may name this topic."""
 
     def now_ms(self) -> int:
-        """Wall clock: arrival."""
+        """Return the wall clock, for times of arrival."""
 
     def monotonic_ms(self) -> int:
-        """For time-outs; what `Session.tick` is told."""
+        """Return the monotonic clock, for timeouts; `Session.tick` receives it too."""

@@ -18,6 +18,7 @@ from appliance.senders.listener import Listener
 from appliance.senders.router import Destinations, Router, key_of
 from services.ingest.protocols.syslog.syslog_message import SyslogMessage
 from services.ingest.records.ack_group import AckGroup, ReplayedStream
+from services.ingest.records.acknowledger import Acknowledger
 from services.ingest.records.batcher import Acceptance, Batcher
 from services.ingest.records.dead_letters import DeadLetters
 from services.ingest.records.event import FUTURE_MS_MAX, PAST_MS_MAX, EventSource, ProducerRecord, timestamp_of
@@ -25,7 +26,6 @@ from services.ingest.records.held_records import HeldRecords
 from services.ingest.records.identified_records import Addresses, AddressRun, IdentifiedRecords, ReplayLookup
 from services.ingest.records.ingest_input import IngestInput, SyslogRecord
 from services.ingest.records.ingest_ledger import IngestLedger
-from services.ingest.records.ingest_settlement import IngestSettlement
 from services.ingest.records.ingest_topics import IngestTopics
 from services.ingest.records.intake import Oddity, RefusedReason
 from services.ingest.records.record import IngestRecord
@@ -44,8 +44,8 @@ class RecordRouter:
         listeners: Iterable[Listener],
         router: Router,
         topics: IngestTopics,
-        books: IngestLedger,
-        settlement: IngestSettlement,
+        ledger: IngestLedger,
+        acknowledger: Acknowledger,
         replays: ReplayLookup,
         held: HeldRecords,
         clock: Clock,
@@ -53,12 +53,12 @@ class RecordRouter:
         self._inputs = {listener.name: IngestInput(listener, router) for listener in listeners}
         self._router = router
         self._topics = topics
-        self._books = books
-        self._settlement = settlement
+        self._ledger = ledger
+        self._acknowledger = acknowledger
         self._clock = clock
-        self._dead_letters = DeadLetters(router.dead_letter, topics, books, clock, self._on_slowed)
-        self._identified = IdentifiedRecords(replays, self._books, settlement, self._store, held, clock)
-        settlement.on_settled = self._identified.on_settled
+        self._dead_letters = DeadLetters(router.dead_letter, topics, ledger, clock, self._on_slowed)
+        self._identified = IdentifiedRecords(replays, self._ledger, acknowledger, self._store, held, clock)
+        acknowledger.on_completed = self._identified.on_completed
         topics.on_too_large = self._on_late_too_large
         topics.on_batched = self._on_batched
         self.slowed_by: tuple[str, int] | None = None
@@ -66,25 +66,25 @@ class RecordRouter:
 
     # -- Intake
 
-    def take(self, unit: AckGroup, records: Sequence[IngestRecord]) -> None:
-        if unit.identities is not None and len(records):
-            self._identified.take(unit, records)
+    def take(self, group: AckGroup, records: Sequence[IngestRecord]) -> None:
+        if group.identities is not None and len(records):
+            self._identified.take(group, records)
             return
-        self._receive(unit, len(records))
-        self._store(unit, records, range(unit.record_count - len(records), unit.record_count), None)
+        self._receive(group, len(records))
+        self._store(group, records, range(group.record_count - len(records), group.record_count), None)
 
-    def take_syslog(self, unit: AckGroup, messages: Sequence[bytes]) -> None:
-        source = self._inputs[unit.listener.name]
-        if unit.identities is not None and len(messages):
-            self._identified.take(unit, messages)
-        elif source.plain_topic and not unit.topic:
-            self._take_plain(source, unit, messages)
+    def take_syslog(self, group: AckGroup, messages: Sequence[bytes]) -> None:
+        source = self._inputs[group.listener.name]
+        if group.identities is not None and len(messages):
+            self._identified.take(group, messages)
+        elif source.plain_topic and not group.topic:
+            self._take_plain(source, group, messages)
         else:
-            self._receive(unit, len(messages))
-            self._store(unit, messages, range(unit.record_count - len(messages), unit.record_count), None)
+            self._receive(group, len(messages))
+            self._store(group, messages, range(group.record_count - len(messages), group.record_count), None)
 
-    def seal(self, unit: AckGroup) -> None:
-        self._settlement.seal(unit)
+    def close_group(self, group: AckGroup) -> None:
+        self._acknowledger.close(group)
 
     def open_stream(self, listener: Listener, source: EventSource) -> ReplayedStream:
         return self._identified.open_stream(listener, source)
@@ -97,10 +97,10 @@ class RecordRouter:
         return self._topics.of(wanted).is_blocked
 
     def refuse(self, listener: Listener, source: EventSource, reason: RefusedReason, count: int = 1) -> None:
-        self._books.on_refused(listener, source.host, reason, count)
+        self._ledger.on_refused(listener, source.host, reason, count)
 
     def note(self, listener: Listener, source: EventSource, oddity: Oddity, count: int = 1) -> None:
-        self._books.on_odd(listener, source.host, oddity, count)
+        self._ledger.on_odd(listener, source.host, oddity, count)
 
     def has_topic(self, topic: str) -> bool:
         return topic in self._router.topics or (self._topics.is_there(topic) and not topic.startswith("__"))
@@ -113,43 +113,47 @@ class RecordRouter:
 
     # -- the way in
 
-    def _receive(self, unit: AckGroup, count: int) -> None:
-        unit.record_count += count
-        self._books.on_received(unit, count, self._clock.wall_ms())
+    def _receive(self, group: AckGroup, count: int) -> None:
+        group.record_count += count
+        self._ledger.on_received(group, count, self._clock.wall_ms())
 
-    def _take_plain(self, source: IngestInput, unit: AckGroup, messages: Sequence[bytes]) -> None:
+    def _take_plain(self, source: IngestInput, group: AckGroup, messages: Sequence[bytes]) -> None:
         """One topic, a key that the event builder makes, nobody who recognises a replay: most of all lines."""
-        self._receive(unit, len(messages))
-        self._store_lines(source, unit, messages, None, None)
+        self._receive(group, len(messages))
+        self._store_lines(source, group, messages, None, None)
 
-    def _store_lines(self, source: IngestInput, unit: AckGroup, messages: Sequence[bytes], numbers: Sequence[int] | None, addresses: AddressRun | None) -> None:
+    def _store_lines(
+        self, source: IngestInput, group: AckGroup, messages: Sequence[bytes], numbers: Sequence[int] | None, addresses: AddressRun | None
+    ) -> None:
         """Syslog messages of which no route and no memory is asked."""
         arrival_ms = self._clock.wall_ms()
-        lines = source.lines.read(messages, unit.source, arrival_ms)
+        lines = source.lines.read(messages, group.source, arrival_ms)
         if lines.unparsed:
-            self._books.on_odd(unit.listener, unit.source.host, Oddity.UNPARSED, lines.unparsed)
-        whole = source.events.headers(unit.source, arrival_ms, False)
-        self._append_plain(source, unit, lines.timestamps_ms, lines.values, lines.keys, whole, lines.headers, numbers, addresses)
+            self._ledger.on_odd(group.listener, group.source.host, Oddity.UNPARSED, lines.unparsed)
+        whole = source.events.headers(group.source, arrival_ms, False)
+        self._append_plain(source, group, lines.timestamps_ms, lines.values, lines.keys, whole, lines.headers, numbers, addresses)
 
-    def _store_records(self, source: IngestInput, unit: AckGroup, records: Sequence[IngestRecord], numbers: Sequence[int], addresses: Addresses | None) -> None:
+    def _store_records(
+        self, source: IngestInput, group: AckGroup, records: Sequence[IngestRecord], numbers: Sequence[int], addresses: Addresses | None
+    ) -> None:
         """The same for records of all other protocols."""
         arrival_ms = self._clock.wall_ms()
         values, times_ms, names = columns_of(records, source.is_keyed_by_host, source.is_keyed_by_app)
         earliest_ms, latest_ms = max(0, arrival_ms - PAST_MS_MAX), arrival_ms + FUTURE_MS_MAX
         timestamps_ms = [arrival_ms if time_ms is None or not earliest_ms <= time_ms <= latest_ms else time_ms for time_ms in times_ms]
-        nobody = unit.source.host if source.is_keyed_by_host else None
+        nobody = group.source.host if source.is_keyed_by_host else None
         written = {name: name.encode("utf-8", "replace") if name else nobody for name in set(names)}
         keys = [written[name] for name in names]
-        whole = source.events.headers(unit.source, arrival_ms, False)
+        whole = source.events.headers(group.source, arrival_ms, False)
         headers: dict[int, bytes] = {}
         if not isinstance(records, ColumnarRecords):
-            headers = {place: source.events.headers(unit.source, arrival_ms, True) for place, record in enumerate(records) if record.is_cut}
-        self._append_plain(source, unit, timestamps_ms, values, keys, whole, headers, numbers, addresses)
+            headers = {place: source.events.headers(group.source, arrival_ms, True) for place, record in enumerate(records) if record.is_cut}
+        self._append_plain(source, group, timestamps_ms, values, keys, whole, headers, numbers, addresses)
 
     def _append_plain(
         self,
         source: IngestInput,
-        unit: AckGroup,
+        group: AckGroup,
         timestamps_ms: Sequence[int],
         values: Sequence[bytes],
         keys: Sequence[bytes | None],
@@ -163,39 +167,39 @@ class RecordRouter:
         now_ms = self._clock.monotonic_ms()
         if isinstance(collector, Batcher) and not headers and not isinstance(addresses, list):
             identity, ordinal = (None, 0) if addresses is None else addresses[:2]
-            for place, outcome in collector.append_all(timestamps_ms, values, keys, whole, now_ms, unit, source.can_wait, identity, ordinal):
+            for place, outcome in collector.append_all(timestamps_ms, values, keys, whole, now_ms, group, source.can_wait, identity, ordinal):
                 event = ProducerRecord(timestamps_ms[place], keys[place], values[place], whole)
-                self._on_odd_outcome(outcome, collector, unit, -1 if numbers is None else numbers[place], source.plain_topic, event)
+                self._on_odd_outcome(outcome, collector, group, -1 if numbers is None else numbers[place], source.plain_topic, event)
             return
         address_of = repeat(_NO_ADDRESS) if addresses is None else addresses.pairs if isinstance(addresses, AddressRun) else addresses
         for place, (identity, ordinal) in zip(range(len(values)), address_of, strict=False):
             event = ProducerRecord(timestamps_ms[place], keys[place], values[place], headers.get(place, whole))
-            outcome = collector.append(event, now_ms, unit, source.can_wait, identity, ordinal)
+            outcome = collector.append(event, now_ms, group, source.can_wait, identity, ordinal)
             if outcome:
-                self._on_odd_outcome(outcome, collector, unit, -1 if numbers is None else numbers[place], source.plain_topic, event)
+                self._on_odd_outcome(outcome, collector, group, -1 if numbers is None else numbers[place], source.plain_topic, event)
 
-    def _on_odd_outcome(self, outcome: Acceptance, collector: Collector, unit: AckGroup, number: int, topic: str, event: ProducerRecord) -> None:
+    def _on_odd_outcome(self, outcome: Acceptance, collector: Collector, group: AckGroup, number: int, topic: str, event: ProducerRecord) -> None:
         if outcome is Acceptance.TAKEN_BEYOND:
             self.slowed_by = (topic, collector.slowed_by)
         elif outcome is _TOO_LARGE:
-            self._dead_letters.reject(unit, number, LossReason.TOO_LARGE, topic, event)
+            self._dead_letters.reject(group, number, LossReason.TOO_LARGE, topic, event)
         else:
-            self._books.on_counted(unit, LossReason.OVERFLOW, 1)
+            self._ledger.on_counted(group, LossReason.OVERFLOW, 1)
 
-    def _store(self, unit: AckGroup, records: Sequence[IngestRecord | bytes], numbers: Sequence[int], addresses: Addresses | None) -> None:
+    def _store(self, group: AckGroup, records: Sequence[IngestRecord | bytes], numbers: Sequence[int], addresses: Addresses | None) -> None:
         """Route and batch received records of a unit; `numbers` are theirs in it, `addresses` where replay memory looks for them."""
         if not records:
             return
-        source = self._inputs[unit.listener.name]
-        if source.plain_topic and not unit.topic and self._may_go_plainly(source, unit, addresses):
+        source = self._inputs[group.listener.name]
+        if source.plain_topic and not group.topic and self._may_go_plainly(source, group, addresses):
             if isinstance(records, ColumnarRecords) or not isinstance(records[0], bytes):
-                self._store_records(source, unit, cast("Sequence[IngestRecord]", records), numbers, addresses)
+                self._store_records(source, group, cast("Sequence[IngestRecord]", records), numbers, addresses)
                 return
             if not isinstance(addresses, list):
-                self._store_lines(source, unit, cast("Sequence[bytes]", records), numbers, addresses)
+                self._store_lines(source, group, cast("Sequence[bytes]", records), numbers, addresses)
                 return
         arrival_ms, now_ms = self._clock.wall_ms(), self._clock.monotonic_ms()
-        given = source.direct(unit.topic) if unit.topic else None
+        given = source.direct(group.topic) if group.topic else None
         address_of = iter(addresses.pairs if isinstance(addresses, AddressRun) else addresses) if addresses is not None else None
         unparsed = 0
         for number, record in zip(numbers, records, strict=True):
@@ -203,27 +207,27 @@ class RecordRouter:
             if isinstance(record, bytes):
                 message = source.parser.parse(record, arrival_ms)
                 unparsed += message.parse_error is not None
-                self._put_syslog(source, unit, number, message, given, arrival_ms, now_ms, identity, ordinal)
+                self._put_syslog(source, group, number, message, given, arrival_ms, now_ms, identity, ordinal)
                 continue
             destinations = given or source.route(record)
             timestamp_ms = arrival_ms if record.time_ms is None else timestamp_of(record.time_ms, arrival_ms)
-            event = ProducerRecord(timestamp_ms, None, record.value, source.events.headers(unit.source, arrival_ms, record.is_cut))
-            self._put(source, unit, number, event, record, destinations, now_ms, identity, ordinal)
+            event = ProducerRecord(timestamp_ms, None, record.value, source.events.headers(group.source, arrival_ms, record.is_cut))
+            self._put(source, group, number, event, record, destinations, now_ms, identity, ordinal)
         if unparsed:
-            self._books.on_odd(unit.listener, unit.source.host, Oddity.UNPARSED, unparsed)
+            self._ledger.on_odd(group.listener, group.source.host, Oddity.UNPARSED, unparsed)
 
-    def _may_go_plainly(self, source: IngestInput, unit: AckGroup, addresses: Addresses | None) -> bool:
+    def _may_go_plainly(self, source: IngestInput, group: AckGroup, addresses: Addresses | None) -> bool:
         """Whether the topic is there, and no record has to be looked for in it."""
         if not isinstance(self._topics.of(source.plain_topic).collector, Batcher):
             return False
         if addresses is None:
             return True
-        return not self._identified.is_doubtful(unit, addresses.first_ordinal if isinstance(addresses, AddressRun) else addresses[0][1])
+        return not self._identified.is_doubtful(group, addresses.first_ordinal if isinstance(addresses, AddressRun) else addresses[0][1])
 
     def _put_syslog(
         self,
         source: IngestInput,
-        unit: AckGroup,
+        group: AckGroup,
         number: int,
         message: SyslogMessage,
         given: Destinations | None,
@@ -232,18 +236,18 @@ class RecordRouter:
         identity: bytes | None,
         ordinal: int,
     ) -> None:
-        event = source.events.build(message, unit.source, arrival_ms)
+        event = source.events.build(message, group.source, arrival_ms)
         destinations = given or source.route_syslog(message)
         if source.plain_topic and given is None:
-            if identity is None or not self._identified.is_stored(unit, identity, ordinal, source.plain_topic, False):
-                self._append(source, unit, number, event, source.plain_topic, now_ms, identity, ordinal, False)
+            if identity is None or not self._identified.is_stored(group, identity, ordinal, source.plain_topic, False):
+                self._append(source, group, number, event, source.plain_topic, now_ms, identity, ordinal, False)
         else:
-            self._put(source, unit, number, event, SyslogRecord(message), destinations, now_ms, identity, ordinal)
+            self._put(source, group, number, event, SyslogRecord(message), destinations, now_ms, identity, ordinal)
 
     def _put(
         self,
         source: IngestInput,
-        unit: AckGroup,
+        group: AckGroup,
         number: int,
         event: ProducerRecord,
         record: IngestRecord | SyslogRecord,
@@ -255,18 +259,18 @@ class RecordRouter:
         """To each of its topics, under the key that it has there."""
         is_copy = False
         for destination in destinations:
-            key = key_of(destination.key, record, unit.source.host)
+            key = key_of(destination.key, record, group.source.host)
             if key is None and destination.is_key_required:
                 if not is_copy:
-                    self._dead_letters.reject(unit, number, LossReason.NO_KEY, destination.topic, event)
-            elif identity is None or not self._identified.is_stored(unit, identity, ordinal, destination.topic, is_copy):
-                self._append(source, unit, number, event._replace(key=key), destination.topic, now_ms, identity, ordinal, is_copy)
+                    self._dead_letters.reject(group, number, LossReason.NO_KEY, destination.topic, event)
+            elif identity is None or not self._identified.is_stored(group, identity, ordinal, destination.topic, is_copy):
+                self._append(source, group, number, event._replace(key=key), destination.topic, now_ms, identity, ordinal, is_copy)
             is_copy = True
 
     def _append(
         self,
         source: IngestInput,
-        unit: AckGroup,
+        group: AckGroup,
         number: int,
         event: ProducerRecord,
         topic: str,
@@ -277,24 +281,24 @@ class RecordRouter:
     ) -> None:
         collector = self._topics.of(topic).collector
         if isinstance(collector, TopicBacklog):
-            outcome = collector.delay(BackloggedRecord(event, unit, identity, ordinal, is_copy, number), source.can_wait)
+            outcome = collector.delay(BackloggedRecord(event, group, identity, ordinal, is_copy, number), source.can_wait)
         else:
-            outcome = collector.append(event, now_ms, unit, source.can_wait, identity, ordinal, is_copy)
+            outcome = collector.append(event, now_ms, group, source.can_wait, identity, ordinal, is_copy)
         if outcome is Acceptance.TAKEN_BEYOND:
             self.slowed_by = (topic, collector.slowed_by)
         elif outcome is _TOO_LARGE and not is_copy:
-            self._dead_letters.reject(unit, number, LossReason.TOO_LARGE, topic, event)
+            self._dead_letters.reject(group, number, LossReason.TOO_LARGE, topic, event)
         elif outcome is Acceptance.OVERFLOW and not is_copy:
-            self._books.on_counted(unit, LossReason.OVERFLOW, 1)
+            self._ledger.on_counted(group, LossReason.OVERFLOW, 1)
 
     def _on_late_too_large(self, delayed: BackloggedRecord) -> None:
         """Its topic is there now, and does not take it."""
         if not delayed.is_copy:
-            self._dead_letters.reject(delayed.unit, delayed.number, LossReason.TOO_LARGE, "", delayed.event)
+            self._dead_letters.reject(delayed.group, delayed.number, LossReason.TOO_LARGE, "", delayed.event)
 
     def _on_slowed(self, topic: str, partition: int) -> None:
         """A dead letter met a partition that takes no more."""
         self.slowed_by = (topic, partition)
 
     def _on_batched(self, delayed: BackloggedRecord) -> None:
-        self._settlement.release(delayed.unit)
+        self._acknowledger.release(delayed.group)

@@ -14,24 +14,24 @@ Part = tuple[bytes, int, int]
 class Share:
     """`count` records for which this is the place where they are stored, and `copies` of others that are stored elsewhere, too."""
 
-    __slots__ = ("copies", "count", "is_settled", "parts", "unit")
+    __slots__ = ("copies", "count", "group", "is_completed", "parts")
 
-    def __init__(self, unit: AckGroup) -> None:
-        self.unit = unit
+    def __init__(self, group: AckGroup) -> None:
+        self.group = group
         self.count = 0
         self.copies = 0
         self.parts: list[Part] = []
-        self.is_settled = False
+        self.is_completed = False
 
     @property
     def is_awaited(self) -> bool:
         """Whether its unit is settled only when this batch is stored."""
-        return self.unit.on_settled is not None and self.unit.listener.acks != 0
+        return self.group.on_completed is not None and self.group.listener.acks != 0
 
     @property
     def wants_all(self) -> bool:
         """Whether it is stored only when all in-sync replicas have it."""
-        return self.unit.listener.acks == -1
+        return self.group.listener.acks == -1
 
     def add_part(self, identity: bytes, ordinal: int, count: int = 1) -> None:
         """The addresses of the records that were added last."""

@@ -19,7 +19,7 @@ class BackloggedRecord(NamedTuple):
     """One record, as it was given to `append`."""
 
     event: ProducerRecord
-    unit: AckGroup
+    group: AckGroup
     identity: bytes | None
     ordinal: int
     is_copy: bool
@@ -46,19 +46,19 @@ class TopicBacklog:
         return len(self._delayed)
 
     def append(
-        self, event: ProducerRecord, now_ms: int, unit: AckGroup, can_wait: bool = True, identity: bytes | None = None, ordinal: int = 0, is_copy: bool = False
+        self, event: ProducerRecord, now_ms: int, group: AckGroup, can_wait: bool = True, identity: bytes | None = None, ordinal: int = 0, is_copy: bool = False
     ) -> Acceptance:
         """As a batcher does it."""
-        return self.delay(BackloggedRecord(event, unit, identity, ordinal, is_copy, -1), can_wait)
+        return self.delay(BackloggedRecord(event, group, identity, ordinal, is_copy, -1), can_wait)
 
     def delay(self, delayed: BackloggedRecord, can_wait: bool) -> Acceptance:
         """Keep a record; its unit waits for it."""
-        event, unit = delayed[:2]
+        event, group = delayed[:2]
         if self.is_blocked and not can_wait:
             return Acceptance.OVERFLOW
         self._delayed.append(delayed)
         self._size_bytes += len(event.value) + len(event.headers) + RECORD_COST_BYTES
-        unit.pending += 1
+        group.pending += 1
         return Acceptance.TAKEN_BEYOND if self.is_blocked else Acceptance.TAKEN
 
     def take(self) -> list[BackloggedRecord]:

@@ -27,7 +27,7 @@ class FrameHolder(Protocol):
 class FrameStream:
     """The frames of one sender: `digests` (the first bytes of each) of serials `base` to `end`."""
 
-    __slots__ = ("answered_end", "base", "broke_ms", "digests", "holder", "identity", "is_over", "journalled_end", "key", "unsettled")
+    __slots__ = ("answered_end", "base", "broke_ms", "digests", "holder", "identity", "in_flight", "is_over", "journalled_end", "key")
 
     def __init__(self, key: StreamKey, identity: bytes, base: int = 0, digests: bytes = b"") -> None:
         self.key = key
@@ -36,7 +36,7 @@ class FrameStream:
         self.digests = bytearray(digests)
         self.answered_end: int | None = base
         """No frame from here on was answered: its sender will send them again. None: of a previous life; then none is that is not stored."""
-        self.unsettled = 0
+        self.in_flight = 0
         """frames taken whose units are under way"""
         self.journalled_end = base
         """frames below it are in the journal"""
@@ -66,7 +66,7 @@ class FrameStream:
 
     def _trim(self) -> None:
         """What is settled and far behind the end cannot be sent again."""
-        surplus = min(self.end - self.base - REMEMBERED_FRAMES, self.end - self.base - self.unsettled)
+        surplus = min(self.end - self.base - REMEMBERED_FRAMES, self.end - self.base - self.in_flight)
         if surplus > 0:
             del self.digests[: surplus * DIGEST_BYTES]
             self.base += surplus

@@ -107,7 +107,7 @@ class FrameStreams:
             for stream in list(streams):
                 if stream.broke_ms < 0:
                     stream.broke_ms = now_ms
-                elif now_ms - stream.broke_ms >= self._keep_ms and not stream.unsettled:
+                elif now_ms - stream.broke_ms >= self._keep_ms and not stream.in_flight:
                     streams.remove(stream)
                     self._forget(stream)
             if not streams:
@@ -119,7 +119,7 @@ class FrameStreams:
 
     def maybe_end(self, stream: FrameStream) -> None:
         """Nobody needs it any more, once nothing of it is under way."""
-        if not stream.is_over or stream.unsettled:
+        if not stream.is_over or stream.in_flight:
             return
         self.known.pop(stream.identity, None)
         self._memory.forget(stream.identity)
@@ -131,7 +131,7 @@ class FrameStreams:
         for stream in self.broken.get(key, ()):
             found = places_of(bytes(stream.digests), frames)
             if found:
-                if stream.unsettled or self._memory.is_unsure(stream.identity):
+                if stream.in_flight or self._memory.is_unsure(stream.identity):
                     return None  # nothing can be said of its frames yet
                 places.append((stream, found))
         if not is_late and any(not place.is_whole for _, found in places for place in found):

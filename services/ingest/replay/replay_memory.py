@@ -59,13 +59,13 @@ class ReplayMemory:
         self._entries: dict[bytes, _Entry] = {}
         self._runs: dict[bytes, tuple[str, int, int]] = {}
         """Of which nothing is known but one run that is stored (topic, first, count): nearly all that a previous life leaves, and entries are large."""
-        self._settled_ms: dict[bytes, int] = {}
+        self._completed_ms: dict[bytes, int] = {}
         """Identities that settled, oldest first; one that is neither in `_entries` nor in `_runs` was stored whole."""
         self._kept: set[bytes] = set()
         self._now_known: list[OnKnown] = []
 
     def __len__(self) -> int:
-        return len(self._settled_ms) + sum(identity not in self._settled_ms for identity in self._entries)
+        return len(self._completed_ms) + sum(identity not in self._completed_ms for identity in self._entries)
 
     # -- asking
 
@@ -74,7 +74,7 @@ class ReplayMemory:
         if entry is None:
             if identity in self._runs:
                 return Known.PARTLY
-            return Known.STORED if identity in self._settled_ms else Known.NEW
+            return Known.STORED if identity in self._completed_ms else Known.NEW
         if entry.is_under_way:
             return Known.UNDER_WAY
         if entry.unsure:
@@ -88,7 +88,7 @@ class ReplayMemory:
             run = self._runs.get(identity)
             if run is not None:
                 return run[0] == topic and run[1] <= ordinal < run[1] + run[2]
-            return identity in self._settled_ms
+            return identity in self._completed_ms
         stored = entry.stored.get(topic)
         return stored is not None and ordinal in stored
 
@@ -116,9 +116,9 @@ class ReplayMemory:
         entry = self._entry_of(identity)
         check(not entry.is_under_way and not entry.unsure, "an identity is taken by one unit at a time, and when its past is known")
         entry.is_under_way = True
-        self._settled_ms.pop(identity, None)
+        self._completed_ms.pop(identity, None)
 
-    def settled(self, identity: bytes, is_stored: bool, now_ms: int) -> None:
+    def completed(self, identity: bytes, is_stored: bool, now_ms: int) -> None:
         """The unit that began it is settled. What of it is not stored whole is remembered as far as its batches said so."""
         entry = self._entries.get(identity)
         if entry is None or not entry.is_under_way:
@@ -130,7 +130,7 @@ class ReplayMemory:
             self._remember(identity, now_ms)
         self._release(entry)
 
-    def settled_in_part(self, identity: bytes, now_ms: int) -> None:
+    def completed_in_part(self, identity: bytes, now_ms: int) -> None:
         """The same, where some of it can never be stored: of the rest each record is asked for, also where its batch is stored later."""
         entry = self._entries.get(identity)
         if entry is None or not entry.is_under_way:
@@ -147,7 +147,7 @@ class ReplayMemory:
                 if identity in self._runs or identity in self._kept:
                     entry = self._entry_of(identity)
                 else:
-                    if identity not in self._settled_ms:  # else it is known whole
+                    if identity not in self._completed_ms:  # else it is known whole
                         self._runs[identity] = topic, first, count
                     continue
             entry.stored.setdefault(topic, Ordinals()).add(first, count)
@@ -183,7 +183,7 @@ class ReplayMemory:
     def forget(self, identity: bytes) -> None:
         """Its sender will not send it again."""
         self._kept.discard(identity)
-        self._settled_ms.pop(identity, None)
+        self._completed_ms.pop(identity, None)
         self._runs.pop(identity, None)
         entry = self._entries.get(identity)
         if entry is not None and not entry.is_under_way and not entry.unsure:
@@ -210,9 +210,9 @@ class ReplayMemory:
     def expire(self, now_ms: int) -> None:
         """Let go of what is too old, or too much."""
         limit_ms = now_ms - self._keep_ms
-        excess = len(self._settled_ms) - self._entries_max
+        excess = len(self._completed_ms) - self._entries_max
         gone: list[bytes] = []
-        for identity, settled_ms in self._settled_ms.items():
+        for identity, settled_ms in self._completed_ms.items():
             if settled_ms > limit_ms and len(gone) >= excess:
                 break
             gone.append(identity)
@@ -221,10 +221,10 @@ class ReplayMemory:
 
     def remember_found(self, now_ms: int) -> None:
         """What `add_stored` told of identities that nobody began counts from now on as settled: it is all that previous lives left."""
-        self._settled_ms.update(dict.fromkeys(self._runs, now_ms))
+        self._completed_ms.update(dict.fromkeys(self._runs, now_ms))
         for identity, entry in self._entries.items():
             if not entry.is_under_way and not entry.unsure and identity not in self._kept:
-                self._settled_ms[identity] = now_ms
+                self._completed_ms[identity] = now_ms
         self.expire(now_ms)
 
     def bound_found(self) -> None:
@@ -245,10 +245,10 @@ class ReplayMemory:
     def _remember(self, identity: bytes, now_ms: int) -> None:
         if identity in self._kept:
             return
-        self._settled_ms.pop(identity, None)
-        self._settled_ms[identity] = now_ms
-        if len(self._settled_ms) > self._entries_max:
-            self.forget(next(iter(self._settled_ms)))
+        self._completed_ms.pop(identity, None)
+        self._completed_ms[identity] = now_ms
+        if len(self._completed_ms) > self._entries_max:
+            self.forget(next(iter(self._completed_ms)))
 
     def _release(self, entry: _Entry) -> None:
         if not entry.is_under_way and not entry.unsure:

@@ -84,7 +84,7 @@ class Replays:
         return self._findings is None
 
     @property
-    def is_settled(self) -> bool:
+    def is_resolved(self) -> bool:
         """Whether it is known of everything that the previous lives had under way what became of it."""
         return self.is_loaded and self._asked.is_empty
 

@@ -96,7 +96,7 @@ class StreamReplay:
 
     def _serial_of(self, stream: FrameStream, digests: Sequence[bytes]) -> int:
         count = len(digests)
-        stream.unsettled += count
+        stream.in_flight += count
         if self._next_replayed < 0:
             return stream.append(digests)
         serial = self._next_replayed
@@ -113,11 +113,11 @@ class StreamReplay:
             stream.append(digests[replayed:])
         return serial
 
-    def settled(self, first_serial: int, count: int) -> None:
+    def completed(self, first_serial: int, count: int) -> None:
         """A unit with these frames is settled; so they are answered, if there is still a session to answer."""
         stream = self.stream
         assert stream is not None
-        stream.unsettled -= count
+        stream.in_flight -= count
         if not self._has_ended:
             stream.answered_end = max(stream.answered_end or stream.base, first_serial + count)
         self._streams.maybe_end(stream)

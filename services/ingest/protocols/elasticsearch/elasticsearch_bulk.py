@@ -101,7 +101,7 @@ class _Bulk:
             intake.take(unit, records)
         if self._problems:
             intake.refuse(listener, request.source, RefusedReason.MALFORMED, len(self._problems))
-        intake.seal(unit)
+        intake.close_group(unit)
         return WAITING
 
     def _identity(self, prefix: bytes, number: int, source: bytes) -> bytes:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class FluentSession:
     """Answers by chunk."""
 
-    __slots__ = ("_connection", "_handshake", "_is_ended", "_nobody_waits", "_splitter", "_unfinished", "unsettled_bytes")
+    __slots__ = ("_connection", "_handshake", "_is_ended", "_nobody_waits", "_splitter", "_unfinished", "unacknowledged_bytes")
 
     def __init__(self, connection: Connection, chance: Callable[[int], bytes] = os.urandom) -> None:
         self._connection = connection
@@ -40,7 +40,7 @@ class FluentSession:
         self._nobody_waits = AckGroup(listener, connection.source)
         self._unfinished = Unfinished()
         self._is_ended = False
-        self.unsettled_bytes = 0
+        self.unacknowledged_bytes = 0
         self._handshake: FluentHandshake | None = None
         if listener.shared_key:
             from services.ingest.protocols.fluent.fluent_handshake import FluentHandshake
@@ -81,7 +81,7 @@ class FluentSession:
         chunk = message.chunk
         unit = self._nobody_waits
         if chunk is not None:
-            unit = AckGroup(connection.listener, connection.source, [self._identity(chunk)], self._on_settled)
+            unit = AckGroup(connection.listener, connection.source, [self._identity(chunk)], self._on_completed)
             unit.context = (chunk, size_bytes)
         try:
             for records, unparsed in records_of(message, connection.listener):
@@ -94,8 +94,8 @@ class FluentSession:
             self._refuse(RefusedReason.TOO_LARGE, "fluent-too-large")
             return
         if chunk is not None:
-            self.unsettled_bytes += size_bytes
-            intake.seal(unit)
+            self.unacknowledged_bytes += size_bytes
+            intake.close_group(unit)
 
     def _identity(self, chunk: Any) -> bytes:
         return identity_of(b"fluent", self._connection.listener.name.encode(), pack(chunk))
@@ -128,9 +128,9 @@ class FluentSession:
 
     # -- out
 
-    def _on_settled(self, unit: AckGroup) -> None:
+    def _on_completed(self, unit: AckGroup) -> None:
         chunk, size_bytes = unit.context
-        self.unsettled_bytes -= size_bytes
+        self.unacknowledged_bytes -= size_bytes
         if unit.outcome is AckOutcome.REFUSED:
             self._end("refused")
         elif not self._is_ended:

@@ -32,7 +32,7 @@ def gelf(request: Request) -> Answer | PendingAnswer:
         records = [gelf_record(line, request.listener, request.source, request.intake) for line in lines if line.strip()]
     unit = request.open_unit(_answer)
     request.intake.take(unit, records)
-    request.intake.seal(unit)
+    request.intake.close_group(unit)
     return WAITING
 
 

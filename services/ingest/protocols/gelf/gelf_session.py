@@ -18,7 +18,7 @@ _END = b"\0"
 class GelfSession:
     """One sender's stream."""
 
-    unsettled_bytes = 0
+    unacknowledged_bytes = 0
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -36,13 +36,13 @@ _ACCEPTED = b"identity,gzip,deflate,zstd,snappy"
 class GrpcCall:
     """One call. `reply()` is what goes back, once `on_answered` was called."""
 
-    __slots__ = ("_body", "_error", "_message", "_on_answered", "_request", "_settling_bytes", "is_complete")
+    __slots__ = ("_body", "_error", "_message", "_on_answered", "_request", "_unacknowledged_bytes", "is_complete")
 
     def __init__(self, request: Request, on_answered: Callable[[], None]) -> None:
         self._request: Request | None = request
         self._on_answered = on_answered
         self._body = bytearray()
-        self._settling_bytes = 0
+        self._unacknowledged_bytes = 0
         self._message = b""
         self._error: tuple[int, str, bytes] | None = None  # code, words, details
         self.is_complete = False
@@ -52,8 +52,8 @@ class GrpcCall:
     is_stream = False
 
     @property
-    def unsettled_bytes(self) -> int:
-        return self._settling_bytes
+    def unacknowledged_bytes(self) -> int:
+        return self._unacknowledged_bytes
 
     @property
     def taken_bytes(self) -> int:
@@ -110,7 +110,7 @@ class GrpcCall:
             self._message = encode_success(*rejected(unit, reading))
             return Answer(0)
 
-        self._settling_bytes = max(1, len(message))
+        self._unacknowledged_bytes = max(1, len(message))
         unit = request.open_unit(answer)
         take(request.intake, unit, reading)
 
@@ -176,7 +176,7 @@ class GrpcCall:
         if answer.status == UNAVAILABLE and self._error is None:
             self._error = (UNAVAILABLE, BUSY_WORDS, retry_info(BUSY_SECONDS))
         self._request = None
-        self._settling_bytes = 0
+        self._unacknowledged_bytes = 0
         self._body = bytearray()
         self._on_answered()
 

@@ -71,8 +71,8 @@ class Http2Session:
     # -- from the room
 
     @property
-    def unsettled_bytes(self) -> int:
-        return sum(stream.call.unsettled_bytes for stream in self._streams.values())
+    def unacknowledged_bytes(self) -> int:
+        return sum(stream.call.unacknowledged_bytes for stream in self._streams.values())
 
     @property
     def buffered_bytes(self) -> int:
@@ -117,7 +117,7 @@ class Http2Session:
         if self._is_closing:
             return
         idle_ms_max = self._listener.idle_ms_max
-        waits_for_us = self._is_held or bool(self.unsettled_bytes) or self._connection.intake.blocked_by(self._listener)
+        waits_for_us = self._is_held or bool(self.unacknowledged_bytes) or self._connection.intake.blocked_by(self._listener)
         for stream_id, stream in list(self._streams.items()):
             if stream.is_whole or stream.call.is_stream or waits_for_us:
                 stream.heard_ms = now_ms

@@ -23,7 +23,7 @@ class BodyStream(Protocol):
     """A body without an end, taken as it comes. It answers its request itself, and is told nothing after that."""
 
     @property
-    def unsettled_bytes(self) -> int: ...
+    def unacknowledged_bytes(self) -> int: ...
 
     @property
     def buffered_bytes(self) -> int: ...
@@ -44,9 +44,9 @@ class Exchange:
         "_body",
         "_on_answered",
         "_path",
-        "_settling_bytes",
         "_stream",
         "_thrown_bytes",
+        "_unacknowledged_bytes",
         "answer",
         "is_complete",
         "is_head",
@@ -66,15 +66,15 @@ class Exchange:
         self._on_answered = on_answered
         self._body = bytearray()
         self._path: Path | None = None
-        self._settling_bytes = 0
+        self._unacknowledged_bytes = 0
         self._stream: BodyStream | None = None
         self._thrown_bytes = 0
         if request is not None:
             request.on_answer(self._answered)
 
     @property
-    def unsettled_bytes(self) -> int:
-        return self._settling_bytes if self._stream is None else self._stream.unsettled_bytes
+    def unacknowledged_bytes(self) -> int:
+        return self._unacknowledged_bytes if self._stream is None else self._stream.unacknowledged_bytes
 
     @property
     def taken_bytes(self) -> int:
@@ -140,7 +140,7 @@ class Exchange:
     def _answered(self, answer: Answer) -> None:
         self.answer = answer
         self.request = self._stream = None
-        self._settling_bytes = 0
+        self._unacknowledged_bytes = 0
         self._on_answered()
 
     def _look_at_header(self, request: Request) -> Answer | None:
@@ -180,7 +180,7 @@ class Exchange:
             request.answer(refused)
             return
         assert self._path is not None
-        self._settling_bytes = max(1, len(request.body))
+        self._unacknowledged_bytes = max(1, len(request.body))
         answer = self._path.endpoint(request)
         request.body = b""
         if isinstance(answer, Answer):

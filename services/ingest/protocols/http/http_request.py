@@ -127,11 +127,11 @@ class Request:
         Without `identities` the header `Idempotency-Key` decides."""
         check(self.unit is None, "a request has one unit")
 
-        def on_settled(unit: AckGroup) -> None:
+        def on_completed(unit: AckGroup) -> None:
             self.unit = None
             self.answer(self.busy(self) if unit.outcome is AckOutcome.REFUSED else answer_of(unit))
 
-        self.unit = AckGroup(self.listener, self.source, self.identities() if identities is None else identities, on_settled, topic)
+        self.unit = AckGroup(self.listener, self.source, self.identities() if identities is None else identities, on_completed, topic)
         return self.unit
 
     def answer(self, answer: Answer) -> None:

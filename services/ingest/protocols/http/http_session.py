@@ -48,10 +48,10 @@ class HttpSession:
     # -- from the room
 
     @property
-    def unsettled_bytes(self) -> int:
+    def unacknowledged_bytes(self) -> int:
         if self._http2 is not None:
-            return self._http2.unsettled_bytes
-        return sum(exchange.unsettled_bytes for exchange in self._exchanges)
+            return self._http2.unacknowledged_bytes
+        return sum(exchange.unacknowledged_bytes for exchange in self._exchanges)
 
     @property
     def buffered_bytes(self) -> int:
@@ -190,7 +190,7 @@ class HttpSession:
     def _look_at_time(self, now_ms: int) -> None:
         idle_ms_max = self._listener.idle_ms_max
         current = self._current
-        if self._is_held or self.unsettled_bytes or (current is not None and current.is_stream) or self._connection.intake.blocked_by(self._listener):
+        if self._is_held or self.unacknowledged_bytes or (current is not None and current.is_stream) or self._connection.intake.blocked_by(self._listener):
             self._heard_ms = self._began_ms = now_ms  # it is we who do not read, or a stream that has nothing to say
         elif self._parser is not None and self._parser.is_in_request:
             patience_ms = idle_ms_max + (current.taken_bytes * 1000 // BODY_BYTES_A_SECOND_MIN if current is not None else 0)

@@ -52,7 +52,7 @@ class JournalUpload:
         self._is_refused = False
         self._problem: Answer | None = None
         self._has_ended = False
-        self.unsettled_bytes = 0
+        self.unacknowledged_bytes = 0
 
     @property
     def buffered_bytes(self) -> int:
@@ -107,16 +107,16 @@ class JournalUpload:
     def _take_entries(self, entries: list[Entry], have_cursors: bool, entry_bytes: int) -> None:
         request = self._request
         identities = [request.identity(entry[_CURSOR]) for entry in entries] if have_cursors else None  # type: ignore[arg-type]
-        unit = AckGroup(request.listener, request.source, identities, self._on_settled)
+        unit = AckGroup(request.listener, request.source, identities, self._on_completed)
         unit.context = entry_bytes * len(entries)
-        self.unsettled_bytes += unit.context
+        self.unacknowledged_bytes += unit.context
         self._units += 1
         request.intake.take(unit, [journal_record(entry, request.listener) for entry in entries])
-        request.intake.seal(unit)
+        request.intake.close_group(unit)
 
-    def _on_settled(self, unit: AckGroup) -> None:
+    def _on_completed(self, unit: AckGroup) -> None:
         self._units -= 1
-        self.unsettled_bytes -= unit.context
+        self.unacknowledged_bytes -= unit.context
         if unit.outcome is AckOutcome.REFUSED:
             self._is_refused = self._has_ended = True  # what follows must not overtake it
         self._maybe_answer()

@@ -77,7 +77,7 @@ def _take(request: Request, topic: str, records: list[IngestRecord]) -> PendingA
         request.intake.note(request.listener, request.source, Oddity.UNPARSED, unparsed)
     unit = request.open_unit(lambda unit: _answer(unit, len(records), unparsed), topic=topic)
     request.intake.take(unit, records)
-    request.intake.seal(unit)
+    request.intake.close_group(unit)
     return WAITING
 
 

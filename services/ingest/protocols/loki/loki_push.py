@@ -52,7 +52,7 @@ def push(request: Request) -> Answer | PendingAnswer:
         return _no(str(problem), 413)
     unit = request.open_unit(_answer)
     request.intake.take(unit, records)
-    request.intake.seal(unit)
+    request.intake.close_group(unit)
     return WAITING
 
 

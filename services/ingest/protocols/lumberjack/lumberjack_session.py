@@ -44,7 +44,7 @@ class LumberjackSession:
     """Answers in order."""
 
     __slots__ = (
-        "_acked", "_answered_ms", "_connection", "_is_ended", "_parts", "_splitter", "_stream", "_unfinished", "_window", "unsettled_bytes",
+        "_acked", "_answered_ms", "_connection", "_is_ended", "_parts", "_splitter", "_stream", "_unfinished", "_window", "unacknowledged_bytes",
     )  # fmt: skip
 
     def __init__(self, connection: Connection) -> None:
@@ -59,7 +59,7 @@ class LumberjackSession:
         self._answered_ms = 0
         self._unfinished = Unfinished()
         self._is_ended = False
-        self.unsettled_bytes = 0
+        self.unacknowledged_bytes = 0
 
     # -- in
 
@@ -92,13 +92,13 @@ class LumberjackSession:
             return
         connection = self._connection
         payloads = [event.payload for event in events]
-        unit = AckGroup(connection.listener, connection.source, [digest_of(payload) for payload in payloads], self._on_settled)
+        unit = AckGroup(connection.listener, connection.source, [digest_of(payload) for payload in payloads], self._on_completed)
         unit.stream = self._stream
         part = _Part(unit, self._window, events[-1].sequence, sum(map(len, payloads)))
-        self.unsettled_bytes += part.size_bytes
+        self.unacknowledged_bytes += part.size_bytes
         self._parts.append(part)
         connection.intake.take(unit, self._records(payloads))
-        connection.intake.seal(unit)
+        connection.intake.close_group(unit)
 
     def _records(self, payloads: list[bytes]) -> list[IngestRecord]:
         listener = self._connection.listener
@@ -150,12 +150,12 @@ class LumberjackSession:
 
     # -- out
 
-    def _on_settled(self, unit: AckGroup) -> None:
+    def _on_completed(self, unit: AckGroup) -> None:
         acked: _Part | None = None
         parts = self._parts
         while parts and parts[0].unit.outcome is not AckOutcome.PENDING:
             part = parts.popleft()
-            self.unsettled_bytes -= part.size_bytes
+            self.unacknowledged_bytes -= part.size_bytes
             if part.unit.outcome is AckOutcome.REFUSED:
                 if not self._is_ended:
                     self._end("refused")

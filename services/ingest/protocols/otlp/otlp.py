@@ -58,7 +58,7 @@ def take(intake: Intake, unit: AckGroup, reading: Reading) -> None:
         if unparsed:
             intake.note(unit.listener, unit.source, Oddity.UNPARSED, unparsed)
         intake.take(unit, records)
-    intake.seal(unit)
+    intake.close_group(unit)
 
 
 def rejected(unit: AckGroup, reading: Reading) -> tuple[int, str]:

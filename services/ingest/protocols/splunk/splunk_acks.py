@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from services.ingest.replay.identity import identity_of
 
 CHANNELS_MAX: Final = 1_024
-UNSETTLED_MAX: Final = 10_000
+IN_FLIGHT_MAX: Final = 10_000
 UNTOLD_MAX: Final = 100_000
 UNPOLLED_MAX: Final = 2_000
 """The same for a channel that has never polled: many a sender names a channel and asks for nothing, ever."""
@@ -72,7 +72,7 @@ class Channel:
 
     def __init__(self, first_ack_id: int) -> None:
         self._next_ack_id = first_ack_id
-        self._unsettled: set[int] = set()
+        self._in_flight: set[int] = set()
         self._untold: OrderedDict[int, bytes | None] = OrderedDict()
         """By content; None: no identity is remembered of it."""
         self._told: OrderedDict[int, None] = OrderedDict()
@@ -82,11 +82,11 @@ class Channel:
 
     @property
     def is_idle(self) -> bool:
-        return not self._unsettled
+        return not self._in_flight
 
     @property
     def is_full(self) -> bool:
-        return len(self._unsettled) >= UNSETTLED_MAX
+        return len(self._in_flight) >= IN_FLIGHT_MAX
 
     def open(self, content: bytes) -> Taken:
         """The number and the identity of a request that was just taken."""
@@ -103,12 +103,12 @@ class Channel:
     def _open(self) -> int:
         ack_id = self._next_ack_id
         self._next_ack_id += 1
-        self._unsettled.add(ack_id)
+        self._in_flight.add(ack_id)
         return ack_id
 
-    def on_settled(self, taken: Taken, is_stored: bool, is_remembered: bool) -> None:
+    def on_completed(self, taken: Taken, is_stored: bool, is_remembered: bool) -> None:
         """A request that was refused stays false for good. `is_remembered`: by its identity."""
-        self._unsettled.remove(taken.ack_id)
+        self._in_flight.remove(taken.ack_id)
         content = taken.content
         if content is not None:
             if is_stored and is_remembered:

@@ -86,7 +86,7 @@ class Collector:
         if not channel_name:
             unit = request.open_unit(_stored)
             intake.take(unit, records)
-            intake.seal(unit)
+            intake.close_group(unit)
             return WAITING
         channel = self._channel(request, channel_name)
         if channel is None or channel.is_full:
@@ -95,10 +95,10 @@ class Collector:
         _forget(request, channel.take_forgotten())
         key = request.identities()
         taken = channel.open_keyed(key[0]) if key else channel.open(request.identity(channel_name, request.body))
-        unit = AckGroup(request.listener, request.source, [taken.identity], partial(_on_settled, channel, taken))
+        unit = AckGroup(request.listener, request.source, [taken.identity], partial(_on_completed, channel, taken))
         unit.keeps_identity = channel.has_polled or key is not None
         intake.take(unit, records)
-        intake.seal(unit)
+        intake.close_group(unit)
         if unit.outcome is AckOutcome.REFUSED:
             return busy(request)  # at once, where it is known at once; else its number stays false
         return _answer(SUCCESS, ack_id=taken.ack_id)
@@ -142,8 +142,8 @@ def _forget(request: Request, identities: list[bytes]) -> None:
         request.intake.forget(identity)
 
 
-def _on_settled(channel: Channel, taken: Taken, unit: AckGroup) -> None:
-    channel.on_settled(taken, unit.outcome is not AckOutcome.REFUSED, unit.keeps_identity)
+def _on_completed(channel: Channel, taken: Taken, unit: AckGroup) -> None:
+    channel.on_completed(taken, unit.outcome is not AckOutcome.REFUSED, unit.keeps_identity)
 
 
 def _stored(unit: AckGroup) -> Answer:

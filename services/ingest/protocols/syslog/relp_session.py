@@ -29,7 +29,7 @@ _SERVER_CLOSE = b"0 serverclose 0\n"
 class _Answer:
     """What is owed to the sender, in order: for `transactions` of a unit, or `ready` bytes; then the session may end (`closes`)."""
 
-    __slots__ = ("closes", "is_settled", "ready", "size_bytes", "transactions", "unit")
+    __slots__ = ("closes", "is_completed", "ready", "size_bytes", "transactions", "unit")
 
     def __init__(self, transactions: Sequence[int], unit: AckGroup | None, size_bytes: int = 0, ready: bytes = b"", closes: str = "") -> None:
         self.transactions = transactions
@@ -37,7 +37,7 @@ class _Answer:
         self.size_bytes = size_bytes
         self.ready = ready
         self.closes = closes
-        self.is_settled = unit is None
+        self.is_completed = unit is None
 
 
 class RelpSession:
@@ -54,7 +54,7 @@ class RelpSession:
         "_splitter",
         "_stream",
         "_unfinished",
-        "unsettled_bytes",
+        "unacknowledged_bytes",
     )
 
     def __init__(self, connection: Connection) -> None:
@@ -69,7 +69,7 @@ class RelpSession:
         self._is_ended = False
         self._is_lost = False
         self._unfinished = Unfinished()
-        self.unsettled_bytes = 0
+        self.unacknowledged_bytes = 0
 
     # -- in
 
@@ -106,15 +106,15 @@ class RelpSession:
             return
         connection = self._connection
         self._frames_done += len(texts)
-        unit = AckGroup(connection.listener, connection.source, [digest_of(text) for text in texts], self._on_settled)
+        unit = AckGroup(connection.listener, connection.source, [digest_of(text) for text in texts], self._on_completed)
         unit.stream = self._stream
         answer = unit.context = _Answer(_transactions(first, len(texts)), unit, sum(map(len, texts)) + len(texts))
-        self.unsettled_bytes += answer.size_bytes
+        self.unacknowledged_bytes += answer.size_bytes
         self._answers.append(answer)
         if cut := sum(map(is_cut, texts)):
             connection.intake.note(connection.listener, connection.source, Oddity.TRUNCATED, cut)
         connection.intake.take_syslog(unit, texts)
-        connection.intake.seal(unit)
+        connection.intake.close_group(unit)
 
     def _on_command(self, frame: RelpFrame) -> bool:
         """Everything but the syslog frame that was expected. False when the session ends."""
@@ -198,15 +198,15 @@ class RelpSession:
         self._answers.append(answer)
         self._pay()
 
-    def _on_settled(self, unit: AckGroup) -> None:
-        unit.context.is_settled = True
-        self.unsettled_bytes -= unit.context.size_bytes
+    def _on_completed(self, unit: AckGroup) -> None:
+        unit.context.is_completed = True
+        self.unacknowledged_bytes -= unit.context.size_bytes
         self._pay()
 
     def _pay(self) -> None:
         """Send the answers that are known, up to the first that is not."""
         answers = self._answers
-        while answers and answers[0].is_settled:
+        while answers and answers[0].is_completed:
             answer = answers.popleft()
             unit = answer.unit
             if self._is_lost:

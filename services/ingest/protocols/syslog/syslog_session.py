@@ -19,7 +19,7 @@ class SyslogSession:
 
     __slots__ = ("_connection", "_cut_messages", "_resynchronisations", "_splitter", "_take", "_taken", "_unfinished", "_unit")
 
-    unsettled_bytes = 0
+    unacknowledged_bytes = 0
     """Nobody waits for an acknowledgement; a sender is slowed down by what its lines meet."""
 
     def __init__(self, connection: Connection) -> None:

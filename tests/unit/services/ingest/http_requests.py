@@ -61,7 +61,7 @@ def ask(
 def stored(intake: RecordingIntake, path: str, body: bytes = b"", **more: Any) -> Asked:
     """The same; what it waits for is stored."""
     asked = ask(intake, path, body, **more)
-    intake.settle_all(AckOutcome.STORED)
+    intake.complete_all(AckOutcome.STORED)
     return asked
 
 

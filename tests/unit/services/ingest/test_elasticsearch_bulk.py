@@ -43,7 +43,7 @@ def test_items_are_answered_in_order_each_for_itself() -> None:
     body += b"{broken\n" + lines({"index": {}}, [1], {"index": {"_index": "other"}}, {"n": 2})
     asked = ask(intake, "/web/_bulk", body)
     assert not asked.answers, "nothing is said before it is stored"
-    intake.settle(intake.sealed[0], rejected=[(1, "larger than the topic allows")])
+    intake.complete(intake.closed[0], rejected=[(1, "larger than the topic allows")])
     assert statuses(asked.json["items"]) == [("index", 201), ("delete", 400), ("update", 400), ("create", 400), ("index", 400), ("index", 400)]
     assert asked.json["errors"] is True and asked.answer.status == 200
     items = [next(iter(entry.values())) for entry in asked.json["items"]]
@@ -56,7 +56,7 @@ def test_items_are_answered_in_order_each_for_itself() -> None:
 def test_where_nobody_knows_which_record_was_too_large_none_is_said_to_be_stored() -> None:
     intake = RecordingIntake()
     asked = ask(intake, "/_bulk", (INDEX + b"{}\n") * 2 + lines({"delete": {"_index": "web"}}))
-    intake.settle(intake.sealed[0], rejected=[(-1, "too_large")])
+    intake.complete(intake.closed[0], rejected=[(-1, "too_large")])
     assert statuses(asked.json["items"]) == [("index", 400), ("index", 400), ("delete", 400)]
     assert asked.json["items"][0]["index"]["error"]["reason"] == "too_large"
 
@@ -110,7 +110,7 @@ def test_an_id_makes_a_document_one_thing_and_another_document_under_it_another(
     intake.wall_ms += 1
     ask(intake, "/_bulk", first)
     ask(intake, "/_bulk", lines({"index": {"_index": "web", "_id": "1"}}, {"n": 3}))
-    (once, without), (again, without_again), (changed,) = (unit.identities or () for unit in intake.sealed)
+    (once, without), (again, without_again), (changed,) = (unit.identities or () for unit in intake.closed)
     assert once == again != changed and without != without_again and len(once) == 16
 
 
@@ -118,21 +118,21 @@ def test_without_ids_a_request_has_no_identity_and_with_a_key_it_is_one_thing() 
     intake = RecordingIntake()
     ask(intake, "/_bulk", INDEX + b"{}\n")
     ask(intake, "/_bulk", lines({"index": {"_index": "web", "_id": "1"}}, {}) + INDEX + b"{}\n", headers={b"idempotency-key": b"k"})
-    plain, keyed = (unit.identities for unit in intake.sealed)
+    plain, keyed = (unit.identities for unit in intake.closed)
     assert plain is None and keyed is not None and len(keyed) == 1
 
 
 def test_what_was_stored_before_is_answered_as_stored() -> None:
     intake = RecordingIntake()
     asked = ask(intake, "/_bulk", lines({"create": {"_index": "web", "_id": "1"}}, {"n": 1}))
-    intake.settle_all(AckOutcome.DUPLICATE)
+    intake.complete_all(AckOutcome.DUPLICATE)
     assert statuses(asked.json["items"]) == [("create", 201)]
 
 
 def test_what_cannot_be_stored_now_is_answered_429_with_when_to_come_again() -> None:
     intake = RecordingIntake()
     asked = ask(intake, "/_bulk", INDEX + b"{}\n")
-    intake.settle_all(AckOutcome.REFUSED)
+    intake.complete_all(AckOutcome.REFUSED)
     assert asked.answer.status == 429 and asked.json["error"]["type"] == "es_rejected_execution_exception"
     assert dict(asked.answer.headers)[b"Retry-After"] == b"1" and dict(asked.answer.headers)[b"X-Elastic-Product"] == b"Elasticsearch"
 
@@ -144,7 +144,7 @@ def test_a_request_that_meets_back_pressure_in_its_middle_is_refused_from_there_
     body = b"".join(lines({"index": {"_index": "web", "_id": str(number)}}, {"n": number}) for number in range(5))
     asked = stored(intake, "/_bulk", body)
     assert statuses(asked.json["items"]) == [("index", 201)] * 2 + [("index", 429)] * 3 and asked.json["errors"] is True
-    assert len(intake.records) == 2 and len(intake.sealed[0].identities or ()) == 2
+    assert len(intake.records) == 2 and len(intake.closed[0].identities or ()) == 2
 
 
 def test_filter_path_shows_what_clients_ask_for() -> None:

@@ -45,7 +45,7 @@ def test_pythons_fluent_logger(nanoseconds: bool) -> None:
     assert {(document["tag"], document["severity"], document["severity_name"]) for document in found} == {("app.web", 3, "err")}
     assert found[0]["fields"] == {"level": "error", "from": "userA", "deep": {"a": [1, None, 2.5]}}
     assert ("event_time_ns" in found[0]) == nanoseconds and found[0]["time"].endswith("Z")
-    assert not server.intake.refused and not server.intake.sealed, "nobody waits where there is no chunk"
+    assert not server.intake.refused and not server.intake.closed, "nobody waits where there is no chunk"
 
 
 def send_with_npm(port: int, count: int, **options: object) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def test_npms_fluent_logger_in_its_modes_with_acknowledgements(mode: str) -> Non
     assert answer == {"sent": 30, "errors": []}
     assert [document["message"] for document in found] == [f"line {number}" for number in range(30)]
     assert found[0]["tag"] == "npm.web" and found[0]["fields"] == {"level": "warn", "number": 0, "nested": {"ok": True}}
-    assert all(unit.identities is not None for unit in server.intake.sealed) and server.intake.sealed
+    assert all(unit.identities is not None for unit in server.intake.closed) and server.intake.closed
 
 
 @needs_js

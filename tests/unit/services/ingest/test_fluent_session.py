@@ -95,43 +95,43 @@ def test_captured_streams_give_the_same_whether_whole_or_in_pieces(name: str) ->
 
 def test_a_chunk_is_acknowledged_when_it_is_stored_and_not_before() -> None:
     talk = Talk().say(["web", PACKED, {"chunk": "YQ==", "size": 3}])
-    assert talk.answers() == [] and talk.session.unsettled_bytes > len(PACKED)
-    talk.intake.settle_all()
-    assert talk.answers() == [{"ack": "YQ=="}] and talk.session.unsettled_bytes == 0
+    assert talk.answers() == [] and talk.session.unacknowledged_bytes > len(PACKED)
+    talk.intake.complete_all()
+    assert talk.answers() == [{"ack": "YQ=="}] and talk.session.unacknowledged_bytes == 0
 
 
 def test_pipelined_chunks_are_acknowledged_as_each_settles() -> None:
     talk = Talk().say(["web", PACKED, {"chunk": "a"}], ["web", ENTRIES, {"chunk": b"\xffb"}], ["web", 7, {"x": 1}, {"chunk": 3}])
-    first, second, third = talk.intake.sealed
-    talk.intake.settle(third, AckOutcome.DUPLICATE)
-    talk.intake.settle(first)
+    first, second, third = talk.intake.closed
+    talk.intake.complete(third, AckOutcome.DUPLICATE)
+    talk.intake.complete(first)
     assert talk.answers() == [{"ack": 3}, {"ack": "a"}]
-    talk.intake.settle(second, rejected=[(0, "too_large")])
+    talk.intake.complete(second, rejected=[(0, "too_large")])
     assert talk.answers() == [{"ack": b"\xffb"}], "what can never be stored must not be sent again"
 
 
 def test_a_chunk_has_the_same_identity_on_every_connection_of_its_listener() -> None:
-    units = [Talk(listener).say(["web", PACKED, {"chunk": "a"}]).intake.sealed[0] for listener in (LISTENER, LISTENER, LISTENER._replace(name="other"))]
+    units = [Talk(listener).say(["web", PACKED, {"chunk": "a"}]).intake.closed[0] for listener in (LISTENER, LISTENER, LISTENER._replace(name="other"))]
     assert units[0].identities == units[1].identities != units[2].identities
-    assert Talk().say(["web", PACKED, {"chunk": b"a"}]).intake.sealed[0].identities != units[0].identities
+    assert Talk().say(["web", PACKED, {"chunk": b"a"}]).intake.closed[0].identities != units[0].identities
 
 
 def test_a_refused_chunk_is_not_acknowledged_and_ends_the_connection() -> None:
     talk = Talk().say(["web", PACKED, {"chunk": "a"}], ["web", PACKED, {"chunk": "b"}])
-    talk.intake.settle_all(AckOutcome.REFUSED)
+    talk.intake.complete_all(AckOutcome.REFUSED)
     assert talk.answers() == [] and talk.connection.closed == "refused"
 
 
 def test_nobody_waits_for_messages_without_a_chunk() -> None:
     talk = Talk().say(["web", TIME, {"a": 1}], ["web", ENTRIES], ["web", PACKED, {"size": 3}])
-    assert len(talk.intake.records) == 7 and not talk.intake.sealed
+    assert len(talk.intake.records) == 7 and not talk.intake.closed
     assert len({id(unit) for unit, _ in talk.intake.taken}) == 1, "one unit for the connection"
 
 
 @pytest.mark.parametrize("chunk", ["", b""])
 def test_an_empty_chunk_is_none(chunk: str | bytes) -> None:
     talk = Talk().say(["web", PACKED, {"chunk": chunk}], ["web", ENTRIES, {"chunk": chunk}])
-    assert talk.intake.records and not talk.intake.sealed and all(unit.identities is None for unit, _ in talk.intake.taken)
+    assert talk.intake.records and not talk.intake.closed and all(unit.identities is None for unit, _ in talk.intake.taken)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_chunk_that_cannot_be_opened_is_kept_and_acknowledged(packed: bytes, o
     talk = Talk().say(["web", packed, {"chunk": "a", **option}])
     *whole, broken = talk.documents
     assert len(whole) == good and broken["parsed"] is False and problem in broken["parse_error"] and broken["tag"] == "web"
-    talk.intake.settle_all()
+    talk.intake.complete_all()
     assert talk.answers() == [{"ack": "a"}]
 
 
@@ -231,7 +231,7 @@ def test_a_list_of_four_billion_elements_is_only_a_claim() -> None:
 
 def test_a_large_message_with_an_empty_list_is_an_empty_chunk() -> None:
     talk = Talk().say(["t" * 300_000, []], ["web", PACKED, {"chunk": "a"}])
-    talk.intake.settle_all(AckOutcome.STORED)
+    talk.intake.complete_all(AckOutcome.STORED)
     assert talk.answers() == [{"ack": "a"}] and len(talk.intake.records) == 3 and not talk.connection.closed
 
 

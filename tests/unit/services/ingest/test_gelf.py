@@ -187,14 +187,14 @@ def test_http_takes_one_message_or_one_on_each_line() -> None:
     intake = RecordingIntake()
     asked = ask(intake, "/gelf", TEXT)
     assert not asked.answers
-    intake.settle_all()
+    intake.complete_all()
     assert asked.answer.status == 202
     check_hello(intake)
     asked = stored(intake, "/gelf", TEXT + b"\n\n" + b"not JSON\r\n")
     assert asked.answer.status == 202 and len(intake.records) == 3 and documents(intake)[2]["parsed"] is False
     assert ask(intake, "/gelf", b" \n").answer.status == 400
     asked = ask(intake, "/gelf", TEXT)
-    intake.settle_all(AckOutcome.REFUSED)
+    intake.complete_all(AckOutcome.REFUSED)
     assert asked.answer.status == 503
 
 

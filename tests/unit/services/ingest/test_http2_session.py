@@ -74,17 +74,17 @@ class Http2Talk(HttpTalk):
 def test_an_export_is_answered_when_its_unit_has_settled() -> None:
     talk = Http2Talk()
     stream_id = talk.call(framed(MESSAGE))
-    assert not talk.headers_of(stream_id) and talk.session.unsettled_bytes == len(MESSAGE)
-    talk.intake.settle_all()
+    assert not talk.headers_of(stream_id) and talk.session.unacknowledged_bytes == len(MESSAGE)
+    talk.intake.complete_all()
     assert talk.headers_of(stream_id) == {":status": "200", "content-type": "application/grpc", "grpc-status": "0"}
-    assert talk.data_of(stream_id) == framed(b"") and len(talk.intake.records) == 2 and talk.session.unsettled_bytes == 0
+    assert talk.data_of(stream_id) == framed(b"") and len(talk.intake.records) == 2 and talk.session.unacknowledged_bytes == 0
 
 
 def test_calls_split_at_every_byte_are_the_same_calls() -> None:
     talk = Http2Talk()
     first, second = talk.call(framed(MESSAGE)), talk.call(framed(gzip.compress(MESSAGE, mtime=0), True), more=[("grpc-encoding", "gzip")])
     talk.exchange(step=1)
-    talk.intake.settle_all()
+    talk.intake.complete_all()
     assert talk.headers_of(first)["grpc-status"] == talk.headers_of(second)["grpc-status"] == "0" and len(talk.intake.records) == 4
 
 
@@ -92,7 +92,7 @@ def test_calls_are_answered_in_the_order_in_which_they_settle() -> None:
     talk = Http2Talk()
     first, second = talk.call(framed(MESSAGE)), talk.call(framed(MESSAGE))
     talk.exchange()
-    talk.intake.settle(talk.intake.unsettled[1])
+    talk.intake.complete(talk.intake.in_flight[1])
     assert talk.headers_of(second)["grpc-status"] == "0" and not talk.headers_of(first)
 
 
@@ -100,7 +100,7 @@ def test_records_that_can_never_be_stored_are_a_partial_success() -> None:
     talk = Http2Talk()
     stream_id = talk.call(framed(MESSAGE))
     talk.exchange()
-    talk.intake.settle(talk.intake.unsettled[0], AckOutcome.STORED, [(0, "too large")])
+    talk.intake.complete(talk.intake.in_flight[0], AckOutcome.STORED, [(0, "too large")])
     assert ExportLogsServiceResponse.FromString(talk.data_of(stream_id)[5:]).partial_success.rejected_log_records == 1
 
 
@@ -110,7 +110,7 @@ def test_no_room_says_when_to_come_again(is_refused: bool) -> None:
     talk.intake.is_blocked = not is_refused
     stream_id = talk.call(framed(MESSAGE))
     talk.exchange()
-    talk.intake.settle_all(AckOutcome.REFUSED)
+    talk.intake.complete_all(AckOutcome.REFUSED)
     headers = talk.headers_of(stream_id)
     assert headers["grpc-status"] == ("14" if is_refused else "8") and headers["google.rpc.retryinfo-bin"] == "CgIIAQ"
     assert "grpc-status-details-bin" in headers
@@ -146,7 +146,7 @@ def test_a_token_is_metadata() -> None:
     talk = Http2Talk(LISTENER._replace(tokens=("secret",)))
     known, unknown = talk.call(framed(MESSAGE), more=[("authorization", "Bearer secret")]), talk.call(framed(MESSAGE))
     talk.exchange()
-    talk.intake.settle_all()
+    talk.intake.complete_all()
     assert talk.headers_of(known)["grpc-status"] == "0" and talk.headers_of(unknown)["grpc-status"] == "16"
 
 
@@ -155,7 +155,7 @@ def test_an_idempotency_key_is_metadata() -> None:
     talk.call(framed(MESSAGE), more=[("idempotency-key", "k1")])
     talk.call(framed(MESSAGE), more=[("idempotency-key", "k1")])
     talk.exchange()
-    first, second = talk.intake.sealed
+    first, second = talk.intake.closed
     assert first.identities == second.identities and first.identities is not None
 
 
@@ -163,7 +163,7 @@ def test_every_input_of_http_is_there_over_http_2_as_well() -> None:
     talk = Http2Talk()
     stored, missing = talk.call(b'{"a":1}\n', "/ingest/web", "application/x-ndjson"), talk.call(b"", "/v1/traces", "application/x-protobuf")
     talk.exchange()
-    talk.intake.settle_all()
+    talk.intake.complete_all()
     assert talk.headers_of(stored)[":status"] == "200" and b'"stored":1' in talk.data_of(stored)
     assert talk.headers_of(missing)[":status"] == "404" and b"/v1/logs" in talk.data_of(missing)
 
@@ -201,7 +201,7 @@ def test_a_large_body_goes_through_the_window_and_two_do_not_hold_each_other_up(
                     del left[stream_id]
         talk.exchange()
         assert sum(map(len, left.values())) < before, "a window is never opened again"
-    assert len(talk.intake.sealed) == 2
+    assert len(talk.intake.closed) == 2
 
 
 def test_streams_that_never_end_have_a_bounded_memory() -> None:
@@ -257,7 +257,7 @@ def test_a_busy_client_that_pings_is_no_flood() -> None:
         for _ in range(7):
             talk.client.ping(bytes(8))
         talk.exchange()
-        talk.intake.settle_all()
+        talk.intake.complete_all()
         talk.exchange()
     assert not talk.connection.closed
 
@@ -285,7 +285,7 @@ def test_a_call_that_its_sender_gave_up_is_stored_and_not_answered() -> None:
     talk.exchange()
     talk.client.reset_stream(stream_id)
     talk.exchange()
-    talk.intake.settle_all()
+    talk.intake.complete_all()
     assert len(talk.intake.records) == 2 and not talk.headers_of(stream_id)
 
 
@@ -294,7 +294,7 @@ def test_a_sender_that_says_goodbye_is_let_go_when_its_calls_are_settled() -> No
     talk.call(framed(MESSAGE))
     talk.client.close_connection()
     talk.exchange()
-    talk.intake.settle_all()
+    talk.intake.complete_all()
     assert talk.connection.closed
 
 
@@ -304,7 +304,7 @@ def test_nothing_is_sent_after_the_connection_went() -> None:
     talk.call(framed(MESSAGE)[:-1], end=False)
     talk.exchange()
     talk.session.lost()
-    talk.intake.settle_all()
+    talk.intake.complete_all()
     assert not talk.connection.sent and len(talk.intake.records) == 2
 
 

@@ -49,20 +49,20 @@ def test_what_this_is_names_every_input_once() -> None:
 def test_a_request_is_answered_when_its_unit_has_settled_and_not_before() -> None:
     talk = HttpTalk()
     talk.send(POST)
-    assert not talk.answers() and talk.session.unsettled_bytes == len(LINE)
-    talk.intake.settle_all()
+    assert not talk.answers() and talk.session.unacknowledged_bytes == len(LINE)
+    talk.intake.complete_all()
     (answer,) = talk.answers()
     assert answer.status == 200 and answer.words == {"received": 1, "stored": 1, "rejected": 0}
-    assert talk.session.unsettled_bytes == 0 and not talk.connection.closed
+    assert talk.session.unacknowledged_bytes == 0 and not talk.connection.closed
 
 
 def test_pipelined_requests_are_answered_in_their_order_whatever_settles_first() -> None:
     talk = HttpTalk()
     talk.send(POST + request("/health", method="GET") + request("/nowhere/at/all") + POST)
-    first, last = talk.intake.unsettled
-    talk.intake.settle(last)
+    first, last = talk.intake.in_flight
+    talk.intake.complete(last)
     assert not talk.answers()
-    talk.intake.settle(first)
+    talk.intake.complete(first)
     assert [answer.status for answer in talk.answers()] == [200, 200, 404, 200]
 
 
@@ -78,7 +78,7 @@ def test_requests_split_anywhere_are_the_same_requests(step: int) -> None:
 def test_a_refused_unit_is_answered_503_and_may_come_again() -> None:
     talk = HttpTalk()
     talk.send(POST)
-    talk.intake.settle_all(AckOutcome.REFUSED)
+    talk.intake.complete_all(AckOutcome.REFUSED)
     (answer,) = talk.answers()
     assert answer.status == 503 and answer.headers["retry-after"] == "1" and "again" in answer.words["do"]
 
@@ -105,7 +105,7 @@ def test_a_sender_that_expects_100_continue_gets_it_when_its_turn_has_come() -> 
     header, body = request("/ingest/web", LINE, Expect="100-continue").split(b"\r\n\r\n")
     talk.send(POST + header + b"\r\n\r\n")
     assert not talk.connection.sent
-    talk.intake.settle_all()
+    talk.intake.complete_all()
     assert talk.connection.take_sent().endswith(b'"rejected":0}HTTP/1.1 100 Continue\r\n\r\n')
     assert [answer.status for answer in talk.ask(body)] == [200]
 
@@ -209,7 +209,7 @@ def test_bytes_that_are_no_http_are_answered_400_behind_the_answers_before_them(
     talk = HttpTalk()
     talk.send(POST + b"\x16\x03\x01\x02\x00\x01 hello\r\n\r\n" + POST)
     assert not talk.answers()
-    talk.intake.settle_all()
+    talk.intake.complete_all()
     assert [answer.status for answer in talk.answers()] == [200, 400] and talk.connection.closed
     assert len(talk.intake.records) == 1
 
@@ -231,7 +231,7 @@ def test_connection_close_and_http_1_0_end_the_connection_behind_the_answer() ->
         talk = HttpTalk()
         talk.send(stream)
         assert not talk.connection.closed
-        talk.intake.settle_all()
+        talk.intake.complete_all()
         (answer,) = talk.answers()
         assert answer.status == 200 and answer.headers["connection"] == "close" and talk.connection.closed
 
@@ -268,7 +268,7 @@ def test_a_connection_that_waits_for_us_is_not_timed_out_and_one_that_asks_nothi
     talk.send(POST)
     talk.session.tick(talk.intake.clock_ms + 10_000_000)
     assert not talk.connection.closed
-    talk.intake.settle_all()
+    talk.intake.complete_all()
     talk.session.tick(talk.intake.clock_ms + 10_000_000 + 10 * LISTENER.idle_ms_max)
     assert not talk.connection.closed
     talk.session.tick(talk.intake.clock_ms + 10_000_000 + 10 * LISTENER.idle_ms_max + 1)
@@ -281,7 +281,7 @@ def test_reading_stops_while_too_many_requests_wait_and_goes_on_when_they_are_an
     assert not talk.connection.is_held
     talk.send(POST)
     assert talk.connection.is_held
-    talk.intake.settle_all()
+    talk.intake.complete_all()
     assert not talk.connection.is_held and len(talk.answers()) == AHEAD_MAX + 1
 
 
@@ -300,7 +300,7 @@ def test_a_sender_that_ends_its_side_is_answered_and_one_that_ends_inside_a_requ
     talk.send(POST + POST[:-1])
     talk.session.finished()
     assert talk.intake.refused == {RefusedReason.INCOMPLETE: 1} and not talk.connection.closed
-    talk.intake.settle_all()
+    talk.intake.complete_all()
     assert [answer.status for answer in talk.answers()] == [200] and talk.connection.closed
 
 
@@ -308,7 +308,7 @@ def test_a_settlement_after_the_connection_went_sends_nothing() -> None:
     talk = HttpTalk()
     talk.send(POST + POST[:-1])
     talk.session.lost()
-    talk.intake.settle_all()
+    talk.intake.complete_all()
     assert not talk.connection.sent and len(talk.intake.records) == 1
 
 
@@ -316,7 +316,7 @@ def test_an_idempotency_key_is_an_identity_of_its_listener_user_and_path() -> No
     def identity(path: str = "/ingest/web", key: str = "k1", principal: str = "", name: str = "http") -> bytes:
         talk = HttpTalk(LISTENER._replace(name=name), ("web", "app"), principal)
         talk.send(request(path, LINE, Idempotency_Key=key))
-        (found,) = talk.intake.sealed[0].identities or ()
+        (found,) = talk.intake.closed[0].identities or ()
         assert len(found) == 16
         return found
 
@@ -327,6 +327,6 @@ def test_an_idempotency_key_is_an_identity_of_its_listener_user_and_path() -> No
 def test_a_duplicate_is_answered_like_what_was_stored() -> None:
     talk = HttpTalk()
     talk.send(request("/ingest/web", LINE, Idempotency_Key="k1"))
-    talk.intake.settle_all(AckOutcome.DUPLICATE)
+    talk.intake.complete_all(AckOutcome.DUPLICATE)
     (answer,) = talk.answers()
     assert answer.status == 200 and answer.words == {"received": 1, "stored": 0, "rejected": 0, "duplicate": 1}

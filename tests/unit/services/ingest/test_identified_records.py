@@ -85,11 +85,11 @@ class Told:
         self.identified.take(unit, RECORDS)
         return unit
 
-    def settle(self, unit: AckGroup) -> None:
+    def complete(self, unit: AckGroup) -> None:
         assert not unit.pending
         if unit.outcome is AckOutcome.PENDING:
             unit.outcome = AckOutcome.STORED
-        self.identified.on_settled(unit)
+        self.identified.on_completed(unit)
 
     def resolve(self, identity: bytes, is_stored: bool) -> None:
         """A leader has answered."""
@@ -115,13 +115,13 @@ def narrow(tmp_path: Path) -> Iterator[Told]:
 @pytest.mark.parametrize("keeps_identity", [False, True])
 def test_a_new_unit_is_remembered_only_if_it_keeps_its_identity(told: Told, keeps_identity: bool) -> None:
     unit = told.take(keeps_identity)
-    told.settle(unit)
+    told.complete(unit)
     assert told.stored == [keeps_identity] and unit.keeps_identity is keeps_identity
     assert told.memory.look(IDENTITY) is (Known.STORED if keeps_identity else Known.NEW) and len(told.memory) == keeps_identity
 
 
 def test_a_replay_of_what_is_stored_is_a_duplicate_and_is_known_from_then_on(told: Told) -> None:
-    told.settle(told.take(keeps_identity=True))
+    told.complete(told.take(keeps_identity=True))
     unit = told.take()
     assert told.stored == [True] and unit.duplicate_count == len(RECORDS) and unit.keeps_identity
 
@@ -134,7 +134,7 @@ def test_what_an_earlier_life_had_under_way_is_waited_for(told: Told, is_stored:
     told.memory.resolve("syslog", PARTS, is_stored, 0)
     told.memory.tell()
     assert told.stored == [is_stored] and unit.pending == 0, "in part: where it is missing; lost: as a new one"
-    told.settle(unit)
+    told.complete(unit)
     assert unit.keeps_identity is is_stored and told.memory.look(IDENTITY) is (Known.STORED if is_stored else Known.NEW)
 
 
@@ -174,7 +174,7 @@ def test_what_may_be_stored_waits_up_to_a_bound_over_all_connections_and_then_it
     assert (narrow.books.refused, narrow.books.received) == ([RefusedReason.BUSY], 0), "what waits was not received yet"
     new = narrow.take(identity=b"e" * 16, source=ELSEWHERE)
     assert narrow.identities == [b"e" * 16] and new.outcome is AckOutcome.PENDING, "of which nothing is doubtful goes on"
-    narrow.settle(units[3])
+    narrow.complete(units[3])
     assert narrow.take(identity=identities[3], source=ELSEWHERE).outcome is AckOutcome.REFUSED
     for identity in identities:
         narrow.resolve(identity, True)
@@ -210,7 +210,7 @@ def test_nothing_overtakes_a_refused_unit_on_its_connection(narrow: Told) -> Non
     assert follows.outcome is AckOutcome.REFUSED and not narrow.identities
     narrow.resolve(first, True)
     assert narrow.take(identity=b"m" * 16).outcome is AckOutcome.REFUSED, "there is room, but its sender does not know yet"
-    narrow.settle(refused)
+    narrow.complete(refused)
     assert narrow.take(identity=b"n" * 16).outcome is AckOutcome.PENDING and narrow.identities == [first, b"n" * 16]
 
 
@@ -220,7 +220,7 @@ def test_behind_a_unit_whose_past_is_not_known_what_was_refused_is_not_overtaken
     narrow.take(identity=b"1" * 16)
     narrow.take(identity=other, source=ELSEWHERE)
     refused = narrow.take(identity=b"2" * 16)
-    narrow.settle(refused)
+    narrow.complete(refused)
     narrow.resolve(other, True)
     assert narrow.held_bytes == 2 * COST and narrow.take(identity=b"3" * 16).outcome is AckOutcome.REFUSED, "there is room, but 2 comes first"
     narrow.resolve(first, True)
@@ -250,7 +250,7 @@ def test_frames_of_sessions_count_too_and_leave_with_them(narrow: Told) -> None:
 
     for host in (b"a", b"b"):
         before = connect(host)
-        narrow.settle(send(before, b"0", b"1"))
+        narrow.complete(send(before, b"0", b"1"))
         narrow.memory.add_unsure([(before.identity, 0, 2)])
         before.end(False)
     narrow.lines.clear()

@@ -43,11 +43,11 @@ class Sent:
 
     def __init__(self, box: SteppedIngest, values: list[bytes], identities: list[bytes] | None = None, acks: int = -1) -> None:
         intake = box.agent._intake
-        self.settled: list[AckOutcome] = []
-        self.unit = AckGroup(listener_of(box)._replace(acks=acks), SOURCE, identities, lambda unit: self.settled.append(unit.outcome))
+        self.completed: list[AckOutcome] = []
+        self.unit = AckGroup(listener_of(box)._replace(acks=acks), SOURCE, identities, lambda unit: self.completed.append(unit.outcome))
         intake.take(self.unit, [IngestRecord(value, host="web") for value in values])
-        intake.seal(self.unit)
-        assert not self.settled, "never from inside"
+        intake.close_group(self.unit)
+        assert not self.completed, "never from inside"
 
 
 def listener_of(box: SteppedIngest) -> Listener:
@@ -60,15 +60,15 @@ def values(box: SteppedIngest) -> list[bytes | None]:
 
 def test_a_unit_settles_when_its_records_are_committed(box: SteppedIngest) -> None:
     sent = Sent(box, [b"a", b"b"])
-    box.run_until(lambda: sent.settled)
-    assert (sent.settled, values(box)) == ([AckOutcome.STORED], [b"a", b"b"])
+    box.run_until(lambda: sent.completed)
+    assert (sent.completed, values(box)) == ([AckOutcome.STORED], [b"a", b"b"])
     assert box.counter("ingest.acknowledged") == 2
 
 
 def test_an_empty_unit_settles_too(box: SteppedIngest) -> None:
     sent = Sent(box, [])
-    box.run_until(lambda: sent.settled)
-    assert sent.settled == [AckOutcome.STORED]
+    box.run_until(lambda: sent.completed)
+    assert sent.completed == [AckOutcome.STORED]
 
 
 def follow_slowly(box: SteppedIngest) -> None:
@@ -79,50 +79,50 @@ def follow_slowly(box: SteppedIngest) -> None:
 def test_acks_all_waits_for_the_high_watermark_and_acks_1_does_not(box: SteppedIngest) -> None:
     follow_slowly(box)
     leader_only, everyone, nobody = Sent(box, [b"1"], acks=1), Sent(box, [b"all"]), Sent(box, [b"0"], acks=0)
-    box.run_until(lambda: leader_only.settled and nobody.settled)
+    box.run_until(lambda: leader_only.completed and nobody.completed)
     for _ in range(50):
         box.step()
-    assert not everyone.settled and len(values(box)) == 3
+    assert not everyone.completed and len(values(box)) == 3
     assert box.ledger().in_flight == 1
     box.lead(0, leader_epoch=2)  # we went on leading, without box 2
-    box.run_until(lambda: everyone.settled)
-    assert (everyone.settled, sorted(filter(None, values(box)))) == ([AckOutcome.STORED], [b"0", b"1", b"all"])
+    box.run_until(lambda: everyone.completed)
+    assert (everyone.completed, sorted(filter(None, values(box)))) == ([AckOutcome.STORED], [b"0", b"1", b"all"])
     assert (box.ledger().balances, box.ledger().resent) == (True, 0)
 
 
 def test_what_was_not_committed_when_another_box_led_goes_again_under_its_sequence_and_is_there_once(box: SteppedIngest) -> None:
     first = Sent(box, [b"first"])
-    box.run_until(lambda: first.settled)
+    box.run_until(lambda: first.completed)
     follow_slowly(box)
     sent = Sent(box, [b"a", b"b"])
     box.run_until(lambda: len(values(box)) == 3)
     box.command(0, DescriptorKind.BECOME_FOLLOWER, {"leader_epoch": 2, "leader": 2, "isr": [1, 2], "replicas": [1, 2], "config": {}})
     for _ in range(50):
         box.step()
-    assert not sent.settled
+    assert not sent.completed
     box.lead(0, leader_epoch=3)
-    box.run_until(lambda: sent.settled)
-    assert (sent.settled, values(box)) == ([AckOutcome.STORED], [b"first", b"a", b"b"])
+    box.run_until(lambda: sent.completed)
+    assert (sent.completed, values(box)) == ([AckOutcome.STORED], [b"first", b"a", b"b"])
     assert (box.ledger().resent, box.ledger().balances) == (2, True)
 
 
 def test_a_replay_is_answered_and_not_stored_again(box: SteppedIngest) -> None:
     first = Sent(box, [b"a", b"b"], [b"1" * 16])
     second = Sent(box, [b"a", b"b"], [b"1" * 16])  # while the first is under way
-    box.run_until(lambda: first.settled and second.settled)
+    box.run_until(lambda: first.completed and second.completed)
     third = Sent(box, [b"a", b"b"], [b"1" * 16])
-    box.run_until(lambda: third.settled)
-    assert (first.settled, second.settled, third.settled) == ([AckOutcome.STORED], [AckOutcome.DUPLICATE], [AckOutcome.DUPLICATE])
+    box.run_until(lambda: third.completed)
+    assert (first.completed, second.completed, third.completed) == ([AckOutcome.STORED], [AckOutcome.DUPLICATE], [AckOutcome.DUPLICATE])
     assert values(box) == [b"a", b"b"]
     assert (box.ledger().received, box.ledger().stored, box.ledger().duplicate) == (6, 2, 4)
 
 
 def test_of_records_with_an_identity_each_only_those_that_are_new_are_stored(box: SteppedIngest) -> None:
     first = Sent(box, [b"a", b"b"], [b"a" * 16, b"b" * 16])
-    box.run_until(lambda: first.settled)
+    box.run_until(lambda: first.completed)
     second = Sent(box, [b"b", b"c", b"c"], [b"b" * 16, b"c" * 16, b"c" * 16])
-    box.run_until(lambda: second.settled)
-    assert second.settled == [AckOutcome.STORED]
+    box.run_until(lambda: second.completed)
+    assert second.completed == [AckOutcome.STORED]
     assert (values(box), box.ledger().duplicate, box.ledger().balances) == ([b"a", b"b", b"c"], 2, True)
 
 
@@ -130,8 +130,8 @@ def test_a_record_that_is_too_large_is_named_and_the_others_are_stored(box: Step
     box.publish(1, {"max.message.bytes": "2000"})
     box.step()
     sent = Sent(box, [b"a", b"x" * 3000, b"b"])
-    box.run_until(lambda: sent.settled)
-    assert (sent.settled, sent.unit.rejected) == ([AckOutcome.STORED], [(1, "too_large")])
+    box.run_until(lambda: sent.completed)
+    assert (sent.completed, sent.unit.rejected) == ([AckOutcome.STORED], [(1, "too_large")])
     assert (values(box), box.counter('ingest.counted{reason="too_large"}')) == ([b"a", b"b"], 1)
 
 
@@ -145,7 +145,7 @@ def test_who_brings_again_what_can_never_be_stored_hears_the_same_again(box: Ste
         before, number = len(values(box)), values_sent.index(b"x" * 3000)
         for time in range(3):
             sent = Sent(box, values_sent, identities)
-            box.run_until(lambda sent=sent: sent.settled)  # type: ignore[misc]
+            box.run_until(lambda sent=sent: sent.completed)  # type: ignore[misc]
             assert sent.unit.rejected == [(number, "too_large")] and sent.unit.duplicate_count == (len(values_sent) - 1 if time else 0)
         assert len(values(box)) == before + len(values_sent) - 1
     assert box.ledger().balances
@@ -156,41 +156,41 @@ def test_a_unit_that_is_refused_for_good_is_told_so_and_can_be_sent_again(box: S
     with monkeypatch.context() as refusing:
         refusing.setattr(box.log_writer.agent._appends, "refusal", lambda _hosted, _entry: 87)
         sent = Sent(box, [b"a"], [b"1" * 16])
-        box.run_until(lambda: sent.settled)
+        box.run_until(lambda: sent.completed)
     again = Sent(box, [b"a"], [b"1" * 16])
-    box.run_until(lambda: again.settled)
-    assert (sent.settled, again.settled, values(box)) == ([AckOutcome.REFUSED], [AckOutcome.STORED], [b"a"])
+    box.run_until(lambda: again.completed)
+    assert (sent.completed, again.completed, values(box)) == ([AckOutcome.REFUSED], [AckOutcome.STORED], [b"a"])
     assert (box.counter('ingest.counted{reason="refused"}'), box.ledger().balances) == (1, True)
 
 
 def test_a_topic_that_is_not_there_is_asked_for_and_its_records_wait_for_it(box: SteppedIngest) -> None:
-    intake, settled = box.agent._intake, []
-    unit = AckGroup(listener_of(box), SOURCE, None, settled.append, topic="other")
+    intake, completed = box.agent._intake, []
+    unit = AckGroup(listener_of(box), SOURCE, None, completed.append, topic="other")
     intake.take(unit, [IngestRecord(b"a")])
-    intake.seal(unit)
+    intake.close_group(unit)
     for _ in range(20):
         box.step()
-    assert "other" in box.controller.wanted and not settled and box.ledger().in_flight == 1
+    assert "other" in box.controller.wanted and not completed and box.ledger().in_flight == 1
     box.create_other("other")
-    box.run_until(lambda: settled)
+    box.run_until(lambda: completed)
     assert [record.value for record in box.records_of(0, "other")] == [b"a"]
 
 
 def test_a_topic_that_was_deleted_is_made_again_only_if_a_record_needs_it(box: SteppedIngest) -> None:
-    intake, settled = box.agent._intake, []
+    intake, completed = box.agent._intake, []
     box.create_other("other")
     for wanted in (set(), {"other"}):
-        unit = AckGroup(listener_of(box), SOURCE, None, settled.append, topic="other")
+        unit = AckGroup(listener_of(box), SOURCE, None, completed.append, topic="other")
         intake.take(unit, [IngestRecord(b"a")])
-        intake.seal(unit)
+        intake.close_group(unit)
         if not wanted:
-            box.run_until(lambda: settled)
+            box.run_until(lambda: completed)
             del box.others["other"]
             box.publish(box.partitions)
         for _ in range(20):
             box.step()
         assert box.controller.wanted == wanted
-    assert len(settled) == 1
+    assert len(completed) == 1
 
 
 def test_a_record_goes_to_each_of_its_topics_and_counts_once(make: Callable[..., SteppedIngest]) -> None:
@@ -274,12 +274,12 @@ def test_nothing_waits_for_producer_ids_that_nobody_would_miss(make: Callable[..
     box.start_ingest()
     box.run_until(lambda: box.is_ready)
     plain = Sent(box, [b"plain"])
-    box.run_until(lambda: plain.settled)
+    box.run_until(lambda: plain.completed)
     known = Sent(box, [b"known"], [b"1" * 16])
     for _ in range(20):
         box.step()
-    assert not known.settled
+    assert not known.completed
     box.controller.is_away = False
     box.agent._producer_ids._is_asking = False
-    box.run_until(lambda: known.settled)
+    box.run_until(lambda: known.completed)
     assert values(box) == [b"plain", b"known"]

@@ -65,38 +65,38 @@ def test_a_journal_split_anywhere_is_the_same_journal(step: int) -> None:
     upload(pieces, *[JOURNAL[start : start + 11] for start in range(0, len(JOURNAL), 11)], step=step)
     assert [record.value for record in pieces.intake.records] == [record.value for record in whole.intake.records]
     assert len(whole.intake.records) == 5
-    assert [unit.identities for unit in whole.intake.sealed] == [[each for unit in pieces.intake.sealed for each in unit.identities or ()]]
+    assert [unit.identities for unit in whole.intake.closed] == [[each for unit in pieces.intake.closed for each in unit.identities or ()]]
 
 
 def test_parts_are_taken_and_settled_while_the_body_goes_on() -> None:
     talk = HttpTalk()
     talk.send(chunked("/upload", entry(1) + entry(2)[:-5], Content_Type=TYPE, Expect="100-continue")[: -len(b"0\r\n\r\n")])
     assert talk.connection.take_sent() == b"HTTP/1.1 100 Continue\r\n\r\n"
-    assert len(talk.intake.records) == 1 and talk.session.unsettled_bytes > 0
-    talk.intake.settle_all()
-    assert talk.session.unsettled_bytes == 0
+    assert len(talk.intake.records) == 1 and talk.session.unacknowledged_bytes > 0
+    talk.intake.complete_all()
+    assert talk.session.unacknowledged_bytes == 0
     talk.session.tick(talk.intake.clock_ms + 1_000_000_000)
     assert not talk.connection.closed, "a journal may have nothing to say for days"
     rest = entry(2)[-5:]
     talk.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(rest), rest))
     assert len(talk.intake.records) == 2 and not talk.answers()
-    talk.intake.settle_all()
+    talk.intake.complete_all()
     assert [answer.status for answer in talk.answers()] == [202]
 
 
 def test_one_part_that_is_refused_refuses_the_body() -> None:
     talk = HttpTalk()
     talk.send(chunked("/upload", entry(1), entry(2), Content_Type=TYPE))
-    first, second = talk.intake.unsettled
-    talk.intake.settle(first, AckOutcome.REFUSED)
-    talk.intake.settle(second)
+    first, second = talk.intake.in_flight
+    talk.intake.complete(first, AckOutcome.REFUSED)
+    talk.intake.complete(second)
     assert [answer.status for answer in talk.answers()] == [503]
 
 
 def test_a_cursor_is_the_identity_of_its_entry_and_an_entry_without_one_has_none() -> None:
     talk = HttpTalk()
     upload(talk, entry(1) + b"MESSAGE=no cursor\n\n" + entry(1) + entry(2))
-    first, without, last = talk.intake.sealed
+    first, without, last = talk.intake.closed
     assert without.identities is None and first.identities is not None and last.identities is not None
     assert first.identities[0] == last.identities[0] != last.identities[1]
 
@@ -139,7 +139,7 @@ def test_a_connection_lost_inside_the_body_leaves_what_was_whole() -> None:
     talk = HttpTalk()
     talk.send(chunked("/upload", entry(1), Content_Type=TYPE)[: -len(b"0\r\n\r\n")])
     talk.session.lost()
-    talk.intake.settle_all()
+    talk.intake.complete_all()
     assert len(talk.intake.records) == 1 and not talk.connection.sent
 
 

@@ -150,10 +150,10 @@ def test_a_push_of_very_many_empty_parts_is_refused_before_it_is_read(monkeypatc
 def test_back_pressure_is_429_and_what_can_never_be_stored_400() -> None:
     intake = RecordingIntake()
     asked = ask(intake, PUSH, json_push(["1", "x"]), headers=JSON)
-    intake.settle_all(AckOutcome.REFUSED)
+    intake.complete_all(AckOutcome.REFUSED)
     assert asked.answer.status == 429 and dict(asked.answer.headers)[b"Retry-After"] == b"1"
     asked = ask(intake, PUSH, json_push(["1", "x"], ["2", "y"]), headers=JSON)
-    intake.settle(intake.sealed[-1], rejected=[(1, "larger than the topic allows")])
+    intake.complete(intake.closed[-1], rejected=[(1, "larger than the topic allows")])
     assert asked.answer.status == 400 and b"1 of 2" in asked.answer.body
 
 

@@ -74,5 +74,5 @@ def test_python_logstash_async_sends_a_flush_in_windows_of_25() -> None:
     with SessionServer(LISTENER, LumberjackSession) as server:
         transport = BeatsTransport("127.0.0.1", server.port, False, False, None, None, None, None, timeout=5)
         transport.send([orjson.dumps(beat(number)) for number in range(60)])
-    assert [unit.record_count for unit in server.intake.sealed] == [25, 25, 10]
+    assert [unit.record_count for unit in server.intake.closed] == [25, 25, 10]
     assert len(documents(server)) == 60

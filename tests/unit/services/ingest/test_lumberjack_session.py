@@ -71,8 +71,8 @@ class Talk:
 def test_a_window_in_pieces_of_any_size(frames: bytes, step: int) -> None:
     talk = Talk().send(window(5) + frames, step)
     assert talk.messages == [f"line {number}" for number in range(1, 6)] and talk.acks() == []
-    talk.intake.settle_all()
-    assert talk.acks()[-1] == 5 and talk.session.unsettled_bytes == 0
+    talk.intake.complete_all()
+    assert talk.acks()[-1] == 5 and talk.session.unacknowledged_bytes == 0
 
 
 @pytest.mark.parametrize("step", [0, 1, 11])
@@ -83,20 +83,20 @@ def test_a_captured_stream(step: int) -> None:
 
 def test_a_long_window_is_acknowledged_in_parts_and_in_order() -> None:
     talk = Talk().send(window(3 * PART_EVENTS_MAX) + compressed(events(1, 3 * PART_EVENTS_MAX)))
-    first, second, third = talk.intake.sealed
-    talk.intake.settle(second)
+    first, second, third = talk.intake.closed
+    talk.intake.complete(second)
     assert talk.acks() == [], "the first is not settled"
-    talk.intake.settle(first)
+    talk.intake.complete(first)
     assert talk.acks() == [2 * PART_EVENTS_MAX]
-    talk.intake.settle(third, rejected=[(7, "too_large")])
+    talk.intake.complete(third, rejected=[(7, "too_large")])
     assert talk.acks() == [3 * PART_EVENTS_MAX], "what can never be stored must not be sent again"
 
 
 def test_two_windows_under_way_are_acknowledged_each() -> None:
     talk = Talk().send(window(2) + events(1, 2) + window(3) + events(1, 3))
-    first, second = talk.intake.sealed
-    talk.intake.settle(second)
-    talk.intake.settle(first)
+    first, second = talk.intake.closed
+    talk.intake.complete(second)
+    talk.intake.complete(first)
     assert talk.acks() == [2, 3]
 
 
@@ -104,18 +104,18 @@ def test_a_sender_that_waits_hears_that_we_live() -> None:
     talk = Talk()
     talk.send(window(4) + events(1, 2))
     talk.send(events(3, 4))
-    first, second = talk.intake.sealed
+    first, second = talk.intake.closed
     start = talk.intake.clock_ms
     talk.session.tick(start + KEEP_ALIVE_MS - 1)
     assert talk.acks() == []
     talk.session.tick(start + KEEP_ALIVE_MS)
     assert talk.acks() == [0], "nothing of this window is stored yet"
     talk.intake.clock_ms = start + KEEP_ALIVE_MS
-    talk.intake.settle(first)
+    talk.intake.complete(first)
     assert talk.acks() == [2]
     talk.session.tick(start + 2 * KEEP_ALIVE_MS)
     assert talk.acks() == [2]
-    talk.intake.settle(second)
+    talk.intake.complete(second)
     assert talk.acks() == [4]
     talk.session.tick(start + 9 * KEEP_ALIVE_MS)
     assert talk.acks() == [], "nobody waits"
@@ -123,7 +123,7 @@ def test_a_sender_that_waits_hears_that_we_live() -> None:
 
 def test_a_new_window_is_not_told_the_sequence_of_the_one_before() -> None:
     talk = Talk().send(window(2) + events(1, 2))
-    talk.intake.settle_all()
+    talk.intake.complete_all()
     talk.send(window(2) + events(1, 2))
     assert talk.acks() == [2]
     talk.session.tick(talk.intake.clock_ms + KEEP_ALIVE_MS)
@@ -132,23 +132,23 @@ def test_a_new_window_is_not_told_the_sequence_of_the_one_before() -> None:
 
 def test_what_was_refused_is_not_acknowledged_and_ends_the_connection() -> None:
     talk = Talk().send(window(2) + event(1)).send(event(2))
-    first, second = talk.intake.sealed
-    talk.intake.settle(first, AckOutcome.REFUSED)
-    talk.intake.settle(second)
-    assert talk.acks() == [] and talk.connection.closed == "refused" and talk.session.unsettled_bytes == 0
+    first, second = talk.intake.closed
+    talk.intake.complete(first, AckOutcome.REFUSED)
+    talk.intake.complete(second)
+    assert talk.acks() == [] and talk.connection.closed == "refused" and talk.session.unacknowledged_bytes == 0
 
 
 def test_events_are_known_by_their_content_and_the_stream_ends_clean_only_if_all_was_acknowledged() -> None:
     talk = Talk().send(window(1) + event(1))
-    (unit,) = talk.intake.sealed
+    (unit,) = talk.intake.closed
     assert unit.identities == [digest_of(b'{"message":"line 1"}')] and unit.stream is talk.intake.streams[0]
     talk.session.finished()
     assert talk.intake.streams[0].ends == []
-    talk.intake.settle_all()
+    talk.intake.complete_all()
     talk.session.lost()
     assert talk.intake.streams[0].ends == [False]
     clean = Talk().send(window(1) + event(1))
-    clean.intake.settle_all()
+    clean.intake.complete_all()
     clean.session.finished()
     clean.session.lost()
     assert clean.intake.streams[0].ends[0] is True

@@ -29,7 +29,7 @@ def test_each_line_is_a_document_and_empty_ones_are_none() -> None:
     assert answer.status == 200 and answer.words == {"received": 2, "stored": 2, "rejected": 0}
     first, second = documents(talk)
     assert (first["message"], first["severity"], second["fields"]) == ("a", 4, {"n": 1})
-    assert {unit.topic for unit in talk.intake.sealed} == {"web"}
+    assert {unit.topic for unit in talk.intake.closed} == {"web"}
 
 
 @pytest.mark.parametrize(("body", "messages"), [(b'[{"message":"a"},{"message":"b"}]', ["a", "b"]), (b'{"message":"a"}', ["a"]), (b"[]", [])])
@@ -63,15 +63,15 @@ def test_a_topic_that_is_not_there_or_cannot_be_is_404_and_nothing_is_kept(targe
     talk = HttpTalk(topics=("web", "a b", "..", "\ufffd"))
     answer = post(talk, b"{}", target=f"/ingest/{target}")
     assert answer.status == 404 and name in answer.words["what"] and talk.intake.refused == {RefusedReason.NO_TOPIC: 1}
-    assert not talk.intake.sealed
+    assert not talk.intake.closed
 
 
 def test_what_can_never_be_stored_is_named_and_only_nothing_at_all_is_422() -> None:
     talk = HttpTalk()
     talk.send(request("/ingest/web", b"{}\n{}\n", Content_Type="application/x-ndjson") * 2)
-    first, second = talk.intake.unsettled
-    talk.intake.settle(first, AckOutcome.STORED, [(1, "too large")])
-    talk.intake.settle(second, AckOutcome.STORED, [(0, "too large"), (1, "too large")])
+    first, second = talk.intake.in_flight
+    talk.intake.complete(first, AckOutcome.STORED, [(1, "too large")])
+    talk.intake.complete(second, AckOutcome.STORED, [(0, "too large"), (1, "too large")])
     some, all_of_it = talk.answers()
     assert some.status == 200 and some.words == {"received": 2, "stored": 1, "rejected": 1, "reasons": [{"record": 1, "reason": "too large"}]}
     assert all_of_it.status == 422

@@ -175,7 +175,7 @@ def test_a_request_is_one_unit_and_answered_in_its_encoding(media_type: str) -> 
     answer = export(talk, message.SerializeToString() if media_type == PROTOBUF else as_json(message), media_type)
     assert answer.status == 200 and answer.headers.get("content-type", media_type) == media_type
     assert answer.body == (b"" if media_type == PROTOBUF else b"{}")
-    assert len(talk.intake.sealed) == 1 and len(talk.intake.records) == 3
+    assert len(talk.intake.closed) == 1 and len(talk.intake.records) == 3
 
 
 def test_records_that_can_never_be_stored_are_a_partial_success() -> None:
@@ -183,7 +183,7 @@ def test_records_that_can_never_be_stored_are_a_partial_success() -> None:
     for media_type, body in ((PROTOBUF, message.SerializeToString()), (JSON, as_json(message))):
         talk = HttpTalk()
         talk.send(request("/v1/logs", body, Content_Type=media_type))
-        talk.intake.settle(talk.intake.unsettled[0], AckOutcome.STORED, [(1, "too large for the topic")])
+        talk.intake.complete(talk.intake.in_flight[0], AckOutcome.STORED, [(1, "too large for the topic")])
         (answer,) = talk.answers()
         assert answer.status == 200
         if media_type == PROTOBUF:

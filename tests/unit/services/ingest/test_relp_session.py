@@ -36,31 +36,31 @@ def lines(first: int, *texts: bytes) -> bytes:
 def test_a_burst_is_one_unit_and_is_answered_when_it_is_settled_and_not_before() -> None:
     session, connection = opened()
     session.received(lines(2, b"<13>one", b"<13>two"))
-    (unit,) = connection.intake.unsettled
+    (unit,) = connection.intake.in_flight
     assert connection.intake.messages == [b"<13>one", b"<13>two"]
     assert unit.identities == [digest_of(b"<13>one"), digest_of(b"<13>two")]
     assert unit.stream is connection.intake.streams[0]
-    assert connection.take_sent() == b"" and session.unsettled_bytes > 0
-    connection.intake.settle(unit)
+    assert connection.take_sent() == b"" and session.unacknowledged_bytes > 0
+    connection.intake.complete(unit)
     assert connection.take_sent() == b"2 rsp 6 200 OK\n3 rsp 6 200 OK\n"
-    assert session.unsettled_bytes == 0
+    assert session.unacknowledged_bytes == 0
 
 
 def test_answers_keep_the_order_of_frames_whatever_settles_first() -> None:
     session, connection = opened()
     session.received(lines(2, b"a"))
     session.received(lines(3, b"b"))
-    first, second = connection.intake.unsettled
-    connection.intake.settle(second, AckOutcome.DUPLICATE)
+    first, second = connection.intake.in_flight
+    connection.intake.complete(second, AckOutcome.DUPLICATE)
     assert connection.take_sent() == b""
-    connection.intake.settle(first)
+    connection.intake.complete(first)
     assert connection.take_sent() == b"2 rsp 6 200 OK\n3 rsp 6 200 OK\n"
 
 
 def test_a_line_that_can_never_be_stored_is_answered_500_and_the_others_are_not_held_back() -> None:
     session, connection = opened()
     session.received(lines(2, b"a", b"b", b"c"))
-    connection.intake.settle(connection.intake.unsettled[0], rejected=[(1, "record too\nlarge")])
+    connection.intake.complete(connection.intake.in_flight[0], rejected=[(1, "record too\nlarge")])
     assert connection.take_sent() == b"2 rsp 6 200 OK\n3 rsp 20 500 record too large\n4 rsp 6 200 OK\n"
     assert not connection.is_closed
 
@@ -70,10 +70,10 @@ def test_what_is_refused_for_now_is_not_answered_and_the_sender_is_sent_away_wit
     session, connection = opened()
     for number in (2, 3, 4):
         session.received(lines(number, b"x"))
-    first, second, third = connection.intake.unsettled
-    connection.intake.settle(third)
-    connection.intake.settle(second, AckOutcome.REFUSED)
-    connection.intake.settle(first)
+    first, second, third = connection.intake.in_flight
+    connection.intake.complete(third)
+    connection.intake.complete(second, AckOutcome.REFUSED)
+    connection.intake.complete(first)
     assert connection.take_sent() == b"2 rsp 6 200 OK\n0 serverclose 0\n"
     assert connection.closed == "relp-refused"
 
@@ -82,7 +82,7 @@ def test_a_close_is_answered_behind_everything_before_it() -> None:
     session, connection = opened()
     session.received(lines(2, b"a") + b"3 close 0\n")
     assert connection.take_sent() == b"" and not connection.is_closed
-    connection.intake.settle_all()
+    connection.intake.complete_all()
     assert connection.take_sent() == b"2 rsp 6 200 OK\n3 rsp 0\n0 serverclose 0\n"
     assert connection.closed == "relp-closed"
     session.lost()
@@ -120,7 +120,7 @@ def test_what_came_before_a_mistake_is_stored_and_answered() -> None:
     session, connection = opened()
     session.received(lines(2, b"good") + b"rubbish\n")
     assert connection.intake.messages == [b"good"] and not connection.is_closed
-    connection.intake.settle_all()
+    connection.intake.complete_all()
     assert connection.take_sent() == b"2 rsp 6 200 OK\n0 serverclose 0\n"
     assert connection.closed == "relp-bad-frame" and connection.intake.refused[RefusedReason.MALFORMED] == 1
 
@@ -138,7 +138,7 @@ def test_a_frame_that_is_sent_again_while_it_is_under_way_is_taken_once_and_answ
     session.received(lines(2, b"slow"))
     session.received(lines(4, b"next"))
     assert connection.intake.messages == [b"slow", b"too", b"next"]
-    connection.intake.settle_all()
+    connection.intake.complete_all()
     assert connection.take_sent() == b"2 rsp 6 200 OK\n3 rsp 6 200 OK\n4 rsp 6 200 OK\n"
 
 
@@ -147,7 +147,7 @@ def test_transactions_go_round() -> None:
     session.received(OPEN.replace(b"1 open", b"999999998 open"))
     session.received(b"999999999 syslog 1 a\n1 syslog 1 b\n2 syslog 1 c\n")
     connection.take_sent()
-    connection.intake.settle_all()
+    connection.intake.complete_all()
     assert connection.take_sent() == b"999999999 rsp 6 200 OK\n1 rsp 6 200 OK\n2 rsp 6 200 OK\n"
 
 
@@ -162,7 +162,7 @@ def test_a_lost_session_answers_nobody_and_a_stream_that_broke_is_remembered_as_
     session, connection = opened()
     session.received(lines(2, b"x"))
     session.lost()
-    connection.intake.settle_all()
+    connection.intake.complete_all()
     assert connection.take_sent() == b""
     assert connection.intake.streams[0].ends == [False]
 
@@ -183,7 +183,7 @@ def test_a_sender_that_leaves_with_every_answer_has_them_and_one_that_does_not_m
     for has_delivered, ends in ((True, [True, False]), (False, [False])):
         session, connection = opened()
         session.received(lines(2, b"start", b"done"))
-        connection.intake.settle(connection.intake.unsettled[0])
+        connection.intake.complete(connection.intake.in_flight[0])
         connection.has_delivered = has_delivered
         session.finished()
         session.lost()
@@ -197,7 +197,7 @@ def test_what_comes_before_a_close_is_answered_before_it_even_if_it_is_held_back
     assert stream.is_hurried and stream.ends == [] and connection.take_sent() == b""
     session.finished()  # it said so: nothing of it comes again
     assert not stream.has_left
-    connection.intake.settle(connection.intake.unsettled[0])
+    connection.intake.complete(connection.intake.in_flight[0])
     assert connection.take_sent() == b"2 rsp 6 200 OK\n3 rsp 6 200 OK\n4 rsp 0\n0 serverclose 0\n"
     assert stream.ends == [True] and connection.closed == "relp-closed"
 

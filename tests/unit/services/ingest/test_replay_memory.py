@@ -18,7 +18,7 @@ def test_a_chunk_is_new_then_under_way_then_stored() -> None:
     memory.begin(CHUNK)
     assert memory.look(CHUNK) is Known.UNDER_WAY
     memory.add_stored("syslog", [(CHUNK, 0, 3)])
-    memory.settled(CHUNK, True, 0)
+    memory.completed(CHUNK, True, 0)
     assert memory.look(CHUNK) is Known.STORED
     assert memory.has(CHUNK, "syslog", 99) and memory.has(CHUNK, "anywhere", 0)
 
@@ -27,19 +27,19 @@ def test_a_chunk_of_which_a_part_was_refused_is_stored_where_it_was_not() -> Non
     memory = ReplayMemory(10, 1000)
     memory.begin(CHUNK)
     memory.add_stored("syslog", [(CHUNK, 2, 2), (CHUNK, 7, 1)])
-    memory.settled(CHUNK, False, 0)
+    memory.completed(CHUNK, False, 0)
     assert memory.look(CHUNK) is Known.PARTLY
     assert [ordinal for ordinal in range(10) if memory.has(CHUNK, "syslog", ordinal)] == [2, 3, 7]
     assert not memory.has(CHUNK, "errors", 2)
     memory.begin(CHUNK)
-    memory.settled(CHUNK, True, 0)
+    memory.completed(CHUNK, True, 0)
     assert memory.look(CHUNK) is Known.STORED
 
 
 def test_a_chunk_of_which_nothing_was_stored_is_new_again() -> None:
     memory = ReplayMemory(10, 1000)
     memory.begin(CHUNK)
-    memory.settled(CHUNK, False, 0)
+    memory.completed(CHUNK, False, 0)
     assert memory.look(CHUNK) is Known.NEW and len(memory) == 0
 
 
@@ -49,7 +49,7 @@ def test_who_waits_is_told_when_the_first_one_is_settled_and_not_from_within() -
     memory.begin(CHUNK)
     memory.when_known(CHUNK, lambda: told.append(memory.look(CHUNK)))
     assert memory.tell() == 0
-    memory.settled(CHUNK, True, 0)
+    memory.completed(CHUNK, True, 0)
     assert len(told) == 0 and memory.has_news
     assert memory.tell() == 1
     assert told == [Known.STORED]
@@ -84,7 +84,7 @@ def test_the_oldest_go_first_by_number_and_by_age_and_what_is_under_way_stays() 
     memory.begin(CHUNK)
     for now_ms, chunk in enumerate(chunks):
         memory.begin(chunk)
-        memory.settled(chunk, True, now_ms)
+        memory.completed(chunk, True, now_ms)
     assert [memory.look(chunk) for chunk in chunks] == [Known.NEW, Known.NEW, Known.STORED, Known.STORED, Known.STORED]
     memory.expire(1003)
     assert [memory.look(chunk) for chunk in chunks[3:]] == [Known.NEW, Known.STORED]

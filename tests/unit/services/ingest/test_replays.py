@@ -76,7 +76,7 @@ def test_a_batch_that_was_offered_is_asked_for_and_until_then_a_replay_waits(liv
     told: list[Known] = []
     memory.when_known(CHUNK, lambda: told.append(memory.look(CHUNK)))
     lives.run()
-    assert told == [verdict] and lives.replays.is_settled
+    assert told == [verdict] and lives.replays.is_resolved
     assert memory.has(CHUNK, "syslog", 9) is (verdict is Known.PARTLY)
 
 
@@ -93,7 +93,7 @@ def test_what_is_known_is_not_asked_for_again_by_any_later_life(lives: Lives) ->
     lives.run(2000)
     assert len(lives.leaders.asked) == 3, "one batch: producers, end, high watermark"
     lives.kill()
-    assert lives.replays.is_settled
+    assert lives.replays.is_resolved
     assert [ordinal for ordinal in range(20) if lives.replays.memory.has(CHUNK, "syslog", ordinal)] == [*range(10), 15, 16]
 
 
@@ -115,7 +115,7 @@ def test_after_a_power_cut_the_leader_says_what_is_stored_whatever_the_journal_s
     assert [ordinal for ordinal in range(15) if memory.has(CHUNK, "syslog", ordinal)] == list(range(kept))
     lives.run()
     lives.kill()
-    assert lives.replays.is_settled, "what a leader said in this boot is believed"
+    assert lives.replays.is_resolved, "what a leader said in this boot is believed"
     assert [ordinal for ordinal in range(15) if lives.replays.memory.has(CHUNK, "syslog", ordinal)] == list(range(kept))
 
 
@@ -125,7 +125,7 @@ def test_after_a_power_cut_a_stream_is_asked_for_too(lives: Lives) -> None:
     batch = WaitingBatch(3, [(session.identity, 0, 3)])
     lives.replays.before_offer(batch)
     lives.replays.stored(batch)
-    session.settled(0, 3)
+    session.completed(0, 3)
     lives.replays.close()
     lives.state.boot = digest_of(b"another boot")
     lives.kill()
@@ -143,7 +143,7 @@ def test_what_a_sender_asked_to_be_forgotten_is_new_in_the_next_life(lives: Live
     lives.replays.stored(batch)
     lives.replays.forget(CHUNK)
     lives.kill()
-    assert lives.replays.memory.look(CHUNK) is Known.NEW and lives.replays.is_settled
+    assert lives.replays.memory.look(CHUNK) is Known.NEW and lives.replays.is_resolved
 
 
 def test_frames_of_a_session_that_died_with_the_process_are_found_again(lives: Lives) -> None:
@@ -186,7 +186,7 @@ def test_a_session_whose_end_was_clean_leaves_nothing(lives: Lives) -> None:
     lives.replays.before_offer(batch)
     lives.replays.stored(batch)
     session.end(True)
-    session.settled(0, 2)
+    session.completed(0, 2)
     lives.run(2000)
     assert len(lives.replays.memory) == 0
     assert lives.open_stream().take(frames(0, 1), "the same lines again") == 0

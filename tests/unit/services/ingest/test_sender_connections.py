@@ -108,7 +108,7 @@ def test_a_window_of_unsettled_bytes_stops_the_reading_and_settling_starts_it(ro
         room.step()
     assert len(room.intake.messages) < 10
     for _ in range(20):
-        room.intake.settle_all()
+        room.intake.complete_all()
         room.step()
     room.run_until(lambda: len(room.intake.messages) == 10)
 
@@ -221,11 +221,11 @@ def test_answers_go_out_after_settlement_also_to_a_peer_that_has_ended_its_side(
     sender = room.connect()
     sender.sendall(RELP_OPEN + b"2 syslog 1 x\n")
     sender.shutdown(socket.SHUT_WR)
-    room.run_until(lambda: len(room.intake.sealed) == 1)
+    room.run_until(lambda: len(room.intake.closed) == 1)
     for _ in range(3):
         room.step()
     assert len(room.room) == 1
-    room.intake.settle_all()
+    room.intake.complete_all()
     room.run_until(lambda: len(room.room) == 0)
     sender.settimeout(10)
     assert sender.recv(1000).endswith(b"\n2 rsp 6 200 OK\n")
@@ -400,7 +400,7 @@ def test_a_stop_takes_what_has_arrived_and_answers_what_is_under_way(room: Stepp
     assert sorted(room.intake.messages) == [b"<13>half", b"<13>last", b"x"]
     was_empty = [room.room.is_empty]
     assert room.is_ended(plain)
-    room.intake.settle_all(AckOutcome.STORED)
+    room.intake.complete_all(AckOutcome.STORED)
     room.room.do_work()
     assert [*was_empty, room.room.is_empty] == [False, True]
     relay.settimeout(10)
@@ -411,13 +411,13 @@ def test_a_stop_does_not_wait_for_ever_for_what_cannot_be_settled(room: SteppedR
     room.listen(protocol=Protocol.RELP)
     relay = room.connect()
     relay.sendall(RELP_OPEN + b"2 syslog 1 x\n")
-    room.run_until(lambda: len(room.intake.unsettled) == 1)
+    room.run_until(lambda: len(room.intake.in_flight) == 1)
     room.room.finish_all()
     room.pass_time(4)
     states = [room.room.is_empty]
     room.pass_time(2)
     assert [*states, room.room.is_empty] == [False, True]
-    room.intake.settle_all()  # nobody is there to be told
+    room.intake.complete_all()  # nobody is there to be told
 
 
 def _peek(sender: socket.socket) -> bytes:
@@ -482,7 +482,7 @@ def left_while_blocked(room: SteppedRoom) -> tuple[socket.socket, socket.socket]
     room.intake.meets = ("syslog", 3)
     first = room.connect()
     first.sendall(RELP_HI)
-    room.run_until(lambda: len(room.intake.sealed) == 1)
+    room.run_until(lambda: len(room.intake.closed) == 1)
     room.intake.meets = None
     first.sendall(b"3 syslog 6 <13>ho\n")
     first.close()
@@ -493,7 +493,7 @@ def left_while_blocked(room: SteppedRoom) -> tuple[socket.socket, socket.socket]
 def test_a_blocked_connection_that_its_sender_left_is_told_so_before_his_next_one_is_read(room: SteppedRoom) -> None:
     _, second = left_while_blocked(room)
     second.sendall(RELP_HI)
-    room.run_until(lambda: len(room.intake.sealed) == 2)
+    room.run_until(lambda: len(room.intake.closed) == 2)
     assert room.intake.streams[0].has_left and not room.intake.streams[0].ends
     assert room.intake.messages == [b"<13>hi"] * 2 and len(room.room) == 2, "the first is not read on"
     room.room.resume(lambda _: False)
@@ -502,9 +502,9 @@ def test_a_blocked_connection_that_its_sender_left_is_told_so_before_his_next_on
 
 def test_a_blocked_connection_that_its_sender_left_with_nothing_under_way_is_given_up_before_his_next_one_is_read(room: SteppedRoom) -> None:
     _, second = left_while_blocked(room)
-    room.intake.settle_all()
+    room.intake.complete_all()
     second.sendall(RELP_OPEN + b"2 syslog 6 <13>ho\n")
-    room.run_until(lambda: len(room.intake.sealed) == 2)
+    room.run_until(lambda: len(room.intake.closed) == 2)
     assert room.intake.streams[0].ends == [False] and len(room.room) == 1
     assert room.intake.messages == [b"<13>hi", b"<13>ho"]
 
@@ -514,10 +514,10 @@ def test_a_connection_whose_sender_lives_does_not_hold_up_another_one_of_the_sam
     room.intake.meets = ("syslog", 3)
     first = room.connect()
     first.sendall(RELP_HI)
-    room.run_until(lambda: len(room.intake.sealed) == 1)
+    room.run_until(lambda: len(room.intake.closed) == 1)
     room.intake.meets = None
     room.connect().sendall(RELP_HI)
-    room.run_until(lambda: len(room.intake.sealed) == 2)
+    room.run_until(lambda: len(room.intake.closed) == 2)
     assert not room.intake.streams[0].has_left
 
 

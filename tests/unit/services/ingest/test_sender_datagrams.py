@@ -114,5 +114,5 @@ def test_what_the_kernel_drops_is_counted_once_for_its_listener_also_by_the_next
 def test_senders_that_are_too_many_to_remember_are_met_anew(room: Room) -> None:
     (each, _) = room.room._sockets
     for port in range(SENDERS_MAX + 10):
-        each._add_unit(("192.0.2.1", port))
-    assert len(each._units) == 10
+        each._add_group(("192.0.2.1", port))
+    assert len(each._groups) == 10

@@ -127,7 +127,7 @@ def test_without_a_channel_the_answer_waits_for_the_disk() -> None:
     intake = RecordingIntake()
     asked = ask(intake, EVENT, b'{"event":"a"}')
     assert not asked.answers
-    intake.settle_all(AckOutcome.REFUSED)
+    intake.complete_all(AckOutcome.REFUSED)
     assert asked.answer.status == 503 and asked.json == {"text": "Server is busy", "code": 9}
     assert dict(asked.answer.headers)[b"Retry-After"] == b"1"
 
@@ -136,15 +136,15 @@ def test_with_a_channel_the_answer_is_a_number_that_is_true_when_it_is_stored() 
     intake = RecordingIntake()
     first, second = send(intake, "one"), send(intake, "two")
     assert second == first + 1 and ask_acks(intake, first, second, 7) == {str(first): False, str(second): False, "7": False}
-    intake.settle(intake.sealed[1])
+    intake.complete(intake.closed[1])
     assert ask_acks(intake, first, second) == {str(first): False, str(second): True}
-    intake.settle(intake.sealed[0], AckOutcome.DUPLICATE)
+    intake.complete(intake.closed[0], AckOutcome.DUPLICATE)
     assert ask_acks(intake, first, second) == {str(first): True, str(second): True}, "what was told once is told again"
 
 
 def identities(intake: RecordingIntake) -> list[bytes]:
     """Of the units so far."""
-    return [unit.identities[0] for unit in intake.sealed if unit.identities]
+    return [unit.identities[0] for unit in intake.closed if unit.identities]
 
 
 def test_equal_requests_of_one_life_are_different_things_and_the_next_life_meets_them_in_order(new_life: Callable[[], None]) -> None:
@@ -166,7 +166,7 @@ def test_an_occurrence_is_free_again_when_its_sender_is_told_and_those_left_are_
     ask_acks(intake)
     ack_ids = [send(intake) for _ in range(3)]
     zero, one, two = identities(intake)
-    intake.settle_all()
+    intake.complete_all()
     assert not intake.forgotten
     ask_acks(intake, ack_ids[0])
     assert intake.forgotten == [two], "one of the three is told, and a new life may be sent two"
@@ -182,7 +182,7 @@ def test_what_was_refused_has_its_occurrence_when_it_comes_again() -> None:
     intake = RecordingIntake()
     ask_acks(intake)
     send(intake)
-    intake.settle_all(AckOutcome.REFUSED)
+    intake.complete_all(AckOutcome.REFUSED)
     send(intake)
     assert len(set(identities(intake))) == 1 and not intake.forgotten
 
@@ -190,21 +190,21 @@ def test_what_was_refused_has_its_occurrence_when_it_comes_again() -> None:
 def test_a_channel_that_has_not_polled_keeps_no_identities() -> None:
     intake = RecordingIntake()
     before = send(intake)
-    intake.settle_all()
+    intake.complete_all()
     ask_acks(intake)
     after = send(intake)
     other = send(intake, headers={b"x-splunk-request-channel": b"other"})
-    assert [unit.keeps_identity for unit in intake.sealed] == [False, True, False] and other
+    assert [unit.keeps_identity for unit in intake.closed] == [False, True, False] and other
     assert len(set(identities(intake))) == 2, "what is not remembered holds no occurrence"
-    intake.settle_all()
+    intake.complete_all()
     assert ask_acks(intake, before, after) == {str(before): True, str(after): True} and intake.forgotten == [identities(intake)[1]]
 
 
 def test_a_replay_that_a_channel_without_polls_brings_is_told_and_forgotten() -> None:
     intake = RecordingIntake()
     ack_id = send(intake)
-    intake.sealed[0].keeps_identity = True  # the intake knew it
-    intake.settle_all(AckOutcome.DUPLICATE)
+    intake.closed[0].keeps_identity = True  # the intake knew it
+    intake.complete_all(AckOutcome.DUPLICATE)
     send(intake)
     assert len(set(identities(intake))) == 2, "the next equal one is new"
     ask_acks(intake, ack_id)
@@ -214,8 +214,8 @@ def test_a_replay_that_a_channel_without_polls_brings_is_told_and_forgotten() ->
 def test_a_key_of_the_sender_is_its_own_identity() -> None:
     intake = RecordingIntake()
     ack_ids = [send(intake, headers={**CHANNEL, b"idempotency-key": b"k"}) for _ in range(2)]
-    intake.settle_all()
-    assert len(set(identities(intake))) == 1 and all(unit.keeps_identity for unit in intake.sealed)
+    intake.complete_all()
+    assert len(set(identities(intake))) == 1 and all(unit.keeps_identity for unit in intake.closed)
     assert all(ask_acks(intake, *ack_ids).values()) and not intake.forgotten
 
 
@@ -226,10 +226,10 @@ def test_identities_that_nobody_can_ask_for_any_more_are_forgotten(monkeypatch: 
     ask_acks(intake)
     send(intake)
     send(intake)
-    intake.settle_all()
+    intake.complete_all()
     send(intake, "other")
     assert intake.forgotten == identities(intake)[1:2], "one too many waits to be asked for"
-    intake.settle_all()
+    intake.complete_all()
     intake.forgotten.clear()
     send(intake, headers={b"x-splunk-request-channel": b"other"})
     assert intake.forgotten == [identities(intake)[0], identities(intake)[2]], "the older one is too many too, and the channel had to go"
@@ -238,12 +238,12 @@ def test_identities_that_nobody_can_ask_for_any_more_are_forgotten(monkeypatch: 
 def test_a_number_of_a_dead_ingest_is_false_and_given_to_nobody_else(new_life: Callable[[], None]) -> None:
     intake = RecordingIntake()
     before = send(intake)
-    intake.settle_all()
+    intake.complete_all()
     new_life()
     intake.wall_ms += 5_000
     assert ask_acks(intake, before) == {str(before): False}
     after = send(intake)
-    intake.settle_all()
+    intake.complete_all()
     assert before != after and ask_acks(intake, before, after) == {str(before): False, str(after): True} and after < 1 << 53
 
 
@@ -258,7 +258,7 @@ def test_what_is_refused_at_once_gets_no_number() -> None:
     intake = FullIntake()
     asked = ask(intake, EVENT, b'{"event":"a"}', headers=CHANNEL)
     assert asked.answer.status == 503 and asked.json == {"text": "Server is busy", "code": 9}
-    intake.settle_all(AckOutcome.REFUSED)
+    intake.complete_all(AckOutcome.REFUSED)
 
 
 def test_the_name_of_a_channel_is_bounded_for_events_and_for_questions() -> None:
@@ -273,12 +273,12 @@ def test_the_name_of_a_channel_is_bounded_for_events_and_for_questions() -> None
 def test_a_request_that_was_refused_is_never_true() -> None:
     intake = RecordingIntake()
     ack_id = send(intake)
-    intake.settle_all(AckOutcome.REFUSED)
+    intake.complete_all(AckOutcome.REFUSED)
     assert ask_acks(intake, ack_id) == {str(ack_id): False} and not intake.forgotten
 
 
 def test_channels_and_what_they_wait_for_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splunk_acks, "UNSETTLED_MAX", 3)
+    monkeypatch.setattr(splunk_acks, "IN_FLIGHT_MAX", 3)
     monkeypatch.setattr(splunk_acks, "UNTOLD_MAX", 2)
     monkeypatch.setattr(splunk_acks, "UNPOLLED_MAX", 1)
     monkeypatch.setattr(splunk_acks, "TOLD_MAX", 1)
@@ -290,14 +290,14 @@ def test_channels_and_what_they_wait_for_are_bounded(monkeypatch: pytest.MonkeyP
     assert not any(channel.ask([7]).values()), "it polls"
     assert channel.is_full and book.channel(b"c", b"") is not None and book.find(b"b") is None, "the one that waits for nothing goes"
     for one in taken:
-        channel.on_settled(one, True, True)
+        channel.on_completed(one, True, True)
     assert channel.take_forgotten() == [b"0"]
     assert channel.ask(ack_ids) == dict(zip(ack_ids, (False, True, True))) and channel.take_forgotten() == [b"1", b"2"] and not channel._equals
     assert channel.ask(ack_ids) == dict(zip(ack_ids, (False, False, True)))
     silent = book.channel(b"d", b"")
     assert silent is not None
     for one in [silent.open(b"%d" % number) for number in range(3)]:
-        silent.on_settled(one, True, False)
+        silent.on_completed(one, True, False)
     assert len(silent._untold) == 1
     for name in (b"c", b"d"):
         waiting = book.channel(name, b"")

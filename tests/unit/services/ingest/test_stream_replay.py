@@ -37,17 +37,17 @@ def test_a_sender_that_left_and_comes_again_before_it_was_answered_goes_on_with_
     assert first.take(frames(b"a", b"b"), "first") == 0
     first.leave()
     if is_settled_first:
-        first.settled(0, 2)
+        first.completed(0, 2)
     second = sender.connect()
     assert second.take(frames(b"a", b"b", b"c"), "second") is None, "it is held back until it is known what became of the first"
     sender.streams.turn(0)
     assert sender.aligned == ([("second", 0)] if is_settled_first else [])
     if not is_settled_first:
-        first.settled(0, 2)
+        first.completed(0, 2)
         sender.streams.turn(1)
     first.end(False)
     assert sender.aligned == [("second", 0)] and second.replayed_end == 2
-    second.settled(0, 3)
+    second.completed(0, 3)
     second.end(True)
     assert not sender.streams.has_broken(KEY) and not sender.streams.known
 
@@ -56,7 +56,7 @@ def test_what_was_held_back_of_a_sender_that_left_is_decided_and_goes_on_in_its_
     sender = Sender()
     first = sender.connect()
     first.take(frames(b"a"), "first")
-    first.settled(0, 1)
+    first.completed(0, 1)
     first.end(False)
     second = sender.connect()
     assert second.take(frames(b"a", b"b"), "second") is None
@@ -64,7 +64,7 @@ def test_what_was_held_back_of_a_sender_that_left_is_decided_and_goes_on_in_its_
     sender.streams.turn(0)
     third = sender.connect()
     assert sender.aligned == [("second", 0)] and third.take(frames(b"b"), "third") is None
-    second.settled(0, 2)
+    second.completed(0, 2)
     second.end(False)
     sender.streams.turn(1_000)
     sender.streams.turn(2_000)
@@ -83,12 +83,12 @@ def test_what_a_sender_left_is_decided_before_what_he_brings_since_whichever_is_
         if name != "fourth":
             session.leave()
     sender.streams.turn(0)  # the second; it is behind the others now
-    first.settled(0, 2)
+    first.completed(0, 2)
     for now_ms in range(12):
         known = len(sender.aligned)
         sender.streams.turn(now_ms)
         for name, serial in sender.aligned[known:]:
-            sessions[name].settled(serial, 2)
+            sessions[name].completed(serial, 2)
     assert sender.aligned == [("second", 0), ("third", 0), ("fourth", 0)]
     assert [session.replayed_end for session in sessions.values()] == [2, 2, 2]
 
@@ -101,16 +101,16 @@ def test_who_was_left_while_he_was_not_read_to_his_end_goes_on_until_another_ses
     second = sender.connect()
     assert second.take(frames(b"a", b"b", b"c"), "second") is None
     assert first.take(frames(b"c"), "first") == 2
-    first.settled(0, 2)
+    first.completed(0, 2)
     sender.streams.turn(0)
     assert sender.aligned == [], "what it took last is under way"
-    first.settled(2, 1)
+    first.completed(2, 1)
     assert not first.is_closed
     sender.streams.turn(0)
     assert sender.aligned == [("second", 0)] and second.replayed_end == 3
     assert first.is_closed, "its sender brings the rest over the second"
     first.end(False)
-    second.settled(0, 3)
+    second.completed(0, 3)
     second.end(True)
     assert not sender.streams.has_broken(KEY) and not sender.streams.known
 
@@ -120,7 +120,7 @@ def test_who_was_left_before_anything_of_him_was_taken_is_known_by_what_is_taken
     first = sender.connect()
     first.leave()
     assert first.take(frames(b"a"), "first") == 0
-    first.settled(0, 1)
+    first.completed(0, 1)
     second = sender.connect()
     assert second.take(frames(b"a"), "second") is None
     sender.streams.turn(0)

@@ -24,7 +24,7 @@ def test_both_framings_are_taken_under_one_unit_and_nobody_is_answered() -> None
     session.finished()
     assert connection.intake.messages == [b"<13>one", b"<13>two", b"<13>three", b"<13>fo"]
     assert len({id(unit) for unit, _ in connection.intake.taken}) == 1
-    assert not connection.intake.sealed and not connection.sent
+    assert not connection.intake.closed and not connection.sent
 
 
 def test_oddities_are_counted_once() -> None:

@@ -85,8 +85,8 @@ def test_answers_come_back_through_tls(room: SteppedRoom, files: Files, version:
     context.minimum_version = context.maximum_version = version
     tls = handshake(room, room.connect(), context)
     tls.send(b"1 open 15 commands=syslog\n2 syslog 1 x\n3 close 0\n")
-    room.run_until(lambda: len(room.intake.unsettled) == 1)
-    room.intake.settle_all()
+    room.run_until(lambda: len(room.intake.in_flight) == 1)
+    room.intake.complete_all()
     room.run_until(lambda: room.closed("relp-closed") == 1)
     room.step()
     tls.settimeout(10)
