@@ -99,8 +99,10 @@ class LeaderFetcher:
         """To be seen to in the next turn."""
         self._touched: set[Key] = set()
         """May have to be named in the next fetch, or taken back."""
+        self._fetchable: set[Key] = set()
+        """Partitions that could be fetched when they changed last; `_is_any_fetchable` removes those that no longer can."""
         self._newcomers: set[Key] = set()
-        """Could be fetched when they were touched, and the session did not have them."""
+        """The part of `_fetchable` that the session did not have at that time."""
         self._unheard: set[Key] = set()
         """What the leader said of them, once under a leader epoch, was not taken: they are taken back, and named anew."""
         self._alarms: list[tuple[int, Key]] = []
@@ -158,11 +160,13 @@ class LeaderFetcher:
                 self._touch(key)
 
     def _touch(self, key: Key) -> None:
-        """Something has changed for it. Whether it can be fetched changes in no other way, so that nobody has to look at all that was touched."""
+        """Note that `key` changed. Every event that makes a partition fetchable calls this, so that no turn has to scan all partitions for one."""
         self._touched.add(key)
         followed = self.partitions.get(key)
-        if followed is not None and key not in self.session.asked and self._is_fetchable(followed):
-            self._newcomers.add(key)
+        if followed is not None and self._is_fetchable(followed):
+            self._fetchable.add(key)
+            if key not in self.session.asked:
+                self._newcomers.add(key)
 
     # --- a turn
 
@@ -287,7 +291,17 @@ class LeaderFetcher:
             self.on_disk_changed(disk)
         if self._slow.is_waiting:
             return False
-        return self._has_newcomer() if self._under_way else any(self._is_fetchable(followed) for followed in self.partitions.values())
+        return self._has_newcomer() if self._under_way else self._is_any_fetchable()
+
+    def _is_any_fetchable(self) -> bool:
+        fetchable = self._fetchable
+        while fetchable:
+            key = next(iter(fetchable))
+            followed = self.partitions.get(key)
+            if followed is not None and self._is_fetchable(followed):
+                return True
+            fetchable.discard(key)
+        return False
 
     def _may_hasten(self, connection: PeerConnection, now_ns: int) -> bool:
         """What waits for a connection has not gone yet, and will name what is new by itself. A session without partitions ends, and is answered at once."""
