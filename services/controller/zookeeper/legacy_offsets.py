@@ -1,7 +1,7 @@
 """Offsets that the oldest consumers keep in ZooKeeper: `/consumers/GROUP/offsets/TOPIC/PARTITION`, a decimal text, written by OffsetCommit 0 and read by
 OffsetFetch 0 (Kafka 0.8.1).
 
-Any broker answers for any group; the last write counts. Weak spot: a node each, a write each; nobody should begin with these today.
+Any broker answers for any group; the last write counts. Weak spot: each partition is a znode and a write of its own; new consumers should not use these.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from appliance.base.errors import ErrorCode
 from services.controller.zookeeper.operation import Operation, all_of
-from services.controller.zookeeper.requests import Create, Get, Node, NodeExists, NoNode, SetData
+from services.controller.zookeeper.requests import Create, Get, Node, NodeExists, NoNode, SetData, ZooKeeperFailed
 
 Key = tuple[str, int]
 """Topic and partition."""
@@ -28,33 +28,31 @@ def group_problem(group_id: str) -> str | None:
 
 
 def commit(group_id: str, offsets: Mapping[Key, int]) -> Operation[dict[Key, ErrorCode]]:
-    """Write each; parents are made where they are missing."""
-    outcome: dict[Key, ErrorCode] = {}
-    for (topic, partition), offset in offsets.items():
-        path, data = offset_path(group_id, topic, partition), b"%d" % offset
-        try:
-            yield SetData(path, data, -1)
-        except NoNode:
-            yield from _create(path, data)
-        outcome[topic, partition] = ErrorCode.NONE
-    return outcome
+    """Write all offsets in one round trip; create the znodes that are missing, level by level."""
+    data = {offset_path(group_id, *key): b"%d" % offset for key, offset in offsets.items()}
+    missing = yield from _write(NoNode, [SetData(path, data[path], -1) for path in data])
+    for depth in range(2, 6):  # /consumers, the group, `offsets`, the topics
+        parents = {"/".join(path.split("/")[:depth]) for path in missing}
+        yield from _write(NodeExists, [Create(parent) for parent in sorted(parents)])
+    concurrent = yield from _write(NodeExists, [Create(path, data[path]) for path in missing])
+    yield from _write(None, [SetData(path, data[path], -1) for path in concurrent])
+    return dict.fromkeys(offsets, ErrorCode.NONE)
 
 
-def _create(path: str, data: bytes) -> Operation[None]:
-    names = path.split("/")[1:]
-    for depth in range(1, len(names)):
-        try:
-            yield Create("/" + "/".join(names[:depth]))
-        except NodeExists:
-            pass
-    try:
-        yield Create(path, data)
-    except NodeExists:
-        yield SetData(path, data, -1)
+def _write(expected: type[ZooKeeperFailed] | None, writes: list[SetData] | list[Create]) -> Operation[list[str]]:
+    """Send all writes at once. Return the paths that failed with `expected`; raise any other failure."""
+    results = yield from all_of([*writes])
+    failed = []
+    for write, result in zip(writes, results, strict=True):
+        if expected is not None and isinstance(result, expected):
+            failed.append(write.path)
+        elif isinstance(result, ZooKeeperFailed):
+            raise result
+    return failed
 
 
 def fetch(group_id: str, partitions: Iterable[Key]) -> Operation[dict[Key, int]]:
-    """Those that are there."""
+    """Read all offsets in one round trip; a partition without a znode is left out."""
     wanted = list(partitions)
     nodes = yield from all_of([Get(offset_path(group_id, *key)) for key in wanted])
     found: dict[Key, int] = {}
@@ -63,7 +61,7 @@ def fetch(group_id: str, partitions: Iterable[Key]) -> Operation[dict[Key, int]]
             try:
                 found[key] = int(node.data)
             except ValueError:
-                continue  # somebody else's text
+                continue  # not an offset: another program wrote this znode
         elif not isinstance(node, NoNode):
             raise node
     return found

@@ -109,6 +109,37 @@ def test_offsets_are_written_where_kafka_0_8_wrote_them_and_read_again(world: Wo
     assert world.answers[-1] == {"error": 0, "offsets": [["t", 0, 42]]}
 
 
+def test_all_offsets_of_a_commit_are_sent_to_zookeeper_at_the_same_time(world: World) -> None:
+    world.is_slow = True
+    world.send(COMMIT_LEGACY_OFFSETS, {"group": "g", "offsets": [["t", partition, 42] for partition in range(50)]})
+    assert len(world.asked) == 50
+    round_trips = 0
+    while world.asked:
+        round_trips += 1
+        asked, world.asked = world.asked, []
+        for request, on_reply in asked:
+            on_reply(world._carry_out(request))
+    assert world.answers == [{"error": 0, "errors": [["t", partition, 0] for partition in range(50)]}]
+    assert round_trips == 6, "one write, four levels of parents, one creation"
+    world.send(COMMIT_LEGACY_OFFSETS, {"group": "g", "offsets": [["t", 0, 43], ["u", 0, 44]]})
+    while world.asked:
+        request, on_reply = world.asked.pop(0)
+        on_reply(world._carry_out(request))
+    assert (world.tree["/consumers/g/offsets/t/0"][0], world.tree["/consumers/g/offsets/u/0"][0]) == (b"43", b"44")
+
+
+def test_an_offset_that_another_broker_creates_meanwhile_is_overwritten(world: World) -> None:
+    world.is_slow = True
+    world.send(COMMIT_LEGACY_OFFSETS, {"group": "g", "offsets": [["t", 0, 42]]})
+    while world.asked:
+        request, on_reply = world.asked.pop(0)
+        if isinstance(request, Create) and request.data:
+            world.tree[request.path] = (b"7", 0)
+        on_reply(world._carry_out(request))
+    assert world.tree["/consumers/g/offsets/t/0"][0] == b"42"
+    assert world.answers == [{"error": 0, "errors": [["t", 0, 0]]}]
+
+
 @pytest.mark.parametrize("document", [{}, {"group": "a/b", "offsets": []}, {"group": "..", "offsets": []}, {"group": "g", "offsets": [["t", "x", 1]]}])
 def test_what_cannot_be_a_request_is_refused_and_writes_nothing(world: World, document: dict[str, Any]) -> None:
     before = dict(world.tree)
