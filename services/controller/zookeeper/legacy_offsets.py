@@ -30,22 +30,22 @@ def group_problem(group_id: str) -> str | None:
 def commit(group_id: str, offsets: Mapping[Key, int]) -> Operation[dict[Key, ErrorCode]]:
     """Write all offsets in one round trip; create the znodes that are missing, level by level."""
     data = {offset_path(group_id, *key): b"%d" % offset for key, offset in offsets.items()}
-    missing = yield from _write(NoNode, [SetData(path, data[path], -1) for path in data])
+    missing = yield from _write(NoNode, {path: SetData(path, data[path], -1) for path in data})
     for depth in range(2, 6):  # /consumers, the group, `offsets`, the topics
         parents = {"/".join(path.split("/")[:depth]) for path in missing}
-        yield from _write(NodeExists, [Create(parent) for parent in sorted(parents)])
-    concurrent = yield from _write(NodeExists, [Create(path, data[path]) for path in missing])
-    yield from _write(None, [SetData(path, data[path], -1) for path in concurrent])
+        yield from _write(NodeExists, {parent: Create(parent) for parent in parents})
+    concurrent = yield from _write(NodeExists, {path: Create(path, data[path]) for path in missing})
+    yield from _write(None, {path: SetData(path, data[path], -1) for path in concurrent})
     return dict.fromkeys(offsets, ErrorCode.NONE)
 
 
-def _write(expected: type[ZooKeeperFailed] | None, writes: list[SetData] | list[Create]) -> Operation[list[str]]:
-    """Send all writes at once. Return the paths that failed with `expected`; raise any other failure."""
-    results = yield from all_of([*writes])
+def _write(expected: type[ZooKeeperFailed] | None, writes: Mapping[str, SetData | Create]) -> Operation[list[str]]:
+    """Send all writes (by path) at once. Return the paths that failed with `expected`; raise any other failure."""
+    results = yield from all_of([*writes.values()])
     failed = []
-    for write, result in zip(writes, results, strict=True):
+    for path, result in zip(writes, results, strict=True):
         if expected is not None and isinstance(result, expected):
-            failed.append(write.path)
+            failed.append(path)
         elif isinstance(result, ZooKeeperFailed):
             raise result
     return failed
