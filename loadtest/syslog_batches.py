@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import orjson
 
 from appliance.base.model import TopicPartition
-from appliance.client.sequenced_sender import SequencedSender, new_identity
+from appliance.client.producer import BatchProducer, new_identity
 from appliance.records.builder import BatchBuilder, encode_headers
 from loadtest.topics import Broker, cluster_of
 
@@ -26,7 +26,7 @@ def fill_with_syslog(box: Broker, topic: str, partitions: int, records: int, fir
     """`records` must be a multiple of RECORDS_A_BATCH; returns when all are acknowledged."""
     batches = list(_batches(first_ms))
     with cluster_of(box) as cluster:
-        sender = SequencedSender(cluster, new_identity(cluster))
+        sender = BatchProducer(cluster, new_identity(cluster))
         try:
             for number in range(records // RECORDS_A_BATCH):
                 sender.append(TopicPartition(topic, number % partitions), batches[number % BATCHES])

@@ -19,7 +19,8 @@ from appliance.client.coordinator import GROUP, TRANSACTION, CoordinatorClient
 from appliance.client.errors import ClientFailed
 from appliance.client.groups import CommittedOffset
 from appliance.client.messages import ADD_OFFSETS_TO_TXN, ADD_PARTITIONS_TO_TXN, END_TXN, INIT_PRODUCER_ID, TXN_OFFSET_COMMIT
-from appliance.client.sequenced_sender import DELIVERY_TIMEOUT_MS, WAITING_BYTES_MAX, ProducerIdentity, SequencedSender
+from appliance.client.producer import DELIVERY_TIMEOUT_MS, WAITING_BYTES_MAX, BatchProducer
+from appliance.cluster.state_log import ProducerIdentity
 
 TRANSACTION_TIMEOUT_MS = 300_000
 
@@ -35,7 +36,8 @@ class Transaction:
         self._delivery_timeout_ms = delivery_timeout_ms
         self._waiting_bytes_max = waiting_bytes_max
         self._coordinator = CoordinatorClient(cluster, TRANSACTION, transactional_id, retry_ms=delivery_timeout_ms, asks_again=True)
-        self._sender: SequencedSender | None = None
+        self._sender: BatchProducer | None = None
+        self._identity = ProducerIdentity(-1, -1)
         self._joined: set[TopicPartition] = set()
         self._is_open = False
 
@@ -62,13 +64,19 @@ class Transaction:
         self.close()
         values = {"transactional_id": self.transactional_id, "transaction_timeout": self._timeout_ms}
         body = self._ask(INIT_PRODUCER_ID, values, "begin a transaction")
-        identity = ProducerIdentity(int(body.producer_id), int(body.producer_epoch), self.transactional_id)
-        self._sender = SequencedSender(self._cluster, identity, delivery_timeout_ms=self._delivery_timeout_ms, waiting_bytes_max=self._waiting_bytes_max)
+        self._identity = ProducerIdentity(int(body.producer_id), int(body.producer_epoch))
+        self._sender = BatchProducer(
+            self._cluster,
+            self._identity,
+            transactional_id=self.transactional_id,
+            delivery_timeout_ms=self._delivery_timeout_ms,
+            waiting_bytes_max=self._waiting_bytes_max,
+        )
         self._joined.clear()
         self._is_open = False
 
     @property
-    def sender(self) -> SequencedSender:
+    def sender(self) -> BatchProducer:
         check(self._sender is not None, f"transaction {self.transactional_id!r} is used before it is begun")
         assert self._sender is not None
         return self._sender
@@ -82,7 +90,7 @@ class Transaction:
         for topic, partition in new:
             by_topic.setdefault(topic, []).append(partition)
         topics = [{"name": topic, "partitions": numbers} for topic, numbers in by_topic.items()]
-        values = {f"v3_and_below_{name}": value for name, value in {**self._identity(), "topics": topics}.items()}
+        values = {f"v3_and_below_{name}": value for name, value in {**self._identity_values(), "topics": topics}.items()}
         self._is_open = True
         self._ask(ADD_PARTITIONS_TO_TXN, values, "add partitions to the transaction", _error_of_partitions)
         self._joined.update(new)
@@ -105,12 +113,12 @@ class Transaction:
         topics = [{"name": topic, "partitions": each} for topic, each in by_topic.items()]
         doing = f"commit the offsets of group {group_id!r} in transaction {self.transactional_id!r}"
         group = CoordinatorClient(self._cluster, GROUP, group_id, retry_ms=self._delivery_timeout_ms, asks_again=True)
-        group.ask(TXN_OFFSET_COMMIT, {**self._identity(), "group_id": group_id, "topics": topics}, doing, _error_of_offsets)
+        group.ask(TXN_OFFSET_COMMIT, {**self._identity_values(), "group_id": group_id, "topics": topics}, doing, _error_of_offsets)
 
     def add_group(self, group_id: str) -> None:
         """Let the transaction go over the group's offsets."""
         self._is_open = True
-        self._ask(ADD_OFFSETS_TO_TXN, {**self._identity(), "group_id": group_id}, f"add group {group_id!r} to the transaction")
+        self._ask(ADD_OFFSETS_TO_TXN, {**self._identity_values(), "group_id": group_id}, f"add group {group_id!r} to the transaction")
 
     def commit(self) -> None:
         """All of it counts when this returns. Nothing is sent for a transaction that is over nothing."""
@@ -123,13 +131,13 @@ class Transaction:
 
     def _end(self, is_commit: bool) -> None:
         if self._is_open:
-            self._ask(END_TXN, {**self._identity(), "committed": is_commit}, "commit the transaction" if is_commit else "abort the transaction")
+            self._ask(END_TXN, {**self._identity_values(), "committed": is_commit}, "commit the transaction" if is_commit else "abort the transaction")
         self._is_open = False
         self._joined.clear()
 
-    def _identity(self) -> dict[str, Any]:
-        identity = self.sender.identity
-        return {"transactional_id": self.transactional_id, "producer_id": identity.producer_id, "producer_epoch": identity.producer_epoch}
+    def _identity_values(self) -> dict[str, Any]:
+        producer_id, producer_epoch = self._identity
+        return {"transactional_id": self.transactional_id, "producer_id": producer_id, "producer_epoch": producer_epoch}
 
     def _ask(self, api: Any, values: dict[str, Any], doing: str, error_of: Any = None) -> Any:
         return self._coordinator.ask(api, values, f"{doing} (transactional id {self.transactional_id!r})", error_of or _error_of_body)

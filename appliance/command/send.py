@@ -17,16 +17,17 @@ from appliance.command.options import BootstrapOption, ConfigOption, DataOption,
 from appliance.command.output import bytes_text, count_text, duration_text, plural, say
 
 if TYPE_CHECKING:
-    from appliance.client.produce import Producer
+    from appliance.client.producer import RecordProducer
 
 READ_BYTES = 1 << 18
 LINGER_MS = 20
 HAND_OVER_MS = 100
 PROGRESS_MS = 200
+DELIVERY_TIMEOUT_MS = 60_000
 
 
 class Acks(StrEnum):
-    """Who must have a record before it counts as sent."""
+    """Which replicas must have a record before it counts as sent. Only with `all` a retry never stores a record twice."""
 
     ALL = "all"
     LEADER = "1"
@@ -53,7 +54,7 @@ def send(
     key_separator: Annotated[
         str | None, option("--key-separator", "-K", metavar="TEXT", help="What is before the first TEXT in a line is the record's key.")
     ] = None,
-    acks: Annotated[Acks, option("--acks", help="Wait for all in-sync replicas, the leader, or nobody.")] = Acks.ALL,
+    acks: Annotated[Acks, option("--acks", help="Wait for all in-sync replicas (no line is stored twice), the leader only, or no reply.")] = Acks.ALL,
     compression: Annotated[Compression, option("--compression", "-z", help="Codec of the batches.")] = Compression.NONE,
     bootstrap: BootstrapOption = None,
     data: DataOption = None,
@@ -65,10 +66,13 @@ def send(
         raise UsageProblem("--key-separator must not be empty; for a tab write --key-separator $'\\t'")
     separator = None if key_separator is None else key_separator.encode()
     with open_cluster(bootstrap, data, config) as cluster:
-        from appliance.client.produce import Producer
+        from appliance.client.producer import BatchProducer, RecordProducer, new_identity
         from appliance.records.compression import Codec
 
-        producer = Producer(cluster, name, acks=_ACKS[acks], codec=Codec[compression.name], on_notice=lambda notice: say(f"millrace: {notice}"))
+        identity = new_identity(cluster) if acks is Acks.ALL else None
+        batches = BatchProducer(cluster, identity, acks=_ACKS[acks], delivery_timeout_ms=DELIVERY_TIMEOUT_MS)
+        batches.on_notice = lambda notice: say(f"millrace: {notice}")
+        producer = RecordProducer(batches, name, codec=Codec[compression.name])
         try:
             Sending(producer, separator, sys.stderr.isatty()).run(read_chunks(sys.stdin.fileno()))
         finally:
@@ -78,7 +82,7 @@ def send(
 class Sending:
     """One run of the command: lines to records, progress for a person, the sum at the end."""
 
-    def __init__(self, producer: Producer, separator: bytes | None, show_progress: bool) -> None:
+    def __init__(self, producer: RecordProducer, separator: bytes | None, show_progress: bool) -> None:
         self._producer = producer
         self._separator = separator
         self._show_progress = show_progress

@@ -31,7 +31,7 @@ from appliance.base.errors import ErrorCode
 from appliance.base.model import Offset, TopicPartition
 from appliance.client.cluster import ClusterClient
 from appliance.client.groups import CommittedOffset, committed_offsets
-from appliance.client.sequenced_sender import SequencedSender, new_identity
+from appliance.client.producer import BatchProducer, new_identity
 from appliance.client.transaction import Transaction
 from appliance.pipeline.outgoing_batches import OutgoingBatches, TopicBatch
 from appliance.pipeline.problems import SourceProblem
@@ -168,7 +168,7 @@ class BatchWriter(DataSourceArrowWriter):
         """In a task: everything is acknowledged by all in-sync replicas when this returns."""
         options = self._options
         with options.access.open() as cluster:
-            sender = SequencedSender(cluster, new_identity(cluster), delivery_timeout_ms=options.delivery_timeout_ms)
+            sender = BatchProducer(cluster, new_identity(cluster), delivery_timeout_ms=options.delivery_timeout_ms)
             outgoing = OutgoingBatches(cluster, options, _task_number(), SystemClock().wall_ms)
             try:
                 for batch in _encoded(outgoing, iterator):

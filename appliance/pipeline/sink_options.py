@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from appliance.base.model import topic_name_problem
 from appliance.client.cluster import ClusterClient
-from appliance.client.sequenced_sender import DELIVERY_TIMEOUT_MS
+from appliance.client.producer import DELIVERY_TIMEOUT_MS
 from appliance.client.transaction import TRANSACTION_TIMEOUT_MS, Transaction
 from appliance.pipeline.cluster_access import ClusterAccess, access_from
 from appliance.pipeline.option_values import OptionValues

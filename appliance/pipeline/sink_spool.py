@@ -16,7 +16,7 @@ from appliance.base.model import Offset, TopicPartition
 from appliance.client.admin import create_topic
 from appliance.client.cluster import ClusterClient
 from appliance.client.metadata import TopicMetadata
-from appliance.client.sequenced_sender import SequencedSender, new_identity
+from appliance.client.producer import BatchProducer, new_identity
 from appliance.pipeline.batch_scan import BatchScan, ReadProgress
 from appliance.pipeline.cluster_access import ClusterAccess
 from appliance.pipeline.fetched_batches import FetchedBatches
@@ -55,7 +55,8 @@ class SpoolWriter:
     def __init__(self, cluster: ClusterClient, task: int, delivery_timeout_ms: int) -> None:
         partitions = _spool_topic(cluster).partitions
         self._partition = TopicPartition(SPOOL_TOPIC, partitions[task % len(partitions)].partition)
-        self._sender = SequencedSender(cluster, new_identity(cluster), delivery_timeout_ms=delivery_timeout_ms, on_stored=self._on_stored)
+        self._sender = BatchProducer(cluster, new_identity(cluster), delivery_timeout_ms=delivery_timeout_ms)
+        self._sender.on_stored = self._on_stored
         self._put: list[TopicBatch] = []
         self._stored: list[SpooledBatch] = []
 

@@ -11,7 +11,7 @@ import pytest
 from appliance.client.address import Address
 from appliance.client.admin import create_topic
 from appliance.client.cluster import ClusterClient
-from appliance.client.produce import Producer
+from appliance.client.producer import BatchProducer, RecordProducer
 from lab.committed_reads import read_committed
 from lab.running_box import ROOT, RunningBox
 from lab.spark_cluster import start_cluster
@@ -29,7 +29,7 @@ def test_a_job_reads_and_writes_on_workers_that_have_no_millrace_and_no_segments
     with ClusterClient([Address(*shared_box.kafka)]) as client:
         for topic in ("from-spark", "to-spark"):
             create_topic(client, topic, partitions=4)
-        producer = Producer(client, "to-spark")
+        producer = RecordProducer(BatchProducer(client), "to-spark")
         for number in range(RECORDS):
             producer.send(b"value %d" % number, b"key %d" % (number % 97))
         producer.flush()

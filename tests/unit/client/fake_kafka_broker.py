@@ -34,6 +34,7 @@ APIS = {
         messages.CREATE_PARTITIONS,
         messages.DESCRIBE_CONFIGS,
         messages.INCREMENTAL_ALTER_CONFIGS,
+        messages.INIT_PRODUCER_ID,
     )
 }
 TOPIC = "numbers"
@@ -59,6 +60,7 @@ class FakeKafkaBroker:
             messages.PRODUCE: self.produce,
             messages.LIST_OFFSETS: self.list_offsets,
             messages.DESCRIBE_CONFIGS: self.describe_configs,
+            messages.INIT_PRODUCER_ID: lambda request: {"throttle_time": 0, "error_code": 0, "producer_id": 77, "producer_epoch": 0},
         }
         self.max_versions = {api: api.max_version for api in APIS.values()}
         self._listening = socket.create_server(("127.0.0.1", 0))

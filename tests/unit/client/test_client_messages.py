@@ -12,6 +12,7 @@ from tests.unit.client.fake_kafka_broker import APIS, encode_response
 
 TOPIC = {"name": "numbers"}
 REQUESTS = {
+    messages.INIT_PRODUCER_ID: {"transactional_id": "numbers", "transaction_timeout": 1500},
     messages.PRODUCE: {"transactional_id": None, "acks": -1, "timeout": 1500, "topic_data": [{**TOPIC, "partition_data": [{"index": 2, "records": b"xyz"}]}]},
     messages.FETCH: {
         "max_wait": 500,

@@ -14,7 +14,7 @@ from appliance.client.address import parse_addresses
 from appliance.client.admin import describe_topic
 from appliance.client.cluster import ClusterClient
 from appliance.client.fetch import StartAt, TopicTail
-from appliance.client.produce import Producer
+from appliance.client.producer import BatchProducer, RecordProducer, new_identity
 from appliance.records.compression import Codec
 from appliance.records.key_hash import partition_of_key
 
@@ -35,7 +35,7 @@ def cluster(bootstrap: str) -> Iterator[ClusterClient]:
 
 
 def write(cluster: ClusterClient, topic: str, count: int, codec: Codec = Codec.NONE) -> None:
-    producer = Producer(cluster, topic, codec=codec, batch_bytes=4096)
+    producer = RecordProducer(BatchProducer(cluster, new_identity(cluster)), topic, codec=codec, batch_bytes=4096)
     for number in range(count):
         producer.send(b"%d" % number, b"key-%d" % (number % 7), headers=[("n", b"%d" % number), ("nothing", None)], timestamp_ms=1_700_000_000_000 + number)
     producer.send(None, b"tombstone")

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from appliance.client import messages
 from appliance.client.fetch import PartitionRecords
-from appliance.command.send import Sending, read_chunks
+from appliance.command.send import Sending, read_chunks, send
 from appliance.command.topic_tail import LineFormat, copy_records
+from appliance.records.batch import read_batch_header
 from appliance.records.record import Record
+from tests.unit.client.fake_kafka_broker import TOPIC, FakeKafkaBroker, HangUp
 
 RECORD = Record(41, 1000, b"host-7", b'{"a": 1}', (("source", b"10.0.0.1"), ("none", None)))
 
@@ -58,6 +61,31 @@ def send_chunks(chunks: list[bytes], separator: bytes | None = None) -> ListProd
     Sending(producer, separator, show_progress=False).run(iter(chunks))
     assert producer.flushed
     return producer
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeKafkaBroker]:
+    made = FakeKafkaBroker()
+    yield made
+    made.close()
+
+
+def test_a_response_that_was_lost_does_not_make_send_store_lines_twice(broker: FakeKafkaBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose_response(request: Any) -> dict[str, Any]:
+        broker.produce(request)
+        broker.answers[messages.PRODUCE] = broker.produce
+        raise HangUp
+
+    broker.answers[messages.PRODUCE] = lose_response
+    read_end, write_end = os.pipe()
+    os.write(write_end, b"one\ntwo\nthree\n")
+    os.close(write_end)
+    with os.fdopen(read_end) as lines:
+        monkeypatch.setattr("sys.stdin", lines)
+        send(TOPIC, bootstrap=str(broker.address))
+    headers = [read_batch_header(batch) for batch in broker.appended[0]]
+    assert len(headers) == 2 and headers[0] == headers[1], "the retry is the same batch under the same sequence"
+    assert (headers[0].producer_id, headers[0].base_sequence, headers[0].records_count) == (77, 0, 3), "a broker recognises it"
 
 
 def test_a_value_is_printed_byte_for_byte() -> None:

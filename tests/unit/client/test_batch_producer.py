@@ -9,7 +9,8 @@ from appliance.base.errors import ErrorCode, RequestRefused
 from appliance.base.model import TopicPartition
 from appliance.client import messages
 from appliance.client.fetched_batches import read_fetched
-from appliance.client.sequenced_sender import ProducerIdentity, SequencedSender
+from appliance.client.producer import BatchProducer
+from appliance.cluster.state_log import ProducerIdentity
 from appliance.records.batch import batch_problem, read_batch_header
 from appliance.records.builder import BatchBuilder
 from tests.unit.client.fake_kafka_broker import TOPIC, FakeKafkaBroker, HangUp, produced
@@ -24,8 +25,8 @@ def broker() -> Iterator[FakeKafkaBroker]:
     made.close()
 
 
-def sender_of(broker: FakeKafkaBroker, transactional_id: str | None = None, **options: Any) -> SequencedSender:
-    return broker.keep(SequencedSender(broker.cluster(), ProducerIdentity(77, 3, transactional_id), **options))
+def sender_of(broker: FakeKafkaBroker, transactional_id: str | None = None, **options: Any) -> BatchProducer:
+    return broker.keep(BatchProducer(broker.cluster(), ProducerIdentity(77, 3), transactional_id=transactional_id, **options))
 
 
 def batch_of(*values: bytes) -> bytes:
