@@ -39,7 +39,7 @@ def build_app(markup: Literal["rich"] | None) -> typer.Typer:
 
 
 def list_boxes(bootstrap: BootstrapOption = None, data: DataOption = None, config: ConfigOption = None) -> None:
-    """List the boxes: what each leads and holds, and what room it has."""
+    """List the boxes: what each leads and holds, and its free space."""
     with open_cluster(bootstrap, data, config) as cluster:
         from appliance.command.cluster_view import look_at_cluster
 
@@ -145,7 +145,7 @@ def _drain(cluster: ClusterClient, view: ClusterView, box: int, only_plan: bool,
     from appliance.cluster.box_balance import plan_leaving
     from appliance.command import reassigning
     from appliance.command.cluster_view import close_to_replicas
-    from appliance.command.replication_throttle import lift_throttle, set_throttle
+    from appliance.command.reassigning import lift_throttle, set_throttle
 
     made = plan_leaving(view.held(), view.open_rooms(), {box})
     refuse_homeless(made)

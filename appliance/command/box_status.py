@@ -1,26 +1,28 @@
-"""What a box is doing, put together from its shared memory, its image file and its supervisor's socket. No log disk is touched.
+"""The state of a box, from its shared memory, image file and supervisor's socket. No log disk is read.
 
-Gathering (`gather`, here) is apart from judging (`describe_*` in `topic_status`, and `BoxStatus.document`). Weak spot: processes are read
-one after the other, so figures of two of them may be a few microseconds apart.
+`gather` reads; `describe_*` and `BoxStatus.document` are pure. Weak spots: processes are read one after the other, so
+figures of two of them may be microseconds apart; only what is on this box's disks counts, led or followed, and for a log of
+several segments the table has the size of the active one only.
 """
 
 from __future__ import annotations
 
 import json
 import select
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from appliance.base.clock import Clock
 from appliance.base.errors import MillraceError
 from appliance.base.layout import BoxLayout
 from appliance.base.settings import default_settings, load_box
-from appliance.cluster.metadata_image import ImageUnreadable, MetadataImage, read_image
+from appliance.cluster.metadata_image import ImageUnreadable, MetadataImage, PartitionImage, read_image
 from appliance.cluster.replication_figures import ReplicationFigures, count_replication
 from appliance.command.known_senders import KnownSenders, look_at_senders
 from appliance.command.moves import standing_moves
 from appliance.command.process_memory import BoxMemory, Memory, box_memory, memory_of
-from appliance.command.topic_status import TopicStatus, describe_topics
-from appliance.command.unit_states import with_unit_states
+from appliance.command.unit_installation import with_unit_states
 from appliance.ipc.frames import PeerGone, connect_unix
 from appliance.ipc.move_report import MoveProgress
 from appliance.ipc.scrub_report import FoundDamage, read_report, report_file
@@ -29,17 +31,80 @@ from appliance.runtime.unit_mode import SYSTEMD
 from appliance.shm.counters import CounterSnapshot, list_counters, read_counters
 from appliance.shm.disk_words import overdue_operation
 from appliance.shm.living_table import attach_table, is_alive
-from appliance.shm.partition_table import DISK_STATE_NAMES, Row
+from appliance.shm.partition_table import DISK_STATE_NAMES, ROLE_FOLLOWER, ROLE_LEADER, ROLE_OFFLINE, Row
+
+
+class TopicStatus(NamedTuple):
+    """One topic. `bytes` is at least what its logs occupy here; `bytes_are_whole` says whether it is all. `problems`: partition → words."""
+
+    name: str
+    partitions: int
+    records: int
+    bytes: int
+    bytes_are_whole: bool
+    problems: dict[str, str]
+
+
+DISK_TROUBLES = {"hung": "hangs", "full": "is full: read only"}
+"""States of a disk in which its table looks well: a hung one's is of the moment before."""
+
+
+def describe_topics(
+    image: MetadataImage, rows: Iterable[tuple[str, Row]], broker_id: int, disk_states: Mapping[str, str] = MappingProxyType({})
+) -> list[TopicStatus]:
+    """Every topic of the image, by name."""
+    by_partition = {(row.topic_id, row.partition): row for _, row in rows}
+    described = []
+    for name, topic in sorted(image.topics.items()):
+        here = [by_partition.get((bytes(topic.topic_id), partition)) for partition in range(len(topic.partitions))]
+        known = [row for row in here if row is not None]
+        problems = {}
+        for partition, (wanted, row) in enumerate(zip(topic.partitions, here, strict=True)):
+            if problem := partition_problem(wanted, row, broker_id):
+                problems[str(partition)] = problem
+            elif broker_id in wanted.replicas and (trouble := DISK_TROUBLES.get(disk_states.get(wanted.disk or "", ""))):
+                problems[str(partition)] = f"disk {wanted.disk} {trouble}"
+        described.append(
+            TopicStatus(
+                name,
+                len(topic.partitions),
+                sum(max(row.high_watermark - row.log_start_offset, 0) for row in known),
+                sum(row.active_position for row in known),
+                all(row.active_base_offset <= row.log_start_offset for row in known),
+                problems,
+            )
+        )
+    return described
+
+
+def partition_problem(wanted: PartitionImage, row: Row | None, broker_id: int) -> str | None:
+    """What an operator should know about a partition, or None: the image says what should be, the row what is."""
+    if wanted.leader < 0:
+        return "no leader"
+    if len(wanted.isr) < len(wanted.replicas):
+        return f"under-replicated: {len(wanted.isr)} of {len(wanted.replicas)} replicas in sync"
+    if broker_id not in wanted.replicas:
+        return None
+    if row is None:
+        return f"not open on disk {wanted.disk}" if wanted.disk else "on no disk of this box"
+    if row.role == ROLE_OFFLINE:
+        return f"disk {wanted.disk} is offline"
+    if wanted.leader == broker_id and (row.role != ROLE_LEADER or row.leader_epoch < wanted.leader_epoch):
+        return "leadership not yet taken up"
+    if wanted.leader != broker_id and (row.role != ROLE_FOLLOWER or row.leader_epoch < wanted.leader_epoch):
+        return f"does not follow broker {wanted.leader} yet"
+    return None
+
 
 SUPERVISOR_WAIT_MS = 1_000
 
 
 class BoxNotRunning(MillraceError):
-    """The box left its files behind, but nobody is there."""
+    """The files of the box exist, but no process runs."""
 
 
 class ProcessStatus(NamedTuple):
-    """One process; `since_ms` is wall time, `restarts` None where nobody counts them, `words` what it says of itself."""
+    """One process; `since_ms` is wall time, `restarts` None if they are not counted, `words` its own description."""
 
     name: str
     pid: int | None
@@ -83,7 +148,7 @@ class Reading(NamedTuple):
 
 
 class ClusterStatus(NamedTuple):
-    """The cluster as this box sees it; `controller` -1: nobody."""
+    """The cluster as this box sees it; `controller` is -1 if there is none."""
 
     brokers: tuple[int, ...]
     controller: int

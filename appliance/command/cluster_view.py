@@ -1,6 +1,6 @@
-"""The cluster as the commands that change it see it: boxes with their room, partitions with their sizes, what is on its way.
+"""The cluster as the commands that change it see it: boxes with their free space, partitions with their sizes, what is on its way.
 
-Asked anew at every look. Weak spot: a partition's size is the largest that any box tells; one whose boxes are all silent counts as empty.
+Requested anew each time. Weak spot: a partition's size is the largest that any box reports; without an answer it counts as empty.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from appliance.cluster.box_balance import BoxCapacity, HeldPartition
 
 
 class ClusterView(NamedTuple):
-    """One look. `partitions` are as Metadata tells them: target and old replicas together."""
+    """One reading. `partitions` are those of Metadata: target and old replicas together."""
 
     boxes: dict[int, BoxDescription]
     partitions: dict[Partition, PartitionMetadata]

@@ -14,7 +14,7 @@ import typer
 
 from appliance.command.failures import EXIT_FAILED, UsageProblem
 from appliance.command.options import option
-from appliance.command.output import plural, say, while_somebody_reads
+from appliance.command.output import plural, say, until_reader_closes
 
 
 def build_app(markup: Literal["rich"] | None) -> typer.Typer:
@@ -36,7 +36,7 @@ def check(
     if reference:
         from appliance.base.settings_reference import reference_page
 
-        with while_somebody_reads():
+        with until_reader_closes():
             sys.stdout.write(reference_page())
         return
     if file is None:

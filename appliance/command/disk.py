@@ -56,7 +56,7 @@ def list_disks(
     from appliance.command.box_status import ask_supervisor, describe_disks, image_of, read_shared_memory
     from appliance.command.moves import standing_moves
     from appliance.command.status import print_moves
-    from appliance.command.unit_states import with_unit_states
+    from appliance.command.unit_installation import with_unit_states
 
     names = [str(disk["name"]) for disk in found.box["disks"]]
     disks = describe_disks(found.box["disks"], read_shared_memory(found.layout, names, SystemClock()))
@@ -82,7 +82,7 @@ def add(
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Serve one more disk. New partitions go where there is most room; those that are there stay where they are."""
+    """Serve one more disk. New partitions go to the disk with the most free space; existing ones stay."""
     found = find_running_box(data, config)
     usable = _usable(found.box, path, force or [])
     if _is_managed_by_systemd(found):

@@ -110,7 +110,7 @@ def print_plan(name: str, plan: DrainPlan, moves: tuple[MoveProgress, ...]) -> N
 
 
 class DrainView(NamedTuple):
-    """What a look found: partitions that nobody has ordered to move, moves that stand, and where there is room."""
+    """One reading: partitions without an order to move, current moves, and free space."""
 
     unordered: tuple[PartitionOnDisk, ...]
     moves: tuple[MoveProgress, ...]
@@ -259,7 +259,7 @@ def _refuse(refused: list[list[Any]]) -> None:
 
 def ask_controller(layout: BoxLayout, orders: dict[str, Any], pause: Callable[[float], None] = time.sleep) -> list[list[Any]]:
     """Give the controller orders (`MOVE_ORDERS`); what it refused. Asked again when it dies over them: an order that stands already is none. Raises
-    RequestRefused when nobody answers."""
+    RequestRefused if no broker answers."""
     from appliance.ipc.frames import PeerGone, connect_unix
 
     for _ in range(ATTEMPTS):

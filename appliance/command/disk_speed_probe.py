@@ -1,4 +1,4 @@
-"""What one directory's file system says, asked in a process of its own: a hung disk keeps that process, not whoever asks (`python -m … PATH`, JSON out).
+"""Probe one directory's file system in a process of its own: a hung disk blocks that process, not its caller (`python -m … PATH`, JSON out).
 
 Writes 64 KiB into a file without a name, which goes with its descriptor. Weak spot: where the file system has no such files (O_TMPFILE) a named one is made and
 removed at once; a kill in between leaves it behind.

@@ -44,7 +44,7 @@ def doctor(
     data: Annotated[list[str] | None, option("--data", metavar="DIR", help="A data directory; may be given several times. [default: as for run]")] = None,
     state: Annotated[str | None, option("--state", metavar="DIR", help="The state directory. [default: ./var/state]")] = None,
     listen: Annotated[str | None, option("--listen", metavar="HOST", help="Address to listen on. [default: 127.0.0.1]")] = None,
-    advertise: Annotated[str | None, option("--advertise", metavar="HOST", help="Name or address that clients are told. [default: as for run]")] = None,
+    advertise: Annotated[str | None, option("--advertise", metavar="HOST", help="Name or address that clients receive. [default: as for run]")] = None,
     kafka_port: Annotated[int | None, option("--kafka-port", metavar="PORT", help="For Kafka clients. [default: 9092]")] = None,
     syslog_port: Annotated[int | None, option("--syslog-port", metavar="PORT", help="For syslog. [default: 5514]")] = None,
     http_port: Annotated[int | None, option("--http-port", metavar="PORT", help="For the console, metrics and health checks. [default: 8080]")] = None,
@@ -122,10 +122,9 @@ def _disk_states(found: FoundBox) -> dict[str, str]:
 
 def examine(patient: Patient) -> list[Finding]:
     """Everything, however much is wrong."""
-    from appliance.command.doctor_cluster import look_at_cluster
     from appliance.command.doctor_disks import judge_states, look_at_disks
     from appliance.command.doctor_machine import look_at_machine
-    from appliance.command.doctor_network import look_at_network
+    from appliance.command.doctor_network import look_at_cluster, look_at_network
 
     clock = SystemClock()
     findings = [from_sentence("options", sentence) for sentence in patient.problems]

@@ -1,6 +1,7 @@
-"""What the doctor says of data directories: there and writable, on what, with how much room, and what the kernel answers about the page cache there.
+"""Check data directories: present, writable, file system, free space, and what the kernel reports about their page cache.
 
-Each directory is asked by a process of its own (`disk_probe`), all at once and with a deadline, because a hung disk hangs whoever touches it. Judging is pure.
+A process for each directory probes it (`disk_speed_probe`), all at once and with a deadline, because a hung disk blocks each
+process that uses it. Verdicts are pure.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ GIVE_UP_SECONDS = 0.5
 FREE_BYTES_MIN = 1 << 30
 FREE_SHARE_MIN = 0.05
 READ_AHEAD_KB = (64, 16_384)
-"""Or 0, as install.sh sets it for log disks: log-readers ask for what they want, and a page on its way would stop who serves clients."""
+"""Or 0, as install.sh sets it for log disks: log-readers request what they need, and a page in flight would block an acceptor."""
 LOCAL_TYPES = frozenset({"ext4", "xfs", "btrfs", "ext3", "f2fs", "zfs", "bcachefs"})
 GONE_AT_REBOOT = frozenset({"tmpfs", "ramfs"})
 TROUBLED_STATES = frozenset({"offline", "hung", "full", "log-writer down"})
@@ -98,7 +99,7 @@ def judge_disk(disk: Disk, answer: Answer | None) -> list[Finding]:
 
 
 def _place(subject: str, disk: Disk, answer: Answer) -> Finding:
-    kind = answer["type"] or "a file system that is not told"
+    kind = answer["type"] or "an unknown file system"
     made = "" if answer["exists"] else ", made at the start"
     ahead = "" if answer["read_ahead_kb"] is None else f", read_ahead_kb {answer['read_ahead_kb']}"
     words = f"{disk.path} on {kind}{made}, {bytes_text(answer['free_bytes'])} free of {bytes_text(answer['total_bytes'])}{ahead}"
@@ -126,7 +127,7 @@ def judge_residency(subject: str, residency: Mapping[str, str]) -> Finding:
     words = "page cache: " + ", ".join(f"{way} {said[answer]}" for way, answer in residency.items())
     if any(answer == "right" for way, answer in residency.items() if way != "RWF_DONTCACHE"):
         return ok(subject, words)
-    return warning(subject, words, "cold reads cannot be told from warm ones here; a local ext4 or xfs under Linux 6.5 or later can tell")
+    return warning(subject, words, "cold and warm reads cannot be distinguished here; use a local ext4 or xfs with Linux 6.5 or later")
 
 
 def judge_sharing(disks: list[Disk], answers: Mapping[str, Answer | None]) -> list[Finding]:
@@ -144,7 +145,7 @@ def judge_sharing(disks: list[Disk], answers: Mapping[str, Answer | None]) -> li
 
 
 def _users(disk: Disk) -> list[Finding]:
-    """Who else uses the directory, and whose it was."""
+    """Check for other users of the directory, and for its former owner."""
     if in_use := in_use_problem(disk.path, "--data"):
         words, _, advice = in_use.partition("; ")
         return [problem(f"disk {disk.name}", words, advice)]

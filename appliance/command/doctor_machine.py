@@ -1,4 +1,4 @@
-"""What the doctor looks at on the machine: processor, Python, Java, limits, shared memory, socket buffers, clocks. Nothing is changed.
+"""Check the machine: processor, Python, Java, limits, shared memory, socket buffers, clocks. Changes nothing.
 
 What is read of the machine is apart from the judgement where a test could not make the machine ill (`judge_*`).
 """
@@ -131,7 +131,7 @@ def judge_receive_buffer(rmem_max: int, is_root: bool) -> Finding:
 
 
 def clocks(clock: Clock) -> Finding:
-    """Do wall and monotonic clock go equally fast, is the wall clock somewhere sensible, does somebody keep it right?"""
+    """Check that wall and monotonic clock have the same rate, and that the wall clock is plausible and synchronized."""
     wall_ms, monotonic_ms = clock.wall_ms(), clock.monotonic_ms()
     time.sleep(CLOCK_LOOK_SECONDS)
     apart_ms = (clock.wall_ms() - wall_ms) - (clock.monotonic_ms() - monotonic_ms)
@@ -145,7 +145,9 @@ def judge_clocks(wall_ms: int, apart_ms: int, is_synchronised: bool | None) -> F
         advice = "the wall clock is being set, or the machine is overloaded; look again"
         return warning("clocks", f"the wall clock moved {apart_ms:+} ms against the monotonic one in {CLOCK_LOOK_SECONDS:g} s", advice)
     if is_synchronised is False:
-        return warning("clocks", "wall and monotonic go together; the kernel says nobody keeps the wall clock right", "run chrony or systemd-timesyncd")
+        return warning(
+            "clocks", "wall and monotonic clock agree; the kernel reports that no program synchronizes the wall clock", "run chrony or systemd-timesyncd"
+        )
     return ok("clocks", "wall and monotonic go together" + (", kept right" if is_synchronised else ""))
 
 
@@ -159,7 +161,7 @@ def clock_source() -> Finding:
     try:
         source = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource").read_text().strip()
     except OSError:
-        return ok("clock source", "not told")
+        return ok("clock source", "unknown")
     return judge_clock_source(source)
 
 

@@ -1,6 +1,7 @@
-"""What the doctor says of addresses: the one that clients are told, the ports, ZooKeeper. Connects and binds for a moment; nothing stays open.
+"""Check addresses: the advertised one, the ports, ZooKeeper, and the boxes of the cluster.
 
-Weak spot: what is reachable from here need not be from where the clients are, nor the other way round (NAT); such findings are warnings.
+It connects and binds for a moment; nothing stays open. Weak spots: what this machine reaches, clients may not reach, and the
+reverse (NAT), so such findings are warnings; a box that is cut off from its cluster sees an old state of it.
 """
 
 from __future__ import annotations
@@ -8,14 +9,67 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+from collections.abc import Iterable
 
 from appliance.base.settings import Box
 from appliance.base.zookeeper_access import access_problems
+from appliance.cluster.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
+from appliance.cluster.metadata_image import MetadataImage, TopicImage
 from appliance.cluster.zookeeper_probe import zookeeper_serves
 from appliance.command.findings import Finding, from_sentence, ok, problem, warning
+from appliance.command.output import plural
 from appliance.runtime.ensemble_checks import member_problems, peer_warnings
 from appliance.runtime.listening import open_listen_sockets
 from appliance.runtime.run_options import WILDCARD_HOSTS
+
+SUBJECT = "cluster"
+NAMES_SHOWN = 5
+_WANTED = {OFFSETS_TOPIC: "offsets.topic.replication.factor", TRANSACTIONS_TOPIC: "transaction.state.log.replication.factor"}
+
+
+def look_at_cluster(image: MetadataImage, box: Box) -> list[Finding]:
+    """Nothing of a box that is alone."""
+    brokers = sorted(image.brokers)
+    if len(brokers) < 2:
+        return []
+    findings = [_controller(image)]
+    findings += [found for name, setting in _WANTED.items() if (found := _state_topic(image, name, box.integer(setting))) is not None]
+    single = sorted(name for name, topic in image.topics.items() if not topic.is_internal and _replicas(topic) == 1)
+    if single:
+        words = f"{plural(len(single), 'topic')} with a single copy ({_shown(single)}), though there are {len(brokers)} boxes"
+        findings.append(warning(SUBJECT, words, "what is on a box or disk that dies is gone; `millrace topic alter NAME --replication-factor N` makes copies"))
+    return findings
+
+
+def _controller(image: MetadataImage) -> Finding:
+    boxes = f"brokers {', '.join(map(str, sorted(image.brokers)))}"
+    if image.controller_id in image.brokers:
+        return ok(SUBJECT, f"{boxes}; controller is {image.controller_id}")
+    return problem(SUBJECT, f"{boxes}; none of them is the controller", "look at ZooKeeper and at millrace-controller on each box")
+
+
+def _state_topic(image: MetadataImage, name: str, wanted: int) -> Finding | None:
+    """It was made with as many copies as there were boxes, and does not grow by itself."""
+    topic = image.topics.get(name)
+    wanted = min(wanted, len(image.brokers))
+    if topic is None or _replicas(topic) >= wanted:
+        return None
+    what = "groups" if name == OFFSETS_TOPIC else "transactions"
+    words = f"topic {name} has {plural(_replicas(topic), 'replica')}, {wanted} are wanted: it was made when there were fewer boxes"
+    advice = f"`millrace topic alter {name} --replication-factor {wanted}`; until then {what} stop when a box dies"
+    if name == TRANSACTIONS_TOPIC and wanted > 2:
+        advice += ". Then `--set min.insync.replicas=2`"
+    return warning(SUBJECT, words, advice)
+
+
+def _replicas(topic: TopicImage) -> int:
+    return min((len(partition.replicas) for partition in topic.partitions), default=0)
+
+
+def _shown(names: Iterable[str]) -> str:
+    shown = list(names)
+    return ", ".join(shown[:NAMES_SHOWN]) + (", …" if len(shown) > NAMES_SHOWN else "")
+
 
 CONNECT_SECONDS = 3.0
 ZOOKEEPER_SECONDS = 2.0
@@ -26,7 +80,7 @@ def look_at_network(box: Box, is_running: bool) -> list[Finding]:
 
 
 def advertised(box: Box, is_running: bool) -> list[Finding]:
-    """Kafka clients connect to what they are told, not to what they were given first."""
+    """Kafka clients connect to the advertised address, not to the one they were given first."""
     subject = "advertised"
     try:
         addresses = sorted({str(found[4][0]) for found in socket.getaddrinfo(box.advertise, None, type=socket.SOCK_STREAM)})
@@ -43,11 +97,11 @@ def advertised(box: Box, is_running: bool) -> list[Finding]:
 
 
 def judge_loopback(listen: str, advertise: str, addresses: list[str]) -> Finding | None:
-    """A box that everybody may reach must not send them to themselves."""
+    """A box that listens beyond loopback must not advertise loopback."""
     if not all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses):
         return None
     if listen in WILDCARD_HOSTS:
-        advice = "clients on other machines are told to connect to themselves: --advertise NAME, as they see this machine"
+        advice = "clients on other machines would connect to themselves: use --advertise NAME, as they see this machine"
         return warning("advertised", f"{advertise}, a loopback address, while listening on every address", advice)
     return None
 
@@ -95,7 +149,7 @@ def _answers(listen: str, port: int) -> bool:
 
 
 def ensemble(box: Box, is_running: bool) -> list[Finding]:
-    """This box as a member of the ensemble that the boxes run together: its own ports, and what its peers are told."""
+    """Check this box as a member of the boxes' ensemble: its own ports, and its address at the peers."""
     own = next((member for member in box.ensemble if member.member_id == box.broker_id), None)
     findings = [from_sentence("member", sentence) for sentence in member_problems(own, is_running)] if own is not None else []
     for sentence in peer_warnings(box.ensemble, box.broker_id, box.listen, box.advertise):
@@ -105,7 +159,7 @@ def ensemble(box: Box, is_running: bool) -> list[Finding]:
 
 
 def zookeeper(box: Box, is_running: bool) -> list[Finding]:
-    """Every server that is named; one that serves is enough for the box, fewer than all for nobody's sleep."""
+    """Check every named server. One that serves is enough for the box; fewer than all is a warning."""
     if box.embedded_zookeeper and not is_running and len(box.zookeeper_members) <= 1:
         return [ok("zookeeper", "embedded, starts with the box")]
     if box.embedded_zookeeper and not is_running:

@@ -1,8 +1,30 @@
-"""Exit codes, and the exception that carries one. 0: done. 1: tried and failed. 2: asked wrongly, nothing was tried."""
+"""Exit codes, the exceptions that carry them, and the run of a command tree: errors become lines on stderr and a code.
+
+0: done. 1: tried and failed. 2: wrong usage, nothing was tried.
+"""
 
 from __future__ import annotations
 
+import sys
+
+import typer
+
 from appliance.base.errors import ConfigurationProblems, ErrorCode, MillraceError, RequestRefused
+from appliance.base.invariants import InvariantViolation
+from appliance.command.output import say
+
+
+def run_app(app: typer.Typer) -> None:
+    """Run a command tree; what it raises becomes lines on stderr and an exit code."""
+    try:
+        app()
+    except InvariantViolation:
+        raise
+    except MillraceError as error:
+        for line in (error.message if isinstance(error, RequestRefused) else str(error)).splitlines():
+            say(f"millrace: {line}")
+        sys.exit(exit_code(error))
+
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2

@@ -54,7 +54,7 @@ def bootstrap_addresses(bootstrap: str | None, data: str | None, config: str | N
 
 
 class _Named(NamedTuple):
-    """What a box is looked for by, and who said so. The state directory is for ever; of the directories any may be gone by an order about its disk."""
+    """How a box is found, and by which option. The state directory never changes; a data directory may be removed by an order about its disk."""
 
     directories: list[str]
     by: str

@@ -1,6 +1,6 @@
 """`millrace group reset-offsets`: where a group goes on reading. Shows what it would do; does it with --execute.
 
-The group must have no members: they would commit over it. Weak spot: between the look and the commit somebody may join.
+The group must have no members: they would overwrite the commit. Weak spot: a member may join between check and commit.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def reset_offsets(
 
 
 def _described_or_new(cluster: ClusterClient, group: str) -> DescribedGroup:
-    """A group that nobody has heard of has no members; it begins with these offsets."""
+    """An unknown group has no members; it starts with these offsets."""
     from appliance.base.errors import ErrorCode, RequestRefused
     from appliance.client.groups import DescribedGroup, describe_group
 

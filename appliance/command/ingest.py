@@ -18,7 +18,7 @@ from appliance.base.clock import SystemClock
 from appliance.command.failures import EXIT_FAILED, UsageProblem
 from appliance.command.finding import SYSTEM_SETTINGS_FILE, FoundBox, find_running_box
 from appliance.command.options import ConfigOption, DataOption, argument, option
-from appliance.command.output import Column, plural, print_table, say, while_somebody_reads
+from appliance.command.output import Column, plural, print_table, say, until_reader_closes
 
 if TYPE_CHECKING:
     from appliance.senders.ingest_table import TableReading
@@ -65,7 +65,7 @@ def _show(found: FoundBox, silent_ms: int | None, with_senders: bool, as_json: b
     while True:
         figures = gather(found, silent_ms, clock.wall_ms())
         text = json.dumps(document_of(figures, with_senders)) + "\n" if as_json else status_text(figures, before, with_senders, WATCH_SECONDS)
-        with while_somebody_reads():
+        with until_reader_closes():
             sys.stdout.write(_CLEAR + text if watch and not as_json and sys.stdout.isatty() else text)
         if not watch:
             return

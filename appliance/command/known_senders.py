@@ -1,6 +1,6 @@
-"""Who sends to a box, over all its ingests, and who fell silent: heard before, and not for `ingest.sender.silent.ms`. From the files that ingests write.
+"""The senders of a box over all its ingests, and the silent ones: without a record for `ingest.sender.silent.ms`. From the files that ingests write.
 
-Weak spot: the files are on tmpfs, so who was silent before the box started is not known; and those that an ingest had no room for are not among the silent.
+Weak spot: the files are on tmpfs, so silence before the box started is unknown; senders above the limit of an ingest are not listed.
 """
 
 from __future__ import annotations

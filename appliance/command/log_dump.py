@@ -1,6 +1,6 @@
 """`millrace log dump FILE`: what a file of a log holds, in words.
 
-It reads the file itself: the one command that touches a log disk, because it is told to.
+It reads the given file: the only command that reads a log disk.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import typer
 from appliance.base.errors import MillraceError
 from appliance.command.failures import UsageProblem
 from appliance.command.options import argument, option
-from appliance.command.output import printable, while_somebody_reads
+from appliance.command.output import printable, until_reader_closes
 
 
 def build_app(markup: Literal["rich"] | None) -> typer.Typer:
@@ -42,7 +42,7 @@ def dump(
         raise UsageProblem(f"{file} is a directory; name a file in it, such as {file.rstrip('/')}/00000000000000000000.log")
     to_terminal = sys.stdout.isatty()
     try:
-        with while_somebody_reads():
+        with until_reader_closes():
             for line in dump_file(file, records):
                 data = line.encode()
                 sys.stdout.buffer.write((printable(data) if to_terminal else data) + b"\n")

@@ -11,9 +11,8 @@ from typing import Literal
 import typer
 
 from appliance.command import box, cluster, config, disk, doctor, group, ingest, load, log_dump, run, send, status, stream, top, topic, transaction, units
-from appliance.command.failures import EXIT_CODES_HELP
+from appliance.command.failures import EXIT_CODES_HELP, run_app
 from appliance.command.options import IS_DRAWN
-from appliance.command.run_app import run_app
 
 FINDING_HELP = (
     "A command finds its box by --data DIR (any one of its data directories), else the environment variable MILLRACE_DATA, else the settings file, else ./var."

@@ -1,6 +1,6 @@
-"""How options of all commands are declared: a name, what stands for the value, a sentence. Defaults are said in the sentence, by meaning.
+"""How options of all commands are declared: a name, a placeholder for the value, a sentence that also states the default.
 
-Weak: whether help is drawn is known by the terminal alone, when the command is imported.
+Weak spot: whether help is drawn depends on the terminal at the time of the import.
 """
 
 from __future__ import annotations
@@ -9,6 +9,16 @@ import sys
 from typing import Annotated, Any
 
 import typer
+
+from appliance.command.failures import UsageProblem
+
+
+def parse_setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise UsageProblem(f"--set {text}: write NAME=VALUE, for example --set retention.ms=3600000")
+    return name.strip(), value.strip()
+
 
 IS_DRAWN = sys.stdout.isatty()
 """Help is drawn with boxes on a terminal only, so that `millrace --help | grep` finds whole lines."""

@@ -84,8 +84,8 @@ _STYLES = {
 
 
 @contextmanager
-def while_somebody_reads() -> Iterator[None]:
-    """Around long output: whoever read it may have had enough (`| head`). That is no error, and nothing more can be written."""
+def until_reader_closes() -> Iterator[None]:
+    """Around long output: its reader may have closed the pipe (`| head`). That is no error, and nothing more can be written."""
     try:
         yield
         sys.stdout.flush()

@@ -1,8 +1,8 @@
-"""Memory of a box's processes as PSS: what is a process's own, arenas, other shared memory; from /proc/PID/smaps. Owns nothing.
+"""Memory of a box's processes as PSS: own memory, arenas, other shared memory; from /proc/PID/smaps. Owns nothing.
 
-Pages that several processes map count in equal parts, so the sum over the processes is what the box takes. The page cache of segment files is nobody's
-memory. Weak spots: the kernel answers under a lock that a process holds while it waits for a hung disk, so a thread asks, and who does
-not answer in time is left out; and only the processes' user, or root, may ask.
+PSS counts a page that several processes map in equal parts, so sums over processes are what the box uses. The page cache of
+segment files belongs to no process. Weak spots: the kernel answers under a lock that a process holds while it waits for a
+hung disk, so a thread asks, and processes without an answer in time are left out; only root and the processes' user may ask.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def process_memory(pid: int) -> Memory:
 
 
 def memory_of(pids: Mapping[str, int], wait_seconds: float = WAIT_SECONDS) -> dict[str, Memory]:
-    """By name of the process; who is gone, another user's, or does not answer in time is left out."""
+    """By process name; without processes that have ended, belong to another user, or do not answer in time."""
     found: dict[str, Memory] = {}
 
     def ask(name: str, pid: int) -> None:
@@ -113,6 +113,6 @@ class BoxMemory(NamedTuple):
 
 
 def box_memory(asked: Iterable[str], memories: Mapping[str, Memory]) -> BoxMemory:
-    """From what `memory_of` found, and who was asked."""
+    """Sum up what `memory_of` found, with the processes that were requested."""
     python = sum_of(memory for name, memory in memories.items() if name != JVM)
     return BoxMemory(python, memories.get(JVM), tuple(name for name in asked if name not in memories))

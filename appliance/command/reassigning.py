@@ -1,8 +1,12 @@
-"""What `millrace topic reassign`, `topic alter --replication-factor` and `millrace box …` share: show a plan, order it, watch it.
+"""Shared by `millrace topic reassign`, `topic alter --replication-factor` and `millrace box …`: show a plan, order, watch.
 
-The commands plan and watch; the controller of the cluster carries out, with or without them. So each may be cut off at any moment and run again, when it
-plans what is not ordered yet and goes on watching. Weak spot: progress is what logs weigh on both sides, so a log that is written faster than it is
-copied does not come nearer to its end.
+The commands plan and watch; the controller moves the replicas, with or without them. So a command may be interrupted and run
+again: it plans what is not ordered yet and continues to watch.
+
+A throttle is set before the orders and removed when nothing moves any more, by a later run if the first was interrupted,
+because the throttle is stored in configs. A box's rate stays while another throttled reassignment needs it.
+Weak spots: progress compares log sizes on both sides, so a log that is written faster than it is copied never ends; a
+throttle of these topics is removed also if another client set it.
 """
 
 from __future__ import annotations
@@ -13,11 +17,58 @@ from collections.abc import Callable, Collection, Iterable
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode, RequestRefused
-from appliance.client.boxes import Partition, reassign
+from appliance.client.admin import alter_topic_settings, topic_settings
+from appliance.client.boxes import Partition, alter_box_settings, box_settings, reassign
 from appliance.client.cluster import ClusterClient
 from appliance.cluster.box_balance import BalancePlan
 from appliance.command.cluster_view import ClusterView, look_at_cluster
 from appliance.command.output import NOTHING, Column, bytes_text, duration_text, plural, print_table, say
+
+RATES = ("leader.replication.throttled.rate", "follower.replication.throttled.rate")
+LEADERS = "leader.replication.throttled.replicas"
+FOLLOWERS = "follower.replication.throttled.replicas"
+
+
+def throttled_replicas(plan: BalancePlan) -> dict[str, dict[str, str]]:
+    """topic → its two configs: the replicas that are copied from, and those that are copied to."""
+    sources: dict[str, list[str]] = {}
+    sinks: dict[str, list[str]] = {}
+    for change in sorted(plan.changes, key=lambda change: (change.topic, change.partition)):
+        if change.coming:
+            sources.setdefault(change.topic, []).extend(f"{change.partition}:{box}" for box in change.former)
+            sinks.setdefault(change.topic, []).extend(f"{change.partition}:{box}" for box in change.coming)
+    return {topic: {LEADERS: ",".join(sources[topic]), FOLLOWERS: ",".join(sinks[topic])} for topic in sinks}
+
+
+def set_throttle(cluster: ClusterClient, view: ClusterView, plan: BalancePlan, bytes_per_second: int) -> None:
+    """On every box that runs, and on the topics of the plan."""
+    for topic, configs in throttled_replicas(plan).items():
+        alter_topic_settings(cluster, topic, configs, ())
+    for broker_id in view.boxes:
+        alter_box_settings(cluster, broker_id, dict.fromkeys(RATES, str(bytes_per_second)), ())
+
+
+def lift_throttle(cluster: ClusterClient, view: ClusterView, topics: Collection[str] | None = None) -> bool:
+    """Of those of `topics` (None: of all) of which nothing is on its way any more, as `view` has it. Whether there was one."""
+    under_way = {topic for topic, _ in view.ongoing}
+    at_rest = {topic for topic, _ in view.partitions} - under_way
+    lifted = False
+    for topic in sorted(at_rest if topics is None else at_rest.intersection(topics)):
+        if found := _throttled(cluster, topic):
+            alter_topic_settings(cluster, topic, {}, found)
+            lifted = True
+    if lifted and not any(_throttled(cluster, topic) for topic in sorted(under_way)):
+        for broker_id in sorted(view.boxes):
+            if rates := [name for name in RATES if name in box_settings(cluster, broker_id)]:
+                alter_box_settings(cluster, broker_id, {}, rates)
+    return lifted
+
+
+def _throttled(cluster: ClusterClient, topic: str) -> list[str]:
+    """Which of the two configs stand on the topic itself."""
+    own = topic_settings(cluster, topic).own
+    return [name for name in (LEADERS, FOLLOWERS) if name in own]
+
 
 LOOK_SECONDS = 0.5
 LINE_SECONDS = 5.0

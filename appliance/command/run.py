@@ -20,7 +20,7 @@ def run(
         str | None, option("--state", metavar="DIR", help="ZooKeeper's data and the box's identity; never inside a data directory. [default: ./var/state]")
     ] = None,
     listen: Annotated[str | None, option("--listen", metavar="HOST", help="Address to listen on. [default: 127.0.0.1]")] = None,
-    advertise: Annotated[str | None, option("--advertise", metavar="HOST", help="Name or address that clients are told. [default: loopback]")] = None,
+    advertise: Annotated[str | None, option("--advertise", metavar="HOST", help="Name or address that clients receive. [default: loopback]")] = None,
     kafka_port: Annotated[str | None, option("--kafka-port", metavar="PORT", help="For Kafka clients; 0 takes a free one. [default: 9092]")] = None,
     syslog_port: Annotated[str | None, option("--syslog-port", metavar="PORT", help="For syslog, UDP and TCP; 0 takes a free one. [default: 5514]")] = None,
     http_port: Annotated[

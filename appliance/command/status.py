@@ -13,11 +13,10 @@ from appliance.command.options import ConfigOption, DataOption, option
 from appliance.command.output import NOTHING, Column, bytes_text, count_text, duration_text, plural, print_table
 
 if TYPE_CHECKING:
-    from appliance.command.box_status import BoxStatus, ClusterStatus, ProcessStatus
+    from appliance.command.box_status import BoxStatus, ClusterStatus, ProcessStatus, TopicStatus
     from appliance.command.finding import FoundBox
     from appliance.command.known_senders import KnownSenders
     from appliance.command.process_memory import BoxMemory, Memory
-    from appliance.command.topic_status import TopicStatus
     from appliance.ipc.move_report import MoveProgress
     from appliance.ipc.scrub_report import FoundDamage
 
@@ -90,7 +89,7 @@ def print_status(found: FoundBox, gathered: BoxStatus, now_ms: int) -> None:
 
 
 def cluster_line(cluster: ClusterStatus) -> str:
-    """Who there is, and how well what this box leads is replicated."""
+    """The boxes, and the replication of what this box leads."""
     found = cluster.replication
     controller = f"controller is {cluster.controller}" if cluster.controller in cluster.brokers else "no controller"
     troubles = {
@@ -116,13 +115,13 @@ def zookeeper_line(cluster: ClusterStatus) -> str:
 
 
 def senders_line(senders: KnownSenders) -> str:
-    """How many senders there are, and who of them was not heard for long, longest first."""
+    """The number of senders, and the silent ones, longest first."""
     words = f"{plural(senders.known_count, 'sender')} of lines"
     if not senders.silent:
         return f"{words}, none silent for {duration_text(senders.limit_ms / 1000)}"
     shown = [f"{known.host} (for {duration_text(known.silent_ms(senders.now_ms) / 1000)})" for known in senders.silent[:SILENT_SHOWN]]
     more = f" and {len(senders.silent) - SILENT_SHOWN} more" if len(senders.silent) > SILENT_SHOWN else ""
-    return f"{words}; silent: {', '.join(shown)}{more}; `millrace ingest status --senders` tells more"
+    return f"{words}; silent: {', '.join(shown)}{more}; see `millrace ingest status --senders`"
 
 
 def print_memory(memory: BoxMemory) -> None:
@@ -135,7 +134,7 @@ def print_memory(memory: BoxMemory) -> None:
     )
     if memory.missing:
         shown = ", ".join(memory.missing[:MISSING_SHOWN]) + (f" and {len(memory.missing) - MISSING_SHOWN} more" if len(memory.missing) > MISSING_SHOWN else "")
-        print(f"without {shown}, who could not be asked: only the box's user and root may, and a process that its disk holds does not answer")
+        print(f"without {shown}, which could not be read: only root and the box's user may read them, and a process that waits for its disk does not answer")
 
 
 def print_moves(moves: tuple[MoveProgress, ...]) -> None:

@@ -1,4 +1,7 @@
-"""`millrace topic …`: create, list, describe, alter, reassign, elect, delete, trim, tail."""
+"""`millrace topic …`: create, list, describe, alter, reassign, elect, delete, trim, tail.
+
+`elect` gives leadership back to the first replicas, or, unclean, to any replica if no in-sync replica is online.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,69 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from appliance.base.errors import ErrorCode
+from appliance.base.model import topic_name_problem
 from appliance.command.ensemble_view import look_at_ensemble
+from appliance.command.failures import PartlyDone, UsageProblem
 from appliance.command.kafka import open_cluster, require_topic_name
-from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option
+from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option, parse_setting
 from appliance.command.output import NOTHING, Column, count_text, plural, print_table, say
 from appliance.command.topic_alter import alter
-from appliance.command.topic_elect import elect
 from appliance.command.topic_reassign import reassign
-from appliance.command.topic_setting import parse_setting
 from appliance.command.topic_tail import tail
 from appliance.command.topic_trim import confirm, trim
 
 if TYPE_CHECKING:
     from appliance.client.admin import TopicDescription
     from appliance.client.metadata import TopicMetadata
+
+
+def elect(
+    topics: Annotated[list[str] | None, argument("TOPIC", "The topics. [default: all]")] = None,
+    partition: Annotated[
+        list[int] | None, option("--partition", metavar="P", min=0, help="This partition of one topic only; may be given several times. [default: all]")
+    ] = None,
+    unclean: Annotated[
+        bool,
+        option("--unclean", help="Where no in-sync replica is online, let any other lead: records that it lacks are LOST. Name the topics."),
+    ] = False,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Let the preferred leader (the first replica) lead each partition again, if it is in sync.
+
+    Example: millrace topic elect; millrace topic elect orders --partition 3 --unclean
+    """
+    require_meaning(topics or [], partition or [], unclean)
+    with open_cluster(bootstrap, data, config) as cluster:
+        from appliance.client.boxes import elect_leaders
+
+        found = cluster.metadata(topics or None).topics
+        if absent := [name for name in topics or [] if name not in found or found[name].error != ErrorCode.NONE]:
+            raise UsageProblem("\n".join(f"there is no topic {name}" for name in absent))
+        wanted = [(name, each.partition) for name in sorted(found) for each in found[name].partitions if not partition or each.partition in partition]
+        if missing := sorted(set(partition or []) - {number for _, number in wanted}):
+            raise UsageProblem(f"topic {(topics or [''])[0]} has no partition {', '.join(map(str, missing))}")
+        results = elect_leaders(cluster, wanted, unclean)
+    elected = [key for key, refused in results.items() if refused is None]
+    failed = [refused for refused in results.values() if refused is not None and refused.code is not ErrorCode.ELECTION_NOT_NEEDED]
+    as_it_should = len(results) - len(elected) - len(failed)
+    print(f"{plural(len(elected), 'leader')} elected, {as_it_should} {'led' if unclean else 'led by the preferred leader'} already")
+    if failed:
+        raise PartlyDone("\n".join(str(refused) for refused in failed))
+
+
+def require_meaning(topics: list[str], partitions: list[int], unclean: bool) -> None:
+    """Raises UsageProblem with everything that is wrong."""
+    problems = [problem for name in topics if (problem := topic_name_problem(name))]
+    if partitions and len(topics) != 1:
+        problems.append("--partition is for one topic; name it")
+    if unclean and not topics:
+        problems.append("--unclean loses records; name the topics that may")
+    if problems:
+        raise UsageProblem("\n".join(problems))
+
 
 NameArgument = Annotated[str, argument("NAME", "The topic.")]
 

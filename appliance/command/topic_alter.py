@@ -15,9 +15,8 @@ from appliance.base.errors import ErrorCode, MillraceError, RequestRefused
 from appliance.command.disk_drain import bytes_of
 from appliance.command.failures import PartlyDone, UsageProblem
 from appliance.command.kafka import open_cluster, require_topic_name
-from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option
+from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option, parse_setting
 from appliance.command.output import plural
-from appliance.command.topic_setting import parse_setting
 
 if TYPE_CHECKING:
     from appliance.client.cluster import ClusterClient
@@ -29,7 +28,7 @@ def alter(
         int | None, option("--partitions", "-p", metavar="N", min=1, help="New number of partitions; never fewer than there are. Keys may move to others.")
     ] = None,
     replication_factor: Annotated[
-        int | None, option("--replication-factor", metavar="N", min=1, help="New number of copies of each partition, spread over racks and room.")
+        int | None, option("--replication-factor", metavar="N", min=1, help="New number of copies of each partition, spread over racks and free space.")
     ] = None,
     setting: Annotated[
         list[str] | None,
@@ -55,7 +54,7 @@ def alter(
         from appliance.client.admin import add_partitions, alter_topic_settings, topic_settings
 
         if defaults:
-            # Brokers take the unsetting of what there is not as done; a misspelt name should not be told so.
+            # Brokers answer success if an unset setting does not exist; a misspelt name must not look successful.
             require_known_settings(name, defaults, topic_settings(cluster, name).names)
         if partitions is not None and (values or defaults):
             add_partitions(cluster, name, partitions, validate_only=True)

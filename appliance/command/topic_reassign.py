@@ -164,7 +164,7 @@ def carry_out(
 ) -> None:
     """Show, order, watch: also what is on its way already."""
     from appliance.command import reassigning
-    from appliance.command.replication_throttle import lift_throttle, set_throttle
+    from appliance.command.reassigning import lift_throttle, set_throttle
 
     refuse_homeless(plan)
     under_way = {key for key in view.ongoing if topics is None or key[0] in topics}
@@ -197,8 +197,8 @@ def carry_out(
 
 
 def lift_left_over(cluster: ClusterClient, view: ClusterView, topics: Collection[str] | None) -> None:
-    """The throttle of a reassignment that ended while no command watched it: it would slow down whoever has to catch up later."""
-    from appliance.command.replication_throttle import lift_throttle
+    """Remove the throttle of a reassignment that ended while no command watched it: it would slow down later followers."""
+    from appliance.command.reassigning import lift_throttle
 
     if lift_throttle(cluster, view, topics):
         print("the throttle of an earlier reassignment is lifted")
@@ -218,7 +218,7 @@ def refuse_homeless(plan: BalancePlan) -> None:
 def cancel_all(cluster: ClusterClient, view: ClusterView, partitions: Collection[Partition], topics: Collection[str] | None) -> None:
     """All of `partitions`, which are on their way; where there are none, what an earlier reassignment of `topics` (None: of any) left is cleared away."""
     from appliance.command import reassigning
-    from appliance.command.replication_throttle import lift_throttle
+    from appliance.command.reassigning import lift_throttle
 
     if not partitions:
         print("nothing is on its way")

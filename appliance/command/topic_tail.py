@@ -1,7 +1,7 @@
 """`millrace topic tail`: records as they come, one a line, until Ctrl-C or --max.
 
 Values go to a pipe byte for byte. On a terminal, bytes that are no text and control characters are shown as escapes: a log line must
-not be able to drive the terminal of whoever reads it.
+not be able to control the reader's terminal.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 from appliance.command.kafka import open_cluster, require_topic_name
 from appliance.command.options import BootstrapOption, ConfigOption, DataOption, argument, option
-from appliance.command.output import printable, say, while_somebody_reads
+from appliance.command.output import printable, say, until_reader_closes
 
 if TYPE_CHECKING:
     from appliance.client.fetch import TopicTail
@@ -42,7 +42,7 @@ def tail(
             following = TopicTail(cluster, name, start_at=StartAt.EARLIEST if from_beginning else StartAt.LATEST,
                                   partitions=None if partition is None else [partition], on_notice=lambda notice: say(f"millrace: {notice}"))  # fmt: skip
             try:
-                with while_somebody_reads():
+                with until_reader_closes():
                     copy_records(following, line, sys.stdout.buffer, max_records)
             finally:
                 following.close()
@@ -62,7 +62,7 @@ def copy_records(following: TopicTail, line: LineFormat, target: BinaryIO, max_r
 
 
 class LineFormat:
-    """How a record becomes a line: what was asked for, then the value, parted by tabs."""
+    """Format a record as a line: the requested fields, then the value, separated by tabs."""
 
     def __init__(self, *, keys: bool = False, headers: bool = False, offsets: bool = False, escape: bool = False) -> None:
         self._keys = keys

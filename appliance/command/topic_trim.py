@@ -142,9 +142,9 @@ def print_plan(trims: list[Trim]) -> None:
 
 
 def confirm(question: str, instead: str) -> None:
-    """UsageProblem unless somebody says yes; `instead` is what to do where nobody can be asked."""
+    """Ask for confirmation. Raises UsageProblem without a yes; `instead` says what to do without a terminal."""
     if not sys.stdin.isatty():
-        raise UsageProblem(f"nothing was deleted: there is nobody to ask; {instead}")
+        raise UsageProblem(f"nothing was deleted: no terminal to ask for confirmation; {instead}")
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):

@@ -1,7 +1,8 @@
-"""Writes what a box's settings mean for its systemd units, and speaks with systemd. For commands only: a process that serves never does.
+"""Write what a box's settings mean for its systemd units, and read unit states. For commands only, never for a service.
 
-What is written is decided in `appliance/runtime/unit_files.py`. Weak spot: a disk that is not mounted while this looks is known by /etc/fstab, or by what was
-written for it before; one that is in neither is taken for a directory of the root file system.
+`appliance/runtime/unit_files.py` decides what is written. Weak spots: an unmounted disk is known by /etc/fstab or by what was
+written for it before; without either it counts as a directory of the root file system. If systemctl cannot run or does not
+answer in time, states come from the counters alone, which do not know failed units.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from appliance.base.errors import ConfigurationProblems, MillraceError
 from appliance.base.layout import Disk, box_name, name_disks
@@ -17,8 +19,59 @@ from appliance.base.settings import Box, read_settings_file
 from appliance.runtime.directories import shape_problems
 from appliance.runtime.disk_orders import with_kept_disks
 from appliance.runtime.run_options import RunOptions, resolve_options
-from appliance.runtime.unit_files import COMMON_DROP_IN, DROP_IN, HEAD, UnitPlan, plan_units, planned_box, unit_problems
+from appliance.runtime.unit_files import COMMON_DROP_IN, DROP_IN, HEAD, UnitPlan, plan_units, planned_box, unit_name, unit_problems
+from appliance.runtime.unit_mode import SYSTEMD
 from appliance.senders.table_checks import read_sender_table
+
+PROPERTIES = ("Id", "ActiveState", "SubState", "Result", "MainPID", "StatusText", "ExecMainStatus", "AssertResult")
+ANSWER_S = 3.0
+_OTHER_RELEASE = "78"
+
+
+def with_unit_states(box: dict[str, Any], supervised: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Processes as `supervisor.sock` describes them, with what systemd knows; None as before where neither knows anything."""
+    if box.get("managed_by") != SYSTEMD:
+        return supervised
+    try:
+        names = ["supervisor", *Box.from_document(box).process_names()]
+        units = read_units([unit_name(name) for name in names])
+    except (MillraceError, TypeError, KeyError):
+        return supervised
+    known = {process["name"]: process for process in supervised or []}
+    return [merged({"name": name, "since": None, "restarts": None} | known.get(name, {}), units.get(unit_name(name), {})) for name in names]
+
+
+def read_units(units: list[str]) -> dict[str, dict[str, str]]:
+    """Properties by unit. Raises MillraceError."""
+    answer = systemctl("show", f"--property={','.join(PROPERTIES)}", "--", *units, timeout_s=ANSWER_S)
+    read = [dict(line.partition("=")[::2] for line in block.splitlines()) for block in answer.split("\n\n")]
+    return {properties["Id"]: properties for properties in read if "Id" in properties}
+
+
+def merged(process: dict[str, Any], unit: dict[str, str]) -> dict[str, Any]:
+    """The counters' word while the process runs, systemd's where it does not."""
+    active, sub = unit.get("ActiveState", ""), unit.get("SubState", "")
+    runs = active == "active" or (active == "activating" and sub == "start")
+    words = {"status": unit["StatusText"]} if unit.get("StatusText") and active != "inactive" else {}
+    if runs or not active:
+        state = process.get("state") or ("serving" if active == "active" else "starting")
+        if state in ("down", "not started") and active == "activating":
+            state = "starting"
+        return process | words | {"state": state, "pid": process.get("pid") or int(unit.get("MainPID") or 0) or None}
+    return process | words | {"state": _state_without_process(active, sub, unit), "pid": None}
+
+
+def _state_without_process(active: str, sub: str, unit: dict[str, str]) -> str:
+    if active == "deactivating":
+        return "stopping"
+    if active == "activating":
+        return "restarting" if sub == "auto-restart" else "starting"
+    if unit.get("AssertResult") == "no":
+        return "not mounted"
+    if active == "failed":
+        return "failed: another release" if unit.get("ExecMainStatus") == _OTHER_RELEASE else f"failed: {unit.get('Result') or 'see its log'}"
+    return "stopped"
+
 
 UNIT_DIRECTORY = "etc/systemd/system"
 _MOUNT_ASSERTION = "AssertPathIsMountPoint="
@@ -115,7 +168,7 @@ def _remove(paths: list[Path]) -> list[str]:
             try:
                 path.parent.rmdir()
             except OSError:
-                pass  # somebody has files of his own there
+                pass  # it has files of an administrator
     return [f"removed {path}" for path in paths]
 
 

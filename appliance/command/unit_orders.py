@@ -40,7 +40,7 @@ def check_disk_for_units(path: str, name: str) -> None:
 
 def hand_over_directory(path: str, user: str = SYSTEM_USER) -> None:
     """Give an empty directory, or a new file system, that root made to the user of the installed box. Raises UsageProblem for one that holds files: which of
-    them are to be given away is for the administrator to say."""
+    them are given up is the administrator's decision."""
     if os.geteuid():
         return
     try:
@@ -115,7 +115,7 @@ def plan_for(layout: BoxLayout, verb: str, disk: str, config: str | None) -> Uni
 
 
 def _kill(units: list[str]) -> None:
-    """End processes that their disk may hold: they take note when it lets them go. systemd, which would wait for them, is told not to."""
+    """End processes that may wait for their disk; the signal takes effect when the disk answers. systemd does not wait for them."""
     drop_ins = [Path(RUNTIME_UNITS) / f"{unit}.d" / GIVEN_UP_DROP_IN for unit in units]
     for drop_in in drop_ins:
         drop_in.parent.mkdir(parents=True, exist_ok=True)

@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from appliance.command.failures import run_app
 from appliance.command.finding import SYSTEM_SETTINGS_FILE
 from appliance.command.options import option
-from appliance.command.run_app import run_app
 
 SettingsOption = Annotated[str, option("--config", "--settings", metavar="FILE", help=f"Settings file. [default: {SYSTEM_SETTINGS_FILE}]")]
 RootOption = Annotated[str, option("--root", metavar="DIR", help="Write below this directory, and leave systemd alone. [default: /]")]
@@ -36,7 +36,7 @@ def apply(config: SettingsOption = SYSTEM_SETTINGS_FILE, root: RootOption = "/")
         print(line)
     if done and root == "/":
         if gone := [line.rpartition("/")[2] for line in done if line.startswith("removed ") and line.endswith(".socket")]:
-            systemctl("stop", *gone)  # from the next start on nobody serves it: who connects then shall be refused, and not wait
+            systemctl("stop", *gone)  # no process serves it from the next start on: a connection must be refused and not wait
         systemctl("daemon-reload")
 
 

@@ -54,7 +54,7 @@ def test_a_healthy_disk_is_two_good_lines() -> None:
         ({"read_ahead_kb": 32}, WARNING, "read_ahead_kb is 32"),
         ({"read_ahead_kb": 32_768}, WARNING, "/sys/class/bdi/8:1/read_ahead_kb"),
         ({"error": "Permission denied"}, PROBLEM, "cannot be written: permission denied"),
-        ({"residency": dict.fromkeys(RIGHT, "absent")}, WARNING, "cold reads cannot be told from warm ones"),
+        ({"residency": dict.fromkeys(RIGHT, "absent")}, WARNING, "cold and warm reads cannot be distinguished"),
     ],
 )
 def test_what_is_wrong_with_a_disk_is_said_with_what_to_do(change: dict[str, Any], level: str, words: str) -> None:

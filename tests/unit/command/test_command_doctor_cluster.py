@@ -1,4 +1,4 @@
-"""What `millrace doctor` says of a cluster (`command/doctor_cluster.py`)."""
+"""What `millrace doctor` says of a cluster (`command/doctor_network.py`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from appliance.base.model import TopicId
 from appliance.base.settings import Box
 from appliance.cluster.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
-from appliance.command.doctor_cluster import look_at_cluster
+from appliance.command.doctor_network import look_at_cluster
 from appliance.command.findings import OK, PROBLEM, WARNING
 
 BOX = Box("", 1, [], "", "127.0.0.1", "127.0.0.1", 0, 0, 0)

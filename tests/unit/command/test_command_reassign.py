@@ -10,12 +10,11 @@ from appliance.base.model import BrokerId, LeaderEpoch
 from appliance.client.boxes import BoxContents, BoxDescription, DiskSize, Ongoing, Partition
 from appliance.client.metadata import PartitionMetadata
 from appliance.cluster.box_balance import BalancePlan, HeldPartition, PlannedReassignment
-from appliance.command import topic_elect
+from appliance.command import topic
 from appliance.command.box import require_known, require_running
 from appliance.command.cluster_view import ClusterView
 from appliance.command.failures import UsageProblem
-from appliance.command.reassigning import ReassignmentBar, print_plan, refuse
-from appliance.command.replication_throttle import FOLLOWERS, LEADERS, throttled_replicas
+from appliance.command.reassigning import FOLLOWERS, LEADERS, ReassignmentBar, print_plan, refuse, throttled_replicas
 from appliance.command.topic_reassign import explicit_plan, parse_ids, refuse_homeless, require_meaning, require_there, spread_plan
 
 GIB = 1 << 30
@@ -141,5 +140,5 @@ def test_a_box_must_run_to_be_filled_and_be_known_to_be_emptied() -> None:
 
 def test_an_unclean_election_wants_names() -> None:
     with pytest.raises(UsageProblem) as refused:
-        topic_elect.require_meaning([], [1], True)
+        topic.require_meaning([], [1], True)
     assert len(str(refused.value).splitlines()) == 2

@@ -15,12 +15,21 @@ from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicId
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage, write_image
 from appliance.cluster.replication_figures import ReplicationFigures
-from appliance.command.box_status import BoxNotRunning, ClusterStatus, ProcessStatus, Reading, gather, rates_between, read_shared_memory
+from appliance.command.box_status import (
+    BoxNotRunning,
+    ClusterStatus,
+    ProcessStatus,
+    Reading,
+    describe_topics,
+    gather,
+    partition_problem,
+    rates_between,
+    read_shared_memory,
+)
 from appliance.command.finding import FoundBox
 from appliance.command.known_senders import KnownSenders
 from appliance.command.process_memory import Memory, box_memory, memory_of
 from appliance.command.status import _state, cluster_line, print_status, senders_line, zookeeper_line
-from appliance.command.topic_status import describe_topics, partition_problem
 from appliance.ipc.frames import listen_unix
 from appliance.ipc.move_report import COPYING, MoveProgress, moves_file, write_moves
 from appliance.runtime.status_server import STATUS
@@ -115,9 +124,7 @@ def test_senders_that_fell_silent_are_named_longest_first(box: StatusBox) -> Non
     write_senders(senders_file(box.layout, "ingest@0"), figures)
     status = gather(box.layout, box.box, box.read(), box.read())
     assert status.senders is not None
-    assert senders_line(status.senders) == (
-        "3 senders of lines; silent: 192.0.2.3 (for 1h 6m), 192.0.2.2 (for 5m 1s); `millrace ingest status --senders` tells more"
-    )
+    assert senders_line(status.senders) == ("3 senders of lines; silent: 192.0.2.3 (for 1h 6m), 192.0.2.2 (for 5m 1s); see `millrace ingest status --senders`")
     silent = [{"host": "192.0.2.3", "silent_ms": 4_000_000}, {"host": "192.0.2.2", "silent_ms": 301_000}]
     assert status.document()["senders"] == {"known": 3, "silent_limit_ms": 300_000, "silent": silent}
     assert senders_line(status.senders._replace(silent=[])) == "3 senders of lines, none silent for 5m"
@@ -183,7 +190,7 @@ def test_a_person_gets_four_short_tables(box: StatusBox, capsys: pytest.CaptureF
         f"log-writer@d0  {os.getpid()}  serving  1m 1s         -  4.0 MiB  1.0 GiB",
         "memory (PSS) of all Python processes: 4.0 MiB without arenas (3.0 MiB their own, 1.0 MiB tables, rings and counters), 1.0 GiB with them;"
         " of the JVM: 7.0 MiB",
-        "without log-writer@d1, who could not be asked: only the box's user and root may, and a process that its disk holds does not answer",
+        "without log-writer@d1, which could not be read: only root and the box's user may read them, and a process that waits for its disk does not answer",
         "",
         "DISK  STATE   FREE  TOTAL  PATH",
         "d0    online     -      -  /srv/d0",

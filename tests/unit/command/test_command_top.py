@@ -14,12 +14,10 @@ from appliance.base.clock import ManualClock
 from appliance.base.layout import BoxLayout
 from appliance.base.model import TopicId
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
-from appliance.command.box_activity import Activity, Sample, activity_between
+from appliance.command.box_activity import Activity, ProcessUsage, Sample, activity_between, cpu_percent, describe_traffic, mean_record_bytes, read_usage
 from appliance.command.box_status import ProcessStatus, read_shared_memory
 from appliance.command.output import micros_text
-from appliance.command.process_usage import ProcessUsage, cpu_percent, read_usage
-from appliance.command.top_view import plain_text, rich_screen
-from appliance.command.topic_activity import describe_traffic, mean_record_bytes
+from appliance.command.top import plain_text, rich_screen
 from appliance.senders.accounting import COUNTED_COUNTER, DUPLICATE_COUNTER, RECEIVED_COUNTER, RESENT_COUNTER, STORED_COUNTER, LossReason, read_ledger
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import DISK_ONLINE, ROLE_LEADER, PartitionTableWriter, Row

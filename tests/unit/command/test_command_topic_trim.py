@@ -94,7 +94,7 @@ def test_one_partition_is_trimmed_to_an_offset_and_never_grows_back(broker: Brok
         ({"before": "5"}, "each with offsets of its own; add --partition N"),
         ({"before": "51", "partition": 0}, "partition 0 of topic numbers ends at offset 50"),
         ({"before": "5", "partition": 7}, "--partition 7: topic numbers has 2 partitions"),
-        ({"to_high_watermark": True, "yes": False}, "there is nobody to ask; add --yes"),
+        ({"to_high_watermark": True, "yes": False}, "no terminal to ask for confirmation; add --yes"),
     ],
 )
 def test_what_cannot_be_meant_deletes_nothing(broker: Broker, options: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch) -> None:

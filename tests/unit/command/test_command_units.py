@@ -11,9 +11,8 @@ import pytest
 
 from appliance.base.errors import ConfigurationProblems
 from appliance.command.failures import UsageProblem
-from appliance.command.unit_installation import install_units, mount_point_of, plan_of_settings, remove_units
+from appliance.command.unit_installation import install_units, merged, mount_point_of, plan_of_settings, remove_units, with_unit_states
 from appliance.command.unit_orders import hand_over_directory
-from appliance.command.unit_states import merged, with_unit_states
 
 
 def settings(directory: Path, *lines: str) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from appliance.base.layout import BoxLayout
-from appliance.command import topic_activity
+from appliance.command import box_activity
 from appliance.shm.counters import Counters, read_counters
 from lab.scratch_layout import scratch_layout
 from services.acceptor.fetch import topic_traffic
@@ -48,5 +48,5 @@ def test_the_next_life_goes_on_and_has_no_more_room_than_the_first(layout: BoxLa
 
 
 def test_the_command_looks_for_the_labels_that_acceptors_make() -> None:
-    assert topic_activity.OUT_LABEL == LABEL
+    assert box_activity.OUT_LABEL == LABEL
     assert TOPICS_MAX < 1000 // 2, "topics must leave counters to others"
