@@ -51,7 +51,9 @@ def acl_of(path: str, access: ZooKeeperAccess | None) -> Acl:
 
 
 def own_entry(access: ZooKeeperAccess) -> AclEntry:
-    """The boxes' own user: who logged in by SASL on servers of our own, a digest elsewhere."""
+    """Return the entry of the boxes' own user: a SASL identity on servers of our own, a digest
+    elsewhere.
+    """
     if access.is_own:
         return AclEntry(ALL, "sasl", access.user)
     return AclEntry(ALL, "digest", digest_id(access.user, access.password))

@@ -1,8 +1,11 @@
-"""The box's ZooKeeper session over the lives of its controller process: a life that was killed leaves it to the next one.
+"""Keep the box's ZooKeeper session over the incarnations of its controller process.
 
-Owned by the controller process. Id and password are kept in the runtime directory from each connection on, so the box stays registered while the process
-starts again; they go with the session, when the box stops. Weak spot: the time-out goes on while the process is away, and a life that starts after it finds
-out only when ZooKeeper refuses the old session.
+Owned by the controller process. On each connection the session's id and password are saved in the
+runtime directory. The next incarnation resumes the session, so the box stays registered while the
+process restarts. The file is deleted when the box stops and its session is closed.
+
+Weak: the session's time-out continues while the process is away. An incarnation that starts too
+late learns it only when ZooKeeper rejects the saved session.
 """
 
 from __future__ import annotations
@@ -24,15 +27,19 @@ OPEN_TREE = (
 )
 
 REFUSED = (
-    "ZooKeeper refuses the login of this box: is the secret that of the other boxes? `millrace cluster secret show` prints it; "
-    "if it differs, say `millrace cluster secret set --replace` and start the box again"
+    "ZooKeeper refuses the login of this box: its secret may differ from that of the other boxes. Compare them with "
+    "`millrace cluster secret show`; if they differ, run `millrace cluster secret set --replace` and restart the box"
 )
 
 MakeSession = Callable[..., ZooKeeperSession]
 
 
 class BoxSession:
-    """`on_state(state)` and `on_change(path)` are those of the session; who acts on a state hears of it before it is counted and said."""
+    """Open the session, and log and count its states.
+
+    `on_state(state)` and `on_change(path)` are the session's callbacks. They run before the state
+    is logged and counted.
+    """
 
     def __init__(self, context: ServiceContext, make_session: MakeSession, on_state: Callable[[SessionState], None], on_change: Callable[[str], None]) -> None:
         self._poller = context.poller
@@ -50,7 +57,7 @@ class BoxSession:
         if self.access is None or not self.access.guards:
             self._log.warning(OPEN_TREE)
         self.zookeeper = make_session(self._hosts, context.box.integer("zookeeper.session.timeout.ms"), saved, self._on_changed_state, on_change, self.access)
-        self._poller.register(self.zookeeper.fileno(), READABLE, lambda _events: None)  # it wakes us; `do_work` drains
+        self._poller.register(self.zookeeper.fileno(), READABLE, lambda _events: None)  # wakes the agent, whose `do_work` drains
 
     def _on_changed_state(self, state: SessionState) -> None:
         self._on_state(state)
@@ -60,25 +67,25 @@ class BoxSession:
             self._log.info(f"connected to ZooKeeper, session {self.zookeeper.session_id:#x}")
         elif state is SessionState.EXPIRED:
             self._sessions_lost.add()
-            self._log.warning("the ZooKeeper session has expired; a new one is opened")
+            self._log.warning("the ZooKeeper session has expired; opening a new one")
         else:
             self._suspensions.add()
             if self.zookeeper.refusals and not self._is_refused:
                 self._log.warning(REFUSED)
             self._is_refused = self.zookeeper.refusals > 0
-            self._log.warning("the connection to ZooKeeper is lost; admin requests wait, produce and fetch go on")
+            self._log.warning("the connection to ZooKeeper is lost; admin requests wait, produce and fetch continue")
 
     def unreached(self) -> str:
-        """The servers to which there was a connection and is none; else ''."""
+        """Return the servers if a former connection to them is lost, else ''."""
         return self._hosts if self.zookeeper.state in _AWAY else ""
 
     def end(self) -> None:
-        """Other boxes learn at once that this one is gone."""
+        """Close the session, so that the other boxes learn at once that this box is gone."""
         self._poller.unregister(self.zookeeper.fileno())
         self.zookeeper.close()
         Path(self._path).unlink(missing_ok=True)
 
-    def leave_to_next_life(self) -> None:
-        """Only this process ends."""
+    def leave_to_next_incarnation(self) -> None:
+        """Leave the session open for the next incarnation: only this process ends."""
         self._poller.unregister(self.zookeeper.fileno())
         self.zookeeper.abandon()

@@ -1,10 +1,16 @@
-"""The registrations of brokers, what is recorded of their boxes, the cluster's id, the roots of the tree: operations on ZooKeeper.
+"""Operations on the registrations of brokers, the records of their boxes, the cluster id and the
+root paths.
 
-Owned by the controller process. Every operation may be started again after any step. Which box a broker id belongs to is told by the
-box's identity in `/millrace/brokers/N`, which keeps two boxes with one id apart. A registration is never taken from another session: its box may be a
-copy of ours (a cloned machine, a restored backup) whose original lives. Every registration writes that record, so its version tells one registration
-from the next: who adds a replica to an in-sync set checks it (KIP-903). Weak spot: a box that comes back without its saved session (a reboot) waits
-until the old one has timed out; one whose state directory was lost, until its disks have told who they are, too.
+Owned by the controller process. Each operation can be restarted after any step.
+
+`/millrace/brokers/N` records the identity of the box that owns broker id N, which keeps two boxes
+with the same id apart. A registration is never taken from another session: that session may belong
+to the original of which this box is a copy (a cloned machine, a restored backup). Each registration
+also writes the record, so the record's version identifies the registration; a transaction that adds
+a replica to an in-sync set checks this version (KIP-903).
+
+Weak: a box that lost its saved session (a reboot) waits until the old session has timed out. A box
+that lost its state directory also waits until its disks have reported their directory ids.
 """
 
 from __future__ import annotations
@@ -47,11 +53,15 @@ from services.controller.zookeeper.requests import (
 
 
 class BrokerIdTaken(ZooKeeperFailed):
-    """The broker id, or the address, is registered by somebody else who may still live, or belongs to another box."""
+    """The broker id or the address is registered by another session, or the id belongs to another
+    box.
+    """
 
 
 class RegistrationHeld(BrokerIdTaken):
-    """Another session holds the registration of this very box: that of its last life, until it times out, or that of a copy."""
+    """Another session holds this box's registration: its previous incarnation's until the time-out,
+    or a copy's.
+    """
 
     def __init__(self, broker_id: int, node: Node) -> None:
         endpoints = BrokerRegistration.decode(broker_id, node.data).endpoints if node.data else ()
@@ -61,20 +71,27 @@ class RegistrationHeld(BrokerIdTaken):
 
 
 class RegistrationLost(ZooKeeperFailed):
-    """The registration under which we work is gone although its session lives, or is another session's. `owner`: that session, 0 when it is gone."""
+    """Our registration was deleted or replaced although our session is alive.
+
+    `owner` is the session that holds the registration now, 0 if there is none.
+    """
 
     def __init__(self, broker_id: int, owner: int) -> None:
-        whose = f"belongs to session {owner:#x} now: is there a copy of this box?" if owner else "is gone: somebody else has deleted it"
+        whose = f"now belongs to session {owner:#x}: a copy of this box may be running" if owner else "was deleted by another program"
         super().__init__(f"the registration of broker {broker_id} {whose}")
         self.owner = owner
 
 
 class DirectoryTaken(ZooKeeperFailed):
-    """A disk of this box is recorded as one of another box: one of them is a copy, or it was carried over."""
+    """A disk of this box is recorded as a disk of another box: it is a copy, or it was moved
+    between boxes.
+    """
 
 
 class BoxesSeen(NamedTuple):
-    """All boxes, by broker id: who is registered, under which broker epoch (the registration's czxid); what is recorded, in which version."""
+    """All boxes by broker id: registrations with their broker epochs (czxid), records with their
+    versions.
+    """
 
     registrations: dict[int, BrokerRegistration]
     broker_epochs: dict[int, int]
@@ -83,7 +100,7 @@ class BoxesSeen(NamedTuple):
 
 
 def read(path: str, watch: bool = False) -> Operation[Node | None]:
-    """A node, or None when there is none."""
+    """Return a node, or None if it does not exist."""
     try:
         node: Node = yield Get(path, watch)
     except NoNode:
@@ -92,7 +109,9 @@ def read(path: str, watch: bool = False) -> Operation[Node | None]:
 
 
 def create_roots(broker_id: int) -> Operation[None]:
-    """Kafka's empty root paths and ours. Costs one round trip per missing path, one in all when none is missing."""
+    """Create Kafka's root paths and ours where they are missing: one round trip, and one per
+    missing path.
+    """
     paths = parents_first((*PERSISTENT_PATHS, placements_path(broker_id), CHANGES, CLUSTER))
     found: list[Any] = yield from all_of([GetChildren(path) for path in paths])
     for path, children in zip(paths, found, strict=True):
@@ -100,13 +119,13 @@ def create_roots(broker_id: int) -> Operation[None]:
             try:
                 yield Create(path)
             except NodeExists:
-                pass  # another broker was quicker
+                pass  # another broker created it first
         elif isinstance(children, Exception):
             raise children
 
 
 def take_cluster_id(candidate: str) -> Operation[str]:
-    """The cluster's id: what stands in ZooKeeper, else `candidate`, which then stands there."""
+    """Return the cluster's id from ZooKeeper; if there is none, store `candidate` and return it."""
     node = yield from read(CLUSTER_ID)
     if node is None:
         try:
@@ -119,9 +138,12 @@ def take_cluster_id(candidate: str) -> Operation[str]:
 
 
 def register_broker(registration: BrokerRegistration, box: BoxRecord, session_id: int) -> Operation[int]:
-    """Register under `session_id`, fenced if `box` says so and there are other boxes; returns the broker epoch (the node's czxid).
-    `BrokerIdTaken` and `DirectoryTaken` say who is in the way. A new registration, the record that goes with it and the news of it are one transaction.
-    What becomes of the registration, or of the one that is in the way, is told by a watch on its node."""
+    """Register under `session_id` and return the broker epoch (the node's czxid).
+
+    The registration, the record and the change node are one transaction. If `box` is fenced and
+    there are other boxes, the record is fenced too. Sets a watch on the registration, ours or the
+    one that prevents ours. Raises BrokerIdTaken and DirectoryTaken.
+    """
     broker_id = registration.broker_id
     path = broker_path(broker_id)
     seen = yield from read_boxes(watch=False)
@@ -129,12 +151,12 @@ def register_broker(registration: BrokerRegistration, box: BoxRecord, session_id
     former = seen.records.get(broker_id)
     existing = yield from read(path, watch=True)
     try:
-        yield from _refuse_strangers(registration, box, session_id, former, existing)
+        yield from _refuse_other_owner(registration, box, session_id, former, existing)
         _refuse_taken_directories(broker_id, box, seen)
         _refuse_address_taken(registration, seen)
     except (BrokerIdTaken, DirectoryTaken):
         if existing is not None and existing.owner == session_id:
-            yield Delete(path, existing.version)  # what we found out since we registered
+            yield Delete(path, existing.version)  # the conflict was found after we had registered
         raise
     if existing is not None and existing.owner == session_id:
         if not _same_content(existing.data, registration):
@@ -147,21 +169,27 @@ def register_broker(registration: BrokerRegistration, box: BoxRecord, session_id
     try:
         yield Multi(tuple(writes))
     except MultiFailed as refused:
-        raise BrokerIdTaken(f"broker id {broker_id} was registered by somebody else at the same time") from refused
+        raise BrokerIdTaken(f"broker id {broker_id} was registered by another session at the same time") from refused
     return (yield from check_registration(broker_id, session_id))
 
 
 def check_registration(broker_id: int, session_id: int) -> Operation[int]:
-    """Whether the broker's registration is this session's → its broker epoch; `RegistrationLost` if not. Its next change is told."""
+    """Return the broker epoch if the registration is this session's, else raise RegistrationLost.
+    Sets a watch.
+    """
     node = yield from read(broker_path(broker_id), watch=True)
     if node is None or node.owner != session_id:
         raise RegistrationLost(broker_id, node.owner if node is not None else 0)
     return node.czxid
 
 
-def _refuse_strangers(registration: BrokerRegistration, box: BoxRecord, session_id: int, former: BoxRecord | None, existing: Node | None) -> Operation[None]:
-    """A broker id is another session's while that lives; another box's while that has partitions: unless one of our disks is one of its (then our state
-    directory was lost)."""
+def _refuse_other_owner(registration: BrokerRegistration, box: BoxRecord, session_id: int, former: BoxRecord | None, existing: Node | None) -> Operation[None]:
+    """Raise BrokerIdTaken if another session holds the id, or another box owns it and has
+    partitions.
+
+    The id passes to this box all the same if one of its disks is a disk of the recorded box: then
+    it is the same box, and its state directory was lost.
+    """
     broker_id = registration.broker_id
     is_held = existing is not None and existing.owner != session_id
     if former is not None and former.box_id == box.box_id:
@@ -174,23 +202,25 @@ def _refuse_strangers(registration: BrokerRegistration, box: BoxRecord, session_
     if former is None or not former.directories or former.directories.keys() & box.directories.keys():
         return
     if (yield GetChildren(placements_path(broker_id))):
-        disks = ", ".join(sorted(box.directories)) or "none has told yet"
+        disks = ", ".join(sorted(box.directories)) or "none reported yet"
         raise BrokerIdTaken(
             f"broker id {broker_id} belongs to box {former.box_id}, which has partitions on directories {', '.join(sorted(former.directories))};"
-            f" this box has others ({disks}). Give it another broker id, or bring those disks; if they are lost: `millrace box remove {broker_id} --lost`"
-            " on another box"
+            f" this box has others ({disks}). Give this box another broker id, or attach those disks; if they are lost,"
+            f" run `millrace box remove {broker_id} --lost` on another box"
         )
 
 
 def _refuse_taken_directories(broker_id: int, box: BoxRecord, seen: BoxesSeen) -> None:
-    ours = {directory: disk for directory, disk in box.directories.items() if directory != disk}  # one without an id goes by its disk's name
+    # A directory without an id is recorded under its disk's name, which two boxes may share.
+    ours = {directory: disk for directory, disk in box.directories.items() if directory != disk}
     for other_id, record in sorted(seen.records.items()):
-        is_another = other_id != broker_id and (record.box_id != box.box_id or other_id in seen.registrations)  # a copy of a whole box has its identity too
+        # A copy of a whole box has the same identity, so the identity alone does not tell two boxes apart.
+        is_another = other_id != broker_id and (record.box_id != box.box_id or other_id in seen.registrations)
         taken = sorted(ours.keys() & record.directories.keys()) if is_another else []
         if taken:
             raise DirectoryTaken(
-                f"disk {ours[taken[0]]} (directory id {taken[0]}) is recorded as a disk of broker {other_id}: if it is a copy, empty it;"
-                f" if it was carried over, remove it there first"
+                f"disk {ours[taken[0]]} (directory id {taken[0]}) is recorded as a disk of broker {other_id}: if it is a copy,"
+                " empty it; if it was moved here, remove it from that box first"
             )
 
 
@@ -204,8 +234,11 @@ def _refuse_address_taken(registration: BrokerRegistration, seen: BoxesSeen) -> 
 
 
 def record_directories(broker_id: int, box: BoxRecord) -> Operation[tuple[BoxRecord, int]]:
-    """Add the box's directories to what is recorded of it → all that are recorded, and the record's version. A disk has one directory, the one told last;
-    which directories are being drained stays as it is recorded. `DirectoryTaken`: another box has one of them."""
+    """Add the box's directories to its record; return the record and its version.
+
+    A disk has one directory, the one that was reported last. The draining marks stay. Raises
+    DirectoryTaken if another box has one of the directories.
+    """
     while True:
         seen = yield from read_boxes(watch=False)
         _refuse_taken_directories(broker_id, box, seen)
@@ -217,19 +250,21 @@ def record_directories(broker_id: int, box: BoxRecord) -> Operation[tuple[BoxRec
             version = yield from write_record(broker_id, merged, version)
         except MultiFailed as refused:
             if isinstance(refused.cause, BadVersion):
-                continue  # another disk of this box was recorded at the same time
+                continue  # another disk of this box was recorded meanwhile
             raise
         return merged, version
 
 
 def write_record(broker_id: int, record: BoxRecord, version: int) -> Operation[int]:
-    """Write what is recorded of this box if it has this version, and tell everybody → the record's new version."""
+    """Write this box's record if it has `version`, with a change node; return the new version."""
     results = yield Multi((SetData(box_path(broker_id), record.encode(), version), change_write(Change(broker_id, boxes=(broker_id,)))))
     return int(results[0])
 
 
 def change_record(broker_id: int, decide: Callable[[BoxRecord], BoxRecord]) -> Operation[tuple[BoxRecord, int]]:
-    """Change what is recorded of this box, whatever else changes it at the same time → the record and its version."""
+    """Apply `decide` to this box's record, retrying after concurrent writes; return the record and
+    its version.
+    """
     path = box_path(broker_id)
     while True:
         node: Node = yield Get(path)
@@ -252,13 +287,20 @@ def _merged(former: BoxRecord, box: BoxRecord) -> BoxRecord:
 
 
 def _same_content(data: bytes, registration: BrokerRegistration) -> bool:
-    """Whether the registered node says what we would say, its time apart; a node without data is one whose second write is missing."""
+    """Whether the registered node equals `registration` apart from its time.
+
+    A node without data is one whose second write is missing.
+    """
     return bool(data) and BrokerRegistration.decode(registration.broker_id, data)._replace(timestamp_ms=0) == registration._replace(timestamp_ms=0)
 
 
 def read_boxes(watch: bool) -> Operation[BoxesSeen]:
-    """All boxes; with `watch`, changes under `/brokers/ids` are told. Records are read before registrations: a registration that came in between has
-    a version that is not the one read, so that a check of it fails rather than passes for a registration that was not seen."""
+    """Read all boxes; with `watch`, set a watch on `/brokers/ids`.
+
+    Records are read before registrations. If a box registers in between, its record has a newer
+    version than the one read. A transaction that checks this version then fails, instead of passing
+    for a registration that was never read.
+    """
     registered = yield GetChildren(BROKER_IDS, watch)
     recorded = yield GetChildren(MILLRACE_BROKERS)
     record_ids, ids = _ids(recorded), _ids(registered)

@@ -1,10 +1,16 @@
-"""The change log: `/millrace/changes/change_N`, one node in every transaction that changes what other boxes must hear of.
+"""The change log: one node `/millrace/changes/change_N` in each transaction that other boxes must
+learn of.
 
-`{"version":1,"broker":N,"states":[…],"topics":[…],"placements":[[broker, topic], …],"boxes":[…]}`; lists that are empty are left out. Every box watches the
-list of nodes and applies those above the largest number that it knows: one watch tells of everything. A state counts only if its version is above the
-known one, and of all else only the name is told, so neither order nor repetition matters. Numbers have no gaps, so a box that was slower than the
-tidying sees what it has missed, and loads everything anew. Owned by nobody; written by every box, tidied by the controller of the cluster.
-Weak spot: what other tools change in the tree is not in here; lists of topics, deletions, brokers and configs are watched beside it.
+`{"version":1,"broker":N,"states":[…],"topics":[…],"placements":[[broker, topic], …],"boxes":[…]}`;
+empty lists are left out. Each box watches the list of nodes and applies those above the largest
+number it has applied, so one watch covers all changes. A partition state carries its version and is
+applied only if it is newer than the known one. All other entries only name what to read again. So
+neither order nor repetition matters. Numbers have no gaps: a box that missed removed nodes notices
+it and reloads everything.
+
+Owned by no process: every box writes, the controller of the cluster removes old nodes. Weak:
+changes by other tools are not in the log; the lists of topics, deletions, brokers and configs are
+watched beside it.
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ from services.controller.zookeeper.requests import Create, Delete, Get, GetChild
 CHANGES = "/millrace/changes"
 CHANGE_PREFIX = "change_"
 KEPT = 200
-"""Nodes that are left when older ones are removed: a box reads what is new within milliseconds."""
+"""Nodes that remain when older ones are removed: a box reads new ones within milliseconds."""
 TIDIED_ABOVE = 300
 
 
@@ -36,8 +42,11 @@ class StateRow(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What one transaction changed. `topics`: their document, or the order to delete them; `placements`: (broker, topic); `boxes`: their registration
-    or record."""
+    """What one transaction changed.
+
+    `topics`: their documents, or orders to delete them; `placements`: (broker, topic); `boxes`:
+    their registrations or records.
+    """
 
     broker_id: int
     states: tuple[StateRow, ...] = ()
@@ -95,7 +104,7 @@ def _decode_row(row: list[Any]) -> StateRow:
 
 
 def change_write(change: Change) -> Create:
-    """The write that tells of a transaction, to be one of it."""
+    """Return the change node's creation, to be a part of the transaction that it describes."""
     return Create(f"{CHANGES}/{CHANGE_PREFIX}", change.encode(), sequence=True)
 
 
@@ -103,13 +112,13 @@ def change_write(change: Change) -> Create:
 
 
 def number_of(name: str) -> int:
-    """The sequence number of a node's name; -1 for what is none of ours."""
+    """Return the sequence number of a node's name; -1 for a node that is not ours."""
     digits = name.removeprefix(CHANGE_PREFIX)
     return int(digits) if digits != name and digits.isdigit() else -1
 
 
 def list_changes() -> Operation[list[str]]:
-    """Names of the nodes that are there, oldest first; the next change of the list is told."""
+    """Return the names of all change nodes, oldest first, and set a watch on the list."""
     names = yield GetChildren(CHANGES, True)
     return sorted((name for name in names if number_of(name) >= 0), key=number_of)
 
@@ -119,13 +128,15 @@ def last_number(names: Iterable[str]) -> int:
 
 
 def is_complete_since(names: list[str], known: int) -> bool:
-    """Whether `names` has everything above `known`: numbers have no gaps."""
+    """Whether `names` contains every number above `known`: numbers have no gaps."""
     newer = [number_of(name) for name in names if number_of(name) > known]
     return not newer or known < 0 or newer[0] == known + 1
 
 
 def read_changes(names: Iterable[str]) -> Operation[list[Change] | None]:
-    """What these nodes say, in order; None when one of them is gone already, or is of a later release: then everything is to be loaded anew."""
+    """Read these nodes in order; None if one is gone or of a later release: then everything is to
+    be reloaded.
+    """
     paths = [f"{CHANGES}/{name}" for name in names]
     nodes = yield from all_of([Get(path) for path in paths])
     changes = []
@@ -142,7 +153,7 @@ def read_changes(names: Iterable[str]) -> Operation[list[Change] | None]:
 
 
 def remove_old_changes(names: list[str]) -> Operation[None]:
-    """Remove all but the newest, once there are many more."""
+    """Remove all but the newest `KEPT` nodes once there are more than `TIDIED_ABOVE`."""
     if len(names) <= TIDIED_ABOVE:
         return
     for outcome in (yield from all_of([Delete(f"{CHANGES}/{name}") for name in names[:-KEPT]])):

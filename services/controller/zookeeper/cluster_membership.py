@@ -1,10 +1,14 @@
-"""The box's membership in the cluster: it arrives after every (re)connect to ZooKeeper, and leaves when what ZooKeeper said cannot be acted on any more.
+"""The box's membership in the cluster: it arrives after each (re)connect to ZooKeeper, and leaves
+when its knowledge is stale.
 
-Owned by the controller process. An arrival registers the box and loads the tree (`services/controller/decisions/arrival.py`); until it is left
-again, operations may begin.
-It is left when the connection or the registration is lost, and for any failure that only a fresh look can mend: what was begun is dropped, and all of it is
-looked at anew. The lease, which says how long the registration surely stands, is kept beside (`lease_keeper`); who stands in the way of the registration
-is for `admission` to say. Weak spot: an arrival loads everything, however little the failure was about.
+Owned by the controller process. An *arrival* registers the box and loads the tree
+(`services/controller/decisions/arrival.py`). Operations run only between an arrival and the next
+leave. The box leaves if the connection or the registration is lost, or if an operation fails in a
+way that only a reload can repair. Leaving drops all operations under way; the next arrival starts
+them again.
+
+`LeaseKeeper` keeps the lease, which states until when the registration is certain. `Admission`
+handles refused registrations. Weak: an arrival loads the whole tree, however small the failure was.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ ARRIVE_AGAIN_MS = 1000
 
 
 def box_id(state_directory: str) -> str:
-    """The identity of the box, made at its first start and kept in its state directory."""
+    """Return the identity of the box, created at its first start and kept in its state directory."""
     path = Path(state_directory) / BOX_ID_FILE
     try:
         return path.read_text().strip()
@@ -48,8 +52,13 @@ def box_id(state_directory: str) -> str:
 
 
 class ClusterMembership:
-    """`runner` has what may be done only while the box has arrived. `is_fenced()`: nobody is to elect this box, not yet or not any more; `may_give_up()`: it
-    has not served in this life, and knows what its disks are. `on_arrived()`: everything was loaded anew; `on_left()`: nothing of it can be acted on."""
+    """Arrive, leave, and keep the lease.
+
+    `runner` runs what is allowed only while the box has arrived. `is_fenced()` returns whether no
+    other box may elect this one. `may_give_up()` returns whether this incarnation has not served
+    yet and has a report of each disk. `on_arrived()` is called after everything was loaded,
+    `on_left()` when it has become stale.
+    """
 
     def __init__(
         self,
@@ -77,16 +86,16 @@ class ClusterMembership:
         self._identity = box_id(box.state_directory)
         self._joined_cluster = read_joined_cluster(box.state_directory)
         self.has_arrived = False
-        """Whether what ZooKeeper said can be acted on."""
+        """Whether the loaded tree may be acted on."""
         self._arrive_at_ms: int | None = None
-        self._last_trouble = ""
+        self._last_failure = ""
         session_ms = box.integer("zookeeper.session.timeout.ms")
         self._lease = LeaseKeeper(context.layout, context.incarnation, box.broker_id, session_ms, zookeeper.submit, lambda: zookeeper.session_id, context.clock)
         self._admission = Admission(box.broker_id, session_ms, context.clock.monotonic_ms, may_give_up, notify_refused, context.notifier.status, context.log)
 
     @property
     def refusal(self) -> str:
-        """Why the cluster does not take the box; '' when nobody is in the way."""
+        """The reason why the cluster refuses the box; '' if it does not."""
         return self._admission.reason
 
     # --- what the session says
@@ -101,32 +110,33 @@ class ClusterMembership:
         self._leave()
 
     def on_change(self, path: str) -> None:
-        """A watch has fired: who was in the way may be gone."""
+        """A watch fired: if it was on the registration that prevents ours, retry at once."""
         if self._admission.reason and path == broker_path(self._box.broker_id):
             self._arrive_in(0)
 
     def on_failure(self, failure: Exception) -> None:
-        """An operation failed in a way that only a fresh look can mend."""
+        """Handle an operation's failure: leave, and arrive again."""
         if isinstance(failure, ConnectionLost):
-            return  # the session tells of it too, and what was begun begins again then
+            return  # the session reports it as well, and that starts the next arrival
         if isinstance(failure, RegistrationLost):
             self._on_registration_lost(failure)
             return
         if isinstance(failure, Refusal):
             self._admission.on_refused(failure)
-            wait_ms = 0 if self.has_arrived else ARRIVE_AGAIN_MS  # what was registered before the disks told who they are is taken back at once
+            # A box that registered before its disks had reported their ids withdraws its registration at once.
+            wait_ms = 0 if self.has_arrived else ARRIVE_AGAIN_MS
             self._leave()
             self._arrive_in(wait_ms)
             return
-        trouble = f"{type(failure).__name__}: {failure}"
-        if trouble != self._last_trouble:
-            self._last_trouble = trouble
-            self._log.warning(f"looks at ZooKeeper and all disks anew, because of {trouble}")
+        description = f"{type(failure).__name__}: {failure}"
+        if description != self._last_failure:
+            self._last_failure = description
+            self._log.warning(f"reloading everything from ZooKeeper and all disks: {description}")
         self._leave()
         self._arrive_in(0 if isinstance(failure, ControllerMoved) else ARRIVE_AGAIN_MS)
 
     def _on_registration_lost(self, loss: RegistrationLost) -> None:
-        """As if the session were lost, but at once: we register again, or are told who is in the way."""
+        """Act as after a lost session, but register again at once."""
         self._admission.on_lost(loss)
         self._lease.end()
         self._leave()
@@ -138,14 +148,14 @@ class ClusterMembership:
         self._arrive_at_ms = self._clock.monotonic_ms() + wait_ms
 
     def maybe_arrive(self, now_ms: int) -> int:
-        """Begin an arrival that is due; whether there was one."""
+        """Start an arrival that is due; return whether there was one."""
         if self._arrive_at_ms is None or now_ms < self._arrive_at_ms:
             return 0
         self.arrive()
         return 1
 
     def arrive(self) -> None:
-        """Drop what was begun, register, load everything anew."""
+        """Drop all operations, register, and load the tree."""
         self._leave()
         if self._session.zookeeper.state is SessionState.CONNECTED:
             self._runner.start("arrive", arrive(self._cluster, self._arrival()), self._on_loaded)
@@ -166,22 +176,26 @@ class ClusterMembership:
             self.on_failure(outcome.failure)
             return
         self.has_arrived = True
-        self._last_trouble = ""
+        self._last_failure = ""
         if self._joined_cluster != self._cluster.cluster_id:
             self._keep_cluster(self._cluster.cluster_id)
         self._admission.on_admitted()
         self._on_arrived()
 
     def _keep_cluster(self, cluster_id: str) -> None:
-        """From now on the box, and after its next start each of its disks, is of this cluster."""
+        """Store the cluster id: from now on the box, and after its next start each disk, belongs to
+        it.
+        """
         self._joined_cluster = cluster_id
         try:
             write_joined_cluster(self._box.state_directory, cluster_id)
         except OSError as error:
-            self._log.warning(f"could not write down in {self._box.state_directory} that the box is of cluster {cluster_id}: {error.strerror}")
+            self._log.warning(
+                f"could not store cluster id {cluster_id} in {self._box.state_directory}: {error.strerror}; the next start of the controller tries again"
+            )
 
     def _leave(self) -> None:
-        """Nothing that ZooKeeper said can be acted on any more."""
+        """Drop all operations and mark the loaded tree as stale."""
         self.has_arrived = False
         self._arrive_at_ms = None
         self._runner.drop_all()
@@ -190,19 +204,21 @@ class ClusterMembership:
 
     # --- the lease
 
-    def keep_lease(self, roles_are_told: Callable[[], bool]) -> int:
-        """`roles_are_told()`: nothing on this box leads any more what an old image said."""
-        return self._lease.do_work(self.has_arrived and self._cluster.has_other_boxes and roles_are_told())
+    def keep_lease(self, are_roles_sent: Callable[[], bool]) -> int:
+        """Extend the lease. Without `are_roles_sent()` there is none: a log-writer may still lead
+        what an old image said.
+        """
+        return self._lease.do_work(self.has_arrived and self._cluster.has_other_boxes and are_roles_sent())
 
     def park_ms(self, most_ms: int) -> int:
-        """How long nobody need turn for the lease."""
+        """Return how long the lease needs no turn, at most `most_ms`."""
         return self._lease.park_ms(most_ms)
 
     def close(self, is_over: bool) -> None:
-        """`is_over`: the box is gone from now on. If it is not, and only this process ends, the next life goes on with the session."""
+        """End the session if `is_over`, else leave it open for the next incarnation."""
         if is_over:
             self._lease.end()
             self._session.end()
         else:
-            self._session.leave_to_next_life()
+            self._session.leave_to_next_incarnation()
         self._lease.close()

@@ -1,8 +1,9 @@
-"""Changes of a topic's configs (or a broker's), decided: from what is set now and what is asked to what will be set.
+"""Decide changes of the configs of a topic or a broker: from the current configs to the new ones.
 
-Pure; the controller applies them to what ZooKeeper holds at that moment, so that two that change at the same time do not undo each
-other's work. The rules are Kafka's. Weak spot: Kafka 3.9 with ZooKeeper answers INVALID_REQUEST to a bad value; here it is INVALID_CONFIG, as in Kafka
-without ZooKeeper, which clients treat alike.
+Pure; the controller applies a change to what ZooKeeper holds at that moment, so two concurrent
+changes do not overwrite each other. The rules are Kafka's. Weak: for a bad value Kafka 3.9 with
+ZooKeeper returns INVALID_REQUEST; this returns INVALID_CONFIG, as Kafka without ZooKeeper does.
+Clients treat both alike.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ SET, DELETE, APPEND, SUBTRACT = range(4)
 _OPERATIONS = {APPEND: "append", SUBTRACT: "subtract"}
 
 ConfigChange: TypeAlias = Callable[[Mapping[str, str]], dict[str, str]]
-"""From the configs that are set to those that shall be; raises `RequestRefused`."""
+"""From the current configs to the new ones; raises `RequestRefused`."""
 
 
 class ConfigOperation(NamedTuple):
@@ -30,7 +31,7 @@ class ConfigOperation(NamedTuple):
 
 
 def refuse_bad_names_and_nulls(operations: Sequence[ConfigOperation]) -> None:
-    """What no config can make good: a name twice, a null value, an unknown operation."""
+    """Raise RequestRefused for duplicate names, null values and unknown operations."""
     counts = Counter(operation.name for operation in operations)
     twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:
@@ -46,7 +47,7 @@ def refuse_bad_names_and_nulls(operations: Sequence[ConfigOperation]) -> None:
 def altered(
     broker: Mapping[str, str], operations: Sequence[ConfigOperation], problem: Callable[[Mapping[str, str]], str | None] = topic_config_problem
 ) -> ConfigChange:
-    """Each operation on what is there; a list that is not set begins as the broker's."""
+    """Return a change that applies each operation; a list that is not set starts as the broker's."""
 
     def change(current: Mapping[str, str]) -> dict[str, str]:
         config = dict(current)
@@ -63,7 +64,7 @@ def altered(
 
 
 def replaced(wanted: Mapping[str, str], problem: Callable[[Mapping[str, str]], str | None] = topic_config_problem) -> ConfigChange:
-    """These configs and no others."""
+    """Return a change that sets exactly these configs."""
     return lambda _current: _checked(dict(wanted), problem)
 
 

@@ -1,8 +1,9 @@
-"""Kafka's notifications of changed configs under `/config/changes`: who changes an entity's configs leaves one, every broker looks.
+"""Kafka's notifications of changed configs under `/config/changes`, which every broker watches.
 
-Operations on ZooKeeper, owned by the controller process. Notifications older than fifteen minutes are removed by whoever looks, as in Kafka. Weak
-spot: their age is the ZooKeeper server's clock against ours; a wrong clock removes them early (a broker that was away longer reads everything anew
-anyway) or late.
+A program that changes the configs of a topic or broker creates a notification there. Each
+controller process reads new ones, and removes those older than fifteen minutes, as Kafka does.
+Weak: their age compares the ZooKeeper server's clock with ours. With a wrong clock they are removed
+late, or early; a broker that was away reads everything again anyway.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ _TOPICS = "topics/"
 
 
 def list_config_changes() -> Operation[set[str]]:
-    """Names of the notifications that are there; the next change of the list is told."""
+    """Return the names of all notifications, and set a watch on the list."""
     names = yield GetChildren(CONFIG_CHANGES, True)
     return set(names)
 
 
 def topic_named_by(entity: str | None) -> str | None:
-    """The topic that a notification about `entity` is about; None for others."""
+    """Return the topic of an entity such as `topics/T`; None for other entities."""
     return entity.removeprefix(_TOPICS) if entity is not None and entity.startswith(_TOPICS) else None
 
 
 def entity_named_by(notification: str) -> Operation[str | None]:
-    """What a notification is about (`topics/T`, `brokers/N`); None for one that cannot be read."""
+    """Return the entity of a notification (`topics/T`, `brokers/N`); None if it cannot be read."""
     path = f"{CONFIG_CHANGES}/{notification}"
     try:
         node = yield Get(path)
@@ -40,7 +41,7 @@ def entity_named_by(notification: str) -> Operation[str | None]:
 
 
 def remove_old_config_changes(names: set[str], now_ms: int) -> Operation[None]:
-    """Remove what every broker had time to see, oldest first."""
+    """Remove the notifications that every broker has had time to read, oldest first."""
     for name in sorted(names):
         path = f"{CONFIG_CHANGES}/{name}"
         try:
@@ -49,4 +50,4 @@ def remove_old_config_changes(names: set[str], now_ms: int) -> Operation[None]:
                 return
             yield Delete(path)
         except NoNode:
-            continue  # another broker was quicker
+            continue  # another broker removed it first

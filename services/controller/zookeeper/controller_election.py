@@ -1,8 +1,9 @@
-"""Who is controller: Kafka's election through `/controller` and `/controller_epoch`.
+"""Kafka's election of the controller through `/controller` and `/controller_epoch`.
 
-Owned by the controller process of each box. The winner holds an ephemeral node, and every later write of its is fenced by the version of
-`/controller_epoch` (`Fence.guard`): a controller that was replaced without noticing can write nothing. Safe to start again after any
-step. Weak spot: none of the other boxes' processes hears of a new controller before its watch fires or its write fails.
+Owned by the controller process of each box. The winner holds an ephemeral node, and each of its
+later writes is fenced by the version of `/controller_epoch` (`Fence.guard`): a replaced controller
+that has not noticed can write nothing. Can be restarted after any step. Weak: no other process of
+this box learns of a new controller before its watch fires or its write fails.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ ATTEMPTS = 5
 
 
 def become_controller(broker_id: int, session_id: int, timestamp_ms: int) -> Operation[tuple[int, Fence | None]]:
-    """Try to become controller → (id of who is, our fence if it is us). To be called by the registered owner of `broker_id` only: a node that an earlier
-    session of this broker id left behind is ours to replace."""
+    """Try to become controller; return the controller's broker id, and our fence if it is this box.
+
+    Call it only as the registered owner of `broker_id`: a node that an earlier session of this
+    broker id left is then replaced.
+    """
     for _ in range(ATTEMPTS):
         existing = yield from read(CONTROLLER, watch=True)
         epoch_node = yield from read(CONTROLLER_EPOCH)
@@ -40,7 +44,7 @@ def become_controller(broker_id: int, session_id: int, timestamp_ms: int) -> Ope
         try:
             results = yield Multi(tuple(writes))
         except MultiFailed:
-            continue  # somebody moved between our look and our write: look again
+            continue  # another box wrote between our read and our write: read again
         return broker_id, Fence(epoch + 1, results[-1])
     existing = yield from read(CONTROLLER, watch=True)
     return (decode_controller(existing.data) if existing is not None else -1), None

@@ -16,18 +16,18 @@ import re
 from appliance.base.errors import MillraceError
 
 DIGEST_URI = "zookeeper/zk-sasl-md5"
-"""Service and host, which ZooKeeper's servers and clients have as constants."""
+"""Service and host; ZooKeeper's servers and clients have them as constants."""
 _QOP = "auth"
 _COUNT = "00000001"
 _DIRECTIVE = re.compile(r'([a-z-]+)=(?:"((?:[^"\\]|\\.)*)"|([^",\s]+))')
 
 
 class SaslFailed(MillraceError):
-    """The server's side of the exchange is not what the protocol allows, or it does not know the secret."""
+    """The server broke the protocol, or it does not know the secret."""
 
 
 class DigestMd5:
-    """One exchange: `respond` to the server's challenge, then `verify` what it says at the end."""
+    """One exchange: `respond` to the server's challenge, then `verify` its final answer."""
 
     def __init__(self, user: str, password: str, client_nonce: str) -> None:
         self._user = user
@@ -36,11 +36,11 @@ class DigestMd5:
         self._expected = ""
 
     def respond(self, challenge: bytes) -> bytes:
-        """The answer to the first challenge."""
+        """Return the answer to the first challenge."""
         directives = read_directives(challenge)
         realm, nonce = directives.get("realm", ""), directives.get("nonce", "")
         if not nonce or _QOP not in directives.get("qop", _QOP).split(",") or directives.get("algorithm") != "md5-sess":
-            raise SaslFailed(f"the server's challenge offers none of what we can: {sorted(directives)}")
+            raise SaslFailed(f"the server's challenge offers no supported method: {sorted(directives)}")
         secret = _md5(f"{self._user}:{realm}:{self._password}".encode()) + f":{nonce}:{self._client_nonce}".encode()
         middle = f":{nonce}:{_COUNT}:{self._client_nonce}:{_QOP}:"
         key = _md5(secret).hex()
@@ -55,14 +55,14 @@ class DigestMd5:
         ).encode()
 
     def verify(self, answer: bytes) -> None:
-        """Raise `SaslFailed` unless the server has the secret too."""
+        """Raise `SaslFailed` unless the server's answer proves that it knows the secret."""
         said = read_directives(answer).get("rspauth", "")
         if not self._expected or not hmac.compare_digest(said, self._expected):
             raise SaslFailed("the server does not have the secret")
 
 
 def read_directives(text: bytes) -> dict[str, str]:
-    """`name=value` and `name="value"`, separated by commas."""
+    """Return the pairs `name=value` and `name="value"`, separated by commas."""
     found = _DIRECTIVE.findall(text.decode(errors="replace"))
     return {name: re.sub(r"\\(.)", r"\1", quoted) or plain for name, quoted, plain in found}
 

@@ -1,7 +1,9 @@
-"""Offsets that the oldest consumers keep in ZooKeeper: `/consumers/GROUP/offsets/TOPIC/PARTITION`, a decimal text, written by OffsetCommit 0 and read by
-OffsetFetch 0 (Kafka 0.8.1).
+"""Offsets of the oldest consumers (Kafka 0.8.1) in ZooKeeper, written by OffsetCommit 0 and read by
+OffsetFetch 0.
 
-Any broker answers for any group; the last write counts. Weak spot: each partition is a znode and a write of its own; new consumers should not use these.
+The node `/consumers/GROUP/offsets/TOPIC/PARTITION` holds a decimal text. Any broker serves any
+group; the last write counts. Weak: one node and one write per partition; new consumers should not
+use these versions.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ def offset_path(group_id: str, topic: str, partition: int) -> str:
 
 
 def group_problem(group_id: str) -> str | None:
-    """Why a group cannot be a node of ZooKeeper, or None."""
+    """Return why a group id cannot be a node's name, or None."""
     if not group_id or group_id in (".", "..") or any(character == "/" or ord(character) < 32 for character in group_id):
         return f"group {group_id!r} cannot be the name of a node in ZooKeeper"
     return None
@@ -52,7 +54,7 @@ def _write(expected: type[ZooKeeperFailed] | None, writes: Mapping[str, SetData 
 
 
 def fetch(group_id: str, partitions: Iterable[Key]) -> Operation[dict[Key, int]]:
-    """Read all offsets in one round trip; a partition without a znode is left out."""
+    """Return the offsets that exist."""
     wanted = list(partitions)
     nodes = yield from all_of([Get(offset_path(group_id, *key)) for key in wanted])
     found: dict[Key, int] = {}

@@ -1,9 +1,13 @@
-"""Operations: what the controller does in several steps, written as generators so that they read from top to bottom.
+"""Operations: what the controller does in several steps, written as generators that read from top
+to bottom.
 
-An operation yields a `Step` (a ZooKeeper request, a command to a disk's log-writer, `Publish`, `Pause`, or several `Together`) and is resumed with its
-result, or with its `ZooKeeperFailed`. It never waits; the runner resumes it from the duty cycle when the reply has come. It may be
-dropped at every step, for good, because the process may be killed at every step: whatever it has written must then be either
-nothing or something that the next controller recognises and finishes. Weak spot: nothing tells an operation that it was dropped.
+An operation yields a `Step` (a ZooKeeper request, a command to a disk's log-writer, `Publish`,
+`Pause`, or several `Together`) and is resumed with its result, or with its `ZooKeeperFailed`. It
+never blocks: the runner resumes it from the duty cycle when the reply has come.
+
+An operation may be dropped at any step, without notice, because the process may be killed at any
+step. Whatever it has written until then must be nothing at all, or something that the next
+controller recognises and completes.
 """
 
 from __future__ import annotations
@@ -20,8 +24,11 @@ T = TypeVar("T")
 
 
 class DiskCommand(NamedTuple):
-    """A command to the log-writer of `disk` → its Kafka error code (KAFKA_STORAGE_ERROR when it is gone or dies first); with `wants_completion` →
-    everything that it answered, a `Completion`."""
+    """A command to the log-writer of `disk`; the result is its Kafka error code.
+
+    KAFKA_STORAGE_ERROR if the log-writer is away or dies first. With `wants_completion` the result
+    is the whole `Completion`.
+    """
 
     disk: str
     kind: DescriptorKind
@@ -30,17 +37,21 @@ class DiskCommand(NamedTuple):
 
 
 class Publish(NamedTuple):
-    """Have the metadata image written and told, if it differs from the last one → None. Several within 20 ms are one."""
+    """Publish the metadata image if it differs from the last one. Several requests within 20 ms are
+    one.
+    """
 
 
 class Pause(NamedTuple):
-    """Nothing, for so long: others have their turn → None."""
+    """Let other operations run for so long."""
 
     duration_ms: int
 
 
 class Together(NamedTuple):
-    """Steps without an order → a list of their results; a `ZooKeeperFailed` stands in it, it is not raised."""
+    """Steps without an order; the result is a list. It contains each `ZooKeeperFailed` instead of
+    raising it.
+    """
 
     steps: tuple[Request | DiskCommand, ...]
 
@@ -49,32 +60,38 @@ Step: TypeAlias = Request | DiskCommand | Publish | Pause | Together
 Operation: TypeAlias = Generator[Step, Any, T]
 
 WRITES_MAX = 400
-"""Writes in one transaction: ZooKeeper refuses packets over 1 MiB, and a partition state with its path is below 400 bytes."""
+"""Writes in one transaction: ZooKeeper refuses packets over 1 MiB, and a partition state with its
+path is below 400 bytes.
+"""
 
 STEPS_MAX = 500
-"""Steps in one `Together`: bounds what waits in memory."""
+"""Steps in one `Together`: bounds the memory of the replies."""
 
 
 class Outcome(NamedTuple):
-    """How an operation ended: `failure` is None when `value` is its result."""
+    """The end of an operation: `failure` is None if `value` is its result."""
 
     value: Any
     failure: Exception | None
 
 
 class ControllerMoved(ZooKeeperFailed):
-    """Another broker has become controller: the epoch that fences our writes is not ours any more."""
+    """Another broker has become controller: the epoch that fences our writes is outdated."""
 
 
 class Fence(NamedTuple):
-    """The right to write as controller: epoch and znode version of `/controller_epoch`. Every write of the controller goes through `guard`."""
+    """The right to write as controller: the epoch and the version of `/controller_epoch`. All its
+    writes go through `guard`.
+    """
 
     controller_epoch: int
     version: int
 
     def guard(self, writes: tuple[Write, ...]) -> Operation[tuple[Any, ...]]:
-        """Carry out `writes` as one transaction while we are controller; their results. `ControllerMoved` when we are not; `MultiFailed.index` counts
-        in `writes`."""
+        """Carry out `writes` as one transaction while this box is controller; return their results.
+
+        Raises `ControllerMoved` if it is not. `MultiFailed.index` counts in `writes`.
+        """
         try:
             results = yield Multi((Check(CONTROLLER_EPOCH, self.version), *writes))
         except MultiFailed as refused:
@@ -85,11 +102,15 @@ class Fence(NamedTuple):
 
 
 class OwnWrites(NamedTuple):
-    """What a box writes for itself: its placements, its record, states of its own replicas under their versions. No epoch guards these: the session that
-    writes them is the one that holds the box's registration, or they are refused with it."""
+    """The guard of what a box writes for itself: its placements, its record, states of its own
+    replicas under their versions.
+
+    No controller epoch guards these writes. The session that writes them also holds the box's
+    registration, so they fail with it.
+    """
 
     def guard(self, writes: tuple[Write, ...]) -> Operation[tuple[Any, ...]]:
-        """Carry out `writes` as one transaction; their results."""
+        """Carry out `writes` as one transaction; return their results."""
         results = yield Multi(writes)
         return tuple(results)
 
@@ -98,7 +119,9 @@ Guard: TypeAlias = Fence | OwnWrites
 
 
 def all_of(steps: list[Request | DiskCommand]) -> Operation[list[Any]]:
-    """Results of any number of steps without an order, some at a time; a `ZooKeeperFailed` stands in the list, it is not raised."""
+    """Run any number of steps without an order, `STEPS_MAX` at a time; return their results as
+    `Together` does.
+    """
     results: list[Any] = []
     for start in range(0, len(steps), STEPS_MAX):
         results += yield Together(tuple(steps[start : start + STEPS_MAX]))
@@ -193,7 +216,11 @@ class _Gathering:
 
 
 class OperationRunner:
-    """Drives operations, at most one of each name; an exception that is neither `ZooKeeperFailed` nor `RequestRefused` goes up through the duty cycle."""
+    """Run operations, at most one of each name.
+
+    An exception other than `ZooKeeperFailed` and `RequestRefused` propagates through the duty
+    cycle.
+    """
 
     def __init__(self, ask: AskZooKeeper, command: CommandDisk, publish: PublishImage, pause: PauseFor) -> None:
         self.ask = ask
@@ -203,7 +230,9 @@ class OperationRunner:
         self._runs: dict[str, _Run[Any]] = {}
 
     def start(self, name: str, operation: Operation[T], on_end: Callable[[Outcome], None]) -> bool:
-        """Start unless one of that name is under way. `on_end` is called once, unless the operation is dropped."""
+        """Start the operation unless one of that name is running. `on_end` is called once, unless
+        the operation is dropped.
+        """
         if name in self._runs:
             operation.close()
             return False
@@ -219,7 +248,9 @@ class OperationRunner:
         del self._runs[run.name]
 
     def drop(self, name: str) -> None:
-        """Drop one operation, if it is under way: what it has asked for is done, and its answers are thrown away."""
+        """Drop a running operation: requests that it has sent are carried out, their results are
+        discarded.
+        """
         run = self._runs.pop(name, None)
         if run is not None:
             operation, run.operation = run.operation, None
@@ -227,7 +258,7 @@ class OperationRunner:
                 operation.close()
 
     def drop_all(self) -> None:
-        """Drop everything under way, as if the process had been killed and started again."""
+        """Drop all operations, as if the process had been killed and restarted."""
         runs, self._runs = self._runs, {}
         for run in runs.values():
             operation, run.operation = run.operation, None

@@ -1,7 +1,9 @@
-"""Producer ids are given out in blocks: `/latest_producer_id_block` says which block was the last, and a conditional write takes the next one.
+"""Lease blocks of producer ids: `/latest_producer_id_block` holds the last block, and a conditional
+write takes the next one.
 
-`{"version": 1, "broker": 1, "block_start": "0", "block_end": "999"}`, numbers as texts, the end inclusive, as Kafka writes it. What a block's owner had not
-given out when it died is lost. Id 0 is never issued: a later API uses it for "off". Source: Kafka's `ZkProducerIdManager`. Weak spot: none known.
+`{"version": 1, "broker": 1, "block_start": "0", "block_end": "999"}`: numbers as texts, the end
+inclusive, as Kafka writes it. Ids that a broker had not used when it died are lost. Id 0 is never
+issued: a later API uses it for "off". Source: Kafka's `ZkProducerIdManager`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ def encode_block(broker_id: int, start: int, end: int) -> bytes:
 
 
 def decode_block(data: bytes) -> tuple[int, int]:
-    """(first, last) of the newest block; (0, -1) before the first. Raises ValueError."""
+    """Return (first, last) of the newest block, (0, -1) before the first one. Raises ValueError."""
     if not data:
         return 0, -1
     try:
@@ -35,7 +37,10 @@ def decode_block(data: bytes) -> tuple[int, int]:
 
 
 def lease_block(broker_id: int, size: int) -> Operation[tuple[int, int]]:
-    """(first, last) of a block that is ours alone. `RequestRefused`: others were quicker too often, or there are no ids left."""
+    """Return (first, last) of a block for this broker alone.
+
+    Raises RequestRefused if other brokers wrote first too often, or if no ids are left.
+    """
     for _attempt in range(ATTEMPTS_MAX):
         node = yield Get(PRODUCER_ID_BLOCK)
         start = decode_block(node.data)[1] + 1
@@ -47,4 +52,4 @@ def lease_block(broker_id: int, size: int) -> Operation[tuple[int, int]]:
         except (BadVersion, NoNode):
             continue
         return max(start, 1), end
-    raise RequestRefused(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "other brokers took producer ids at the same time; ask again")
+    raise RequestRefused(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "other brokers took producer ids at the same time; try again")

@@ -1,8 +1,9 @@
-"""What is asked of ZooKeeper, as values: operations yield them, `services.controller.zookeeper.session` carries them out.
+"""Requests to ZooKeeper as values: operations yield them, `services.controller.zookeeper.session`
+sends them.
 
-Nobody owns it. Being values they can be counted, replayed and refused by a test, and an operation can be stopped
-before any of them. Weak spot: a `ConnectionLost` does not tell whether a write took place, so every operation must be
-safe to start again from the beginning.
+As values they can be counted, replayed and refused by a test, and an operation can be stopped
+before any of them. Weak: `ConnectionLost` does not say whether a write took place, so each
+operation must be safe to restart from its beginning.
 """
 
 from __future__ import annotations
@@ -14,28 +15,34 @@ from services.controller.zookeeper.access_rules import Acl
 
 
 class Get(NamedTuple):
-    """Read a node → `Node`. `watch`: tell when its data changes or it goes."""
+    """Read a node; the result is a `Node`. `watch`: report the next change of its data, or its
+    deletion.
+    """
 
     path: str
     watch: bool = False
 
 
 class GetChildren(NamedTuple):
-    """List the children's names, sorted → `tuple[str, ...]`."""
+    """List the names of the children, sorted; the result is a `tuple[str, ...]`."""
 
     path: str
     watch: bool = False
 
 
 class Exists(NamedTuple):
-    """→ `Node` with empty data, or None; with `watch` the node's appearance is told too."""
+    """The result is a `Node` with empty data, or None. With `watch` the node's creation is
+    reported, too.
+    """
 
     path: str
     watch: bool = False
 
 
 class Create(NamedTuple):
-    """Make a node → its path; with `sequence` ZooKeeper puts ten growing digits behind the name."""
+    """Create a node; the result is its path. With `sequence` ZooKeeper appends ten growing digits
+    to the name.
+    """
 
     path: str
     data: bytes = b""
@@ -44,7 +51,7 @@ class Create(NamedTuple):
 
 
 class SetData(NamedTuple):
-    """Write a node's data if its version is `version` (-1: whatever it is) → the new version."""
+    """Write a node's data if it has `version` (-1: any version); the result is the new version."""
 
     path: str
     data: bytes
@@ -52,27 +59,27 @@ class SetData(NamedTuple):
 
 
 class Delete(NamedTuple):
-    """Remove a node without children if its version is `version` (-1: whatever it is)."""
+    """Delete a node without children if it has `version` (-1: any version)."""
 
     path: str
     version: int = -1
 
 
 class Check(NamedTuple):
-    """In a `Multi`: go on only if the node has this version."""
+    """A condition in a `Multi`: the node must have this version."""
 
     path: str
     version: int
 
 
 class GetAcl(NamedTuple):
-    """Read a node's ACL → `Acl`."""
+    """Read a node's ACL; the result is an `Acl`."""
 
     path: str
 
 
 class SetAcl(NamedTuple):
-    """Give a node another ACL, whatever it has → None."""
+    """Replace a node's ACL."""
 
     path: str
     acl: Acl
@@ -82,7 +89,9 @@ Write: TypeAlias = Create | SetData | Delete | Check
 
 
 class Multi(NamedTuple):
-    """All of these or none → a tuple of their results; `MultiFailed` names the first that could not be done."""
+    """All writes or none; the result is a tuple of their results. Raises `MultiFailed` for the
+    first that failed.
+    """
 
     writes: tuple[Write, ...]
 
@@ -91,7 +100,10 @@ Request: TypeAlias = Get | GetChildren | Exists | Create | SetData | Delete | Mu
 
 
 class Node(NamedTuple):
-    """A node's data and what of its stat matters here; `owner` is the session of an ephemeral node, else 0; `created_ms` is the server's time."""
+    """A node's data, and what of its stat is needed here.
+
+    `owner` is the session of an ephemeral node, else 0; `created_ms` is the server's time.
+    """
 
     data: bytes
     version: int
@@ -101,7 +113,7 @@ class Node(NamedTuple):
 
 
 class ZooKeeperFailed(MillraceError):
-    """A request was refused or may not have reached ZooKeeper."""
+    """A request was refused, or may not have reached ZooKeeper."""
 
 
 class NoNode(ZooKeeperFailed):
@@ -121,15 +133,15 @@ class NotEmpty(ZooKeeperFailed):
 
 
 class ConnectionLost(ZooKeeperFailed):
-    """No answer came, or the session is over: a write may or may not have taken place."""
+    """No reply came, or the session is over: a write may or may not have taken place."""
 
 
 class RequestRejected(ZooKeeperFailed):
-    """Anything else that ZooKeeper answers (no rights, too large, …); the text says what."""
+    """Any other error of ZooKeeper (no permission, too large, …); the text names it."""
 
 
 class MultiFailed(ZooKeeperFailed):
-    """A transaction was not carried out; `index` is the first write that could not be done, `cause` says why."""
+    """A transaction was not carried out: `index` is the first write that failed, `cause` says why."""
 
     def __init__(self, index: int, write: Write, cause: ZooKeeperFailed) -> None:
         super().__init__(f"write {index} of a transaction ({type(write).__name__} {write.path}) failed: {type(cause).__name__}")

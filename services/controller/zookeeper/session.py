@@ -1,12 +1,14 @@
-"""The ZooKeeper session: kazoo behind one door, with its threads kept out of the controller's duty cycle.
+"""The ZooKeeper session: a client of kazoo whose threads never run our callbacks.
 
-Owned by the controller process; the only module that imports kazoo. kazoo's three threads talk to the server and put what
-comes into a queue, then ring an eventfd that stands in the controller's poller; `drain` hands everything over inside the duty cycle,
-so no callback of ours ever runs on another thread. What may be assumed in each `SessionState` is in `appliance/cluster/README.md`.
+Owned by the controller process; the only module that imports kazoo. kazoo's three threads talk to
+the server, append events to a queue and signal an eventfd that the controller's poller watches.
+`drain` handles the queue inside the duty cycle, so no callback of ours runs on another thread.
+`appliance/cluster/README.md` states what may be assumed in each `SessionState`.
 
-Weak spots: kazoo wakes its thread with one byte per request through a socket pair that holds some 270 of them and blocks after that,
-hence the window of `IN_FLIGHT_MAX` and the refusal of requests while there is no connection. `close` waits for kazoo's threads,
-bounded by `CLOSE_SECONDS`; a server that hangs then sees the session end by its time-out.
+Weak: kazoo wakes its thread with one byte per request through a socket pair that holds some 270
+bytes and then blocks, hence the window of `IN_FLIGHT_MAX` and the rejection of requests without a
+connection. `close` waits for kazoo's threads, at most `CLOSE_SECONDS`; if a server hangs, the
+session ends by its time-out.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ CLOSE_SECONDS = 2.0
 RECONNECT_SECONDS = 0.05
 RECONNECT_SECONDS_MAX = 0.2
 REFUSED_SECONDS = 0.5
-"""Before the next try, when a server has refused the credentials."""
+"""Pause before the next attempt, after a server has rejected the credentials."""
 
 
 class SessionState(Enum):
@@ -78,7 +80,7 @@ class SessionState(Enum):
 
 
 class SavedSession(NamedTuple):
-    """What a restarted controller needs to go on with the session of its previous life."""
+    """What the next incarnation of the controller needs to resume the session."""
 
     session_id: int
     password: bytes
@@ -93,7 +95,9 @@ class SavedSession(NamedTuple):
 
     @classmethod
     def load(cls, path: str, hosts: str) -> SavedSession | None:
-        """The session saved for this connect string; None if there is none, or it cannot be read (then a new one is opened)."""
+        """Return the session that was saved for this connect string; None if there is none or it
+        cannot be read.
+        """
         try:
             document = orjson.loads(Path(path).read_bytes())
             if document["zookeeper"] != hosts:
@@ -104,7 +108,7 @@ class SavedSession(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What became of a request: `failure` is None when `value` is its result."""
+    """The result of a request: `failure` is None if `value` is valid."""
 
     value: Any
     failure: ZooKeeperFailed | None
@@ -113,11 +117,12 @@ class Reply(NamedTuple):
 OnReply = Callable[[Reply], None]
 
 
-class _AskingHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
-    """Connects only to a server that says that it serves.
+class _ProbingHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
+    """Connect only to a server that reports that it serves.
 
-    A server that has bound its port and is not initialised yet takes a connection and forgets it without closing it (seen in one start of
-    ten); kazoo then waits a whole session time-out for the answer. Runs on kazoo's own thread, so it may wait a moment.
+    A server that has bound its port and is not initialised yet accepts a connection and forgets it
+    without closing it (seen in one start of ten); kazoo then waits a whole session time-out for the
+    reply. Runs on kazoo's own thread, so it may block for a moment.
     """
 
     def create_connection(self, *args: Any, **kwargs: Any) -> Any:
@@ -127,43 +132,50 @@ class _AskingHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo
         return super().create_connection(*args, **kwargs)
 
     def spawn(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> BackgroundThread:
-        """Raises ThreadRefused: the process that opens a session ends, and is started again, instead of waiting for ever."""
+        """Start a thread. Raises ThreadRefused: then the process ends and is restarted, instead of
+        waiting for ever.
+        """
         thread = BackgroundThread(partial(func, *args, **kwargs), "zookeeper-session")
         thread.start()
         return thread
 
 
 class _AuthenticatedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
-    """Logs in by SASL before anything is sent. kazoo would do so with a package that is not maintained, and would give the session up for ever when the
-    server dies in the middle."""
+    """Log in by SASL before anything is sent.
+
+    kazoo's own SASL needs a package that is not maintained, and gives the session up for ever if
+    the server dies during the login.
+    """
 
     def __init__(self, client: KazooClient, retry: KazooRetry, access: ZooKeeperAccess) -> None:
         super().__init__(client, retry, logger=client.logger, sasl_options={})
         self._access = access
         self.refusals = 0
-        """How often a server has refused the secret."""
+        """How often a server has rejected the secret."""
 
     def _authenticate_with_sasl(self, host: str, timeout: float) -> None:
         exchange = DigestMd5(self._access.user, self._access.password, os.urandom(16).hex())
         try:
-            challenge = self._ask(b"", 1, timeout)
+            challenge = self._exchange(b"", 1, timeout)
             if challenge or self._access.guards:
-                exchange.verify(self._ask(exchange.respond(challenge), 2, timeout))
+                exchange.verify(self._exchange(exchange.respond(challenge), 2, timeout))
         except SaslFailed as failure:
             self.refusals += 1
             self.client.handler.sleep_func(REFUSED_SECONDS)
-            raise ConnectionDropped(f"{host} refuses the login: {failure}") from failure
+            raise ConnectionDropped(f"{host} rejected the login: {failure}") from failure
 
-    def _ask(self, token: bytes, xid: int, timeout: float) -> bytes:
+    def _exchange(self, token: bytes, xid: int, timeout: float) -> bytes:
         self._submit(SASL(token), timeout, xid)
         header, buffer, offset = self._read_header(timeout)
         if header.err or header.xid != xid:
-            raise SaslFailed(f"the server answers with error {header.err}")
+            raise SaslFailed(f"the server returned error {header.err}")
         return SASL.deserialize(buffer, offset)[0] or b""
 
 
 def authenticated_client(access: ZooKeeperAccess | None, **options: Any) -> KazooClient:
-    """A client of kazoo's with these credentials: by SASL on servers of the boxes' own, by ZooKeeper's digest scheme elsewhere."""
+    """Return a kazoo client with these credentials: SASL on servers of our own, ZooKeeper's digest
+    scheme elsewhere.
+    """
     if access is None:
         return KazooClient(**options)
     if not access.is_own:
@@ -174,7 +186,10 @@ def authenticated_client(access: ZooKeeperAccess | None, **options: Any) -> Kazo
 
 
 class ZooKeeperSession:
-    """One session, kept up. `on_state(state)` and `on_change(path)` are called from `drain`, replies by the `on_reply` of their request."""
+    """One session, reconnected as needed.
+
+    `drain` calls `on_state(state)`, `on_change(path)` and the `on_reply` of each request.
+    """
 
     def __init__(
         self,
@@ -205,10 +220,10 @@ class ZooKeeperSession:
             timeout=session_timeout_ms / 1000,
             client_id=(saved.session_id, saved.password) if saved else None,
             connection_retry=retry,
-            randomize_hosts=False,  # the box's own member stands first: a session kept there is not lost when two boxes cannot reach each other
-            handler=_AskingHandler(),
+            randomize_hosts=False,  # the own member is first: its session survives a partition between two boxes
+            handler=_ProbingHandler(),
         )
-        self._client.logger.disabled = True  # what it has to say reaches the operator as states
+        self._client.logger.disabled = True  # the operator sees the states instead
         self._client.add_listener(self._on_kazoo_state)
 
     def start(self) -> None:
@@ -216,11 +231,11 @@ class ZooKeeperSession:
 
     @property
     def refusals(self) -> int:
-        """How often servers have refused the credentials."""
+        """How often servers have rejected the credentials."""
         return getattr(self._client._connection, "refusals", 0)
 
     def fileno(self) -> int:
-        """Readable when `drain` has something to do."""
+        """Return a descriptor that is readable when `drain` has something to do."""
         return self._doorbell
 
     # --- on kazoo's threads: nothing but queueing -------------------------------------------------------------------------
@@ -248,7 +263,7 @@ class ZooKeeperSession:
     # --- in the duty cycle -------------------------------------------------------------------------------------------------
 
     def drain(self, limit: int = 256) -> int:
-        """Hand over at most `limit` of what came; returns how many."""
+        """Handle at most `limit` events; return how many."""
         try:
             os.eventfd_read(self._doorbell)
         except BlockingIOError:
@@ -262,7 +277,10 @@ class ZooKeeperSession:
         return handled
 
     def submit(self, request: Request, on_reply: OnReply) -> None:
-        """Ask; `on_reply` is called from a later `drain`, exactly once, with `ConnectionLost` at once when there is no connection."""
+        """Send a request; `on_reply` is called exactly once, from a later `drain`.
+
+        Without a connection the reply is `ConnectionLost`.
+        """
         if self.state is not SessionState.CONNECTED:
             self._hand_over(lambda: on_reply(Reply(None, ConnectionLost("there is no connection to ZooKeeper"))))
             return
@@ -335,7 +353,8 @@ class ZooKeeperSession:
         self.session_id, self.password = session_id, password
         parts = self._chroot.strip("/").split("/") if self._chroot else []
         for depth in range(1, len(parts) + 1):
-            self._client.create_async("/" + "/".join(parts[:depth]), acl=self._acl_of("/"))  # requests of one session are carried out in order
+            # No reply is needed: the requests of one session are carried out in order.
+            self._client.create_async("/" + "/".join(parts[:depth]), acl=self._acl_of("/"))
         self._become(SessionState.CONNECTED)
 
     def _become(self, state: SessionState) -> None:
@@ -354,7 +373,9 @@ class ZooKeeperSession:
     # --- the end -----------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the session: its ephemeral nodes go at once. Waits for kazoo's threads, `CLOSE_SECONDS` at most."""
+        """End the session: ZooKeeper deletes its ephemeral nodes at once. Waits for kazoo's
+        threads, at most `CLOSE_SECONDS`.
+        """
         if self.state is SessionState.CLOSED:
             return
         self.state = SessionState.CLOSED
@@ -372,11 +393,14 @@ class ZooKeeperSession:
             self._client.stop()
             self._client.close()
         except Exception:
-            pass  # the session then ends by its time-out; nobody is left to be told
+            pass  # the session then ends by its time-out
 
     def abandon(self) -> None:
-        """Leave without a word, as a killed process does: the session and its ephemeral nodes live on until their time-out, or until the next life of this
-        process goes on with them."""
+        """Disconnect without closing the session, as a killed process does.
+
+        The session and its ephemeral nodes stay until the time-out, or until the next incarnation
+        resumes it.
+        """
         self.state = SessionState.CLOSED
         self._client._stopped.set()
         connection = self._client._connection
@@ -429,7 +453,9 @@ def _reply_of(request: Request, value: Any) -> Reply:
 
 
 def _reply_of_multi(request: Multi, results: list[Any]) -> Reply:
-    """Refused transactions come as a list of exceptions: RolledBack before the culprit, RuntimeInconsistency behind it."""
+    """Return the results, or the failure: in a refused transaction RolledBack precedes the failed
+    write, RuntimeInconsistency follows it.
+    """
     for index, (write, result) in enumerate(zip(request.writes, results, strict=True)):
         if isinstance(result, Exception) and not isinstance(result, kazoo_exceptions.RolledBackError):
             return Reply(None, MultiFailed(index, write, _failure_of(_alone(write), result)))

@@ -1,8 +1,8 @@
 """Topics as ZooKeeper holds them, and the writes that change them.
 
-Owned by the controller process: `TopicState` is its copy of the tree, changed only after ZooKeeper has accepted a write. The tree, not
-this copy, is what counts: after every reconnect it is loaded anew. Weak spot: loading reads every partition's state (2,000
-in 0.4 s, spread over many turns of the duty cycle).
+Owned by the controller process. `TopicState` is its copy of the tree; it changes only after
+ZooKeeper has accepted a write, and is loaded again after each reconnect. Weak: loading reads the
+state of each partition (2,000 in 0.4 s, spread over many turns of the duty cycle).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TopicState:
         self.document_version = 0
         """Znode version of the topic's document, which holds `assignment`."""
         self.created_zxid = 0
-        """Which topic of this name it is; 0 while that was not read."""
+        """Distinguishes topics that had this name one after the other; 0 if it was not read."""
         self.states: dict[int, PartitionState] = {}
         self.state_versions: dict[int, int] = {}
         """The partition epochs: znode versions of `states`."""
@@ -86,15 +86,20 @@ class TopicState:
 
     @property
     def visible_count(self) -> int:
-        """How many partitions clients hear of: those with a state, from 0 on without a gap. States are written from the last partition down, so a
-        topic that is being created shows none, and one that grows shows its old ones, until all are written."""
+        """Count the partitions that clients see: those with a state, from 0 on without a gap.
+
+        States are written from the last partition down. So a topic that is being created shows no
+        partition, and one that grows shows its old ones, until all states are written.
+        """
         return next((partition for partition in range(len(self.replicas)) if partition not in self.states), len(self.replicas))
 
     def local_partitions(self, broker_id: int) -> list[int]:
         return [partition for partition, replicas in sorted(self.replicas.items()) if broker_id in replicas]
 
     def partition_images(self, disk_of: Callable[[str], str | None]) -> tuple[PartitionImage, ...]:
-        """What clients and processes are told; `disk_of` gives a directory's disk name on this box."""
+        """Return the partitions for the metadata image; `disk_of` maps a directory id to a disk of
+        this box.
+        """
         images = []
         for partition in range(self.visible_count):
             state = self.states[partition]
@@ -108,7 +113,7 @@ class TopicState:
         return tuple(images)
 
     def set_state(self, partition: int, state: PartitionState, version: int) -> None:
-        """Only for who fills a topic: what changes a topic that is known goes through `Cluster.put_state`."""
+        """For a topic that is being loaded; a known topic changes through `Cluster.put_state`."""
         self.states[partition] = state
         self.state_versions[partition] = version
 
@@ -117,15 +122,18 @@ class TopicState:
 
 
 def load_topics(broker_id: int, new_topic_id: Callable[[], TopicId]) -> Operation[dict[str, TopicState]]:
-    """Every topic of the tree, with watches on the lists of topics and of deletions. A topic whose document has no id (versions 1 and 2) gets one here;
-    `assignment.topic_id` is None until it is written."""
+    """Load all topics, with watches on the lists of topics and of deletions.
+
+    A topic whose document has no id (versions 1 and 2) gets one; `assignment.topic_id` is None
+    until it is written.
+    """
     names = yield GetChildren(BROKER_TOPICS, True)
     found = yield from load_some_topics(broker_id, names, new_topic_id)
     return found
 
 
 def load_some_topics(broker_id: int, names: Iterable[str], new_topic_id: Callable[[], TopicId]) -> Operation[dict[str, TopicState]]:
-    """These topics, as far as they are there."""
+    """Load those of these topics that exist."""
     listed = list(names)
     nodes = yield from all_of([step for name in listed for step in (Get(topic_path(name)), Get(topic_config_path(name)), Get(placement_path(broker_id, name)))])
     topics: dict[str, TopicState] = {}
@@ -140,7 +148,7 @@ def load_some_topics(broker_id: int, names: Iterable[str], new_topic_id: Callabl
             state.config, state.config_version = decode_config(topic_config_path(name), config.data), config.version
         if placement is not None:
             decoded = DirectoryAssignment.decode(placement_path(broker_id, name), placement.data)
-            if decoded.topic_id == state.topic_id:  # one of an earlier topic of this name says nothing
+            if decoded.topic_id == state.topic_id:  # else it is the placement of an earlier topic of this name
                 state.placement, state.moves = decoded.directories, dict(decoded.moves)
         topics[name] = state
     yield from _load_states(topics)
@@ -157,13 +165,13 @@ def _load_states(topics: dict[str, TopicState]) -> Operation[None]:
 
 
 def load_deletions() -> Operation[set[str]]:
-    """Names of the topics that are to be deleted."""
+    """Return the names of the topics to be deleted, and set a watch on the list."""
     names = yield GetChildren(DELETE_TOPICS, True)
     return set(names)
 
 
 def load_placements(broker_id: int) -> Operation[dict[str, DirectoryAssignment]]:
-    """What is recorded of all that lies on this broker, topics that are not there any more among them."""
+    """Return all placements of this broker, including those of topics that no longer exist."""
     names = yield GetChildren(placements_path(broker_id))
     nodes = yield from all_of([Get(placement_path(broker_id, name)) for name in names])
     found = {name: _node(node) for name, node in zip(names, nodes, strict=True)}
@@ -171,7 +179,7 @@ def load_placements(broker_id: int) -> Operation[dict[str, DirectoryAssignment]]
 
 
 def brokers_with_placement(topic: TopicState, partitions: Iterable[int], broker_ids: Iterable[int]) -> Operation[dict[int, set[int]]]:
-    """partition → those of `broker_ids` that have a place for it."""
+    """For each partition, return those of `broker_ids` that have placed it on a disk."""
     asked = sorted(set(broker_ids))
     nodes = yield from all_of([Get(placement_path(broker_id, topic.name)) for broker_id in asked])
     found: dict[int, set[int]] = {partition: set() for partition in partitions}
@@ -199,7 +207,9 @@ def _node(found: Any) -> Node | None:
 
 
 def creation_writes(topic: TopicState, broker_id: int, config_exists: bool, placement_exists: bool) -> tuple[Write, ...]:
-    """The one transaction that makes a topic: configs, assignment with id, the chosen directories. Left-overs of an earlier topic are replaced."""
+    """Return the transaction that creates a topic: configs, assignment with id, directories.
+    Left-overs are replaced.
+    """
     config = encode_config(topic.config)
     placement = DirectoryAssignment(topic.topic_id, topic.placement, topic.moves).encode()
     config_path, directories_path = topic_config_path(topic.name), placement_path(broker_id, topic.name)
@@ -211,13 +221,19 @@ def creation_writes(topic: TopicState, broker_id: int, config_exists: bool, plac
 
 
 def growth_writes(topic: TopicState, broker_id: int, assignment: TopicAssignment, placement: dict[int, str], placement_exists: bool) -> tuple[Write, ...]:
-    """The one transaction that gives a topic more partitions: from then on a controller that finds them without states completes them."""
+    """Return the transaction that adds partitions: a controller that finds them without states
+    completes them.
+    """
     path, data = placement_path(broker_id, topic.name), DirectoryAssignment(topic.topic_id, placement, topic.moves).encode()
     return (SetData(topic_path(topic.name), assignment.encode(), topic.document_version), SetData(path, data, -1) if placement_exists else Create(path, data))
 
 
 def config_writes(name: str, config: dict[str, str], version: int | None) -> tuple[Write, ...]:
-    """The one transaction that changes a topic's configs, if nobody did meanwhile, and tells every broker; `version` None: it has no node yet."""
+    """Return the transaction that changes a topic's configs under `version` and notifies every
+    broker.
+
+    `version` is None if the topic has no config node yet.
+    """
     path, data = topic_config_path(name), encode_config(config)
     return (
         Check(topic_path(name), -1),
@@ -227,15 +243,21 @@ def config_writes(name: str, config: dict[str, str], version: int | None) -> tup
 
 
 def placement_write(topic: TopicState, broker_id: int, exists: bool) -> Write:
-    """Where the partitions of this broker lie, and where they are moved to, as memory has it: what changes it changes memory first, so that no write
-    takes another one's change back."""
+    """Return the write of this broker's placements and moves of a topic, as memory has them.
+
+    A change goes into memory first, so that no write reverts another one.
+    """
     path, data = placement_path(broker_id, topic.name), DirectoryAssignment(topic.topic_id, topic.placement, topic.moves).encode()
     return SetData(path, data, -1) if exists else Create(path, data)
 
 
 def first_state_writes(topic: TopicState, states: dict[int, PartitionState], existing: Iterable[str] | None) -> list[Write]:
-    """The nodes of partitions that have no state yet, from the last one down (see `TopicState.visible_count`). `existing`: the partitions that have
-    a node (a former controller may have died between two transactions), None if `partitions` itself is missing."""
+    """Return the creations of the state nodes, from the last partition down (see
+    `TopicState.visible_count`).
+
+    `existing`: partitions that have a node already, because a controller died between two
+    transactions; None if `partitions` itself is missing.
+    """
     there = set(existing or ())
     writes: list[Write] = [] if existing is not None else [Create(topic_partitions_path(topic.name))]
     for partition, state in sorted(states.items(), reverse=True):
@@ -246,31 +268,35 @@ def first_state_writes(topic: TopicState, states: dict[int, PartitionState], exi
 
 
 def partitions_written(name: str, writes: Iterable[Write]) -> list[int]:
-    """The partitions of a topic that these writes give their first state."""
+    """Return the partitions that get their first state from these writes."""
     prefix, suffix = f"{topic_partitions_path(name)}/", "/state"
     return [int(write.path[len(prefix) : -len(suffix)]) for write in writes if write.path.startswith(prefix) and write.path.endswith(suffix)]
 
 
 def state_write(topic: TopicState, partition: int, state: PartitionState) -> Write:
-    """A new state, if nobody changed the old one meanwhile."""
+    """Return the write of a new state under the known version."""
     return SetData(partition_state_path(topic.name, partition), state.encode(), topic.state_versions[partition])
 
 
 def chunks(writes: list[Write]) -> list[tuple[Write, ...]]:
-    """Transactions of a size that ZooKeeper takes; a crash may come between two of them."""
+    """Split writes into transactions that ZooKeeper accepts; a crash may come between two of them."""
     return [tuple(writes[start : start + WRITES_MAX]) for start in range(0, len(writes), WRITES_MAX)]
 
 
 def deletion_writes(name: str, broker_id: int, existing: list[str]) -> list[Write]:
-    """Delete `existing` paths, children before parents, the placement behind them, and the order to delete last: while it stands, the deletion
-    goes on after a crash, and it knows the directories until nothing else is left."""
+    """Return the deletions of `existing` paths: children before parents, then the placement, then
+    the deletion order.
+
+    While the order exists, the deletion continues after a crash; it knows the directories until
+    nothing else is left.
+    """
     placement = placement_path(broker_id, name)
     order = sorted(existing, key=lambda path: (path == placement, -path.count("/"), path))
     return [*(Delete(path) for path in order), Delete(delete_topic_path(name))]
 
 
 def topic_paths(name: str, broker_id: int, partitions: Iterable[int]) -> list[str]:
-    """Every path that a topic with these partitions may have, the order to delete apart."""
+    """Return every path that a topic with these partitions may have, except the deletion order."""
     paths = [topic_path(name), topic_partitions_path(name), topic_config_path(name), placement_path(broker_id, name)]
     for partition in partitions:
         paths += [partition_path(name, partition), partition_state_path(name, partition)]

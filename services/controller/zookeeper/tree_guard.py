@@ -1,8 +1,7 @@
-"""Has the tree protected after an arrival (`services/controller/zookeeper/tree_protection.py`), once in a life of the
-controller process unless the arrival is lost meanwhile.
+"""Start the protection of the tree (`tree_protection.py`) after an arrival, once per incarnation.
 
-Owned by the controller. Weak spot: on an ensemble elsewhere nodes that belong to another user stay
-as they are, and are reported once.
+Owned by the controller. If the arrival is lost meanwhile, the next one starts it again. Weak: on an
+ensemble elsewhere, nodes that belong to another user stay as they are, and are reported once.
 """
 
 from __future__ import annotations

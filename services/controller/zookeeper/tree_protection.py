@@ -39,7 +39,7 @@ from services.controller.zookeeper.requests import (
 
 PROTECTED = "/millrace/protected"
 BATCH = 100
-"""Nodes that are looked at together."""
+"""Nodes that are read together."""
 PAUSE_MS = 10
 _RULES = 1
 """Grows when `access_rules` change, so that every tree is gone through again."""

@@ -1,9 +1,11 @@
-"""Following the tree in ZooKeeper: what is looked at again when a watch says that it has changed.
+"""Follow the tree in ZooKeeper: reload each watched path after its watch has fired.
 
-The change log tells of everything that boxes write; beside it the lists of topics, of deletions, of brokers and of Kafka's config notifications are
-watched, because other tools write there too, and because a box that dies writes nothing; and the box's own registration, which a copy of the box may
-have deleted. Owned by the controller process of each box. One look at each
-path at a time; what changes during a look is looked at after it. Weak spot: our own writes come along here too, and cost a look that finds nothing new.
+Owned by the controller process of each box. The change log reports everything that boxes write. The
+lists of topics, deletions, brokers and Kafka's config notifications are watched beside it, because
+other tools write there, and because a dead box writes nothing. The box's own registration is
+watched, because a copy of the box may have deleted it. Each path is reloaded by at most one
+operation at a time; a change during a reload causes another one. Weak: our own writes fire the
+watches, too, and cost a reload that finds nothing new.
 """
 
 from __future__ import annotations
@@ -25,8 +27,11 @@ from services.controller.zookeeper.requests import GetChildren
 
 
 class ZnodeWatcher:
-    """`creating()`: names of topics that this process is about to create. `on_news` is called when something has changed, `on_failure` gets what ZooKeeper
-    refused or lost."""
+    """`creating()` returns the names of topics that this process is about to create.
+
+    `on_news` is called if a reload found a change, `on_failure` if ZooKeeper refused or lost a
+    request.
+    """
 
     def __init__(
         self,
@@ -49,37 +54,37 @@ class ZnodeWatcher:
         self._log = log
         self._on_news = on_news
         self._on_failure = on_failure
-        self._looks: dict[str, Callable[[], Operation[bool]]] = {
-            CONTROLLER: self._look_at_controller,
-            CHANGES: self._look_at_changes,
-            BROKER_TOPICS: self._look_at_topics,
-            DELETE_TOPICS: self._look_at_deletions,
-            BROKER_IDS: self._look_at_brokers,
-            CONFIG_CHANGES: self._look_at_config_changes,
-            broker_path(cluster.broker_id): self._look_at_own_registration,
+        self._reloads: dict[str, Callable[[], Operation[bool]]] = {
+            CONTROLLER: self._reload_controller,
+            CHANGES: self._reload_changes,
+            BROKER_TOPICS: self._reload_topics,
+            DELETE_TOPICS: self._reload_deletions,
+            BROKER_IDS: self._reload_brokers,
+            CONFIG_CHANGES: self._reload_config_changes,
+            broker_path(cluster.broker_id): self._reload_own_registration,
         }
         self._changed_again: set[str] = set()
         self._changed_on_arrival: set[str] = set()
 
     def forget(self) -> None:
-        """The looks under way were dropped; an arrival reads everything."""
+        """Forget pending reloads: they were dropped, and the next arrival reads everything."""
         self._changed_again.clear()
         self._changed_on_arrival.clear()
 
     def on_arrived(self) -> None:
-        """What changed after an arrival had read it is looked at now."""
+        """Reload what changed after the arrival had read it."""
         changed, self._changed_on_arrival = self._changed_on_arrival, set()
         for path in sorted(changed):
             self.on_change(path)
 
     def on_change(self, path: str) -> None:
-        """A watch has fired."""
+        """A watch fired: reload the path."""
         if not self._cluster.has_arrived:
             self._changed_on_arrival.add(path)
-        elif path in self._looks and not self._runner.start(f"look:{path}", self._looks[path](), lambda outcome: self._on_looked(path, outcome)):
-            self._changed_again.add(path)  # a watch fires once: what changed during a look is looked at after it
+        elif path in self._reloads and not self._runner.start(f"reload:{path}", self._reloads[path](), lambda outcome: self._on_reloaded(path, outcome)):
+            self._changed_again.add(path)  # a watch fires once, so a change during a reload needs another reload
 
-    def _on_looked(self, path: str, outcome: Outcome) -> None:
+    def _on_reloaded(self, path: str, outcome: Outcome) -> None:
         if outcome.failure is not None:
             self._on_failure(outcome.failure)
             return
@@ -89,63 +94,65 @@ class ZnodeWatcher:
             self._changed_again.discard(path)
             self.on_change(path)
 
-    def _look_at_controller(self) -> Operation[bool]:
+    def _reload_controller(self) -> Operation[bool]:
         former = self._cluster.fence
         yield from take_over(self._cluster, self._session_id(), self._clock.wall_ms(), self._new_topic_id)
         if self._cluster.fence != former:
-            self._log.info("this box is controller of the cluster" if self._cluster.fence is not None else "this box is not controller any more")
+            self._log.info("this box is the controller of the cluster" if self._cluster.fence is not None else "this box is no longer the controller")
         return True
 
-    def _look_at_changes(self) -> Operation[bool]:
+    def _reload_changes(self) -> Operation[bool]:
         news = yield from follow_changes(self._cluster, self._new_topic_id)
         return bool(news)
 
-    def _look_at_topics(self) -> Operation[bool]:
+    def _reload_topics(self) -> Operation[bool]:
         cluster = self._cluster
         names = set((yield GetChildren(BROKER_TOPICS, True)))
-        strange = names - cluster.topics.keys() - set(self._creating())
-        if strange:
-            yield from read_topics(cluster, strange, self._new_topic_id)
+        unknown = names - cluster.topics.keys() - set(self._creating())
+        if unknown:
+            yield from read_topics(cluster, unknown, self._new_topic_id)
         gone = {name for name in cluster.topics.keys() - names - cluster.deleting if not self._runner.is_running(f"topic:{name}")}
         for name in gone:
-            self._log.warning(f"topic {name} was taken out of ZooKeeper by somebody else; its directories stay", topic=name)
+            self._log.warning(f"topic {name} was deleted from ZooKeeper by another program; its directories stay", topic=name)
             del cluster.topics[name]
-        if strange or gone:
+        if unknown or gone:
             yield Publish()
-        return bool(strange or gone)
+        return bool(unknown or gone)
 
-    def _look_at_deletions(self) -> Operation[bool]:
-        """New orders; and those that are gone because another broker's controller has carried them out, with the topics."""
+    def _reload_deletions(self) -> Operation[bool]:
+        """Apply new deletion orders, and those that another broker's controller has completed."""
         cluster = self._cluster
         names = yield from topic_registry.load_deletions()
-        strange = {name for name in names - cluster.deleting if not self._runner.is_running(f"topic:{name}")}
-        cluster.deleting |= strange
+        unknown = {name for name in names - cluster.deleting if not self._runner.is_running(f"topic:{name}")}
+        cluster.deleting |= unknown
         done = {name for name in cluster.deleting - names if not self._runner.is_running(f"topic:{name}")}
         if done:
             left = set((yield GetChildren(BROKER_TOPICS, True)))
             for name in done - left:
                 cluster.topics.pop(name, None)
             cluster.deleting -= done
-            again = done & left  # made anew since
+            again = done & left  # created again since
             for name in again:
                 cluster.topics.pop(name, None)
             yield from read_topics(cluster, again, self._new_topic_id)
-        if strange or done:
+        if unknown or done:
             yield Publish()
-        return bool(strange or done)
+        return bool(unknown or done)
 
-    def _look_at_brokers(self) -> Operation[bool]:
+    def _reload_brokers(self) -> Operation[bool]:
         former = self._cluster.broker_epochs
         self._cluster.use_boxes((yield from broker_registry.read_boxes(watch=True)))
         yield Publish()
         return former != self._cluster.broker_epochs
 
-    def _look_at_own_registration(self) -> Operation[bool]:
+    def _reload_own_registration(self) -> Operation[bool]:
         yield from broker_registry.check_registration(self._cluster.broker_id, self._session_id())
         return False
 
-    def _look_at_config_changes(self) -> Operation[bool]:
-        """Configs that somebody else changed. Our own changes come along here too, and are known already."""
+    def _reload_config_changes(self) -> Operation[bool]:
+        """Load the configs that others changed. Our own changes are notified, too, and are known
+        already.
+        """
         names = yield from config_notifications.list_config_changes()
         for name in sorted(names - self._cluster.config_changes):
             entity = yield from config_notifications.entity_named_by(name)

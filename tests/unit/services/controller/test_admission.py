@@ -107,7 +107,7 @@ def test_a_box_without_its_saved_session_waits_until_its_former_one_is_over_and_
     box.start_controller()
     pair.boxes[2] = box
     pair.pass_ms(SESSION_MS)
-    assert not box.notifier.is_ready and "waits until that is over" in status_of(box)
+    assert not box.notifier.is_ready and "waiting until that session ends" in status_of(box)
     pair.zookeeper.end_session(former)
     pair.pass_ms(50)
     assert OWN in pair.zookeeper and "waits" not in status_of(box), "the watch tells, not the next look"
@@ -123,7 +123,7 @@ def test_a_registration_that_vanishes_while_its_session_lives_is_made_again_at_o
     assert OWN in pair.zookeeper
     pair.until_quiet()
     assert registered_epoch(pair) > epoch
-    assert capfd.readouterr().err.count("CRITICAL controller: the registration of broker 2 is gone") == 1
+    assert capfd.readouterr().err.count("CRITICAL controller: the registration of broker 2 was deleted") == 1
 
 
 def test_a_box_whose_registration_another_session_has_leads_nothing_until_that_is_over(pair: SteppedCluster, capfd: pytest.CaptureFixture[str]) -> None:
@@ -140,7 +140,7 @@ def test_a_box_whose_registration_another_session_has_leads_nothing_until_that_i
     assert "in use by a running box with the same identity" in box.notifier.said
     assert not lease.holds(pair.clock.boottime_ns()), "who has no lease leads nothing"
     pair.pass_ms(PATIENCE_MS + 2 * NEXT_LOOK_MS)
-    assert capfd.readouterr().err.count("CRITICAL controller: the registration of broker 2 belongs to session") == 1
+    assert capfd.readouterr().err.count("CRITICAL controller: the registration of broker 2 now belongs to session") == 1
     thief.close()
     pair.pass_ms(50)
     assert OWN in pair.zookeeper, "taken up again when it is free"
