@@ -100,7 +100,7 @@ class ControllerAgent:
         self._spaces = DiskSpaces(context, self.cluster, self._disks)
         self._replicas = BoxReplicas(context, self.cluster, self._membership, self._runner, self._own_runner, self._disks, self._spaces)
         self._administration = ClusterAdministration(context, self.cluster, self._runner, self._spaces.available, new_topic_id, on_failure)
-        self._looks = ZnodeWatcher(
+        self._watcher = ZnodeWatcher(
             self.cluster,
             self._runner,
             new_topic_id,
@@ -156,7 +156,7 @@ class ControllerAgent:
             self._reconsider_at_ms = now_ms + RECONSIDER_MS
             self._replicas.reconsider()
             self._administration.reconsider()
-        work += self._membership.keep_lease(self._replicas.bring_up.roles_are_told)
+        work += self._membership.keep_lease(self._replicas.bring_up.are_roles_sent)
         work += self._replicas.do_work()
         work += self._moves.do_work(now_ns, self._membership.has_arrived)
         if self.cluster.is_image_due:
@@ -219,7 +219,7 @@ class ControllerAgent:
         self._count_term()
         self._moves.on_arrived()
         self._administration.on_arrived()
-        self._looks.on_arrived()
+        self._watcher.on_arrived()
         self._replicas.on_arrived()
         self._tree_guard.on_arrived()
         self._reconsider_at_once()
@@ -232,14 +232,14 @@ class ControllerAgent:
             self._terms.add()
 
     def _on_left(self) -> None:
-        self._looks.forget()
+        self._watcher.forget()
         self._publisher.forget_waiting()
         self._leads_gauge.set(0)
 
     def _on_change(self, path: str) -> None:
         """Somebody changed something that we watch: look at it again. Our own writes come along here too, and find nothing new."""
         self._membership.on_change(path)
-        self._looks.on_change(path)
+        self._watcher.on_change(path)
 
     def _on_cluster_changed(self) -> None:
         """Others have changed something: whoever may have to act on it looks at it in this turn or the next."""

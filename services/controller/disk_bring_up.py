@@ -71,7 +71,7 @@ class DiskBringUp:
         """Whether every disk that is not dead has told what it holds: what none of them has, and no placement names, was never here."""
         return all(self.is_brought_up(disk) or self.is_dead(disk) for disk in self._cluster.disks)
 
-    def roles_are_told(self) -> bool:
+    def are_roles_sent(self) -> bool:
         """Whether every disk was told, since we began, what it is now (or is dead): until then one may lead what an old image said."""
         if not self._were_told:
             self._were_told = self.all_told()

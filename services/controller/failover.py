@@ -15,9 +15,9 @@ from appliance.shm.counters import Counters
 from services.controller.decisions.cluster import Cluster
 from services.controller.decisions.leader_operations import (
     Elections,
+    controlled_shutdown,
     elect_after_deaths,
     fence_box,
-    leave_cluster,
     take_up_replicas,
     to_elect,
     to_take_up,
@@ -153,7 +153,7 @@ class Failover:
         if self._has_left:
             self._tell_left(0)
         elif self._left and not self._runner.is_running("leave"):
-            self._runner.start("leave", leave_cluster(self._cluster, self._departures.add, self._now_ms), self._on_left)
+            self._runner.start("leave", controlled_shutdown(self._cluster, self._departures.add, self._now_ms), self._on_left)
 
     def _on_left(self, outcome: Outcome) -> None:
         if outcome.failure is not None:

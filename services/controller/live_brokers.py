@@ -11,7 +11,7 @@ from functools import partial
 
 from appliance.base.errors import ErrorCode
 from services.controller.decisions.cluster import Cluster
-from services.controller.decisions.role_operations import tell_live_brokers
+from services.controller.decisions.role_operations import send_live_brokers
 from services.controller.zookeeper.operation import OperationRunner, Outcome
 
 RETRY_MS = 500
@@ -41,7 +41,7 @@ class LiveBrokers:
                 continue
             name = f"live brokers:{disk}"
             if not self._runner.is_running(name):
-                self._runner.start(name, tell_live_brokers(disk, live), partial(self._on_told, disk, word))
+                self._runner.start(name, send_live_brokers(disk, live), partial(self._on_told, disk, word))
                 told += 1
         return told
 

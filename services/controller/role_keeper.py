@@ -34,11 +34,11 @@ class RoleKeeper:
         cluster = self._cluster
         if self._again:
             self._ask_again()
-        if not cluster.to_tell:
+        if not cluster.roles_to_send:
             return 0
         by_disk: dict[str, list[tuple[TopicState, int]]] = {}
         kept: set[tuple[str, int]] = set()
-        for name, partition in cluster.to_tell:
+        for name, partition in cluster.roles_to_send:
             topic = cluster.topics.get(name)
             disk = cluster.disk_of_partition(topic, partition) if topic is not None and name not in cluster.deleting else None
             if topic is None or disk is None or disk not in cluster.reports:
@@ -47,7 +47,7 @@ class RoleKeeper:
                 kept.add((name, partition))
                 continue
             by_disk.setdefault(disk, []).append((topic, partition))
-        cluster.to_tell = kept
+        cluster.roles_to_send = kept
         for disk, partitions in by_disk.items():
             self._own_runner.start(f"roles:{disk}", send_roles(cluster, partitions), partial(self._on_told, disk, partitions))
         return len(by_disk)
@@ -60,4 +60,4 @@ class RoleKeeper:
     def _ask_again(self) -> None:
         now_ms = self._now_ms()
         for disk in [disk for disk in self._again if now_ms - self._refused_at_ms[disk] >= RETRY_MS]:
-            self._cluster.to_tell |= self._again.pop(disk)
+            self._cluster.roles_to_send |= self._again.pop(disk)

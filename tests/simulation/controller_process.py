@@ -95,7 +95,7 @@ class ControllerProcess:
         patience = lambda: bring_up.patience_ms(SESSION_TIMEOUT // MS)  # noqa: E731
         self._failover = Failover(self.cluster, runner, bring_up.is_dead, bring_up.is_brought_up, patience, now_ms, counters, log, self._on_failure)
         session = self._session_id
-        self._looks = ZnodeWatcher(self.cluster, runner, lambda: TOPIC_ID, lambda: (), session, self, log, self._reconsider_now, self._on_failure)
+        self._watcher = ZnodeWatcher(self.cluster, runner, lambda: TOPIC_ID, lambda: (), session, self, log, self._reconsider_now, self._on_failure)
         self.session = Session(world, zookeeper, broker_id, session_id, self._on_connected, self._leave, self._looks_at)
         self._turn_again()
 
@@ -199,7 +199,7 @@ class ControllerProcess:
     def _leave(self) -> None:
         """Nothing that ZooKeeper said can be acted on any more."""
         self._arrived, self._arrive_at = False, None
-        self._looks.forget()
+        self._watcher.forget()
         self._runner.drop_all()
         self.cluster.forget()
 
@@ -211,7 +211,7 @@ class ControllerProcess:
         self._arrive_at = self._world.now + (0 if isinstance(failure, ControllerMoved) else ARRIVE_AGAIN)
 
     def _looks_at(self, path: str) -> None:
-        self._looks.on_change(path.rstrip("/"))
+        self._watcher.on_change(path.rstrip("/"))
         self._turn_soon()
 
     # --- the turn
@@ -259,7 +259,7 @@ class ControllerProcess:
             self._on_failure(outcome.failure)
             return
         self._arrived = True
-        self._looks.on_arrived()
+        self._watcher.on_arrived()
         self._bring_up.on_arrived()
         self._failover.on_arrived()
         self._reconsider_now()

@@ -114,7 +114,7 @@ class SteppedCluster:
     def _is_idle(box: SteppedBox) -> bool:
         agent = box.agent
         assert agent is not None
-        busy = len(agent._runner) or len(agent._own_runner) or agent._replicas.bring_up.waiting or agent.cluster.to_tell or agent._publisher.is_pending
+        busy = len(agent._runner) or len(agent._own_runner) or agent._replicas.bring_up.waiting or agent.cluster.roles_to_send or agent._publisher.is_pending
         return agent._membership.has_arrived and not busy and not agent.session._submitted and not agent.session._arrived
 
     def _images_agree(self) -> bool:

@@ -199,7 +199,7 @@ class SteppedBox:
         assert agent is not None
 
         def quiet() -> bool:
-            busy = len(agent._runner) or agent._replicas.bring_up.waiting or agent.cluster.to_tell or agent.cluster.deleting or agent._moves.is_busy()
+            busy = len(agent._runner) or agent._replicas.bring_up.waiting or agent.cluster.roles_to_send or agent.cluster.deleting or agent._moves.is_busy()
             return agent._membership.has_arrived and not busy
 
         self.until_ready()

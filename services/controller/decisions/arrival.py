@@ -1,8 +1,10 @@
-"""Arriving: what the controller process of a box does after every (re)connect to ZooKeeper, and how it follows what others change.
+"""The arrival: what the controller process of a box does after each (re)connect to ZooKeeper, and
+how it applies later changes.
 
-Owned by the controller process. Everything may be cut off after any step and begins anew; it finds nothing to do when nothing has changed. The list
-of changes is read before the tree, so what is missing in the tree comes by the list. Weak spot: an arrival reads the whole tree (2,000
-partitions in half a second).
+Owned by the controller process. Everything can be dropped after any step and starts again; it finds
+nothing to do if nothing has changed. The change log is listed before the tree is read, so a change
+that the tree read missed comes by the log. Weak: an arrival reads the whole tree (2,000 partitions
+in half a second).
 """
 
 from __future__ import annotations
@@ -27,31 +29,35 @@ class ForeignCluster(ZooKeeperFailed):
 
 
 class ChangesMissed(ZooKeeperFailed):
-    """Changes were tidied away before we read them: everything is to be loaded anew."""
+    """Changes were removed before this box read them: everything must be reloaded."""
 
 
 class Arrival(NamedTuple):
-    """Who we are, for an arrival: everything that comes from outside."""
+    """What an arrival needs from outside."""
 
     session_id: int
     registration: BrokerRegistration
     box: BoxRecord
     cluster_id: str
-    """What a new cluster is to be called; with `cluster_id_expected` an existing one must be called so too."""
+    """The id for a new cluster; with `cluster_id_expected` an existing one must have this id."""
     cluster_id_expected: bool
     has_been_member: bool
-    """Of the cluster of that id: a ZooKeeper that knows of none is not the one, or has lost everything."""
+    """Of the cluster of that id. Then a ZooKeeper without a cluster id is the wrong one, or has
+    lost its data.
+    """
     timestamp_ms: int
     new_topic_id: Callable[[], TopicId]
 
 
 def arrive(cluster: Cluster, arrival: Arrival) -> Operation[None]:
-    """After every (re)connect: root paths, cluster id, registration, election, then load everything and publish. Safe to repeat."""
+    """Create the roots, check the cluster id, register, elect a controller, load everything,
+    publish. Safe to repeat.
+    """
     yield from broker_registry.create_roots(cluster.broker_id)
     if arrival.has_been_member and (yield from broker_registry.read(CLUSTER_ID)) is None:
         raise ForeignCluster(
-            f"this ZooKeeper is empty, and the box belongs to cluster {arrival.cluster_id}: name the right one with --zookeeper, or bring back its data;"
-            " a box that is to begin anew has an empty state directory and empty disks"
+            f"this ZooKeeper is empty, and the box belongs to cluster {arrival.cluster_id}: name the right one with"
+            " --zookeeper, or restore its data; to start the box afresh, empty its state directory and its disks"
         )
     cluster_id = yield from broker_registry.take_cluster_id(arrival.cluster_id)
     if arrival.cluster_id_expected and cluster_id != arrival.cluster_id:
@@ -62,7 +68,7 @@ def arrive(cluster: Cluster, arrival: Arrival) -> Operation[None]:
     changes = yield from change_log.list_changes()
     boxes = yield from broker_registry.read_boxes(watch=True)
     deleting = yield from topic_registry.load_deletions()
-    config_changes = yield from config_notifications.list_config_changes()  # before the configs: what comes later is looked at
+    config_changes = yield from config_notifications.list_config_changes()  # before the configs, so that no later change is missed
     topics = yield from topic_registry.load_topics(cluster.broker_id, arrival.new_topic_id)
     placements = yield from topic_registry.load_placements(cluster.broker_id)
     yield from load_box_configs(cluster)
@@ -80,12 +86,12 @@ def arrive(cluster: Cluster, arrival: Arrival) -> Operation[None]:
         if placement.is_deleted and (name not in topics or topics[name].topic_id != placement.topic_id)
     }
     for report in cluster.reports.values():
-        report.telling.clear()  # who waited for these answers was dropped
+        report.sent.clear()  # the operations that waited for these answers were dropped
     yield Publish()
 
 
 def _write_topic_ids(broker_id: int, fence: Fence, topics: Iterable[TopicState]) -> Operation[None]:
-    """Give topics of old documents their id, for good."""
+    """Store an id for each topic whose document has none (versions 1 and 2)."""
     for topic in topics:
         if topic.assignment.topic_id is None:
             topic.assignment = topic.assignment._replace(topic_id=topic.topic_id)
@@ -95,7 +101,11 @@ def _write_topic_ids(broker_id: int, fence: Fence, topics: Iterable[TopicState])
 
 
 def take_over(cluster: Cluster, session_id: int, timestamp_ms: int, new_topic_id: Callable[[], TopicId]) -> Operation[None]:
-    """`/controller` has changed: try to become controller, with what is known. It is followed up to the last change, and every write is conditional."""
+    """`/controller` has changed: try to become the controller with the tree as it is known.
+
+    A new controller first applies the change log up to its end. What other tools change meanwhile
+    is safe, because every write is conditional.
+    """
     controller_id, fence = yield from become_controller(cluster.broker_id, session_id, timestamp_ms)
     if fence is not None and cluster.fence is None:
         yield from follow_changes(cluster, new_topic_id)
@@ -107,7 +117,7 @@ def take_over(cluster: Cluster, session_id: int, timestamp_ms: int, new_topic_id
 
 
 class News(NamedTuple):
-    """What came by the change log, beyond what was applied already."""
+    """What the change log brought, beyond what had been applied."""
 
     topics: frozenset[str] = frozenset()
     """Topics whose documents, states or placements changed."""
@@ -118,7 +128,9 @@ class News(NamedTuple):
 
 
 def follow_changes(cluster: Cluster, new_topic_id: Callable[[], TopicId]) -> Operation[News]:
-    """Apply what was changed since the last look; the next change is told. `ChangesMissed`: too much has happened."""
+    """Apply the changes since the last call, and set a watch for the next one. Raises
+    ChangesMissed.
+    """
     names = yield from change_log.list_changes()
     if not change_log.is_complete_since(names, cluster.last_change):
         raise ChangesMissed(f"changes behind number {cluster.last_change} are gone")
@@ -136,7 +148,9 @@ def follow_changes(cluster: Cluster, new_topic_id: Callable[[], TopicId]) -> Ope
 
 
 def apply_changes(cluster: Cluster, changes: Iterable[Change], new_topic_id: Callable[[], TopicId]) -> Operation[News]:
-    """Take over what is newer than what is known. Our own changes come along here too, and are known already."""
+    """Apply what is newer than the known tree. Our own changes are in the log, too, and are known
+    already.
+    """
     to_read: dict[str, None] = {}
     changed: set[str] = set()
     boxes: set[int] = set()
@@ -160,7 +174,9 @@ def apply_changes(cluster: Cluster, changes: Iterable[Change], new_topic_id: Cal
 
 
 def read_topics(cluster: Cluster, names: Iterable[str], new_topic_id: Callable[[], TopicId]) -> Operation[set[str]]:
-    """Read these topics again → those that had news. One that is not there is left to the look at the list of topics."""
+    """Read these topics again; return those that changed. A topic that is gone is left to the watch
+    on the list of topics.
+    """
     listed = sorted(names)
     found = yield from topic_registry.load_some_topics(cluster.broker_id, listed, new_topic_id)
     if cluster.fence is not None:

@@ -1,6 +1,7 @@
-"""Configs of a broker that are set while it runs: read, and changed. Operations of the box itself, whoever is controller.
+"""Read and change the configs that are set on a broker while it runs. Each box does this,
+controller or not.
 
-Weak spot: what Kafka's tools write there and this box does not know is kept and has no effect.
+Weak: configs that Kafka's tools write there and this box does not know are kept and have no effect.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ATTEMPTS_MAX = 5
 
 
 def load_box_configs(cluster: Cluster) -> Operation[None]:
-    """What is set on this broker, and on all."""
+    """Load the configs of this broker, and those of all brokers."""
     found = {}
     for name in (DEFAULT_BROKER, str(cluster.broker_id)):
         path = broker_config_path(name)
@@ -35,7 +36,9 @@ def load_box_configs(cluster: Cluster) -> Operation[None]:
 
 
 def alter_box_config(cluster: Cluster, name: str, change: ConfigChange, validate_only: bool) -> Operation[None]:
-    """Change what is set on this broker, or on all (`DEFAULT_BROKER`). `RequestRefused`: it may not be."""
+    """Change the configs of this broker, or of all brokers (`DEFAULT_BROKER`). Raises
+    RequestRefused.
+    """
     path = broker_config_path(name)
     for _attempt in range(ATTEMPTS_MAX):
         node = yield from broker_registry.read(path)
@@ -45,12 +48,12 @@ def alter_box_config(cluster: Cluster, name: str, change: ConfigChange, validate
             return
         data = encode_config(config)
         write = Create(path, data) if node is None else SetData(path, data, node.version)
-        told = Create(f"{CONFIG_CHANGES}/{CONFIG_CHANGE_PREFIX}", encode_config_change(f"brokers/{name}"), sequence=True)
+        notification = Create(f"{CONFIG_CHANGES}/{CONFIG_CHANGE_PREFIX}", encode_config_change(f"brokers/{name}"), sequence=True)
         try:
-            yield from cluster.own_writes().guard((write, told))
+            yield from cluster.own_writes().guard((write, notification))
         except MultiFailed as refused:
             if isinstance(refused.cause, BadVersion | NodeExists):
-                continue  # somebody else wrote it between our look and our write: look again
+                continue  # another box wrote it between our read and our write: read again
             raise
         cluster.dynamic_configs[name] = config
         yield Publish()

@@ -1,8 +1,11 @@
-"""Forgetting a box that is gone for good: its record, and what it had said of where its partitions lie. Operations of the cluster's controller.
+"""Remove the record of a box that is gone for good, and its placements. Operations of the cluster's
+controller.
 
-Refused while the box is registered, or is in sync anywhere. Partitions may still name it as a replica: a new box under the same id then begins them anew,
-empty, as a follower, because nothing says that it ever held them. Killed in the middle, some placements are gone and the record stands: asked again, the
-rest goes. Weak spot: a box that is only away is forgotten as well; what lies on its disks is adopted when it comes back.
+Refused while the box is registered, or in sync for any partition. Partitions may still name the box
+as a replica: a new box with its id then starts them empty, as a follower, because no placement says
+that it ever held them. If the controller dies in between, some placements are gone and the record
+remains; a repeated request removes the rest. Weak: a box that is only away can be removed, too; it
+adopts what is on its disks when it returns.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from services.controller.zookeeper.topic_registry import chunks
 
 
 def forget_box(cluster: Cluster, broker_id: int) -> Operation[None]:
-    """`RequestRefused` says why not."""
+    """Remove a box. Raises RequestRefused with the reason."""
     needed = [
         f"{name}-{partition}"
         for name, topic in sorted(cluster.topics.items())
@@ -27,10 +30,11 @@ def forget_box(cluster: Cluster, broker_id: int) -> Operation[None]:
     ]
     if needed:
         shown = ", ".join(needed[:5]) + (", …" if len(needed) > 5 else "")
-        words = (
-            f"Box {broker_id} is in sync for {len(needed)} partitions: {shown}. Move them, or where nobody else is in sync elect another leader or delete them."
+        raise RequestRefused(
+            ErrorCode.INVALID_REQUEST,
+            f"Box {broker_id} is in sync for {len(needed)} partitions: {shown}. Move them; where no other replica is in sync,"
+            " elect another leader or delete them.",
         )
-        raise RequestRefused(ErrorCode.INVALID_REQUEST, words)
     seen = yield from broker_registry.read_boxes(watch=False)
     if broker_id in seen.registrations:
         raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Box {broker_id} runs. Stop it first.")
@@ -50,7 +54,7 @@ def forget_box(cluster: Cluster, broker_id: int) -> Operation[None]:
         yield from fence.guard((*above, Delete(box_path(broker_id), node.version), change_write(Change(cluster.broker_id, boxes=(broker_id,)))))
     except MultiFailed as refused:
         if isinstance(refused.cause, BadVersion | NoNode | NotEmpty):
-            raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Box {broker_id} came back at this moment.") from refused
+            raise RequestRefused(ErrorCode.INVALID_REQUEST, f"Box {broker_id} has just registered again.") from refused
         raise
     cluster.box_records.pop(broker_id, None)
     cluster.box_versions.pop(broker_id, None)

@@ -1,13 +1,13 @@
-"""What the controller process of a box believes: brokers, topics, the disks of this box and what lies on them.
+"""What the controller process of a box knows: brokers, topics, and the disks of this box with what
+they hold.
 
-Every box has one, whether or not it is controller of the cluster. Filled by `services.controller.decisions.arrival` from ZooKeeper, kept up by the change
-log and by what the box itself writes, loaded anew after every reconnect to ZooKeeper (reports stay: they belong to the life of a log-writer, not to a
-session). While ZooKeeper is away it stands as it was. Weak spot: states of all partitions of the cluster are held here, 1 KB each.
+Each box has one, controller of the cluster or not. `arrival.py` loads it from ZooKeeper after each
+reconnect; the change log and the box's own writes keep it up to date. Disk reports survive a
+reconnect: they belong to an incarnation of a log-writer, not to a session. Without ZooKeeper it
+stays as it is. Weak: the states of all partitions of the cluster are in memory, 1 KB each.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 from appliance.base.invariants import check
 from appliance.base.model import INTERNAL_TOPICS, TopicId
@@ -20,63 +20,71 @@ from services.controller.zookeeper.broker_registry import BoxesSeen
 from services.controller.zookeeper.operation import Fence, Guard, OwnWrites
 from services.controller.zookeeper.topic_registry import TopicState
 
-__all__ = ["Cluster", "DiskReport", "FreeSpace", "Future", "topic_id_of"]
-
-
-class FreeSpace(NamedTuple):
-    """Free bytes of a disk as its log-writer's counters say."""
-
-    disk: str
-    free_bytes: int
+__all__ = ["Cluster", "DiskReport", "Future", "topic_id_of"]
 
 
 class Cluster:
-    """One box's knowledge of the cluster. `fence` is None while another broker is controller, or nobody knows who is."""
+    """One box's knowledge of the cluster. `fence` is None unless this box is the controller."""
 
     def __init__(self, broker_id: int, broker_config: dict[str, str], disks: list[str]) -> None:
         self.broker_id = broker_id
         self.broker_config = broker_config
         self.disks = disks
         self.reports: dict[str, DiskReport] = {}
-        """disk name → report of its log-writer, while that is connected."""
+        """disk name → report of its log-writer, while that is connected"""
         self.directory_disks: dict[str, str] = {}
-        """directory id → disk name of this box: as recorded in ZooKeeper, then as the log-writers say. The record keeps the image whole while a
-        log-writer is away."""
+        """directory id → disk of this box, from the record in ZooKeeper, later from the
+        log-writers.
+
+        With the record, the image names the disk also while its log-writer is away.
+        """
         self.box = BoxRecord("", {})
         self.cluster_id = ""
         self.controller_id = -1
         self.fence: Fence | None = None
         self.has_arrived = False
-        """Whether what ZooKeeper said can be acted on."""
+        """Whether the loaded tree may be acted on."""
         self.brokers: dict[int, BrokerRegistration] = {}
-        """Those that are registered: they live."""
+        """The registered brokers, which count as alive."""
         self.broker_epochs: dict[int, int] = {}
         self.box_records: dict[int, BoxRecord] = {}
         self.box_versions: dict[int, int] = {}
-        """Versions of `/millrace/brokers/N`: every registration, and every change of what is recorded, has one of its own."""
+        """Versions of `/millrace/brokers/N`; each registration and each change of the record has
+        its own.
+        """
         self.awaited: set[int] = set()
-        """Boxes that were not registered when we arrived: they may have lost their sessions at the same time as we did, and count as living for a moment."""
+        """Boxes that were not registered when this one arrived. They count as alive for a moment,
+        because they may have lost their sessions when this box lost its own.
+        """
         self.last_change = -1
         """The number of the newest change that was applied."""
-        self.to_tell: set[PartitionKey] = set()
-        """Partitions of this broker whose state or replicas have changed: their log-writers are to hear of it."""
+        self.roles_to_send: set[PartitionKey] = set()
+        """Partitions of this broker whose state or replicas have changed since they were sent to
+        their log-writer.
+        """
         self.is_image_due = False
-        """States have changed in the middle of an operation: the image is to say so before its end."""
+        """States changed within an operation: publish an image before its end."""
         self.stale_placements: dict[str, DirectoryAssignment] = {}
-        """What lies on this broker of topics that are not there any more: to be deleted."""
+        """Placements on this broker of topics that no longer exist: their directories are to be
+        deleted.
+        """
         self.topics: dict[str, TopicState] = {}
         self.deleting: set[str] = set()
         self.handing_over: set[str] = set()
-        """Topics of which a partition goes from one disk to another at this moment: they are not deleted meanwhile."""
+        """Topics of which a partition is being handed over between two disks: not deleted
+        meanwhile.
+        """
         self.to_delete: set[str] = set()
-        """Topics whose deletion waits for that."""
+        """Topics whose deletion waits for the end of a hand-over."""
         self.dynamic_configs: dict[str, dict[str, str]] = {}
         """`<default>` and this broker's id → configs that are set while brokers run."""
         self.config_changes: set[str] = set()
-        """Notifications of changed configs that were seen; what they told is in `topics`."""
+        """Notifications of changed configs that were applied."""
 
     def forget(self) -> None:
-        """The session may be over: nothing that ZooKeeper said can be acted on. The image stays as it is."""
+        """The session may be over: nothing that was loaded may be acted on. The image stays as it
+        is.
+        """
         self.fence = None
         self.has_arrived = False
 
@@ -86,28 +94,32 @@ class Cluster:
         return self.fence
 
     def own_writes(self) -> Guard:
-        """The guard of what this box writes for itself."""
+        """Return the guard of what this box writes for itself."""
         return OwnWrites()
 
     def live_brokers(self) -> list[int]:
         return sorted(self.brokers)
 
     def closed_brokers(self) -> frozenset[int]:
-        """Brokers that get no replicas but by name: they are being emptied, or are to stay empty."""
+        """Return the brokers that get replicas only by name, because they are being drained or kept
+        empty.
+        """
         return closed_brokers(self.dynamic_configs.get(DEFAULT_BROKER, {}))
 
     def open_brokers(self) -> list[int]:
-        """Those that live and may get new replicas."""
+        """Return the live brokers that may get new replicas."""
         closed = self.closed_brokers()
         return [broker_id for broker_id in self.live_brokers() if broker_id not in closed]
 
     def not_dead(self) -> set[int]:
-        """Brokers that nobody is elected in place of."""
+        """Return the brokers for which no election takes place: registered ones, and those still
+        awaited.
+        """
         return self.brokers.keys() | self.awaited
 
     @property
     def has_other_boxes(self) -> bool:
-        """Whether there is, or was, another box in the cluster."""
+        """Whether the cluster has, or had, another box."""
         return bool(self.box_records.keys() - {self.broker_id})
 
     def is_fenced(self, broker_id: int) -> bool:
@@ -115,11 +127,15 @@ class Cluster:
         return record is not None and record.is_fenced
 
     def eligible_brokers(self) -> list[int]:
-        """Who may be given leadership, or a place in an in-sync set: who lives, is not about to stop, and has told what its disks have lost."""
+        """Return the brokers that may lead or join an in-sync set: registered and not fenced.
+
+        A box is fenced during its controlled shutdown, and after an unclean start until its disks
+        have reported what they lost.
+        """
         return [broker_id for broker_id in sorted(self.brokers) if not self.is_fenced(broker_id)]
 
     def use_boxes(self, seen: BoxesSeen) -> None:
-        """All boxes, as they were just read."""
+        """Apply all boxes as they were just read."""
         own, known_version = self.box_records.get(self.broker_id), self.box_versions.get(self.broker_id, -1)
         self.brokers, self.broker_epochs = seen.registrations, seen.broker_epochs
         self.box_records, self.box_versions = seen.records, seen.record_versions
@@ -130,31 +146,37 @@ class Cluster:
     # --- partitions
 
     def put_state(self, topic: TopicState, partition: int, state: PartitionState, version: int) -> None:
-        """A state that ZooKeeper holds in this version."""
+        """Set a state that ZooKeeper holds in this version."""
         topic.set_state(partition, state, version)
         if self.broker_id in topic.replicas.get(partition, ()) or partition in topic.placement:
-            self.to_tell.add((topic.name, partition))
+            self.roles_to_send.add((topic.name, partition))
 
     def learn_state(self, topic: TopicState, partition: int, state: PartitionState, version: int) -> bool:
-        """As `put_state`, unless a newer one is known; whether it was news."""
+        """Do as `put_state`, unless a newer state is known; return whether it was newer."""
         if version <= topic.state_versions.get(partition, -1):
             return False
         self.put_state(topic, partition, state, version)
         return True
 
     def put_assignment(self, topic: TopicState, assignment: TopicAssignment, document_version: int) -> None:
-        """A topic's document that ZooKeeper holds in this version. This box may be among those that come or go."""
+        """Set a topic's document that ZooKeeper holds in this version. This box may gain or lose
+        replicas.
+        """
         topic.assignment, topic.document_version = assignment, document_version
-        self.to_tell.update((topic.name, partition) for partition in {*topic.local_partitions(self.broker_id), *topic.placement})
+        self.roles_to_send.update((topic.name, partition) for partition in {*topic.local_partitions(self.broker_id), *topic.placement})
 
     def learn_topic(self, read: TopicState) -> bool:
-        """A topic as it was just read, by steps between which it may have changed: what is newer than what is known counts. Whether there was news."""
+        """Merge a topic that was just read; return whether anything was newer.
+
+        The read took several steps, and the topic may have changed in between, so each part counts
+        by its version.
+        """
         known = self.topics.get(read.name)
         if known is None or known.topic_id != read.topic_id:
             if known is not None and read.created_zxid < known.created_zxid:
                 return False
             self.topics[read.name] = read
-            self.to_tell.update((read.name, partition) for partition in read.local_partitions(self.broker_id))
+            self.roles_to_send.update((read.name, partition) for partition in read.local_partitions(self.broker_id))
             return True
         known.created_zxid = known.created_zxid or read.created_zxid
         is_news = read.document_version > known.document_version
@@ -165,11 +187,11 @@ class Cluster:
         return is_news
 
     def racks(self) -> dict[int, str | None]:
-        """The rack of each registered box, as far as it has one."""
+        """Return the rack of each registered box that has one."""
         return {broker_id: registration.rack for broker_id, registration in self.brokers.items()}
 
     def disk_of(self, directory_id: str) -> str | None:
-        """The disk of this box that is (or has the name of) this directory."""
+        """Return the disk of this box that has this directory id, or this name."""
         disk = self.directory_disks.get(directory_id)
         return disk if disk is not None else (directory_id if directory_id in self.disks else None)
 
@@ -178,7 +200,7 @@ class Cluster:
         return self.disk_of(directory) if directory is not None else None
 
     def move_target(self, topic: TopicState, partition: int) -> str | None:
-        """The disk to which a partition is being moved, if it is one of this box."""
+        """Return the disk of this box to which a partition is being moved."""
         order = topic.moves.get(partition)
         return self.disk_of(order.directory_id) if order is not None else None
 
@@ -190,12 +212,12 @@ class Cluster:
         self._learn_directory(report.directory_id, report.disk)
 
     def use_own_record(self, box: BoxRecord, version: int) -> None:
-        """What was just written of this box."""
+        """Set the record of this box that was just written."""
         self.box = self.box_records[self.broker_id] = box
         self.box_versions[self.broker_id] = version
 
     def use_record(self, box: BoxRecord) -> None:
-        """Take what is recorded for disks whose log-writer has said nothing yet."""
+        """Learn the directories of disks whose log-writers have not reported yet."""
         self.box = box
         for directory, disk in box.directories.items():
             if disk in self.disks and disk not in self.reports and directory not in self.directory_disks:
@@ -206,20 +228,24 @@ class Cluster:
         self.directory_disks[directory_id] = disk
 
     def remove_disk(self, disk: str) -> None:
-        """The box has it no more; what ZooKeeper still places there is served by nobody."""
+        """Forget a disk that was removed; no process serves what ZooKeeper still places there."""
         self.disks.remove(disk)
         self.reports.pop(disk, None)
         self.directory_disks = {directory: name for directory, name in self.directory_disks.items() if name != disk}
 
     def box_config(self) -> dict[str, str]:
-        """What is set on this broker while it runs; its own before what is set on all."""
+        """Return the configs of this broker that are set while it runs; its own before those of all
+        brokers.
+        """
         return {**self.dynamic_configs.get(DEFAULT_BROKER, {}), **self.dynamic_configs.get(str(self.broker_id), {})}
 
     def config_of(self, topic: TopicState) -> dict[str, str]:
         return effective_config(self.broker_config, topic.config)
 
     def image(self, generation: int) -> MetadataImage:
-        """What everybody may know: topics that are not being deleted, with the partitions that have a state."""
+        """Build the metadata image: topics that are not being deleted, with the partitions that
+        have a state.
+        """
         brokers = {}
         for broker_id, registration in sorted(self.brokers.items()):
             endpoint = registration.client_endpoint()
@@ -234,8 +260,11 @@ class Cluster:
 
 
 def topic_id_of(random_bytes: bytes) -> TopicId:
-    """A topic id out of 16 random bytes: a version-4 UUID. Kafka gives out none whose text begins with '-', because shells take it for an option;
-    the caller tries again on ValueError."""
+    """Return a version-4 UUID from 16 random bytes.
+
+    Raises ValueError if its text would begin with '-': Kafka issues no such id, because shells take
+    it for an option.
+    """
     raw = bytearray(random_bytes)
     raw[6] = (raw[6] & 0x0F) | 0x40
     raw[8] = (raw[8] & 0x3F) | 0x80

@@ -1,7 +1,8 @@
-"""Configs of topics, step by step: change what ZooKeeper holds, and take over what was changed.
+"""Change the configs of topics in ZooKeeper, and apply changes by others.
 
-Any box changes them, as with Kafka: the write is conditional on what was read and on the topic, and needs no controller. Every box hears of it by Kafka's
-notification and tells its own log-writers. Owned by the controller process of each box. Weak spot: none known.
+Owned by the controller process of each box. As in Kafka, any box may change them: the write is
+conditional on the version that was read and on the topic's existence, and needs no controller. Each
+box learns of it by Kafka's notification and sends it to its own log-writers.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from services.controller.zookeeper.requests import BadVersion, MultiFailed, Node
 from services.controller.zookeeper.topic_registry import TopicState
 
 ATTEMPTS_MAX = 5
-"""Times a write is tried again because somebody else wrote the same node."""
+"""Attempts of a write when another box writes the same node."""
 
 
 def alter_topic_config(cluster: Cluster, name: str, change: ConfigChange, validate_only: bool) -> Operation[None]:
-    """Apply `change` to the configs that ZooKeeper holds of a topic, tell every broker and our log-writers, publish. `RequestRefused`: it may not be.
+    """Apply `change` to a topic's configs in ZooKeeper, notify all brokers, send them to our
+    log-writers, publish.
 
-    Killed after the transaction, the next life loads the new configs and sends them with BECOME_LEADER.
+    If the process dies after the transaction, the next incarnation loads the new configs and sends
+    them with BECOME_LEADER. Raises RequestRefused.
     """
     path = topic_config_path(name)
     for _attempt in range(ATTEMPTS_MAX):
@@ -41,7 +44,7 @@ def alter_topic_config(cluster: Cluster, name: str, change: ConfigChange, valida
             if isinstance(refused.cause, NoNode) and refused.write.path == topic_path(name):
                 raise RequestRefused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.") from refused
             if isinstance(refused.cause, BadVersion | NodeExists | NoNode):
-                continue  # somebody else wrote the node between our look and our write: look again
+                continue  # another box wrote the node between our read and our write: read again
             raise
         yield from _use_config(cluster, topic, config, int(results[1]) if node is not None else 0)
         return
@@ -49,7 +52,7 @@ def alter_topic_config(cluster: Cluster, name: str, change: ConfigChange, valida
 
 
 def reload_topic_config(cluster: Cluster, name: str) -> Operation[None]:
-    """Somebody says that a topic's configs have changed: take them over, if they have."""
+    """Load a topic's configs after a notification, if they have changed."""
     topic = cluster.topics.get(name)
     path = topic_config_path(name)
     node = yield from broker_registry.read(path)
@@ -59,7 +62,11 @@ def reload_topic_config(cluster: Cluster, name: str) -> Operation[None]:
 
 
 def _use_config(cluster: Cluster, topic: TopicState, config: dict[str, str], version: int) -> Operation[None]:
-    """First the log-writers, under whose new generation produces are then offered; a log-writer that is away hears it when it is back."""
+    """Send the new configs to the log-writers, then publish the image.
+
+    The order matters: log-writers must know the new generation before clients' produces refer to
+    it. A log-writer that is away gets the configs when it returns.
+    """
     topic.config, topic.config_version = config, version
     payload = {"topic": topic.name, "partition": -1, "topic_id": str(topic.topic_id), "config": cluster.config_of(topic), "config_generation": version}
     disks = {disk for partition in topic.states if (disk := cluster.disk_of_partition(topic, partition)) in cluster.reports}

@@ -1,8 +1,10 @@
-"""A log-writer has come: what lies on its disk is placed, its leader epochs are settled, and it is told what it is.
+"""Bring up a disk whose log-writer has connected: place what it holds, settle leader epochs, send
+the roles.
 
-On every box, for the box's own disks, whoever is controller. Every operation may be cut off after any step and is begun again. Owned by the
-controller process. Weak spot: a partition whose directory was lost stays without a row until an operator acts; making an empty log in its place would hide
-the loss. Where other replicas are in sync they lead it.
+Each box does this for its own disks. Each operation can be dropped after any step and starts again.
+Owned by the controller process. Weak: a partition whose directory was lost has no row until an
+operator acts, because an empty log in its place would hide the loss. Where other replicas are in
+sync, they lead it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ from services.controller.zookeeper.topic_registry import TopicState
 
 
 def bring_up_disk(cluster: Cluster, report: DiskReport, others_had_their_time: bool = True) -> Operation[int]:
-    """Settle leader epochs if its boot was unclean, then tell it what it is; returns how many partitions have not taken their role, or wait for other boxes."""
+    """Settle leader epochs after an unclean boot, then send the roles.
+
+    Returns how many partitions have not accepted their role, or wait for other boxes.
+    """
     if cluster.box.directories.get(report.directory_id) != report.disk:
         box = cluster.box._replace(directories={report.directory_id: report.disk})
         cluster.use_own_record(*(yield from record_directories(cluster.broker_id, box)))
@@ -45,7 +50,9 @@ def bring_up_disk(cluster: Cluster, report: DiskReport, others_had_their_time: b
 
 
 def missing_partitions(cluster: Cluster, report: DiskReport) -> list[str]:
-    """What ZooKeeper places on this disk and what is not there, by name."""
+    """Return the names of the partitions that ZooKeeper places on this disk and that are missing
+    there.
+    """
     return [
         f"{name}-{partition}"
         for name, topic in sorted(cluster.topics.items())
@@ -56,7 +63,9 @@ def missing_partitions(cluster: Cluster, report: DiskReport) -> list[str]:
 
 
 def _is_missing(cluster: Cluster, report: DiskReport, topic: TopicState, partition: int) -> bool:
-    """Whether what ZooKeeper places on this disk is nowhere; a partition that is being moved may be on its target already, or wait for it."""
+    """Whether a placed partition is on no disk. While it is being moved, its target disk may have
+    it, or may not have reported yet.
+    """
     if report.holds(topic, partition):
         return False
     target = cluster.reports.get(cluster.move_target(topic, partition) or "")
@@ -68,8 +77,11 @@ def _has_whole(target: DiskReport, topic: TopicState, partition: int) -> bool:
 
 
 def _adopt_unplaced(cluster: Cluster, report: DiskReport) -> Operation[None]:
-    """A partition that lies here under the right topic id, and is placed nowhere, is placed here: a tree that Kafka wrote says nothing of directories, and
-    a box that made a log may have been killed before it said so."""
+    """Place each partition that lies here under the right topic id and has no placement.
+
+    A tree that Kafka wrote has no placements, and a box that created a log may have died before it
+    wrote the placement.
+    """
     for name, topic in sorted(cluster.topics.items()):
         local = topic.local_partitions(cluster.broker_id)
         found = [partition for partition in local if partition not in topic.placement and report.holds(topic, partition)]
@@ -78,9 +90,13 @@ def _adopt_unplaced(cluster: Cluster, report: DiskReport) -> Operation[None]:
 
 
 def _begin_anew(cluster: Cluster, report: DiskReport) -> Operation[None]:
-    """Partitions of directories that were given up for this one: others in sync lead, or a larger leader epoch; then made here, empty, then placed here. Only
-    somebody who said that the data is lost makes this happen. Killed anywhere, it is done again, since the placement, written last, still names the lost
-    directory."""
+    """Create, empty, the partitions of directories that were given up for this one.
+
+    Only an operator's statement that the data is lost starts this. First another in-sync replica
+    leads, or the leader epoch grows: the lost offsets must not reappear with other content under
+    the old epoch. The placement is written last, so after a crash it still names the lost directory
+    and everything is repeated.
+    """
     for name, topic in sorted(cluster.topics.items()):
         placed = [partition for partition in topic.states if topic.placement.get(partition) in report.replaces]
         lost = [partition for partition in placed if not _may_be_whole_on_target(cluster, topic, partition)]
@@ -93,13 +109,16 @@ def _begin_anew(cluster: Cluster, report: DiskReport) -> Operation[None]:
         for partition in made:
             report.partitions[(name, partition)] = str(topic.topic_id)
         if made:
-            topic.moves = {partition: order for partition, order in topic.moves.items() if partition not in made}  # what was copied is of the old ones
+            topic.moves = {partition: order for partition, order in topic.moves.items() if partition not in made}  # the copies are of the lost logs
             yield from place_again(cluster, topic, dict.fromkeys(made, report.directory_id))
 
 
 def _may_be_whole_on_target(cluster: Cluster, topic: TopicState, partition: int) -> bool:
-    """Whether a partition of a lost disk was copied whole to the one where it was moved to: then that copy takes its place. A disk that is away or offline
-    has not said so, and has not said no: that copy may be the only one since the source committed. The disk that replaces is brought up again when it comes."""
+    """Whether the disk to which a lost partition was being moved has, or may have, a complete copy.
+
+    A disk that is away or offline has not answered, and its copy may be the only one left since the
+    source committed. The replacing disk is brought up again when that disk connects.
+    """
     target = cluster.move_target(topic, partition)
     if target is None:
         return False

@@ -1,7 +1,8 @@
-"""What one life of a log-writer said of its disk, what it confirmed since, and what it was told last.
+"""The report of one incarnation of a log-writer on its disk, with what it has confirmed since.
 
-Owned by the controller process, one for each connected log-writer. Roles belong to a life of a log-writer, not to a session with ZooKeeper: only
-differences are told. Weak spot: what a disk holds is known from the greeting and from confirmed commands, not looked up.
+Owned by the controller process, one for each connected log-writer. Roles belong to an incarnation
+of a log-writer, not to a ZooKeeper session: after a reconnect only differences are sent. Weak: the
+contents of a disk are known from the greeting and from confirmed commands; they are not read.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ PartitionKey = tuple[str, int]
 
 
 class Future(NamedTuple):
-    """A copy that will take a partition's place. `complete_at`: the log end at which it is whole and durable, None while it is copied."""
+    """A copy that will replace a partition's log.
+
+    `complete_at` is the log end offset at which it is complete and durable, None while it is being
+    copied.
+    """
 
     topic_id: str
     complete_at: int | None = None
 
 
 class Role(NamedTuple):
-    """What a log-writer is to be for a partition: leader or follower (`kind` is the command), and of what."""
+    """What a log-writer is to be for a partition: leader or follower (`kind` is the command)."""
 
     kind: DescriptorKind
     topic_id: str
@@ -31,7 +36,7 @@ class Role(NamedTuple):
     leader_epoch: int
     replicas: tuple[int, ...]
     isr: tuple[int, ...] = ()
-    """Leaders only, as `partition_epoch`: a follower needs neither."""
+    """For leaders only, as is `partition_epoch`: a follower needs neither."""
     partition_epoch: int = -1
 
     def differs_in_isr_only(self, other: Role) -> bool:
@@ -39,9 +44,10 @@ class Role(NamedTuple):
 
 
 class DiskReport:
-    """What one life of a log-writer said of its disk, kept up to date with what it confirmed since."""
+    """What one incarnation of a log-writer reported and confirmed."""
 
     __slots__ = (
+        "confirmed",
         "directory_id",
         "disk",
         "frozen",
@@ -52,11 +58,10 @@ class DiskReport:
         "needs_epoch_bump",
         "partitions",
         "refused",
+        "refused_isr_changes",
         "replaces",
-        "telling",
-        "told",
+        "sent",
         "unbumped",
-        "wishes_refused",
     )
 
     def __init__(self, disk: str, directory_id: str, incarnation: int, needs_epoch_bump: bool, partitions: dict[PartitionKey, str]) -> None:
@@ -67,25 +72,29 @@ class DiskReport:
         self.partitions = partitions
         """(topic, partition) → topic id as text."""
         self.futures: dict[PartitionKey, Future] = {}
-        """Copies of partitions that are being moved here."""
+        """Copies of partitions that are being moved to this disk."""
         self.is_offline = False
-        """The disk could not be read when its log-writer greeted us: what is not named here may lie there all the same."""
+        """The disk could not be read at the greeting: it may hold partitions that are not listed.
+        """
         self.frozen: dict[PartitionKey, str] = {}
-        """(topic, partition) → topic id, of what this life had withdrawn for a hand-over when it greeted us."""
+        """(topic, partition) → topic id of the partitions that were frozen for a hand-over at the
+        greeting.
+        """
         self.missing = 0
-        """Partitions that ZooKeeper places here and that are not here."""
+        """Count of partitions that ZooKeeper places here and that are missing here."""
         self.replaces: frozenset[str] = frozenset()
-        """Ids of directories that were given up for this one: what they held begins anew here, empty."""
+        """Ids of directories that were given up for this one: their partitions start empty here."""
         self.unbumped: set[PartitionKey] = set(partitions) if needs_epoch_bump else set()
-        """What came out of an unclean boot and may not lead before its leader epoch has moved."""
-        self.wishes_refused: dict[PartitionKey, int] = {}
-        """Numbers of wishes for in-sync sets whose refusal it has not been told."""
+        """Partitions from an unclean boot that must not lead before their leader epoch has grown.
+        """
+        self.refused_isr_changes: dict[PartitionKey, int] = {}
+        """Numbers of refused AlterPartition requests whose refusal was not sent yet."""
         self.refused = 0
-        """Partitions whose role the log-writer would not take when it was last asked."""
-        self.told: dict[PartitionKey, Role] = {}
-        """Roles that it has confirmed."""
-        self.telling: dict[PartitionKey, Role] = {}
-        """Roles that it was sent and has not answered yet."""
+        """Count of partitions whose role the log-writer refused at the last attempt."""
+        self.confirmed: dict[PartitionKey, Role] = {}
+        """Roles that the log-writer has confirmed."""
+        self.sent: dict[PartitionKey, Role] = {}
+        """Roles that were sent and are not answered yet."""
 
     @classmethod
     def from_writer_info(cls, disk: str, info: dict[str, Any]) -> DiskReport:
@@ -102,26 +111,26 @@ class DiskReport:
         return self.partitions.get((topic.name, partition)) == str(topic.topic_id)
 
     def has_complete(self, topic: TopicState, partition: int) -> bool:
-        """Whether a whole copy of the partition lies here, waiting for its promotion."""
+        """Whether a complete copy of the partition lies here and waits for its promotion."""
         future = self.futures.get((topic.name, partition))
         return future is not None and future.topic_id == str(topic.topic_id) and future.complete_at is not None
 
     def forget(self, key: PartitionKey) -> None:
-        """The partition is not here any more."""
+        """Forget a partition that is no longer on this disk."""
         self.partitions.pop(key, None)
         self.forget_role(key)
 
     def forget_role(self, key: PartitionKey) -> None:
-        """Something else than a role was done to the partition: whatever it is to be is told again."""
-        self.told.pop(key, None)
-        self.telling.pop(key, None)
+        """Forget a partition's role after another command, so that the role is sent again."""
+        self.confirmed.pop(key, None)
+        self.sent.pop(key, None)
 
-    def on_told(self, key: PartitionKey, role: Role, is_taken: bool) -> None:
-        """The answer to a role. What was sent after it counts more."""
-        if self.telling.get(key) is not role:
+    def on_answered(self, key: PartitionKey, role: Role, is_taken: bool) -> None:
+        """Record the answer to a role, unless another role was sent since."""
+        if self.sent.get(key) is not role:
             return
-        del self.telling[key]
+        del self.sent[key]
         if is_taken:
-            self.told[key] = role
+            self.confirmed[key] = role
         else:
-            self.told.pop(key, None)
+            self.confirmed.pop(key, None)

@@ -1,6 +1,7 @@
-"""Elections by order, as steps: the pure decision of `elections`, written as every other change of a state. Operations of the cluster's controller.
+"""Hold elections on request: apply the pure decisions of `elections`. Operations of the cluster's
+controller.
 
-Weak spot: as of `state_changes`.
+Weak: as of `state_changes`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ Refusals = dict[tuple[str, int], RequestRefused | None]
 
 
 def hold_elections(cluster: Cluster, partitions: Sequence[tuple[str, int]], is_unclean: bool) -> Operation[Refusals]:
-    """Elect a leader for each of these partitions; (topic, partition) → why not, or None: the image says who leads now."""
+    """Elect a leader for each partition; return (topic, partition) → refusal, or None if the image
+    names the new leader.
+    """
     results: Refusals = dict.fromkeys(partitions)
     plan = plan_unclean if is_unclean else plan_preferred
     changes = []
@@ -37,7 +40,7 @@ def hold_elections(cluster: Cluster, partitions: Sequence[tuple[str, int]], is_u
     for change in changes:
         key = (change.topic.name, change.partition)
         if key not in committed and results[key] is None:
-            results[key] = RequestRefused(ErrorCode.UNKNOWN_SERVER_ERROR, "the partition was changed by others at the same time; try again")
+            results[key] = RequestRefused(ErrorCode.UNKNOWN_SERVER_ERROR, "the partition was changed by another box at the same time; try again")
     return results
 
 
@@ -49,7 +52,7 @@ def _decide(
     results: Refusals,
     state: PartitionState,
 ) -> PartitionState | None:
-    """Decided again whenever somebody else wrote the state first."""
+    """Decide again each time that another box wrote the state first."""
     results[(topic.name, partition)] = None
     try:
         return plan(state, topic.replicas[partition], cluster.eligible_brokers(), cluster.writes_fenced_by().controller_epoch)

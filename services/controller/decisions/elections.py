@@ -1,7 +1,9 @@
-"""Elections that somebody asks for, and leadership that returns by itself: preferred, and unclean by an operator's order. Pure.
+"""Decide elections on request (preferred and unclean), and the periodic return to preferred
+leaders. Pure.
 
-Elections after a death are `controller.elect_leader`'s. The order of checks and the codes are Kafka's. Weak spot: an operator's unclean election loses
-what the chosen replica lacks; nobody is asked twice.
+Elections after a death are in `leader_selection`. The order of the checks and the codes are
+Kafka's. Weak: an unclean election on request loses the records that the chosen replica lacks,
+without a confirmation.
 """
 
 from __future__ import annotations
@@ -17,28 +19,28 @@ from appliance.cluster.znodes import PartitionState
 
 
 def plan_preferred(state: PartitionState, replicas: Sequence[int], live_brokers: Collection[int], controller_epoch: int) -> PartitionState:
-    """The first replica leads, if it lives and is in sync. `RequestRefused` carries Kafka's code."""
+    """Elect the first replica, if it is alive and in sync. Raises RequestRefused with Kafka's code."""
     preferred = replicas[0]
     if state.leader == preferred:
         raise RequestRefused(ErrorCode.ELECTION_NOT_NEEDED, f"Broker {preferred} leads already.")
     if preferred not in live_brokers or preferred not in state.isr:
-        reason = "is not there" if preferred not in live_brokers else "is not in sync"
+        reason = "is not alive" if preferred not in live_brokers else "is not in sync"
         raise RequestRefused(ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, f"Broker {preferred}, the preferred leader, {reason}.")
     return state._replace(leader=preferred, leader_epoch=state.leader_epoch + 1, controller_epoch=controller_epoch)
 
 
 def plan_unclean(state: PartitionState, replicas: Sequence[int], live_brokers: Collection[int], controller_epoch: int) -> PartitionState:
-    """Any live replica leads, one in sync before all others. Only for a partition that has no live leader."""
+    """Elect any live replica, in-sync ones first; only for a partition that has no live leader."""
     if state.leader != NO_LEADER and state.leader in live_brokers:
         raise RequestRefused(ErrorCode.ELECTION_NOT_NEEDED, f"Broker {state.leader} leads already.")
     elected = elect_leader(state, replicas, live_brokers, True, controller_epoch)
     if elected.leader == NO_LEADER:
-        raise RequestRefused(ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, f"No replica lives that could lead: {', '.join(map(str, replicas))}.")
+        raise RequestRefused(ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE, f"No replica that could lead is alive: {', '.join(map(str, replicas))}.")
     return elected
 
 
 class LedPartition(NamedTuple):
-    """One partition as the return of leadership looks at it."""
+    """One partition as input of `plan_leadership_return`."""
 
     topic: str
     partition: int
@@ -48,7 +50,11 @@ class LedPartition(NamedTuple):
 
 
 def plan_leadership_return(partitions: Iterable[LedPartition], live_brokers: Collection[int], imbalance_percentage_max: int) -> list[tuple[str, int]]:
-    """The partitions whose preferred leader is to lead again: of every box that leads too few of those it should lead, all that it can."""
+    """Return the partitions whose preferred leader is to lead again.
+
+    For each broker that leads too few of the partitions that prefer it: all of those that it can
+    lead.
+    """
     preferring: Counter[int] = Counter()
     astray: dict[int, list[LedPartition]] = {}
     for each in partitions:

@@ -1,8 +1,11 @@
-"""What a box does for its own replicas: make the logs that it is assigned, delete those that it is not to have any more, and say so.
+"""Create the logs of this box's assigned replicas, delete those that are no longer assigned, and
+record both.
 
-Every box does this by itself, from what the tree says; the controller of the cluster only reads the placements. A log is made empty only where this
-broker never had one: it has no placement, and the in-sync set is without it. Everything may be cut off after any step and is begun again. Owned by
-the controller process of each box. Weak spot: a directory whose disk is away at a deletion keeps the whole topic on this box until it is back.
+Each box does this for itself; the controller of the cluster only reads the placements. An empty log
+is created only where this broker never had one: it has no placement, and it is not in the in-sync
+set. Each operation can be dropped after any step and starts again. Owned by the controller process
+of each box. Weak: if a disk is away during a deletion, the whole topic stays on this box until it
+returns.
 """
 
 from __future__ import annotations
@@ -25,7 +28,10 @@ from services.controller.zookeeper.topic_registry import TopicState
 
 
 def to_host(cluster: Cluster, topic: TopicState) -> list[int]:
-    """Partitions that this broker is assigned and never had. As controller, it makes those that have no state yet when it completes the topic."""
+    """Return the partitions that this broker is assigned and never had.
+
+    A controller creates those without a state when it completes the topic.
+    """
     wanted = []
     for partition in topic.local_partitions(cluster.broker_id):
         state = topic.states.get(partition)
@@ -36,7 +42,7 @@ def to_host(cluster: Cluster, topic: TopicState) -> list[int]:
 
 
 def to_give_up(cluster: Cluster, topic: TopicState) -> list[int]:
-    """Partitions that lie here and are assigned to other brokers only."""
+    """Return the partitions that lie here and are assigned to other brokers only."""
     return [partition for partition in sorted(topic.placement) if cluster.broker_id not in topic.replicas.get(partition, (cluster.broker_id,))]
 
 
@@ -48,7 +54,9 @@ def _is_reported(cluster: Cluster, topic: TopicState, partition: int) -> bool:
 
 
 def host_partitions(cluster: Cluster, topic: TopicState, partitions: list[int], spaces: Callable[[], list[DiskSpace]]) -> Operation[ErrorCode]:
-    """CREATE on chosen disks, then the placement. KAFKA_STORAGE_ERROR: some found no disk; try again later."""
+    """CREATE on chosen disks, then write the placement. KAFKA_STORAGE_ERROR: no disk accepted some;
+    retry later.
+    """
     refusing: set[str] = set()
     left = list(partitions)
     while left:
@@ -75,14 +83,16 @@ def host_partitions(cluster: Cluster, topic: TopicState, partitions: list[int], 
 
 
 def delete_logs(cluster: Cluster, topic: TopicState) -> Operation[ErrorCode]:
-    """DELETE of all that this box holds of a topic, copies that are being made too."""
+    """DELETE all logs of a topic on this box, including copies in progress."""
     yield from all_of(list(_cancel_commands(cluster, topic)))
     code = yield from _carry_out(cluster, _delete_commands(cluster, topic))
     return code
 
 
 def leave_topic(cluster: Cluster, topic: TopicState) -> Operation[ErrorCode]:
-    """A topic is to be deleted, and another broker is controller: delete what lies here, then say so by taking the placement away."""
+    """A topic is being deleted by another controller: delete its logs here, then report it by
+    deleting the placement.
+    """
     code = yield from delete_logs(cluster, topic)
     if code is not ErrorCode.NONE:
         return code
@@ -92,7 +102,9 @@ def leave_topic(cluster: Cluster, topic: TopicState) -> Operation[ErrorCode]:
 
 
 def give_up_partitions(cluster: Cluster, topic: TopicState, partitions: Iterable[int]) -> Operation[ErrorCode]:
-    """Delete partitions that are assigned to others now, then write the placement without them."""
+    """Delete partitions that are assigned to other brokers now, then write the placement without
+    them.
+    """
     gone = sorted(partitions)
     commands = [command for command in _delete_commands(cluster, topic) if command.payload["partition"] in gone]
     yield from all_of([command for command in _cancel_commands(cluster, topic) if command.payload["partition"] in gone])
@@ -107,7 +119,7 @@ def give_up_partitions(cluster: Cluster, topic: TopicState, partitions: Iterable
 
 
 def clear_stale_placement(cluster: Cluster, name: str, placement: DirectoryAssignment) -> Operation[ErrorCode]:
-    """A topic was deleted while this box was away, and its placement says so: delete what lies here of it."""
+    """Delete the logs of a topic that was deleted while this box was away, as its placement says."""
     commands = []
     for partition, directory in sorted(placement.directories.items()):
         disk = cluster.disk_of(directory)
@@ -144,7 +156,10 @@ def _carry_out(cluster: Cluster, commands: list[DiskCommand]) -> Operation[Error
 
 
 def _cancel_commands(cluster: Cluster, topic: TopicState) -> list[DiskCommand]:
-    """Copies that are being made of its partitions go, too; a target that is away is told when it comes, because no order names its copy any more."""
+    """Return the commands that delete copies in progress.
+
+    A target disk that is away gets its command when it connects, because no order names its copy.
+    """
     return [
         DiskCommand(target, DescriptorKind.MOVE_CANCEL, {"topic": topic.name, "partition": partition, "topic_id": str(topic.topic_id)})
         for partition in sorted(topic.moves)
@@ -153,7 +168,9 @@ def _cancel_commands(cluster: Cluster, topic: TopicState) -> list[DiskCommand]:
 
 
 def _delete_commands(cluster: Cluster, topic: TopicState) -> list[DiskCommand]:
-    """DELETE wherever a partition is placed on this box or was reported. A directory that left the box for good is not asked."""
+    """Return a DELETE for each disk that has a partition by placement or report. Directories that
+    left the box are skipped.
+    """
     targets = {(disk, partition) for partition in topic.placement if (disk := cluster.disk_of_partition(topic, partition)) is not None}
     for report in cluster.reports.values():
         targets |= {(report.disk, partition) for (name, partition) in report.partitions if name == topic.name and report.holds(topic, partition)}

@@ -1,10 +1,17 @@
-"""In-sync sets: what leaders on this box want, written for them if it may be, and answered either way.
+"""Carry out AlterPartition requests: in-sync sets that leaders on this box request, written if
+allowed, answered either way.
 
-A set changes only by a conditional write, under the leader epoch and the partition epoch on which its leader decided. Whoever is added must be alive, not
-fenced, and must have fetched under the registration that stands: its record's version is checked in the same transaction (KIP-903). A refusal names the
-wish, and is told only when the write was certainly not done. When the connection was lost in between, nobody knows: then the set that holds is
-written once more (`complete_isr_changes`), so that whatever is still under way comes to nothing, and told under its new partition epoch. Owned by the
-controller process of the leader's box. Weak spot: none known.
+Owned by the controller process of the leader's box. Three rules make a change safe:
+
+* A set changes only by a conditional write, under the leader epoch and the partition epoch on
+  which its leader decided. A newer leader or a newer set refuses it.
+* An added replica must be alive, not fenced, and must have fetched under its current
+  registration. The version of its record is checked in the same transaction (KIP-903): a box that
+  registered again since may have lost the end of its log.
+* A refusal names the request, and is sent only if the write certainly did not happen. If the
+  connection was lost, the outcome is unknown. Then the current set is written once more
+  (`complete_isr_changes`), so that a write still under way fails on the version, and the new
+  partition epoch is the answer.
 """
 
 from __future__ import annotations
@@ -24,7 +31,11 @@ from services.controller.zookeeper.topic_registry import TopicState
 
 
 class PendingIsrChange(NamedTuple):
-    """An in-sync set that a leader wants. `broker_epochs`: of each added member, the registration under which it fetched. `number`: names this copy of it."""
+    """An in-sync set that a leader requests.
+
+    `broker_epochs`: for each added member, the registration under which it fetched. `number`
+    identifies this request.
+    """
 
     topic: str
     partition: int
@@ -58,72 +69,84 @@ class PendingIsrChange(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """How wishes ended: sets that grew, sets that shrank, wishes that were refused."""
+    """Counts of sets that grew, sets that shrank, and refused requests."""
 
     expanded: int = 0
     shrunk: int = 0
     refused: int = 0
 
 
-def may_add(cluster: Cluster, wish: PendingIsrChange, added: Iterable[int]) -> bool:
-    """Whether all of `added` live, stay, and fetched under the registration that is known."""
+def may_add(cluster: Cluster, request: PendingIsrChange, added: Iterable[int]) -> bool:
+    """Whether all of `added` are alive, not fenced, and fetched under the registration that is
+    known.
+    """
     return all(
         member in cluster.brokers
         and not cluster.is_fenced(member)
         and member in cluster.box_versions
-        and wish.broker_epochs.get(member) == cluster.broker_epochs.get(member, -1)
+        and request.broker_epochs.get(member) == cluster.broker_epochs.get(member, -1)
         for member in added
     )
 
 
-def decide_isr_change(cluster: Cluster, topic: TopicState, wish: PendingIsrChange, known_added: frozenset[int], state: PartitionState) -> PartitionState | None:
-    """The state with the wished set, or None where the wish may not be: also where it names no partition epoch. Out of an unclean election a leader has
-    recovered when somebody else is in sync."""
-    members, broker_id = set(wish.isr), cluster.broker_id
-    if state.leader != broker_id or state.leader_epoch != wish.leader_epoch or broker_id not in members:
+def decide_isr_change(
+    cluster: Cluster, topic: TopicState, request: PendingIsrChange, known_added: frozenset[int], state: PartitionState
+) -> PartitionState | None:
+    """Return the state with the requested set, or None to refuse it.
+
+    A leader from an unclean election counts as recovered as soon as another replica is in sync.
+    """
+    members, broker_id = set(request.isr), cluster.broker_id
+    if state.leader != broker_id or state.leader_epoch != request.leader_epoch or broker_id not in members:
         return None
-    if wish.partition_epoch != topic.state_versions[wish.partition]:
+    if request.partition_epoch != topic.state_versions[request.partition]:
         return None
-    if len(members) != len(wish.isr) or not members <= set(topic.replicas[wish.partition]):
+    if len(members) != len(request.isr) or not members <= set(topic.replicas[request.partition]):
         return None
     added = members - set(state.isr)
-    if not added <= known_added or not may_add(cluster, wish, added):
+    if not added <= known_added or not may_add(cluster, request, added):
         return None
-    return state._replace(isr=wish.isr, leader_recovery_state=0 if len(members) > 1 else state.leader_recovery_state)
+    return state._replace(isr=request.isr, leader_recovery_state=0 if len(members) > 1 else state.leader_recovery_state)
 
 
-def apply_isr_changes(cluster: Cluster, report: DiskReport, wishes: Iterable[PendingIsrChange]) -> Operation[Granted]:
-    """Write what may be of what one log-writer wants, and tell it what holds. At most one wish for each partition."""
-    asked: dict[PartitionKey, tuple[TopicState, PendingIsrChange]] = {}
+def apply_isr_changes(cluster: Cluster, report: DiskReport, requests: Iterable[PendingIsrChange]) -> Operation[Granted]:
+    """Write those requests of one log-writer that are allowed, and send it the resulting sets. At
+    most one per partition.
+    """
+    considered: dict[PartitionKey, tuple[TopicState, PendingIsrChange]] = {}
     changes: list[StateChange] = []
     grows: set[PartitionKey] = set()
-    for wish in wishes:
-        topic = cluster.topics.get(wish.topic)
-        if topic is None or str(topic.topic_id) != wish.topic_id or wish.partition not in topic.states:
-            continue  # what it hears of that is the deletion
-        added = frozenset(wish.isr) - frozenset(topic.states[wish.partition].isr)
+    for request in requests:
+        topic = cluster.topics.get(request.topic)
+        if topic is None or str(topic.topic_id) != request.topic_id or request.partition not in topic.states:
+            continue  # the log-writer will receive the deletion instead
+        added = frozenset(request.isr) - frozenset(topic.states[request.partition].isr)
         checks = tuple(Check(box_path(member), cluster.box_versions[member]) for member in sorted(added) if member in cluster.box_versions)
-        asked[wish.key] = topic, wish
-        changes.append(StateChange(topic, wish.partition, partial(decide_isr_change, cluster, topic, wish, added), checks, is_forced=True))
+        considered[request.key] = topic, request
+        changes.append(StateChange(topic, request.partition, partial(decide_isr_change, cluster, topic, request, added), checks, is_forced=True))
         if added:
-            grows.add(wish.key)
+            grows.add(request.key)
     made = yield from change_states(cluster, changes, cluster.own_writes())
     granted = {(change.topic.name, change.partition) for change in made}
-    for key, (_topic, wish) in asked.items():
-        if key not in granted and wish.number is not None and cluster.reports.get(report.disk) is report:
-            report.wishes_refused[key] = wish.number
+    for key, (_topic, request) in considered.items():
+        if key not in granted and request.number is not None and cluster.reports.get(report.disk) is report:
+            report.refused_isr_changes[key] = request.number
     if made:
         yield Publish()
-    yield from send_roles(cluster, [(topic, wish.partition) for topic, wish in asked.values()])
-    return Granted(len(granted & grows), len(granted - grows), len(asked) - len(granted))
+    yield from send_roles(cluster, [(topic, request.partition) for topic, request in considered.values()])
+    return Granted(len(granted & grows), len(granted - grows), len(considered) - len(granted))
 
 
 def complete_isr_changes(cluster: Cluster, keys: Iterable[PartitionKey]) -> Operation[None]:
-    """Wishes whose outcome nobody knows: write the sets that hold once more, so that none of them comes true later; the new partition epoch is the answer."""
+    """Settle requests whose outcome is unknown: write the current sets once more.
+
+    The write raises the partition epoch. So no earlier write can take effect later, and the
+    log-writer receives the epoch as its answer.
+    """
     found = [(topic, number) for name, number in sorted(keys) if (topic := cluster.topics.get(name)) is not None and number in topic.states]
 
     def same(state: PartitionState) -> PartitionState | None:
         return state if state.leader == cluster.broker_id else None
 
     yield from change_states(cluster, [StateChange(topic, number, same, is_forced=True) for topic, number in found], cluster.own_writes())
-    cluster.to_tell.update((topic.name, number) for topic, number in found)
+    cluster.roles_to_send.update((topic.name, number) for topic, number in found)

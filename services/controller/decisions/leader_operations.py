@@ -1,8 +1,11 @@
-"""Who leads when somebody cannot: the deaths of boxes (as controller of the cluster), and the misfortunes of this box's own replicas.
+"""Change leaders and in-sync sets: after deaths of boxes (as controller of the cluster), and for
+this box's own replicas.
 
-`failover` decides, `state_changes` writes. Killed between two transactions, the rest is decided again by whoever is controller then, or by the next
-life of the box. Owned by the controller process. Weak spot: a box that is cut off from ZooKeeper hears of its replacement only when it is back, or from
-the replicas that follow somebody else; what it acknowledges meanwhile is none of acks=all.
+`leader_selection` decides, `state_changes` writes. If the process dies between two transactions,
+the next controller, or the next incarnation on this box, decides the rest again. Owned by the
+controller process. Weak: a box that is cut off from ZooKeeper learns that it was replaced only when
+it reconnects, or from replicas that fetch from the new leader. Until then it acknowledges no
+acks=all write, because those need the in-sync set.
 """
 
 from __future__ import annotations
@@ -25,19 +28,30 @@ from services.controller.zookeeper.topic_registry import TopicState
 Partitions = Iterable[tuple[TopicState, int]]
 
 HANDED_OVER_AT_ONCE = 100
-"""Partitions whose leadership goes to other boxes in one step of a stop: all of them have no leader until their new ones have taken all of them."""
+"""Leaderships that a controlled shutdown hands over in one step. Each of them has no leader until
+the new leaders have taken over all of the step.
+"""
 OTHERS_NEED = 2
-"""Times as long as our own log-writers for a part: theirs are told later, by two boxes, and then follow each other (measured; three times changes nothing)."""
+"""Pause after a step, as a multiple of our own log-writers' time for it. The other boxes learn of
+the step later, two of them change roles, and then one fetches from the other (measured; a factor of
+three changes nothing).
+"""
 PAUSES_MS_MAX = 2_500
-"""Of all pauses of a stop together."""
+"""Limit for all pauses of a shutdown together."""
 PAUSE_MS_MAX = 500
-"""Of one: a stop that gives nothing away for 3 s is not waited for (`runtime/leaving.py`), and a machine that needs long for a part needs that time itself."""
+"""Limit for one pause: a shutdown without progress for 3 s is not waited for
+(`runtime/leaving.py`), and a slow machine needs that time for the step itself.
+"""
 LEAVING_MS = 6_000
-"""There are pauses only while all parts will be done within this: a stop is waited for 8 s, and what is left then all goes at once, when the box is gone."""
+"""Pauses end when the remaining steps would exceed this time. A stop waits 8 s; leaderships that
+remain then are lost at once, when the box is gone.
+"""
 
 
 class Elections(NamedTuple):
-    """What became of partitions: other leaders, of them those that were not in sync; no leader any more; smaller in-sync sets."""
+    """Counts: partitions with another leader, of them those elected out of sync; without a leader;
+    with a smaller in-sync set.
+    """
 
     elected: int = 0
     unclean: int = 0
@@ -49,7 +63,9 @@ class Elections(NamedTuple):
 
 
 def to_elect(cluster: Cluster) -> list[tuple[TopicState, int]]:
-    """Partitions whose leader, or a member of whose in-sync set, does not live; those without a leader among them."""
+    """Return the partitions whose leader or in-sync set contains a dead broker, or which have no
+    leader.
+    """
     live = cluster.not_dead()
     found = []
     for name, topic in cluster.topics.items():
@@ -58,12 +74,12 @@ def to_elect(cluster: Cluster) -> list[tuple[TopicState, int]]:
         for number, state in topic.states.items():
             if not live.issuperset(state.isr) or state.leader not in live:
                 found.append((topic, number))
-    found.sort(key=lambda each: each[0].states[each[1]].leader in live)  # those that nobody serves first
+    found.sort(key=lambda each: each[0].states[each[1]].leader in live)  # partitions without a live leader first
     return found
 
 
 def elect_after_deaths(cluster: Cluster, partitions: list[tuple[TopicState, int]]) -> Operation[Elections]:
-    """Leaders for those of `partitions` whose leader does not live, and in-sync sets without the dead."""
+    """Elect leaders for partitions whose leader is dead, and remove dead brokers from in-sync sets."""
     before = {(topic.name, number): topic.states[number] for topic, number in partitions}
     guard = cluster.writes_fenced_by()
 
@@ -91,7 +107,9 @@ def elect_after_deaths(cluster: Cluster, partitions: list[tuple[TopicState, int]
 
 
 def led_or_in_sync(cluster: Cluster, disks: Iterable[str] | None = None) -> list[tuple[TopicState, int]]:
-    """Partitions that lie on this box (on `disks` of it), have other replicas, and are led from here or are in sync here."""
+    """Return the replicated partitions on this box (or on `disks` of it) that it leads or is in
+    sync for.
+    """
     chosen = None if disks is None else set(disks)
     return [
         (topic, number)
@@ -105,7 +123,9 @@ def led_or_in_sync(cluster: Cluster, disks: Iterable[str] | None = None) -> list
 
 
 def to_withdraw(cluster: Cluster, disk: str) -> list[tuple[TopicState, int]]:
-    """Replicas on a disk that cannot serve, of which others can take over something."""
+    """Return the replicas on a failed disk whose leadership or in-sync membership another box can
+    take.
+    """
     eligible = cluster.eligible_brokers()
     return [
         (topic, number)
@@ -115,7 +135,9 @@ def to_withdraw(cluster: Cluster, disk: str) -> list[tuple[TopicState, int]]:
 
 
 def to_take_up(cluster: Cluster, report: DiskReport) -> list[tuple[TopicState, int]]:
-    """Partitions on a disk that can serve which nobody leads, and which were in sync here."""
+    """Return the partitions on a working disk that have no leader and for which this broker is in
+    sync.
+    """
     return [
         (topic, number)
         for name, topic in cluster.topics.items()
@@ -130,7 +152,11 @@ def to_take_up(cluster: Cluster, report: DiskReport) -> list[tuple[TopicState, i
 
 
 def withdraw_replicas(cluster: Cluster, partitions: Partitions) -> Operation[int]:
-    """Hand the leadership of `partitions` to others in sync, and leave their in-sync sets, as far as others are there; returns how many states changed."""
+    """Hand the leadership of `partitions` to other in-sync replicas and leave their in-sync sets,
+    as far as others are alive.
+
+    Returns how many states changed.
+    """
 
     changed = yield from _write_withdrawal(cluster, partitions)
     if changed:
@@ -148,15 +174,20 @@ def _write_withdrawal(cluster: Cluster, partitions: Partitions) -> Operation[int
 
 
 def take_up_replicas(cluster: Cluster, partitions: Partitions) -> Operation[None]:
-    """Lead those of `partitions` that nobody leads, where this broker is in sync."""
+    """Lead those of `partitions` that have no leader and for which this broker is in sync."""
     changes = [StateChange(topic, number, lambda state: take_up(state, cluster.broker_id)) for topic, number in partitions]
     if (yield from change_states(cluster, changes, cluster.own_writes())):
         yield Publish()
 
 
 def settle_unclean_boot(cluster: Cluster, report: DiskReport, partitions: list[tuple[TopicState, int]], others_had_their_time: bool) -> Operation[int]:
-    """A disk may have lost the ends of its logs: other members of the in-sync sets lead, or leader epochs are raised; returns how many partitions wait for
-    other members to come."""
+    """After an unclean boot the logs of a disk may have lost their ends: another in-sync replica
+    leads, or the leader epoch grows.
+
+    The epoch must grow because consumers may have read offsets that are gone; under the old epoch
+    the same offsets would return with other content. Returns how many partitions still wait for
+    another member of their in-sync set, which has all the records.
+    """
     if not report.unbumped:
         return 0
     eligible = set(cluster.eligible_brokers()) - {cluster.broker_id}
@@ -171,7 +202,8 @@ def settle_unclean_boot(cluster: Cluster, report: DiskReport, partitions: list[t
     def decide(topic: TopicState, number: int, state: PartitionState) -> PartitionState | None:
         return after_unclean_boot(state, topic.replicas[number], cluster.broker_id, cluster.eligible_brokers()) or state
 
-    # Where it is a follower and not in sync the same state is written again: a wish to take it in, from what it had before, is void then.
+    # For a follower out of sync the same state is written again. This raises the partition epoch, so that a pending
+    # request to add this replica fails: it was decided on records that the replica may have lost.
     changes = [StateChange(topic, number, partial(decide, topic, number), is_forced=True) for topic, number in settled]
     yield from change_states(cluster, changes, cluster.own_writes())
     report.unbumped -= {(topic.name, number) for topic, number in settled}
@@ -181,7 +213,7 @@ def settle_unclean_boot(cluster: Cluster, report: DiskReport, partitions: list[t
 
 
 def raise_leader_epochs(cluster: Cluster, topic: TopicState, partitions: Iterable[int]) -> Operation[None]:
-    """A larger leader epoch for partitions that this broker leads."""
+    """Raise the leader epoch of partitions that this broker leads."""
 
     def decide(state: PartitionState) -> PartitionState | None:
         return bump_leader_epoch(state, state.controller_epoch) if state.leader == cluster.broker_id else None
@@ -190,17 +222,20 @@ def raise_leader_epochs(cluster: Cluster, topic: TopicState, partitions: Iterabl
 
 
 def fence_box(cluster: Cluster, is_fenced: bool) -> Operation[None]:
-    """Write down whether others may elect this box, or take it into in-sync sets."""
+    """Record whether other boxes may elect this box or add it to in-sync sets."""
     cluster.use_own_record(*(yield from change_record(cluster.broker_id, lambda record: record._replace(is_fenced=is_fenced))))
 
 
-def leave_cluster(cluster: Cluster, on_given_away: Callable[[int], None], now_ms: Callable[[], int]) -> Operation[int]:
-    """The box is about to stop: nobody elects it or takes it into an in-sync set any more, and it leads nothing that another box can lead. Returns how many
-    states changed. Its next registration takes the mark back.
+def controlled_shutdown(cluster: Cluster, on_handed_over: Callable[[int], None], now_ms: Callable[[], int]) -> Operation[int]:
+    """Controlled shutdown: fence this box, then hand over all it leads and leave the in-sync sets.
+    Returns how many states changed.
 
-    What it leads goes first and a part at a time, so that a partition waits for those of its part, and not for all that the box leads. Our own log-writers
-    have taken a part before the next one goes, and then the others have their time for it, unless the stop would take too long. Given away without pauses,
-    667 partitions on a machine whose processors that fills were all without acks=all for 2 s, and with them each for 0.3 to 0.6 s."""
+    Led partitions go first, in steps of `HANDED_OVER_AT_ONCE`: a partition is without a leader only
+    as long as its own step takes. Our log-writers apply each step before the next one starts, and
+    the other boxes get a pause for it, unless the shutdown would take too long. Measured with 667
+    partitions on a saturated machine: without pauses all of them were without acks=all for 2 s,
+    with pauses each for 0.3 to 0.6 s. The next registration removes the fence.
+    """
     yield from fence_box(cluster, True)
     concerned = led_or_in_sync(cluster)
     led = [(topic, number) for topic, number in concerned if topic.states[number].leader == cluster.broker_id]
@@ -211,10 +246,10 @@ def leave_cluster(cluster: Cluster, on_given_away: Callable[[int], None], now_ms
     since_ms = now_ms()
     for number, part in enumerate(parts, start=1):
         began_ms = now_ms()
-        given_away = yield from _write_withdrawal(cluster, part)
-        on_given_away(given_away)
-        changed += given_away
-        yield from send_roles(cluster, part)  # at once: roles that somebody else has sent are not waited for
+        handed_over = yield from _write_withdrawal(cluster, part)
+        on_handed_over(handed_over)
+        changed += handed_over
+        yield from send_roles(cluster, part)  # now, so that the step ends when our log-writers have applied it
         yield Publish()
         if number < len(led_parts):
             took_ms = now_ms() - began_ms

@@ -1,9 +1,12 @@
-"""Who leads when somebody cannot: decisions about one partition's state, pure.
+"""Decide which replica leads a partition after a failure. Pure.
 
-The controller of the cluster decides for boxes that are gone (`after_death`), each box for its own replicas (`withdraw`, `take_up`, `after_unclean_boot`).
-None stands for "leave it as it is". The last member of an in-sync set is never taken out: who was in sync last is all that can be trusted.
-Owned by nobody; `state_changes` writes what is decided here, under the version that was decided on. Weak spot: which brokers live is what ZooKeeper
-says, up to a session's time-out late.
+The controller of the cluster decides for dead boxes (`after_death`), each box for its own replicas
+(`withdraw`, `take_up`, `after_unclean_boot`). None means: leave the state as it is. `state_changes`
+writes a decision under the version on which it was made.
+
+The last member of an in-sync set is never removed: it is the only replica that is known to have
+every acknowledged record. Weak: which brokers are alive is ZooKeeper's view, late by up to a
+session time-out.
 """
 
 from __future__ import annotations
@@ -18,9 +21,13 @@ from appliance.cluster.znodes import PartitionState
 def after_death(
     state: PartitionState, replicas: Sequence[int], live: Iterable[int], eligible: Iterable[int], unclean: bool, controller_epoch: int
 ) -> PartitionState | None:
-    """Some broker does not live: an election among the `eligible` where the leader does not live, else its in-sync set without the dead. What nobody leads
-    is taken up by the box of a member in sync, which alone knows whether its disk can serve; only where none lives, and `unclean` allows it, it is elected
-    here."""
+    """Decide after the death of some broker: elect if the leader is dead, else remove dead members
+    from the in-sync set.
+
+    A partition without a leader is left to an in-sync box (`take_up`), because only that box knows
+    whether its disk can serve. If none of them is alive and `unclean` allows it, any eligible
+    replica is elected here, at the price of records that only the dead ones have.
+    """
     living = set(live)
     if state.leader == NO_LEADER and (not unclean or living & set(state.isr)):
         return None
@@ -34,8 +41,13 @@ def after_death(
 
 
 def withdraw(state: PartitionState, replicas: Sequence[int], broker_id: int, eligible: Iterable[int]) -> PartitionState | None:
-    """`broker_id` cannot, or shall not, serve its replica: another member of the in-sync set leads, and the set is without it. Where nobody else is in sync and
-    lives there is no leader, and the set stays. A partition that has no other replica is left alone: nobody can help, and its leader is known."""
+    """Decide when `broker_id` cannot or shall not serve its replica: another in-sync replica leads,
+    and it leaves the set.
+
+    If no other in-sync replica is alive, the partition has no leader and the set stays, so that no
+    outdated replica can be elected. A partition without other replicas is left alone: there is no
+    replacement, and clients know its leader.
+    """
     if not set(replicas) - {broker_id}:
         return None
     able = set(eligible) - {broker_id}
@@ -49,16 +61,23 @@ def withdraw(state: PartitionState, replicas: Sequence[int], broker_id: int, eli
 
 
 def take_up(state: PartitionState, broker_id: int) -> PartitionState | None:
-    """`broker_id` can serve its replica again: it leads what nobody leads, if it was in sync."""
+    """Decide when `broker_id` can serve its replica again: it leads if there is no leader and it is
+    in sync.
+    """
     if state.leader != NO_LEADER or broker_id not in state.isr:
         return None
     return state._replace(leader=broker_id, leader_epoch=state.leader_epoch + 1)
 
 
 def after_unclean_boot(state: PartitionState, replicas: Sequence[int], broker_id: int, eligible: Iterable[int]) -> PartitionState | None:
-    """`broker_id` may have lost the end of its log. Another member of the in-sync set that lives has all of it, and leads; whoever does not lead leaves the set
-    whenever another member stays, also one that does not live at the moment: what only that one has must not be lost to an election. Where it leads and no
-    other member lives it goes on under a larger epoch: offsets that consumers saw must not come back with other content under the old one."""
+    """Decide when `broker_id` may have lost the end of its log.
+
+    * Another live in-sync replica has all records, so it leads.
+    * A replica that does not lead leaves the in-sync set whenever another member stays, even a dead
+      one. Otherwise an election could choose this replica and lose what only the dead one has.
+    * If it leads and no other member is alive, it continues under a larger epoch: offsets that
+      consumers have read must not return with other content under the old epoch.
+    """
     able = set(eligible) - {broker_id}
     others = tuple(member for member in state.isr if member != broker_id)
     if state.leader == broker_id:

@@ -1,9 +1,11 @@
-"""The steps of moving a partition to another disk of this box: orders in ZooKeeper, copying, the hand-over.
+"""The steps of moving a partition to another disk of this box: orders in ZooKeeper, copying, the
+hand-over.
 
-Two kinds. What writes to ZooKeeper is dropped with everything else when ZooKeeper is lost. A hand-over (`begin_copy`, `hand_over`, `promote`) speaks to
-log-writers alone and goes on without ZooKeeper, because its partition has no leader meanwhile. Both may be cut off after any step:
-`moves.next_step` finds what to do from what the disks say. Weak spot: what the target leads already is written to ZooKeeper only when that is
-there; until then a controller that comes anew finds the order, and settles it again.
+Operations that write to ZooKeeper are dropped with all others when ZooKeeper is lost. A hand-over
+(`begin_copy`, `hand_over`, `promote`) needs only log-writers and continues without ZooKeeper,
+because its partition has no leader meanwhile. Both can be dropped after any step: `moves.next_step`
+finds the next step from the disks' reports. Weak: the new location reaches ZooKeeper only while
+that is connected. A controller that starts before finds the order, and settles it again.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from services.controller.zookeeper.topic_registry import TopicState
 
 
 class MoveKey(NamedTuple):
-    """Which partition is moved."""
+    """The partition that is moved."""
 
     topic: str
     partition: int
@@ -36,7 +38,7 @@ class MoveKey(NamedTuple):
 
 
 class Phase(Enum):
-    """How far a hand-over is. Before COMMIT it can be taken back."""
+    """The progress of a hand-over. Before COMMIT it can be cancelled."""
 
     FREEZE = "freeze"
     FINISH = "finish"
@@ -45,7 +47,7 @@ class Phase(Enum):
 
 
 class HandOver:
-    """One hand-over under way: who takes part, and how far it is."""
+    """One hand-over under way: its disks and its phase."""
 
     __slots__ = ("from_disk", "key", "phase", "started_ns", "to_disk")
 
@@ -58,23 +60,25 @@ class HandOver:
 
 
 class HandedOver(Enum):
-    """How a hand-over ended."""
+    """The end of a hand-over."""
 
     DONE = "done"
     """The target leads."""
     FENCED = "fenced"
-    """The target has it, and leads under a larger leader epoch only."""
+    """The target has the partition, and leads only under a larger leader epoch."""
     TAKEN_BACK = "taken back"
-    """The source leads again; the copy goes on."""
+    """The source leads again; the copy continues."""
     UNKNOWN = "unknown"
-    """A disk did not say what became of it: it will say when it comes back."""
+    """A disk did not answer; its next report shows the result."""
 
 
 # --- orders in ZooKeeper -----------------------------------------------------------------------------------------------
 
 
 def order_moves(cluster: Cluster, topic: TopicState, orders: Mapping[int, MoveOrder | None]) -> Operation[None]:
-    """Write down where partitions of a topic are to lie (None: where they are), tell everybody, and let go of copies that nobody wants any more."""
+    """Write the target directories of a topic's partitions (None: no move), publish, and cancel
+    copies without an order.
+    """
     former = {partition: order for partition, order in topic.moves.items() if partition in orders}
     kept = {partition: order for partition, order in topic.moves.items() if partition not in orders}
     topic.moves = {**kept, **{partition: order for partition, order in orders.items() if order is not None}}
@@ -85,8 +89,10 @@ def order_moves(cluster: Cluster, topic: TopicState, orders: Mapping[int, MoveOr
 
 
 def cancel_copies(cluster: Cluster, topic: TopicState, former: Mapping[int, MoveOrder], unmarked: Iterable[int]) -> Operation[None]:
-    """MOVE_CANCEL to the targets of `former`, and to the sources of `unmarked`, as far as they are there: one that is away tells of what it has when it
-    comes, and is told then."""
+    """Send MOVE_CANCEL to the targets of `former`, and to the sources of `unmarked`.
+
+    A disk that is away reports its copies when it connects, and gets the command then.
+    """
     commands: list[Any] = []
     for partition, order in sorted(former.items()):
         target = cluster.disk_of(order.directory_id)
@@ -101,7 +107,7 @@ def cancel_copies(cluster: Cluster, topic: TopicState, former: Mapping[int, Move
 
 
 def write_down_moved(cluster: Cluster, topic: TopicState, fenced: Iterable[int]) -> Operation[None]:
-    """Write where a topic's partitions lie now; those that the target does not lead under their old leader epoch get a larger one."""
+    """Write where a topic's partitions lie now; raise the leader epoch of those in `fenced`."""
     yield from write_placement(cluster, topic)
     raised = sorted(fenced)
     if raised:
@@ -111,7 +117,7 @@ def write_down_moved(cluster: Cluster, topic: TopicState, fenced: Iterable[int])
 
 
 def mark_draining(cluster: Cluster, directory_ids: Iterable[str], is_draining: bool) -> Operation[None]:
-    """Write down which directories are being emptied; nothing new is placed on them."""
+    """Record which directories are being drained; nothing new is placed on them."""
     changed = set(directory_ids)
 
     def decide(record: BoxRecord) -> BoxRecord:
@@ -129,14 +135,16 @@ def identity(topic: TopicState, partition: int) -> dict[str, Any]:
 
 
 def begin_copy(cluster: Cluster, topic: TopicState, partition: int, source_disk: str, source_path: str, target_disk: str) -> Operation[ErrorCode]:
-    """Tell the source that its log is being copied, then the target to copy it from the directory `source_path`; again for every life of either."""
+    """Tell the source to keep its segments, then the target to copy `source_path`. Repeated for
+    each incarnation of either.
+    """
     named = identity(topic, partition)
     order, directory_id = topic.moves[partition], topic.placement[partition]
     code = yield DiskCommand(source_disk, DescriptorKind.MOVE_MARK, {**named, "target_disk": target_disk})
     if code != ErrorCode.NONE:
         return ErrorCode(code)
     if topic.moves.get(partition) != order:
-        return ErrorCode.NONE  # it is not wanted any more; who took the order back has told the source so
+        return ErrorCode.NONE  # the order was cancelled, and its canceller has unmarked the source
     begin = {
         **named,
         "source_disk": source_disk,
@@ -153,7 +161,12 @@ def begin_copy(cluster: Cluster, topic: TopicState, partition: int, source_disk:
 
 
 def hand_over(cluster: Cluster, topic: TopicState, partition: int, under_way: HandOver, deadline_ms: int) -> Operation[HandedOver]:
-    """Freeze, finish, commit, promote, lead. While it is frozen the partition has no leader; clients try again."""
+    """Freeze, finish, commit, promote, lead. While the partition is frozen it has no leader, and
+    clients retry.
+
+    The commit is the rename of the source's directory. Before it, the source is the partition and
+    the hand-over can be cancelled; after it, the target is.
+    """
     source_disk, target_disk = under_way.from_disk, under_way.to_disk
     assert source_disk is not None
     named, key = identity(topic, partition), (topic.name, partition)
@@ -190,29 +203,37 @@ def hand_over(cluster: Cluster, topic: TopicState, partition: int, under_way: Ha
 
 
 def _forget_if_absent(cluster: Cluster, disk: str, key: tuple[str, int], code: int) -> None:
-    """The log-writer says that its disk does not have the partition (any more)."""
+    """The log-writer answered that its disk does not have the partition."""
     report = cluster.reports.get(disk)
     if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and report is not None:
         report.forget(key)
 
 
 def take_back(cluster: Cluster, topic: TopicState, partition: int, source_disk: str, target_disk: str) -> Operation[None]:
-    """The source leads again, and is still being copied: not for a moment may it be compacted, the copy would lack what was in the segments that go."""
+    """Let the source lead again, still marked as being copied.
+
+    The mark must not lapse for a moment: compaction would remove segments that the copy has not
+    read.
+    """
     named = identity(topic, partition)
     yield DiskCommand(source_disk, DescriptorKind.MOVE_CANCEL, {**named, "keeps_mark": True})
     report = cluster.reports.get(source_disk)
-    if report is not None:  # what it was told while it was frozen is told again
+    if report is not None:  # roles that were sent while it was frozen are sent again
         report.forget_role((topic.name, partition))
-        cluster.to_tell.add((topic.name, partition))
+        cluster.roles_to_send.add((topic.name, partition))
     yield DiskCommand(source_disk, DescriptorKind.MOVE_MARK, {**named, "target_disk": target_disk})
 
 
 def promote(cluster: Cluster, topic: TopicState, partition: int, under_way: HandOver) -> Operation[HandedOver]:
-    """The source does not say that it has the partition, and the target has all of it. Before anything is done, the source is asked whether its directory is
-    gone indeed: it may be there and not be served. A source that was given up is not asked (`from_disk` is None)."""
+    """Promote a complete copy whose source has not reported the partition.
+
+    First ask the source whether its directory is really gone: it may exist without being served,
+    and then the source is the partition. A source that was given up is not asked (`from_disk` is
+    None).
+    """
     if under_way.from_disk is not None:
         asked: Completion = yield DiskCommand(under_way.from_disk, DescriptorKind.MOVE_FREEZE, identity(topic, partition), wants_completion=True)
-        if asked.error_code == ErrorCode.NONE:  # it has come back to being served
+        if asked.error_code == ErrorCode.NONE:  # the source serves it again
             report = cluster.reports.get(under_way.from_disk)
             if report is not None:
                 report.partitions[(topic.name, partition)] = str(topic.topic_id)
@@ -239,19 +260,21 @@ def _promote(cluster: Cluster, topic: TopicState, partition: int, under_way: Han
 
 
 def settle(cluster: Cluster, topic: TopicState, partition: int, under_way: HandOver) -> Operation[HandedOver]:
-    """The target has it in its proper place: that is where it lies from now on, in memory first, so that every command about it goes there."""
+    """Record that the target has the partition, in memory first, so that every later command goes
+    there, and let it lead.
+    """
     under_way.phase = Phase.PROMOTE
     order = topic.moves.get(partition)
     if order is not None:
         topic.placement = {**topic.placement, partition: order.directory_id}
         topic.moves = {moved: kept for moved, kept in topic.moves.items() if moved != partition}
     state = topic.states[partition]
-    if under_way.from_disk is None:  # what the lost source had beyond the copy must not come back under the same epoch
+    if under_way.from_disk is None:  # offsets that only the lost source had must not return under the same epoch
         return HandedOver.FENCED
     role, report, key = role_of(cluster, topic, partition), cluster.reports.get(under_way.to_disk), (topic.name, partition)
     if role is None or report is None:
         return HandedOver.DONE if role is None else HandedOver.UNKNOWN
-    report.telling[key] = role
+    report.sent[key] = role
     code = yield DiskCommand(under_way.to_disk, role.kind, role_payload(cluster, topic, partition, state))
-    report.on_told(key, role, code == ErrorCode.NONE)
+    report.on_answered(key, role, code == ErrorCode.NONE)
     return {ErrorCode.NONE: HandedOver.DONE, ErrorCode.FENCED_LEADER_EPOCH: HandedOver.FENCED}.get(ErrorCode(code), HandedOver.UNKNOWN)

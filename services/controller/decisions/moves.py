@@ -1,9 +1,10 @@
-"""Moving a partition to another disk of this box: what its next step is, from what is known of both disks. Pure.
+"""Decide the next step of moving a partition to another disk of this box. Pure.
 
-The one commit point is the rename of the source's directory: before it the source is the partition, after it the target is. A controller that has just
-come knows only what the log-writers say of their disks, so every step is chosen anew from that, never from what a former life meant to do.
-Owned by nobody; `move_operations` carries out what is chosen here. Weak spot: a source that is away holds its moves up, because nobody else can say
-whether the commit took place.
+The commit point is the rename of the source's directory: before it the source is the partition,
+after it the target is. A restarted controller knows only the log-writers' reports. So each step is
+chosen from those, never from what an earlier incarnation intended. `move_operations` carries it
+out. Weak: a source that is away delays its moves, because no other process can know whether the
+commit took place.
 """
 
 from __future__ import annotations
@@ -13,25 +14,29 @@ from typing import NamedTuple
 
 
 class Step(Enum):
-    """What is to be done for a move now."""
+    """The next step of a move."""
 
     WAIT = "wait"
     BEGIN = "begin"
-    """Tell the source not to compact, and the target to copy."""
+    """Tell the source to keep its segments, and the target to copy."""
     HAND_OVER = "hand over"
     """Freeze, finish, commit, promote, lead."""
     PROMOTE = "promote"
-    """The source does not have it and the target has all of it: a former life got as far as the commit."""
+    """The source does not have it and the target has a complete copy: an earlier incarnation
+    reached the commit.
+    """
     SETTLE = "settle"
-    """The target has it in its proper place: let it lead there, and write that down."""
+    """The target has it in its final directory: let it lead, and record the location."""
     DROP = "drop"
-    """The target is no disk of this box any more: the order means nothing."""
+    """The target is no longer a disk of this box: the order is void."""
     LOST = "lost"
-    """Neither disk has it whole, or both say that they have it: somebody must look."""
+    """Neither disk has it complete, or both have it: an operator must decide."""
 
 
 class MoveFacts(NamedTuple):
-    """What is known of one move. A disk `is_there` while its log-writer is connected and says that it can be read and written."""
+    """What is known of one move. A disk `is_there` while its log-writer is connected and the disk
+    works.
+    """
 
     source_is_there: bool
     source_holds: bool
@@ -39,17 +44,17 @@ class MoveFacts(NamedTuple):
     target_is_there: bool
     target_holds: bool
     target_is_complete: bool
-    """A whole copy waits for its promotion."""
+    """A complete copy waits for its promotion."""
     has_begun: bool
-    """These lives of both log-writers know of the move."""
+    """The current incarnations of both log-writers know of the move."""
     may_begin: bool
     has_caught_up: bool
     may_freeze: bool
-    """No other partition of the source is frozen, and the last attempt is long enough ago."""
+    """No other partition of the source is frozen."""
 
 
 def next_step(facts: MoveFacts) -> Step:
-    """What is to be done now; WAIT where nothing can be, or where it is not known what is true."""
+    """Return the next step; WAIT if nothing can be done, or if the facts are not known."""
     if facts.target_holds and not facts.source_holds:
         return Step.SETTLE if facts.target_is_there else Step.WAIT
     if not facts.source_is_there:

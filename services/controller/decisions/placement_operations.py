@@ -1,7 +1,9 @@
-"""Where the replicas of this broker lie: written by the box itself, whoever is controller, and told to everybody.
+"""Write where the replicas of this broker lie. Each box writes its own placements, controller or
+not.
 
-A placement is durable before or behind its directory, never instead of it: what is placed and has no directory and no state is created again, what
-has a directory and no placement is placed where it lies (`disk_operations`). Owned by the controller process of each box. Weak spot: none known.
+A placement is durable before or after its directory, and never replaces it. A placed partition
+without a directory and without a state is created again. A directory without a placement is placed
+where it lies (`disk_operations`). Owned by the controller process of each box.
 """
 
 from __future__ import annotations
@@ -21,14 +23,14 @@ def create_command(cluster: Cluster, topic: TopicState, partition: int, disk: st
 
 
 def place_again(cluster: Cluster, topic: TopicState, placement: dict[int, str]) -> Operation[None]:
-    """Write where partitions of this broker lie, and tell."""
+    """Set the directories of some partitions of this broker, and write the placement."""
     topic.placement = {**topic.placement, **placement}
     yield from write_placement(cluster, topic)
 
 
 def write_placement(cluster: Cluster, topic: TopicState) -> Operation[None]:
-    """Write where a topic's partitions lie on this broker, as memory has it, and tell."""
+    """Write a topic's placement on this broker as memory has it, with a change node."""
     existing = yield from broker_registry.read(placement_path(cluster.broker_id, topic.name))
     news = change_write(Change(cluster.broker_id, placements=((cluster.broker_id, topic.name),)))
     yield from cluster.own_writes().guard((topic_registry.placement_write(topic, cluster.broker_id, existing is not None), news))
-    cluster.to_tell.update((topic.name, partition) for partition in topic.placement)
+    cluster.roles_to_send.update((topic.name, partition) for partition in topic.placement)

@@ -1,10 +1,15 @@
-"""Giving a partition to other boxes, in two steps (KIP-455): what may be ordered, and what is written when. Pure.
+"""Decide reassignments of partitions to other boxes, in two steps (KIP-455). Pure;
+`reassignment_operations` carries them out.
 
-Under way, the topic document holds target and old replicas together, and which of them come and which go. When every target replica is in the ISR, the
-document is the target, and the ISR holds no other. Both steps are one transaction each of document and state, so whoever is controller next finds one or
-the other, never half of it. An order takes the place of one that is under way; calling off is an order for the original replicas. Carried out by
-`reassignment_operations`. Weak spot: as in Kafka, the order of the original replicas, and with it the preferred leader, is not kept through a call-off
-that named some of them in the target.
+While a reassignment is under way, the topic document lists target and old replicas together, and
+which of them are added or removed. When all target replicas are in the in-sync set, the document
+becomes the target, and the in-sync set loses all others. Both steps change document and state in
+one transaction. So the next controller finds one or the other, and the old replicas stay until the
+new ones have all records.
+
+A new order replaces one that is under way; a cancellation is an order for the original replicas.
+Weak: as in Kafka, a cancellation loses the order of the original replicas, and so the preferred
+leader, if the target named some of them.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from appliance.cluster.znodes import PartitionState, TopicAssignment
 
 
 class Reassignment(NamedTuple):
-    """One partition's replicas as the topic document has them: `replicas` are target and old ones together."""
+    """One partition's replicas in the topic document: `replicas` contains target and old replicas."""
 
     replicas: tuple[int, ...]
     adding: tuple[int, ...] = ()
@@ -41,7 +46,11 @@ class Reassignment(NamedTuple):
         return tuple(replica for replica in self.replicas if replica not in self.adding)
 
     def to(self, target: Sequence[int]) -> Reassignment:
-        """An order for `target`: every replica of now stays until the target is whole; what a former order was adding, and this one does not want, goes."""
+        """Return the reassignment to `target`.
+
+        All current replicas stay until it is complete; replicas that a former order was adding and
+        that are not in `target` go.
+        """
         replicas = tuple(dict.fromkeys((*target, *self.original)))
         adding = tuple(replica for replica in replicas if replica not in self.original)
         removing = tuple(replica for replica in replicas if replica not in target)
@@ -51,12 +60,14 @@ class Reassignment(NamedTuple):
         return Reassignment(self.target)
 
     def is_whole(self, isr: Collection[int]) -> bool:
-        """Whether what is to come has come: every target replica is in sync."""
+        """Whether every target replica is in sync."""
         return not self.is_under_way or set(self.target) <= set(isr)
 
 
 def plan_order(current: Reassignment, target: Sequence[int] | None, live_brokers: Collection[int]) -> Reassignment:
-    """What the document is to say after an order for `target` (None: call off). `RequestRefused` carries Kafka's code."""
+    """Return the replicas after an order for `target` (None: cancel). Raises RequestRefused with
+    Kafka's code.
+    """
     if target is None:
         if not current.is_under_way:
             raise RequestRefused(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "No reassignment of this partition is in progress.")
@@ -74,14 +85,22 @@ def plan_order(current: Reassignment, target: Sequence[int] | None, live_brokers
 
 
 def plan_state(state: PartitionState, former: Reassignment, wanted: Reassignment, live_brokers: Collection[int], controller_epoch: int) -> PartitionState:
-    """The state that goes with `wanted`, after `former`. While nobody has to go, nothing changes: boxes that come are told by the document. When somebody
-    goes: a larger leader epoch, so that what he still asks is refused; in sync are those who stay of who is in sync; a leader who goes hands over to the
-    first who stays, lives and is in sync (target replicas stand first). Refused: nobody who is in sync would stay."""
+    """Return the partition state that belongs to `wanted`, after `former`.
+
+    If no replica goes, nothing changes: boxes that gain a replica find it in the document. If a
+    replica goes:
+
+    * The leader epoch grows, so that fetches of the removed replica are refused.
+    * The in-sync set loses the removed replicas. An order that would leave it empty is refused:
+      no remaining replica would have all acknowledged records.
+    * A removed leader is replaced by the first remaining replica that is alive and in sync (target
+      replicas are first).
+    """
     if set(former.replicas) <= set(wanted.replicas):
         return state
     isr = tuple(replica for replica in state.isr if replica in wanted.replicas)
     if not isr:
-        raise _invalid(f"None of the replicas that would stay ({_listed(wanted.replicas)}) is in sync ({_listed(state.isr)}).")
+        raise _invalid(f"None of the remaining replicas ({_listed(wanted.replicas)}) is in sync ({_listed(state.isr)}).")
     leader = state.leader
     if leader not in wanted.replicas:
         leader = next((replica for replica in wanted.replicas if replica in isr and replica in live_brokers), NO_LEADER)
@@ -89,7 +108,7 @@ def plan_state(state: PartitionState, former: Reassignment, wanted: Reassignment
 
 
 def with_replicas(assignment: TopicAssignment, wanted: dict[int, Reassignment]) -> TopicAssignment:
-    """The topic document with these partitions' replicas."""
+    """Return the topic document with these replicas."""
     adding = {partition: each.adding for partition, each in wanted.items()}
     removing = {partition: each.removing for partition, each in wanted.items()}
     return assignment._replace(
@@ -100,7 +119,7 @@ def with_replicas(assignment: TopicAssignment, wanted: dict[int, Reassignment]) 
 
 
 def under_way(assignment: TopicAssignment) -> list[int]:
-    """The partitions of a topic that are on their way to other boxes."""
+    """Return the partitions of a topic that are being reassigned."""
     return sorted(assignment.adding_replicas.keys() | assignment.removing_replicas.keys())
 
 

@@ -1,11 +1,12 @@
-"""The steps of giving partitions to other boxes: order, override, call off, end. Each is one transaction of topic document, states and news.
+"""Order, replace, cancel and complete reassignments: each is one transaction of topic document,
+states and change node.
 
-Operations of the cluster's controller, written through its fence and under the versions of what was decided on: who wrote in between is read again, and
-it is decided anew. A controller that dies leaves a document that says what is under way; the next one ends it
-(`services/controller/admin/reassignment_administration.py`).
-Every box finds out from the document what it is to hold (`services/controller/hosting.py`). Weak spot: the partitions of one topic share one
-document, so orders
-for one topic are carried out one after another.
+Operations of the cluster's controller. They write through its fence and under the versions on which
+they decided; if another box wrote first, they read and decide again. A dead controller leaves a
+document that lists what is under way, and the next one completes it
+(`services/controller/admin/reassignment_administration.py`). Each box reads from the document which
+replicas it has (`services/controller/hosting.py`). Weak: the partitions of a topic share one
+document, so its orders are carried out one after another.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from services.controller.zookeeper.requests import BadVersion, MultiFailed, NoNo
 from services.controller.zookeeper.topic_registry import TopicState
 
 ATTEMPTS_MAX = 10
-"""Times it is decided anew because somebody else (a leader that changed its ISR) wrote first."""
+"""Attempts when another box (a leader that changed its in-sync set) writes first."""
 PARTITIONS_MAX = 300
 """Partitions of one transaction."""
 
 Target = tuple[int, ...] | None
-"""The replicas that shall be; None: those that were before."""
+"""The replicas to reassign to; None: those before the reassignment."""
 
 
 class _Decision(NamedTuple):
@@ -39,7 +40,9 @@ class _Decision(NamedTuple):
 
 
 def order_reassignments(cluster: Cluster, name: str, targets: Mapping[int, Target]) -> Operation[dict[int, RequestRefused | None]]:
-    """Order these partitions of a topic to their targets; partition → why not, or None: it stands in ZooKeeper."""
+    """Order partitions of a topic to their targets; return partition → refusal, or None if it is in
+    ZooKeeper.
+    """
     results: dict[int, RequestRefused | None] = {}
     partitions = sorted(targets)
     for start in range(0, len(partitions), PARTITIONS_MAX):
@@ -60,7 +63,7 @@ def _order_some(cluster: Cluster, name: str, targets: Mapping[int, Target]) -> O
                 results[partition] = refused
         if topic is None or (yield from _write(cluster, topic, decided)):
             return results
-    return dict.fromkeys(targets, RequestRefused(ErrorCode.UNKNOWN_SERVER_ERROR, "the partition was changed by others at the same time; try again"))
+    return dict.fromkeys(targets, RequestRefused(ErrorCode.UNKNOWN_SERVER_ERROR, "the partition was changed by another box at the same time; try again"))
 
 
 def _decide_order(cluster: Cluster, name: str, topic: TopicState | None, partition: int, target: Target) -> _Decision:
@@ -76,7 +79,7 @@ def _decide_order(cluster: Cluster, name: str, topic: TopicState | None, partiti
 
 
 def finish_reassignments(cluster: Cluster, name: str) -> Operation[list[int]]:
-    """End what is whole of a topic; the partitions that are where they were to go now."""
+    """Complete those of a topic's reassignments whose targets are in sync; return their partitions."""
     finished: list[int] = []
     for _attempt in range(ATTEMPTS_MAX):
         topic = cluster.topics.get(name)
@@ -93,8 +96,11 @@ def finish_reassignments(cluster: Cluster, name: str) -> Operation[list[int]]:
 
 
 def whole_reassignments(cluster: Cluster, topic: TopicState) -> list[int]:
-    """Partitions under way whose target replicas are all in sync, and one of them can lead: a box that has just died, or is about to stop, may still be among
-    those in sync, and a leader that goes must not leave the partition to it."""
+    """Return the partitions whose target replicas are all in sync, and of which one can lead.
+
+    A box that has just died, or is shutting down, may still be in the in-sync set. A removed leader
+    must not leave the partition to it.
+    """
     states, able = topic.states, set(cluster.eligible_brokers())
     found = []
     for partition in under_way(topic.assignment):
@@ -110,7 +116,7 @@ def _state_for(cluster: Cluster, topic: TopicState, partition: int, current: Rea
 
 
 def _write(cluster: Cluster, topic: TopicState, decided: Mapping[int, _Decision]) -> Operation[bool]:
-    """One transaction; False: somebody else wrote what was decided on, and it was read again."""
+    """Write in one transaction; False: another box wrote first, and the states were read again."""
     document = with_replicas(topic.assignment, {partition: each.wanted for partition, each in decided.items()})
     changed = {partition: each.state for partition, each in decided.items() if each.state != topic.states[partition]}
     if document == topic.assignment and not changed:
@@ -124,7 +130,7 @@ def _write(cluster: Cluster, topic: TopicState, decided: Mapping[int, _Decision]
     except MultiFailed as refused:
         if not isinstance(refused.cause, BadVersion | NoNode):
             raise
-        yield from _look_again(cluster, topic, list(decided))
+        yield from _read_again(cluster, topic, list(decided))
         return False
     for (partition, state), version in zip(changed.items(), versions[1:-1], strict=True):
         cluster.put_state(topic, partition, state, int(version))
@@ -133,7 +139,7 @@ def _write(cluster: Cluster, topic: TopicState, decided: Mapping[int, _Decision]
     return True
 
 
-def _look_again(cluster: Cluster, topic: TopicState, partitions: list[int]) -> Operation[None]:
+def _read_again(cluster: Cluster, topic: TopicState, partitions: list[int]) -> Operation[None]:
     node = yield from broker_registry.read(topic_path(topic.name))
     if node is not None and node.data and cluster.topics.get(topic.name) is topic:
         cluster.put_assignment(topic, TopicAssignment.decode(topic.name, node.data), node.version)

@@ -1,10 +1,10 @@
-"""How many replicas the topics that a box makes by itself shall have, and where new ones go. Pure.
+"""Decide how many replicas the automatically created topics get, and where new ones go. Pure.
 
-Such a topic is made as soon as somebody needs it, often by the first box of a cluster while it is alone; nobody ordered it, so nobody would give it more
-replicas later. `services/controller/admin/topic_copies.py` does. New replicas go to racks without one first, then to the box with the fewest of the
-topic; first replicas go
-round the boxes, so that each leads some of the partitions. Nothing is ever taken away. Weak spot: free
-space of other boxes is not looked at.
+Such a topic is created when it is first needed, often by the first box of a cluster while that is
+alone. `services/controller/admin/topic_copies.py` adds replicas later. A new replica goes to a rack
+without one first, then to the box with the fewest replicas of the topic. First replicas are
+distributed over the boxes, so that each leads some partitions. No replica is ever removed. Weak:
+the free space of other boxes is not considered.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Replicas = tuple[int, ...]
 
 
 def copies_wanted(box: Box) -> dict[str, int]:
-    """Topic → replicas that it shall have, where there are as many boxes."""
+    """Return topic → replicas that it is to have if there are as many boxes."""
     own = box.integer("ingest.topic.replication.factor")
     return {
         OFFSETS_TOPIC: box.integer("offsets.topic.replication.factor"),
@@ -31,7 +31,10 @@ def copies_wanted(box: Box) -> dict[str, int]:
 
 
 def plan_copies(partitions: Mapping[int, Replicas], brokers: Collection[int], racks: Mapping[int, str | None], factor: int) -> dict[int, Replicas]:
-    """Partition → its replicas, of those that have too few. Nothing where some replica is on a box that is not there: its return is awaited first."""
+    """Return partition → replicas for each partition that has too few.
+
+    Empty if some replica is on a box that is away: its return is awaited first.
+    """
     wanted = min(factor, len(brokers))
     if not all(set(replicas) <= set(brokers) for replicas in partitions.values()):
         return {}

@@ -1,7 +1,8 @@
-"""Telling log-writers what they are: leader or follower of each partition, and who is in sync. Only what differs from what this life was told is sent.
+"""Send roles to log-writers: leader or follower of each partition, and the in-sync set. Only
+differences are sent.
 
-Owned by the controller process of each box; needs no ZooKeeper, so roles that are known are told while it is away. A log-writer that died is
-told everything again when it is back. Weak spot: none known.
+Owned by the controller process of each box. Needs no ZooKeeper: known roles are sent while it is
+away. A restarted log-writer gets all roles again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from services.controller.zookeeper.topic_registry import TopicState
 
 
 def send_roles(cluster: Cluster, partitions: Iterable[tuple[TopicState, int]]) -> Operation[int]:
-    """Tell the log-writers of those of `partitions` that lie on this box; returns how many would not take their role."""
+    """Send the roles of those `partitions` that lie on this box; return how many were refused."""
     commands: list[Request | DiskCommand] = []
     sent: list[tuple[DiskReport, PartitionKey, Role]] = []
     for topic, partition in partitions:
@@ -30,31 +31,31 @@ def send_roles(cluster: Cluster, partitions: Iterable[tuple[TopicState, int]]) -
             continue
         key = (topic.name, partition)
         if key in report.unbumped and role.kind is DescriptorKind.BECOME_LEADER:
-            continue  # `settle_unclean_boot` comes first
-        former = report.telling.get(key) or report.told.get(key)
-        if role == former and key not in report.wishes_refused:
+            continue  # `settle_unclean_boot` must raise the leader epoch first
+        former = report.sent.get(key) or report.confirmed.get(key)
+        if role == former and key not in report.refused_isr_changes:
             continue
-        wish = report.wishes_refused.pop(key, None)
-        report.telling[key] = role
+        refused = report.refused_isr_changes.pop(key, None)
+        report.sent[key] = role
         sent.append((report, key, role))
         if former is not None and role.kind is DescriptorKind.BECOME_LEADER and role.differs_in_isr_only(former):
-            commands.append(DiskCommand(report.disk, DescriptorKind.ISR, isr_payload(topic, partition, wish)))
+            commands.append(DiskCommand(report.disk, DescriptorKind.ISR, isr_payload(topic, partition, refused)))
         else:
             commands.append(DiskCommand(report.disk, role.kind, role_payload(cluster, topic, partition, topic.states[partition])))
     codes = yield from all_of(commands)
     for (report, key, role), code in zip(sent, codes, strict=True):
-        report.on_told(key, role, code == ErrorCode.NONE)
+        report.on_answered(key, role, code == ErrorCode.NONE)
     return sum(1 for code in codes if code != ErrorCode.NONE)
 
 
-def tell_live_brokers(disk: str, live: frozenset[int]) -> Operation[int]:
-    """The error code."""
+def send_live_brokers(disk: str, live: frozenset[int]) -> Operation[int]:
+    """Send the live brokers to a disk's log-writer; return its error code."""
     code: int = yield DiskCommand(disk, DescriptorKind.LIVE_BROKERS, {"brokers": sorted(live)})
     return code
 
 
 def role_of(cluster: Cluster, topic: TopicState, partition: int) -> Role | None:
-    """What this broker is to be for a partition; None where it is nothing."""
+    """Return this broker's role for a partition, or None if it has none."""
     state = topic.states.get(partition)
     replicas = topic.replicas.get(partition, ())
     if state is None or cluster.broker_id not in replicas:
@@ -66,7 +67,7 @@ def role_of(cluster: Cluster, topic: TopicState, partition: int) -> Role | None:
 
 
 def role_payload(cluster: Cluster, topic: TopicState, partition: int, state: PartitionState) -> dict[str, Any]:
-    """Of BECOME_LEADER and BECOME_FOLLOWER alike."""
+    """Return the payload of BECOME_LEADER and BECOME_FOLLOWER."""
     return {
         "topic": topic.name,
         "partition": partition,
@@ -83,8 +84,10 @@ def role_payload(cluster: Cluster, topic: TopicState, partition: int, state: Par
     }
 
 
-def isr_payload(topic: TopicState, partition: int, wish: int | None = None) -> dict[str, Any]:
-    """`wish`: the number of the wish that it refuses."""
+def isr_payload(topic: TopicState, partition: int, refused: int | None = None) -> dict[str, Any]:
+    """Return the payload of ISR. `refused`: the number of the AlterPartition request that it
+    refuses.
+    """
     state = topic.states[partition]
     payload: dict[str, Any] = {
         "topic": topic.name,
@@ -94,4 +97,4 @@ def isr_payload(topic: TopicState, partition: int, wish: int | None = None) -> d
         "isr": list(state.isr),
         "partition_epoch": topic.state_versions[partition],
     }
-    return payload if wish is None else {**payload, "wish": wish}
+    return payload if refused is None else {**payload, "wish": refused}

@@ -1,9 +1,11 @@
-"""Changing the states of many partitions: conditional transactions, each with its change node, that survive it when others write at the same time.
+"""Change the states of many partitions in conditional transactions, each with a change node,
+despite concurrent writers.
 
-Every change of a state that is there goes through `change_states`. What to write is decided anew for a partition whose state was written by somebody
-else in between, and the rest goes on. Killed between two transactions, the rest is decided again by whoever comes next.
-Owned by the controller process of each box. Weak spot: one partition that others keep writing costs a transaction for each attempt; it is
-left after `ATTEMPTS_MAX`.
+Every change of an existing state goes through `change_states`. If another process wrote a
+partition's state first, that partition is read and decided again, and the others continue. If the
+process dies between two transactions, the next controller or incarnation decides the rest again.
+Owned by the controller process of each box. Weak: a partition that others keep writing costs one
+transaction per attempt, and is skipped after `ATTEMPTS_MAX`.
 """
 
 from __future__ import annotations
@@ -20,15 +22,20 @@ from services.controller.zookeeper.requests import BadVersion, Check, Get, Multi
 from services.controller.zookeeper.topic_registry import TopicState
 
 ATTEMPTS_MAX = 5
-"""Times that a partition is decided anew because somebody else wrote its state."""
+"""Decisions for one partition while others write its state."""
 REREAD_ALL_AFTER = 2
-"""Refused transactions after which not one partition but all of them are read again: somebody is changing many."""
+"""After so many refused transactions all partitions of the batch are read again: another process is
+changing many.
+"""
 
 
 class StateChange(NamedTuple):
-    """A change that is wanted. `decide` sees the newest known state and gives the new one, or None to leave it. `checks`: what else must hold (znode
-    versions); where one does not, the change is dropped. `is_forced`: write it even if it is the same, so that whatever is under way under the known version
-    comes to nothing."""
+    """A change of one partition's state.
+
+    `decide` gets the newest known state and returns the new one, or None to leave it. If one of
+    `checks` (znode versions) fails, the change is dropped. `is_forced`: write the state even if it
+    is the same, so that any write that is under way on the known version fails.
+    """
 
     topic: TopicState
     partition: int
@@ -43,7 +50,10 @@ class _Written(NamedTuple):
 
 
 def change_states(cluster: Cluster, changes: Iterable[StateChange], guard: Guard) -> Operation[list[StateChange]]:
-    """Decide and write; returns the changes that were made. Those that are not there were not needed any more, were refused by a check, or gave up."""
+    """Decide and write; return the changes that were made.
+
+    The others were not needed, were refused by a check, or were given up.
+    """
     waiting = list(changes)
     attempts: dict[tuple[str, int], int] = {}
     made: list[StateChange] = []
@@ -95,7 +105,7 @@ def _next_batch(waiting: list[StateChange]) -> tuple[list[_Written], list[Write]
 
 
 def _owner(batch: list[_Written], index: int) -> StateChange:
-    """Whose write the `index`-th of a transaction is."""
+    """Return the change to which the `index`-th write of the transaction belongs."""
     for written in batch:
         index -= 1 + len(written.change.checks)
         if index < 0:
@@ -108,7 +118,7 @@ def state_row(topic: TopicState, partition: int, state: PartitionState, version:
 
 
 def reread(cluster: Cluster, partitions: list[tuple[TopicState, int]]) -> Operation[list[bool]]:
-    """Read these states again; for each whether it is there."""
+    """Read these states again; return for each whether it exists."""
     paths = [partition_state_path(topic.name, partition) for topic, partition in partitions]
     nodes = yield from all_of([Get(path) for path in paths])
     there = []

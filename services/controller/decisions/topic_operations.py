@@ -1,9 +1,12 @@
-"""Topics, step by step: create, complete, grow, delete. As controller of the cluster.
+"""Create, complete, grow and delete topics, as controller of the cluster.
 
-Every operation here may be cut off after any step, and the next controller finishes it (`appliance/cluster/README.md` has the table of steps, and what each
-leaves behind). Writes go through the fence, and tell the other boxes. These make the directories of their own replicas (`hosting_operations`) and say so
-by their placements; the controller waits for that, up to a time that its caller knows. Owned by the controller process.
-Weak spot: a partition whose box was away at its creation begins without it in the in-sync set, and without its directory until the box is back.
+Each operation can be dropped after any step, and the next controller completes it
+(`appliance/cluster/README.md` lists the steps and what each leaves behind). Writes go through the
+fence and notify the other boxes. Those create the directories of their own replicas
+(`hosting_operations`) and report them by their placements. The controller waits for the placements,
+up to a time that its caller decides. Owned by the controller process. Weak: a partition whose box
+was away at its creation starts without that box in the in-sync set, and without its directory until
+the box returns.
 """
 
 from __future__ import annotations
@@ -35,17 +38,21 @@ from services.controller.zookeeper.requests import Create, Exists, Get, GetChild
 from services.controller.zookeeper.topic_registry import TopicState, chunks
 
 Spaces = Callable[[], list[DiskSpace]]
-"""The disks that can take partitions now."""
+"""The disks that can take partitions at the moment."""
 
 WAITS_FOR_BOXES = ErrorCode.REPLICA_NOT_AVAILABLE
-"""Other boxes have not done their part yet; ask again when one has, or when they had their time."""
+"""Other boxes have not created their directories yet; retry when one has, or when their time is
+over.
+"""
 
 
 # --- creating ----------------------------------------------------------------------------------------------------------
 
 
 def create_topic(cluster: Cluster, plan: TopicPlan, topic_id: TopicId, spaces: Spaces) -> Operation[ErrorCode]:
-    """Make a planned topic: one transaction, then `complete_topic`. `RequestRefused` if somebody else made one of that name meanwhile."""
+    """Create a planned topic in one transaction, then complete it. Raises RequestRefused if the
+    name was taken meanwhile.
+    """
     topic = TopicState(plan.name, topic_id, TopicAssignment.new(topic_id, plan.assignment), dict(plan.config))
     local = topic.local_partitions(cluster.broker_id)
     topic.placement = place_partitions(local, spaces()) if local else {}
@@ -65,16 +72,19 @@ def create_topic(cluster: Cluster, plan: TopicPlan, topic_id: TopicId, spaces: S
     return result
 
 
-def complete_topic(cluster: Cluster, topic: TopicState, spaces: Spaces, boxes_had_their_time: bool = False) -> Operation[ErrorCode]:
-    """Finish a topic whose partitions have no state yet: directories on the disks, states, leaders, image. KAFKA_STORAGE_ERROR: a disk could not
-    do its part, the topic is as it was; try again when a disk has come back. `WAITS_FOR_BOXES`: try again when one has told of its placement."""
+def complete_topic(cluster: Cluster, topic: TopicState, spaces: Spaces, is_overdue: bool = False) -> Operation[ErrorCode]:
+    """Complete a topic whose partitions have no state yet: directories, states, leaders, image.
+
+    KAFKA_STORAGE_ERROR: a disk failed to create its part, and the topic is as before; retry when a
+    disk has connected. `WAITS_FOR_BOXES`: retry when a box has written its placement.
+    """
     fence = cluster.writes_fenced_by()
     missing = topic.partitions_without_state()
     own = [partition for partition in missing if cluster.broker_id in topic.replicas[partition]]
     code = yield from _create_directories(cluster, topic, own, spaces)
-    if code is not ErrorCode.NONE and not boxes_had_their_time:
+    if code is not ErrorCode.NONE and not is_overdue:
         return code
-    states = yield from _first_states(cluster, topic, missing, code is ErrorCode.NONE, boxes_had_their_time)
+    states = yield from _first_states(cluster, topic, missing, code is ErrorCode.NONE, is_overdue)
     yield from _write_first_states(cluster, fence, topic, states)
     yield from send_roles(cluster, [(topic, partition) for partition in states])
     yield Publish()
@@ -83,11 +93,14 @@ def complete_topic(cluster: Cluster, topic: TopicState, spaces: Spaces, boxes_ha
     return ErrorCode.NONE
 
 
-def _first_states(
-    cluster: Cluster, topic: TopicState, missing: list[int], own_are_ready: bool, boxes_had_their_time: bool
-) -> Operation[dict[int, PartitionState]]:
-    """The states of those partitions whose live replicas have all made their directories, or had their time; led by the first that has. None of a partition
-    below one that has to wait: a topic that clients see with fewer partitions than it was made with is a smaller topic to them (`TopicState.visible_count`)."""
+def _first_states(cluster: Cluster, topic: TopicState, missing: list[int], own_are_ready: bool, is_overdue: bool) -> Operation[dict[int, PartitionState]]:
+    """Return the states of the partitions whose live replicas all have directories, or whose time
+    is over.
+
+    The first replica that has its directory leads. No partition gets a state before those above it:
+    clients would see a topic with fewer partitions than it was created with
+    (`TopicState.visible_count`).
+    """
     epoch = cluster.writes_fenced_by().controller_epoch
     live = set(cluster.live_brokers())
     others = {replica for partition in missing for replica in topic.replicas[partition]} & live - {cluster.broker_id}
@@ -97,23 +110,25 @@ def _first_states(
         wanted = set(topic.replicas[partition]) & live
         ready = placed[partition] & wanted | ({cluster.broker_id} & wanted if own_are_ready else set())
         state = first_partition_state(topic.replicas[partition], ready, epoch)
-        if state is not None and (ready == wanted or boxes_had_their_time):
+        if state is not None and (ready == wanted or is_overdue):
             states[partition] = state
-        elif not boxes_had_their_time:
+        elif not is_overdue:
             break
     return states
 
 
 def _create_directories(cluster: Cluster, topic: TopicState, partitions: list[int], spaces: Spaces) -> Operation[ErrorCode]:
-    """CREATE on the chosen disks. What a connected disk refuses is placed on another one, while there is one."""
+    """CREATE on the chosen disks. What a connected disk refuses is placed on another disk, as long
+    as there is one.
+    """
     refusing: set[str] = set()
     while True:
-        homeless = [partition for partition in partitions if cluster.disk_of_partition(topic, partition) in (None, *refusing)]
-        if homeless:
+        unplaced = [partition for partition in partitions if cluster.disk_of_partition(topic, partition) in (None, *refusing)]
+        if unplaced:
             candidates = [space for space in spaces() if cluster.disk_of(space.directory_id) not in refusing]
             if not candidates:
                 return ErrorCode.KAFKA_STORAGE_ERROR
-            yield from place_again(cluster, topic, place_partitions(homeless, candidates))
+            yield from place_again(cluster, topic, place_partitions(unplaced, candidates))
         codes = yield from all_of([_create_command(cluster, topic, partition) for partition in partitions])
         refused = [(partition, code) for partition, code in zip(partitions, codes, strict=True) if code != ErrorCode.NONE]
         for partition, code in zip(partitions, codes, strict=True):
@@ -124,7 +139,7 @@ def _create_directories(cluster: Cluster, topic: TopicState, partitions: list[in
             return ErrorCode.NONE
         disks = {cluster.disk_of_partition(topic, partition) for partition, _ in refused}
         if any(disk not in cluster.reports for disk in disks):
-            return ErrorCode.KAFKA_STORAGE_ERROR  # its log-writer is away: it will be asked again
+            return ErrorCode.KAFKA_STORAGE_ERROR  # its log-writer is away: retry when it connects
         refusing |= {disk for disk in disks if disk is not None}
 
 
@@ -153,7 +168,9 @@ def _write_first_states(cluster: Cluster, fence: Fence, topic: TopicState, state
 
 
 def add_partitions(cluster: Cluster, topic: TopicState, added: dict[int, tuple[int, ...]], spaces: Spaces) -> Operation[ErrorCode]:
-    """Give a topic the partitions of `added`: one transaction, then `complete_topic`. Clients see the old ones until all new ones are led."""
+    """Add partitions in one transaction, then complete the topic. Clients see the old ones until
+    all new ones are led.
+    """
     own = [partition for partition, replicas in sorted(added.items()) if cluster.broker_id in replicas]
     new_placement = place_partitions(own, spaces()) if own else {}
     existing = yield from broker_registry.read(placement_path(cluster.broker_id, topic.name))
@@ -171,9 +188,12 @@ def add_partitions(cluster: Cluster, topic: TopicState, added: dict[int, tuple[i
 
 
 def delete_topic(cluster: Cluster, name: str) -> Operation[ErrorCode]:
-    """Order the deletion, take the topic out of the image, delete it on the disks, then in ZooKeeper. KAFKA_STORAGE_ERROR: a disk is away; the order
-    stands, try again when it has come back. `WAITS_FOR_BOXES`: another box that lives still has some of it. One that does not live deletes
-    its part when it comes back and finds the topic gone."""
+    """Order the deletion, remove the topic from the image, delete its logs, then its nodes.
+
+    KAFKA_STORAGE_ERROR: a disk is away; the order stays, retry when it has connected.
+    `WAITS_FOR_BOXES`: another live box still has a part. A dead box deletes its part when it
+    returns and finds the topic deleted.
+    """
     fence = cluster.writes_fenced_by()
     if name not in cluster.deleting:
         try:
@@ -201,7 +221,7 @@ def delete_topic(cluster: Cluster, name: str) -> Operation[ErrorCode]:
 
 
 def _mark_deleted(cluster: Cluster, fence: Fence, name: str) -> Operation[None]:
-    """Boxes that do not live, and have some of the topic: their placements say that it was deleted, which is what lets them delete their part."""
+    """Mark the placements of dead boxes as deleted: only this mark lets them delete their part."""
     paths = [placement_path(broker_id, name) for broker_id in sorted(cluster.box_records) if broker_id != cluster.broker_id]
     found = yield from all_of([Get(path) for path in paths])
     writes: list[Write] = []

@@ -10,7 +10,7 @@ from appliance.base.model import TopicId
 from appliance.cluster.znodes import BoxRecord, BrokerRegistration, PartitionState, TopicAssignment, box_path, parents_first, partition_state_path
 from appliance.ipc.descriptors import DescriptorKind
 from services.controller.decisions.cluster import Cluster, DiskReport
-from services.controller.decisions.leader_operations import HANDED_OVER_AT_ONCE, LEAVING_MS, OTHERS_NEED, PAUSE_MS_MAX, PAUSES_MS_MAX, leave_cluster
+from services.controller.decisions.leader_operations import HANDED_OVER_AT_ONCE, LEAVING_MS, OTHERS_NEED, PAUSE_MS_MAX, PAUSES_MS_MAX, controlled_shutdown
 from services.controller.decisions.role_operations import role_of
 from services.controller.zookeeper.change_log import CHANGES
 from services.controller.zookeeper.operation import DiskCommand, OperationRunner, Outcome
@@ -41,7 +41,7 @@ class Leaving:
         cluster.topics["t"] = topic
         cluster.brokers = {broker_id: BrokerRegistration(broker_id, (), {}, None, 0) for broker_id in (OWN, OTHER)}
         report = DiskReport("d0", "d0", 1, False, {("t", number): str(TOPIC_ID) for number in range(count)})
-        report.told = {("t", number): role for number in range(count) if (role := role_of(cluster, topic, number)) is not None}
+        report.confirmed = {("t", number): role for number in range(count) if (role := role_of(cluster, topic, number)) is not None}
         cluster.add_report(report)
         self.steps: list[tuple[str, list[int]]] = []
         self.commands: list[Callable[[Any], None]] = []
@@ -51,7 +51,7 @@ class Leaving:
         self.now_ms = 0
         self.pauses: list[tuple[int, Callable[[None], None]]] = []
         runner = OperationRunner(self._ask, self._command, lambda on_done: on_done(None), lambda ms, on_done: self.pauses.append((ms, on_done)))
-        runner.start("leave", leave_cluster(cluster, self.given_away.append, lambda: self.now_ms), self.ended.append)
+        runner.start("leave", controlled_shutdown(cluster, self.given_away.append, lambda: self.now_ms), self.ended.append)
 
     def _ask(self, request: Request, on_reply: Callable[[Any], None]) -> None:
         if isinstance(request, Multi):
