@@ -1,12 +1,13 @@
-"""Kafka's small text checkpoints: version, count, one entry a line.
+"""Kafka's small text checkpoints: version, count, one entry a line; and the writer of a disk's four.
 
-Functions over text and over one file; who owns a file decides when. A checkpoint is never newer than what it describes: data first, then
-the checkpoint. Weak spot: the whole file is written anew each time (10,000 partitions: about 300 KB).
+A checkpoint is never newer than what it describes: data first, then the checkpoint. Weak spot: the
+whole file is written each time (10,000 partitions: about 300 KB).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 
 from appliance.base.model import TopicPartition
 from appliance.storage import file_io
@@ -15,6 +16,8 @@ RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 LOG_START_OFFSETS = "log-start-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 CLEANED = "cleaner-offset-checkpoint"
+"""First dirty offsets of compacted logs."""
+FILES = (RECOVERY_POINTS, HIGH_WATERMARKS, LOG_START_OFFSETS, CLEANED)
 
 _VERSION = "0"
 
@@ -63,3 +66,76 @@ def read_offsets(path: str) -> dict[TopicPartition, int]:
 
 def write_offsets(path: str, offsets: Mapping[TopicPartition, int]) -> None:
     file_io.replace_file(path, encode_lines(f"{name.topic} {name.partition} {offset}" for name, offset in sorted(offsets.items())))
+
+
+class CheckpointWriter:
+    """Owns the checkpoint files of one log directory. Several threads may use it.
+
+    Offsets are collected under the lock that the file is written under. So a file never goes back
+    to an older state, and a change of a log that the log-writer makes before it calls `forget` or
+    `cap` is either in the lines that a thread has collected, or is applied to them afterwards.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.lines: dict[str, dict[TopicPartition, int]] = {file: {} for file in FILES}
+        """What each file says, as it was read or written last."""
+        self.problems: list[str] = []
+        self.unserved: set[TopicPartition] = set()
+        """Logs that are not open: their lines are kept."""
+        self._path = path
+        self._lock = threading.Lock()
+
+    def load(self) -> None:
+        """Read the files. A damaged one counts as empty, as in Kafka: offset 0 means a longer scan
+        and an earlier log start, never a loss."""
+        for file in FILES:
+            try:
+                self.lines[file] = read_offsets(f"{self._path}/{file}")
+            except BrokenCheckpoint as problem:
+                self.problems.append(f"{self._path}/{file}: {problem}")
+
+    def save(self, file: str, collect: Callable[[], Mapping[TopicPartition, int]]) -> Mapping[TopicPartition, int]:
+        """Write the offsets that `collect` returns, and return them. Raises StorageFailed."""
+        try:
+            with self._lock:
+                offsets, before = collect(), self.lines[file]
+                lines = {name: before[name] for name in tuple(self.unserved) if name in before} | dict(offsets)
+                write_offsets(f"{self._path}/{file}", lines)
+                self.lines[file] = lines
+        except OSError as error:
+            raise file_io.storage_failure(f"write {self._path}/{file}", error) from error
+        return offsets
+
+    def raise_to(self, name: TopicPartition, offsets: Mapping[str, int]) -> None:
+        """Count a log that came from another disk as if each file had this line of it. The record
+        of its move says the same until the files do."""
+        with self._lock:
+            for file, offset in offsets.items():
+                self.lines[file][name] = max(offset, self.lines[file].get(name, 0))
+
+    def forget(self, name: TopicPartition) -> None:
+        """Remove the lines of an earlier log, durably, before another log gets its name. Its log
+        start offset would hide the new log's records; its recovery point would keep a start from
+        scanning them. Usually there is no such line."""
+        self._limit(name, -1)
+
+    def cap(self, name: TopicPartition, log_end_offset: int) -> None:
+        """Lower the lines of a truncated log to its end, durably, before it grows again. Usually
+        none is above it."""
+        self._limit(name, log_end_offset)
+
+    def _limit(self, name: TopicPartition, largest: int) -> None:
+        # The order matters: a save that has released the lock has updated the lines.
+        if not self._lock.locked() and all(lines.get(name, -1) <= largest for lines in self.lines.values()):
+            return
+        try:
+            with self._lock:
+                for file, lines in self.lines.items():
+                    if lines.get(name, -1) > largest:
+                        kept = {other: offset for other, offset in lines.items() if other != name}
+                        if largest >= 0:
+                            kept[name] = largest
+                        write_offsets(f"{self._path}/{file}", kept)
+                        self.lines[file] = kept
+        except OSError as error:
+            raise file_io.storage_failure(f"correct the checkpoints of log {name} in {self._path}", error) from error

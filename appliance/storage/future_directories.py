@@ -101,7 +101,7 @@ class FutureDirectories:
         """Let a complete copy be the partition: rename it to the plain name, durable. There must be nothing under that name. Its record stays in it
         until the checkpoints say what it says (`settle`)."""
         path = f"{self._directory.path}/{future.topic_partition}"
-        self._directory.forget_former_lines(future.topic_partition)
+        self._directory.checkpoints.forget(future.topic_partition)
         try:
             file_io.rename(future.path, path)
             del self.futures[future.topic_id, future.topic_partition.partition]

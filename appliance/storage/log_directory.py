@@ -8,16 +8,13 @@ a directory on a network file system can be opened twice.
 from __future__ import annotations
 
 import errno
-import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
-from itertools import count
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ConfigurationProblems, DiskFull, ErrorCode, RequestRefused
 from appliance.base.model import TopicId, TopicPartition
-from appliance.storage import checkpoints, file_io
-from appliance.storage.checkpoints import BrokenCheckpoint
+from appliance.storage import file_io
+from appliance.storage.checkpoints import CheckpointWriter
 from appliance.storage.directory_identity import CLEAN_SHUTDOWN_MARKER, KNOWN_NAMES, LOCK_FILE, claim_identity, lock_holder
 from appliance.storage.meta_properties import MetaProperties, encode_partition_metadata, read_topic_id
 from appliance.storage.partition_directory import (
@@ -30,19 +27,6 @@ from appliance.storage.partition_directory import (
 )
 from appliance.storage.segment_files import LOG_SUFFIX, PARTITION_METADATA, offset_of_name, segment_path
 
-TO_BE_SAVED_MAX = 16
-"""More than threads that save; what was never saved leaves by that."""
-
-
-class CollectedOffsets(dict[TopicPartition, int]):
-    """Offsets by partition for a checkpoint, as they were at one moment; a larger `number` was collected later."""
-
-    __slots__ = ("number",)
-
-    def __init__(self, number: int, offsets: Mapping[TopicPartition, int]) -> None:
-        super().__init__(offsets)
-        self.number = number
-
 
 class LogDirectory:
     """Make one with `open`. Every method that touches the disk raises `StorageFailed` or `DiskFull`."""
@@ -51,31 +35,14 @@ class LogDirectory:
         self.path = path
         self.identity = identity
         self.was_clean = False
-        self.recovery_points: dict[TopicPartition, int] = {}
-        self.high_watermarks: dict[TopicPartition, int] = {}
-        self.log_start_offsets: dict[TopicPartition, int] = {}
-        self.cleaned_offsets: dict[TopicPartition, int] = {}
-        """First dirty offsets of compacted logs."""
-        self.saved_recovery_points: Mapping[TopicPartition, int] = {}
-        """As they stand in the checkpoint: a start after a power cut scans from there."""
+        self.checkpoints = CheckpointWriter(path)
         self.unknown_names: list[str] = []
-        self.problems: list[str] = []
+        self.problems = self.checkpoints.problems
         """What was found damaged at `open` and is replaced by safe values; for people."""
         self._clock = clock
         self._lock_fd = lock_fd
-        self._unserved: dict[str, dict[TopicPartition, int]] = {}
-        self._unserved_names: set[TopicPartition] = set()
         self._leaving: list[str] = []
         self._renames = 0
-        self._saving = threading.Lock()
-        """Checkpoints are written by several threads; the log-writer's loop takes it only to forget what was said of a name that gets another log."""
-        self._lines: dict[str, dict[TopicPartition, int]] = {}
-        """What each checkpoint says now."""
-        self._to_be_saved: dict[int, dict[TopicPartition, int]] = {}
-        """By identity; each call on it is one step of the interpreter."""
-        self._numbers = count(1)
-        self._saved_numbers: dict[str, int] = {}
-        """Of each checkpoint: which collection it holds. One that was collected earlier and comes later is not written."""
 
     @classmethod
     def open(cls, path: str, broker_id: int, cluster_id: str | None, clock: Clock, new_directory_id: str = "") -> LogDirectory:
@@ -100,11 +67,7 @@ class LogDirectory:
     def _load(self) -> None:
         marker = f"{self.path}/{CLEAN_SHUTDOWN_MARKER}"
         self.was_clean = file_io.exists(marker)
-        self.recovery_points = self._read_checkpoint(checkpoints.RECOVERY_POINTS)
-        self.high_watermarks = self._read_checkpoint(checkpoints.HIGH_WATERMARKS)
-        self.log_start_offsets = self._read_checkpoint(checkpoints.LOG_START_OFFSETS)
-        self.cleaned_offsets = self._read_checkpoint(checkpoints.CLEANED)
-        self.saved_recovery_points = self.recovery_points
+        self.checkpoints.load()
         for name in sorted(file_io.listdir(self.path)):
             if name.endswith(DELETE_SUFFIX) and is_leaving(name):
                 self._leaving.append(name)
@@ -113,39 +76,6 @@ class LogDirectory:
         if self.was_clean:  # from here on a crash is a crash
             file_io.unlink(marker)
             file_io.fsync_directory(self.path)
-
-    def leave_unserved(self, names: Iterable[TopicPartition]) -> None:
-        """These logs stay closed in this life: their lines in the checkpoints are kept as they were read, and unless they were left
-        cleanly, the directory will not be either: the next start must recover them."""
-        wanted = set(names)
-        self._unserved = {
-            checkpoint: {name: offset for name, offset in offsets.items() if name in wanted}
-            for checkpoint, offsets in (
-                (checkpoints.RECOVERY_POINTS, self.recovery_points),
-                (checkpoints.HIGH_WATERMARKS, self.high_watermarks),
-                (checkpoints.LOG_START_OFFSETS, self.log_start_offsets),
-            )
-        }
-        self._unserved_names = wanted
-
-    def serve_again(self, name: TopicPartition) -> None:
-        """One of those is open after all, or gone: its lines are its owner's."""
-        self._unserved_names.discard(name)
-        for offsets in self._unserved.values():
-            offsets.pop(name, None)
-
-    def is_unserved(self, name: TopicPartition) -> bool:
-        return name in self._unserved_names
-
-    def _read_checkpoint(self, name: str) -> dict[TopicPartition, int]:
-        """A broken checkpoint counts as empty, as in Kafka: offsets 0 mean more scanning and a lower start, never loss."""
-        try:
-            offsets = checkpoints.read_offsets(f"{self.path}/{name}")
-        except BrokenCheckpoint as problem:
-            self.problems.append(f"{self.path}/{name}: {problem}")
-            return {}
-        self._lines[name] = dict(offsets)
-        return offsets
 
     def partition_directories(self) -> dict[TopicPartition, PartitionDirectory]:
         """Partitions with a plain directory; `topic_id` is None where `partition.metadata` is missing or broken (see `problems`)."""
@@ -194,7 +124,7 @@ class LogDirectory:
                         ErrorCode.INCONSISTENT_TOPIC_ID, f"{path} holds topic id {known}, not {topic_id}; a former topic of that name is still there"
                     )
             else:
-                self.forget_former_lines(topic_partition)
+                self.checkpoints.forget(topic_partition)
                 file_io.mkdir(path)
                 is_new = True
             if known is None:
@@ -240,7 +170,7 @@ class LogDirectory:
     def mark_deleted(self, topic_partition: TopicPartition) -> None:
         """Rename the partition's directory out of the way; `delete_some` removes it. One that is not there is success."""
         self._rename_away(topic_partition, DELETE_SUFFIX)
-        self.serve_again(topic_partition)
+        self.checkpoints.unserved.discard(topic_partition)
 
     def set_aside(self, topic_partition: TopicPartition) -> None:
         """Rename to `-stray`: a replica that no longer belongs here, kept and not served."""
@@ -253,15 +183,6 @@ class LogDirectory:
     def give_up(self, name: str) -> None:
         """What lies under `name` was given up while it was made: `delete_some` removes it."""
         self._leaving.append(name)
-
-    def carry(self, name: TopicPartition, recovery_point: int, high_watermark: int, log_start_offset: int) -> None:
-        """A log that came from another disk: every checkpoint that is written from now on has a line of it, whoever collected the lines, and when."""
-        for checkpoint, offset in (
-            (checkpoints.RECOVERY_POINTS, recovery_point),
-            (checkpoints.HIGH_WATERMARKS, high_watermark),
-            (checkpoints.LOG_START_OFFSETS, log_start_offset),
-        ):
-            self._unserved[checkpoint] = {**self._unserved.get(checkpoint, {}), name: offset}
 
     def _rename_away(self, topic_partition: TopicPartition, suffix: str, path: str = "") -> None:
         self._renames += 1
@@ -337,90 +258,6 @@ class LogDirectory:
     def is_deleting(self) -> bool:
         return bool(self._leaving)
 
-    def to_be_saved(self, offsets: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """`offsets`, which another thread is going to save: until then `forget_former_lines` reaches into them, too. For the log-writer's loop."""
-        if len(self._to_be_saved) >= TO_BE_SAVED_MAX:
-            self._to_be_saved.pop(next(iter(self._to_be_saved)), None)
-        collected = CollectedOffsets(next(self._numbers), offsets)
-        self._to_be_saved[id(collected)] = collected
-        return collected
-
-    def save_recovery_points(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Only after what they promise is durable (`FlushRound.sync`)."""
-        self._save(checkpoints.RECOVERY_POINTS, offsets)
-
-    def save_high_watermarks(self, offsets: Mapping[TopicPartition, int]) -> None:
-        self._save(checkpoints.HIGH_WATERMARKS, offsets)
-
-    def save_log_start_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
-        self._save(checkpoints.LOG_START_OFFSETS, offsets)
-
-    def save_cleaned_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Only after the swapped directories are synced."""
-        self._save(checkpoints.CLEANED, offsets)
-
-    def _save(self, name: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Make the checkpoint durable with `offsets`, or leave it as it is if another thread has saved what was collected later: a log start offset that went
-        back would bring answered DeleteRecords back."""
-        number = offsets.number if isinstance(offsets, CollectedOffsets) else next(self._numbers)
-        try:
-            with self._saving:
-                lines = {**self._unserved.get(name, {}), **offsets}
-                self._to_be_saved.pop(id(offsets), None)
-                if number < self._saved_numbers.get(name, 0):
-                    return
-                checkpoints.write_offsets(f"{self.path}/{name}", lines)
-                self._lines[name] = lines
-                self._saved_numbers[name] = number
-                if name == checkpoints.RECOVERY_POINTS:
-                    self.saved_recovery_points = offsets
-        except OSError as error:
-            raise file_io.storage_failure(f"write {self.path}/{name}", error) from error
-
-    def forget_former_lines(self, topic_partition: TopicPartition) -> None:
-        """Before another log gets this name, durably: what a checkpoint says of the one that had it is not said of the new one. Its log start offset would
-        take every record of a log that has not grown past it, its recovery point would keep a start from scanning. As a rule no line is left of it."""
-        for offsets in (self.recovery_points, self.high_watermarks, self.log_start_offsets, self.cleaned_offsets):
-            offsets.pop(topic_partition, None)
-        waiting = [offsets for offsets in list(self._to_be_saved.values()) if topic_partition in offsets]
-        # In this order: what does not wait any more is being saved, or saved.
-        if not waiting and not self._saving.locked() and not any(topic_partition in lines for lines in self._lines.values()):
-            return
-        try:
-            with self._saving:
-                for offsets in waiting:
-                    offsets.pop(topic_partition, None)
-                for name, lines in list(self._lines.items()):
-                    if topic_partition in lines:
-                        kept = {other: offset for other, offset in lines.items() if other != topic_partition}
-                        checkpoints.write_offsets(f"{self.path}/{name}", kept)
-                        self._lines[name] = kept
-        except OSError as error:
-            raise file_io.storage_failure(f"forget a former log {topic_partition} in {self.path}", error) from error
-        self.saved_recovery_points = {other: offset for other, offset in self.saved_recovery_points.items() if other != topic_partition}
-
-    def cap_lines(self, topic_partition: TopicPartition, log_end_offset: int) -> None:
-        """A log was cut there. Before it grows again, durably: no checkpoint says more of it, those neither that another thread has collected and not written
-        yet. As a rule none does, and nothing is written."""
-        for offsets in (self.recovery_points, self.high_watermarks, self.log_start_offsets, self.cleaned_offsets):
-            _cap(offsets, topic_partition, log_end_offset)
-        waiting = [offsets for offsets in list(self._to_be_saved.values()) if offsets.get(topic_partition, 0) > log_end_offset]
-        # In this order: what does not wait any more is being saved, or saved.
-        if not waiting and not self._saving.locked() and not any(lines.get(topic_partition, 0) > log_end_offset for lines in self._lines.values()):
-            return
-        try:
-            with self._saving:
-                for offsets in waiting:
-                    _cap(offsets, topic_partition, log_end_offset)
-                for name, lines in list(self._lines.items()):
-                    if lines.get(topic_partition, 0) > log_end_offset:
-                        capped = {**lines, topic_partition: log_end_offset}
-                        checkpoints.write_offsets(f"{self.path}/{name}", capped)
-                        self._lines[name] = capped
-        except OSError as error:
-            raise file_io.storage_failure(f"write down in {self.path} that log {topic_partition} ends at {log_end_offset}", error) from error
-        self.saved_recovery_points = {**self.saved_recovery_points, topic_partition: min(log_end_offset, self.saved_recovery_points.get(topic_partition, 0))}
-
     def sync_file_system(self) -> None:
         """Make everything durable that was written to the file system of this directory so far. By the descriptor of the lock, which is open since
         before the first write: it is told of every write that failed, whoever else was told."""
@@ -436,18 +273,12 @@ class LogDirectory:
         except OSError as error:
             raise file_io.storage_failure(f"ask for the free space of {self.path}", error) from error
 
-    def close_clean(
-        self,
-        recovery_points: Mapping[TopicPartition, int],
-        high_watermarks: Mapping[TopicPartition, int],
-        log_start_offsets: Mapping[TopicPartition, int],
-    ) -> None:
-        """After every log was closed: checkpoints, then the marker that says so (see `leave_unserved`), then the lock goes."""
-        self.save_recovery_points(recovery_points)
-        self.save_high_watermarks(high_watermarks)
-        self.save_log_start_offsets(log_start_offsets)
+    def close_clean(self) -> None:
+        """Write the marker of a clean stop and release the lock. Every log is closed, and every
+        checkpoint saved. After an unclean start there is no marker if a log was never opened: the
+        next start has to recover it."""
         try:
-            if self.was_clean or not self._unserved_names:
+            if self.was_clean or not self.checkpoints.unserved:
                 file_io.replace_file(f"{self.path}/{CLEAN_SHUTDOWN_MARKER}", b'{"version":0,"brokerEpoch":-1}')
         except OSError as error:
             raise file_io.storage_failure(f"mark {self.path} as cleanly closed", error) from error
@@ -461,11 +292,6 @@ class LogDirectory:
 
     def _path_of(self, topic_partition: TopicPartition) -> str:
         return f"{self.path}/{topic_partition}"
-
-
-def _cap(offsets: dict[TopicPartition, int], topic_partition: TopicPartition, offset: int) -> None:
-    if offsets.get(topic_partition, 0) > offset:
-        offsets[topic_partition] = offset
 
 
 def _lock(path: str) -> int:

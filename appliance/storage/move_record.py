@@ -15,6 +15,7 @@ import orjson
 
 from appliance.base.model import TopicPartition
 from appliance.storage import file_io
+from appliance.storage.checkpoints import HIGH_WATERMARKS, LOG_START_OFFSETS, RECOVERY_POINTS
 from appliance.storage.producer_state import RecentBatches
 
 MOVE_RECORD = "move.json"
@@ -26,6 +27,10 @@ class Complete(NamedTuple):
     log_end_offset: int
     high_watermark: int
     log_start_offset: int
+
+    def checkpoint_lines(self) -> dict[str, int]:
+        """What each checkpoint of the target disk will say of the log."""
+        return {RECOVERY_POINTS: self.log_end_offset, HIGH_WATERMARKS: self.high_watermark, LOG_START_OFFSETS: self.log_start_offset}
 
 
 class MoveRecord(NamedTuple):

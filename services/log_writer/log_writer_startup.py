@@ -21,6 +21,7 @@ from appliance.runtime.known_disks import KnownDisk, read_known_disk, write_know
 from appliance.shm.lease import lease_holds
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER, ROWS, PartitionTableWriter, Row, TableFull
 from appliance.storage import file_io
+from appliance.storage.checkpoints import HIGH_WATERMARKS, LOG_START_OFFSETS, RECOVERY_POINTS
 from appliance.storage.log_directory import LogDirectory
 from appliance.storage.move_record import read_move
 from appliance.storage.recovery import CLEAN, Recovery, SameBoot, Unclean
@@ -56,9 +57,7 @@ class LogWriterStartup:
         self.partitions = Replicas(self.directory, table, context.clock, terms, producers)
         self._lives = PreviousLives(context.layout, disk.name, table.shared.name)
         self.boot = CLEAN_STOP if self.directory.was_clean else SAME_BOOT if self._lives.is_same_boot else UNCLEAN_BOOT
-        self._recovery_points = self.directory.recovery_points
-        self._high_watermarks = self.directory.high_watermarks
-        self._log_start_offsets = self.directory.log_start_offsets
+        self._checkpoints = self.directory.checkpoints
         self._image = self._read_image()
         self._waiting = self._known_partitions()
         self._total = len(self._waiting)
@@ -117,16 +116,14 @@ class LogWriterStartup:
         if self.boot != UNCLEAN_BOOT:
             return {name: OPEN_BYTES for name, _ in self._waiting}
         first_bytes_max = self._context.box.integer("log.flush.unflushed.bytes")
-        points = self._recovery_points
+        points = self._checkpoints.lines[RECOVERY_POINTS]
         return {name: share_of(f"{self._disk.path}/{name}", points.get(name, 0), first_bytes_max) for name, _ in self._waiting}
 
     def recover_next(self) -> bool:
         """Open one more log. False: all are open that can be, and if none waits for space, what the dead life left behind is removed."""
         if not self._waiting:
-            if self._short_of_space:
-                self.directory.leave_unserved([*self._left, *(name for name, _ in self._short_of_space)])
-            else:
-                self.directory.leave_unserved(self._left)
+            self._checkpoints.unserved.update(self._left, (name for name, _ in self._short_of_space))
+            if not self._short_of_space:
                 self._lives.forget()
             return False
         name, topic_id = self._waiting.pop()
@@ -145,7 +142,7 @@ class LogWriterStartup:
         try:
             hosted = self._open(name, topic_id)
             self._cut_bytes += hosted.log.recovered_cut_bytes
-            self.recovery_points_went_back |= hosted.log.recovery_point < self._recovery_points.get(name, 0)
+            self.recovery_points_went_back |= hosted.log.recovery_point < self._checkpoints.lines[RECOVERY_POINTS].get(name, 0)
             if self.boot == SAME_BOOT:
                 self._serve_again(hosted)
             elif self.boot == UNCLEAN_BOOT:
@@ -171,12 +168,12 @@ class LogWriterStartup:
         """Try one of those that wait for space; how many still wait. Raises DiskFull while there is none."""
         name, topic_id = self._short_of_space[-1]
         hosted = self.partitions.find(topic_id, name.partition)
-        if not self.directory.is_unserved(name):
+        if name not in self._checkpoints.unserved:
             self._progress.skip(name)  # deleted, or created again
         elif hosted is not None:  # it was opened, and could not write down that it leads
             if hosted.role not in (ROLE_LEADER, ROLE_FOLLOWER) and self.boot == SAME_BOOT:
                 self._serve_again(hosted)
-            self.directory.serve_again(name)
+            self._checkpoints.unserved.discard(name)
             self._progress.skip(name)
         else:
             try:
@@ -184,7 +181,7 @@ class LogWriterStartup:
             except (TableFull, OutOfDescriptors) as failure:
                 self._leave([name], str(failure))
             else:
-                self.directory.serve_again(name)
+                self._checkpoints.unserved.discard(name)
         self._short_of_space.pop()
         if not self._short_of_space:
             self._lives.forget()
@@ -194,12 +191,13 @@ class LogWriterStartup:
         if self._lives.is_suspect:
             self.directory.forget_pages(name)
         elif self.boot == UNCLEAN_BOOT:  # perhaps of this boot all the same, and a disk failed that nobody remembers: a box that ends takes the tables away
-            self.directory.forget_pages(name, self._recovery_points.get(name, 0))
+            self.directory.forget_pages(name, self._checkpoints.lines[RECOVERY_POINTS].get(name, 0))
         row = self._lives.rows.get((topic_id, name.partition)) if self.boot == SAME_BOOT else None
         moved = self._take_move_record(name)
         topic = self._image.topics_by_id.get(topic_id)
-        high_watermark = row.high_watermark if row is not None else self._high_watermarks.get(name, 0)
-        log_start_offset = self._log_start_offsets.get(name, 0) if row is None else row.log_start_offset  # the row is of this topic id, and never older
+        high_watermark = row.high_watermark if row is not None else self._checkpoints.lines[HIGH_WATERMARKS].get(name, 0)
+        # The row is of this topic id, and never older.
+        log_start_offset = self._checkpoints.lines[LOG_START_OFFSETS].get(name, 0) if row is None else row.log_start_offset
         config = topic.config if topic else {}
         hosted = self.partitions.open(name, topic_id, config, self._recovery(name, row), log_start_offset, high_watermark, self._progress.on_scanned)
         hosted.is_moving = topic is not None and _is_moving(topic, name.partition)
@@ -219,16 +217,11 @@ class LogWriterStartup:
             raise file_io.storage_failure(f"read {path}", error) from error
         if record is None or record.complete is None:
             return record is not None
-        for offsets, offset in (
-            (self._recovery_points, record.complete.log_end_offset),
-            (self._high_watermarks, record.complete.high_watermark),
-            (self._log_start_offsets, record.complete.log_start_offset),
-        ):
-            offsets[name] = max(offset, offsets.get(name, 0))
+        self._checkpoints.raise_to(name, record.complete.checkpoint_lines())
         return True
 
     def _recovery(self, name: TopicPartition, row: Row | None) -> Recovery:
-        recovery_point = self._recovery_points.get(name, 0)
+        recovery_point = self._checkpoints.lines[RECOVERY_POINTS].get(name, 0)
         if self.boot == CLEAN_STOP:
             return CLEAN
         if row is not None:

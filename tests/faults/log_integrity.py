@@ -8,6 +8,7 @@ from pathlib import Path
 
 from appliance.records.control_batch import read_end_transaction_marker
 from appliance.records.record import iterate_records
+from appliance.storage.checkpoints import RECOVERY_POINTS
 from appliance.storage.dump import dump_file
 from appliance.storage.log import Log
 from appliance.storage.log_directory import LogDirectory
@@ -168,5 +169,5 @@ def _verify_lookups(log: Log, path: Path, stored: list[Stored]) -> None:
 
 
 def _verify_checkpoints(directory: LogDirectory, log: Log) -> None:
-    saved = directory.saved_recovery_points.get(NAME, 0)
+    saved = directory.checkpoints.lines[RECOVERY_POINTS].get(NAME, 0)
     assert saved <= log.log_end_offset or log.log_end_offset == log.log_start_offset, f"recovery point {saved} of a log that ends at {log.log_end_offset}"

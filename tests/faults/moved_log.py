@@ -14,6 +14,7 @@ from typing import Any
 
 from appliance.base.clock import ManualClock
 from appliance.storage import file_io
+from appliance.storage.checkpoints import HIGH_WATERMARKS, LOG_START_OFFSETS, RECOVERY_POINTS
 from appliance.storage.future_directories import FutureDirectories, settle
 from appliance.storage.log import Log
 from appliance.storage.log_config import LogConfig
@@ -123,14 +124,14 @@ class MovedLog:
     def _take(self, complete: Complete | None, recovery: Recovery) -> None:
         directory = self.target
         assert directory is not None
-        start = max(directory.log_start_offsets.get(NAME, 0), complete.log_start_offset if complete else 0)
+        start = max(directory.checkpoints.lines[LOG_START_OFFSETS].get(NAME, 0), complete.log_start_offset if complete else 0)
         if complete is not None:
-            directory.carry(NAME, *complete)
+            directory.checkpoints.raise_to(NAME, complete.checkpoint_lines())
         log = Log.open(str(self.target_path / str(NAME)), NAME, TOPIC_ID, self.config, self.clock, recovery, start)
         self.final.log, self.final.directory = log, directory
-        directory.save_recovery_points({NAME: log.recovery_point})
-        directory.save_high_watermarks({NAME: log.log_end_offset})
-        directory.save_log_start_offsets({NAME: log.log_start_offset})
+        directory.checkpoints.save(RECOVERY_POINTS, lambda: {NAME: log.recovery_point})
+        directory.checkpoints.save(HIGH_WATERMARKS, lambda: {NAME: log.log_end_offset})
+        directory.checkpoints.save(LOG_START_OFFSETS, lambda: {NAME: log.log_start_offset})
         settle(log.directory)
 
     @property
@@ -177,7 +178,7 @@ class MovedLog:
             record = read_move(str(self.target_path / str(NAME)))
             complete = record.complete if record is not None else None
             assert self.target is not None
-            point = self.target.recovery_points.get(NAME, 0)
+            point = self.target.checkpoints.lines[RECOVERY_POINTS].get(NAME, 0)
             self._take(complete, Unclean(max(point, complete.log_end_offset if complete else 0)))
         else:
             assert future is not None and future.complete is not None, "nobody has the log"

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pytest
 
 from appliance.base.errors import StorageFailed
+from appliance.storage.checkpoints import LOG_START_OFFSETS
 from appliance.storage.log_config import LogConfig
 from tests.faults.failing_calls import FailingCalls
 from tests.faults.log_integrity import verify
@@ -84,7 +85,7 @@ def _damage_index(log: TorturedLog) -> None:
 def _checkpoint(log: TorturedLog) -> None:
     log.flush()
     assert log.directory is not None and log.log is not None
-    log.directory.save_log_start_offsets({})
+    log.directory.checkpoints.save(LOG_START_OFFSETS, dict)
 
 
 _OPEN_AFTER_POWER_CUT = _reopen("power")

@@ -20,6 +20,7 @@ from appliance.records.control_batch import EndTransactionMarker, build_end_tran
 from appliance.records.record import iterate_records
 from appliance.storage import file_io, index_rebuild
 from appliance.storage.append_plan import RefusedBatch
+from appliance.storage.checkpoints import CLEANED, HIGH_WATERMARKS, LOG_START_OFFSETS, RECOVERY_POINTS
 from appliance.storage.log import Log
 from appliance.storage.log_config import LogConfig
 from appliance.storage.log_directory import LogDirectory
@@ -136,7 +137,7 @@ class TorturedLog:
         """Open the directory as the next process does after the last one was `killed` or the `power` went; "clean": as the directory says."""
         directory = self._open_directory()
         assert not directory.problems, directory.problems
-        saved, start = directory.recovery_points.get(NAME, 0), directory.log_start_offsets.get(NAME, 0)
+        saved, start = directory.checkpoints.lines[RECOVERY_POINTS].get(NAME, 0), directory.checkpoints.lines[LOG_START_OFFSETS].get(NAME, 0)
         row = self.row
         if directory.was_clean:
             recovery: Recovery = CLEAN
@@ -147,7 +148,7 @@ class TorturedLog:
         self._open_log(recovery, start)
         if self._log.recovery_point < saved:  # as a log-writer does before it serves
             self._save_recovery_point()
-        self.first_dirty = directory.cleaned_offsets.get(NAME, 0)
+        self.first_dirty = directory.checkpoints.lines[CLEANED].get(NAME, 0)
         if how == "power":
             self.leader_epoch += 1
 
@@ -248,11 +249,11 @@ class TorturedLog:
         log = self._log
         log.flush()
         self._save_recovery_point()
-        self._directory.save_high_watermarks({NAME: log.log_end_offset})
+        self._directory.checkpoints.save(HIGH_WATERMARKS, lambda: {NAME: log.log_end_offset})
 
     def _save_recovery_point(self) -> None:
         point = self._log.recovery_point
-        self._directory.save_recovery_points({NAME: point})
+        self._directory.checkpoints.save(RECOVERY_POINTS, lambda: {NAME: point})
         self.memory.durable_end = max(self.memory.durable_end, point)
 
     def flush_batches(self) -> None:
@@ -270,7 +271,7 @@ class TorturedLog:
         memory.log_start = offset
         self._publish()
         try:
-            self._directory.save_log_start_offsets({NAME: offset})
+            self._directory.checkpoints.save(LOG_START_OFFSETS, lambda: {NAME: offset})
             memory.durable_start = offset
             if removed is not None:
                 memory.producers_durable_end = log.segment_base_offsets[0]
@@ -317,14 +318,14 @@ class TorturedLog:
         memory.in_doubt = []
         self._publish()
         self._after_truncation()
-        self._directory.save_log_start_offsets({NAME: offset})
+        self._directory.checkpoints.save(LOG_START_OFFSETS, lambda: {NAME: offset})
         memory.durable_start = offset
         memory.may_be_empty = False
 
     def _after_truncation(self) -> None:
-        self._directory.save_recovery_points({NAME: self._log.recovery_point})
+        self._directory.checkpoints.save(RECOVERY_POINTS, lambda: {NAME: self._log.recovery_point})
         if self.first_dirty > self._log.log_end_offset:
-            self._directory.save_cleaned_offsets({NAME: 0})
+            self._directory.checkpoints.save(CLEANED, lambda: {NAME: 0})
             self.first_dirty = 0
         self.leader_epoch += 1
         self.sequences.clear()
@@ -363,7 +364,7 @@ class TorturedLog:
             file_io.fsync_directory(str(self.path))
         if reports[-1].kind != "done":
             raise StorageFailed(reports[-1].reason)
-        self._directory.save_cleaned_offsets({NAME: reports[-1].end_offset})
+        self._directory.checkpoints.save(CLEANED, lambda: {NAME: reports[-1].end_offset})
         self.first_dirty = reports[-1].end_offset
         departing = DepartingFiles()
         departing.add(replaced, 0)
@@ -388,7 +389,7 @@ class TorturedLog:
 
     def repeat_checkpoint(self) -> None:
         """Whoever truncated must write it down before it appends."""
-        if self._directory.saved_recovery_points.get(NAME, 0) > self._log.recovery_point:
+        if self._directory.checkpoints.lines[RECOVERY_POINTS].get(NAME, 0) > self._log.recovery_point:
             self._save_recovery_point()
 
     def delete(self) -> None:
@@ -411,7 +412,10 @@ class TorturedLog:
         close_logs(directory, [log], together_min)
         self.memory.durable_end = max(self.memory.durable_end, log.recovery_point)
         starts = {NAME: log.log_start_offset} if log.log_start_offset else {}
-        directory.close_clean({NAME: log.recovery_point}, {NAME: log.log_end_offset}, starts)
+        directory.checkpoints.save(RECOVERY_POINTS, lambda: {NAME: log.recovery_point})
+        directory.checkpoints.save(HIGH_WATERMARKS, lambda: {NAME: log.log_end_offset})
+        directory.checkpoints.save(LOG_START_OFFSETS, lambda: starts)
+        directory.close_clean()
         self.memory.durable_start = log.log_start_offset
         self.log = self.directory = None
 

@@ -11,7 +11,7 @@ import pytest
 
 from appliance.base.clock import ManualClock
 from appliance.base.model import TopicPartition
-from appliance.storage.checkpoints import read_offsets
+from appliance.storage.checkpoints import HIGH_WATERMARKS, LOG_START_OFFSETS, RECOVERY_POINTS, read_offsets
 from appliance.storage.log import Log
 from appliance.storage.log_config import LogConfig
 from appliance.storage.log_directory import LogDirectory
@@ -58,10 +58,14 @@ def test_the_directory_opens_as_cleanly_left(disk: Path) -> None:
         assert found.topic_id is not None
         assert encode_partition_metadata(found.topic_id) == (disk / str(name) / "partition.metadata").read_bytes()
         end = 1 + expected(name.topic)[-1].offset
-        assert directory.recovery_points[name] == directory.high_watermarks[name] == (end + 1 if name.topic == "transactions" else end)
+        assert (
+            directory.checkpoints.lines[RECOVERY_POINTS][name]
+            == directory.checkpoints.lines[HIGH_WATERMARKS][name]
+            == (end + 1 if name.topic == "transactions" else end)
+        )
     cleaned = read_offsets(str(disk / "cleaner-offset-checkpoint"))
     assert set(cleaned) == {TopicPartition("compacted", 0)} and 0 < cleaned[TopicPartition("compacted", 0)] <= 400
-    assert directory.log_start_offsets == {}
+    assert directory.checkpoints.lines[LOG_START_OFFSETS] == {}
     directory.abandon()
 
 

@@ -26,6 +26,7 @@ from appliance.base.model import TopicPartition
 from appliance.base.settings import read_settings_file, resolve_settings
 from appliance.records.control_batch import read_end_transaction_marker
 from appliance.records.record import iterate_records
+from appliance.storage.checkpoints import LOG_START_OFFSETS, RECOVERY_POINTS
 from appliance.storage.log import Log
 from appliance.storage.log_config import LogConfig
 from appliance.storage.log_directory import LogDirectory
@@ -104,8 +105,8 @@ def open_disks(stored: Path, captured_ms: int) -> Iterator[tuple[LogDirectory, T
 def open_log(directory: LogDirectory, name: TopicPartition, configs: dict[str, str], captured_ms: int) -> Log:
     topic_id = directory.partition_directories()[name].topic_id
     assert topic_id is not None
-    recovery = CLEAN if directory.was_clean else Unclean(directory.recovery_points.get(name, 0))
-    start = directory.log_start_offsets.get(name, 0)
+    recovery = CLEAN if directory.was_clean else Unclean(directory.checkpoints.lines[RECOVERY_POINTS].get(name, 0))
+    start = directory.checkpoints.lines[LOG_START_OFFSETS].get(name, 0)
     path = f"{directory.path}/{name}"
     return Log.open(path, name, topic_id, LogConfig.from_topic_config(configs), ManualClock(captured_ms), recovery, start)
 

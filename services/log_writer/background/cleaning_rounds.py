@@ -23,6 +23,7 @@ from appliance.base.settings import Box
 from appliance.runtime.background_thread import BackgroundThread, start_background_thread
 from appliance.shm.counters import Counters
 from appliance.storage import file_io
+from appliance.storage.checkpoints import CLEANED, RECOVERY_POINTS
 from appliance.storage.cleaned_segment import remove_cleaned
 from appliance.storage.cleaning_job import DONE, FAILED, CleanedGroup, CleaningJob, RunReport
 from appliance.storage.cleaning_plan import NEVER_MS, CleanableSegment, CleaningCandidate, CleaningPlan, filthiest, plan_cleaning
@@ -191,7 +192,7 @@ class CleaningRounds:
         log = hosted.log
         sizes = log.segment_sizes
         segments = tuple(CleanableSegment(base, sizes[number + 1][0], size_bytes) for number, (base, size_bytes) in enumerate(sizes[:-1]))
-        saved = self._directory.saved_recovery_points.get(hosted.topic_partition, 0)
+        saved = self._directory.checkpoints.lines[RECOVERY_POINTS].get(hosted.topic_partition, 0)
         stable = log.producers.last_stable_offset(hosted.high_watermark)
         uncleanable = min(log.active_base_offset, stable, log.recovery_point, saved)
         return CleaningCandidate(segments, self._first_dirty_of(hosted), uncleanable, log.config)
@@ -200,7 +201,7 @@ class CleaningRounds:
         """Of this log, not of one that had its name before; an offset that the log does not reach was some other log's."""
         key = _key(hosted)
         if key not in self._first_dirty:
-            self._first_dirty[key] = self._directory.cleaned_offsets.pop(hosted.topic_partition, 0)
+            self._first_dirty[key] = self._directory.checkpoints.lines[CLEANED].get(hosted.topic_partition, 0)
         if self._first_dirty[key] > hosted.log.log_end_offset:
             self._first_dirty[key] = 0
         return self._first_dirty[key]
@@ -322,7 +323,6 @@ class CleaningRounds:
             return
         replaced, self._replaced = self._replaced, []
         log = run.hosted.log
-        offsets = self._directory.to_be_saved(self._offsets())
         due_ns = self._clock.monotonic_ns() + log.config.file_delete_delay_ms * 1_000_000
         is_here = partial(self._is_here, run.hosted)
         is_found = True
@@ -339,7 +339,7 @@ class CleaningRounds:
                         _settle(directory, bool(replaced))
                 finally:
                     directory.close()
-            self._directory.save_cleaned_offsets(offsets)
+            self._directory.checkpoints.save(CLEANED, self._offsets)
 
         def take() -> None:
             if not is_here():
@@ -351,10 +351,10 @@ class CleaningRounds:
         self._beside(settle, take)
 
     def _offsets(self) -> dict[TopicPartition, int]:
-        """First dirty offsets of the logs that are here, and of those that wait to be opened."""
-        offsets = {name: offset for name, offset in self._directory.cleaned_offsets.items() if self._directory.is_unserved(name)}
-        for hosted in self._partitions.by_row.values():
-            offset = self._first_dirty.get(_key(hosted), self._directory.cleaned_offsets.get(hosted.topic_partition, 0))
+        """Return the first dirty offset of each log that has one, for the checkpoint; for any thread."""
+        saved, offsets = self._directory.checkpoints.lines[CLEANED], {}
+        for hosted in list(self._partitions.by_row.values()):
+            offset = self._first_dirty.get(_key(hosted), saved.get(hosted.topic_partition, 0))
             if offset:
                 offsets[hosted.topic_partition] = offset
         return offsets

@@ -14,12 +14,12 @@ from collections.abc import Callable
 
 from appliance.base.clock import Clock
 from appliance.base.errors import DiskFull, OutOfDescriptors, OutOfThreads, StorageFailed
-from appliance.base.model import TopicPartition
 from appliance.base.settings import Box
 from appliance.runtime.background_thread import BackgroundThread, start_background_thread
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import FLUSH_SINCE_WORD
 from appliance.storage import file_io
+from appliance.storage.checkpoints import HIGH_WATERMARKS, RECOVERY_POINTS
 from appliance.storage.flush_round import FlushRound
 from appliance.storage.log_directory import LogDirectory
 from services.log_writer.replicas.replica import Replica
@@ -114,18 +114,16 @@ class FlushRounds:
         unflushed = self._appended.value - self._appended_at_last_round
         if self._recovery_points_moved and not self._is_full:
             self._recovery_points_moved = False
-            recovery_points = self._recovery_points()
-            self._run(lambda: self._save_recovery_points(recovery_points))
+            self._run(self._save_recovery_points)
         elif unflushed and (now_ns - self._last_round_ns > self._interval_ns or unflushed > self._bytes_max):
             self._start_round(now_ns)
         elif self._is_full:
             if now_ns - self._last_space_ns > SPACE_NS:
                 self._last_space_ns = now_ns
-                self._look_for_space()
+                self._run(self._look_for_space)
         elif now_ns - self._last_watermarks_ns > HIGH_WATERMARK_CHECKPOINT_NS:
             self._last_watermarks_ns = now_ns
-            watermarks = self._high_watermarks()
-            self._run(lambda: self._directory.save_high_watermarks(watermarks))
+            self._run(self._save_high_watermarks)
         elif now_ns - self._last_space_ns > SPACE_NS:
             self._last_space_ns = now_ns
             self._run(self._tidy)
@@ -137,24 +135,22 @@ class FlushRounds:
 
     def _look_for_space(self) -> None:
         """In the thread: free what was deleted; with room again, the checkpoints tell whether files can be written (a quota lets them fail)."""
-        recovery_points, watermarks = self._recovery_points(), self._high_watermarks()
+        self._tidy()
+        space = self._publish_space()
+        if space.free_bytes > min(RESERVE_BYTES_MAX, space.total_bytes // 20):
+            self._save_recovery_points()
+            self._save_high_watermarks()
+            self._found_space = True
 
-        def look() -> None:
-            self._tidy()
-            space = self._publish_space()
-            if space.free_bytes > min(RESERVE_BYTES_MAX, space.total_bytes // 20):
-                self._save_recovery_points(recovery_points)
-                self._directory.save_high_watermarks(watermarks)
-                self._found_space = True
-
-        self._run(look)
-
-    def _save_recovery_points(self, recovery_points: dict[TopicPartition, int]) -> None:
+    def _save_recovery_points(self) -> None:
         try:
-            self._directory.save_recovery_points(recovery_points)
+            self._directory.checkpoints.save(RECOVERY_POINTS, self._partitions.recovery_points)
         except DiskFull:
             self._recovery_points_moved = True
             raise
+
+    def _save_high_watermarks(self) -> None:
+        self._directory.checkpoints.save(HIGH_WATERMARKS, self._partitions.high_watermarks)
 
     def _publish_space(self) -> file_io.Space:
         space = self._directory.space()
@@ -242,16 +238,10 @@ class FlushRounds:
         if refusal is not None:
             self._failure, words[FLUSH_SINCE_WORD] = refusal, 0
 
-    def _recovery_points(self) -> dict[TopicPartition, int]:
-        return self._directory.to_be_saved({hosted.topic_partition: hosted.log.recovery_point for hosted in self._partitions.by_row.values()})
-
-    def _high_watermarks(self) -> dict[TopicPartition, int]:
-        return self._directory.to_be_saved({hosted.topic_partition: hosted.high_watermark for hosted in self._partitions.by_row.values()})
-
     def close_directory(self) -> None:
         """At a clean stop, after every log was closed (and thereby flushed): checkpoints and the clean marker."""
-        starts = {hosted.topic_partition: hosted.log.log_start_offset for hosted in self._partitions.by_row.values() if hosted.log.log_start_offset}
-        self._directory.close_clean(self._recovery_points(), self._high_watermarks(), starts)
+        self._partitions.save_checkpoints()
+        self._directory.close_clean()
 
     def close(self) -> None:
         """Wait for a round that is under way. Raises StorageFailed if it failed or does not end: what it was to sync may not be durable, and nobody who

@@ -11,7 +11,7 @@ Weak spots: two log directories on one disk each delete for the same reserve; a 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,11 +19,12 @@ from appliance.base.clock import Clock
 from appliance.base.clock_agreement import ClockAgreement
 from appliance.base.errors import DiskFull, ErrorCode, OutOfThreads
 from appliance.base.logging import Logger
-from appliance.base.model import INTERNAL_TOPICS
+from appliance.base.model import INTERNAL_TOPICS, TopicPartition
 from appliance.base.settings import Box
 from appliance.runtime.background_thread import BackgroundThread, start_background_thread
 from appliance.shm.counters import Counters
 from appliance.storage import file_io
+from appliance.storage.checkpoints import LOG_START_OFFSETS
 from appliance.storage.log_directory import LogDirectory
 from appliance.storage.removed_segments import DepartingFiles, RemovedSegments
 from appliance.storage.retention import TIMELESS_POLICIES, TOPIC_POLICIES, FreeSpaceReserve, LogFacts, RetentionPlan, SegmentFacts, plan_retention
@@ -69,7 +70,8 @@ class _Writing:
         self.removals = removals
         self.waiting = waiting
         self.renamed: list[tuple[_Removal, list[str]]] = []
-        self.is_written = False
+        self.starts: Mapping[TopicPartition, int] | None = None
+        """The log start offsets that were written."""
 
 
 class RetentionRounds:
@@ -352,16 +354,13 @@ class RetentionRounds:
         """Checkpoint, then renames, in the thread; afterwards answers, leader epochs, and the wait for the files' end."""
         removals, self._removals = self._removals, []
         waiting, self._waiting = self._waiting, []
-        shortened = [hosted for hosted in self._partitions.by_row.values() if hosted.log.log_start_offset]
-        starts = self._directory.to_be_saved({hosted.topic_partition: hosted.log.log_start_offset for hosted in shortened})
         begun = list(removals)
         writing = self._writing = _Writing(removals, waiting)
         no_space: list[DiskFull] = []
 
         def write() -> None:
             try:
-                self._directory.save_log_start_offsets(starts)
-                writing.is_written = True
+                writing.starts = self._directory.checkpoints.save(LOG_START_OFFSETS, self._partitions.log_start_offsets)
             except DiskFull as failure:
                 no_space.append(failure)
                 self._without_checkpoint.add(len(removals))
@@ -370,12 +369,12 @@ class RetentionRounds:
                 removals.pop(0).segments.close()
 
         def after() -> None:
-            if writing.is_written:
+            if writing.starts is not None:
                 for context, hosted in writing.waiting:
                     self._on_durable(context, hosted, ErrorCode.NONE)
                 for hosted, _, _ in begun:
                     if self._is_here(hosted):
-                        hosted.log.forget_removed(starts.get(hosted.topic_partition, 0))
+                        hosted.log.forget_removed(writing.starts.get(hosted.topic_partition, 0))
                         hosted.log.truncate_epochs_from_start()
             if no_space:
                 self._waiting_from_ns = self._clock.monotonic_ns() + SPACE_NS
@@ -393,7 +392,7 @@ class RetentionRounds:
             self._departing.add(paths, now_ns + removal.delay_ms * 1_000_000, partial(self._is_here, removal.hosted))
         self._departing_files.set(len(self._departing))
         self._removals = writing.removals + self._removals
-        if not writing.is_written:
+        if writing.starts is None:
             self._waiting = writing.waiting + self._waiting
 
     def _remove_some(self, now_ns: int) -> None:

@@ -24,6 +24,7 @@ from appliance.runtime.background_thread import BackgroundThread, start_backgrou
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
 from appliance.storage import file_io, future_directories
+from appliance.storage.checkpoints import CLEANED
 from appliance.storage.future_directories import Future, FutureDirectories
 from appliance.storage.log_directory import LogDirectory
 from appliance.storage.move_job import COMPLETE, FAILED, FINISH, PROGRESS, THROTTLE, MoveCommand, MoveJob, MoveSaid
@@ -220,9 +221,8 @@ class IncomingMoves:
 
     def _host(self, future: Future, complete: Complete, config: dict[str, str]) -> None:
         name = future.topic_partition
-        self._directory.carry(name, complete.log_end_offset, complete.high_watermark, complete.log_start_offset)
         if future.record.source_cleaned_offset > 0:
-            self._directory.cleaned_offsets[name] = future.record.source_cleaned_offset
+            self._directory.checkpoints.raise_to(name, {CLEANED: future.record.source_cleaned_offset})
         hosted = self._partitions.open(name, future.topic_id, config, CLEAN, complete.log_start_offset, complete.high_watermark)
         if hosted.log.log_end_offset != complete.log_end_offset:
             hosted.needs_epoch_bump = True
@@ -426,11 +426,6 @@ class IncomingMoves:
             return
         settling = self._settled = [hosted for hosted in self._unsettled if self._is_here(hosted)]
         self._unsettled = []
-        everyone = list(self._partitions.by_row.values())
-        directory = self._directory
-        recovery_points = directory.to_be_saved({hosted.topic_partition: hosted.log.recovery_point for hosted in everyone})
-        watermarks = directory.to_be_saved({hosted.topic_partition: hosted.high_watermark for hosted in everyone})
-        starts = directory.to_be_saved({hosted.topic_partition: hosted.log.log_start_offset for hosted in everyone if hosted.log.log_start_offset})
 
         def settle(hosted: Replica) -> None:
             try:
@@ -438,14 +433,12 @@ class IncomingMoves:
             except FileNotFoundError:
                 self._missing.append(hosted)  # the loop knows whether it was deleted
 
-        action = f"settle moved logs in {directory.path}"
+        action = f"settle moved logs in {self._directory.path}"
         self._failure = OutOfThreads(f"could not {action}: its thread ended before its work")
 
         def body() -> None:
             try:
-                directory.save_recovery_points(recovery_points)
-                directory.save_high_watermarks(watermarks)
-                directory.save_log_start_offsets(starts)
+                self._partitions.save_checkpoints()
                 for hosted in settling:
                     settle(hosted)
                 self._failure = None

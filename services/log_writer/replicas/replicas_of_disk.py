@@ -14,6 +14,7 @@ from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode, OutOfDescriptors, RequestRefused, StorageFailed
 from appliance.base.model import TopicId, TopicPartition
 from appliance.shm.partition_table import ROLE_NONE, ROWS, PartitionTableWriter, TableFull
+from appliance.storage.checkpoints import HIGH_WATERMARKS, LOG_START_OFFSETS, RECOVERY_POINTS
 from appliance.storage.log import Log
 from appliance.storage.log_config import LogConfig
 from appliance.storage.log_directory import LogDirectory
@@ -114,15 +115,15 @@ class Replicas:
 
     def _open_found(self, topic_partition: TopicPartition, topic_id: TopicId, config: Mapping[str, str]) -> Replica:
         """A former life made it, or this one left it unserved: nobody says that its files are whole."""
-        directory = self.directory
-        if not directory.is_unserved(topic_partition):
+        checkpoints = self.directory.checkpoints
+        if topic_partition not in checkpoints.unserved:
             return self.open(topic_partition, topic_id, config, Unclean(0), 0, 0)
         recovery_point, high_watermark, log_start_offset = (
-            offsets.get(topic_partition, 0) for offsets in (directory.recovery_points, directory.high_watermarks, directory.log_start_offsets)
+            checkpoints.lines[file].get(topic_partition, 0) for file in (RECOVERY_POINTS, HIGH_WATERMARKS, LOG_START_OFFSETS)
         )
         hosted = self.open(topic_partition, topic_id, config, Unclean(recovery_point), log_start_offset, high_watermark)
         hosted.needs_epoch_bump = True
-        directory.serve_again(topic_partition)
+        checkpoints.unserved.discard(topic_partition)
         return hosted
 
     def delete(self, topic_partition: TopicPartition, topic_id: TopicId) -> None:
@@ -153,8 +154,30 @@ class Replicas:
     def settle_truncation(self, hosted: Replica) -> None:
         """Before a log that was cut grows again: no checkpoint says more of it than it holds. Raises StorageFailed."""
         if hosted.owes_checkpoints:
-            self.directory.cap_lines(hosted.topic_partition, hosted.log.log_end_offset)
+            self.directory.checkpoints.cap(hosted.topic_partition, hosted.log.log_end_offset)
             hosted.owes_checkpoints = False
+
+    def recovery_points(self) -> dict[TopicPartition, int]:
+        """Return the recovery point of each log, for the checkpoint. Like the next two: for any
+        thread, because `list` copies the values in one step of the interpreter."""
+        return {hosted.topic_partition: hosted.log.recovery_point for hosted in list(self.by_row.values())}
+
+    def high_watermarks(self) -> dict[TopicPartition, int]:
+        return {hosted.topic_partition: hosted.high_watermark for hosted in list(self.by_row.values())}
+
+    def log_start_offsets(self) -> dict[TopicPartition, int]:
+        """Return those above 0."""
+        starts = ((hosted.topic_partition, hosted.log.log_start_offset) for hosted in list(self.by_row.values()))
+        return {name: offset for name, offset in starts if offset}
+
+    def save_checkpoints(self) -> None:
+        """Write recovery points, high watermarks and log start offsets. Raises StorageFailed."""
+        for file, collect in (
+            (RECOVERY_POINTS, self.recovery_points),
+            (HIGH_WATERMARKS, self.high_watermarks),
+            (LOG_START_OFFSETS, self.log_start_offsets),
+        ):
+            self.directory.checkpoints.save(file, collect)
 
     def configure(self, hosted: Replica, config: Mapping[str, str]) -> None:
         hosted.log.config = LogConfig.from_topic_config(config)

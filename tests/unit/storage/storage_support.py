@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,8 +14,10 @@ from appliance.records.batch import RECORDS_AT, read_batch_header
 from appliance.records.builder import BatchBuilder
 from appliance.records.record import iterate_records
 from appliance.storage import file_io
+from appliance.storage.checkpoints import HIGH_WATERMARKS, LOG_START_OFFSETS, RECOVERY_POINTS
 from appliance.storage.log import Log
 from appliance.storage.log_config import LogConfig
+from appliance.storage.log_directory import LogDirectory
 from appliance.storage.recovery import CLEAN, Recovery
 
 NAME = TopicPartition("syslog", 3)
@@ -23,6 +25,14 @@ TOPIC_ID = TopicId(bytes(range(16)))
 NOW_MS = 1_700_000_000_000
 SMALL = LogConfig(segment_bytes=600, index_interval_bytes=150)
 LIMIT = 10_000_000
+
+
+def close_clean(directory: LogDirectory, **offsets: Mapping[TopicPartition, int]) -> None:
+    """Save these checkpoints, then leave the mark of a clean stop."""
+    files = {"recovery_points": RECOVERY_POINTS, "high_watermarks": HIGH_WATERMARKS, "log_start_offsets": LOG_START_OFFSETS}
+    for name, lines in offsets.items():
+        directory.checkpoints.save(files[name], lambda lines=lines: lines)  # type: ignore[misc]
+    directory.close_clean()
 
 
 def batch(*values: bytes, timestamp_ms: int = NOW_MS, producer: tuple[int, int, int] | None = None) -> memoryview:

@@ -92,24 +92,20 @@ def test_a_cut_is_counted_and_takes_epochs_that_brought_nothing(tmp_path: Path) 
 
 
 def test_no_checkpoint_says_more_of_a_log_than_a_cut_has_left(tmp_path: Path) -> None:
-    """Neither what is written already, nor what another thread was about to write."""
     other = TopicPartition("other", 0)
     directory = LogDirectory.open(str(tmp_path), 1, None, ManualClock(NOW_MS), str(TOPIC_ID))
-    directory.save_recovery_points({NAME: 100, other: 50})
-    directory.save_high_watermarks({NAME: 30, other: 50})
-    collected = directory.to_be_saved({NAME: 110, other: 60})
-    directory.cap_lines(NAME, 40)
+    directory.checkpoints.save(checkpoints.RECOVERY_POINTS, lambda: {NAME: 100, other: 50})
+    directory.checkpoints.save(checkpoints.HIGH_WATERMARKS, lambda: {NAME: 30, other: 50})
+    directory.checkpoints.cap(NAME, 40)
     read = {name: checkpoints.read_offsets(f"{tmp_path}/{name}") for name in (checkpoints.RECOVERY_POINTS, checkpoints.HIGH_WATERMARKS)}
     assert read == {checkpoints.RECOVERY_POINTS: {NAME: 40, other: 50}, checkpoints.HIGH_WATERMARKS: {NAME: 30, other: 50}}
-    directory.save_recovery_points(collected)
-    assert checkpoints.read_offsets(f"{tmp_path}/{checkpoints.RECOVERY_POINTS}") == {NAME: 40, other: 60}
-    assert directory.saved_recovery_points == {NAME: 40, other: 60}
+    assert directory.checkpoints.lines[checkpoints.RECOVERY_POINTS] == {NAME: 40, other: 50}
     directory.abandon()
 
 
 def test_as_a_rule_nothing_is_written_when_a_log_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = LogDirectory.open(str(tmp_path), 1, None, ManualClock(NOW_MS), str(TOPIC_ID))
-    directory.save_recovery_points({NAME: 10})
+    directory.checkpoints.save(checkpoints.RECOVERY_POINTS, lambda: {NAME: 10})
     monkeypatch.setattr(checkpoints, "write_offsets", None)
-    directory.cap_lines(NAME, 10)
+    directory.checkpoints.cap(NAME, 10)
     directory.abandon()

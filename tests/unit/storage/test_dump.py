@@ -12,7 +12,7 @@ from appliance.storage.log import Log
 from appliance.storage.log_config import LogConfig
 from appliance.storage.log_directory import LogDirectory
 from appliance.storage.recovery import CLEAN
-from tests.unit.storage.storage_support import NAME, NOW_MS, TOPIC_ID, batch
+from tests.unit.storage.storage_support import NAME, NOW_MS, TOPIC_ID, batch, close_clean
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "kafka-log" / "disk"
 CLUSTER, DIRECTORY_ID = "cluster", "00000000-0000-0000-0000-000000000001"
@@ -32,7 +32,7 @@ def disk(tmp_path: Path) -> Path:
     for sequence in range(3):
         log.append_as_leader([batch(b"x", producer=(7, 0, sequence))], 2, NOW_MS)
     log.close()
-    directory.close_clean({NAME: 3}, {NAME: 3}, {NAME: 1})
+    close_clean(directory, recovery_points={NAME: 3}, high_watermarks={NAME: 3}, log_start_offsets={NAME: 1})
     return tmp_path
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,11 @@ import pytest
 from appliance.base.clock import ManualClock
 from appliance.base.errors import ConfigurationProblems, ErrorCode, RequestRefused, StorageFailed
 from appliance.base.model import TopicId, TopicPartition
+from appliance.storage.checkpoints import CLEANED, FILES, HIGH_WATERMARKS, LOG_START_OFFSETS, RECOVERY_POINTS, read_offsets
 from appliance.storage.log_directory import LogDirectory
 from appliance.storage.meta_properties import MetaProperties
 from appliance.storage.partition_directory import is_leaving, leaving_name, parse_partition_name
-from tests.unit.storage.storage_support import NAME, TOPIC_ID, failing_file_calls
+from tests.unit.storage.storage_support import NAME, TOPIC_ID, close_clean, failing_file_calls
 
 CLUSTER = "Ab3dEf6HijKlmn0pQrStUv"
 
@@ -81,12 +84,16 @@ def test_a_directory_in_use_says_by_whom(tmp_path: Path) -> None:
 
 def test_a_clean_stop_is_seen_once(tmp_path: Path) -> None:
     directory = opened(tmp_path)
-    directory.close_clean({NAME: 5}, {NAME: 4}, {NAME: 1})
+    close_clean(directory, recovery_points={NAME: 5}, high_watermarks={NAME: 4}, log_start_offsets={NAME: 1})
     assert (tmp_path / ".kafka_cleanshutdown").read_text() == '{"version":0,"brokerEpoch":-1}'
     assert (tmp_path / "recovery-point-offset-checkpoint").read_text() == "0\n1\nsyslog 3 5\n"
     again = opened(tmp_path)
     assert again.was_clean
-    assert (again.recovery_points, again.high_watermarks, again.log_start_offsets) == ({NAME: 5}, {NAME: 4}, {NAME: 1})
+    assert (again.checkpoints.lines[RECOVERY_POINTS], again.checkpoints.lines[HIGH_WATERMARKS], again.checkpoints.lines[LOG_START_OFFSETS]) == (
+        {NAME: 5},
+        {NAME: 4},
+        {NAME: 1},
+    )
     again.abandon()
     crashed = opened(tmp_path)
     assert not crashed.was_clean
@@ -99,13 +106,17 @@ def test_no_failed_call_of_a_clean_stop_leaves_the_marker_without_the_checkpoint
         directory = opened(path)
         with failing_file_calls(fail_at) as faults:
             try:
-                directory.close_clean({NAME: 5}, {NAME: 4}, {NAME: 1})
+                close_clean(directory, recovery_points={NAME: 5}, high_watermarks={NAME: 4}, log_start_offsets={NAME: 1})
             except (StorageFailed, OSError):
                 pass
         directory.abandon()
         again = opened(path)
         if again.was_clean:
-            assert (again.recovery_points, again.high_watermarks, again.log_start_offsets) == ({NAME: 5}, {NAME: 4}, {NAME: 1})
+            assert (again.checkpoints.lines[RECOVERY_POINTS], again.checkpoints.lines[HIGH_WATERMARKS], again.checkpoints.lines[LOG_START_OFFSETS]) == (
+                {NAME: 5},
+                {NAME: 4},
+                {NAME: 1},
+            )
         again.abandon()
         if not faults.failed:
             assert again.was_clean and fail_at > 15
@@ -117,7 +128,7 @@ def test_no_failed_call_of_a_clean_stop_leaves_the_marker_without_the_checkpoint
 def test_a_broken_checkpoint_counts_as_empty_and_is_told(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "recovery-point-offset-checkpoint").write_bytes(content)
     directory = opened(tmp_path)
-    assert directory.recovery_points == {} and "recovery-point" in directory.problems[0]
+    assert directory.checkpoints.lines[RECOVERY_POINTS] == {} and "recovery-point" in directory.problems[0]
     directory.abandon()
 
 
@@ -157,9 +168,9 @@ def test_nothing_that_a_checkpoint_says_of_a_former_log_is_said_of_its_successor
         path = tmp_path / str(fail_at)
         directory = opened(path)
         directory.create_partition("syslog", 3, TOPIC_ID)
-        directory.close_clean({NAME: 50, other: 5}, {NAME: 50, other: 4}, {NAME: 40, other: 1})
+        close_clean(directory, recovery_points={NAME: 50, other: 5}, high_watermarks={NAME: 50, other: 4}, log_start_offsets={NAME: 40, other: 1})
         directory = opened(path)
-        directory.save_cleaned_offsets({NAME: 30, other: 2})
+        directory.checkpoints.save(CLEANED, lambda: {NAME: 30, other: 2})
         directory.mark_deleted(NAME)
         with failing_file_calls(fail_at) as faults:
             try:
@@ -168,13 +179,18 @@ def test_nothing_that_a_checkpoint_says_of_a_former_log_is_said_of_its_successor
                 pass
         directory.abandon()
         again = opened(path)
-        said = [again.recovery_points, again.high_watermarks, again.log_start_offsets, again.cleaned_offsets]
+        said = [
+            again.checkpoints.lines[RECOVERY_POINTS],
+            again.checkpoints.lines[HIGH_WATERMARKS],
+            again.checkpoints.lines[LOG_START_OFFSETS],
+            again.checkpoints.lines[CLEANED],
+        ]
         assert all(other in offsets for offsets in said)
         if NAME in again.partition_directories():
             assert not any(NAME in offsets for offsets in said), fail_at
         again.abandon()
         if not faults.failed:
-            assert NAME not in directory.saved_recovery_points and fail_at > 15
+            assert NAME not in directory.checkpoints.lines[RECOVERY_POINTS] and fail_at > 15
             return
     raise AssertionError("the sweep did not end")
 
@@ -250,36 +266,72 @@ def test_space_is_told(tmp_path: Path) -> None:
     directory.abandon()
 
 
-def test_what_another_thread_was_to_save_of_a_former_log_is_not_said_of_its_successor(tmp_path: Path) -> None:
-    """The lines are taken, the topic is deleted and made anew, and only then they are saved."""
+class SavingThread:
+    """A thread that saves a checkpoint, and has collected its lines when the constructor returns."""
+
+    def __init__(self, directory: LogDirectory, file: str, lines: Mapping[TopicPartition, int]) -> None:
+        self._lines = lines
+        self._collected, self._may_write = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=directory.checkpoints.save, args=(file, self._collect))
+        self._thread.start()
+        assert self._collected.wait(20)
+
+    def _collect(self) -> Mapping[TopicPartition, int]:
+        self._collected.set()
+        assert self._may_write.wait(20)
+        return self._lines
+
+    def write_beside(self, change: Callable[..., object], *arguments: object) -> None:
+        """Let it write while another thread makes a change, and wait for both."""
+        other = threading.Thread(target=change, args=arguments)
+        other.start()
+        self._may_write.set()
+        self._thread.join()
+        other.join()
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_lines_that_a_thread_had_collected_do_not_describe_the_next_log_of_that_name(tmp_path: Path, file: str) -> None:
+    """The lines are collected, the topic is deleted and created again, and only then they are written."""
     other = TopicPartition("other", 0)
     directory = opened(tmp_path)
     directory.create_partition("syslog", 3, TOPIC_ID)
-    taken = [directory.to_be_saved({NAME: 40, other: number}) for number in range(4)]
+    saving = SavingThread(directory, file, {NAME: 40, other: 5})
     directory.mark_deleted(NAME)
-    directory.create_partition("syslog", 3, TopicId(bytes(range(1, 17))))
-    saves = [directory.save_recovery_points, directory.save_high_watermarks, directory.save_log_start_offsets, directory.save_cleaned_offsets]
-    for save, offsets in zip(saves, taken, strict=True):
-        save(offsets)
-    directory.save_log_start_offsets(directory.to_be_saved({NAME: 2, other: 2}))
+    saving.write_beside(directory.create_partition, "syslog", 3, TopicId(bytes(range(1, 17))))
+    assert directory.checkpoints.lines[file] == read_offsets(str(tmp_path / file)) == {other: 5}
+    directory.checkpoints.save(file, lambda: {NAME: 2, other: 6})
     directory.abandon()
     again = opened(tmp_path)
-    assert again.log_start_offsets == {NAME: 2, other: 2}, "its own are"
-    assert again.recovery_points == {other: 0} and again.high_watermarks == {other: 1} and again.cleaned_offsets == {other: 3}
+    assert again.checkpoints.lines[file] == {NAME: 2, other: 6}, "its own line is written"
     again.abandon()
 
 
-def test_a_checkpoint_that_was_collected_earlier_does_not_overwrite_a_newer_one(tmp_path: Path) -> None:
-    """Two threads: the one that collected first writes last. A log start offset that went back would bring answered DeleteRecords back."""
+@pytest.mark.parametrize("file", FILES)
+def test_a_checkpoint_that_was_collected_earlier_does_not_overwrite_a_newer_one(tmp_path: Path, file: str) -> None:
+    """A log start offset that went back would bring answered DeleteRecords back."""
     directory = opened(tmp_path)
-    directory.create_partition("syslog", 3, TOPIC_ID)
-    older, newer = ([directory.to_be_saved({NAME: offset}) for _ in range(4)] for offset in (10, 20))
-    saves = [directory.save_recovery_points, directory.save_high_watermarks, directory.save_log_start_offsets, directory.save_cleaned_offsets]
-    for collected in (newer, older):
-        for save, offsets in zip(saves, collected, strict=True):
-            save(offsets)
-    assert directory.saved_recovery_points == {NAME: 20}
+    SavingThread(directory, file, {NAME: 10}).write_beside(directory.checkpoints.save, file, lambda: {NAME: 20})
+    assert directory.checkpoints.lines[file] == read_offsets(str(tmp_path / file)) == {NAME: 20}
     directory.abandon()
-    again = opened(tmp_path)
-    assert {again.recovery_points[NAME], again.high_watermarks[NAME], again.log_start_offsets[NAME], again.cleaned_offsets[NAME]} == {20}
-    again.abandon()
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_thread_that_had_collected_a_longer_log_does_not_undo_a_cap(tmp_path: Path, file: str) -> None:
+    directory = opened(tmp_path)
+    SavingThread(directory, file, {NAME: 110}).write_beside(directory.checkpoints.cap, NAME, 40)
+    assert directory.checkpoints.lines[file] == read_offsets(str(tmp_path / file)) == {NAME: 40}
+    directory.abandon()
+
+
+def test_the_lines_of_logs_that_are_not_open_are_kept(tmp_path: Path) -> None:
+    other = TopicPartition("other", 0)
+    directory = opened(tmp_path)
+    directory.checkpoints.save(HIGH_WATERMARKS, lambda: {NAME: 7, other: 9})
+    directory.checkpoints.unserved.add(NAME)
+    directory.checkpoints.save(HIGH_WATERMARKS, lambda: {other: 10})
+    assert read_offsets(str(tmp_path / HIGH_WATERMARKS)) == {NAME: 7, other: 10}
+    directory.mark_deleted(NAME)
+    directory.checkpoints.save(HIGH_WATERMARKS, lambda: {other: 11})
+    assert read_offsets(str(tmp_path / HIGH_WATERMARKS)) == {other: 11}
+    directory.abandon()

@@ -142,8 +142,8 @@ def test_all_batches_that_a_producer_may_send_again_are_told_to_who_promotes(mov
 
 def test_nothing_that_the_targets_checkpoints_say_of_a_former_log_is_said_of_a_promoted_one(move: Move) -> None:
     """A topic of that name was there once, and its log was longer."""
-    move.directory.save_log_start_offsets({NAME: 1000})
-    move.directory.save_recovery_points({NAME: 1000})
+    move.directory.checkpoints.save(checkpoints.LOG_START_OFFSETS, lambda: {NAME: 1000})
+    move.directory.checkpoints.save(checkpoints.RECOVERY_POINTS, lambda: {NAME: 1000})
     move.append(10)
     move.complete()
     move.promote().abandon()

@@ -129,10 +129,10 @@ def test_what_was_flushed_stays_while_a_new_start_is_not_written_down(log: Tortu
     """A removed segment that was never synced comes back torn: it must not end the log before what was synced behind it."""
     log.append_transaction(4, 71, "")
 
-    def full(starts: object) -> None:
+    def full(file: str, collect: object) -> None:
         raise DiskFull("no space left on device")
 
-    monkeypatch.setattr(log.directory, "save_log_start_offsets", full)
+    monkeypatch.setattr(log.directory.checkpoints, "save", full)
     with pytest.raises(DiskFull):
         log.retain(1)
     log.append([50], producer_id=1)

@@ -19,7 +19,7 @@ from appliance.runtime.known_disks import KnownDisk, give_up, read_known_disk, w
 from appliance.shm.counters import Counters, unlink_all
 from appliance.shm.histogram import BUCKETS, Histogram
 from appliance.shm.partition_table import APPEND_SINCE_WORD, DISK_OFFLINE, FENCE_WORD, PROBE_SINCE_WORD, PROBED_WORD, SUSPECT_WORD
-from appliance.storage import file_io
+from appliance.storage import checkpoints, file_io
 from appliance.storage.directory_identity import CLEAN_SHUTDOWN_MARKER
 from lab.running_box import eventually
 from services.log_writer.background import disk_probe
@@ -426,7 +426,7 @@ def test_after_the_end_of_a_box_whose_disk_had_failed_what_was_not_synced_is_rea
         writer.produce(writer.sources["controller"], 0, _batch())
         writer.turn()
         hosted.log.roll()
-    writer.agent._flush_rounds._save_recovery_points({hosted.topic_partition: 2})
+    writer.agent._directory.checkpoints.save(checkpoints.RECOVERY_POINTS, lambda: {hosted.topic_partition: 2})
     writer.die()
     unlink_all(layout)
     forgotten: list[str] = []
