@@ -12,7 +12,7 @@ import signal
 from typing import NamedTuple
 
 
-class SetAsideProcess(NamedTuple):
+class DetachedProcess(NamedTuple):
     """`kill_at_ms`: when it is killed if it has not ended by itself, monotonic."""
 
     name: str
@@ -21,16 +21,16 @@ class SetAsideProcess(NamedTuple):
     kill_at_ms: int
 
 
-class SetAsideProcesses:
+class DetachedProcesses:
     """By pid; its children, so a pid cannot be given to somebody else before `turn` has told of its end."""
 
     def __init__(self) -> None:
-        self._by_pid: dict[int, SetAsideProcess] = {}
+        self._by_pid: dict[int, DetachedProcess] = {}
         self._killed: set[int] = set()
 
     def add(self, name: str, pid: int, wall_ms: int, now_ms: int, patience_ms: int = 0) -> None:
         """With patience it is asked to end by itself first."""
-        self._by_pid[pid] = SetAsideProcess(name, pid, wall_ms, now_ms + patience_ms)
+        self._by_pid[pid] = DetachedProcess(name, pid, wall_ms, now_ms + patience_ms)
         if patience_ms:
             try:
                 os.kill(pid, signal.SIGTERM)
@@ -39,7 +39,7 @@ class SetAsideProcesses:
         else:
             self._kill(pid)
 
-    def turn(self, now_ms: int) -> list[SetAsideProcess]:
+    def turn(self, now_ms: int) -> list[DetachedProcess]:
         """Kill those whose time is over; those that have ended since."""
         ended = []
         for pid, process in list(self._by_pid.items()):
@@ -69,7 +69,7 @@ class SetAsideProcesses:
     def __len__(self) -> int:
         return len(self._by_pid)
 
-    def processes(self) -> list[SetAsideProcess]:
+    def processes(self) -> list[DetachedProcess]:
         return list(self._by_pid.values())
 
 

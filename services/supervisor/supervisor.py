@@ -8,6 +8,7 @@ kernel kills its children with it (parent-death signal), and the next start clea
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Iterable
@@ -18,7 +19,7 @@ from appliance.base.clock import Clock, SystemClock
 from appliance.base.errors import ConfigurationProblems, RequestRefused
 from appliance.base.logging import DROPPED_COUNTER, logger_from_environment
 from appliance.runtime.children import Child, ChildState, plan_stop
-from appliance.runtime.detached_children import SetAsideProcesses
+from appliance.runtime.detached_children import DetachedProcesses
 from appliance.runtime.disk_orders import REMOVE, disk_processes
 from appliance.runtime.ensemble_checks import peer_warnings
 from appliance.runtime.leaving import CONTROLLER, ShutdownProgress
@@ -83,11 +84,11 @@ class Supervisor:
         """Own objects whose loss was logged."""
         self._uncounted: dict[int, int] = {}
         """Since when (ms) the counters of a pid have been missing: another program deleted them, and no heart can be heard. That is no silence."""
-        self._set_aside = SetAsideProcesses()
+        self._detached = DetachedProcesses()
         for path, pid in prepared.unanswered.items():
             disk = next((disk.name for disk in self.box.disks if disk.path == path), "")
             self.log.warning(f"disk {disk} ({path}) does not answer; the box starts without it, and it is served when it does", disk=disk)
-            self._set_aside.add(f"preflight of {path}", pid, clock.wall_ms(), clock.monotonic_ms())
+            self._detached.add(f"preflight of {path}", pid, clock.wall_ms(), clock.monotonic_ms())
         self._started_ms = clock.monotonic_ms()
         self._ready_said = False
         self._next_notice_ms = self._started_ms + NOTICE_MS
@@ -108,7 +109,7 @@ class Supervisor:
                 self._turn()
             self._stop()
         finally:
-            self._close()
+            self.close()
         return self.exit_code
 
     def _turn(self) -> None:
@@ -158,8 +159,8 @@ class Supervisor:
             if os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 kill_group(child.pid)  # what it may have started; before it is reaped, so the number is still its own
                 self._on_exit(child, os.waitpid(child.pid, 0)[1])
-        for ended in self._set_aside.turn(self._clock.monotonic_ms()):
-            self.log.info(f"{ended.name} (pid {ended.pid}), which was set aside, is gone", peer=ended.name)
+        for ended in self._detached.turn(self._clock.monotonic_ms()):
+            self.log.info(f"detached process {ended.name} (pid {ended.pid}) has ended", peer=ended.name)
 
     def _on_exit(self, child: Child, status: int) -> None:
         code = os.waitstatus_to_exitcode(status)
@@ -321,8 +322,8 @@ class Supervisor:
         if self._stop_signals:
             own["state"] = "stopping"
         aside = [
-            {"name": f"{process.name} (set aside)", "pid": process.pid, "state": "ending", "since": process.since_wall_ms, "restarts": 0}
-            for process in self._set_aside.processes()
+            {"name": f"{process.name} (detached)", "pid": process.pid, "state": "ending", "since": process.since_wall_ms, "restarts": 0}
+            for process in self._detached.processes()
         ]
         return {"processes": [own, *(self._describe_child(child) for child in self.children.values()), *aside]}
 
@@ -353,12 +354,10 @@ class Supervisor:
     def _set_disk_aside(self, disk: str, is_lost: bool) -> None:
         """Its processes serve it no more. One that its disk holds, or whose directory is given up, is killed, which a disk that hangs lets happen when it
         answers; others end by themselves and leave their directory clean."""
-        now_ms, wall_ms = self._clock.monotonic_ms(), self._clock.wall_ms()
         for process in disk_processes(disk):
             child = self.children.pop(process, None)
             if child is not None and child.pid:
-                self._killed.discard(child.pid)
-                self._set_aside.add(process, child.pid, wall_ms, now_ms, 0 if is_lost else GROUP_STOP_MS)
+                self._detach(child, 0 if is_lost else GROUP_STOP_MS)
 
     def _look_at_log_writer(self, disk: str) -> LogWriterSample:
         child = self.children.get(f"log-writer@{disk}")
@@ -395,7 +394,7 @@ class Supervisor:
                 if child.pid:
                     send_signal(child.pid, STOP_SIGNALS.get(child.name, signal.SIGTERM))
             self._await_end(members, self._clock.monotonic_ms() + GROUP_STOP_MS)
-        while self._set_aside.may_end_by_itself(self._clock.monotonic_ms()) and self._stop_signals == 1:
+        while self._detached.may_end_by_itself(self._clock.monotonic_ms()) and self._stop_signals == 1:
             self._poller.poll(TURN_MS_MAX)
             self._reap()
         self.log.info("the box has stopped")
@@ -420,13 +419,8 @@ class Supervisor:
             if now_ms >= deadline_ms or self._stop_signals > 1:
                 for child in members:
                     if child.pid in self._killed and now_ms >= deadline_ms:
-                        self.log.error(
-                            f"{child.name} (pid {child.pid}) cannot be killed: its disk hangs. It is left behind, and ends when the disk answers",
-                            peer=child.name,
-                        )
-                        self._killed.discard(child.pid)
-                        child.pid = 0
-                        child.state = ChildState.STOPPED
+                        self._report_unkillable(child.name, child.pid)
+                        self._detach(child)
                     elif child.pid and child.pid not in self._killed:
                         self.log.warning(f"{child.name} did not stop in time; it is killed", peer=child.name)
                         self._killed.add(child.pid)
@@ -436,13 +430,14 @@ class Supervisor:
             self._poller.poll(max(1, min(TURN_MS_MAX, deadline_ms - now_ms)))
             self._reap()
 
-    def _close(self) -> None:
-        """After the last child: no process, socket, shared-memory object or lock is left. Also the way out of a failure of our own."""
-        for child in self.children.values():
-            if child.pid:
-                kill_group(child.pid)
-                os.waitpid(child.pid, 0)
+    def close(self) -> None:
+        """Kill the children that still run, and remove sockets, shared memory and the runtime directory.
+
+        `run` calls it after `_stop`, when no child runs any more, and after a failure of the supervisor itself. A child
+        that is blocked in the kernel survives SIGKILL until its disk answers: it is reported and left behind.
+        """
         signal.set_wakeup_fd(-1)
+        self._kill_children()
         self._prepared.listening.close()
         self._status.close()
         self._notify.close()
@@ -453,6 +448,32 @@ class Supervisor:
         clear_box(self.layout)
         self.log.close()
         os.close(self._prepared.state_lock)
+
+    def _kill_children(self) -> None:
+        """Kill all children and reap them, for at most `KILLED_MS`. Without the poller: the failure may be its own."""
+        running = {child.pid: child.name for child in self.children.values() if child.pid}
+        for child in self.children.values():
+            if child.pid:
+                self._detach(child)
+        deadline_ms = self._clock.monotonic_ms() + KILLED_MS
+        while running and (now_ms := self._clock.monotonic_ms()) < deadline_ms:
+            for ended in self._detached.turn(now_ms):
+                running.pop(ended.pid, None)
+            if running:
+                select.select([], [], [], 0.01)
+        for pid, name in running.items():
+            self._report_unkillable(name, pid)
+
+    def _detach(self, child: Child, patience_ms: int = 0) -> None:
+        """Kill a child, after `patience_ms` if it has not ended by then, and reap it whenever it ends."""
+        self._killed.discard(child.pid)
+        self._uncounted.pop(child.pid, None)
+        self._detached.add(child.name, child.pid, self._clock.wall_ms(), self._clock.monotonic_ms(), patience_ms)
+        child.pid = 0
+        child.state = ChildState.STOPPED
+
+    def _report_unkillable(self, name: str, pid: int) -> None:
+        self.log.error(f"{name} (pid {pid}) cannot be killed: its disk hangs. It is left behind, and ends when the disk answers", peer=name)
 
 
 def send_signal(pid: int, number: signal.Signals) -> None:

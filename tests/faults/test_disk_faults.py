@@ -119,10 +119,10 @@ def test_a_disk_that_still_hangs_is_replaced_at_once_and_its_log_writer_is_gone_
     hurt.acknowledged.clear()
     assert hurt.await_return() < TOLD_SECONDS
     assert min(hurt.acknowledged) == 0  # begun anew
-    assert hurt.box.pid("log-writer@hurt (set aside)") == pids["log-writer@hurt"]  # nobody waited for it
+    assert hurt.box.pid("log-writer@hurt (detached)") == pids["log-writer@hurt"]  # nobody waited for it
     assert given()
     hurt.disk.thaw()
-    eventually(lambda: not any("set aside" in name for name in hurt.box.status()), "it is gone")
+    eventually(lambda: not any("(detached)" in name for name in hurt.box.status()), "it is gone")
     eventually(lambda: not given(), "its memory is given back")
     hurt.disk.unmount()
     hurt.check_nothing_lost()
@@ -152,7 +152,7 @@ def test_a_box_starts_with_a_disk_that_hangs_and_takes_it_in_when_it_answers(mak
         box.await_restart("log-writer@hung", pid, 20)
         eventually(lambda: client.produce(TOPIC, partition, batch("back")).error_code == 0, "it is served")
         assert b"before" in client.fetch(TOPIC, partition, 0).records
-        eventually(lambda: not any("set aside" in name for name in box.status()), "who asked it before the start is gone")
+        eventually(lambda: not any("(detached)" in name for name in box.status()), "who asked it before the start is gone")
     finally:
         hung.thaw()
         client.close()

@@ -153,7 +153,7 @@ def test_a_frozen_file_system_of_another_kind_is_answered_for_and_replaced_while
     hurt.acknowledged.clear()
     assert hurt.await_return() < TOLD_SECONDS
     hurt.disk.thaw()
-    eventually(lambda: not any("set aside" in name for name in hurt.box.status()), "it is gone")
+    eventually(lambda: not any("(detached)" in name for name in hurt.box.status()), "it is gone")
     hurt.disk.unmount()
     hurt.check_nothing_lost()
     hurt.check_others_untouched(pids)
@@ -194,7 +194,7 @@ def test_a_disk_that_hangs_and_holds_nothing_is_removed(hurt_box: Callable[..., 
         assert hurt.produce("the others are served") == 0
     finally:
         third.thaw()
-    eventually(lambda: not any("set aside" in name for name in hurt.box.status()), "it is gone")
+    eventually(lambda: not any("(detached)" in name for name in hurt.box.status()), "it is gone")
     third.unmount()
     assert hurt.box.pids() == pids
 
