@@ -29,7 +29,7 @@ from services.ingest.listeners.ingest_listeners import ConnectionManager, hand_o
 from services.ingest.listeners.sender_connections import SenderConnections
 from services.ingest.listeners.sender_datagrams import SenderDatagrams
 from services.ingest.producer.batch_sender import BatchSender
-from services.ingest.producer.ingest_disks import IngestDisks
+from services.ingest.producer.ingest_disks import DeadDisks
 from services.ingest.producer.previous_incarnations import PreviousIncarnations
 from services.ingest.producer.producer_batch import ProducerBatch
 from services.ingest.records.acknowledger import Acknowledger
@@ -79,9 +79,9 @@ class IngestAgent:
         ledger = IngestLedger(table.listeners, self._senders, counters)
         self._acknowledger = Acknowledger(ledger)
         self._peers = Peers("millrace-ingest", self._poller, self._clock)
-        self._past = PreviousIncarnations(context, {listener.name: listener for listener in table.listeners}, self._peers, self._writer_incarnation)
-        self._previous_life, self._replays = self._past.life, self._past.replays
-        self._outlet = BatchSender(
+        self._previous = PreviousIncarnations(context, {listener.name: listener for listener in table.listeners}, self._peers, self._writer_incarnation)
+        self._crash_accounting, self._replays = self._previous.accounting, self._previous.replays
+        self._sender = BatchSender(
             self._source.arena,
             self._view,
             min(box.integer("disk.budget.bytes"), self._source.arena.size_bytes // len(disks)),
@@ -92,19 +92,19 @@ class IngestAgent:
             self._acknowledger,
             self._producer_ids,
             self._replays,
-            self._past.spool,
+            self._previous.spool,
             self._peers,
             lambda placement: not self._lease.is_shut(placement),
             self._on_blocks,
         )
-        self._topics = IngestTopics(box, self._topic, self._outlet, self._controller, self._clock, log, self._on_stale)
-        for left_over in self._past.topics:
+        self._topics = IngestTopics(box, self._topic, self._sender, self._controller, self._clock, log, self._on_stale)
+        for left_over in self._previous.topics:
             self._topics.of(left_over)
         held = HeldRecords(box.integer("ingest.held.bytes"), counters)
         self._intake = RecordRouter(table.listeners, table.router(), self._topics, ledger, self._acknowledger, self._replays, held, self._clock)
         self._box_disks = BoxDisks(context.layout, box)
         self._health = DiskHealth(self._proxies.by_disk.values(), box.integer("log.disk.deadline.ms"), lambda _disk, _operation: None, lambda _disk: None)
-        self._disks = IngestDisks(self._proxies, counters, log)
+        self._disks = DeadDisks(self._proxies, counters, log)
         self._connections = SenderConnections(context.layout, int(context.instance or 0), self._poller, self._clock, self._intake, box, counters, log)
         self._datagrams = SenderDatagrams(self._poller, self._clock, self._intake, context.instance in ("", "0"), counters, log)
         rooms: dict[Transport, ConnectionManager] = {Transport.TCP: self._connections, Transport.TLS: self._connections, Transport.UDP: self._datagrams}
@@ -127,19 +127,19 @@ class IngestAgent:
         work += self._controller.do_work(now_ns)
         work += self._producer_ids.turn(now_ns)
         work += self._look_at_image()
-        if self._disks.look(now_ns):
-            self._outlet.set_dead_disks(self._disks.dead)
+        if self._disks.refresh(now_ns):
+            self._sender.set_dead_disks(self._disks.dead)
             work += 1
         self._topics.ask(now_ns)
         work += self._peers.do_work(now_ns)
-        work += self._past.turn(now_ns, self._view.image, self._outlet)
-        work += self._outlet.do_work(now_ns)
+        work += self._previous.turn(now_ns, self._view.image, self._sender)
+        work += self._sender.do_work(now_ns)
         work += self._acknowledger.notify_sessions()
         if self._drain_until_ns:
             work += self._drain(now_ns)
         work += self._topics.close_batches(now_ns)
-        if self._outlet.waits:
-            work += self._outlet.send(now_ns)
+        if self._sender.waits:
+            work += self._sender.send(now_ns)
         self._proxies.flush()
         if self._blocks_changed:
             self._apply_blocks()
@@ -155,21 +155,21 @@ class IngestAgent:
         if self._image.is_stale:
             image = self._image.load()
             if image is not None:
-                self._outlet.set_brokers(image.brokers)
+                self._sender.set_brokers(image.brokers)
                 self._peers.refresh(image.brokers)
                 self._topics.set_image(image)
-                self._outlet.refresh()
+                self._sender.refresh()
             work = 1
         return work + self._view.refresh()
 
     def _look_at_disks(self, now_ns: int) -> None:
         changes = self._box_disks.look(now_ns)
-        self._proxies.follow(changes, self._outlet.on_set_aside)
+        self._proxies.follow(changes, self._sender.on_detached)
         for disk in changes.went:
             self._disks.forget(disk.name)
 
     def may_park(self) -> bool:
-        self._source.watch_rows(self._outlet.waits_for_rows)
+        self._source.watch_rows(self._sender.waits_for_rows)
         self._source.doorbell.prepare_to_sleep()
         if self._has_news():
             self._source.doorbell.wake()
@@ -179,14 +179,14 @@ class IngestAgent:
     def _has_news(self) -> bool:
         if self._proxies.has_completions() or self._image.is_stale or self._acknowledger.has_completed or (self._drain_until_ns and not self._drained):
             return True
-        return self._outlet.waits_for_rows and bool(self._outlet.do_work(self._clock.monotonic_ns()))
+        return self._sender.waits_for_rows and bool(self._sender.do_work(self._clock.monotonic_ns()))
 
     def unpark(self) -> None:
         self._source.doorbell.wake()
 
     def park_ms(self) -> int:
         now_ns = self._clock.monotonic_ns()
-        wait_ms = self._outlet.lanes.ms_to_next_try(now_ns, WAITING_PARK_MS if self._outlet.waits else PARK_MS_MAX)
+        wait_ms = self._sender.queues.ms_to_next_try(now_ns, WAITING_PARK_MS if self._sender.waits else PARK_MS_MAX)
         return self._topics.wait_ms(now_ns, wait_ms)
 
     def begin_stop(self) -> None:
@@ -195,19 +195,19 @@ class IngestAgent:
         self._drain_until_ns = self._clock.monotonic_ns() + DRAIN_NS_MAX
 
     def stopped(self) -> bool:
-        return self._drained and self._outlet.is_empty and self._connections.is_empty and self._previous_life.is_accounted
+        return self._drained and self._sender.is_empty and self._connections.is_empty and self._crash_accounting.is_accounted
 
     def close(self) -> None:
         self._datagrams.close()
         self._connections.close()
         self._topics.close_all()
-        lost = self._outlet.give_up() + self._acknowledger.on_abandoned(self._topics.give_up())
+        lost = self._sender.give_up() + self._acknowledger.on_abandoned(self._topics.give_up())
         if lost:
             words = f"{lost} records are lost that nobody took before the stop; counted as shutdown"
             self._context.log.error(words, reason=str(LossReason.SHUTDOWN))
         self._controller.close()
-        self._outlet.close()
-        self._past.close()
+        self._sender.close()
+        self._previous.close()
         self._peers.close()
         self._lease.close()
         self._proxies.close()
@@ -216,7 +216,7 @@ class IngestAgent:
         self._update_in_flight()
 
     def status_line(self) -> str:
-        return f"{len(self._connections)} senders, {self._outlet.describe()}"
+        return f"{len(self._connections)} senders, {self._sender.describe()}"
 
     def _maybe_ready(self) -> None:
         """Ready when records can be stored: the default topic is there, and one of its partitions is served here, or led by another box."""
@@ -250,7 +250,7 @@ class IngestAgent:
         self._connections.look()
         self._senders.look()
         self._lease.look_for()
-        self._oldest_waiting.set(self._outlet.lanes.oldest_waiting_ms(now_ns))
+        self._oldest_waiting.set(self._sender.queues.oldest_waiting_ms(now_ns))
         self._update_in_flight()
 
     def _update_in_flight(self) -> None:
@@ -260,10 +260,10 @@ class IngestAgent:
     # -- log-writers
 
     def _on_completion(self, batch: ProducerBatch, entry: tuple[int, ...]) -> None:
-        self._outlet.on_completion(batch, entry)
+        self._sender.on_completion(batch, entry)
 
     def _on_lost(self, batch: ProducerBatch) -> None:
-        self._outlet.on_lost(batch)
+        self._sender.on_lost(batch)
 
     def _on_connected(self, disk: str) -> None:
         self._image.is_stale = True

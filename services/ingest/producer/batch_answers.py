@@ -1,7 +1,9 @@
-"""What becomes of batches that were offered, whoever leads: stored, appended and not yet committed, to be offered again, refused for good.
+"""Handle the result of each offered batch: stored, appended, offer again, or refused for good.
 
-Owned by the outlet; implements `local_leaders.Answers`. Weak: a batch that is refused for good is lost for the senders that nobody answers; the others are
-told, and may send it again for ever.
+Owned by `BatchSender`; implements `local_leaders.Answers` for leaders on this box and on others.
+
+Weak: a batch that is refused for good is lost if its sender expects no acknowledgement. Other
+senders receive a negative acknowledgement and may repeat the batch without end.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ _SEQUENCE_LOST = frozenset({ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.IN
 
 
 class ReplayRecorder(Protocol):
-    """What replay memory is told, of batches with parts (`replays`)."""
+    """What the replay memory receives about batches whose records have addresses
+    (`replay.replays`)."""
 
     def before_offer(self, batch: ProducerBatch) -> None: ...
 
@@ -52,11 +55,11 @@ class ReplayRecorder(Protocol):
 
 
 class BatchAnswers:
-    """`on_ended(batch)`: its memory, and its place in the spool, are free."""
+    """`on_ended(batch)` frees the batch's memory and its place in the spool."""
 
     def __init__(
         self,
-        lanes: PartitionQueues,
+        queues: PartitionQueues,
         topic_ids: Mapping[str, bytes],
         acknowledger: Acknowledger,
         replays: ReplayRecorder,
@@ -65,7 +68,7 @@ class BatchAnswers:
         counters: Counters,
         log: Logger,
     ) -> None:
-        self._lanes = lanes
+        self._queues = queues
         self._topic_ids = topic_ids
         self._acknowledger = acknowledger
         self._replays = replays
@@ -81,18 +84,18 @@ class BatchAnswers:
         if batch.was_offered:
             self._resent.add(batch.record_count)
         batch.topic_id = self._topic_ids.get(batch.topic, b"")
-        if (is_new or batch.is_copy) and batch.parts:
+        if (is_new or batch.is_replacement) and batch.parts:
             self._replays.before_offer(batch)
-        batch.is_copy = False
+        batch.is_replacement = False
 
     def on_appended(self, batch: ProducerBatch) -> None:
-        self._lanes.of(batch).is_open = True
+        self._queues.of(batch).may_pipeline = True
         batch.is_appended = True
         self._acknowledger.on_appended(batch)
 
     def on_stored(self, batch: ProducerBatch) -> None:
-        lane = self._lanes.end(batch)
-        lane.is_open = not lane.is_recoiling
+        queue = self._queues.end(batch)
+        queue.may_pipeline = not queue.is_draining
         self._on_ended(batch)
         self._latency.record(self._clock.monotonic_ns() - batch.closed_ns)
         self._acknowledger.on_stored(batch)
@@ -100,42 +103,50 @@ class BatchAnswers:
             self._replays.stored(batch)
 
     def on_unknown(self, batch: ProducerBatch) -> None:
-        self._lanes.come_back(batch, 0)
+        self._queues.requeue(batch, 0)
 
     def on_refused(self, batch: ProducerBatch, code: int) -> None:
         if code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
             self.on_stored(batch)
         elif code in RETRIABLE:
-            self._lanes.come_back(batch, self._clock.monotonic_ns() + RETRY_NS)
+            self._queues.requeue(batch, self._clock.monotonic_ns() + RETRY_NS)
         elif code in _SEQUENCE_LOST and batch.base_sequence >= 0:
             self._on_sequence_lost(batch)
         else:
             self._refuse(batch, code)
 
     def _on_sequence_lost(self, batch: ProducerBatch) -> None:
-        """Behind something that came back it was to be expected. Of the first one that the log does not know it has to be asked (`doubtful_lanes`)."""
-        lane = self._lanes.of(batch)
-        if lane.is_first_unknown(batch):
-            lane.is_doubtful = True
-        self._lanes.come_back(batch, 0)
+        """Handle OUT_OF_ORDER_SEQUENCE_NUMBER and its like.
+
+        After a batch was returned, the later ones of its queue fail this way as expected: offering
+        them again in order is enough. If it is the first batch that the log does not know, the log
+        may still have it (see `unresolved_sequences`): the queue asks the leader before it offers
+        anything.
+        """
+        queue = self._queues.of(batch)
+        if queue.is_first_unknown(batch):
+            queue.is_unresolved = True
+        self._queues.requeue(batch, 0)
 
     def on_found(self, batch: ProducerBatch) -> None:
-        """One that waited, and that its leader has."""
-        lane = self._lanes.of(batch)
-        lane.waiting.remove(batch)
-        lane.under_way.append(batch)
-        self._lanes.under_way += 1
+        """A waiting batch is in the leader's log."""
+        queue = self._queues.of(batch)
+        queue.waiting.remove(batch)
+        queue.in_flight.append(batch)
+        self._queues.in_flight += 1
         self.on_stored(batch)
 
-    def on_sequences_lost(self, lane: PartitionQueue) -> None:
-        """The leader lacks what it acknowledged: what follows begins a new epoch."""
+    def on_sequences_lost(self, queue: PartitionQueue) -> None:
+        """The leader lacks batches that it had acknowledged: the queue continues in its next
+        producer epoch."""
         self._epochs.add()
-        self._lanes.waiting[lane] = None
+        self._queues.waiting[queue] = None
 
     def _refuse(self, batch: ProducerBatch, code: int) -> None:
-        """For good. What is behind it lacks its sequence: the producer goes on in a new epoch."""
-        lane = self._lanes.end(batch)
-        lane.is_recoiling, lane.is_open, lane.wants_epoch = True, False, lane.producer_id >= 0
+        """Give the batch up. The log expects its sequence next, so the producer continues in a new
+        epoch."""
+        queue = self._queues.end(batch)
+        queue.is_draining, queue.may_pipeline, queue.needs_epoch_bump = True, False, queue.producer_id >= 0
         self._on_ended(batch)
         lost = self._acknowledger.on_lost(batch, LossReason.REFUSED)
         if batch.parts:
@@ -143,5 +154,7 @@ class BatchAnswers:
         if code not in self._refusals_logged:
             self._refusals_logged.add(code)
             name = ErrorCode(code).name if code in ErrorCode.__members__.values() else str(code)
-            words = f"{batch.topic}-{batch.partition} refused a batch of {batch.record_count} records for good: {name}; {lost} are lost, and counted as refused"
-            self._log.error(words, topic=batch.topic, partition=batch.partition, disk=lane.place, reason="refused")
+            where = f"{batch.topic}-{batch.partition}"
+            message = f"could not store a batch of {batch.record_count} records in {where}: {name}"
+            message += f"; {lost} records are lost and counted as refused"
+            self._log.error(message, topic=batch.topic, partition=batch.partition, disk=queue.location, reason="refused")

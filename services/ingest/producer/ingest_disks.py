@@ -1,9 +1,12 @@
-"""Which disks an ingest counts as dead: those that their log-writer took offline, those that hang, and those without a log-writer for long.
+"""Disks that an ingest counts as dead: offline, hung, or without a log-writer for 10 s.
 
-Owned by one ingest agent; looked at every turn (0.3 µs a disk). A slow disk is not dead: it serves, and slows its senders. Nor is one whose
-log-writer has just died: it is back in a moment, and its lines keep their order by waiting. A disk that was found dead stays so
-until its log-writer says otherwise, because the next life of a log-writer on a dead disk is offline again. Weak spot: a recovery that takes
-longer than `AWAY_NS` counts as a death, too; lines go past that disk until it serves.
+Owned by one ingest agent, which refreshes it every turn (0.3 µs a disk). A slow disk is not dead:
+it serves, and its senders slow down. A log-writer that has just died is not dead either: it
+restarts within a second, and its lines keep their order by waiting. A dead disk stays dead until
+its log-writer reports otherwise, because the next log-writer on a failed disk starts offline.
+
+Weak: a recovery that takes longer than `AWAY_NS` counts as a death; lines bypass that disk until it
+serves.
 """
 
 from __future__ import annotations
@@ -16,8 +19,8 @@ from appliance.shm.partition_table import DISK_OFFLINE
 AWAY_NS = 10_000_000_000
 
 
-class IngestDisks:
-    """`dead` changes in `look` and `forget` alone."""
+class DeadDisks:
+    """Only `refresh` and `forget` change `dead`."""
 
     def __init__(self, proxies: LogWriterProxies, counters: Counters, log: Logger) -> None:
         self._proxies = proxies
@@ -26,8 +29,8 @@ class IngestDisks:
         self._dead_count = counters.gauge("ingest.dead_disks")
         self.dead: frozenset[str] = frozenset()
 
-    def look(self, now_ns: int) -> bool:
-        """Whether a disk died, or came back."""
+    def refresh(self, now_ns: int) -> bool:
+        """Update `dead`; return True if a disk died or returned."""
         dead = set(self.dead)
         for disk, proxy in self._proxies.by_disk.items():
             table = proxy.table
@@ -42,19 +45,20 @@ class IngestDisks:
                 dead.discard(disk)
         if dead == self.dead:
             return False
-        self._tell(dead - self.dead, self.dead - dead)
+        self._log_changes(dead - self.dead, self.dead - dead)
         self.dead = frozenset(dead)
         self._dead_count.set(len(dead))
         return True
 
     def forget(self, disk: str) -> None:
-        """It is no disk of the box any more."""
+        """The disk was removed from the box."""
         self._away_since_ns.pop(disk, None)
         self.dead -= {disk}
         self._dead_count.set(len(self.dead))
 
-    def _tell(self, died: set[str], came_back: frozenset[str]) -> None:
+    def _log_changes(self, died: set[str], came_back: frozenset[str]) -> None:
         for disk in sorted(died):
-            self._log.warning(f"disk {disk} takes no lines; the next partitions take those of its partitions until it is back", disk=disk)
+            message = f"disk {disk} takes no lines: it is offline, hung or without a log-writer"
+            self._log.warning(f"{message}; lines of its partitions go to the next live ones", disk=disk)
         for disk in sorted(came_back):
             self._log.notice(f"disk {disk} takes lines again", disk=disk)

@@ -1,18 +1,27 @@
-"""The spool: batches that wait on the state disk while no leader can be reached and the memory for them is used up.
+"""The spool: batches on the state disk while no leader is reachable and their memory budget is used
+up.
 
-Owned by one ingest; `STATE/ingest/K/spool/NUMBER.spool`, records as in `spool_records`. Batches are written behind each other and taken in order;
-that one is done is written, too, and a file is removed when everything in it and in all before it is done. Nothing is synced: the page cache outlives `kill
--9`. What a life leaves is found by the next one (`left_over`), in order.
+Owned by one ingest; `STATE/ingest/K/spool/NUMBER.spool`, records as in `spool_records`. Batches are
+appended and taken in order. That a batch is done is a record, too; a file is removed when
+everything in it and in all files before it is done. Nothing is synced: the page cache survives
+`kill -9`. The next incarnation finds what is left (`left_over`).
 
-What a failure leaves behind:
-* `kill -9` while a batch is written: the CRC of its description does not match, or the file ends early; the batch was not in the spool yet (its sender was
-  not answered; of plain syslog it counts as `crash`).
-* `kill -9` between storing a batch and writing that it is done: it is found again. If it has identities the leader's answer tells that it is stored; if not
-  (plain syslog, which promises no more) it is stored twice, and counted once.
-* power cut: the end of a file, or all of it, may be missing or zeros: senders who were answered with acks=0 or not at all lose that.
-* data that does not match its CRC when it is read: that batch is lost, and counted (`ingest.spool_damages`); the others are not.
-* disk full or failing: counted (`ingest.spool_failures`), said once; `write` says False, the batch stays in memory, and back-pressure begins.
-Weak spots: a partition whose leader never comes back keeps its file, and with it those behind; a state disk that hangs holds the whole process.
+After a failure:
+
+* `kill -9` while a batch is written: its CRC does not match or the file ends early. The batch was
+  not in the spool yet; its sender was not answered (plain syslog: counted as `crash`).
+* `kill -9` between storing a batch and recording that it is done: the batch is found again. If it
+  has identities, its leader is asked and confirms it. If not (plain syslog), it is stored twice and
+  counted once.
+* power cut: the end of a file, or all of it, may be missing or zero. Senders that were answered
+  with acks=0, or expect no answers, lose those records.
+* data does not match its CRC when it is read: that batch is lost and counted
+  (`ingest.spool_damages`).
+* disk full or failing: counted (`ingest.spool_failures`), logged once; `write` returns False, the
+  batch stays in memory, and back-pressure begins.
+
+Weak: a partition whose leader never returns keeps its file and all later ones; a hung state disk
+blocks the process.
 """
 
 from __future__ import annotations
@@ -34,7 +43,7 @@ RETRY_MS: Final = 1000
 
 
 class Spoolable(Protocol):
-    """`OutgoingBatch`, as far as it is needed."""
+    """`ProducerBatch`, as far as it is needed."""
 
     topic: str
     partition: int
@@ -45,10 +54,10 @@ class Spoolable(Protocol):
 
 
 class IngestSpool:
-    """`write`, `read`, `done`."""
+    """`write` a batch, `read` it back, and report it `done`."""
 
     def __init__(self, directory: str, limit_bytes: int, clock: Clock, counters: Counters, log: Logger) -> None:
-        """`limit_bytes` 0: nothing is written, what a previous life left is read all the same."""
+        """`limit_bytes` 0: nothing is written; what a previous incarnation left is read."""
         self._directory = directory
         self._limit_bytes = limit_bytes
         self._clock = clock
@@ -61,12 +70,13 @@ class IngestSpool:
         self._fd = -1
         self._retry_at_ms = 0
         self._files: dict[int, SpoolFile] = {}
-        self._places: dict[object, SpoolPosition] = {}
+        self._positions: dict[object, SpoolPosition] = {}
         self._next_number = 0
         self._first_file = 0
         self.left_over: list[SpoolEntry] = []
-        """What previous lives left, in order; each is to be given to `adopt`, or to `forget`."""
-        self._left_places: dict[int, SpoolPosition] = {}
+        """Batches of previous incarnations, in order; the owner passes each to `adopt` or to
+        `forget`."""
+        self._left_positions: dict[int, SpoolPosition] = {}
         self.on_done: Callable[[object], None] = lambda _batch: None
         self._find()
 
@@ -75,28 +85,30 @@ class IngestSpool:
         return sum(file.size_bytes for file in self._files.values())
 
     def __len__(self) -> int:
-        """Batches that wait in it."""
-        return len(self._places) + len(self._left_places)
+        """Return the number of batches that wait in the spool."""
+        return len(self._positions) + len(self._left_positions)
 
     @property
-    def has_room(self) -> bool:
-        """Whether a batch may be written, as far as is known; after a failure it is tried again when `RETRY_MS` are over."""
+    def has_space(self) -> bool:
+        """True if a batch may be written as far as is known; after a failure, again after
+        `RETRY_MS`."""
         return self.size_bytes < self._limit_bytes and self._clock.monotonic_ms() >= self._retry_at_ms
 
-    # -- what previous lives left
+    # -- what previous incarnations left
 
     def _find(self) -> None:
         try:
             found = find_batches(self._directory, self._on_damage)
         except OSError as error:
-            # It is left to the next life. Files and batches of this one have numbers above all that may be in use.
+            # The next incarnation reads them. Numbers of files and batches start above all that may
+            # be in use.
             self._on_failure("read", error)
             self._first_file = self._clock.wall_ms()
             self._next_number = self._first_file << 20
             return
         self._files, self._next_number = found.files, found.next_number
         self.left_over = list(found.batches.values())
-        self._left_places = found.places
+        self._left_positions = found.positions
         self._remove_done()
 
     def _on_damage(self, path: str, position: int) -> None:
@@ -104,18 +116,19 @@ class IngestSpool:
         self._log.warning(f"the spool file {path} ends in a half-written record at {position}")
 
     def adopt(self, batch: object, left: SpoolEntry) -> None:
-        """From now on `batch` stands for what was left."""
-        self._places[batch] = self._left_places.pop(left.number)
+        """`batch` stands for the spooled batch from now on."""
+        self._positions[batch] = self._left_positions.pop(left.number)
 
     def forget(self, left: SpoolEntry) -> None:
-        """It is stored, as its leader says."""
+        """The leader has confirmed that the batch is stored."""
         self.adopt(left.number, left)
         self.done(left.number)
 
-    # -- this life's
+    # -- this incarnation's
 
     def write(self, batch: Spoolable, data: bytes) -> bool:
-        """Put a batch behind the others. False: it is full, or off, or the disk fails; the batch stays where it is."""
+        """Append a batch. False if the spool is full, off, or its disk fails; then the batch stays
+        where it is."""
         described = [SpooledShare(share.group.listener.name, share.count, share.copies, share.parts) for share in batch.shares]
         spooled = SpoolEntry(self._next_number, batch.topic, batch.partition, batch.record_count, described)
         head, data_crc = encode_batch(spooled, data)
@@ -129,45 +142,46 @@ class IngestSpool:
             return False
         self._next_number += 1
         file.live += 1
-        self._places[batch] = SpoolPosition(spooled.number, file.number, data_at, len(data), data_crc)
+        self._positions[batch] = SpoolPosition(spooled.number, file.number, data_at, len(data), data_crc)
         self._written.add()
         return True
 
     def read(self, batch: object) -> bytes | None:
-        """Its bytes; None: they cannot be read, or are not what was written. It is lost then."""
-        place = self._places[batch]
+        """Return the batch's bytes; None if they cannot be read or do not match their CRC, so that
+        the batch is lost."""
+        entry = self._positions[batch]
         try:
-            fd = file_io.open_path(spool_path(self._directory, place.file), file_io.READ_ONLY)
+            fd = file_io.open_path(spool_path(self._directory, entry.file), file_io.READ_ONLY)
             try:
-                data = file_io.pread_all(fd, place.position, place.size_bytes)
+                data = file_io.pread_all(fd, entry.position, entry.size_bytes)
             finally:
                 file_io.close_all([fd])
         except OSError as error:
             self._on_failure("read", error)
             return None
-        if len(data) == place.size_bytes and crc32c(data) == place.crc:
+        if len(data) == entry.size_bytes and crc32c(data) == entry.crc:
             return data
         self._damages.add()
-        self._log.error(f"the spool file {spool_path(self._directory, place.file)} is damaged at {place.position}: a batch in it is lost")
+        self._log.error(f"the spool file {spool_path(self._directory, entry.file)} is damaged at {entry.position}: one batch is lost")
         return None
 
     def done(self, batch: object) -> None:
-        """It is stored, or given up."""
-        place = self._places.pop(batch)
+        """The batch is stored or given up."""
+        entry = self._positions.pop(batch)
         self.on_done(batch)
-        self._files[place.file].live -= 1
-        if not self._places and not self._left_places:
-            self._close_file()  # nothing is left: all files go
+        self._files[entry.file].live -= 1
+        if not self._positions and not self._left_positions:
+            self._close_file()  # nothing is left: all files are removed
         elif self._fd >= 0 or any(file.live for file in self._files.values()):
             file = self._open()
             if file is not None:
-                self._append(file, (encode_done(place.number),))
+                self._append(file, (encode_done(entry.number),))
         self._remove_done()
 
     # -- files
 
     def _open(self) -> SpoolFile | None:
-        """The file to write to."""
+        """Return the file to write to."""
         if self._fd >= 0:
             file = self._files[max(self._files)]
             if file.size_bytes < self._limit_bytes // FILES:
@@ -196,7 +210,7 @@ class IngestSpool:
         self._bytes_now.set(self.size_bytes)
         if self._is_failing:
             self._is_failing = False
-            self._log.notice("the spool is written again")
+            self._log.notice("writing to the spool works again")
         return True
 
     def _close_file(self) -> None:
@@ -205,7 +219,8 @@ class IngestSpool:
             file_io.close_all([fd])
 
     def _remove_done(self) -> None:
-        """Files from the oldest on in which nothing waits; the open one stays. A file in between stays: it says what of those before it is done."""
+        """Remove the oldest files as long as no batch waits in them. A file between others stays,
+        because it records which batches of earlier files are done."""
         for number in sorted(self._files):
             if self._files[number].live or (self._fd >= 0 and number == max(self._files)):
                 break
@@ -220,11 +235,12 @@ class IngestSpool:
     def _on_failure(self, what: str, error: OSError) -> None:
         self._failures.add()
         self._retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
-        self._close_file()  # half a record may stand at its end
+        self._close_file()  # half a record may be at its end
         if not self._is_failing:
             self._is_failing = True
-            words = (error.strerror or str(error)).lower()
-            self._log.error(f"the spool in {self._directory} cannot be {what}: {words}; records wait in memory, and then their senders do")
+            reason = (error.strerror or str(error)).lower()
+            message = f"the spool in {self._directory} cannot be {what}: {reason}"
+            self._log.error(f"{message}; records wait in memory, and senders are not read when it is used up")
 
     def close(self) -> None:
         self._close_file()

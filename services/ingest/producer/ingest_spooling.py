@@ -1,9 +1,15 @@
-"""Batches behind a lane whose leader nobody can reach: to the state disk when the memory for them is used up, and back in order when there is room.
+"""Move batches of an unreachable leader to the spool when their memory budget is used up, and back
+in order.
 
-Owned by the outlet. What is behind a lane stays behind it, on disk or, when the spool is full, in memory: nothing overtakes. Nor does it after a death: before
-the first batch of a lane goes to disk, what is before it is written there, too, so the next life finds all of a lane's line from its head on, and who brings
-again what was lost with the memory stands behind that. A batch on disk is an object here still, so that its units, its order and its books are those of any
-other. Weak: the head of a lane, and a batch that was read back, are in memory and on disk until they are stored; and the head is written in one turn.
+Owned by `BatchSender`. The overflow of a queue is on disk or, if the spool is full, in memory; it
+keeps its order. Before the first batch of a queue goes to disk, all batches before it are written
+there too, up to the head. So after a crash the next incarnation finds the whole queue from its head
+on, and what senders repeat is queued after it. If only the tail were on disk, a repeat of a lost
+head would be stored after the tail. A spooled batch remains an object here, so that its ack groups,
+order and accounting work like those of any other batch.
+
+Weak: the head of a queue, and a batch that was read back, are in memory and on disk until they are
+stored. The head is written in one turn.
 """
 
 from __future__ import annotations
@@ -13,7 +19,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from appliance.senders.accounting import LossReason
-from services.ingest.producer.partition_queue import UNDER_WAY_MAX, PartitionQueue
+from services.ingest.producer.partition_queue import IN_FLIGHT_MAX, PartitionQueue
 from services.ingest.producer.producer_batch import ProducerBatch
 from services.ingest.replay.identity import identity_of
 
@@ -21,10 +27,10 @@ _by_number = attrgetter("number")
 
 
 class Spool(Protocol):
-    """`ingest_spool`."""
+    """`ingest_spool.IngestSpool`, as far as it is needed."""
 
     @property
-    def has_room(self) -> bool: ...
+    def has_space(self) -> bool: ...
 
     def write(self, batch: ProducerBatch, data: bytes) -> bool: ...
 
@@ -34,8 +40,12 @@ class Spool(Protocol):
 
 
 class IngestSpooling:
-    """`put` behind, `refill` from behind. `charge(lane, batch)`: it takes memory from now on; `bytes_of` gives those of a batch in memory;
-    `on_lost(batch, reason)`; `journal(batch)`: under which stamp it was offered."""
+    """`put` into the overflow, `refill` from it.
+
+    `charge(queue, batch)` charges the memory of a batch, `bytes_of` returns the bytes of a batch in
+    memory, `on_lost(batch, reason)` counts its records, `journal(batch)` records the stamp under
+    which it was offered.
+    """
 
     def __init__(
         self,
@@ -51,37 +61,37 @@ class IngestSpooling:
         self._on_lost = on_lost
         self._journal = journal
         self._is_full = False
-        """It has refused a batch; nothing in it was done since, and something waits."""
+        """True from a refused write until a batch in the spool is done or no batch waits."""
 
     @property
-    def has_room(self) -> bool:
-        return not self._is_full and self._spool.has_room
+    def has_space(self) -> bool:
+        return not self._is_full and self._spool.has_space
 
-    def put(self, lane: PartitionQueue, batch: ProducerBatch) -> bool:
-        """Behind the lane; whether it is on disk, as everything before it is then."""
-        is_written = self._has_line(lane) and self._write(batch)
-        lane.behind.append(batch)
+    def put(self, queue: PartitionQueue, batch: ProducerBatch) -> bool:
+        """Append to the queue's overflow; return True if it is on disk, and everything before it."""
+        is_written = self._is_spooled_from_head(queue) and self._write(batch)
+        queue.overflow.append(batch)
         if is_written:
             batch.data = b""
             return True
         self._is_full = True
-        self._charge(lane, batch)
+        self._charge(queue, batch)
         return False
 
-    def _has_line(self, lane: PartitionQueue) -> bool:
-        """Whether all of a lane is on disk; what is not is written, as far as there is room."""
-        if lane.behind and lane.behind[-1].is_spooled:
+    def _is_spooled_from_head(self, queue: PartitionQueue) -> bool:
+        """True if the whole queue is on disk; writes what is not, as far as it fits."""
+        if queue.overflow and queue.overflow[-1].is_spooled:
             return True
-        return all(batch.is_spooled or self._write(batch) for batch in (*lane.under_way, *lane.waiting, *lane.behind))
+        return all(batch.is_spooled or self._write(batch) for batch in (*queue.in_flight, *queue.waiting, *queue.overflow))
 
     def _write(self, batch: ProducerBatch) -> bool:
         batch.is_spooled = self._spool.write(batch, self._bytes_of(batch))
         return batch.is_spooled
 
-    def refill(self, lane: PartitionQueue) -> None:
-        """As much as may be offered next."""
-        while lane.behind and len(lane.waiting) < UNDER_WAY_MAX:
-            batch = lane.behind.popleft()
+    def refill(self, queue: PartitionQueue) -> None:
+        """Move as many batches to `waiting` as may be in flight."""
+        while queue.overflow and len(queue.waiting) < IN_FLIGHT_MAX:
+            batch = queue.overflow.popleft()
             if batch.is_spooled and not batch.data:
                 data = self._spool.read(batch)
                 if data is None:
@@ -89,31 +99,36 @@ class IngestSpooling:
                     self.done(batch)
                     continue
                 batch.fill(data)
-                self._charge(lane, batch)
-            lane.waiting.append(batch)
+                self._charge(queue, batch)
+            queue.waiting.append(batch)
 
     def done(self, batch: ProducerBatch) -> None:
-        """It is stored, or will never be."""
+        """The batch is stored or given up."""
         if batch.is_spooled:
             batch.is_spooled = self._is_full = False
             self._spool.done(batch)
 
-    def rest(self) -> None:
-        """Nothing waits: whatever was wrong with the spool may be over."""
+    def on_idle(self) -> None:
+        """No batch waits: try the spool again with the next one."""
         self._is_full = False
 
-    def keep(self, lane: PartitionQueue) -> list[ProducerBatch]:
-        """The process ends: what is left of a lane goes to disk in its order, for the next life. What finds no room is given back, with all behind it."""
-        batches = sorted((*lane.under_way, *lane.waiting, *lane.behind), key=_by_number)
+    def spool_all(self, queue: PartitionQueue) -> list[ProducerBatch]:
+        """Stop: write the queue in its order for the next incarnation; return the batches that do
+        not fit."""
+        batches = sorted((*queue.in_flight, *queue.waiting, *queue.overflow), key=_by_number)
         for place, batch in enumerate(batches):
             if not batch.is_spooled:
-                self._make_known(batch)
+                self._give_identity(batch)
                 if not self._write(batch):
                     return [left for left in batches[place:] if not left.is_spooled]
         return []
 
-    def _make_known(self, batch: ProducerBatch) -> None:
-        """Its leader may have a batch that was offered. The next life asks about those with identities, so one that has none gets one."""
+    def _give_identity(self, batch: ProducerBatch) -> None:
+        """Give an identity to an offered batch that has none.
+
+        The leader may have it. The next incarnation asks leaders only about batches with
+        identities.
+        """
         if batch.was_offered and batch.base_sequence >= 0 and not batch.parts:
             identity = identity_of(b"stop", b"%d %d %d" % (batch.producer_id, batch.producer_epoch, batch.base_sequence))
             batch.shares[0].parts.append((identity, 0, batch.record_count))

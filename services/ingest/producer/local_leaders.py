@@ -1,8 +1,12 @@
-"""The way of an ingest's batches to leaders on its own box: into the arena, through the rings to the log-writers, and then the high watermark.
+"""Offer batches to leaders on this box: arena, rings of the log-writers, then the high watermark.
 
-Owned by the outlet. A batch that all in-sync replicas must have stays under way after its append until the high watermark in the row has passed it under an
-unbroken leadership; where that breaks, it goes again under its sequence. What a log-writer holds that hangs, or that was given up, goes again from a copy, and
-its slot is free when that process is done with it. Weak: rows of partitions with uncommitted batches are read every turn, 1 µs each.
+Owned by `BatchSender`. A batch with acks=all stays in flight after its append until the high
+watermark in the partition's row has passed it under the same leadership. If the leadership changed,
+the append may have been truncated, so the batch is offered again under its sequence. What a hung or
+detached log-writer holds is offered again from a copy: that process may still read the slot, which
+is freed when it is done.
+
+Weak: rows of partitions with uncommitted batches are read every turn, 1 µs each.
 """
 
 from __future__ import annotations
@@ -22,10 +26,10 @@ _HALF = (1 << 32) - 1
 
 
 class Answers(Protocol):
-    """Who is told what became of a batch that was offered: the outlet."""
+    """Receives the result of each offered batch (`BatchAnswers`)."""
 
     def on_offering(self, batch: ProducerBatch, is_new: bool) -> None:
-        """It is stamped, and will be offered now; `is_new`: under a sequence of its own."""
+        """The batch is stamped and is offered next; `is_new` if it has a new sequence."""
 
     def on_appended(self, batch: ProducerBatch) -> None: ...
 
@@ -34,7 +38,8 @@ class Answers(Protocol):
     def on_refused(self, batch: ProducerBatch, code: int) -> None: ...
 
     def on_unknown(self, batch: ProducerBatch) -> None:
-        """Whether it is in the log nobody knows, or nobody promises: it goes again."""
+        """The result is unknown (a lost log-writer or request, a changed leader): the batch is
+        offered again."""
 
 
 class _Uncommitted(NamedTuple):
@@ -44,39 +49,40 @@ class _Uncommitted(NamedTuple):
 
 
 class LocalLeaders:
-    """`uncommitted` batches are those whose high watermark has to pass, by lane."""
+    """One per ingest."""
 
     def __init__(
         self,
         arena: Arena,
         view: MetadataCache,
-        lane_of: Callable[[ProducerBatch], PartitionQueue],
+        queue_of: Callable[[ProducerBatch], PartitionQueue],
         answers: Answers,
         may_lead_alone: Callable[[LocalReplica], bool],
     ) -> None:
         self._arena = arena
         self._view = view
-        self._lane_of = lane_of
+        self._lane_of = queue_of
         self._answers = answers
         self._may_lead_alone = may_lead_alone
-        """Whether a leader that may have been deposed takes what its followers do not have yet (`cluster/lease_gate.py`)."""
+        """True if a leader that may have been replaced may accept acks=1 batches, which its
+        followers lack (`cluster/lease_gate.py`)."""
         self._uncommitted: dict[PartitionQueue, None] = {}
 
     @property
     def waits_for_rows(self) -> bool:
         return bool(self._uncommitted)
 
-    def serves(self, lane: PartitionQueue) -> bool:
-        """Whether its log-writer takes something now."""
-        return self._view.placement(lane.topic, lane.partition) is not None
+    def serves(self, queue: PartitionQueue) -> bool:
+        """True if the partition has a row and its log-writer serves."""
+        return self._view.placement(queue.topic, queue.partition) is not None
 
-    def offer(self, lane: PartitionQueue, now_ns: int) -> int:
-        """Offer what waits in a lane that this box leads, as far as there is room; how many batches went."""
-        placement = self._view.placement(lane.topic, lane.partition)
+    def offer(self, queue: PartitionQueue, now_ns: int) -> int:
+        """Offer waiting batches of a queue that this box leads; return the number of batches."""
+        placement = self._view.placement(queue.topic, queue.partition)
         if placement is None:
             return 0
-        room = lane.room(now_ns, placement.proxy)
-        if room <= 0:
+        capacity = queue.capacity(now_ns, placement.proxy)
+        if capacity <= 0:
             return 0
         try:
             words = placement.read_words()
@@ -85,11 +91,11 @@ class LocalLeaders:
         if words[ROLE_AND_EPOCH] >> 32 != ROLE_LEADER:
             return 0
         sent = 0
-        while sent < room and lane.waiting and self._offer(lane, lane.waiting[0], placement, words):
+        while sent < capacity and queue.waiting and self._offer(queue, queue.waiting[0], placement, words):
             sent += 1
         return sent
 
-    def _offer(self, lane: PartitionQueue, batch: ProducerBatch, placement: LocalReplica, words: tuple[int, ...]) -> bool:
+    def _offer(self, queue: PartitionQueue, batch: ProducerBatch, placement: LocalReplica, words: tuple[int, ...]) -> bool:
         if not batch.wants_all and not self._may_lead_alone(placement):
             return False
         arena = self._arena
@@ -100,19 +106,19 @@ class LocalLeaders:
             arena.memory[slot : slot + batch.size_bytes] = batch.data
             batch.slot = slot
             batch.data = b""
-        self._answers.on_offering(batch, lane.stamp(batch, arena.memory[batch.slot : batch.slot + batch.size_bytes]))
+        self._answers.on_offering(batch, queue.stamp(batch, arena.memory[batch.slot : batch.slot + batch.size_bytes]))
         descriptor = (
             DescriptorKind.PRODUCE, ACKS_ALL_FLAG if batch.wants_all else 0, 0, placement.row, placement.row_generation, words[ROLE_AND_EPOCH] & _HALF,
             words[ISR_AND_CONFIG] & _HALF, batch.size_bytes, batch.slot, 0, batch.record_count, 0, 0, 0,
         )  # fmt: skip
         if not placement.proxy.offer(descriptor, batch.charge, batch):
             return False
-        lane.waiting.popleft()
-        lane.on_offered(batch)
+        queue.waiting.popleft()
+        queue.on_offered(batch)
         return True
 
     def free(self, batch: ProducerBatch) -> None:
-        """It needs its slot no more."""
+        """Free the batch's slot in the arena."""
         if batch.slot >= 0:
             self._arena.free(batch.slot)
             batch.slot = NO_SLOT
@@ -120,8 +126,8 @@ class LocalLeaders:
     # -- what comes back
 
     def on_completion(self, batch: ProducerBatch, entry: tuple[Any, ...]) -> None:
-        """The log-writer appended the batch, or refused it. Fields of `entry` as in `ipc.descriptors.Completion`."""
-        if batch.is_copied:
+        """Handle a completion; fields of `entry` as in `ipc.descriptors.Completion`."""
+        if batch.is_replaced:
             self.free(batch)
             return
         code = entry[2]
@@ -130,28 +136,29 @@ class LocalLeaders:
         elif entry[1] & COMMITTED_FLAG or not batch.wants_all:
             self._answers.on_stored(batch)
         else:
-            lane = self._lane_of(batch)
+            queue = self._lane_of(batch)
             placement = self._view.placement(batch.topic, batch.partition)
             if placement is None:
                 self._answers.on_unknown(batch)
                 return
             batch.uncommitted = _Uncommitted(placement, entry[9], entry[8])
-            self._uncommitted[lane] = None
+            self._uncommitted[queue] = None
             self._answers.on_appended(batch)
 
-    def look_at_watermarks(self) -> int:
-        """Whether what was appended is committed now; how many batches came to an end."""
+    def check_high_watermarks(self) -> int:
+        """Complete appended batches that the high watermark has passed; return the number of
+        batches."""
         ended = 0
-        for lane in list(self._uncommitted):
-            ended += self._look_at(lane)
-            if not any(batch.is_appended for batch in lane.under_way):
-                self._uncommitted.pop(lane, None)
+        for queue in list(self._uncommitted):
+            ended += self._check_high_watermark(queue)
+            if not any(batch.is_appended for batch in queue.in_flight):
+                self._uncommitted.pop(queue, None)
         return ended
 
-    def _look_at(self, lane: PartitionQueue) -> int:
+    def _check_high_watermark(self, queue: PartitionQueue) -> int:
         ended = 0
         words: tuple[int, ...] | None = None
-        for batch in [batch for batch in lane.under_way if batch.is_appended]:
+        for batch in [batch for batch in queue.in_flight if batch.is_appended]:
             uncommitted = batch.uncommitted
             if not isinstance(uncommitted, _Uncommitted):
                 continue
@@ -174,24 +181,25 @@ class LocalLeaders:
         return ended
 
     def on_lost(self, batch: ProducerBatch) -> None:
-        """Its log-writer died first."""
-        if batch.is_copied:
+        """The log-writer died before it completed the batch."""
+        if batch.is_replaced:
             self.free(batch)
         else:
             self._answers.on_unknown(batch)
 
-    def on_set_aside(self, batch: ProducerBatch) -> None:
-        """Its log-writer may be held by its disk for long: the lines go again, from a copy; the slot is free when that process has done with it."""
-        if batch.is_copied:
+    def on_detached(self, batch: ProducerBatch) -> None:
+        """Offer a copy: a hung disk may hold the log-writer for long. The slot stays taken until
+        that process is done with it."""
+        if batch.is_replaced:
             return
-        lane = self._lane_of(batch)
+        queue = self._lane_of(batch)
         again = batch.copy_of(batch.bytes_in(self._arena))
-        lane.under_way[lane.under_way.index(batch)] = again
-        batch.is_copied = True
+        queue.in_flight[queue.in_flight.index(batch)] = again
+        batch.is_replaced = True
         self._answers.on_unknown(again)
 
-    def take_out(self, batch: ProducerBatch) -> None:
-        """Its bytes out of the arena: it goes to another box, and is in nobody's hands."""
+    def copy_out(self, batch: ProducerBatch) -> None:
+        """Copy the bytes out of the arena, because another box leads."""
         if batch.slot >= 0:
             batch.data = batch.bytes_in(self._arena)
             self.free(batch)

@@ -1,6 +1,6 @@
-"""All lanes of an ingest: which there are, which have something to offer, how much is under way, and who takes over for a dead disk.
+"""All partition queues of an ingest; batches for a dead disk move to the next live partition.
 
-Owned by the outlet. Weak: lanes of topics that nobody writes to any more stay, 1 KB each.
+Owned by `BatchSender`. Weak: queues of topics that are no longer written stay, 1 KB each.
 """
 
 from __future__ import annotations
@@ -8,102 +8,102 @@ from __future__ import annotations
 from appliance.shm.counters import Counters
 from services.ingest.producer.partition_queue import PartitionQueue
 from services.ingest.producer.producer_batch import ProducerBatch
-from services.ingest.records.ingest_places import IngestPlaces, Key
+from services.ingest.records.ingest_places import Key, PartitionLeaders
 
 
 class PartitionQueues:
-    """`waiting` are those with batches that are not under way."""
+    """`waiting`: queues with batches to offer."""
 
-    def __init__(self, places: IngestPlaces, counters: Counters) -> None:
+    def __init__(self, leaders: PartitionLeaders, counters: Counters) -> None:
         self.by_key: dict[Key, PartitionQueue] = {}
         self.waiting: dict[PartitionQueue, None] = {}
-        self.under_way = 0
-        self._places = places
+        self.in_flight = 0
+        self._leaders = leaders
         self._moved = counters.counter("ingest.moved")
 
     def of(self, batch: ProducerBatch) -> PartitionQueue:
-        """The lane of a batch's partition."""
+        """Return the queue of a batch's partition."""
         key = (batch.topic, batch.partition)
-        lane = self.by_key.get(key)
-        if lane is None:
-            lane = self.by_key[key] = PartitionQueue(*key)
-            self._places.move(lane)
-        return lane
+        queue = self.by_key.get(key)
+        if queue is None:
+            queue = self.by_key[key] = PartitionQueue(*key)
+            self._leaders.relocate(queue)
+        return queue
 
-    def enter(self, batch: ProducerBatch) -> PartitionQueue:
-        """The lane of a batch that was just closed: another one, if it was open when the disk died."""
-        living = self._places.living((batch.topic, batch.partition))
-        if living != batch.partition:
-            batch.partition = living
+    def add(self, batch: ProducerBatch) -> PartitionQueue:
+        """Return the queue for a batch that was just closed: another one if the partition's disk
+        died meanwhile."""
+        live_partition = self._leaders.live_partition((batch.topic, batch.partition))
+        if live_partition != batch.partition:
+            batch.partition = live_partition
             self._moved.add(batch.record_count)
-        lane = self.of(batch)
-        self.waiting[lane] = None
-        return lane
+        queue = self.of(batch)
+        self.waiting[queue] = None
+        return queue
 
-    def charge(self, lane: PartitionQueue, batch: ProducerBatch) -> None:
-        """It takes memory of the lane's place."""
-        lane.charged += batch.charge
-        self._places.charge(lane.place, batch.charge)
+    def charge(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+        """Charge the batch to the location of the queue's leader."""
+        queue.charged += batch.charge
+        self._leaders.charge(queue.location, batch.charge)
 
-    def look_at(self, lane: PartitionQueue) -> None:
-        """Leader, place and disk may be others. What waits for a dead disk, or a partition that is no more, is partitioned anew."""
-        self._places.move(lane)
-        if lane.waiting and self.is_stood_in_for(lane):
-            self.move_waiting(lane)
+    def on_leaders_changed(self, queue: PartitionQueue) -> None:
+        """Update leader and location; redirect what waits for a dead disk or a deleted partition."""
+        self._leaders.relocate(queue)
+        if queue.waiting and self.is_redirected(queue):
+            self.redirect_waiting(queue)
 
-    def is_stood_in_for(self, lane: PartitionQueue) -> bool:
-        return self._places.living((lane.topic, lane.partition)) != lane.partition
+    def is_redirected(self, queue: PartitionQueue) -> bool:
+        return self._leaders.live_partition((queue.topic, queue.partition)) != queue.partition
 
-    def move_waiting(self, lane: PartitionQueue) -> None:
-        """What waits in it, to the partition that stands in."""
-        if any(batch.base_sequence >= 0 for batch in lane.waiting):
-            lane.wants_epoch = True  # their sequences are a gap for what follows here
-        for batch in lane.waiting:
-            lane.charged -= batch.charge
-            self._places.discharge(lane.place, batch.charge)
-            batch.partition = self._places.living((lane.topic, lane.partition))
+    def redirect_waiting(self, queue: PartitionQueue) -> None:
+        """Move waiting batches to the partition that stands in."""
+        if any(batch.base_sequence >= 0 for batch in queue.waiting):
+            queue.needs_epoch_bump = True  # their sequences will never arrive here
+        for batch in queue.waiting:
+            queue.charged -= batch.charge
+            self._leaders.discharge(queue.location, batch.charge)
+            batch.partition = self._leaders.live_partition((queue.topic, queue.partition))
             batch.producer_id = batch.producer_epoch = batch.base_sequence = -1
             self._moved.add(batch.record_count)
             other = self.of(batch)
             other.put_back(batch)
             self.charge(other, batch)
             self.waiting[other] = None
-        lane.waiting.clear()
-        lane.retry_at_ns = 0
-        if not lane.behind:
-            self.waiting.pop(lane, None)
+        queue.waiting.clear()
+        queue.retry_at_ns = 0
+        if not queue.overflow:
+            self.waiting.pop(queue, None)
 
-    def come_back(self, batch: ProducerBatch, retry_at_ns: int) -> None:
-        """It goes again."""
-        lane = self.of(batch)
-        lane.come_back(batch, retry_at_ns)
-        self.under_way -= 1
-        self.waiting[lane] = None
-        if self.is_stood_in_for(lane):
-            self.move_waiting(lane)
+    def requeue(self, batch: ProducerBatch, retry_at_ns: int) -> None:
+        """Take a batch back, to be offered again."""
+        queue = self.of(batch)
+        queue.requeue(batch, retry_at_ns)
+        self.in_flight -= 1
+        self.waiting[queue] = None
+        if self.is_redirected(queue):
+            self.redirect_waiting(queue)
 
     def end(self, batch: ProducerBatch) -> PartitionQueue:
-        """It is stored, or refused for good."""
-        lane = self.of(batch)
-        lane.on_gone(batch)
-        self.under_way -= 1
-        self._places.discharge(lane.place, batch.charge)
-        return lane
+        """Remove a batch that is stored or refused for good."""
+        queue = self.of(batch)
+        queue.remove(batch)
+        self.in_flight -= 1
+        self._leaders.discharge(queue.location, batch.charge)
+        return queue
 
     def ms_to_next_try(self, now_ns: int, limit_ms: int) -> int:
-        """How long a wait may be, at most `limit_ms`."""
-        retries = [lane.retry_at_ns for lane in self.waiting if lane.retry_at_ns > now_ns]
+        """Return the time until the first retry, at most `limit_ms`."""
+        retries = [queue.retry_at_ns for queue in self.waiting if queue.retry_at_ns > now_ns]
         return max(0, min(limit_ms, (min(retries) - now_ns) // 1_000_000 + 1)) if retries else limit_ms
 
     def oldest_waiting_ms(self, now_ns: int) -> int:
-        """How long the oldest batch that waits has waited."""
-        closed_ns = min((lane.waiting[0].closed_ns for lane in self.waiting if lane.waiting), default=now_ns)
+        """Return how long the oldest waiting batch has waited."""
+        closed_ns = min((queue.waiting[0].closed_ns for queue in self.waiting if queue.waiting), default=now_ns)
         return max(0, now_ns - closed_ns) // 1_000_000
 
     def clear(self) -> None:
-        """The process ends."""
-        for lane in self.by_key.values():
-            for batches in (lane.under_way, lane.waiting, lane.behind):
+        for queue in self.by_key.values():
+            for batches in (queue.in_flight, queue.waiting, queue.overflow):
                 batches.clear()
         self.waiting.clear()
-        self.under_way = 0
+        self.in_flight = 0

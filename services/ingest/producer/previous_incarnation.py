@@ -1,12 +1,17 @@
-"""What the previous lives of an ingest left in shared memory: completions nobody looked at, and an arena nobody needs.
+"""Account for the records that previous incarnations of an ingest had in flight.
 
-Owned by the new life while it starts. Its books (the counters) are taken over with what they say; the rings of a dead life are
-read once their log-writer has let go of them (it retires them when it notices the hang-up, within a turn) or is proven to be of another life
-itself. Then the unseen completions are booked as stored and the rest of what was in flight as `crash`, but for what waits in the spool. New
-records may be received meanwhile: the booking is about the ledger as it was found. What of it was stored is another question, for those who
-send it again: leaders are asked (`journalled_batches`) once all rings are final, because nothing can be appended after that.
-Weak: a log-writer that hangs is waited for `PATIENCE_NS`; what it appends after that is booked as `crash` though it is stored. So is what was
-appended, seen, and not yet replicated. The sums are right.
+Owned by the new incarnation while it starts. Its counters continue those of the dead one. The rings
+of the dead incarnation are read once they are final: their log-writer has retired them (it notices
+the hang-up within a turn), or another incarnation of the log-writer serves. Then unread completions
+count as stored, and the rest of what was in flight counts as `crash`, except for what is in the
+spool. New records may arrive meanwhile: the accounting concerns the ledger as it was found.
+
+Which of those records are in the log is a different question, for senders that repeat them. Leaders
+are asked (`journalled_batches`) when all rings are final, because after that nothing can be
+appended from them.
+
+Weak: a hung log-writer is waited for `PATIENCE_NS`; what it appends later was counted as `crash`,
+although it is stored. So is what was appended, read, and not yet replicated. The sums are right.
 """
 
 from __future__ import annotations
@@ -24,11 +29,11 @@ from appliance.shm.ring_pair import RingPair
 PATIENCE_NS = 5_000_000_000
 
 WriterIncarnation = Callable[[str], int | None]
-"""The incarnation of a disk's log-writer that serves now; None while none does."""
+"""Return the incarnation of a disk's serving log-writer; None if none serves."""
 
 
 class PreviousIncarnation:
-    """One `account` a turn until `is_accounted` and `is_final`. `spooled`: records of each listener that wait in the spool."""
+    """Call `account` each turn until `is_accounted` and `is_final`. `spooled`: records of each listener that wait in the spool."""
 
     def __init__(
         self, layout: BoxLayout, process_name: str, incarnation: int, counters: Counters, log: Logger, now_ns: int, spooled: Mapping[str, int] | None = None
@@ -42,7 +47,7 @@ class PreviousIncarnation:
         self._completed_unseen = 0
         self._rings: list[tuple[str, RingPair]] = []  # (disk, rings)
         self.is_accounted = False
-        """The books are in order."""
+        """The ledger balances."""
         own = f".{incarnation:x}"
         prefix = layout.shared_memory_name("channel", process_name) + "."
         for name in list_names(prefix):
@@ -51,7 +56,7 @@ class PreviousIncarnation:
         prefix = layout.shared_memory_name("arena", process_name) + "."
         for name in list_names(prefix):
             if not name.endswith(own):
-                unlink(name)  # whoever still maps it goes on; its owner is dead
+                unlink(name)  # a process that maps it keeps its memory; the owner is dead
 
     def _open(self, name: str, disk: str) -> None:
         try:
@@ -66,11 +71,12 @@ class PreviousIncarnation:
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing that a previous life offered to a log-writer can be appended any more."""
+        """True if nothing that a previous incarnation offered can be appended any more."""
         return not self._rings
 
     def account(self, now_ns: int, writer_incarnation: WriterIncarnation) -> int:
-        """Read the rings that can be read now, and book when none is left, or the time is over. Returns how many were read."""
+        """Read the final rings; account when none is left or `PATIENCE_NS` is over. Return the
+        number of rings read."""
         read = 0
         for disk, rings in list(self._rings):
             if _is_final(rings, writer_incarnation(disk)):
@@ -80,10 +86,10 @@ class PreviousIncarnation:
                 read += 1
         if not self.is_accounted and (not self._rings or now_ns >= self._deadline_ns):
             self._completed_unseen += sum(_count_stored(rings) for _, rings in self._rings)
-            self._book()
+            self._account()
         return read
 
-    def _book(self) -> None:
+    def _account(self) -> None:
         self.is_accounted = True
         bookings = plan_crash_accountings(self._ledgers, self._completed_unseen, self._spooled)
         for listener, booking in bookings.items():
@@ -92,8 +98,8 @@ class PreviousIncarnation:
                 self._counters.counter(COUNTED_COUNTER.format(listener=listener, reason=LossReason.CRASH)).add(booking.crash)
         stored, crash = (sum(column) for column in zip(*bookings.values(), strict=True)) if bookings else (0, 0)
         if stored or crash:
-            words = f"the previous life ended with {stored} records stored unseen and {crash} that were in it alone; they are counted so"
-            self._log.warning(words, reason="crash")
+            message = f"the previous incarnation ended: {stored} records were stored without a read completion"
+            self._log.warning(f"{message}, {crash} were only in its memory and are counted as crash", reason="crash")
 
     @staticmethod
     def _forget(rings: RingPair) -> None:
@@ -101,13 +107,14 @@ class PreviousIncarnation:
         rings.shared.unlink()
 
     def close(self) -> None:
-        """The process ends before everything was read: the names stay for the next life."""
+        """Stop before all rings were read: their names stay for the next incarnation."""
         for _, rings in self._rings:
             rings.close()
 
 
 def _is_final(rings: RingPair, writer_incarnation: int | None) -> bool:
-    """Whether nothing more can come: it was never taken up, its log-writer retired it, or another life of the log-writer serves."""
+    """True if the rings were never attached, were retired, or belong to another incarnation of the
+    log-writer."""
     return rings.retired or (writer_incarnation is not None and rings.writer_incarnation != writer_incarnation)
 
 

@@ -1,7 +1,11 @@
-"""What an ingest knows of its previous lives, and keeps for the next one: counters' books, rings, journal and spool.
+"""The state that previous incarnations left, and that this one keeps for the next: counters, rings,
+journal, spool.
 
-Owned by one ingest. The order of a start: the books are read as they were found, what is in the spool stays in flight in them, the rings of the dead life are
-read when its log-writers have let go of them, the journal a file each turn. Weak: nobody may send before the journal was read.
+Owned by one ingest. Order of a start: read the counters as they were found; what is in the spool
+stays in flight in them; read the rings of the dead incarnation when the log-writers have released
+them; read the journal, 20 ms each turn.
+
+Weak: senders are not read before the journal is loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from services.ingest.replay.replays import Replays
 
 
 class PreviousIncarnations:
-    """One `turn` a turn."""
+    """Call `turn` each turn."""
 
     def __init__(self, context: ServiceContext, listeners: Mapping[str, Listener], peers: SequenceRequester, writer_incarnation: WriterIncarnation) -> None:
         box, counters, clock, log = context.box, context.counters, context.clock, context.log
@@ -30,7 +34,7 @@ class PreviousIncarnations:
         self.spool = IngestSpool(f"{state}/spool", box.integer("ingest.spool.bytes"), clock, counters, log)
         self._left_over = SpoolReplay(self.spool, found, listeners, lambda name: listeners[SYSLOG_TCP]._replace(name=name))
         now_ns = clock.monotonic_ns()
-        self.life = PreviousIncarnation(context.layout, context.process_name, context.incarnation, counters, log, now_ns, self._left_over.records)
+        self.accounting = PreviousIncarnation(context.layout, context.process_name, context.incarnation, counters, log, now_ns, self._left_over.records)
         self.replays = Replays(
             f"{state}/journal",
             f"{context.process_name}.{context.incarnation:x}",
@@ -46,18 +50,18 @@ class PreviousIncarnations:
 
     @property
     def topics(self) -> Sequence[str]:
-        """Those of what is in the spool."""
+        """Topics of the batches in the spool."""
         return self._left_over.topics
 
-    def turn(self, now_ns: int, image: MetadataImage, outlet: BatchSender) -> int:
+    def turn(self, now_ns: int, image: MetadataImage, sender: BatchSender) -> int:
         work = 0
         if not self._left_over.is_done:
-            work += self._left_over.turn(self.replays, outlet, now_ns)
-        if not (self.life.is_accounted and self.life.is_final):
-            work += self.life.account(now_ns, self._writer_incarnation)
-        return work + self.replays.do_work(now_ns // 1_000_000, image, self.life.is_final)
+            work += self._left_over.turn(self.replays, sender, now_ns)
+        if not (self.accounting.is_accounted and self.accounting.is_final):
+            work += self.accounting.account(now_ns, self._writer_incarnation)
+        return work + self.replays.do_work(now_ns // 1_000_000, image, self.accounting.is_final)
 
     def close(self) -> None:
-        self.life.close()
+        self.accounting.close()
         self.replays.close()
         self.spool.close()

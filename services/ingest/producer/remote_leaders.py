@@ -1,8 +1,13 @@
-"""The way of an ingest's batches to leaders on other boxes: Produce to their Kafka port, one connection a box, several partitions a request.
+"""Send batches to leaders on other boxes: Produce to their Kafka port, several partitions in a
+request.
 
-Owned by the outlet. At most `REQUESTS_MAX` requests are under way to a box; a partition has one batch in each, so its batches stay in order. A request that was
-lost is unknown: its batches go again under their sequences, wherever the leader is then. Weak: an acceptor answers in order, so a partition whose followers are
-slow holds the answers of the others for as long as `PRODUCE_TIMEOUT_MS`.
+Owned by `BatchSender`. One connection for each box with at most `REQUESTS_MAX` requests in flight;
+each request has one batch of a partition, so its batches stay in order. The result of a lost
+request is unknown: its batches are offered again under their sequences, to the leader of that
+moment.
+
+Weak: an acceptor answers in order, so a partition with slow followers delays the answers of the
+others by up to `PRODUCE_TIMEOUT_MS`.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ _ALL, _LEADER = -1, 1
 
 
 class _Peer:
-    """One box: its registration, our connection, and what is under way to it."""
+    """One box: its registration, the connection, and the requests in flight."""
 
     def __init__(self, broker: BrokerImage, connection: PeerConnection) -> None:
         self.broker = broker
@@ -41,19 +46,20 @@ class _Peer:
 class RemoteLeaders:
     """All other boxes."""
 
-    def __init__(self, registry: Registry, clock: Clock, answers: Answers, take_out: Callable[[ProducerBatch], None], counters: Counters) -> None:
+    def __init__(self, registry: Registry, clock: Clock, answers: Answers, copy_out: Callable[[ProducerBatch], None], counters: Counters) -> None:
         self._registry = registry
         self._clock = clock
         self._answers = answers
-        self._take_out = take_out
-        """Makes sure that a batch's bytes are in `data`."""
+        self._copy_out = copy_out
+        """Copies a batch's bytes from the arena to `data`."""
         self._brokers: Mapping[int, BrokerImage] = {}
         self._peers: dict[int, _Peer] = {}
         self._number = 0
         self._sent = counters.counter("ingest.batches_elsewhere")
 
     def set_brokers(self, brokers: Mapping[int, BrokerImage]) -> None:
-        """As the image has them. Another registration is another life of the box: what was under way to the old one is unknown."""
+        """Set the boxes of the metadata image. A changed registration is another incarnation of the
+        box: the results of its requests in flight are unknown."""
         self._brokers = brokers
         for broker_id, peer in list(self._peers.items()):
             if brokers.get(broker_id) != peer.broker:
@@ -62,21 +68,21 @@ class RemoteLeaders:
                 self._lose([batch for batches in peer.requests.values() for batch in batches])
 
     def serves(self, leader: int) -> bool:
-        """Whether it took the last thing that it was asked, or nothing was tried yet."""
+        """True if its last request succeeded, or none was sent yet."""
         peer = self._peers.get(leader)
         return leader in self._brokers and (peer is None or peer.connection.is_ready or not peer.connection.failures)
 
     @property
     def away(self) -> set[int]:
-        """Boxes that cannot be reached now, of those that were tried."""
+        """Boxes that were tried and cannot be reached now."""
         return {broker_id for broker_id in self._peers if not self.serves(broker_id)}
 
-    def offer(self, leader: int, lanes: Sequence[PartitionQueue], now_ns: int) -> int:
-        """Send what waits in lanes that this box leads; how many batches went."""
+    def offer(self, leader: int, queues: Sequence[PartitionQueue], now_ns: int) -> int:
+        """Send waiting batches of queues that this box leads; return the number of batches."""
         peer = self._peer(leader)
         sent = 0
         while peer is not None and len(peer.requests) < REQUESTS_MAX:
-            batches = self._gather(leader, lanes, now_ns)
+            batches = self._gather(leader, queues, now_ns)
             if not batches:
                 break
             self._send(peer, batches)
@@ -93,22 +99,22 @@ class RemoteLeaders:
             peer = self._peers[leader] = _Peer(broker, connection)
         return peer
 
-    def _gather(self, leader: int, lanes: Sequence[PartitionQueue], now_ns: int) -> list[ProducerBatch]:
-        """At most one batch a lane."""
+    def _gather(self, leader: int, queues: Sequence[PartitionQueue], now_ns: int) -> list[ProducerBatch]:
+        """Take at most one batch of each queue, up to `REQUEST_BYTES_MAX`."""
         gathered: list[ProducerBatch] = []
         size_bytes = 0
-        for lane in lanes:
-            if not lane.waiting or lane.room(now_ns, leader) <= 0:
+        for queue in queues:
+            if not queue.waiting or queue.capacity(now_ns, leader) <= 0:
                 continue
-            batch = lane.waiting[0]
+            batch = queue.waiting[0]
             if gathered and size_bytes + batch.size_bytes > REQUEST_BYTES_MAX:
                 continue
-            self._take_out(batch)
+            self._copy_out(batch)
             data = bytearray(batch.data)
-            self._answers.on_offering(batch, lane.stamp(batch, data))
+            self._answers.on_offering(batch, queue.stamp(batch, data))
             batch.data = bytes(data)
-            lane.waiting.popleft()
-            lane.on_offered(batch)
+            queue.waiting.popleft()
+            queue.on_offered(batch)
             gathered.append(batch)
             size_bytes += batch.size_bytes
         return gathered
@@ -118,7 +124,8 @@ class RemoteLeaders:
         peer.requests[number] = batches
         self._sent.add(len(batches))
         acks = _ALL if any(batch.wants_all for batch in batches) else _LEADER
-        # Kept, not encoded again: by the time the connection is made a batch may have gone another way, which its leader refuses by its sequence.
+        # Encoded now and kept: when the connection is up, a batch may have been redirected and
+        # stamped anew.
         body = encode_produce(acks, PRODUCE_TIMEOUT_MS, [PartitionBatch(batch.topic, batch.partition, batch.data) for batch in batches])
         peer.connection.request(
             ApiKey.PRODUCE, VERSION_MIN, VERSION_MAX, lambda _version: body, lambda answer: self._on_answer(peer, number, answer), ANSWER_TIMEOUT_MS
@@ -151,7 +158,6 @@ class RemoteLeaders:
         return sum(peer.connection.do_work(now_ns) for peer in list(self._peers.values()))
 
     def close(self) -> None:
-        """Nobody is told."""
         for peer in self._peers.values():
             peer.connection.close()
         self._peers.clear()

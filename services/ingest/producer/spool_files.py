@@ -1,7 +1,11 @@
-"""The files of a spool as a new life finds them: which batches wait in them, and where their data is.
+"""Read the files of a spool that previous incarnations left: the waiting batches and the positions
+of their data.
 
-Owned by `IngestSpool`, when it is made. Headers and descriptions are read, the data is not; a record that does not hold together ends its file. Weak: a spool
-of many small batches takes a while to be read (10 µs each), and nothing else is done meanwhile.
+Owned by `IngestSpool`, at its start. Only headers and descriptions are read. A damaged record ends
+its file.
+
+Weak: a spool of many small batches takes time to read (10 µs each), and ingest does nothing else
+meanwhile.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ OnDamage = Callable[[str, int], None]
 
 
 class SpoolPosition(NamedTuple):
-    """Where the data of a batch is."""
+    """The position of a batch's data."""
 
     number: int
     file: int
@@ -29,7 +33,7 @@ class SpoolPosition(NamedTuple):
 
 
 class SpoolFile:
-    """One file; `live` batches are not done."""
+    """One file; `live` counts its batches that are not done."""
 
     __slots__ = ("live", "number", "size_bytes")
 
@@ -44,17 +48,17 @@ def spool_path(directory: str, number: int) -> str:
 
 
 class FoundBatches:
-    """What is in the files of a directory, in the order of writing."""
+    """The batches of a spool directory, in the order of writing."""
 
     def __init__(self) -> None:
         self.files: dict[int, SpoolFile] = {}
         self.batches: dict[int, SpoolEntry] = {}
-        self.places: dict[int, SpoolPosition] = {}
+        self.positions: dict[int, SpoolPosition] = {}
         self.next_number = 0
 
 
 def find_batches(directory: str, on_damage: OnDamage) -> FoundBatches:
-    """Raises OSError."""
+    """Read all files of the directory. Raises OSError."""
     found = FoundBatches()
     if not file_io.exists(directory):
         return found
@@ -73,7 +77,7 @@ def _read_file(directory: str, number: int, found: FoundBatches, on_damage: OnDa
         for described, position, data in _records_of(fd, file.size_bytes, path, on_damage):
             if isinstance(described, int):
                 found.next_number = max(found.next_number, described + 1)
-                done = found.places.pop(described, None)
+                done = found.positions.pop(described, None)
                 if done is not None:
                     found.files[done.file].live -= 1
                     del found.batches[described]
@@ -81,14 +85,15 @@ def _read_file(directory: str, number: int, found: FoundBatches, on_damage: OnDa
                 size_bytes, crc = data
                 found.next_number = max(found.next_number, described.number + 1)
                 found.batches[described.number] = described
-                found.places[described.number] = SpoolPosition(described.number, number, position, size_bytes, crc)
+                found.positions[described.number] = SpoolPosition(described.number, number, position, size_bytes, crc)
                 file.live += 1
     finally:
         file_io.close_all([fd])
 
 
 def _records_of(fd: int, size_bytes: int, path: str, on_damage: OnDamage) -> Iterator[tuple[SpoolEntry | int, int, tuple[int, int]]]:
-    """Batches, or numbers of those that are done; with the position, the size and the CRC of the data."""
+    """Yield each batch, or the number of a batch that is done; with position, size and CRC of the
+    data."""
     position = 0
     while position < size_bytes:
         header = read_header(file_io.pread_all(fd, position, HEADER.size))

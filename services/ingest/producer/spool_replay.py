@@ -1,7 +1,8 @@
-"""What the previous lives of an ingest left in its spool, from the beginning to the moment when the outlet has all of it.
+"""Replay the spool of previous incarnations into the queues.
 
-Owned by one ingest. Their records are still in flight in the books: they are no `crash`. Weak: what was left by a listener that the table has no more counts
-for that listener, by its name.
+Owned by one ingest. Their records are still in flight in the ledger: they do not count as `crash`.
+
+Weak: records of a listener that was removed from the table count for that listener, by its name.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ _NOBODY = EventSource(b"spool", b"spool", b"spool")
 
 
 class SpoolReplay:
-    """`turn` once a turn until `is_done`."""
+    """Call `turn` each turn until `is_done`."""
 
     def __init__(self, spool: IngestSpool, values: Mapping[str, int], listeners: Mapping[str, Listener], make_listener: Callable[[str], Listener]) -> None:
-        """`values` are the counters as they were found."""
+        """`values`: the counters as they were found."""
         spool.left_over = without_counted(spool.left_over, {name: read_ledger(values, name).in_flight for name in listeners_of(values)})
         self.records: dict[str, int] = {}
-        """By listener."""
+        """Records in the spool, by listener."""
         for batch in spool.left_over:
             for share in batch.shares:
                 self.records[share.listener] = self.records.get(share.listener, 0) + share.records
@@ -43,26 +44,28 @@ class SpoolReplay:
         self._number = -len(spool.left_over)
         self._keys = {(batch.topic, batch.partition) for batch in spool.left_over}
         self.topics = sorted({batch.topic for batch in spool.left_over})
-        """Somebody has to know who leads them, also where no sender writes to them any more."""
+        """Topics of the spool. Their leaders must be known even if no sender writes to them any
+        more."""
         self.is_done = not spool.left_over
 
-    def turn(self, replays: Replays, outlet: BatchSender, now_ns: int) -> int:
-        """Give the outlet what is known not to be stored; how many batches."""
+    def turn(self, replays: Replays, sender: BatchSender, now_ns: int) -> int:
+        """Pass the batches that are known not to be stored to the sender; return the number of
+        batches."""
         if not replays.is_loaded:
-            outlet.hold(self._keys)
+            sender.hold(self._keys)
             return 0
         if self._batches is None:
             self._batches = SpooledBatches(self._spool, replays)
         left_over = self._batches.turn()
         for left in self._batches.found_stored:
-            outlet.book_stored(self._batch_of(left, now_ns))
+            sender.account_stored(self._batch_of(left, now_ns))
         self._batches.found_stored.clear()
         for left in left_over:
             batch = self._batch_of(left, now_ns)
             self._batches.adopt(batch, left)
-            outlet.adopt(batch)
+            sender.adopt(batch)
         self.is_done = self._batches.is_empty
-        outlet.hold(self._batches.keys)
+        sender.hold(self._batches.keys)
         return len(left_over)
 
     def _batch_of(self, left: SpoolEntry, now_ns: int) -> ProducerBatch:

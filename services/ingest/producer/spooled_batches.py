@@ -1,8 +1,12 @@
-"""What previous lives left in the spool, on its way to the outlet: in order, and each only when it is known that it is not stored.
+"""Return the spooled batches of previous incarnations in order, each when it is known not to be
+stored.
 
-Owned by one ingest while there is something left over. A batch with identities may have been taken out of the spool and offered before the process died; then
-its leader is asked first, as for every batch in the journal. Until a batch is stored, replays of what it holds wait. Weak: a batch without identities is
-offered again without asking, so what of plain syslog was under way out of the spool is stored twice.
+Owned by one ingest until the spool of the previous incarnations is empty. A batch with identities
+may have been offered before the process died; then its leader is asked first, as for every batch in
+the journal. Until a batch is stored, repeats of its records wait.
+
+Weak: a batch without identities is offered again without asking; plain syslog that was in flight
+from the spool is stored twice.
 """
 
 from __future__ import annotations
@@ -15,16 +19,16 @@ from services.ingest.replay.spool_records import SpoolEntry
 
 
 class SpooledBatches:
-    """`turn` until `is_empty`; `adopt` what it gives."""
+    """Call `turn` until `is_empty`; `adopt` what it returns."""
 
     def __init__(self, spool: IngestSpool, replays: Replays) -> None:
-        """After the journal was read."""
+        """Construct after the journal was read."""
         self._spool = spool
         self._replays = replays
         self._waiting: dict[tuple[str, int], deque[SpoolEntry]] = {}
         self._offered: dict[object, SpoolEntry] = {}
         self.found_stored: list[SpoolEntry] = []
-        """Those that need not be offered; their owner books and removes them."""
+        """Batches that are stored already; the owner counts and removes them."""
         for left in spool.left_over:
             self._waiting.setdefault((left.topic, left.partition), deque()).append(left)
             replays.await_left_over(left.parts)
@@ -37,11 +41,12 @@ class SpooledBatches:
 
     @property
     def keys(self) -> list[tuple[str, int]]:
-        """Topics and partitions for which something is left of which it is not known whether it is stored."""
+        """Partitions with batches of which it is not known whether they are stored."""
         return list(self._waiting)
 
     def turn(self) -> list[SpoolEntry]:
-        """Those that are to be offered now; make a batch of each and `adopt` it."""
+        """Return the batches to offer now; the caller makes a `ProducerBatch` of each and calls
+        `adopt`."""
         ready = []
         for key, queue in list(self._waiting.items()):
             while queue:
@@ -60,12 +65,12 @@ class SpooledBatches:
         return ready
 
     def adopt(self, batch: object, left: SpoolEntry) -> None:
-        """`batch` carries it on."""
+        """`batch` stands for the spooled batch from now on."""
         self._spool.adopt(batch, left)
         self._offered[batch] = left
 
     def _on_done(self, batch: object) -> None:
-        """The spool needs it no more: it was stored, or refused; what is stored of it the memory knows."""
+        """The batch was stored or refused. `ReplayMemory` has what is stored of it."""
         left = self._offered.pop(batch, None)
         if left is not None:
             self._replays.end_left_over(left.topic, left.parts, is_stored=False)

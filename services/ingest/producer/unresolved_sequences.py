@@ -1,8 +1,11 @@
-"""Lanes whose leader does not know a sequence that is due: asks it what it has, before anything is believed to be lost, and stored again.
+"""Resolve queues whose leader does not know the expected sequence: ask the leader what it has.
 
-Owned by the outlet. A log remembers the last five batches of a producer, but only the last one over a crash that comes right behind the roll of a segment (its
-snapshot has no more): then a batch that it has may look as if it came too late. So the leader is asked for the producer's last sequence
-(`journalled_batches`). Weak: while a leader does not answer the lane waits.
+Owned by `BatchSender`. A log remembers the last five batches of a producer. After a crash right
+behind the roll of a segment it remembers only the last one, because its snapshot has no more. Then
+a batch that the log has may be refused as out of order. If ingest believed that, it would store the
+batch twice. So it asks for the producer's last sequence (`journalled_batches`).
+
+Weak: the queue waits until its leader answers.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from services.ingest.replay.journalled_batches import JournalledBatches, Sequenc
 
 
 class UnresolvedSequences:
-    """`on_stored(batch)` for what a leader has, and has committed; `on_lost(lane)` when it lacks what follows."""
+    """`on_stored(batch)`: the leader has it and it is committed. `on_lost(queue)`: the leader lacks
+    batches."""
 
     def __init__(self, peers: SequenceRequester, on_stored: Callable[[ProducerBatch], None], on_lost: Callable[[PartitionQueue], None]) -> None:
         self._peers = peers
@@ -28,13 +32,13 @@ class UnresolvedSequences:
     def __bool__(self) -> bool:
         return bool(self._asked)
 
-    def ask(self, lane: PartitionQueue, now_ms: int) -> None:
-        """What of the lane's batches does its leader have? Nothing is under way."""
-        if lane in self._asked:
+    def ask(self, queue: PartitionQueue, now_ms: int) -> None:
+        """Ask the leader which of the queue's batches it has. Nothing is in flight."""
+        if queue in self._asked:
             return
         waiting = {}
-        for batch in lane.waiting:
-            if batch.producer_id == lane.producer_id and batch.producer_epoch == lane.producer_epoch:
+        for batch in queue.waiting:
+            if batch.producer_id == queue.producer_id and batch.producer_epoch == queue.producer_epoch:
                 stamped = JournalledBatch(
                     batch.topic, batch.topic_id, batch.partition, batch.producer_id, batch.producer_epoch, batch.base_sequence, batch.record_count, ()
                 )
@@ -42,24 +46,24 @@ class UnresolvedSequences:
 
         def on_resolved(stamped: JournalledBatch, is_stored: bool) -> None:
             _, batch = waiting.pop(stamped.stamp)
-            if is_stored and batch in lane.waiting:
+            if is_stored and batch in queue.waiting:
                 self._on_stored(batch)
             elif not is_stored:
-                lane.wants_epoch = True
+                queue.needs_epoch_bump = True
             if not waiting:
-                self._end(lane)
+                self._end(queue)
 
-        asked = self._asked[lane] = JournalledBatches(self._peers, on_resolved, now_ms)
+        asked = self._asked[queue] = JournalledBatches(self._peers, on_resolved, now_ms)
         for stamped, _ in waiting.values():
             asked.add(stamped)
         if not waiting:
-            self._end(lane)
+            self._end(queue)
 
-    def _end(self, lane: PartitionQueue) -> None:
-        del self._asked[lane]
-        lane.is_doubtful = False
-        if lane.wants_epoch:
-            self._on_lost(lane)
+    def _end(self, queue: PartitionQueue) -> None:
+        del self._asked[queue]
+        queue.is_unresolved = False
+        if queue.needs_epoch_bump:
+            self._on_lost(queue)
 
     def turn(self, now_ms: int, image: MetadataImage) -> int:
         return sum(asked.turn(now_ms, image) for asked in list(self._asked.values()))

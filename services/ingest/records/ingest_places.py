@@ -13,14 +13,14 @@ from appliance.base.model import NO_LEADER
 from appliance.cluster.metadata_image import PartitionImage, TopicImage
 from appliance.shm.counters import Counters
 from services.ingest.producer.partition_queue import LeaderLocation, PartitionQueue
-from services.ingest.records.partitioner import stand_in
+from services.ingest.records.partitioner import next_live_partition
 
 UNBLOCK_SHARE = 0.75
 """A blocked place takes lines again when it is down to this share of its budget, so that senders are not stopped and started with every batch."""
 Key = tuple[str, int]
 
 
-class IngestPlaces:
+class PartitionLeaders:
     """`blocked` and `dead` by topic; `on_changed(topic)` tells when they are others."""
 
     def __init__(self, broker_id: int, budget_bytes: int, counters: Counters, can_spool: Callable[[Key], bool], on_changed: Callable[[str], None]) -> None:
@@ -62,12 +62,12 @@ class IngestPlaces:
             self.dead[topic] = dead if len(dead) < len(images) else frozenset()  # nobody to stand in: lines wait, as for one that is slow
         for topic in [topic for topic in self.dead if topic not in self._partitions]:
             del self.dead[topic]
-        self.look_at_budgets()
+        self.update_blocked()
 
     def _is_dead(self, image: PartitionImage) -> bool:
         return image.disk in self._dead_disks and len(image.replicas) < 2 and image.leader in (NO_LEADER, self._broker_id)
 
-    def leader_and_place(self, key: Key) -> tuple[int, LeaderLocation]:
+    def leader_and_location(self, key: Key) -> tuple[int, LeaderLocation]:
         """The broker that leads, and who is charged."""
         topic, partition = key
         images = self._partitions.get(topic, ())
@@ -81,55 +81,55 @@ class IngestPlaces:
     def partition_count(self, topic: str) -> int:
         return len(self._partitions.get(topic, ()))
 
-    def living(self, key: Key) -> int:
+    def live_partition(self, key: Key) -> int:
         """The partition that takes this one's batches."""
         topic, partition = key
         count = self.partition_count(topic)
         if not count:
             return partition
-        return stand_in(partition % count, count, self.dead.get(topic, frozenset()))
+        return next_live_partition(partition % count, count, self.dead.get(topic, frozenset()))
 
-    def move(self, lane: PartitionQueue) -> None:
+    def relocate(self, queue: PartitionQueue) -> None:
         """Leader and place of a lane as they are now; what it holds is charged there."""
-        leader, place = self.leader_and_place((lane.topic, lane.partition))
-        lane.leader = leader
-        if place != lane.place:
-            self._add(lane.place, -lane.charged)
-            self._add(place, lane.charged)
-            lane.place = place
+        leader, location = self.leader_and_location((queue.topic, queue.partition))
+        queue.leader = leader
+        if location != queue.location:
+            self._add(queue.location, -queue.charged)
+            self._add(location, queue.charged)
+            queue.location = location
 
     # -- what is charged
 
-    def _add(self, place: LeaderLocation, charge: int) -> None:
-        self._charged[place] = self._charged.get(place, 0) + charge
+    def _add(self, location: LeaderLocation, charge: int) -> None:
+        self._charged[location] = self._charged.get(location, 0) + charge
 
-    def charge(self, place: LeaderLocation, charge: int) -> None:
-        charged = self._charged[place] = self._charged.get(place, 0) + charge
-        if charged >= self._budget_bytes and place not in self._over_budget:
+    def charge(self, location: LeaderLocation, charge: int) -> None:
+        charged = self._charged[location] = self._charged.get(location, 0) + charge
+        if charged >= self._budget_bytes and location not in self._over_budget:
             self._blockings.add()
-            self.look_at_budgets()
+            self.update_blocked()
 
-    def discharge(self, place: LeaderLocation, charge: int) -> None:
-        charged = self._charged[place] = self._charged[place] - charge
-        if place in self._over_budget and charged <= self._budget_bytes * UNBLOCK_SHARE:
-            self.look_at_budgets()
+    def discharge(self, location: LeaderLocation, charge: int) -> None:
+        charged = self._charged[location] = self._charged[location] - charge
+        if location in self._over_budget and charged <= self._budget_bytes * UNBLOCK_SHARE:
+            self.update_blocked()
 
-    def is_over(self, place: LeaderLocation) -> bool:
-        return place in self._over_budget
+    def is_over(self, location: LeaderLocation) -> bool:
+        return location in self._over_budget
 
     @property
     def has_any_over(self) -> bool:
         return bool(self._over_budget)
 
-    def look_at_budgets(self) -> None:
-        for place, charged in self._charged.items():
+    def update_blocked(self) -> None:
+        for location, charged in self._charged.items():
             if charged >= self._budget_bytes:
-                self._over_budget.add(place)
+                self._over_budget.add(location)
             elif charged <= self._budget_bytes * UNBLOCK_SHARE:
-                self._over_budget.discard(place)
+                self._over_budget.discard(location)
         for topic, images in self._partitions.items():
-            self.blocked[topic] = frozenset(partition for partition in range(len(images)) if self._is_blocked((topic, self.living((topic, partition)))))
+            self.blocked[topic] = frozenset(partition for partition in range(len(images)) if self._is_blocked((topic, self.live_partition((topic, partition)))))
             self._on_changed(topic)
 
     def _is_blocked(self, key: Key) -> bool:
-        return bool(self._over_budget) and self.leader_and_place(key)[1] in self._over_budget and not self._can_spool(key)
+        return bool(self._over_budget) and self.leader_and_location(key)[1] in self._over_budget and not self._can_spool(key)

@@ -49,12 +49,12 @@ class IngestTopics:
     """All of one ingest. `on_too_large`: a record of a backlog that no batch may hold; `on_batched`: every one that was in a backlog."""
 
     def __init__(
-        self, box: Box, default: str, outlet: BatchSender, controller: ControllerLink, clock: Clock, log: Logger, on_stale: Callable[[], None]
+        self, box: Box, default: str, sender: BatchSender, controller: ControllerLink, clock: Clock, log: Logger, on_stale: Callable[[], None]
     ) -> None:
         """`default` is needed always: nothing is read before it is there."""
         self._box = box
         self._default = default
-        self._outlet = outlet
+        self._sender = sender
         self._controller = controller
         self._clock = clock
         self._log = log
@@ -70,7 +70,7 @@ class IngestTopics:
         if topic is None:
             topic = self._topics[name] = IngestTopic(name)
             self._on_image(topic, self._image.topics.get(name))
-            self._outlet.refresh()
+            self._sender.refresh()
         return topic
 
     def is_there(self, name: str) -> bool:
@@ -86,7 +86,7 @@ class IngestTopics:
     def _on_image(self, topic: IngestTopic, image: TopicImage | None) -> None:
         """It came, changed, went, or was made anew."""
         partitions = image.partitions if image is not None else ()
-        self._outlet.places.set_topic(topic.name, image)
+        self._sender.leaders.set_topic(topic.name, image)
         if image is None or not partitions:
             topic.topic_id = None
             self._missing[topic.name] = topic
@@ -105,7 +105,7 @@ class IngestTopics:
         """It is gone: what is open goes to the outlet, what comes waits until it is made again."""
         if isinstance(topic.collector, Batcher):
             topic.collector.close_all()
-            self._outlet.put(topic.name, topic.collector.take_ready())
+            self._sender.put(topic.name, topic.collector.take_ready())
             topic.collector = TopicBacklog()
 
     def _begin(self, topic: IngestTopic, partition_count: int) -> Batcher:
@@ -115,7 +115,7 @@ class IngestTopics:
         topic.collector = fresh
         if isinstance(old, Batcher):
             old.close_all()
-            self._outlet.put(topic.name, old.take_ready())
+            self._sender.put(topic.name, old.take_ready())
             return fresh
         now_ms = self._clock.monotonic_ms()
         for delayed in old.take():
@@ -129,16 +129,16 @@ class IngestTopics:
         topic = self._topics.get(name)
         if topic is None or not isinstance(topic.collector, Batcher):
             return
-        blocked = self._outlet.places.blocked.get(name, frozenset())
+        blocked = self._sender.leaders.blocked.get(name, frozenset())
         topic.collector.block(blocked)
-        topic.collector.avoid(self._outlet.places.dead.get(name, frozenset()))
+        topic.collector.avoid(self._sender.leaders.dead.get(name, frozenset()))
 
     def still_blocks(self, key: tuple[str, int]) -> bool:
         """Whether a partition that slowed a sender down still takes no more."""
         topic = self._topics[key[0]]
         if isinstance(topic.collector, TopicBacklog):
             return topic.collector.is_blocked
-        return key[1] in self._outlet.places.blocked.get(key[0], frozenset())
+        return key[1] in self._sender.leaders.blocked.get(key[0], frozenset())
 
     # -- in turns
 
@@ -152,10 +152,10 @@ class IngestTopics:
                 continue
             batcher.close_due(now_ms)
             if batcher.has_awaited:
-                batcher.close_awaited(lambda partition, name=topic.name: self._outlet.has_room(name, partition))  # type: ignore[misc]
+                batcher.close_awaited(lambda partition, name=topic.name: self._sender.can_send_now(name, partition))  # type: ignore[misc]
             if ready := batcher.take_ready():
                 closed += len(ready)
-                self._outlet.put(topic.name, ready)
+                self._sender.put(topic.name, ready)
         return closed
 
     def close_all(self) -> None:
@@ -163,7 +163,7 @@ class IngestTopics:
         for topic in self._topics.values():
             if isinstance(topic.collector, Batcher):
                 topic.collector.close_all()
-                self._outlet.put(topic.name, topic.collector.take_ready())
+                self._sender.put(topic.name, topic.collector.take_ready())
 
     def give_up(self) -> list[BackloggedRecord]:
         """The process ends: what waits for topics that never came."""
@@ -193,7 +193,7 @@ class IngestTopics:
     def _is_needed(self, topic: IngestTopic) -> bool:
         """Who deletes a topic that nobody writes to does not get it back."""
         has_backlog = isinstance(topic.collector, TopicBacklog) and len(topic.collector) > 0
-        return topic.name == self._default or has_backlog or self._outlet.holds(topic.name)
+        return topic.name == self._default or has_backlog or self._sender.has_batches_of(topic.name)
 
     def _on_answer(self, names: list[str], answer: bytes | None) -> None:
         self._on_stale()

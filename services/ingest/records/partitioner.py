@@ -16,7 +16,7 @@ HASHED_BYTES_MAX = 1 << 20
 """65 ms."""
 
 
-def stand_in(partition: int, partition_count: int, dead: frozenset[int]) -> int:
+def next_live_partition(partition: int, partition_count: int, dead: frozenset[int]) -> int:
     """The partition that takes the lines of `partition`: itself; while its disk is dead, the next one whose disk lives; itself if none does."""
     for step in range(partition_count):
         other = (partition + step) % partition_count
@@ -44,7 +44,7 @@ class Partitioner:
             return self._sticky_partition
         partition = self._by_key.get(key)
         if partition is None:
-            partition = stand_in(partition_of_key(key[:HASHED_BYTES_MAX], self.partition_count), self.partition_count, self._dead)
+            partition = next_live_partition(partition_of_key(key[:HASHED_BYTES_MAX], self.partition_count), self.partition_count, self._dead)
             if len(key) <= CACHED_KEY_BYTES_MAX:
                 if len(self._by_key) >= CACHED_KEYS_MAX:
                     self._by_key.clear()
@@ -53,7 +53,7 @@ class Partitioner:
 
     def place(self, identity: bytes) -> int:
         """The partition of a record without a key that belongs to something with an identity: the same one when it comes again."""
-        return stand_in(int.from_bytes(identity[:8], "big") % self.partition_count, self.partition_count, self._dead)
+        return next_live_partition(int.from_bytes(identity[:8], "big") % self.partition_count, self.partition_count, self._dead)
 
     def turn(self, closed_partition: int) -> None:
         """A batch of `closed_partition` was closed: records without a key move on if they were there."""
@@ -63,7 +63,7 @@ class Partitioner:
             self._sticky_partition = (closed_partition + step) % self.partition_count
             if self._sticky_partition not in self.blocked and self._sticky_partition not in self._dead:
                 return
-        self._sticky_partition = stand_in((closed_partition + 1) % self.partition_count, self.partition_count, self._dead)
+        self._sticky_partition = next_live_partition((closed_partition + 1) % self.partition_count, self.partition_count, self._dead)
 
     def avoid(self, dead: frozenset[int]) -> None:
         """The disks of these partitions are dead, of all others they live: keys move to the next living partition, and back."""

@@ -204,7 +204,7 @@ class SteppedIngest:
         for each in agent._datagrams._sockets:
             each._socket.close()
         agent._controller.close()
-        agent._outlet.close()
+        agent._sender.close()
         agent._peers.close()
         process.context.poller.close()
         self._kept.append(process)

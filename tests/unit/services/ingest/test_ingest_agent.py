@@ -169,7 +169,7 @@ def test_batches_in_flight_when_a_log_writer_dies_are_sent_again(box: SteppedIng
     for _ in range(20):
         box.ingest.turn()  # the log-writer takes nothing
     assert box.ledger().in_flight == 500
-    offered = sum(batch.record_count for lane in box.agent._outlet.lanes.by_key.values() for batch in lane.under_way)
+    offered = sum(batch.record_count for queue in box.agent._sender.queues.by_key.values() for batch in queue.in_flight)
     box.kill_log_writer()
     for _ in range(20):
         box.ingest.turn()
@@ -328,7 +328,7 @@ def test_the_books_balance_after_a_kill_between_any_two_steps(box: SteppedIngest
     before = box.ledger()
     box.kill_ingest()
     box.start_ingest()
-    box.run_until(lambda: box.is_ready and box.agent._previous_life.is_accounted)
+    box.run_until(lambda: box.is_ready and box.agent._crash_accounting.is_accounted)
     after = box.ledger()
     assert after.balances
     assert after.received == before.received
@@ -345,12 +345,12 @@ def test_completions_nobody_saw_are_booked_as_stored_by_the_next_life(box: Stepp
         box.log_writer.turn()
         box.ingest.context.poller.poll(0)
         box.agent._topics.close_batches(box.clock.monotonic_ns())
-        box.agent._outlet.send(box.clock.monotonic_ns())
+        box.agent._sender.send(box.clock.monotonic_ns())
         box.agent._proxies.flush()
     assert box.ledger().stored < 100
     box.kill_ingest()
     box.start_ingest()
-    box.run_until(lambda: box.agent._previous_life.is_accounted)
+    box.run_until(lambda: box.agent._crash_accounting.is_accounted)
     assert (box.ledger().stored, box.ledger().counted) == (100, 0)
 
 
@@ -365,9 +365,9 @@ def test_the_death_of_both_is_booked_when_the_log_writer_is_back(box: SteppedIng
     box.start_ingest()
     for _ in range(20):
         box.step()
-    assert not box.agent._previous_life.is_accounted, "whether the dead log-writer had completed anything is not known before its next life says so"
+    assert not box.agent._crash_accounting.is_accounted, "whether the dead log-writer had completed anything is not known before its next life says so"
     box.start_log_writer()
-    box.run_until(lambda: box.agent._previous_life.is_accounted)
+    box.run_until(lambda: box.agent._crash_accounting.is_accounted)
     assert box.ledger().balances
     assert box.counter('ingest.counted{reason="crash"}') == 100
 
@@ -380,7 +380,7 @@ def test_two_deaths_in_a_row_are_booked_once(box: SteppedIngest) -> None:
     for _ in range(2):
         box.kill_ingest()
         box.start_ingest()
-    box.run_until(lambda: box.agent._previous_life.is_accounted)
+    box.run_until(lambda: box.agent._crash_accounting.is_accounted)
     assert box.ledger().balances
     assert (box.ledger().received, box.ledger().stored) == (100, len(box.records())), "the log-writer may have taken them before it noticed"
 
@@ -391,7 +391,7 @@ def test_nothing_of_a_dead_life_stays_in_shared_memory(box: SteppedIngest) -> No
     for _ in range(3):
         box.kill_ingest()
         box.start_ingest()
-        box.run_until(lambda: box.is_ready and box.agent._previous_life.is_accounted)
+        box.run_until(lambda: box.is_ready and box.agent._crash_accounting.is_accounted)
     names = [name for name in list_names(box.layout.shared_memory_prefix) if "ingest@0" in name]
     assert sorted(name.split(".")[2] for name in names) == ["arena", "channel", "counters"]
 

@@ -92,7 +92,7 @@ def test_what_was_under_way_to_a_dying_disk_and_what_waited_for_it_is_partitione
     box.run_until(lambda: box.ledger().balances, "every line stored")
     assert sorted(stored(box)) == list(range(200))
     assert box.counter("ingest.moved") >= 100
-    assert box.agent._outlet.places._charged["d1"] == 0
+    assert box.agent._sender.leaders._charged["d1"] == 0
 
 
 def test_the_lines_of_one_host_keep_their_order_while_its_disk_is_dead(box: SteppedIngest) -> None:
@@ -151,7 +151,7 @@ def test_a_log_writer_that_stays_away_makes_its_disk_dead_and_one_that_just_died
         box.step()
     assert box.counter("ingest.dead_disks") == 0
     disks = box.agent._disks
-    assert disks.look(box.clock.monotonic_ns() + AWAY_NS + 1_000_000_000)
+    assert disks.refresh(box.clock.monotonic_ns() + AWAY_NS + 1_000_000_000)
     assert disks.dead == {"d1"}
 
 
@@ -175,13 +175,13 @@ def test_a_slow_disk_is_not_a_dead_one(box: SteppedIngest) -> None:
 
 
 def test_lines_that_a_log_writer_had_whose_disk_is_replaced_go_again_and_its_memory_is_free_when_it_is_gone(box: SteppedIngest) -> None:
-    relay, outlet, arena = box.connect(), box.agent._outlet, box.agent._source.arena
+    relay, sender, arena = box.connect(), box.agent._sender, box.agent._source.arena
     held = box.other_log_writers.pop("d1")  # it stands in the kernel and takes nothing
     send_all(box, relay, lines(0, 40))
-    box.run_until(lambda: any(lane.place == "d1" and lane.under_way for lane in outlet.lanes.by_key.values()), "d1 was given lines")
+    box.run_until(lambda: any(queue.location == "d1" and queue.in_flight for queue in sender.queues.by_key.values()), "d1 was given lines")
     os.unlink(box.layout.log_writer_socket("d1"))
-    box.agent._proxies.replace_disk("d1", outlet.on_set_aside)
-    assert not any(lane.place == "d1" and lane.under_way for lane in outlet.lanes.by_key.values()) and outlet.waits
+    box.agent._proxies.replace_disk("d1", sender.on_detached)
+    assert not any(queue.location == "d1" and queue.in_flight for queue in sender.queues.by_key.values()) and sender.waits
     box.run_until(lambda: {0, 2} <= {int(number) % 4 for number in stored(box)}, "d0 goes on")
     assert arena.free_bytes < arena.size_bytes, "the kernel may still read what the old one was given"
     box._kill_log_writer(held)

@@ -33,15 +33,15 @@ class World:
         self.box.publish(PARTITIONS, leaders=dict.fromkeys(partitions, 2), brokers={2: self.leader.peer.address})
 
     @property
-    def lanes(self) -> Mapping[tuple[str, int], PartitionQueue]:
-        return self.box.agent._outlet.lanes.by_key
+    def queues(self) -> Mapping[tuple[str, int], PartitionQueue]:
+        return self.box.agent._sender.queues.by_key
 
     def run_until(self, condition: Callable[[], object], what: str) -> None:
-        def holds() -> object:
+        def has_batches_of() -> object:
             self.leader.work()
             return condition()
 
-        self.box.run_until(holds, what)
+        self.box.run_until(has_batches_of, what)
 
     def run_until_stored(self, count: int) -> None:
         self.run_until(lambda: self.box.ledger().received == count and self.box.ledger().balances, f"{count} lines are settled")
@@ -251,7 +251,7 @@ def test_what_is_all_behind_finds_out_that_its_box_is_back(make: Callable[..., W
     sender.sendall(lines(range(1, 1_601, 4), "a" * 1000))
     world.run_until(lambda: world.box.ledger().received == 400 and world.box.counter("ingest.spool_bytes") > 0, "memory for box 2 is used up")
     sender.sendall(lines(range(1)))
-    world.run_until(lambda: ("syslog", 0) in world.lanes, "one waits, and none before it")
+    world.run_until(lambda: ("syslog", 0) in world.queues, "one waits, and none before it")
     world.led_by_other(0)
     world.run_until(lambda: world.box.ledger().stored == 400, "the other partition's are stored")
     world.leader.peer.come_back()
@@ -295,7 +295,7 @@ def test_what_a_dead_log_writer_gave_back_waits_in_the_spool_over_a_stop(world: 
     sender.sendall(lines(range(0, 400, 4)))
     world.run_until_stored(100)
     sender.sendall(lines(range(400, 800, 4)))
-    while not world.box.agent._outlet.lanes.under_way:
+    while not world.box.agent._sender.queues.in_flight:
         assert world.box.ingest is not None
         world.box.ingest.turn()
     world.box.kill_log_writer()

@@ -7,7 +7,7 @@ import pytest
 from appliance.base.invariants import InvariantViolation
 from appliance.records.key_hash import partition_of_key
 from services.ingest.records import partitioner as partitioner_module
-from services.ingest.records.partitioner import CACHED_KEYS_MAX, Partitioner, stand_in
+from services.ingest.records.partitioner import CACHED_KEYS_MAX, Partitioner, next_live_partition
 
 
 def test_a_key_has_one_partition() -> None:
@@ -85,5 +85,5 @@ def test_records_without_key_pass_by_a_dead_partition() -> None:
 
 
 def test_nobody_stands_in_when_every_partition_is_dead() -> None:
-    assert [stand_in(partition, 3, frozenset({0, 1, 2})) for partition in range(3)] == [0, 1, 2]
-    assert [stand_in(partition, 3, frozenset({2})) for partition in range(3)] == [0, 1, 0]
+    assert [next_live_partition(partition, 3, frozenset({0, 1, 2})) for partition in range(3)] == [0, 1, 2]
+    assert [next_live_partition(partition, 3, frozenset({2})) for partition in range(3)] == [0, 1, 0]
