@@ -30,7 +30,7 @@ from services.ingest.listeners.sender_connections import SenderConnections
 from services.ingest.listeners.sender_datagrams import SenderDatagrams
 from services.ingest.producer.batch_sender import BatchSender
 from services.ingest.producer.ingest_disks import DeadDisks
-from services.ingest.producer.previous_incarnations import PreviousIncarnations
+from services.ingest.producer.previous_incarnation import PreviousIncarnations
 from services.ingest.producer.producer_batch import ProducerBatch
 from services.ingest.records.acknowledger import Acknowledger
 from services.ingest.records.held_records import HeldRecords

@@ -38,9 +38,11 @@ class SenderConnection:
     """What the session sees of it is `ingest.session.Connection`."""
 
     __slots__ = (
-        "_began", "_head", "_unsent", "address", "blocked_by", "came_from", "close_reason", "deadline_ms", "descriptor", "door", "held", "inquiry", "intake",
-        "interest", "is_behind", "is_broken", "is_crowded", "is_finishing", "is_gone", "is_lingering", "is_unread", "is_windowed", "listener", "on_changed",
-        "opened_ms", "session", "socket", "source", "stream", "taken_ms", "unfinished_bytes", "unsent_bytes",
+        "_began", "_head", "_unsent", "address", "blocked_by", "came_from", "close_reason",
+        "deadline_ms", "descriptor", "door", "held", "inquiry", "intake", "interest", "is_behind",
+        "is_broken", "is_crowded", "is_finishing", "is_gone", "is_lingering", "is_unread",
+        "is_windowed", "listener", "on_changed", "opened_ms", "session", "socket", "source",
+        "stream", "taken_ms", "unfinished_bytes", "unsent_bytes",
     )  # fmt: skip
 
     def __init__(

@@ -16,8 +16,7 @@ from appliance.base.errors import ErrorCode
 from appliance.base.logging import Logger
 from appliance.senders.accounting import RESENT_COUNTER, LossReason
 from appliance.shm.counters import Counters
-from services.ingest.producer.partition_queue import PartitionQueue
-from services.ingest.producer.partition_queues import PartitionQueues
+from services.ingest.producer.partition_queues import PartitionQueue, PartitionQueues
 from services.ingest.producer.producer_batch import ProducerBatch
 from services.ingest.records.acknowledger import Acknowledger
 

@@ -29,11 +29,9 @@ from appliance.senders.accounting import LossReason
 from appliance.shm.arena import Arena
 from appliance.shm.counters import Counters
 from services.ingest.producer.batch_answers import BatchAnswers, ReplayRecorder
-from services.ingest.producer.ingest_producers import IngestProducers, ProducerIdSource
 from services.ingest.producer.ingest_spooling import IngestSpooling, Spool
 from services.ingest.producer.local_leaders import LocalLeaders
-from services.ingest.producer.partition_queue import IN_FLIGHT_MAX, PartitionQueue
-from services.ingest.producer.partition_queues import PartitionQueues
+from services.ingest.producer.partition_queues import IN_FLIGHT_MAX, IngestProducers, PartitionQueue, PartitionQueues, ProducerIdSource
 from services.ingest.producer.producer_batch import ProducerBatch
 from services.ingest.producer.remote_leaders import RemoteLeaders
 from services.ingest.producer.unresolved_sequences import UnresolvedSequences

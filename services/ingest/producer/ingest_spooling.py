@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from appliance.senders.accounting import LossReason
-from services.ingest.producer.partition_queue import IN_FLIGHT_MAX, PartitionQueue
+from services.ingest.producer.partition_queues import IN_FLIGHT_MAX, PartitionQueue
 from services.ingest.producer.producer_batch import ProducerBatch
 from services.ingest.replay.identity import identity_of
 

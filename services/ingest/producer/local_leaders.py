@@ -19,7 +19,7 @@ from appliance.ipc.descriptors import ACKS_ALL_FLAG, COMMITTED_FLAG, DescriptorK
 from appliance.shm.arena import Arena
 from appliance.shm.atomic import signed
 from appliance.shm.partition_table import HIGH_WATERMARK, ISR_AND_CONFIG, ROLE_AND_EPOCH, ROLE_LEADER, TornRow
-from services.ingest.producer.partition_queue import PartitionQueue
+from services.ingest.producer.partition_queues import PartitionQueue
 from services.ingest.producer.producer_batch import NO_SLOT, ProducerBatch
 
 _HALF = (1 << 32) - 1

@@ -1,14 +1,15 @@
-"""Account for the records that previous incarnations of an ingest had in flight.
+"""What previous incarnations of an ingest left: counters, rings, spool and journal.
 
-Owned by the new incarnation while it starts. Its counters continue those of the dead one. The rings
-of the dead incarnation are read once they are final: their log-writer has retired them (it notices
-the hang-up within a turn), or another incarnation of the log-writer serves. Then unread completions
-count as stored, and the rest of what was in flight counts as `crash`, except for what is in the
-spool. New records may arrive meanwhile: the accounting concerns the ledger as it was found.
+Owned by one ingest. Its counters continue those of the dead incarnation. Order of a start: read the
+counters as they were found; what is in the spool stays in flight in them; read the rings when they
+are final; read the journal, 20 ms each turn. Senders are not read before the journal is loaded.
 
-Which of those records are in the log is a different question, for senders that repeat them. Leaders
-are asked (`journalled_batches`) when all rings are final, because after that nothing can be
-appended from them.
+Rings are final when their log-writer has retired them (it notices the hang-up within a turn), or
+another incarnation of the log-writer serves. Then unread completions count as stored, and the rest
+of what was in flight counts as `crash`, except for what is in the spool. New records may arrive
+meanwhile: the accounting concerns the ledger as it was found. Which of those records are in the log
+is a different question, for senders that repeat them. Leaders are asked (`journalled_batches`) when
+all rings are final, because after that nothing can be appended from them.
 
 Weak: a hung log-writer is waited for `PATIENCE_NS`; what it appends later was counted as `crash`,
 although it is stored. So is what was appended, read, and not yet replicated. The sums are right.
@@ -16,15 +17,23 @@ although it is stored. So is what was appended, read, and not yet replicated. Th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from appliance.base.layout import BoxLayout
+from appliance.base.layout import BoxLayout, boot_id
 from appliance.base.logging import Logger
+from appliance.cluster.metadata_image import MetadataImage
 from appliance.ipc.descriptors import COMPLETION, DescriptorKind
+from appliance.runtime.agent import ServiceContext
 from appliance.senders.accounting import COUNTED_COUNTER, STORED_COUNTER, LossReason, listeners_of, plan_crash_accountings, read_ledger
+from appliance.senders.listener import SYSLOG_TCP, Listener
 from appliance.shm.counters import Counters
 from appliance.shm.mapping import LayoutMismatch, SharedObjectAbsent, list_names, unlink
 from appliance.shm.ring_pair import RingPair
+from services.ingest.producer.batch_sender import BatchSender
+from services.ingest.producer.ingest_spool import IngestSpool
+from services.ingest.producer.spool_replay import SpoolReplay
+from services.ingest.replay.journalled_batches import SequenceRequester
+from services.ingest.replay.replays import Replays
 
 PATIENCE_NS = 5_000_000_000
 
@@ -33,7 +42,8 @@ WriterIncarnation = Callable[[str], int | None]
 
 
 class PreviousIncarnation:
-    """Call `account` each turn until `is_accounted` and `is_final`. `spooled`: records of each listener that wait in the spool."""
+    """The accounting: call `account` until `is_accounted` and `is_final`. `spooled`: records of
+    each listener in the spool."""
 
     def __init__(
         self, layout: BoxLayout, process_name: str, incarnation: int, counters: Counters, log: Logger, now_ns: int, spooled: Mapping[str, int] | None = None
@@ -121,3 +131,46 @@ def _is_final(rings: RingPair, writer_incarnation: int | None) -> bool:
 def _count_stored(rings: RingPair) -> int:
     completions = rings.completion_consumer(COMPLETION)
     return sum(entry[10] for entry in completions if entry[0] == DescriptorKind.PRODUCE and not entry[2])
+
+
+class PreviousIncarnations:
+    """Call `turn` each turn."""
+
+    def __init__(self, context: ServiceContext, listeners: Mapping[str, Listener], peers: SequenceRequester, writer_incarnation: WriterIncarnation) -> None:
+        box, counters, clock, log = context.box, context.counters, context.clock, context.log
+        state = f"{box.state_directory}/ingest/{context.instance or '0'}"
+        found = {label: counters.counter(label).value for label in counters.labels()}
+        self.spool = IngestSpool(f"{state}/spool", box.integer("ingest.spool.bytes"), clock, counters, log)
+        self._left_over = SpoolReplay(self.spool, found, listeners, lambda name: listeners[SYSLOG_TCP]._replace(name=name))
+        now_ns = clock.monotonic_ns()
+        self.accounting = PreviousIncarnation(context.layout, context.process_name, context.incarnation, counters, log, now_ns, self._left_over.records)
+        self.replays = Replays(
+            f"{state}/journal",
+            f"{context.process_name}.{context.incarnation:x}",
+            boot_id(),
+            box.integer("ingest.replay.entries.max"),
+            box.integer("ingest.replay.ms"),
+            peers,
+            clock,
+            counters,
+            log,
+        )
+        self._writer_incarnation = writer_incarnation
+
+    @property
+    def topics(self) -> Sequence[str]:
+        """Topics of the batches in the spool."""
+        return self._left_over.topics
+
+    def turn(self, now_ns: int, image: MetadataImage, sender: BatchSender) -> int:
+        work = 0
+        if not self._left_over.is_done:
+            work += self._left_over.turn(self.replays, sender, now_ns)
+        if not (self.accounting.is_accounted and self.accounting.is_final):
+            work += self.accounting.account(now_ns, self._writer_incarnation)
+        return work + self.replays.do_work(now_ns // 1_000_000, image, self.accounting.is_final)
+
+    def close(self) -> None:
+        self.accounting.close()
+        self.replays.close()
+        self.spool.close()

@@ -20,8 +20,10 @@ class ProducerBatch:
     """`number` is its position in the order in which batches were closed."""
 
     __slots__ = (
-        "base_sequence", "charge", "closed_ns", "data", "is_appended", "is_replaced", "is_replacement", "is_spooled", "number", "partition", "producer_epoch",
-        "producer_id", "record_count", "shares", "size_bytes", "slot", "topic", "topic_id", "uncommitted", "wants_all", "was_offered",
+        "base_sequence", "charge", "closed_ns", "data", "is_appended", "is_replaced",
+        "is_replacement", "is_spooled", "number", "partition", "producer_epoch", "producer_id",
+        "record_count", "shares", "size_bytes", "slot", "topic", "topic_id", "uncommitted",
+        "wants_all", "was_offered",
     )  # fmt: skip
 
     def __init__(self, topic: str, ready: ReadyBatch, number: int, closed_ns: int) -> None:

@@ -23,7 +23,7 @@ from appliance.protocol.apis import ApiKey
 from appliance.protocol.produce_client import VERSION_MAX, VERSION_MIN, PartitionBatch, decode_produce_response, encode_produce
 from appliance.shm.counters import Counters
 from services.ingest.producer.local_leaders import Answers
-from services.ingest.producer.partition_queue import PartitionQueue
+from services.ingest.producer.partition_queues import PartitionQueue
 from services.ingest.producer.producer_batch import ProducerBatch
 
 REQUESTS_MAX = 5

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from appliance.cluster.metadata_image import MetadataImage
-from services.ingest.producer.partition_queue import PartitionQueue
+from services.ingest.producer.partition_queues import PartitionQueue
 from services.ingest.producer.producer_batch import ProducerBatch
 from services.ingest.replay.journal_records import JournalledBatch
 from services.ingest.replay.journalled_batches import JournalledBatches, SequenceRequester

@@ -75,8 +75,9 @@ class AckGroup:
     digest for each record (RELP)."""
 
     __slots__ = (
-        "context", "duplicate_count", "identities", "is_closed", "keeps_identity", "listener", "on_completed", "outcome", "pending", "record_count", "rejected",
-        "replay", "sender_ledger", "source", "stream", "topic",
+        "context", "duplicate_count", "identities", "is_closed", "keeps_identity", "listener",
+        "on_completed", "outcome", "pending", "record_count", "rejected", "replay", "sender_ledger",
+        "source", "stream", "topic",
     )  # fmt: skip
 
     def __init__(

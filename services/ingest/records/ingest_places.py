@@ -8,12 +8,15 @@ leader moves in a moment, and its lines wait for that. Weak: "dead" is this box'
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from appliance.base.model import NO_LEADER
 from appliance.cluster.metadata_image import PartitionImage, TopicImage
 from appliance.shm.counters import Counters
-from services.ingest.producer.partition_queue import LeaderLocation, PartitionQueue
 from services.ingest.records.partitioner import next_live_partition
+
+if TYPE_CHECKING:
+    from services.ingest.producer.partition_queues import LeaderLocation, PartitionQueue
 
 UNBLOCK_SHARE = 0.75
 """A blocked place takes lines again when it is down to this share of its budget, so that senders are not stopped and started with every batch."""

@@ -267,7 +267,7 @@ def test_senders_are_told_to_come_later_while_a_topic_that_is_gone_has_no_room_a
 
 
 def test_nothing_waits_for_producer_ids_that_nobody_would_miss(make: Callable[..., SteppedIngest], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.ingest.producer.ingest_producers.PATIENCE_NS", 0)
+    monkeypatch.setattr("services.ingest.producer.partition_queues.PATIENCE_NS", 0)
     box = make()
     box.kill_ingest()
     box.controller.is_away = True

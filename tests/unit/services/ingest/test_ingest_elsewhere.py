@@ -11,7 +11,7 @@ import pytest
 
 from appliance.base.errors import ErrorCode
 from appliance.records.key_hash import partition_of_key
-from services.ingest.producer.partition_queue import PartitionQueue
+from services.ingest.producer.partition_queues import PartitionQueue
 from tests.support.produce_leader import ProduceLeader
 from tests.unit.services.ingest.stepped_ingest import SteppedIngest
 

@@ -10,7 +10,7 @@ import pytest
 
 from appliance.base.model import BrokerId, LeaderEpoch, TopicId
 from appliance.cluster.metadata_image import BrokerImage, MetadataImage, PartitionImage, TopicImage
-from services.ingest.producer.spooled_batches import SpooledBatches
+from services.ingest.producer.spool_replay import SpooledBatches
 from services.ingest.replay.identity import digest_of
 from services.ingest.replay.replay_memory import Known
 from services.ingest.replay.replays import Replays

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from appliance.records.batch import read_batch_header, stamp_batch
 from appliance.records.builder import BatchBuilder
-from services.ingest.producer.partition_queue import IN_FLIGHT_MAX, PartitionQueue
+from services.ingest.producer.partition_queues import IN_FLIGHT_MAX, PartitionQueue
 from services.ingest.producer.producer_batch import ProducerBatch
 from services.ingest.records.batcher import ReadyBatch
 
