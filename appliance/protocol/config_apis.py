@@ -114,7 +114,14 @@ class DescribeConfigsResponse(NamedTuple):
 
 
 DESCRIBE_CONFIGS_REQUEST: Final = Message(ApiKey.DESCRIBE_CONFIGS, "DescribeConfigs request", DescribeConfigsRequest)
-DESCRIBE_CONFIGS_RESPONSE: Final = Message(ApiKey.DESCRIBE_CONFIGS, "DescribeConfigs response", DescribeConfigsResponse)
+DESCRIBE_CONFIGS_RESPONSE: Final = Message(
+    ApiKey.DESCRIBE_CONFIGS,
+    "DescribeConfigs response",
+    DescribeConfigsResponse,
+    error=lambda _version, request, code, text: DescribeConfigsResponse(
+        0, tuple(DescribedResource(code, text, each.resource_type, each.resource_name) for each in request.resources)
+    ),
+)
 
 
 # -- AlterConfigs: replace all configs of a resource; a config that is not named gets its default.
@@ -143,7 +150,14 @@ class AlterConfigsRequest(NamedTuple):
 
 
 ALTER_CONFIGS_REQUEST: Final = Message(ApiKey.ALTER_CONFIGS, "AlterConfigs request", AlterConfigsRequest)
-ALTER_CONFIGS_RESPONSE: Final = Message(ApiKey.ALTER_CONFIGS, "AlterConfigs response", AlteredResources)
+ALTER_CONFIGS_RESPONSE: Final = Message(
+    ApiKey.ALTER_CONFIGS,
+    "AlterConfigs response",
+    AlteredResources,
+    error=lambda _version, request, code, text: AlteredResources(
+        0, tuple(AlteredResource(code, text, each.resource_type, each.resource_name) for each in request.resources)
+    ),
+)
 
 
 # -- IncrementalAlterConfigs: set, delete, append to and subtract from single configs.
@@ -173,4 +187,11 @@ class IncrementalAlterConfigsRequest(NamedTuple):
 
 
 INCREMENTAL_ALTER_CONFIGS_REQUEST: Final = Message(ApiKey.INCREMENTAL_ALTER_CONFIGS, "IncrementalAlterConfigs request", IncrementalAlterConfigsRequest)
-INCREMENTAL_ALTER_CONFIGS_RESPONSE: Final = Message(ApiKey.INCREMENTAL_ALTER_CONFIGS, "IncrementalAlterConfigs response", AlteredResources)
+INCREMENTAL_ALTER_CONFIGS_RESPONSE: Final = Message(
+    ApiKey.INCREMENTAL_ALTER_CONFIGS,
+    "IncrementalAlterConfigs response",
+    AlteredResources,
+    error=lambda _version, request, code, text: AlteredResources(
+        0, tuple(AlteredResource(code, text, each.resource_type, each.resource_name) for each in request.resources)
+    ),
+)

@@ -122,4 +122,9 @@ class ConsumerGroupDescribeResponse(NamedTuple):
 
 
 CONSUMER_GROUP_DESCRIBE_REQUEST: Final = Message(ApiKey.CONSUMER_GROUP_DESCRIBE, "ConsumerGroupDescribe request", ConsumerGroupDescribeRequest)
-CONSUMER_GROUP_DESCRIBE_RESPONSE: Final = Message(ApiKey.CONSUMER_GROUP_DESCRIBE, "ConsumerGroupDescribe response", ConsumerGroupDescribeResponse)
+CONSUMER_GROUP_DESCRIBE_RESPONSE: Final = Message(
+    ApiKey.CONSUMER_GROUP_DESCRIBE,
+    "ConsumerGroupDescribe response",
+    ConsumerGroupDescribeResponse,
+    error=lambda _version, request, code, _text: ConsumerGroupDescribeResponse(0, tuple(ConsumerGroup(code, group_id=each) for each in request.group_ids)),
+)

@@ -260,7 +260,12 @@ class DescribeGroupsResponse(NamedTuple):
 
 
 DESCRIBE_GROUPS_REQUEST: Final = Message(ApiKey.DESCRIBE_GROUPS, "DescribeGroups request", DescribeGroupsRequest)
-DESCRIBE_GROUPS_RESPONSE: Final = Message(ApiKey.DESCRIBE_GROUPS, "DescribeGroups response", DescribeGroupsResponse)
+DESCRIBE_GROUPS_RESPONSE: Final = Message(
+    ApiKey.DESCRIBE_GROUPS,
+    "DescribeGroups response",
+    DescribeGroupsResponse,
+    error=lambda _version, request, code, _text: DescribeGroupsResponse(0, tuple(DescribedGroup(code, group_id=each) for each in request.group_ids)),
+)
 
 
 # -- ListGroups: the groups that a broker coordinates.
@@ -318,4 +323,9 @@ class DeleteGroupsResponse(NamedTuple):
 
 
 DELETE_GROUPS_REQUEST: Final = Message(ApiKey.DELETE_GROUPS, "DeleteGroups request", DeleteGroupsRequest)
-DELETE_GROUPS_RESPONSE: Final = Message(ApiKey.DELETE_GROUPS, "DeleteGroups response", DeleteGroupsResponse)
+DELETE_GROUPS_RESPONSE: Final = Message(
+    ApiKey.DELETE_GROUPS,
+    "DeleteGroups response",
+    DeleteGroupsResponse,
+    error=lambda _version, request, code, _text: DeleteGroupsResponse(0, tuple(DeletedGroup(group_id, code) for group_id in request.group_ids)),
+)

@@ -10,7 +10,7 @@ from typing import Annotated, Final, NamedTuple
 from appliance.base.invariants import check
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.schema import BOOL, INT16, INT32, INT64, STRING, ArrayOf, Field, Message, OlderShape
-from appliance.protocol.topic_partitions import TopicPartitions, TopicResult
+from appliance.protocol.topic_partitions import TopicPartitions, TopicResult, same_result
 
 # -- OffsetCommit: store the next offsets that a group reads.
 #
@@ -58,7 +58,12 @@ class OffsetCommitResponse(NamedTuple):
 
 
 OFFSET_COMMIT_REQUEST: Final = Message(ApiKey.OFFSET_COMMIT, "OffsetCommit request", OffsetCommitRequest)
-OFFSET_COMMIT_RESPONSE: Final = Message(ApiKey.OFFSET_COMMIT, "OffsetCommit response", OffsetCommitResponse)
+OFFSET_COMMIT_RESPONSE: Final = Message(
+    ApiKey.OFFSET_COMMIT,
+    "OffsetCommit response",
+    OffsetCommitResponse,
+    error=lambda _version, request, code, _text: OffsetCommitResponse(0, same_result(request.topics, code)),
+)
 
 
 # -- OffsetFetch: read the committed offsets of groups.
@@ -154,7 +159,11 @@ OFFSET_FETCH_REQUEST: Final = Message(
     ApiKey.OFFSET_FETCH, "OffsetFetch request", OffsetFetchRequest, OlderShape(_SINGLE_UNTIL, _OneGroup, _widen_request, _narrow_request)
 )
 OFFSET_FETCH_RESPONSE: Final = Message(
-    ApiKey.OFFSET_FETCH, "OffsetFetch response", OffsetFetchResponse, OlderShape(_SINGLE_UNTIL, _OneGroupResult, _widen_response, _narrow_response)
+    ApiKey.OFFSET_FETCH,
+    "OffsetFetch response",
+    OffsetFetchResponse,
+    OlderShape(_SINGLE_UNTIL, _OneGroupResult, _widen_response, _narrow_response),
+    error=lambda version, request, code, _text: OffsetFetchResponse(0, tuple(failed_group(version, group, code) for group in request.groups)),
 )
 
 

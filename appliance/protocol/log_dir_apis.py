@@ -112,4 +112,12 @@ class AlterReplicaLogDirsResponse(NamedTuple):
 
 
 ALTER_REPLICA_LOG_DIRS_REQUEST: Final = Message(ApiKey.ALTER_REPLICA_LOG_DIRS, "AlterReplicaLogDirs request", AlterReplicaLogDirsRequest)
-ALTER_REPLICA_LOG_DIRS_RESPONSE: Final = Message(ApiKey.ALTER_REPLICA_LOG_DIRS, "AlterReplicaLogDirs response", AlterReplicaLogDirsResponse)
+ALTER_REPLICA_LOG_DIRS_RESPONSE: Final = Message(
+    ApiKey.ALTER_REPLICA_LOG_DIRS,
+    "AlterReplicaLogDirs response",
+    AlterReplicaLogDirsResponse,
+    error=lambda _version, request, code, _text: AlterReplicaLogDirsResponse(
+        0,
+        tuple(MovedTopic(topic.name, tuple(MovedPartition(number, code) for number in topic.partitions)) for each in request.dirs for topic in each.topics),
+    ),
+)

@@ -74,7 +74,18 @@ class ListOffsetsResponse(NamedTuple):
 
 
 LIST_OFFSETS_REQUEST: Final = Message(ApiKey.LIST_OFFSETS, "ListOffsets request", ListOffsetsRequest)
-LIST_OFFSETS_RESPONSE: Final = Message(ApiKey.LIST_OFFSETS, "ListOffsets response", ListOffsetsResponse)
+LIST_OFFSETS_RESPONSE: Final = Message(
+    ApiKey.LIST_OFFSETS,
+    "ListOffsets response",
+    ListOffsetsResponse,
+    error=lambda _version, request, code, _text: ListOffsetsResponse(
+        0,
+        tuple(
+            ListOffsetsTopicResult(topic.topic, tuple(ListOffsetsPartitionResult(each.partition, code) for each in topic.partitions))
+            for topic in request.topics
+        ),
+    ),
+)
 
 
 def decode_list_offsets(buffer: Buffer, position: int, limit: int, version: int) -> ListOffsetsRequest:
@@ -137,7 +148,15 @@ class OffsetForLeaderEpochResponse(NamedTuple):
 
 
 OFFSET_FOR_LEADER_EPOCH_REQUEST: Final = Message(ApiKey.OFFSET_FOR_LEADER_EPOCH, "OffsetForLeaderEpoch request", OffsetForLeaderEpochRequest)
-OFFSET_FOR_LEADER_EPOCH_RESPONSE: Final = Message(ApiKey.OFFSET_FOR_LEADER_EPOCH, "OffsetForLeaderEpoch response", OffsetForLeaderEpochResponse)
+OFFSET_FOR_LEADER_EPOCH_RESPONSE: Final = Message(
+    ApiKey.OFFSET_FOR_LEADER_EPOCH,
+    "OffsetForLeaderEpoch response",
+    OffsetForLeaderEpochResponse,
+    error=lambda _version, request, code, _text: OffsetForLeaderEpochResponse(
+        0,
+        tuple(EpochTopicResult(topic.topic, tuple(EpochPartitionResult(code, each.partition) for each in topic.partitions)) for topic in request.topics),
+    ),
+)
 
 
 def decode_offset_for_leader_epoch(buffer: Buffer, position: int, limit: int, version: int) -> OffsetForLeaderEpochRequest:

@@ -163,4 +163,15 @@ class ElectLeadersResponse(NamedTuple):
 
 
 ELECT_LEADERS_REQUEST: Final = Message(ApiKey.ELECT_LEADERS, "ElectLeaders request", ElectLeadersRequest)
-ELECT_LEADERS_RESPONSE: Final = Message(ApiKey.ELECT_LEADERS, "ElectLeaders response", ElectLeadersResponse)
+ELECT_LEADERS_RESPONSE: Final = Message(
+    ApiKey.ELECT_LEADERS,
+    "ElectLeaders response",
+    ElectLeadersResponse,
+    error=lambda _version, request, code, text: ElectLeadersResponse(
+        0,
+        code,
+        tuple(
+            ElectedTopic(topic.topic, tuple(ElectedPartition(number, code, text) for number in topic.partitions)) for topic in request.topic_partitions or ()
+        ),
+    ),
+)

@@ -133,11 +133,20 @@ class OlderShape(NamedTuple):
 class Message(Generic[Body]):
     """One direction of one API: decodes and encodes bodies of class `body` in every version that is coded."""
 
-    def __init__(self, api_key: ApiKey, name: str, body: type[Body], older: OlderShape | None = None) -> None:
+    def __init__(
+        self,
+        api_key: ApiKey,
+        name: str,
+        body: type[Body],
+        older: OlderShape | None = None,
+        error: Callable[[int, Any, int, str | None], Body] | None = None,
+    ) -> None:
+        """`error` makes an error response where a body with `error_code` alone is not one."""
         self.api = CODED_APIS[api_key]
         self.name = name
         self.body = body
         self._older = older
+        self._error = error
 
     def decode(self, buffer: Buffer, position: int, limit: int, version: int) -> Body:
         """The body in `buffer[position:limit]`; bytes behind it are ignored, as Kafka does."""
@@ -155,6 +164,15 @@ class Message(Generic[Body]):
     def encode_response(self, version: int, correlation_id: int, body: Body) -> bytes:
         """The whole frame of a response: size, header, body."""
         return response_frame(self.api.is_flexible(version), correlation_id, self.encode(version, body))
+
+    def error_response(self, version: int, request: Any, error_code: int, message: str | None = None) -> Body:
+        """The response to `request` with `error_code` in each place where the API has one."""
+        if self._error is not None:
+            return self._error(version, request, error_code, message)
+        fields: dict[str, Any] = {"error_code": error_code}
+        if "error_message" in self.body._fields:  # type: ignore[attr-defined]
+            fields["error_message"] = message
+        return self.body(**fields)
 
     def shape(self, version: int) -> type[tuple[Any, ...]]:
         """The class whose fields are on the wire."""

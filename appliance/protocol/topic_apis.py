@@ -79,7 +79,14 @@ class CreateTopicsResponse(NamedTuple):
 
 
 CREATE_TOPICS_REQUEST: Final = Message(ApiKey.CREATE_TOPICS, "CreateTopics request", CreateTopicsRequest)
-CREATE_TOPICS_RESPONSE: Final = Message(ApiKey.CREATE_TOPICS, "CreateTopics response", CreateTopicsResponse)
+CREATE_TOPICS_RESPONSE: Final = Message(
+    ApiKey.CREATE_TOPICS,
+    "CreateTopics response",
+    CreateTopicsResponse,
+    error=lambda _version, request, code, text: CreateTopicsResponse(
+        0, tuple(CreatedTopic(name, error_code=code, error_message=text) for name in dict.fromkeys(topic.name for topic in request.topics))
+    ),
+)
 
 
 def decode_create_topics(buffer: Buffer, position: int, limit: int, version: int) -> CreateTopicsRequest:
@@ -130,12 +137,23 @@ class DeleteTopicsResponse(NamedTuple):
 
 
 DELETE_TOPICS_REQUEST: Final = Message(ApiKey.DELETE_TOPICS, "DeleteTopics request", DeleteTopicsRequest)
-DELETE_TOPICS_RESPONSE: Final = Message(ApiKey.DELETE_TOPICS, "DeleteTopics response", DeleteTopicsResponse)
+DELETE_TOPICS_RESPONSE: Final = Message(
+    ApiKey.DELETE_TOPICS,
+    "DeleteTopics response",
+    DeleteTopicsResponse,
+    error=lambda _version, request, code, text: DeleteTopicsResponse(
+        0, tuple(DeletedTopic(topic.name, topic.topic_id, code, text) for topic in _topics_to_delete(request))
+    ),
+)
 
 
 def decode_delete_topics(buffer: Buffer, position: int, limit: int, version: int) -> DeleteTopicsRequest:
     request = DELETE_TOPICS_REQUEST.decode(buffer, position, limit, version)
-    return request if version >= _STRUCTS_SINCE else request._replace(topics=tuple(TopicToDelete(name) for name in request.topic_names))
+    return request._replace(topics=_topics_to_delete(request))
+
+
+def _topics_to_delete(request: DeleteTopicsRequest) -> tuple[TopicToDelete, ...]:
+    return request.topics or tuple(TopicToDelete(name) for name in request.topic_names)
 
 
 def encode_delete_topics_body(version: int, topics: tuple[DeletedTopic, ...], throttle_time_ms: int = 0) -> bytes:
@@ -184,7 +202,14 @@ class CreatePartitionsResponse(NamedTuple):
 
 
 CREATE_PARTITIONS_REQUEST: Final = Message(ApiKey.CREATE_PARTITIONS, "CreatePartitions request", CreatePartitionsRequest)
-CREATE_PARTITIONS_RESPONSE: Final = Message(ApiKey.CREATE_PARTITIONS, "CreatePartitions response", CreatePartitionsResponse)
+CREATE_PARTITIONS_RESPONSE: Final = Message(
+    ApiKey.CREATE_PARTITIONS,
+    "CreatePartitions response",
+    CreatePartitionsResponse,
+    error=lambda _version, request, code, text: CreatePartitionsResponse(
+        0, tuple(GrownTopic(name, code, text) for name in dict.fromkeys(topic.name for topic in request.topics))
+    ),
+)
 
 
 # -- DescribeTopicPartitions: topics and partitions in pages.

@@ -1,12 +1,12 @@
-"""What the APIs of groups and transactions share: partitions of a topic, and one error code for each.
+"""Structs shared by the APIs of groups and transactions: partitions of a topic, and one error code for each.
 
-Owned by nobody; messages as data. Weak spot: only for structs that never change with the version.
+Messages as data. Weak spot: only for structs that are the same in each version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from collections.abc import Iterable
+from typing import Annotated, Any, NamedTuple
 
 from appliance.base.model import TopicId
 from appliance.protocol.schema import INT16, INT32, STRING, UUID, ArrayOf, Field
@@ -27,19 +27,23 @@ class TopicIdPartitions(NamedTuple):
 
 
 class PartitionResult(NamedTuple):
-    """What became of one partition."""
+    """The result for one partition."""
 
     partition: Annotated[int, Field(INT32)]
     error_code: Annotated[int, Field(INT16)] = 0
 
 
 class TopicResult(NamedTuple):
-    """What became of partitions of one topic."""
+    """Results of one topic."""
 
     topic: Annotated[str, Field(STRING)]
     partitions: Annotated[tuple[PartitionResult, ...], Field(ArrayOf(PartitionResult))] = ()
 
 
-def same_result(topics: Sequence[TopicPartitions], error_code: int) -> tuple[TopicResult, ...]:
-    """One error code for every partition of `topics`, in their order."""
-    return tuple(TopicResult(topic, tuple(PartitionResult(partition, error_code) for partition in partitions)) for topic, partitions in topics)
+def same_result(topics: Iterable[Any], error_code: int) -> tuple[TopicResult, ...]:
+    """One error code for each partition of `topics`, whose partitions are numbers or structs."""
+    return tuple(TopicResult(each.topic, tuple(PartitionResult(_number(one), error_code) for one in each.partitions)) for each in topics)
+
+
+def _number(partition: Any) -> int:
+    return partition if isinstance(partition, int) else int(partition.partition)

@@ -12,7 +12,7 @@ from typing import Annotated, Final, NamedTuple
 from appliance.base.invariants import check
 from appliance.protocol.apis import ApiKey
 from appliance.protocol.schema import BOOL, INT8, INT16, INT32, INT64, STRING, ArrayOf, Field, Message, OlderShape
-from appliance.protocol.topic_partitions import TopicPartitions, TopicResult
+from appliance.protocol.topic_partitions import TopicPartitions, TopicResult, same_result
 
 # -- InitProducerId: a producer id and epoch; ends what an earlier producer of the transactional id left open.
 
@@ -127,6 +127,9 @@ ADD_PARTITIONS_TO_TXN_RESPONSE: Final = Message(
     "AddPartitionsToTxn response",
     AddPartitionsToTxnResponse,
     OlderShape(_SINGLE_UNTIL, _OneResult, _widen_response, _narrow_response),
+    error=lambda _version, request, code, _text: AddPartitionsToTxnResponse(
+        transactions=tuple(ExtendedTransaction(one.transactional_id, same_result(one.topics, code)) for one in request.transactions)
+    ),
 )
 
 
@@ -193,7 +196,12 @@ class TxnOffsetCommitResponse(NamedTuple):
 
 
 TXN_OFFSET_COMMIT_REQUEST: Final = Message(ApiKey.TXN_OFFSET_COMMIT, "TxnOffsetCommit request", TxnOffsetCommitRequest)
-TXN_OFFSET_COMMIT_RESPONSE: Final = Message(ApiKey.TXN_OFFSET_COMMIT, "TxnOffsetCommit response", TxnOffsetCommitResponse)
+TXN_OFFSET_COMMIT_RESPONSE: Final = Message(
+    ApiKey.TXN_OFFSET_COMMIT,
+    "TxnOffsetCommit response",
+    TxnOffsetCommitResponse,
+    error=lambda _version, request, code, _text: TxnOffsetCommitResponse(0, same_result(request.topics, code)),
+)
 
 
 # -- EndTxn: commit or abort a transaction.
@@ -264,7 +272,14 @@ class WriteTxnMarkersResponse(NamedTuple):
 
 
 WRITE_TXN_MARKERS_REQUEST: Final = Message(ApiKey.WRITE_TXN_MARKERS, "WriteTxnMarkers request", WriteTxnMarkersRequest)
-WRITE_TXN_MARKERS_RESPONSE: Final = Message(ApiKey.WRITE_TXN_MARKERS, "WriteTxnMarkers response", WriteTxnMarkersResponse)
+WRITE_TXN_MARKERS_RESPONSE: Final = Message(
+    ApiKey.WRITE_TXN_MARKERS,
+    "WriteTxnMarkers response",
+    WriteTxnMarkersResponse,
+    error=lambda _version, request, code, _text: WriteTxnMarkersResponse(
+        tuple(TxnMarkerResult(each.producer_id, same_result(each.topics, code)) for each in request.markers)
+    ),
+)
 
 
 # -- DescribeTransactions: the state of transactional ids.
@@ -297,7 +312,12 @@ class DescribeTransactionsResponse(NamedTuple):
 
 
 DESCRIBE_TRANSACTIONS_REQUEST: Final = Message(ApiKey.DESCRIBE_TRANSACTIONS, "DescribeTransactions request", DescribeTransactionsRequest)
-DESCRIBE_TRANSACTIONS_RESPONSE: Final = Message(ApiKey.DESCRIBE_TRANSACTIONS, "DescribeTransactions response", DescribeTransactionsResponse)
+DESCRIBE_TRANSACTIONS_RESPONSE: Final = Message(
+    ApiKey.DESCRIBE_TRANSACTIONS,
+    "DescribeTransactions response",
+    DescribeTransactionsResponse,
+    error=lambda _version, request, code, _text: DescribeTransactionsResponse(0, tuple(DescribedTransaction(code, each) for each in request.transactional_ids)),
+)
 
 
 # -- ListTransactions: the transactional ids that a broker coordinates.

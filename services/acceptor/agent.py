@@ -29,12 +29,11 @@ from appliance.runtime.agent import PARK_MS_MAX, ServiceContext
 from appliance.shm.lease import LeaseReader
 from services.acceptor.client_connections import ClientConnections
 from services.acceptor.delayed import Delayed
-from services.acceptor.dispatch import Dispatch, Handler
+from services.acceptor.dispatch import RESTRICTED_APIS, ApiVersionsHandler, Dispatch, Handler, InterBrokerHandler
 from services.acceptor.fetch.cold_reads import ColdReads
 from services.acceptor.fetch.follower_fetches import PROGRESS_TOLD
 from services.acceptor.fetch.read_replicas import RACK_AWARE_SELECTOR
 from services.acceptor.fetch.residency import choose_residency
-from services.acceptor.handlers.api_versions import ApiVersionsHandler
 from services.acceptor.handlers.coordinated import COORDINATED_KEYS, CoordinatedHandler
 from services.acceptor.handlers.delete_records import DeleteRecordsHandler, PartDeletion
 from services.acceptor.handlers.describe_cluster import DescribeClusterHandler
@@ -50,7 +49,6 @@ from services.acceptor.handlers.offset_for_leader_epoch import OffsetForLeaderEp
 from services.acceptor.handlers.produce import ProduceHandler
 from services.acceptor.handlers.write_txn_markers import PartMarker, WriteTxnMarkersHandler
 from services.acceptor.inter_broker import InterBrokerGate
-from services.acceptor.inter_broker_apis import RESTRICTED_APIS, InterBrokerHandler
 from services.acceptor.produce.transaction_questions import TransactionQuestions
 
 SWEEP_NS = 1_000_000_000

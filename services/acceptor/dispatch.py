@@ -1,17 +1,43 @@
 """Which handler takes a request: one table from API key to handler.
 
-Owned by one acceptor. Raises ProtocolViolation for everything that closes a connection (unknown API, unsupported version, malformed bytes).
+Also ApiVersions, which reports that table, and the check of requests that only boxes may send
+(`services/acceptor/inter_broker.py`). Owned by one acceptor. Raises `ProtocolViolation` for everything that
+closes a connection (unknown API, unsupported version, malformed bytes).
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, Protocol
 
-from appliance.protocol.apis import ApiKey
+from appliance.base.errors import ErrorCode
+from appliance.protocol.api_versions import (
+    api_versions_problem,
+    decode_api_versions,
+    encode_api_versions_response,
+    encode_unsupported_version,
+)
+from appliance.protocol.apis import SERVED_APIS, ApiKey
+from appliance.protocol.fetch import CONSUMER_REPLICA_ID
+from appliance.protocol.offset_apis import (
+    LIST_OFFSETS_REQUEST,
+    LIST_OFFSETS_RESPONSE,
+    OFFSET_FOR_LEADER_EPOCH_REQUEST,
+    OFFSET_FOR_LEADER_EPOCH_RESPONSE,
+)
 from appliance.protocol.request_header import RequestHeader, parse_request_header
+from appliance.protocol.schema import Message
+from appliance.protocol.transaction_apis import (
+    ADD_PARTITIONS_TO_TXN_RESPONSE,
+    WRITE_TXN_MARKERS_REQUEST,
+    WRITE_TXN_MARKERS_RESPONSE,
+    AddPartitionsToTxnResponse,
+)
+from appliance.protocol.wire import INT32
 from services.acceptor.arena_slots import ArenaSlot
 from services.acceptor.connection import Connection
 from services.acceptor.handlers.produce import ProduceHandler
+from services.acceptor.inter_broker import InterBrokerGate
 
 
 class Handler(Protocol):
@@ -26,9 +52,89 @@ class Dispatch:
         self._handlers = handlers
 
     def on_request(self, connection: Connection, buffer: memoryview, position: int, limit: int, body_slot: ArenaSlot | None) -> bool:
-        """Take the request at `buffer[position:limit]`. False: no room in the arena now."""
+        """Take the request at `buffer[position:limit]`. False: the arena has no free slot now."""
         header = parse_request_header(buffer, position, limit)
         if header.api_key == ApiKey.PRODUCE:
             return self._produce.handle(connection, header, buffer, limit, body_slot)
         self._handlers[header.api_key].handle(connection, header, buffer, limit)
         return True
+
+
+class ApiVersionsHandler:
+    """ApiVersions: what this broker serves; an unknown version gets a body of version 0 (KIP-511)."""
+
+    def __init__(self, on_reply: Callable[[Connection], None]) -> None:
+        self._on_reply = on_reply
+
+    def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
+        version = header.api_version
+        reply = connection.expect_reply(False)
+        if not SERVED_APIS[ApiKey.API_VERSIONS].serves(version):
+            reply.pieces = [encode_unsupported_version(header.correlation_id)]
+        else:
+            problem = api_versions_problem(decode_api_versions(buffer, header.body_position, limit, version), version)
+            reply.pieces = [encode_api_versions_response(version, header.correlation_id, problem or 0)]
+        reply.ready = True
+        self._on_reply(connection)
+
+
+_BATCHED_SINCE: Final = 4
+_REPLICA_ID_SINCE: Final = 3
+
+
+class RestrictedApi(NamedTuple):
+    """Which requests of an API only boxes may send. Without `request`, an error response needs none."""
+
+    is_restricted: Callable[[RequestHeader, memoryview, int], bool]
+    request: Message[Any] | None
+    response: Message[Any]
+
+
+class InterBrokerHandler:
+    """Passes requests to the handler of their API, except those that only boxes may send, from others."""
+
+    def __init__(self, api_key: ApiKey, handler: Handler, gate: InterBrokerGate, on_reply: Callable[[Connection], None]) -> None:
+        self._handler = handler
+        self._gate = gate
+        self._on_reply = on_reply
+        self._api = RESTRICTED_APIS[api_key]
+        self._what = api_key.name
+
+    def handle(self, connection: Connection, header: RequestHeader, buffer: memoryview, limit: int) -> None:
+        api = self._api
+        if not api.is_restricted(header, buffer, limit) or self._gate.admits(connection.address, self._what):
+            self._handler.handle(connection, header, buffer, limit)
+            return
+        version, code = header.api_version, ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        if api.request is None:
+            response: Any = AddPartitionsToTxnResponse(error_code=code)  # as Kafka: one error for the whole request
+        else:
+            request = api.request.decode(buffer, header.body_position, limit, version)  # may raise: then nothing is answered
+            response = api.response.error_response(version, request, code)
+        reply = connection.expect_reply(False)
+        reply.pieces = [api.response.encode_response(version, header.correlation_id, response)]
+        reply.ready = True
+        self._on_reply(connection)
+
+
+def _replica_id(header: RequestHeader, buffer: memoryview, limit: int) -> int:
+    """The replica id, which is the first field of the body; a consumer's if the body is too short."""
+    if limit - header.body_position < INT32.size:
+        return CONSUMER_REPLICA_ID
+    return int(INT32.unpack_from(buffer, header.body_position)[0])
+
+
+RESTRICTED_APIS: Final[dict[int, RestrictedApi]] = {
+    ApiKey.LIST_OFFSETS: RestrictedApi(
+        lambda header, buffer, limit: _replica_id(header, buffer, limit) != CONSUMER_REPLICA_ID, LIST_OFFSETS_REQUEST, LIST_OFFSETS_RESPONSE
+    ),
+    # Before version 3 no request has a replica id, and every client gets what a consumer gets.
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: RestrictedApi(
+        lambda header, buffer, limit: header.api_version >= _REPLICA_ID_SINCE and _replica_id(header, buffer, limit) >= 0,
+        OFFSET_FOR_LEADER_EPOCH_REQUEST,
+        OFFSET_FOR_LEADER_EPOCH_RESPONSE,
+    ),
+    ApiKey.WRITE_TXN_MARKERS: RestrictedApi(lambda _header, _buffer, _limit: True, WRITE_TXN_MARKERS_REQUEST, WRITE_TXN_MARKERS_RESPONSE),
+    ApiKey.ADD_PARTITIONS_TO_TXN: RestrictedApi(lambda header, _buffer, _limit: header.api_version >= _BATCHED_SINCE, None, ADD_PARTITIONS_TO_TXN_RESPONSE),
+}
+"""Fetch is not here: its last bytes name the sender, so its handler calls the gate itself."""

@@ -1,14 +1,15 @@
-"""Which connections are believed to be a box's, for requests that only boxes send each other.
+"""Requests that only boxes send each other: accepted from the addresses of boxes, refused from others.
 
-Such requests (`inter_broker_apis`, and Fetch with another replica id than a consumer's) are accepted from the
-addresses of boxes, refused and counted from others. A follower fetch must also carry the broker epoch that the
-image has for its broker: a larger one is as wrong as a smaller one. Loopback counts as a box by default, because
-operators' tools run there (`kafka-transactions.sh abort` sends WriteTxnMarkers). Produces and fetches of
-consumers are never checked.
+These are Fetch with another replica id than a consumer's, ListOffsets likewise, OffsetForLeaderEpoch with a
+replica id, WriteTxnMarkers, and AddPartitionsToTxn from version 4 on. They return records above the high
+watermark, or end and extend transactions of others; Kafka requires CLUSTER_ACTION for most. A follower's
+Fetch must also have exactly the broker epoch that the image has for its broker. Loopback counts as a box by
+default, because operators' tools run there (`kafka-transactions.sh abort` sends WriteTxnMarkers). Produces
+and fetches of consumers are never checked.
 
-A refusal is logged when it is `GRACE_NS` old and still right, then once a minute for each address. A box that
-registers is refused until the image here has it, and that is no trouble.
-Owned by one acceptor. Weak spot: every program on a box's address is believed until boxes use mutual TLS.
+A refusal is logged when it is `GRACE_NS` old and still right, then once a minute for each address: a box
+that registers is refused until the image here has it, and that is normal.
+Owned by one acceptor. Weak spot: each program on a box's address is trusted until boxes use mutual TLS.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ NOT_REGISTERED = -1
 
 
 class _Refused:
-    """What was refused to one address for one reason since the last line about it."""
+    """Requests of one address that were refused for one reason since the last log line."""
 
-    __slots__ = ("broker_epoch", "count", "first_ns", "last_ns", "replica_id", "tell_ns", "what")
+    __slots__ = ("broker_epoch", "count", "first_ns", "last_ns", "log_ns", "replica_id", "what")
 
     def __init__(self, now_ns: int) -> None:
         self.first_ns = self.last_ns = now_ns
-        self.tell_ns = now_ns + GRACE_NS
+        self.log_ns = now_ns + GRACE_NS
         self.count = 0
         self.what = ""
         self.replica_id = self.broker_epoch = NOT_REGISTERED
@@ -68,11 +69,11 @@ class InterBrokerGate:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the addresses of all registered brokers are known, as far as they can be."""
+        """True when the host names of all registered brokers are resolved, or could not be."""
         return self._addresses.is_settled
 
     def admits(self, address: str, what: str) -> bool:
-        """Whether `what`, which only a box may send, may come from `address`. If not, it is counted."""
+        """True if `what`, which only a box may send, may come from `address`; counts refusals."""
         now_ns = self._clock.monotonic_ns()
         if self._addresses.contains(address, now_ns):
             return True
@@ -80,9 +81,9 @@ class InterBrokerGate:
         return False
 
     def fetch_problem(self, address: str, replica_id: int, broker_epoch: int) -> ErrorCode | None:
-        """Why a Fetch that names a replica is refused, if it is.
+        """Return the error for a Fetch with a replica id, or None.
 
-        A replica id below 0 that is not a consumer's reads to the log end and follows nothing.
+        A replica id below 0 that is not a consumer's reads to the log end and is no follower.
         """
         if not self.admits(address, f"Fetch as replica {replica_id}"):
             return ErrorCode.CLUSTER_AUTHORIZATION_FAILED
@@ -90,7 +91,7 @@ class InterBrokerGate:
         if replica_id < 0 or (broker_epoch == registered != NOT_REGISTERED):
             return None
         refused = self._count(BROKER_EPOCH, address, self._clock.monotonic_ns())
-        if broker_epoch >= refused.broker_epoch:  # the one that a registration explains least
+        if broker_epoch >= refused.broker_epoch:  # keep the largest: a later registration explains it least
             refused.replica_id, refused.broker_epoch = replica_id, broker_epoch
         return ErrorCode.STALE_BROKER_EPOCH
 
@@ -110,7 +111,7 @@ class InterBrokerGate:
         """Once a second."""
         self._addresses.look_up(now_ns)
         for (reason, address), refused in list(self._refused.items()):
-            if now_ns < refused.tell_ns:
+            if now_ns < refused.log_ns:
                 continue
             if not refused.count or self._is_over(reason, address, refused, now_ns):
                 del self._refused[reason, address]
@@ -119,7 +120,7 @@ class InterBrokerGate:
             words = f"refused {refused.count} requests from {address}, such as {words}"
             self._log.warning(words, client=address, reason=reason)
             refused.count = 0
-            refused.tell_ns = now_ns + REPEAT_NS
+            refused.log_ns = now_ns + REPEAT_NS
 
     def _words(self, reason: str, refused: _Refused) -> str:
         if reason == ADDRESS:
@@ -132,7 +133,7 @@ class InterBrokerGate:
         return f"Fetch as replica {refused.replica_id} with broker epoch {refused.broker_epoch}: {known}"
 
     def _is_over(self, reason: str, address: str, refused: _Refused, now_ns: int) -> bool:
-        """Whether the refusal was of the moment: the image here, or that of the sender, was behind."""
+        """True if the refusal was temporary: the image here, or that of the sender, was behind."""
         if reason == ADDRESS:
             return self._addresses.contains(address, now_ns)
         registered = self._broker_epochs.get(refused.replica_id, NOT_REGISTERED)

@@ -17,9 +17,8 @@ from appliance.cluster.internal_topics import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 from appliance.cluster.state_log import ProducerIdentity
 from appliance.ipc.frames import Frame
 from appliance.ipc.request_frames import KAFKA_REQUEST, KAFKA_RESPONSE, TRANSACTION_ENDED, unpack_ended_transaction, unpack_kafka_request
-from appliance.protocol.absent_coordinator import absent_answer
 from appliance.protocol.apis import ApiKey
-from appliance.protocol.coordinated_apis import COORDINATED_APIS, CoordinatedApi
+from appliance.protocol.forwarded_apis import COORDINATED_APIS, CoordinatedApi, error_answer
 from appliance.protocol.topic_partitions import PartitionResult, TopicResult
 from appliance.protocol.transaction_apis import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 from appliance.runtime.request_server import RequestClient
@@ -90,7 +89,7 @@ class CoordinatorRequests:
             return
         if self._is_cut_off(TRANSACTIONS_TOPIC if api.is_transactional else OFFSETS_TOPIC):
             self._cut_off.add()
-            self._respond(client, KAFKA_RESPONSE, frame.token, absent_answer(frame.payload) or b"")
+            self._respond(client, KAFKA_RESPONSE, frame.token, error_answer(frame.payload, ErrorCode.COORDINATOR_NOT_AVAILABLE) or b"")
             return
         self._waiting += 1
 

@@ -40,13 +40,13 @@ from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_LEADER, PartitionTableReader, PartitionTableWriter, Row
 from services.acceptor.connection import Connection
 from services.acceptor.delayed import Delayed
+from services.acceptor.dispatch import InterBrokerHandler
 from services.acceptor.fetch.cold_reads import ColdReads
 from services.acceptor.fetch.residency import choose_residency
 from services.acceptor.fetch.segment_files import FileRange
 from services.acceptor.handlers.fetch import FetchHandler
 from services.acceptor.handlers.list_offsets import ListOffsetsHandler
 from services.acceptor.inter_broker import InterBrokerGate
-from services.acceptor.inter_broker_apis import InterBrokerHandler
 from services.acceptor.transport import PlainTransport
 
 FETCH_VERSION, LIST_OFFSETS_VERSION = 7, 1

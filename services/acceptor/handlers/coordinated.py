@@ -1,7 +1,7 @@
 """Requests that the coordinator answers: handed on whole, answered with its body under our header, sometimes after minutes (a member waits for others).
 
 Owned by one acceptor. What comes while the coordinator is away waits a little for its next life; what it had when it died is answered with an error that
-clients know (`protocol/absent_coordinator.py`). AddOffsetsToTxn may be the first that is heard of any group: `__consumer_offsets` is made before it, because
+clients know (`protocol/forwarded_apis.py`). AddOffsetsToTxn may be the first that is heard of any group: `__consumer_offsets` is made before it, because
 clients ask for the group's coordinator afterwards only. Weak spot: a client that leaves while its request waits is not told of to the coordinator.
 """
 
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from appliance.base.errors import ErrorCode
 from appliance.cluster.internal_topics import OFFSETS_TOPIC
 from appliance.cluster.metadata_cache import MetadataCache
 from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.coordinator_link import CoordinatorLink
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
-from appliance.protocol.absent_coordinator import absent_answer
 from appliance.protocol.apis import SERVED_APIS, ApiKey
 from appliance.protocol.request_header import RequestHeader
 from appliance.protocol.schema import response_frame
@@ -45,7 +45,7 @@ COORDINATED_KEYS = frozenset(
         ApiKey.LIST_TRANSACTIONS,
     }
 )
-"""As in `coordinated_apis`, whose codecs an acceptor does without until its coordinator is away; a test holds them together."""
+"""As in `forwarded_apis`, whose codecs an acceptor does without until its coordinator is away; a test holds them together."""
 UNSENT_TIMEOUT_MS = 5_000
 ANSWER_TIMEOUT_MS = 24 * 3600 * 1000
 """A member may wait for a rebalance for as long as he likes; the coordinator ends that, not we."""
@@ -67,7 +67,11 @@ class CoordinatedHandler:
         request = pack_kafka_request(header.api_key, header.api_version, header.client_id, connection.address, body)
 
         def on_response(payload: bytes | None) -> None:
-            answer = payload if payload is not None else absent_answer(request)
+            answer = payload
+            if answer is None:
+                from appliance.protocol.forwarded_apis import error_answer  # the acceptor needs these schemas only here
+
+                answer = error_answer(request, ErrorCode.COORDINATOR_NOT_AVAILABLE)
             if answer:
                 reply.pieces = [response_frame(flexible, header.correlation_id, answer)]
             else:

@@ -1,13 +1,16 @@
-"""Requests that the controller answers: handed on whole, answered with its body under our header.
+"""Requests that the controller answers: forwarded whole, answered with its body behind our header.
 
-Owned by one acceptor. Weak spot: the controller's answer is trusted to be of the version that was asked. One that the controller died over is
-answered with an error that clients do not try again; see `broker.lost_requests`.
+If the controller dies more than once over a request, nothing is known about it. The client gets
+UNKNOWN_SERVER_ERROR, as from Kafka when a request fails inside a broker, and reports that to its caller;
+a closed connection would make it send the same request again. Owned by one acceptor. Weak spots: the
+response is trusted to be of the requested version; a request that cannot be decoded closes the connection.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from appliance.base.errors import ErrorCode
 from appliance.ipc.controller_link import ControllerLink
 from appliance.ipc.request_frames import KAFKA_REQUEST, pack_kafka_request
 from appliance.protocol.apis import SERVED_APIS
@@ -15,10 +18,10 @@ from appliance.protocol.request_header import RequestHeader
 from appliance.protocol.schema import response_frame
 from services.acceptor.closings import CONTROLLER_SILENT, UNREADABLE
 from services.acceptor.connection import Connection
-from services.acceptor.lost_requests import lost_answer
 
 FORWARD_TIMEOUT_MS = 60_000
-"""Longer than any client waits: what the controller did not answer by then is answered by closing the connection."""
+"""Longer than any client waits. If the controller has not answered by then, the connection is closed."""
+LOST_MESSAGE = "The controller failed more than once while it had this request; whether it was carried out is not known."
 
 
 class ForwardedHandler:
@@ -32,21 +35,23 @@ class ForwardedHandler:
         reply = connection.expect_reply(False)
         flexible = SERVED_APIS[header.api_key].is_flexible(header.api_version)
 
-        def on_response(payload: bytes | None) -> None:
-            if payload:
-                reply.pieces = [response_frame(flexible, header.correlation_id, payload)]
+        def on_response(body: bytes | None) -> None:
+            if body:
+                reply.pieces = [response_frame(flexible, header.correlation_id, body)]
             else:
                 request = f"API {header.api_key}, version {header.api_version}"
                 reply.closes = True
-                if payload is None:
-                    reply.closing = (CONTROLLER_SILENT, f"the controller gave no answer ({request})")
+                if body is None:
+                    reply.closing = (CONTROLLER_SILENT, f"the controller sent no response ({request})")
                 else:
-                    reply.closing = (UNREADABLE, f"the controller cannot read what it asked ({request})")
+                    reply.closing = (UNREADABLE, f"the controller could not decode the request ({request})")
             reply.ready = True
             self._on_reply(connection)
 
         def on_lost() -> None:
-            on_response(lost_answer(payload))
+            from appliance.protocol.forwarded_apis import error_answer  # the acceptor needs these schemas only here
+
+            on_response(error_answer(payload, ErrorCode.UNKNOWN_SERVER_ERROR, LOST_MESSAGE))
 
         body = bytes(buffer[header.body_position : limit])
         payload = pack_kafka_request(header.api_key, header.api_version, header.client_id, connection.address, body)

@@ -27,8 +27,8 @@ from lab.scratch_layout import scratch_layout
 from services.acceptor import broker_addresses
 from services.acceptor.broker_addresses import LOOK_UP_AGAIN_NS, RETRY_NS, BrokerAddresses
 from services.acceptor.connection import Connection
+from services.acceptor.dispatch import InterBrokerHandler
 from services.acceptor.inter_broker import GRACE_NS, REMEMBERED_MAX, REPEAT_NS, InterBrokerGate
-from services.acceptor.inter_broker_apis import InterBrokerHandler
 from services.acceptor.transport import PlainTransport
 
 REFUSED = ErrorCode.CLUSTER_AUTHORIZATION_FAILED

@@ -8,7 +8,13 @@ from appliance.base.errors import ErrorCode
 from appliance.ipc.request_frames import pack_kafka_request
 from appliance.protocol import cluster_apis, config_apis, log_dir_apis, reassignment_apis, topic_apis
 from appliance.protocol.apis import SERVED_APIS, ApiKey
-from services.acceptor.lost_requests import lost_answer
+from appliance.protocol.forwarded_apis import error_answer
+from services.acceptor.handlers.forwarded import LOST_MESSAGE
+
+
+def lost_answer(payload: bytes) -> bytes | None:
+    return error_answer(payload, ErrorCode.UNKNOWN_SERVER_ERROR, LOST_MESSAGE)
+
 
 MESSAGES = {
     ApiKey.CREATE_TOPICS: (

@@ -16,7 +16,7 @@ from appliance.ipc.frames import Frame
 from appliance.ipc.request_frames import KAFKA_REQUEST, KAFKA_RESPONSE, TRANSACTION_ENDED, pack_ended_transaction, pack_kafka_request
 from appliance.protocol import group_apis, transaction_apis
 from appliance.protocol.apis import ApiKey
-from appliance.protocol.coordinated_apis import COORDINATED_APIS
+from appliance.protocol.forwarded_apis import COORDINATED_APIS
 from appliance.protocol.group_apis import HeartbeatRequest, HeartbeatResponse
 from appliance.protocol.topic_partitions import PartitionResult, TopicResult
 from appliance.protocol.transaction_apis import TxnOffsetCommitPartition, TxnOffsetCommitRequest, TxnOffsetCommitResponse, TxnOffsetCommitTopic

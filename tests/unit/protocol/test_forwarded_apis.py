@@ -1,4 +1,4 @@
-"""What clients hear while the coordinator is away (`protocol/absent_coordinator.py`): an answer to every API in every version, which kio reads."""
+"""Error responses to forwarded requests (`protocol/forwarded_apis.py`): one for each API and version, which kio reads."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 
 from appliance.base.errors import ErrorCode
 from appliance.ipc.request_frames import pack_kafka_request
-from appliance.protocol.absent_coordinator import absent_answer
-from appliance.protocol.coordinated_apis import COORDINATED_APIS
+from appliance.protocol.forwarded_apis import COORDINATED_APIS, error_answer
 from lab import kio_adapter
 from services.acceptor.handlers.coordinated import COORDINATED_KEYS
 from tests.unit.protocol.sample_requests import Sample, samples
@@ -25,14 +24,14 @@ def test_an_acceptor_hands_on_what_the_coordinator_answers() -> None:
 @pytest.mark.parametrize("sample", SAMPLES, ids=str)
 def test_every_answer_says_that_the_coordinator_is_not_there(sample: Sample) -> None:
     key, version = sample.api_key, sample.version
-    answer = absent_answer(pack_kafka_request(key, version, "client", "::1", sample.body))
+    answer = error_answer(pack_kafka_request(key, version, "client", "::1", sample.body), ErrorCode.COORDINATOR_NOT_AVAILABLE)
     assert answer is not None
     if kio_adapter.serves(key, version):
         assert _codes(kio_adapter.decode_response(key, version, answer)) == {ErrorCode.COORDINATOR_NOT_AVAILABLE}
 
 
 def test_what_cannot_be_read_has_no_answer() -> None:
-    assert absent_answer(pack_kafka_request(12, 4, "client", "::1", b"\x05g")) is None
+    assert error_answer(pack_kafka_request(12, 4, "client", "::1", b"\x05g"), ErrorCode.COORDINATOR_NOT_AVAILABLE) is None
 
 
 def _codes(value: Any) -> set[int]:

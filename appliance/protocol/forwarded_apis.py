@@ -1,0 +1,81 @@
+"""The APIs that an acceptor forwards to the coordinator or the controller, and their error responses.
+
+The coordinator uses the table too. An acceptor imports this module only when one of the two is away.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from appliance.base.errors import ProtocolViolation
+from appliance.ipc.request_frames import unpack_kafka_request
+from appliance.protocol import cluster_apis, config_apis, log_dir_apis, reassignment_apis, topic_apis
+from appliance.protocol import consumer_group_apis as newer
+from appliance.protocol import group_apis as groups
+from appliance.protocol import group_offset_apis as offsets
+from appliance.protocol import transaction_apis as transactions
+from appliance.protocol.apis import ApiKey
+from appliance.protocol.schema import Message
+
+
+class CoordinatedApi(NamedTuple):
+    """`rule` is a method of `GroupCoordinator`, or where `is_transactional` of `TransactionCoordinator`."""
+
+    request: Message[Any]
+    response: Message[Any]
+    rule: str
+    is_transactional: bool = False
+
+
+COORDINATED_APIS: Final[dict[int, CoordinatedApi]] = {
+    ApiKey.OFFSET_COMMIT: CoordinatedApi(offsets.OFFSET_COMMIT_REQUEST, offsets.OFFSET_COMMIT_RESPONSE, "offset_commit"),
+    ApiKey.OFFSET_FETCH: CoordinatedApi(offsets.OFFSET_FETCH_REQUEST, offsets.OFFSET_FETCH_RESPONSE, "offset_fetch"),
+    ApiKey.JOIN_GROUP: CoordinatedApi(groups.JOIN_GROUP_REQUEST, groups.JOIN_GROUP_RESPONSE, "join_group"),
+    ApiKey.HEARTBEAT: CoordinatedApi(groups.HEARTBEAT_REQUEST, groups.HEARTBEAT_RESPONSE, "heartbeat"),
+    ApiKey.LEAVE_GROUP: CoordinatedApi(groups.LEAVE_GROUP_REQUEST, groups.LEAVE_GROUP_RESPONSE, "leave_group"),
+    ApiKey.SYNC_GROUP: CoordinatedApi(groups.SYNC_GROUP_REQUEST, groups.SYNC_GROUP_RESPONSE, "sync_group"),
+    ApiKey.DESCRIBE_GROUPS: CoordinatedApi(groups.DESCRIBE_GROUPS_REQUEST, groups.DESCRIBE_GROUPS_RESPONSE, "describe_groups"),
+    ApiKey.LIST_GROUPS: CoordinatedApi(groups.LIST_GROUPS_REQUEST, groups.LIST_GROUPS_RESPONSE, "list_groups"),
+    ApiKey.DELETE_GROUPS: CoordinatedApi(groups.DELETE_GROUPS_REQUEST, groups.DELETE_GROUPS_RESPONSE, "delete_groups"),
+    ApiKey.OFFSET_DELETE: CoordinatedApi(offsets.OFFSET_DELETE_REQUEST, offsets.OFFSET_DELETE_RESPONSE, "offset_delete"),
+    ApiKey.TXN_OFFSET_COMMIT: CoordinatedApi(transactions.TXN_OFFSET_COMMIT_REQUEST, transactions.TXN_OFFSET_COMMIT_RESPONSE, "txn_offset_commit"),
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: CoordinatedApi(
+        newer.CONSUMER_GROUP_HEARTBEAT_REQUEST, newer.CONSUMER_GROUP_HEARTBEAT_RESPONSE, "consumer_group_heartbeat"
+    ),
+    ApiKey.CONSUMER_GROUP_DESCRIBE: CoordinatedApi(newer.CONSUMER_GROUP_DESCRIBE_REQUEST, newer.CONSUMER_GROUP_DESCRIBE_RESPONSE, "consumer_group_describe"),
+    ApiKey.INIT_PRODUCER_ID: CoordinatedApi(transactions.INIT_PRODUCER_ID_REQUEST, transactions.INIT_PRODUCER_ID_RESPONSE, "init_producer_id", True),
+    ApiKey.ADD_PARTITIONS_TO_TXN: CoordinatedApi(
+        transactions.ADD_PARTITIONS_TO_TXN_REQUEST, transactions.ADD_PARTITIONS_TO_TXN_RESPONSE, "add_partitions", True
+    ),
+    ApiKey.ADD_OFFSETS_TO_TXN: CoordinatedApi(transactions.ADD_OFFSETS_TO_TXN_REQUEST, transactions.ADD_OFFSETS_TO_TXN_RESPONSE, "add_offsets", True),
+    ApiKey.END_TXN: CoordinatedApi(transactions.END_TXN_REQUEST, transactions.END_TXN_RESPONSE, "end_transaction", True),
+    ApiKey.DESCRIBE_TRANSACTIONS: CoordinatedApi(transactions.DESCRIBE_TRANSACTIONS_REQUEST, transactions.DESCRIBE_TRANSACTIONS_RESPONSE, "describe", True),
+    ApiKey.LIST_TRANSACTIONS: CoordinatedApi(transactions.LIST_TRANSACTIONS_REQUEST, transactions.LIST_TRANSACTIONS_RESPONSE, "list_all", True),
+}
+
+CONTROLLER_APIS: Final[dict[int, tuple[Message[Any], Message[Any]]]] = {
+    ApiKey.CREATE_TOPICS: (topic_apis.CREATE_TOPICS_REQUEST, topic_apis.CREATE_TOPICS_RESPONSE),
+    ApiKey.DELETE_TOPICS: (topic_apis.DELETE_TOPICS_REQUEST, topic_apis.DELETE_TOPICS_RESPONSE),
+    ApiKey.CREATE_PARTITIONS: (topic_apis.CREATE_PARTITIONS_REQUEST, topic_apis.CREATE_PARTITIONS_RESPONSE),
+    ApiKey.DESCRIBE_CONFIGS: (config_apis.DESCRIBE_CONFIGS_REQUEST, config_apis.DESCRIBE_CONFIGS_RESPONSE),
+    ApiKey.ALTER_CONFIGS: (config_apis.ALTER_CONFIGS_REQUEST, config_apis.ALTER_CONFIGS_RESPONSE),
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: (config_apis.INCREMENTAL_ALTER_CONFIGS_REQUEST, config_apis.INCREMENTAL_ALTER_CONFIGS_RESPONSE),
+    ApiKey.ALTER_REPLICA_LOG_DIRS: (log_dir_apis.ALTER_REPLICA_LOG_DIRS_REQUEST, log_dir_apis.ALTER_REPLICA_LOG_DIRS_RESPONSE),
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: (reassignment_apis.ALTER_PARTITION_REASSIGNMENTS_REQUEST, reassignment_apis.ALTER_PARTITION_REASSIGNMENTS_RESPONSE),
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: (reassignment_apis.LIST_PARTITION_REASSIGNMENTS_REQUEST, reassignment_apis.LIST_PARTITION_REASSIGNMENTS_RESPONSE),
+    ApiKey.ELECT_LEADERS: (reassignment_apis.ELECT_LEADERS_REQUEST, reassignment_apis.ELECT_LEADERS_RESPONSE),
+    ApiKey.UNREGISTER_BROKER: (cluster_apis.UNREGISTER_BROKER_REQUEST, cluster_apis.UNREGISTER_BROKER_RESPONSE),
+}
+
+
+def error_answer(payload: bytes, error_code: int, message: str | None = None) -> bytes | None:
+    """The body of an error response to a forwarded request; None if it cannot be decoded."""
+    api_key, version, _client_id, _client_host, body = unpack_kafka_request(payload)
+    api = COORDINATED_APIS.get(api_key) or CONTROLLER_APIS.get(api_key)
+    if api is None:
+        return None
+    try:
+        request = api[0].decode(body, 0, len(body), version)
+    except ProtocolViolation:
+        return None
+    return api[1].encode(version, api[1].error_response(version, request, error_code, message))
