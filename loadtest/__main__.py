@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadtest import flames, model
+from loadtest import flames, model, turns
 from loadtest.benchmark import Benchmark
 from loadtest.benchmarks import BENCHMARKS
 from loadtest.beside_kafka import command as beside_kafka
@@ -28,6 +28,7 @@ EPILOG = """\
 `python -m loadtest flames [NAME…]` draws flame graphs instead (flames --help).
 `python -m loadtest users [MIX]` lets users of locust work with a box, and compares counts (users --help).
 `python -m loadtest beside_kafka` measures the appliance beside real Kafka brokers instead (beside_kafka --help).
+`python -m loadtest turns OTHER NAME…` measures this checkout beside another one, in turns (turns --help).
 `python -m loadtest model` makes MODEL.md anew: what a larger cluster would do, from what is recorded.
 exit codes: 0 every target met, 1 a run failed (lines lost, error replies, a process died), 2 wrong usage, 3 a target missed.
 A full run (three runs or more, one of growth_…, no --short, no --set) of a benchmark is recorded in loadtest/RESULTS.md and loadtest/results.jsonl."""
@@ -44,6 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[:1] == ["beside_kafka"]:
         prepare_environment()
         return beside_kafka.main(words[1:], say)
+    if words[:1] == ["turns"]:
+        prepare_environment()
+        return turns.main(words[1:], say)
     if words == ["model"]:
         model.write(read_lines(LINES_FILE))
         return 0
