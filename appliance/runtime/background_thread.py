@@ -17,8 +17,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from appliance.base.errors import OutOfThreads
-
 START_SECONDS = 5.0
 
 
@@ -110,14 +108,3 @@ class BackgroundThread:
             self._events.put(self._events.get(timeout=timeout))  # for the next one that waits
         except queue.Empty:
             pass
-
-
-def start_background_thread(target: Callable[..., object], name: str, action: str) -> tuple[BackgroundThread, OutOfThreads | None]:
-    """Start a thread for one piece of disk work. With a failure in the second place it has not run and never will: to be treated as if it had ended so.
-    `action` completes "could not …"."""
-    thread = BackgroundThread(target, name)
-    try:
-        thread.start()
-    except ThreadRefused as refusal:
-        return thread, OutOfThreads(f"could not {action}: {refusal}")
-    return thread, None

@@ -287,7 +287,7 @@ class LogWriterAgent:
         self._moves.incoming.close()
         self._index_repairs.close()
         self._batch_repairs.close()
-        self._probe.close()
+        self._probe.task.join(5)
         try:
             self._cleaning.close()
             self._flush_rounds.close()

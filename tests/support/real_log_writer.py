@@ -108,9 +108,7 @@ class RealLogWriter:
         for _ in range(count):
             self.clock.advance_ms(1001)
             self.turn()
-            thread = self.agent._flush_rounds._thread
-            if thread is not None:
-                thread.join()
+            self.agent._flush_rounds.task.join()
             self.turn()
 
     def create(self, proxies: LogWriterProxies, partition: int) -> None:

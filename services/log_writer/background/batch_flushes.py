@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 from appliance.base.clock import Clock
-from appliance.base.errors import OutOfDescriptors, StorageFailed
-from appliance.runtime.background_thread import BackgroundThread, start_background_thread
+from appliance.base.errors import OutOfDescriptors, OutOfThreads, StorageFailed
+from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
 from appliance.storage import file_io
@@ -149,9 +149,11 @@ class BatchFlushes:
         self._work.put(duplicates.sync if duplicates is not None else self._sync_file_system)
 
     def _begin_thread(self) -> None:
-        thread, refusal = start_background_thread(self._run, "batch-flush", f"flush {self._path}")
-        if refusal is not None:
-            raise refusal
+        thread = BackgroundThread(self._run, "batch-flush")
+        try:
+            thread.start()
+        except ThreadRefused as refusal:
+            raise OutOfThreads(f"could not flush {self._path}: {refusal}") from refusal
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller.register(self._bell, select.EPOLLIN, self._drain)
         self._thread = thread

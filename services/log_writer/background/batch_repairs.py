@@ -9,7 +9,6 @@ Weak spot: a file that the disk refuses to read is not written to.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from appliance.base.errors import ErrorCode, OutOfThreads, StorageFailed
@@ -17,12 +16,12 @@ from appliance.base.invariants import InvariantViolation, check
 from appliance.base.logging import Logger
 from appliance.ipc.channel import SinkChannel
 from appliance.ipc.replication_descriptors import repair_of
-from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import ROLE_FOLLOWER, ROLE_LEADER
 from appliance.storage import file_io
 from appliance.storage.batch_repair import RepairPlan, SegmentPlace, Verdict, plan_repair
 from appliance.storage.segment_files import LOG_SUFFIX, segment_path
+from services.log_writer.background.background_task import BackgroundTask
 from services.log_writer.completions import Completions
 from services.log_writer.replicas.replica import Replica
 from services.log_writer.replicas.replicas_of_disk import Replicas
@@ -65,7 +64,7 @@ class BatchRepairs:
     def turn(self) -> None:
         """Go on with what is under way. Raises `StorageFailed` for a disk that does not take it; what cannot be read stays as it is."""
         repair = self._repair
-        if repair is None or repair.is_busy or repair.waits_for_thread():
+        if repair is None or not repair.has_finished_step():
             return
         if repair.problem:
             self._end(repair, ErrorCode.KAFKA_STORAGE_ERROR)
@@ -135,9 +134,7 @@ class _Repair:
         self._fd = -1
         self._is_over = False
         self._path = segment_path(hosted.log.directory, place.base_offset, LOG_SUFFIX)
-        self._refused: Callable[[], None] | None = None
-        """What could not be started yet, for want of a thread."""
-        self._thread = self._beside("read", self._compare)
+        self._task = self._start("read", self._compare)
 
     def _log_versions(self) -> tuple[int, int]:
         log = self.hosted.log
@@ -147,10 +144,6 @@ class _Repair:
     def has_changed(self) -> bool:
         """Whether its segment may be another one than was looked at."""
         return self._log_versions() != self._versions or self.place.base_offset not in self.hosted.log.segment_base_offsets
-
-    @property
-    def is_busy(self) -> bool:
-        return self._thread.is_alive()
 
     @property
     def first_offset(self) -> int:
@@ -171,52 +164,45 @@ class _Repair:
         except OSError as error:
             self._fail("write", error)
             return
-        self._thread = self._beside("make durable", lambda: file_io.sync_data(self._fd))
+        self._task = self._start("make durable", lambda: file_io.sync_data(self._fd))
 
-    def waits_for_thread(self) -> bool:
-        """Try again to start what could not be started; true if it is under way now, or waits on."""
-        refused, self._refused = self._refused, None
-        if refused is not None:
-            refused()
-        return refused is not None
+    def has_finished_step(self) -> bool:
+        """Whether the thread has ended its step. A step that no thread could be started for was not
+        begun, and is started again."""
+        if self._task.is_running:
+            return False
+        if self._task.has_ended:
+            failure = self._task.take_failure()
+            if isinstance(failure, OutOfThreads):
+                self._task.start(self._step)
+                return False
+            if failure is not None:
+                self._fail(self._action, failure)
+        return True
 
-    def _begin(self, action: str, work: Callable[[], None]) -> None:
-        self._thread = self._beside(action, work)
-
-    def _beside(self, action: str, work: Callable[[], None]) -> BackgroundThread:
-        self._give_up(f"could not {action} {self._path}: its thread ended before its work", OutOfThreads)
-
-        def body() -> None:
+    def _start(self, action: str, step: Callable[[], None]) -> BackgroundTask:
+        def close_at_the_end() -> None:
             try:
-                work()
-                self.problem, self.failure = "", None
-            except OSError as error:
-                self._fail(action, error)
-            except Exception as failure:  # nothing is known of what it was to compare, or to make durable
-                self._give_up(f"could not {action} {self._path}: {type(failure).__name__}: {failure}")
-            if self._is_over:
-                file_io.close_all([self._fd])
+                step()
+            finally:
+                if self._is_over:
+                    file_io.close_all([self._fd])
 
-        thread = BackgroundThread(body, "batch-repair")
-        try:
-            thread.start()
-        except ThreadRefused:  # it is counted and logged
-            self._refused = partial(self._begin, action, work)
-        return thread
+        self._action, self._step = action, close_at_the_end
+        task = BackgroundTask("batch-repair", f"{action} {self._path}")
+        task.start(close_at_the_end)
+        return task
 
-    def _fail(self, action: str, error: OSError) -> None:
-        failure = file_io.storage_failure(f"{action} {self._path}", error)
+    def _fail(self, action: str, error: Exception) -> None:
+        failure = file_io.storage_failure(f"{action} {self._path}", error) if isinstance(error, OSError) else error
+        if not isinstance(failure, StorageFailed):
+            failure = StorageFailed(f"could not {action} {self._path}: {type(error).__name__}: {error}")
         self.failure = failure if self.is_written else None
         self.problem = str(failure)
 
-    def _give_up(self, problem: str, kind: type[StorageFailed] = StorageFailed) -> None:
-        self.failure = kind(problem) if self.is_written else None
-        self.problem = problem
-
     def close(self, timeout_seconds: float = 0) -> None:
         """While the disk keeps the thread waiting, the descriptor is the thread's to close."""
-        self._thread.join(timeout_seconds)
-        if self._thread.is_alive():
+        if not self._task.join(timeout_seconds):
             self._is_over = True
         elif self._fd >= 0:
             file_io.close_all([self._fd])

@@ -16,11 +16,10 @@ from functools import partial
 from typing import NamedTuple
 
 from appliance.base.clock import Clock
-from appliance.base.errors import DiskFull, OutOfDescriptors, OutOfThreads, StorageFailed
+from appliance.base.errors import DiskFull, OutOfDescriptors, StorageFailed
 from appliance.base.logging import Logger
 from appliance.base.model import TopicId, TopicPartition
 from appliance.base.settings import Box
-from appliance.runtime.background_thread import BackgroundThread, start_background_thread
 from appliance.shm.counters import Counters
 from appliance.storage import file_io
 from appliance.storage.checkpoints import CLEANED, RECOVERY_POINTS
@@ -32,6 +31,7 @@ from appliance.storage.pinned_directory import PinnedDirectory
 from appliance.storage.removed_segments import DepartingFiles
 from appliance.storage.segment_files import CLEANED_SUFFIX
 from appliance.storage.segment_times import lag_times
+from services.log_writer.background.background_task import BackgroundTask, Result
 from services.log_writer.background.cleaning_process import CleaningProcess
 from services.log_writer.replicas.replica import Replica
 from services.log_writer.replicas.replicas_of_disk import Replicas
@@ -87,9 +87,7 @@ class CleaningRounds:
         """Whether the run has segments behind it that are as they were: what is clean ends before them, or a key that was deleted could come back there."""
         self._replaced: list[str] = []
         self._departing = DepartingFiles()
-        self._thread: BackgroundThread | None = None
-        self._then: Callable[[], None] | None = None
-        self._failure: Exception | None = None
+        self.task = BackgroundTask("cleaning", f"compact logs in {directory.path}")
         self._runs = counters.counter("cleaner.runs")
         self._failures = counters.counter("cleaner.failures")
         self._uncleanable_logs = counters.gauge("cleaner.uncleanable_logs")
@@ -103,8 +101,10 @@ class CleaningRounds:
     @property
     def goes_on(self) -> bool:
         """Whether the next step can be taken now: `turn` then, not in a second."""
-        if self._thread is not None:
-            return not self._thread.is_alive()
+        if self.task.is_running:
+            return False
+        if self.task.has_ended:
+            return True
         if self._run is not None:
             return bool(self._run.groups) or self._ending is not None or self._clock.monotonic_ns() >= self._next_poll_ns
         return self._chosen is not None or (self._is_enabled and self._clock.monotonic_ns() >= self._next_look_ns)
@@ -130,16 +130,10 @@ class CleaningRounds:
 
     def turn(self) -> None:
         """Once a second, and when `goes_on`. Raises StorageFailed when the disk fails, DiskFull for what is tried again."""
-        if self._thread is not None:
-            if self._thread.is_alive():
-                return
-            self._thread = None
-            then, self._then = self._then, None
-            failure, self._failure = self._failure, None
-            if failure is not None:
-                raise failure
-            if then is not None:
-                then()
+        if self.task.is_running:
+            return
+        if self.task.has_ended:
+            self.task.finish()
             return
         now_ns = self._clock.monotonic_ns()
         if self._run is not None:
@@ -148,7 +142,7 @@ class CleaningRounds:
             chosen, self._chosen = self._chosen, None
             self._start(*chosen)
         elif self._departing and self._departing.is_due(now_ns):
-            self._beside(lambda: self._remove_some(now_ns), None)
+            self._run_in_thread(lambda: self._departing.remove_some(now_ns, DELETE_SLICE_BYTES))
         elif self._is_enabled and now_ns >= self._next_look_ns:
             self._next_look_ns = now_ns + self._backoff_ns
             self._look()
@@ -168,9 +162,8 @@ class CleaningRounds:
         if not candidates:
             return
         now_ms = self._clock.wall_ms()
-        chosen: list[tuple[Replica, CleaningPlan]] = []
 
-        def choose() -> None:
+        def choose() -> tuple[Replica, CleaningPlan] | None:
             plans = []
             for number, (hosted, candidate) in enumerate(candidates):
                 try:
@@ -180,13 +173,12 @@ class CleaningRounds:
                 if plan is not None:
                     plans.append((number, plan))
             best = filthiest(plans)
-            if best is not None:
-                chosen.append((candidates[best[0]][0], best[1]))
+            return None if best is None else (candidates[best[0]][0], best[1])
 
-        def take() -> None:
-            self._chosen = chosen[0] if chosen else None
+        def take(chosen: tuple[Replica, CleaningPlan] | None) -> None:
+            self._chosen = chosen
 
-        self._beside(choose, take)
+        self._run_in_thread(choose, take)
 
     def _candidate(self, hosted: Replica) -> CleaningCandidate:
         log = hosted.log
@@ -263,7 +255,7 @@ class CleaningRounds:
         if not log.can_replace(group.bases):  # retention was faster
             self._leaves_some = self._leaves_some or any(base in group.bases for base in log.segment_base_offsets)
             directory, base = log.directory, group.bases[0]
-            self._beside(lambda: remove_cleaned(directory, base), None)
+            self._run_in_thread(lambda: remove_cleaned(directory, base))
             return
         try:
             self._replaced += log.replace_segments(group.bases, group.size_bytes)
@@ -325,10 +317,9 @@ class CleaningRounds:
         log = run.hosted.log
         due_ns = self._clock.monotonic_ns() + log.config.file_delete_delay_ms * 1_000_000
         is_here = partial(self._is_here, run.hosted)
-        is_found = True
 
-        def settle() -> None:
-            nonlocal is_found
+        def settle() -> bool:
+            is_found = True
             try:
                 directory = PinnedDirectory(log.directory)
             except FileNotFoundError:
@@ -340,15 +331,16 @@ class CleaningRounds:
                 finally:
                     directory.close()
             self._directory.checkpoints.save(CLEANED, self._offsets)
+            return is_found
 
-        def take() -> None:
+        def take(is_found: bool | None) -> None:
             if not is_here():
                 return
-            if not is_found:
+            if is_found is False:
                 raise StorageFailed(f"could not compact log {log.topic_partition}: {log.directory} is not there")
             self._departing.add(replaced, due_ns, is_here)
 
-        self._beside(settle, take)
+        self._run_in_thread(settle, take)
 
     def _offsets(self) -> dict[TopicPartition, int]:
         """Return the first dirty offset of each log that has one, for the checkpoint; for any thread."""
@@ -359,40 +351,24 @@ class CleaningRounds:
                 offsets[hosted.topic_partition] = offset
         return offsets
 
-    def _remove_some(self, now_ns: int) -> None:
-        self._departing.remove_some(now_ns, DELETE_SLICE_BYTES)
-
     def _is_here(self, hosted: Replica) -> bool:
         return self._partitions.by_row.get(hosted.row) is hosted
 
-    def _beside(self, work: Callable[[], None], then: Callable[[], None] | None) -> None:
-        action = f"compact logs in {self._directory.path}"
-        self._failure = OutOfThreads(f"could not {action}: its thread ended before its work")
-
-        def body() -> None:
+    def _run_in_thread(self, work: Callable[[], Result], then: Callable[[Result | None], object] | None = None) -> None:
+        def unless_deleted() -> Result | None:
             try:
-                work()
-                self._failure = None
-            except FileNotFoundError:
-                self._failure = None  # the partition was deleted meanwhile, or retention was faster: the next look sees what is there
-            except OSError as error:
-                self._failure = file_io.storage_failure(action, error)
-            except Exception as failure:  # handed to the loop, which knows what it means
-                self._failure = failure
+                return work()
+            except FileNotFoundError:  # the partition was deleted, or retention was faster; the next round reads what is there
+                return None
 
-        self._then = then
-        self._thread, refusal = start_background_thread(body, "cleaning", action)
-        self._failure = refusal or self._failure
+        self.task.start(unless_deleted, then)
 
     def close(self) -> None:
         """End a run that is under way, wait for the thread. What was swapped in stays; the rest is swept at the next start. Raises StorageFailed."""
         if self._run is not None:
             self._run.process.close()
             self._run = None
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.join(timeout=10)
-        failure, self._failure = self._failure, None
+        failure = self.task.take_failure() if self.task.join(10) and self.task.has_ended else None
         if failure is not None and not isinstance(failure, DiskFull | OutOfDescriptors):
             raise failure
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from appliance.base.clock import Clock
 from appliance.base.errors import DiskFull, OutOfDescriptors
-from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 from appliance.shm.histogram import Histogram
 from appliance.shm.partition_table import PROBE_SINCE_WORD, PROBED_WORD
 from appliance.storage import file_io
 from appliance.storage.directory_identity import PROBE_FILE
+from services.log_writer.background.background_task import BackgroundTask
 
 PROBE_BYTES = 4096
 IDLE_FACTOR = 10
@@ -42,57 +42,33 @@ class DiskProbe:
         self._took = took
         self._words = words
         self._interval_ns = interval_ms * 1_000_000
-        self._thread: BackgroundThread | None = None
-        self._failure: OSError | None = None
-        self._has_ended = True
-        """False until the disk has answered: a thread may end before its work, for want of memory."""
+        self.task = BackgroundTask("disk-probe", f"write {path}/{PROBE_FILE}", self._on_end)
         self._next_ns = 0
         self._idle_ns = 0
         self._appended = -1
 
     def turn(self, now_ns: int, appended: int) -> None:
         """Once a second or more often; `appended` counts up while the disk is written to. Raises StorageFailed when the disk refused the last probe."""
-        if self._thread is not None:
-            if self._thread.is_alive():
-                return
-            self._thread = None
-            self._words[PROBE_SINCE_WORD] = 0
-            failure, self._failure = self._failure, None
-            if failure is not None:
-                self._tell(failure)
-            elif self._has_ended:
+        if self.task.is_running:
+            return
+        if self.task.has_ended:
+            try:
+                self.task.finish()
                 self._words[PROBED_WORD] = now_ns
+            except (DiskFull, OutOfDescriptors):
+                pass  # neither says anything about the disk; the next probe is due as always
         if now_ns < self._next_ns or (appended == self._appended and now_ns < self._idle_ns):
             return
         self._appended = appended
         self._next_ns = now_ns + self._interval_ns
         self._idle_ns = now_ns + self._interval_ns * IDLE_FACTOR
         self._words[PROBE_SINCE_WORD] = now_ns
-        self._has_ended = False
-        thread = BackgroundThread(self._probe, "disk-probe")
-        try:
-            thread.start()
-        except ThreadRefused:  # it is counted and logged; the disk is asked again at the next time
-            self._words[PROBE_SINCE_WORD] = 0
-            return
-        self._thread = thread
+        self.task.start(self._probe)
 
     def _probe(self) -> None:
         since_ns = self._clock.monotonic_ns()
-        try:
-            probe_once(self._path)
-            self._took.record(self._clock.monotonic_ns() - since_ns)
-        except OSError as error:
-            self._failure = error
-        self._has_ended = True
-        self._words[PROBE_SINCE_WORD] = 0  # the disk has answered, even if nobody looks at it for a while
+        probe_once(self._path)
+        self._took.record(self._clock.monotonic_ns() - since_ns)
 
-    def _tell(self, error: OSError) -> None:
-        failure = file_io.storage_failure(f"write {self._path}/{PROBE_FILE}", error)
-        if not isinstance(failure, DiskFull | OutOfDescriptors):
-            raise failure
-
-    def close(self, seconds: float = 5.0) -> None:
-        """Wait for a probe that is under way, as long as that makes sense."""
-        if self._thread is not None:
-            self._thread.join(timeout=seconds)
+    def _on_end(self) -> None:
+        self._words[PROBE_SINCE_WORD] = 0

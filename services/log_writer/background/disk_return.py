@@ -9,14 +9,17 @@ Before a directory is opened at all, `check_answers` touches it in a thread: a d
 
 from __future__ import annotations
 
-from appliance.base.errors import StepsDown, StorageFailed
+from contextlib import suppress
+from functools import partial
+
+from appliance.base.errors import OutOfThreads, StepsDown, StorageFailed
 from appliance.base.layout import Disk
 from appliance.runtime.agent import ServiceContext
-from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 from appliance.runtime.known_disks import read_known_disk
 from appliance.storage import file_io
 from appliance.storage.directory_identity import PROBE_FILE
 from appliance.storage.meta_properties import META_PROPERTIES
+from services.log_writer.background.background_task import BackgroundTask
 from services.log_writer.background.disk_probe import probe_once
 
 BACKOFF_NS_FIRST = 1_000_000_000
@@ -58,63 +61,63 @@ class DiskReturn:
         self._attempts = context.counters.counter(ATTEMPTS_LABEL)
         self._wait_ns = min(BACKOFF_NS_MAX, BACKOFF_NS_FIRST << min(self._attempts.value, 16))
         self._next_ns = now_ns + (self._wait_ns if first_look_ns is None else first_look_ns)
-        self._thread: BackgroundThread | None = None
-        self._problem = "not looked at yet"
+        self.task = BackgroundTask("disk-return", f"look at {disk.path}")
         self.reason = ""
         """Why it is not back, as the last look found; empty before the first."""
 
     def turn(self, now_ns: int) -> None:
         """To be called once in a while. Raises StepsDown when the disk can be opened again."""
-        if self._thread is not None:
-            if self._thread.is_alive():
-                return
-            self._thread = None
-            if not self._problem:
-                self._attempts.add()
-                raise StepsDown(f"{self._path} answers again")
-            if self._problem != self.reason:
-                self.reason = self._problem
-                self._log.warning(f"disk {self._disk} ({self._path}) is still offline: {self._problem}", disk=self._disk)
+        if self.task.is_running:
+            return
+        if self.task.has_ended:
+            try:
+                self.task.finish()
+            except OutOfThreads as failure:
+                self._on_problem(str(failure))
         if now_ns >= self._next_ns:
             self._wait_ns = min(BACKOFF_NS_MAX, self._wait_ns * 2)
             self._next_ns = now_ns + self._wait_ns
-            self._problem = "not looked at yet"
-            thread = BackgroundThread(self._look, "disk-return")
-            try:
-                thread.start()
-            except ThreadRefused as refusal:
-                self._problem = str(refusal)
-            self._thread = thread
+            self.task.start(self._find_problem, self._on_problem)
 
-    def _look(self) -> None:
+    def _on_problem(self, problem: str) -> None:
+        if not problem:
+            self._attempts.add()
+            raise StepsDown(f"{self._path} answers again")
+        if problem != self.reason:
+            self.reason = problem
+            self._log.warning(f"disk {self._disk} ({self._path}) is still offline: {problem}", disk=self._disk)
+
+    def _find_problem(self) -> str:
+        """Return why the disk cannot be used; empty if it can."""
         try:
             check_not_swapped(self._state, self._path)
             file_io.make_directories(self._path)
             started_ms = self._clock.monotonic_ms()
             probe_once(self._path)
             took_ms = self._clock.monotonic_ms() - started_ms
-            self._problem = f"too slow: 4 KiB took {took_ms / 1000:.1f} s" if took_ms > self._deadline_ms else ""
+            return f"too slow: 4 KiB took {took_ms / 1000:.1f} s" if took_ms > self._deadline_ms else ""
         except StorageFailed as failure:
-            self._problem = str(failure)
+            return str(failure)
         except OSError as error:
-            self._problem = (error.strerror or str(error)).lower()
+            return (error.strerror or str(error)).lower()
 
 
 def check_answers(state: str, path: str, deadline_ms: int) -> None:
     """Raises DiskDoesNotAnswer when touching the log directory takes longer than that; what else may be wrong with it is for others to find."""
-    toucher = BackgroundThread(_touch, "disk-touch", (state, path))
-    try:
-        toucher.start()
-    except ThreadRefused as refusal:
-        raise DiskDoesNotAnswer(f"{path} could not be looked at: {refusal}") from refusal
-    toucher.join(deadline_ms / 1000)
-    if toucher.is_alive():
+    task = BackgroundTask("disk-touch", f"look at {path}")
+    task.start(partial(_touch, state, path))
+    if not task.join(deadline_ms / 1000):
         raise DiskDoesNotAnswer(f"{path} does not answer within {deadline_ms / 1000:g} s")
+    try:
+        task.finish()
+    except OutOfThreads as refusal:
+        raise DiskDoesNotAnswer(str(refusal)) from refusal
 
 
 def _touch(state: str, path: str) -> None:
-    """Write where a former life did; a directory that has never been ours gets nothing that stays, and a disk that was swapped nothing at all."""
-    try:
+    """Write where an earlier incarnation did. A directory that is not ours yet gets nothing that
+    stays, and a disk that was swapped nothing at all."""
+    with suppress(OSError, DiskSwapped):  # the disk has answered
         check_not_swapped(state, path)
         if file_io.exists(f"{path}/{PROBE_FILE}"):
             probe_once(path)
@@ -122,5 +125,3 @@ def _touch(state: str, path: str) -> None:
             attempt = f"{path}/.millrace-{file_io.process_id()}"
             file_io.mkdir(attempt)
             file_io.rmdir(attempt)
-    except (OSError, DiskSwapped):
-        pass  # it has answered

@@ -15,13 +15,13 @@ from collections.abc import Callable
 from appliance.base.clock import Clock
 from appliance.base.errors import DiskFull, OutOfDescriptors, OutOfThreads, StorageFailed
 from appliance.base.settings import Box
-from appliance.runtime.background_thread import BackgroundThread, start_background_thread
 from appliance.shm.counters import Counters
 from appliance.shm.partition_table import FLUSH_SINCE_WORD
 from appliance.storage import file_io
 from appliance.storage.checkpoints import HIGH_WATERMARKS, RECOVERY_POINTS
 from appliance.storage.flush_round import FlushRound
 from appliance.storage.log_directory import LogDirectory
+from services.log_writer.background.background_task import BackgroundTask
 from services.log_writer.replicas.replica import Replica
 from services.log_writer.replicas.replicas_of_disk import Replicas
 
@@ -57,8 +57,8 @@ class FlushRounds:
         self._last_round_ns = clock.monotonic_ns()
         self._last_watermarks_ns = self._last_round_ns
         self._last_space_ns = 0
-        self._thread: BackgroundThread | None = None
-        self._failure: Exception | None = None
+        table, self._words = partitions.table, partitions.table.shared.words
+        self.task = BackgroundTask("flush-round", f"flush {directory.path}", self._on_end, table.set_suspect)
         self._under_way: list[_Part] = []
         self._to_flush: list[Replica] = []
         self._recovery_points_moved = False
@@ -69,7 +69,7 @@ class FlushRounds:
     @property
     def goes_on(self) -> bool:
         """Whether a slice of a round is done and the next one waits: `turn` then, not in a second."""
-        return bool(self._to_flush) and (self._thread is None or not self._thread.is_alive())
+        return bool(self._to_flush) and not self.task.is_running
 
     @property
     def is_between_slices(self) -> bool:
@@ -97,12 +97,11 @@ class FlushRounds:
         Raises StorageFailed after a failed sync, DiskFull and OutOfDescriptors for what will be tried again.
         """
         now_ns = self._clock.monotonic_ns()
-        if self._thread is not None:
-            if self._thread.is_alive():
-                return
-            self._thread = None
+        if self.task.is_running:
+            return
+        if self.task.has_ended:
             under_way, self._under_way = self._under_way, []
-            failure, self._failure = self._failure, None
+            failure = self.task.take_failure()
             if failure is not None:
                 self._give_up(under_way)
                 if isinstance(failure, OutOfThreads):
@@ -217,26 +216,12 @@ class FlushRounds:
             self._to_flush.clear()
             self._appended_at_last_round = -1
 
-    def _run(self, work: Callable[[], None]) -> None:
-        words = self._partitions.table.shared.words
-        words[FLUSH_SINCE_WORD] = self._clock.monotonic_ns()
-        self._failure = OutOfThreads(f"could not flush {self._directory.path}: its thread ended before its work")
+    def _run(self, work: Callable[[], object]) -> None:
+        self._words[FLUSH_SINCE_WORD] = self._clock.monotonic_ns()
+        self.task.start(work)
 
-        def body() -> None:
-            try:
-                work()
-                self._failure = None
-            except OSError as error:
-                self._failure = file_io.storage_failure(f"flush {self._directory.path}", error)
-                if isinstance(error, file_io.SyncFailed):  # said at once: nobody is told of it again, and we may die before the loop looks
-                    self._partitions.table.set_suspect()
-            except Exception as failure:  # handed to the loop, which knows what it means
-                self._failure = failure
-            words[FLUSH_SINCE_WORD] = 0
-
-        self._thread, refusal = start_background_thread(body, "flush-round", f"flush {self._directory.path}")
-        if refusal is not None:
-            self._failure, words[FLUSH_SINCE_WORD] = refusal, 0
+    def _on_end(self) -> None:
+        self._words[FLUSH_SINCE_WORD] = 0
 
     def close_directory(self) -> None:
         """At a clean stop, after every log was closed (and thereby flushed): checkpoints and the clean marker."""
@@ -246,14 +231,12 @@ class FlushRounds:
     def close(self) -> None:
         """Wait for a round that is under way. Raises StorageFailed if it failed or does not end: what it was to sync may not be durable, and nobody who
         syncs after it would be told."""
-        thread, self._thread = self._thread, None
-        if thread is None:
-            return
-        thread.join(timeout=10)
-        if thread.is_alive():
+        if not self.task.join(10):
             raise StorageFailed(f"a flush of {self._directory.path} does not end")
+        if not self.task.has_ended:
+            return
         under_way, self._under_way = self._under_way, []
-        failure, self._failure = self._failure, None
+        failure = self.task.take_failure()
         if failure is not None:
             self._give_up(under_way)
             if not isinstance(failure, DiskFull | OutOfDescriptors):

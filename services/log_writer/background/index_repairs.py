@@ -7,20 +7,30 @@ segment is still there. Each finding is tried once in a life. Weak spot: a rebui
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
 
 from appliance.base.clock import Clock
+from appliance.base.errors import OutOfThreads, StorageFailed
 from appliance.base.logging import Logger
 from appliance.base.model import TopicPartition
 from appliance.ipc.scrub_report import read_report
-from appliance.runtime.background_thread import BackgroundThread, ThreadRefused
 from appliance.shm.counters import Counters
 from appliance.storage import file_io
 from appliance.storage.index_rebuild import discard, put_in_place, rebuild_beside
 from appliance.storage.log import Log
 from appliance.storage.pinned_directory import PinnedDirectory
+from services.log_writer.background.background_task import BackgroundTask
 from services.log_writer.replicas.replicas_of_disk import Replicas
 
 _Segment = tuple[TopicPartition, int]
+
+
+class _Rebuild(NamedTuple):
+    """A segment whose indexes are rebuilt, and its log: another log may have its name at the end."""
+
+    segment: _Segment
+    log: Log
+    directory: PinnedDirectory
 
 
 class IndexRepairs:
@@ -35,19 +45,16 @@ class IndexRepairs:
         self._tried: set[tuple[_Segment, int]] = set()
         self._waiting: list[_Segment] = []
         self._replacements = 0
-        self._under_way: _Segment | None = None
-        self._rebuilding: tuple[Log, PinnedDirectory] | None = None
-        """Of the segment under way: another log may have its name by the time it is done."""
-        self._thread: BackgroundThread | None = None
+        self._under_way: _Rebuild | None = None
         self._problem: str | None = None
+        self.task = BackgroundTask("index-rebuild", "read or write it")
         self._rebuilt = counters.counter("log_writer.indexes_rebuilt")
 
     def turn(self) -> None:
         """Look at the report, finish what is ready, begin what is next. Raises nothing: an index is a hint, the log lives without it."""
-        if self._thread is not None:
-            if self._thread.is_alive():
-                return
-            self._thread = None
+        if self.task.is_running:
+            return
+        if self.task.has_ended:
             self._finish()
         self._look_at_report()
         if self._waiting:
@@ -87,33 +94,29 @@ class IndexRepairs:
             return
         self._replacements = log.replacements
         interval_bytes = log.config.index_interval_bytes
-        self._problem = "its thread died"
+        self._under_way = _Rebuild(segment, log, directory)
+        self.task.start(lambda: rebuild_beside(directory.path, segment[1], interval_bytes, self._clock.wall_ms()), self._on_rebuilt)
 
-        def work() -> None:
-            try:
-                self._problem = rebuild_beside(directory.path, segment[1], interval_bytes, self._clock.wall_ms())
-            except OSError as error:
-                self._problem = str(file_io.storage_failure("read or write it", error))
-            except Exception as failure:  # half an index must not be put in place
-                self._problem = f"{type(failure).__name__}: {failure}"
+    def _on_rebuilt(self, problem: str | None) -> None:
+        self._problem = problem
 
-        thread = BackgroundThread(work, "index-rebuild")
+    def _finish(self) -> None:
+        rebuild, self._under_way = self._under_way, None
+        if rebuild is None:
+            return
+        segment, log, directory = rebuild
+        topic_partition, base_offset = segment
         try:
-            thread.start()
-        except ThreadRefused:  # it is counted and logged
+            self.task.finish()
+            problem = self._problem
+        except OutOfThreads:  # nothing was done
             directory.close()
             self._waiting.insert(0, segment)
             return
-        self._under_way, self._rebuilding, self._thread = segment, (log, directory), thread
-
-    def _finish(self) -> None:
-        segment, self._under_way = self._under_way, None
-        problem, self._problem = self._problem, None
-        rebuilding, self._rebuilding = self._rebuilding, None
-        if segment is None or rebuilding is None:
-            return
-        topic_partition, base_offset = segment
-        log, directory = rebuilding
+        except StorageFailed as failure:
+            problem = str(failure)
+        except Exception as failure:  # half an index must not be put in place
+            problem = f"{type(failure).__name__}: {failure}"
         is_here = self._hosting_log(segment) is log
         try:
             if problem is None and is_here and log.replacements == self._replacements:  # not compacted meanwhile
@@ -135,8 +138,6 @@ class IndexRepairs:
 
     def close(self) -> None:
         """Wait for a rebuild that is under way; what it wrote is swept at the next start."""
-        if self._thread is not None:
-            self._thread.join(timeout=10)
-            if not self._thread.is_alive() and self._rebuilding is not None:
-                self._rebuilding[1].close()
-                self._rebuilding = None
+        if self.task.join(10) and self._under_way is not None:
+            self._under_way.directory.close()
+            self._under_way = None

@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 
 from appliance.base.clock import Clock
 from appliance.base.clock_agreement import ClockAgreement
-from appliance.base.errors import DiskFull, ErrorCode, OutOfThreads
+from appliance.base.errors import DiskFull, ErrorCode
 from appliance.base.logging import Logger
 from appliance.base.model import INTERNAL_TOPICS, TopicPartition
 from appliance.base.settings import Box
-from appliance.runtime.background_thread import BackgroundThread, start_background_thread
 from appliance.shm.counters import Counters
 from appliance.storage import file_io
 from appliance.storage.checkpoints import LOG_START_OFFSETS
@@ -29,6 +28,7 @@ from appliance.storage.log_directory import LogDirectory
 from appliance.storage.removed_segments import DepartingFiles, RemovedSegments
 from appliance.storage.retention import TIMELESS_POLICIES, TOPIC_POLICIES, FreeSpaceReserve, LogFacts, RetentionPlan, SegmentFacts, plan_retention
 from appliance.storage.segment_times import SegmentTimes
+from services.log_writer.background.background_task import BackgroundTask
 from services.log_writer.replicas.replica import Replica
 from services.log_writer.replicas.replicas_of_disk import Replicas
 
@@ -109,9 +109,7 @@ class RetentionRounds:
         """What the thread has of these two lists; the lists themselves are the loop's alone."""
         self._departing = DepartingFiles()
         self._missing_bytes = 0
-        self._thread: BackgroundThread | None = None
-        self._then: Callable[[], None] | None = None
-        self._failure: Exception | None = None
+        self.task = BackgroundTask("retention", f"delete old segments in {directory.path}")
         self._retry_ns = 0
         self._waiting_from_ns = 0
         """On a full disk those that wait for a checkpoint are looked at now and then: what makes room goes before them."""
@@ -130,8 +128,10 @@ class RetentionRounds:
     @property
     def goes_on(self) -> bool:
         """Whether something is under way whose next step can be taken now: `turn` then, not in a second."""
-        if self._thread is not None:
-            return not self._thread.is_alive()
+        if self.task.is_running:
+            return False
+        if self.task.has_ended:
+            return True
         is_busy = self._planned or self._removals or self._to_examine or self._reserve_waits is not None
         if not is_busy and not self._departing and not self._waiting and not self._missing_bytes:
             return False
@@ -145,7 +145,7 @@ class RetentionRounds:
     @property
     def is_under_way(self) -> bool:
         """Whether the next step comes soon: do not park for long."""
-        return self._thread is not None or self.goes_on
+        return self.task.is_running or self.goes_on
 
     @property
     def trouble(self) -> str:
@@ -173,19 +173,15 @@ class RetentionRounds:
 
     def turn(self) -> None:
         """Once a second, and when `goes_on`. Raises StorageFailed when the disk fails; DiskFull and OutOfDescriptors for what is tried again."""
-        if self._thread is not None:
-            if self._thread.is_alive():
-                return
-            self._thread = None
+        if self.task.is_running:
+            return
+        if self.task.has_ended:
             self._take_back_unwritten()
-            failure, self._failure = self._failure, None
+            failure = self.task.take_failure()
             if failure is not None:
-                self._then = None
                 self._retry_ns = self._clock.monotonic_ns() + SPACE_NS
                 raise failure
-            then, self._then = self._then, None
-            if then is not None:
-                then()
+            self.task.finish()
         now_ns = self._clock.monotonic_ns()
         if now_ns < self._retry_ns:
             return
@@ -201,7 +197,7 @@ class RetentionRounds:
             self._next_space_ns = now_ns + (SHORT_SPACE_NS if self._missing_bytes else SPACE_NS)
             self._look_for_space()
         elif self._departing.is_due(now_ns):
-            self._run(lambda: self._remove_some(now_ns), None)
+            self.task.start(lambda: self._remove_some(now_ns))
         elif now_ns >= self._next_round_ns:
             self._next_round_ns = now_ns + self._interval_ns
             self._begin_round(now_ns)
@@ -227,11 +223,11 @@ class RetentionRounds:
         examined = [(hosted, _facts(hosted), SegmentTimes(hosted.log.directory, hosted.log.active_max_timestamp)) for hosted in some if self._is_here(hosted)]
         policies = TOPIC_POLICIES if self._agreement.holds() else TIMELESS_POLICIES
         wall_ms = self._clock.wall_ms()
-        planned: list[_Planned] = []
-        missing: list[tuple[Replica, str]] = []
         generations = {hosted: (hosted.log.segment_list_generation, hosted.log.replacements) for hosted, _, _ in examined}
 
-        def examine() -> None:
+        def examine() -> tuple[list[_Planned], list[tuple[Replica, str]]]:
+            planned: list[_Planned] = []
+            missing: list[tuple[Replica, str]] = []
             for hosted, facts, times in examined:
                 try:
                     plan = plan_retention(facts, policies, times.largest, wall_ms)
@@ -240,14 +236,16 @@ class RetentionRounds:
                     continue
                 if plan is not None:
                     planned.append(_Planned(hosted, facts, plan, facts.config.file_delete_delay_ms))
+            return planned, missing
 
-        def take() -> None:
+        def take(examined: tuple[list[_Planned], list[tuple[Replica, str]]]) -> None:
+            planned, missing = examined
             self._planned.extend(planned)
             for hosted, path in missing:
                 if self._is_here(hosted) and generations[hosted] == (hosted.log.segment_list_generation, hosted.log.replacements):
                     self._tell_missing(hosted, path)
 
-        self._run(examine, take)
+        self.task.start(examine, take)
 
     def _tell_missing(self, hosted: Replica, path: str) -> None:
         """A file of a log that was neither deleted nor compacted meanwhile: retention cannot tell how old its segments are."""
@@ -261,10 +259,7 @@ class RetentionRounds:
     # -- for the disk
 
     def _look_for_space(self) -> None:
-        found: list[file_io.Space] = []
-
-        def compare() -> None:
-            space = found[0]
+        def compare(space: file_io.Space) -> None:
             self._missing_bytes = self._reserve.missing_bytes(space.total_bytes, space.free_bytes)
             self._missing.set(self._missing_bytes)
             if self._missing_bytes:
@@ -274,7 +269,7 @@ class RetentionRounds:
                     self._reserve_logs = []
                     self._reserve_waits = list(self._partitions.by_row.values())
 
-        self._run(lambda: found.append(self._directory.space()), compare)
+        self.task.start(self._directory.space, compare)
 
     def _collect_for_reserve(self, waits: list[Replica]) -> None:
         """The facts of some more logs; with all of them, a plan in the thread."""
@@ -287,18 +282,17 @@ class RetentionRounds:
         self._reserve_waits = None
         logs, self._reserve_logs = self._reserve_logs, []
         missing_bytes = self._missing_bytes
-        plans: dict[int, RetentionPlan] = {}
 
-        def plan() -> None:
+        def plan() -> dict[int, RetentionPlan]:
             times = [SegmentTimes(hosted.log.directory, -1) for hosted, _ in logs]
-            plans.update(self._reserve.plan([facts for _, facts in logs], missing_bytes, lambda place, segment: times[place].largest_if_there(segment)))
+            return self._reserve.plan([facts for _, facts in logs], missing_bytes, lambda place, segment: times[place].largest_if_there(segment))
 
-        def take() -> None:
+        def take(plans: dict[int, RetentionPlan]) -> None:
             for place, each in plans.items():
                 self._planned.append(_Planned(*logs[place], each, min(HURRY_MS, logs[place][1].config.file_delete_delay_ms)))
             self._tell_reserve(plans, missing_bytes)
 
-        self._run(plan, take)
+        self.task.start(plan, take)
 
     def _tell_reserve(self, plans: dict[int, RetentionPlan], missing_bytes: int) -> None:
         now_ns = self._clock.monotonic_ns()
@@ -356,19 +350,20 @@ class RetentionRounds:
         waiting, self._waiting = self._waiting, []
         begun = list(removals)
         writing = self._writing = _Writing(removals, waiting)
-        no_space: list[DiskFull] = []
 
-        def write() -> None:
+        def write() -> DiskFull | None:
+            no_space = None
             try:
                 writing.starts = self._directory.checkpoints.save(LOG_START_OFFSETS, self._partitions.log_start_offsets)
             except DiskFull as failure:
-                no_space.append(failure)
+                no_space = failure
                 self._without_checkpoint.add(len(removals))
             while removals:
                 writing.renamed.append((removals[0], removals[0].segments.rename()))
                 removals.pop(0).segments.close()
+            return no_space
 
-        def after() -> None:
+        def after(no_space: DiskFull | None) -> None:
             if writing.starts is not None:
                 for context, hosted in writing.waiting:
                     self._on_durable(context, hosted, ErrorCode.NONE)
@@ -376,11 +371,11 @@ class RetentionRounds:
                     if self._is_here(hosted):
                         hosted.log.forget_removed(writing.starts.get(hosted.topic_partition, 0))
                         hosted.log.truncate_epochs_from_start()
-            if no_space:
+            if no_space is not None:
                 self._waiting_from_ns = self._clock.monotonic_ns() + SPACE_NS
-                raise no_space[0]
+                raise no_space
 
-        self._run(write, after)
+        self.task.start(write, after)
 
     def _take_back_unwritten(self) -> None:
         """The thread has ended, however: what it did not get to waits for the next one, before what came meanwhile."""
@@ -414,33 +409,14 @@ class RetentionRounds:
 
     def close(self) -> None:
         """Wait for what is under way. What is not removed yet is removed at the next start."""
-        if self._thread is not None:
-            self._thread.join(timeout=10)
-            if self._thread.is_alive():
-                return
+        if not self.task.join(10):
+            return
         self._take_back_unwritten()
         for removal in self._removals:
             removal.segments.close()
 
     def _is_here(self, hosted: Replica) -> bool:
         return self._partitions.by_row.get(hosted.row) is hosted
-
-    def _run(self, work: Callable[[], None], then: Callable[[], None] | None) -> None:
-        action = f"delete old segments in {self._directory.path}"
-        self._failure = OutOfThreads(f"could not {action}: its thread ended before its work")
-
-        def body() -> None:
-            try:
-                work()
-                self._failure = None
-            except OSError as error:
-                self._failure = file_io.storage_failure(action, error)
-            except Exception as failure:  # handed to the loop, which knows what it means
-                self._failure = failure
-
-        self._then = then
-        self._thread, refusal = start_background_thread(body, "retention", action)
-        self._failure = refusal or self._failure
 
 
 def _facts(hosted: Replica) -> LogFacts:

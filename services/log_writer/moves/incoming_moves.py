@@ -10,26 +10,27 @@ Weak spot: a copy that is caught up keeps the only turn until it is handed over.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from appliance.base.clock import Clock
-from appliance.base.errors import DiskFull, ErrorCode, OutOfDescriptors, OutOfThreads, StorageFailed
+from appliance.base.errors import DiskFull, ErrorCode, OutOfDescriptors, StorageFailed
 from appliance.base.layout import BoxLayout
 from appliance.base.logging import Logger
 from appliance.base.model import TopicId, TopicPartition
 from appliance.base.settings import Box
 from appliance.ipc import move_report
 from appliance.ipc.move_report import MoveProgress, moves_file, write_moves
-from appliance.runtime.background_thread import BackgroundThread, start_background_thread
 from appliance.runtime.poller import Poller
 from appliance.shm.counters import Counters
-from appliance.storage import file_io, future_directories
+from appliance.storage import future_directories
 from appliance.storage.checkpoints import CLEANED
 from appliance.storage.future_directories import Future, FutureDirectories
 from appliance.storage.log_directory import LogDirectory
 from appliance.storage.move_job import COMPLETE, FAILED, FINISH, PROGRESS, THROTTLE, MoveCommand, MoveJob, MoveSaid
 from appliance.storage.move_record import Complete, MoveRecord
 from appliance.storage.recovery import CLEAN
+from services.log_writer.background.background_task import BackgroundTask
 from services.log_writer.moves.mover_process import MoverProcess
 from services.log_writer.replicas.replica import Replica
 from services.log_writer.replicas.replicas_of_disk import Replicas
@@ -130,11 +131,10 @@ class IncomingMoves:
         self._next_report_ns = 0
         self._unsettled: list[Replica] = []
         self._settle_ns = 0
-        self._thread: BackgroundThread | None = None
+        self.task = BackgroundTask("settle-moves", f"settle moved logs in {directory.path}")
         self._settled: list[Replica] = []
         self._missing: list[Replica] = []
         """Of those, whose directory the thread did not find."""
-        self._failure: Exception | None = None
         self._begun = counters.counter("moves.begun")
         self._failures = counters.counter("moves.failures")
         self._promoted = counters.counter("moves.promoted")
@@ -263,7 +263,7 @@ class IncomingMoves:
     @property
     def goes_on(self) -> bool:
         """Whether there is something to do now: `turn` then, not in a second."""
-        if self._thread is not None and not self._thread.is_alive():
+        if self.task.has_ended:
             return True
         return self._has_news or (self._report_due and self._clock.monotonic_ns() >= self._next_report_ns)
 
@@ -407,11 +407,10 @@ class IncomingMoves:
 
     def _settle(self, now_ns: int) -> None:
         """Checkpoints, then the records of promoted logs go, in a thread."""
-        if self._thread is not None:
-            if self._thread.is_alive():
-                return
-            self._thread = None
-            failure, self._failure = self._failure, None
+        if self.task.is_running:
+            return
+        if self.task.has_ended:
+            failure = self.task.take_failure()
             settled, self._settled = self._settled, []
             missing, self._missing = self._missing, []
             if isinstance(failure, DiskFull | OutOfDescriptors):
@@ -427,28 +426,15 @@ class IncomingMoves:
         settling = self._settled = [hosted for hosted in self._unsettled if self._is_here(hosted)]
         self._unsettled = []
 
-        def settle(hosted: Replica) -> None:
-            try:
-                future_directories.settle(hosted.log.directory, lambda: self._is_here(hosted))
-            except FileNotFoundError:
-                self._missing.append(hosted)  # the loop knows whether it was deleted
+        def settle() -> None:
+            self._partitions.save_checkpoints()
+            for hosted in settling:
+                try:
+                    future_directories.settle(hosted.log.directory, partial(self._is_here, hosted))
+                except FileNotFoundError:
+                    self._missing.append(hosted)  # the duty cycle knows whether it was deleted
 
-        action = f"settle moved logs in {self._directory.path}"
-        self._failure = OutOfThreads(f"could not {action}: its thread ended before its work")
-
-        def body() -> None:
-            try:
-                self._partitions.save_checkpoints()
-                for hosted in settling:
-                    settle(hosted)
-                self._failure = None
-            except OSError as error:
-                self._failure = file_io.storage_failure(action, error)
-            except Exception as failure:  # handed to the loop, which knows what it means
-                self._failure = failure
-
-        self._thread, refusal = start_background_thread(body, "settle-moves", action)
-        self._failure = refusal or self._failure
+        self.task.start(settle)
 
     def _is_here(self, hosted: Replica) -> bool:
         return self._partitions.by_row.get(hosted.row) is hosted
@@ -466,5 +452,4 @@ class IncomingMoves:
     def close(self) -> None:
         """End the mover; its copy is gone on with in the next life."""
         self._stop_run()
-        if self._thread is not None:
-            self._thread.join(timeout=10)
+        self.task.join(10)

@@ -81,9 +81,7 @@ class Life:
         runs = self.count("runs")
         for _ in range(8):
             self.writer.seconds(1)
-            thread = self.writer.agent._cleaning._thread
-            if thread is not None:
-                thread.join()
+            self.writer.agent._cleaning.task.join()
         assert self.count("runs") == runs
 
 

@@ -122,8 +122,7 @@ class Life:
             self.pass_time()
             for _ in range(8):
                 for rounds in (self.writer.agent._retention, self.writer.agent._flush_rounds, self.writer.agent._moves.incoming):
-                    if rounds._thread is not None:
-                        rounds._thread.join()
+                    rounds.task.join()
                 if self.writer.disk_state == DISK_OFFLINE:
                     return
                 self.writer.turn()
@@ -259,9 +258,8 @@ def test_what_a_thread_could_not_write_down_is_taken_back_by_the_loop_alone(life
         patch.setattr(file_io, "rename", rename)
         life.delete_records(4)
         life.pass_time()
-        assert rounds._thread is not None
         lists = rounds._removals, rounds._waiting
-        rounds._thread.join()
+        rounds.task.join()
         assert (rounds._removals, rounds._waiting) == ([], []) and rounds._removals is lists[0] and rounds._waiting is lists[1]
         life.writer.turn()
     life.rest(4)
@@ -367,8 +365,7 @@ class Rebuild:
         self.repairs = IndexRepairs(report, writer.agent._partitions, writer.clock, writer.counters, log)
 
     def finish(self) -> int:
-        assert self.repairs._thread is not None
-        self.repairs._thread.join()
+        self.repairs.task.join()
         self.repairs.turn()
         return self.life.writer.counters.counter("log_writer.indexes_rebuilt").value
 
@@ -383,8 +380,7 @@ def test_an_index_that_was_rebuilt_is_not_put_into_a_new_topic_of_that_name(life
     life.create(NEXT_ID)
     life.append(1, NEXT_ID)
     gate.open()
-    assert rebuild.repairs._thread is not None
-    rebuild.repairs._thread.join()
+    rebuild.repairs.task.join()
     assert not [name for name in os.listdir(life.path) if name.endswith(".tmp")]
     life.append(4, NEXT_ID)
     kept = {name: Path(life.path, name).read_bytes() for name in sorted(os.listdir(life.path))}

@@ -114,8 +114,7 @@ def test_a_probe_that_fails_takes_the_disk_offline_and_the_next_life_believes_th
     _probe(writer)
     assert writer.disk_state == DISK_OFFLINE and _words(writer)[SUSPECT_WORD]
     assert writer.agent._trouble.returning is not None
-    if (looks := writer.agent._trouble.returning._thread) is not None:
-        looks.join()
+    writer.agent._trouble.returning.task.join()
     held = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")]
     assert not [name for name in held if name.startswith(f"{tmp_path}/d0/")], "nothing of the disk stays open"
     with pytest.raises(StepsDown, match="answers again"):
@@ -134,18 +133,14 @@ def _probe(writer: RealLogWriter) -> None:
     for _ in range(3):
         writer.clock.advance_ms(1001)
         writer.turn()
-        thread = writer.agent._probe._thread
-        if thread is not None:
-            thread.join()
+        writer.agent._probe.task.join()
 
 
 def _look_for_return(writer: RealLogWriter) -> None:
     writer.clock.advance_ms(1001)
     writer.turn()
     assert writer.agent._trouble.returning is not None
-    thread = writer.agent._trouble.returning._thread
-    if thread is not None:
-        thread.join()
+    writer.agent._trouble.returning.task.join()
 
 
 def test_a_directory_that_cannot_be_opened_is_an_offline_disk_and_no_crash(layout: BoxLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,8 +159,7 @@ def test_a_directory_that_cannot_be_opened_is_an_offline_disk_and_no_crash(layou
         for _ in range(20):
             writer.clock.advance_ms(1001)
             agent.do_work()
-            if agent._return._thread is not None:
-                agent._return._thread.join()
+            agent._return.task.join()
     agent.close()
     for source in writer.sources.values():
         source.close()
@@ -190,8 +184,8 @@ def _seconds_until_it_steps_down(writer: RealLogWriter, agent: OfflineLogWriter)
             agent.do_work()
         except StepsDown:
             return seconds
-        if agent._return._thread is not None:
-            agent._return._thread.join(0.05)
+        if agent._return.task.is_running or agent._return.task.has_ended:
+            agent._return.task.join(0.05)
         else:
             writer.clock.advance_ms(1000)
     raise AssertionError("it never stepped down")
@@ -219,8 +213,7 @@ def test_a_disk_that_does_not_answer_at_the_start_is_offline_and_what_its_last_l
         writer, agent = _offline_life(layout, tmp_path, 2, patch)
     assert "does not answer within 0.05 s" in agent.status_line() and not agent._table.shared.words[SUSPECT_WORD]
     agent.do_work()
-    looks = agent._return._thread
-    assert looks is not None and looks.is_alive(), "it waits for the disk from the first turn on"
+    assert agent._return.task.is_running, "it waits for the disk from the first turn on"
     answers.set()
     assert _seconds_until_it_steps_down(writer, agent) <= 2
     _end(writer, agent)
@@ -257,8 +250,7 @@ def test_a_disk_that_takes_a_write_too_slowly_is_not_back(layout: BoxLayout, tmp
         patch.setattr(file_io, "fdatasync", lambda _fd: writer.clock.advance_ms(4_100))
         for _ in range(8):
             agent.do_work()
-            if agent._return._thread is not None:
-                agent._return._thread.join()  # before time goes by: it looks at the same clock
+            agent._return.task.join()  # before time goes by: it looks at the same clock
             writer.clock.advance_ms(500)
     assert agent._return.reason == "too slow: 4 KiB took 4.1 s"
     _end(writer, agent)
@@ -303,11 +295,11 @@ def test_an_idle_disk_is_probed_ten_times_less_often(tmp_path: Path, monkeypatch
     probe = disk_probe.DiskProbe(str(tmp_path), memoryview(bytearray(1024)).cast("Q"), 1000, ManualClock(), took)
     for second in range(100):
         probe.turn(second * 1_000_000_000 + 1, appended=7)
-        probe.close()
+        probe.task.join()
     assert 10 <= len(probes) <= 11
     for second in range(100, 200):
         probe.turn(second * 1_000_000_000 + 1, appended=second)
-        probe.close()
+        probe.task.join()
     assert len(probes) >= 109
     assert took.read().samples == len(probes)
 
@@ -367,8 +359,8 @@ def test_a_sync_that_failed_is_known_to_the_next_life_even_if_this_one_ended_bef
     writer.clock.advance_ms(120_000)
     writer.turn()
     rounds, flushes = writer.agent._flush_rounds, writer.agent._batch_flushes
-    assert flushes._under_way is not None if thread == "batch-flush" else rounds._thread is not None
-    eventually(lambda: rounds._failure if thread == "flush-round" else flushes._failure, "the disk has refused")
+    assert flushes._under_way is not None if thread == "batch-flush" else rounds.task.is_running or rounds.task.has_ended
+    eventually(lambda: rounds.task.has_ended if thread == "flush-round" else flushes._failure, "the disk has refused")
     if is_killed:
         writer.die()
     else:
@@ -405,10 +397,9 @@ def test_a_disk_that_was_fenced_and_then_answers_with_an_error_is_doubted(layout
     writer.turn()
     _words(writer)[FENCE_WORD] = 1
     writer.turn()
-    round_thread = writer.agent._flush_rounds._thread
-    assert round_thread is not None
+    assert writer.agent._flush_rounds.task.is_running
     answers.set()
-    round_thread.join()
+    writer.agent._flush_rounds.task.join()
     with pytest.raises(StepsDown, match="fenced"):
         for _ in range(100):
             writer.turn()

@@ -165,9 +165,7 @@ class Pair:
 
     def settle(self) -> None:
         def look() -> bool:
-            thread = self.target.agent._moves.incoming._thread
-            if thread is not None:
-                thread.join()
+            self.target.agent._moves.incoming.task.join()
             self.target.seconds(1)
             return not (self.path / "d1" / "t-0" / MOVE_RECORD).exists()
 
@@ -488,9 +486,9 @@ def test_a_log_that_is_moved_is_not_compacted(pair: Pair) -> None:
 def looks(cleaning: CleaningRounds) -> bool:
     """Whether the cleaner finds a log worth a look."""
     cleaning._look()
-    if cleaning._thread is None:
+    if not (cleaning.task.is_running or cleaning.task.has_ended):
         return False
-    cleaning._thread.join()
+    cleaning.task.join()
     return True
 
 

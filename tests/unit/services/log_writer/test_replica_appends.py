@@ -93,8 +93,7 @@ def test_a_recovery_point_does_not_pass_what_was_cut_while_its_round_went_on(tmp
         assert one.truncate(Truncation.TO_OFFSET, 0).log_end_offset == 0
         assert one.append(_sent(5, 0, 2), ReplicaAppend(2, 0)).error_code == 0
         slow.let_go()
-        assert rounds._thread is not None
-        rounds._thread.join()
+        rounds.task.join()
         rounds.turn()
         assert one.hosted.log.recovery_point == 0
         one.writer.seconds(70)

@@ -85,10 +85,8 @@ class Life:
             self.writer.clock.advance_ms(1001)
             while self.writer.disk_state != DISK_OFFLINE:
                 self.writer.turn()
-                thread = self.writer.agent._retention._thread
-                if thread is not None:
-                    thread.join()
-                elif not self.writer.agent._retention.goes_on:
+                self.writer.agent._retention.task.join()
+                if not self.writer.agent._retention.goes_on:
                     break
 
     def delete_records(self, offset: int) -> None:
