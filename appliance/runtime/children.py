@@ -1,6 +1,6 @@
-"""The supervisor's children as data: which there are, when one is started again, in which order they stop.
+"""The supervisor's children as data: when each is restarted, and in which order they stop.
 
-Pure: no process is touched here. Time is an argument, in monotonic milliseconds.
+Pure: this module starts and signals no process. Times are monotonic milliseconds.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from enum import Enum
 
 BACKOFF_MS_FIRST = 100
 BACKOFF_MS_MAX = 5_000
-"""For a child that dies again and again before it ever serves: what is wrong with it is not healed by haste."""
+"""Longest delay before a restart of a child that never served. Faster retries do not mend its
+cause."""
 SERVED_BACKOFF_MS_MAX = 200
-"""For a child that served: it is wanted, and to be back in less than 2 s. No more than this, however often it dies."""
+"""Longest delay before a restart of a child that served: it has to be back within 2 s, however
+often it dies."""
 STABLE_AFTER_MS = 10_000
-"""A child that served for this long is started at once again when it dies, as after its first death."""
+"""After serving for this long, a child is restarted without delay, as after its first death."""
 
 EXIT_OTHER_RELEASE = 78
 
@@ -25,21 +27,25 @@ STOP_ORDER: tuple[tuple[str, ...], ...] = (
     ("controller",),
     ("zookeeper",),
 )
-"""Kinds that stop together, one group after the other (DESIGN §2): nobody loses whom it still needs."""
+"""Kinds that stop together, one group after the other: a process stops before those that it needs.
+"""
 
 LISTEN_NAMES: dict[str, tuple[str, ...]] = {"acceptor": ("kafka",), "ingest": ("syslog-tcp", "syslog-udp", "ingest-http"), "console": ("http",)}
-"""Which listening sockets a kind is given; ingest also those of its table, whose names begin with `INGEST_SOCKET`."""
+"""Listening sockets of each kind. Ingest also receives those of its table, whose names begin with
+`INGEST_SOCKET`."""
 INGEST_SOCKET = "ingest-"
 
 
 def listen_names(kind: str, opened: Iterable[str]) -> list[str]:
-    """Which of the opened sockets are for this kind, in the order of their descriptors."""
+    """Return the names of the opened sockets that a kind receives, in the order of their
+    descriptors."""
     own = LISTEN_NAMES.get(kind, ())
     return [*own, *(name for name in opened if kind == "ingest" and name.startswith(INGEST_SOCKET) and name not in own)]
 
 
 class ChildState(Enum):
-    """A child as its supervisor sees it; between `STARTING` and `SERVING` its own counters may say more."""
+    """State of a child. Between `STARTING` and `SERVING` its own counters may name a more precise
+    one."""
 
     STARTING = "starting"
     SERVING = "serving"
@@ -49,7 +55,7 @@ class ChildState(Enum):
 
 
 class Child:
-    """One process of the box, over all its lives."""
+    """One process of the box across its incarnations."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -62,9 +68,9 @@ class Child:
         self.restarts = 0
         self.start_at_ms = 0
         self._failures = 0
-        """Lives in a row that ended before they served."""
+        """Incarnations in a row that ended before they served."""
         self._short_services = 0
-        """Lives in a row that served, but not for long."""
+        """Incarnations in a row that served for less than `STABLE_AFTER_MS`."""
         self._serves_since_ms = 0
 
     def on_started(self, pid: int, now_ms: int, wall_ms: int) -> None:
@@ -79,7 +85,7 @@ class Child:
         self._serves_since_ms = now_ms
 
     def on_exit(self, exit_code: int, now_ms: int) -> None:
-        """It died: it waits for its next start, or has failed for good when it is of another release."""
+        """Schedule the next start, or fail the child for good if it is of another release."""
         self.pid = 0
         if exit_code == EXIT_OTHER_RELEASE:
             self.state = ChildState.FAILED
@@ -103,12 +109,13 @@ class Child:
 
 
 def restart_delay_ms(failures: int) -> int:
-    """At once after the first death, then 0.1 s, 0.2 s, … up to 5 s."""
+    """Return the delay before a restart: none after the first failure, then 0.1 s, 0.2 s, … up to 5
+    s."""
     return 0 if failures == 0 else min(BACKOFF_MS_MAX, BACKOFF_MS_FIRST << min(failures - 1, 16))
 
 
 def plan_stop(names: list[str]) -> list[list[str]]:
-    """The given processes in groups that stop one after the other. Every one is in exactly one group."""
+    """Return `names` in groups that stop one after the other; each name is in exactly one group."""
     groups = [[name for name in names if name.partition("@")[0] in kinds] for kinds in STOP_ORDER]
     placed = {name for group in groups for name in group}
     return [group for group in [[name for name in names if name not in placed], *groups] if group]

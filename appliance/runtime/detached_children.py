@@ -1,8 +1,12 @@
-"""Processes that the box needs no more and that may not be able to end: their disk was removed or replaced, or did not answer at a start.
+"""Processes that the box no longer needs and that may not end, because a disk blocks them in the
+kernel.
 
-They are watched until they are gone, and waited for by nobody. Each is asked to end, or killed at once; one that a disk holds in the kernel takes note of
-that when the disk lets it go, and comes back to no line of its own code. Owned by the supervisor. Weak spot: what one of them holds (memory
-that others gave it, a lock, a mount) stays taken for as long as its disk hangs.
+Their disk was removed or replaced, did not answer at the start, or blocked them during a stop. Each
+is asked to end or killed at once, and reaped when it ends; no process waits for it. A killed
+process dies when the disk answers, before it runs a line of its code. Owned by the supervisor.
+
+Weak: what such a process holds (shared memory, a lock, a mount) stays in use as long as its disk
+hangs.
 """
 
 from __future__ import annotations
@@ -13,7 +17,8 @@ from typing import NamedTuple
 
 
 class DetachedProcess(NamedTuple):
-    """`kill_at_ms`: when it is killed if it has not ended by itself, monotonic."""
+    """A process that is reaped when it ends, and killed at `kill_at_ms` (monotonic) if it has not
+    ended by then."""
 
     name: str
     pid: int
@@ -22,29 +27,29 @@ class DetachedProcess(NamedTuple):
 
 
 class DetachedProcesses:
-    """By pid; its children, so a pid cannot be given to somebody else before `turn` has told of its end."""
+    """Detached processes by pid. They are unreaped children, so no other process can get their pid."""
 
     def __init__(self) -> None:
         self._by_pid: dict[int, DetachedProcess] = {}
         self._killed: set[int] = set()
 
     def add(self, name: str, pid: int, wall_ms: int, now_ms: int, patience_ms: int = 0) -> None:
-        """With patience it is asked to end by itself first."""
+        """Kill the process now, or send SIGTERM and kill it after `patience_ms`."""
         self._by_pid[pid] = DetachedProcess(name, pid, wall_ms, now_ms + patience_ms)
         if patience_ms:
             try:
                 os.kill(pid, signal.SIGTERM)
             except ProcessLookupError:
-                pass  # it ended; the next turn sees it
+                pass  # it ended; the next turn reaps it
         else:
             self._kill(pid)
 
     def turn(self, now_ms: int) -> list[DetachedProcess]:
-        """Kill those whose time is over; those that have ended since."""
+        """Kill the processes whose patience is over; returns those that have ended, and reaps them."""
         ended = []
         for pid, process in list(self._by_pid.items()):
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                self._kill(pid)  # what it may have started; before it is reaped, so the number is still its own
+                self._kill(pid)  # kill its process group before its pid can be reused
                 os.waitpid(pid, 0)
                 del self._by_pid[pid]
                 self._killed.discard(pid)
@@ -54,11 +59,12 @@ class DetachedProcesses:
         return ended
 
     def may_end_by_itself(self, now_ms: int) -> bool:
-        """Whether one of them closes its directory now; those that were killed are not worth a wait."""
+        """Return whether a process may still close its directory; those that were killed are not
+        worth a wait."""
         return any(now_ms < process.kill_at_ms for process in self._by_pid.values())
 
     def _kill(self, pid: int) -> None:
-        """With everything it started: each child leads a process group of its own."""
+        """Kill the process and its descendants: each child leads its own process group."""
         self._killed.add(pid)
         for kill in (os.killpg, os.kill):
             try:
@@ -74,7 +80,8 @@ class DetachedProcesses:
 
 
 def is_in_kernel(pid: int) -> bool:
-    """Whether a thread of the process waits in the kernel and cannot be interrupted, as for a disk."""
+    """Return whether a thread of the process is in an uninterruptible wait (state D), for example
+    for a disk."""
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/stat") as file:

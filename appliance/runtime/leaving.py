@@ -1,8 +1,11 @@
-"""How long a stop of the box waits for its controller, which gives away what other boxes can lead before anybody is told to stop.
+"""How long the stop of a box waits for its controlled shutdown.
 
-As long as that goes on: a box that leads thousands of partitions needs seconds, one whose ZooKeeper does not answer gets nowhere. What it has given away
-it counts, and counters are read without asking. Owned by whoever waits: the supervisor, under systemd each process. Weak spot: a controller that is slow
-is cut off in the end, and others take the rest when ZooKeeper says that this box is gone.
+The controller hands leaderships to other boxes before the processes stop. That takes seconds for
+thousands of partitions, and does not progress without ZooKeeper; the wait continues while the
+controller's counter rises. The supervisor waits; under systemd, each process does.
+
+Weak: a slow controller is cut off; other boxes take the remaining leaderships when the session of
+this box expires.
 """
 
 from __future__ import annotations
@@ -15,16 +18,16 @@ from appliance.shm.counters import read_counters
 
 CONTROLLER: Final = "controller"
 GIVEN_AWAY: Final = 'controller.elections{reason="stop"}'
-"""The controller's counter of partitions that it gave to other boxes because this one stops."""
+"""The controller's counter of leaderships that it handed over because this box stops."""
 STILL_NS: Final = 3_000_000_000
-"""A controller that gives nothing away for so long is not waited for."""
+"""The wait ends if the controller hands over nothing for this long."""
 LOOK_NS: Final = 100_000_000
 LEAVE_NS_MAX: Final = 8_000_000_000
-"""Nor is one that has had so long: units are killed after 15 s, and connections are to be drained first."""
+"""Longest wait: units are killed after 15 s, and connections have to be drained first."""
 
 
 class ShutdownProgress:
-    """From the first question on."""
+    """Progress of a controlled shutdown, from the first call of `is_given_up` on."""
 
     def __init__(self, layout: BoxLayout) -> None:
         self._layout = layout
@@ -37,7 +40,7 @@ class ShutdownProgress:
         return os.path.exists(self._layout.left_file)
 
     def is_given_up(self, now_ns: int) -> bool:
-        """Whether it is no use to wait any longer."""
+        """Return whether waiting longer is useless."""
         self._until_ns = self._until_ns or now_ns + LEAVE_NS_MAX
         if now_ns >= self._look_ns:
             self._look_ns = now_ns + LOOK_NS

@@ -1,7 +1,9 @@
-"""Children die with their parent, even when it is killed with -9: PR_SET_PDEATHSIG.
+"""Binds a child to its parent: the kernel kills it when the parent dies, even by SIGKILL
+(PR_SET_PDEATHSIG).
 
-Called between fork and exec (the kernel keeps the wish across exec), so that only who starts processes pays for ctypes. Weak spot: the
-signal follows the death of the *thread* that forked; whoever starts children therefore does it from its main thread.
+Called between fork and exec, where the setting survives exec, so that only processes that start
+others load ctypes. Weak: the signal follows the death of the *thread* that forked, so children have
+to be started from the main thread.
 """
 
 from __future__ import annotations
@@ -10,16 +12,17 @@ import os
 import signal
 
 PARENT_VARIABLE = "MILLRACE_PARENT"
-"""Pid of the `millrace run` that a process belongs to."""
+"""Environment variable with the pid of the `millrace run` that a process belongs to."""
 
 BOUND_VARIABLE = "MILLRACE_PARENT_BOUND"
-"""Set when the parent has bound the child to itself already."""
+"""Environment variable that is set if the parent has already bound the child."""
 
 _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent_pid: int) -> bool:
-    """Have the kernel kill this process when its parent dies; False if the parent is dead already."""
+    """Have the kernel kill this process when its parent dies; returns False if the parent is
+    already dead."""
     import ctypes
 
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -27,7 +30,8 @@ def die_with_parent(parent_pid: int) -> bool:
 
 
 def bind_to_parent() -> bool:
-    """In a started process: bind to the parent that the environment names, if any; False if it is dead already."""
+    """Bind this process to the parent that the environment names; returns False if that is already
+    dead."""
     named = os.environ.get(PARENT_VARIABLE)
     if not named:
         return True

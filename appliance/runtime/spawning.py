@@ -1,7 +1,8 @@
-"""Starts one child process by hand: fork, what must happen in between, exec.
+"""Starts a child process with fork and exec.
 
-Used by the supervisor instead of `subprocess`, which costs 2 MB, has no place for the parent-death signal, and cannot put sockets on the
-descriptors that LISTEN_FDS wants. Weak spot: what runs between fork and exec must be plain; the caller has a single thread.
+The supervisor uses it instead of `subprocess`, which costs 2 MB, cannot set the parent-death
+signal, and cannot put sockets on the descriptors that LISTEN_FDS requires. Weak: only simple code
+may run between fork and exec; the caller has a single thread.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ EXIT_NOT_STARTED = 127
 
 
 def spawn(arguments: Sequence[str], environment: dict[str, str], listening: Sequence[int] = ()) -> int:
-    """Start `arguments[0]`; returns its pid. `listening` become descriptors 3, 4, … Raises OSError if the machine refuses the fork."""
+    """Start `arguments[0]` and return its pid. `listening` become descriptors 3, 4, … Raises
+    OSError if the fork fails."""
     parent_pid = os.getpid()
     pid = os.fork()
     if pid:
@@ -33,15 +35,17 @@ def spawn(arguments: Sequence[str], environment: dict[str, str], listening: Sequ
 
 
 def _become(arguments: Sequence[str], environment: dict[str, str], listening: Sequence[int], parent_pid: int) -> NoReturn:
-    signal.set_wakeup_fd(-1)  # its other end is the parent's
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # stays ignored over exec: the parent orders the stop
+    signal.set_wakeup_fd(-1)  # the parent's pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # stays ignored over exec: the parent stops its children
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
-    os.setpgid(0, 0)  # Ctrl-C and Ctrl-Z of the terminal are for the parent; and grandchildren can be killed with it
+    # Ctrl-C and Ctrl-Z of the terminal reach only the parent, and descendants can be killed with
+    # the child
+    os.setpgid(0, 0)
     if not die_with_parent(parent_pid):
         os._exit(EXIT_NOT_STARTED)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0, inheritable=True)
-    os.dup2(2, 1, inheritable=True)  # standard output has the ready line, and nothing else
+    os.dup2(2, 1, inheritable=True)  # standard output is reserved for the ready line
     above = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 128) for descriptor in listening]
     for index, descriptor in enumerate(above):
         os.dup2(descriptor, FIRST_LISTEN_DESCRIPTOR + index, inheritable=True)

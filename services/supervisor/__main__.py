@@ -1,5 +1,9 @@
-"""supervisor: under `millrace run` the parent of everything, its only argument the options as JSON; under systemd the keeper of a box whose processes are
-units, its only argument the settings file."""
+"""Entry point of the supervisor.
+
+Under `millrace run` it is the parent process (`supervisor.py`, argument: the options as JSON).
+Under systemd it prepares the box and reports its state (`box_keeper.py`, argument: the settings
+file).
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,15 @@ from appliance.runtime.unit_mode import is_unit
 
 
 def check_zookeeper() -> list[str]:
-    """Called in a throw-away child, hence the import here."""
+    """Return why the embedded ZooKeeper cannot start. Runs in a short-lived child, so that the
+    supervisor does not keep the import."""
     from appliance.cluster.zookeeper_server import zookeeper_problems
 
     return zookeeper_problems()
 
 
 def read_senders(options: ResolvedOptions) -> SenderTable:
-    """The ingest table, read by who understands it; a box without one need not hold that."""
+    """Read the ingest table. A box without one does not load the parser."""
     if not options.settings["ingest.table.file"]:
         return SenderTable()
     from appliance.senders.table_checks import read_sender_table
@@ -25,7 +30,7 @@ def read_senders(options: ResolvedOptions) -> SenderTable:
 
 
 def sync_zookeeper(state: str) -> None:
-    """Called in a throw-away child, too."""
+    """Sync ZooKeeper's files in `state`. Runs in a short-lived child, like `check_zookeeper`."""
     from appliance.cluster.zookeeper_files import sync_data
 
     sync_data(state)

@@ -1,9 +1,13 @@
-"""The supervisor of a box whose processes are systemd's units: prepares the box, says how its processes are, takes orders about disks. It starts nobody.
+"""The supervisor of a box whose processes are systemd units: prepares the box, reports its state
+and applies disk orders.
 
-It may end and come back while the others go on: a new life finds living processes beside a box.json, and keeps both as they are. What the settings say
-since then holds when all have been stopped. When the whole box has stopped it clears what is left, as `millrace run` does. Must stay small, like every process
-that lives as long as the box. Weak spot: it knows processes by their counters, once a second; what systemd knows (units that failed) the command
-asks for itself.
+It starts no process. It may end and restart while the units run: if a new incarnation finds running
+processes and a box.json, it adopts both unchanged. Changed settings take effect after the whole box
+has stopped. When it has stopped, the supervisor removes what is left, like `millrace run`. It must
+stay small, because it runs as long as the box.
+
+Weak: it sees processes only through their counters, once a second. Failed units are known to
+systemd; the commands ask it.
 """
 
 from __future__ import annotations
@@ -46,12 +50,13 @@ TURN_MS = 1_000
 TURN_MS_WHILE_STARTING = 250
 RETRY_MS = 10_000
 SERVING_STATES = frozenset({"serving", "offline"})
-"""An offline log-writer has done all that it can."""
+"""States in which the box counts a process as ready. An offline log-writer has done all that it
+can."""
 WAITING_SHOWN = 4
 
 
 class BoxKeeper:
-    """One life of the supervisor."""
+    """One incarnation of the supervisor under systemd."""
 
     def __init__(self, prepared: PreparedBox, clock: Clock, log: Logger) -> None:
         self.box = prepared.box
@@ -70,10 +75,10 @@ class BoxKeeper:
         self._poller.register(self._signal_pipe[0], READABLE, self._on_signal_byte)
         self._is_stopping = False
         self._all_served = False
-        self._told = ""
+        self._reported = ""
 
     def run(self) -> int:
-        """Until SIGTERM."""
+        """Run until SIGTERM; returns the exit code."""
         signal.set_wakeup_fd(self._signal_pipe[1], warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_stop_signal)
@@ -89,7 +94,7 @@ class BoxKeeper:
         return 0
 
     def turn(self) -> None:
-        """Beat, look at everybody, say what changed."""
+        """Send the heartbeat, read the state of each process and report changes."""
         self._counters.beat(self._clock.monotonic_ns())
         waiting = []
         names = self.box.process_names()
@@ -102,27 +107,28 @@ class BoxKeeper:
                 self._counters.counter(f'supervisor.restarts{{process="{name}"}}').set(_restarts(snapshot))
         for gone in self._readers.keys() - set(names):
             self._readers.pop(gone).close()
-        self._tell(len(names), waiting)
+        self._report(len(names), waiting)
 
-    def _tell(self, count: int, waiting: list[str]) -> None:
-        words = f"{count - len(waiting)} of {count} processes serve"
+    def _report(self, count: int, waiting: list[str]) -> None:
+        summary = f"{count - len(waiting)} of {count} processes serve"
         if waiting:
-            words += ": " + ", ".join(waiting[:WAITING_SHOWN]) + (f" and {len(waiting) - WAITING_SHOWN} more" if len(waiting) > WAITING_SHOWN else "")
-        notify("WATCHDOG=1" + (f"\nSTATUS={words}" if words != self._told else ""))
-        self._told = words
+            summary += ": " + ", ".join(waiting[:WAITING_SHOWN]) + (f" and {len(waiting) - WAITING_SHOWN} more" if len(waiting) > WAITING_SHOWN else "")
+        notify("WATCHDOG=1" + (f"\nSTATUS={summary}" if summary != self._reported else ""))
+        self._reported = summary
         if not waiting and not self._all_served:
             self.log.info(f"all {count} processes serve")
             self.log.info(ready_line(self.box))
         elif waiting and self._all_served:
-            self.log.warning(words)
+            self.log.warning(summary)
         self._all_served = not waiting
 
     def _count_watchdog_kill(self, name: str, pid: int, beat_ns: int) -> None:
-        kills = self._counters.counter(f'supervisor.watchdog_kills{{process="{name}"}}')  # there from the first look on: whoever scrapes sees it rise
+        # exported as 0 before the first kill
+        kills = self._counters.counter(f'supervisor.watchdog_kills{{process="{name}"}}')
         silent_s = self._watchdog_kills.look(name, pid, beat_ns, self._clock.monotonic_ns())
         if silent_s:
             kills.add()
-            self.log.warning(f"{name} had not turned for {silent_s:.0f} s and was killed; where it stood is in its own log", peer=name)
+            self.log.warning(f"{name} had sent no heartbeat for {silent_s:.0f} s and was killed by systemd; its stack is in its own log", peer=name)
 
     def _read(self, name: str) -> CounterSnapshot | None:
         return self._readers.setdefault(name, CounterReader(self.layout, name)).read()
@@ -132,10 +138,10 @@ class BoxKeeper:
             return "not started"
         return (snapshot.state or "starting") if living_pid(self.layout, name) else "down"
 
-    # --- what it tells, and is told ---
+    # --- status and disk orders ---
 
     def describe(self) -> dict[str, Any]:
-        """The answer on supervisor.sock."""
+        """Return the answer to a status request on supervisor.sock."""
         own = {"name": NAME, "pid": os.getpid(), "state": "stopping" if self._is_stopping else "serving", "since": self._started_wall_ms, "restarts": None}
         return {"processes": [own, *(self._describe_process(name) for name in self.box.process_names())]}
 
@@ -147,7 +153,8 @@ class BoxKeeper:
         return described | {"since": snapshot.started_wall_ms, "restarts": _restarts(snapshot)}
 
     def _on_disk_order(self, order: dict[str, str]) -> dict[str, str]:
-        """Who ordered it starts and stops the units afterwards: that is root's to do."""
+        """Apply a disk order. The command starts and stops the units afterwards, which requires
+        root."""
         try:
             self.box, disk = self._disk_changes.carry_out(self.box, order, lambda _disk, _is_lost: None)
         except RequestRefused as refusal:
@@ -162,7 +169,7 @@ class BoxKeeper:
         snapshot, pid = self._read(name), living_pid(self.layout, name)
         return LogWriterSample(pid, 0 if snapshot is None else snapshot.heartbeat_ns // 1_000_000, is_stopped=not pid)
 
-    # --- the end ---
+    # --- stop ---
 
     def _on_stop_signal(self, _number: int, _frame: object) -> None:
         self._is_stopping = True
@@ -174,7 +181,8 @@ class BoxKeeper:
             pass
 
     def _close(self) -> None:
-        """If the others have stopped nothing is left of the box; if they go on, everything is."""
+        """Remove the runtime files if the whole box has stopped; keep them while other processes
+        run."""
         notify("STOPPING=1\nSTATUS=")
         signal.set_wakeup_fd(-1)
         is_end = os.path.exists(self.layout.stopping_file) or not [pid for pid in living_processes(self.layout) if pid != os.getpid()]
@@ -194,8 +202,11 @@ def _restarts(snapshot: CounterSnapshot) -> int:
 
 
 def adopt_box(options: RunOptions, layout: BoxLayout) -> PreparedBox | None:
-    """The box as a life before left it, with its processes; None if none of them lives. Raises LayoutMismatch if they are of another release, and
-    ConfigurationProblems if somebody else keeps it."""
+    """Return the box as the previous incarnation left it; None if no process of it runs.
+
+    Raises LayoutMismatch if the processes are of another release, and ConfigurationProblems if
+    another supervisor has the state directory.
+    """
     if not os.path.exists(layout.box_file) or not living_processes(layout):
         return None
     try:
@@ -211,10 +222,11 @@ def adopt_box(options: RunOptions, layout: BoxLayout) -> PreparedBox | None:
 
 
 def settings_changed(options: RunOptions, box: Box, read_senders: ReadSenders) -> str | None:
-    """Why what runs is not what the settings file says, with what to do; None if it is."""
+    """Return why the running box differs from the settings file, and what to do; None if it does
+    not."""
     resolved, problems = resolve_options(options, os.cpu_count() or 1)
     if problems:
-        return f"{options.config} has mistakes since the box was started: millrace config check {options.config}"
+        return f"{options.config} has errors since the box was started; run `millrace config check {options.config}`"
     resolved, ordered = with_kept_disks(resolved)
     senders = read_senders(resolved)
     if senders.problems:
@@ -223,12 +235,13 @@ def settings_changed(options: RunOptions, box: Box, read_senders: ReadSenders) -
         )
     wanted = planned_box(resolved, box.box, ordered if ordered is not None else box.disks, senders)
     if settings_mark(wanted) != os.environ.get(SETTINGS_MARK_VARIABLE, settings_mark(wanted)):
-        return "the units were written for other settings; say `millrace units apply`, then `systemctl restart millrace.target`"
+        return "the units were written for other settings; run `millrace units apply`, then `systemctl restart millrace.target`"
     return None
 
 
 def wait_after_failure(failed_file: str, settings_file: str, clock: Clock) -> None:
-    """systemd starts us again at once. After a start that failed nothing is tried for ten seconds, unless the settings were changed since."""
+    """Wait up to ten seconds after a failed start, because systemd restarts us at once. A changed
+    settings file ends the wait."""
     try:
         failed_ns = os.stat(failed_file).st_mtime_ns
     except OSError:
@@ -249,12 +262,12 @@ def _changed_ns(path: str) -> int:
         return 0
 
 
-def note_failure(failed_file: str, words: str) -> None:
+def note_failure(failed_file: str, summary: str) -> None:
     try:
         with open(failed_file, "w") as file:
-            file.write(words)
+            file.write(summary)
     except OSError:
-        pass  # then it is tried more often
+        pass  # without the file, systemd retries more often
 
 
 def forget_file(path: str) -> None:
@@ -265,7 +278,11 @@ def forget_file(path: str) -> None:
 
 
 def main(zookeeper_check: ExternalCheck, read_senders: ReadSenders) -> int:
-    """argv[1]: the settings file. Exit codes: 0 stopped on request, 2 the box cannot be prepared because of what is printed, 78 another release."""
+    """Run the supervisor under systemd; `argv[1]` is the settings file.
+
+    Exit codes: 0 stopped on request, 2 the box cannot be prepared (the reasons are logged), 78
+    another release.
+    """
     name_process("millrace")
     log = logger_from_environment(NAME)
     install_excepthooks(log)
@@ -282,20 +299,20 @@ def main(zookeeper_check: ExternalCheck, read_senders: ReadSenders) -> int:
             clear_vanished_boxes()
         prepared = adopted or prepare_box(options, clock, zookeeper_check, layout.runtime_directory, read_senders)
     except LayoutMismatch as error:
-        log.critical(f"{error}; say `systemctl restart millrace.target`")
+        log.critical(f"{error}; run `systemctl restart millrace.target`")
         return EXIT_OTHER_RELEASE
     except ConfigurationProblems as error:
         for problem in error.problems:
             log.critical(f"cannot start: {problem}")
-        words = f"cannot start: {error.problems[0]}" + (f" (and {len(error.problems) - 1} more)" if len(error.problems) > 1 else "")
-        notify(f"STATUS={words}")
+        summary = f"cannot start: {error.problems[0]}" + (f" (and {len(error.problems) - 1} more)" if len(error.problems) > 1 else "")
+        notify(f"STATUS={summary}")
         if not living_processes(layout) and running_supervisor(state) is None:
-            clear_box(layout)  # so that nobody starts by what a box before had
-        note_failure(failed_file, words)
+            clear_box(layout)  # so that no unit starts with the files of a previous box
+        note_failure(failed_file, summary)
         return EXIT_USAGE
     forget_file(failed_file)
     for path, pid in prepared.unanswered.items():
-        log.warning(f"{path} does not answer; the box starts without it, and it is served when it does (a look at it, pid {pid}, is left behind)")
+        log.warning(f"{path} does not answer; the box starts without it and serves it when it answers (its check, pid {pid}, still runs)")
     for path, reason in prepared.left_out.items():
         log.error(f"{path} is left out: {reason}")
     forget_file(layout.stopping_file)
@@ -308,5 +325,5 @@ def main(zookeeper_check: ExternalCheck, read_senders: ReadSenders) -> int:
     if adopted is None:
         log.info(f"box {prepared.box.box} is prepared for {len(prepared.box.process_names())} processes; {SYSTEMD} starts them")
     else:
-        log.info(f"box {prepared.box.box} runs; its processes go on as they are")
+        log.info(f"box {prepared.box.box} adopted; its processes keep running")
     return BoxKeeper(prepared, clock, log).run()

@@ -1,6 +1,6 @@
-"""What a child of `millrace run` is started with: its program, its environment, and the listening sockets that it is given.
+"""Starts a child of `millrace run` with its program, environment and listening sockets.
 
-Owned by the supervisor. Weak spot: under systemd the unit files say the same once more.
+Weak: the systemd unit files repeat the same settings.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ TRIM_BYTES = 16 << 20
 
 
 def start_child(child: Child, runtime_directory: str, notify_path: str, listening: Mapping[str, socket]) -> int:
-    """Its pid. Raises OSError."""
+    """Start the process of `child`; returns its pid. Raises OSError if the fork fails."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LISTEN_")}
     environment[RUNTIME_VARIABLE] = runtime_directory
     environment["NOTIFY_SOCKET"] = notify_path
-    environment.setdefault("MALLOC_ARENA_MAX", "2")  # glibc gives every thread an arena of its own otherwise
+    environment.setdefault("MALLOC_ARENA_MAX", "2")  # otherwise glibc allocates an arena per thread
     if child.kind == "ingest":
-        # Else glibc gives the memory of each request back to the kernel, and the next one pays for its pages again (10 % of OTLP's time).
+        # Otherwise glibc returns the memory of each request to the kernel, and the next request
+        # pays for its page faults (10 % of the time of OTLP).
         environment.setdefault("MALLOC_TRIM_THRESHOLD_", str(TRIM_BYTES))
     names = listen_names(child.kind, listening)
     sockets = [listening[name] for name in names]

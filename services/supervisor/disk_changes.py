@@ -1,9 +1,12 @@
-"""Carries out what `millrace disk add | remove | replace` ordered, as far as it is not starting and stopping: the box's disks, in box.json and for the
-next start, and what the processes of a disk that goes left in everybody's reach.
+"""Applies `millrace disk add | remove | replace`, apart from starting and stopping processes.
 
-The old processes are out of reach before box.json tells of the change: nobody may meet them at the place of the new ones, which read it when they
-start. Used by the supervisor, under `millrace run` and under systemd. Weak spot: whether a disk holds its log-writer is what its table and
-its heart say now; a disk may let go in the next moment.
+It changes the disks in box.json and for the next start, and invalidates the tables and sockets of
+the processes of a removed or replaced disk. It does so before it writes box.json: a process that
+reads the change must not reach the old processes under the name of the new ones. Used under
+`millrace run` and under systemd.
+
+Weak: whether a disk blocks its log-writer is read from its table and heartbeat now; the disk may
+answer a moment later.
 """
 
 from __future__ import annotations
@@ -25,8 +28,8 @@ from appliance.shm.disk_words import give_up_lives, is_held_by_disk
 
 
 class LogWriterSample(NamedTuple):
-    """What is known of a log-writer: pid (0: there is none), when its heart was last heard (monotonic), and whether it is meant to be down, as one whose
-    disk is not mounted."""
+    """The state of a log-writer: its pid (0: none), its last heartbeat (monotonic ms), and whether
+    it is stopped on purpose, as for a disk that is not mounted."""
 
     pid: int
     heard_ms: int
@@ -34,7 +37,8 @@ class LogWriterSample(NamedTuple):
 
 
 class DiskChanges:
-    """One life of a box. `given`: the log directories as its options say."""
+    """Applies disk orders for one incarnation of a box. `given`: the log directories as its options
+    name them."""
 
     def __init__(self, layout: BoxLayout, clock: Clock, given: list[str], look: Callable[[str], LogWriterSample]) -> None:
         self._layout = layout
@@ -43,8 +47,12 @@ class DiskChanges:
         self._look = look
 
     def carry_out(self, box: Box, order: dict[str, str], let_go: Callable[[str, bool], None]) -> tuple[Box, Disk]:
-        """The box after the order, written down, and the disk it is about. `let_go(disk, is lost to it)` is called for one that is no longer served by the
-        processes that it has. Raises RequestRefused or OSError."""
+        """Apply `order`; returns the changed box, which is written to box.json, and the disk.
+
+        `let_go(disk, is_lost)` is called for a disk that its processes no longer serve; `is_lost`
+        is true if they have to be killed. Raises RequestRefused, or OSError if a file cannot be
+        written.
+        """
         verb, name = order.get("verb", ""), order.get("name", "")
         disks, disk = changed_disks(box.disks, verb, name, order.get("path", ""))
         if verb == REPLACE:
@@ -63,19 +71,20 @@ class DiskChanges:
         return changed, disk
 
     def _give_up(self, box: Box, old: Disk, new: Disk) -> None:
-        """What the old directory held is lost: from now on any directory at the new path stands for it."""
+        """Give up the old directory: from now on, any directory at the new path takes its place."""
         snapshot = read_counters(self._layout, f"log-writer@{old.name}")
         if snapshot is not None and snapshot.state != "offline" and not self._look(old.name).is_stopped and not self.is_held(box, old.name):
             raise RequestRefused(
                 ErrorCode.INVALID_REQUEST,
-                f"disk {old.name} is {snapshot.state or 'starting'}; only a disk that is offline or hangs is replaced (see: millrace disk list)",
+                f"disk {old.name} is {snapshot.state or 'starting'}; only a disk that is offline or hangs can be replaced; see `millrace disk list`",
             )
         known = give_up(box.state_directory, old.path)
         if new.path != old.path:
             write_known_disk(box.state_directory, known._replace(path=new.path))
 
     def is_held(self, box: Box, disk: str) -> bool:
-        """Whether its log-writer waits for it: as its table says, or because it does not turn and is in the kernel."""
+        """Return whether the disk blocks its log-writer: its table says so, or it sends no
+        heartbeat and is in an uninterruptible wait."""
         writer = self._look(disk)
         if not writer.pid:
             return False

@@ -1,6 +1,6 @@
-"""The receiving end of sd_notify: who of our children said what. The kernel vouches for the sender's pid (SCM_CREDENTIALS).
+"""The receiving end of sd_notify. The kernel vouches for the pid of the sender (SCM_CREDENTIALS).
 
-Owned by the supervisor. Weak spot: messages of a child that died before they were read are matched to no one, and dropped.
+Weak: messages of a child that dies before they are read match no child and are dropped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MESSAGE_BYTES = 4096
 
 
 class NotifySocket:
-    """A datagram socket at `path` that children are told about by NOTIFY_SOCKET."""
+    """A datagram socket at `path`, which children find in NOTIFY_SOCKET."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -32,7 +32,7 @@ class NotifySocket:
         return self._socket.fileno()
 
     def receive(self) -> Iterator[tuple[int, str, str]]:
-        """Every assignment that has come: (pid, name, value)."""
+        """Yield each received assignment as (pid, name, value)."""
         while True:
             try:
                 data, ancillary, _, _ = self._socket.recvmsg(_MESSAGE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))

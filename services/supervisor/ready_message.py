@@ -1,6 +1,8 @@
-"""What `millrace run` prints when it serves: one line for programs, exactly so, and three commands for people to paste.
+"""What `millrace run` prints when the box serves: one line for programs, and three commands to
+paste.
 
-Pure but for looking whether kcat is installed and where our own command is.
+The format of the ready line is fixed. Apart from the search for kcat and for the `millrace`
+command, the functions are pure.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ WILDCARDS = ("0.0.0.0", "::")
 
 
 def ready_line(box: Box) -> str:
-    """`millrace ready kafka=HOST:PORT syslog=HOST:PORT http=HOST:PORT ingest=HOST:PORT`"""
+    """Return `millrace ready kafka=HOST:PORT syslog=HOST:PORT http=HOST:PORT ingest=HOST:PORT`."""
     host = _bracketed(reachable_host(box))
     return f"millrace ready kafka={host}:{box.kafka_port} syslog={host}:{box.syslog_port} http={host}:{box.http_port} ingest={host}:{box.ingest_port}"
 
 
 def ready_message(box: Box) -> str:
-    """The ready line and three commands, with this box's addresses."""
+    """Return the ready line and three commands with the addresses of this box."""
     host = reachable_host(box)
     bootstrap = f"{_bracketed(host)}:{box.kafka_port}"
     topic = box.text("ingest.syslog.topic")
@@ -29,7 +31,7 @@ def ready_message(box: Box) -> str:
     if any(os.path.dirname(disk.path) != os.path.abspath("var") for disk in box.disks):
         of_box = f" --data {_quoted(box.disks[0].path)}"
     if _says_something(box.ingest_table):
-        read = f"{millrace} ingest status{of_box}"  # the table decides where the line goes
+        read = f"{millrace} ingest status{of_box}"  # the topic depends on the table
     elif _is_installed("kcat"):
         read = f"kcat -b {bootstrap} -t {topic} -C -o beginning -e"
     else:

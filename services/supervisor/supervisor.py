@@ -1,8 +1,11 @@
-"""The parent under `millrace run`: prepares the box, starts every process, restarts what dies, stops all in order, leaves nothing.
+"""The parent process of a box under `millrace run`: starts, watches, restarts and stops all others.
 
-It holds the listening sockets and the state directory's lock, and no record ever passes through it. One thread, one poller; children
-are known by pid. It must stay small (no rich, typer, subprocess: it lives as long as the box). Weak spot: when it is killed, the
-kernel kills its children with it (parent-death signal), and the next start clears what that leaves.
+It holds the listening sockets and the lock of the state directory. No record passes through it. It
+has one thread and one poller, and knows its children by pid. It must stay small (no rich, typer or
+subprocess), because it runs as long as the box.
+
+Weak: if it is killed, the kernel kills its children with it (parent-death signal), and the next
+start removes what they leave.
 """
 
 from __future__ import annotations
@@ -43,19 +46,23 @@ from services.supervisor.ready_message import ready_message
 NAME = "supervisor"
 TURN_MS_MAX = 1_000
 GROUP_STOP_MS = 12_000
-"""A group of processes that has not stopped by then is killed; their own runner gives up at 10 s."""
+"""A process group that has not stopped by then is killed. The runner of each process gives up after
+10 s."""
 KILLED_MS = 3_000
-"""A killed process that is not gone by then waits in the kernel for its disk; a stop goes on without it."""
+"""A killed process that has not ended by then is blocked in the kernel by its disk. The stop
+continues without it."""
 NOTICE_MS = 10_000
 CANNOT_START = "millrace cannot start:\n"
 STOP_SIGNALS = {ZOOKEEPER: signal.SIGKILL}
-"""Where it is not SIGTERM. A server of ZooKeeper does nothing at its end that SIGKILL would keep it from, but Java waits 0.3 s for threads that listen."""
+"""Stop signals other than SIGTERM. SIGKILL loses nothing in ZooKeeper, and avoids the 0.3 s that
+Java waits for its listener threads."""
 START_FACTOR = 10
-"""A process that is still starting (a recovery, perhaps) may be silent for this many watchdog periods."""
+"""While a process starts (it may recover logs), its heartbeat may be this many watchdog periods
+old."""
 
 
 class Supervisor:
-    """One life of a box, from its first process to its last."""
+    """The supervisor of one incarnation of a box."""
 
     def __init__(self, prepared: PreparedBox, clock: Clock, sync_zookeeper: Callable[[str], None]) -> None:
         self.box = prepared.box
@@ -77,17 +84,19 @@ class Supervisor:
         self._poller.register(self._signal_pipe[0], READABLE, self._on_signal_byte)
         self._stop_signals = 0
         for name in self.children:
-            self._counters.counter(f'supervisor.watchdog_kills{{process="{name}"}}')  # whoever scrapes shall see it rise, not appear
+            # exported as 0 before the first kill, so that Prometheus sees an increase
+            self._counters.counter(f'supervisor.watchdog_kills{{process="{name}"}}')
         self._killed: set[int] = set()
-        """Pids that the watchdog, or the stop, has killed and that are not gone yet."""
+        """Pids that the watchdog or the stop has killed and that have not ended yet."""
         self._lost: set[str] = set()
-        """Own objects whose loss was logged."""
+        """Names of deleted shared-memory objects that were logged."""
         self._uncounted: dict[int, int] = {}
-        """Since when (ms) the counters of a pid have been missing: another program deleted them, and no heart can be heard. That is no silence."""
+        """Since when (ms) the counters of a pid are missing. Another program deleted them: the
+        heartbeat is unknown, not old."""
         self._detached = DetachedProcesses()
         for path, pid in prepared.unanswered.items():
             disk = next((disk.name for disk in self.box.disks if disk.path == path), "")
-            self.log.warning(f"disk {disk} ({path}) does not answer; the box starts without it, and it is served when it does", disk=disk)
+            self.log.warning(f"disk {disk} ({path}) does not answer; the box starts without it and serves it when it answers", disk=disk)
             self._detached.add(f"preflight of {path}", pid, clock.wall_ms(), clock.monotonic_ms())
         self._started_ms = clock.monotonic_ms()
         self._ready_said = False
@@ -96,12 +105,12 @@ class Supervisor:
         self._next_ask_ms = self._started_ms
         self.exit_code = 0
 
-    # --- the life ---
+    # --- the duty cycle ---
 
     def run(self) -> int:
-        """Run until a signal asks for the end; returns the exit code."""
+        """Run until a stop signal; returns the exit code."""
         self._install_signals()
-        self.log.info(f"box {self.box.box} starts {len(self.children)} processes")
+        self.log.info(f"box {self.box.box} is starting {len(self.children)} processes")
         for warning in peer_warnings(self.box.ensemble, self.box.broker_id, self.box.listen, self.box.advertise):
             self.log.warning(warning)
         try:
@@ -122,7 +131,8 @@ class Supervisor:
         self._ask_zookeeper(now_ms)
         if now_ms >= self._next_watchdog_ms:
             self._next_watchdog_ms = now_ms + max(250, self._watchdog_ms // 4)
-            for child in list(self.children.values()):  # an order about a disk may come in between
+            # a copy: a disk order may change the children meanwhile
+            for child in list(self.children.values()):
                 self._watch(child, now_ms)
             self._watch_own_objects()
         self._maybe_say_ready(now_ms)
@@ -142,7 +152,7 @@ class Supervisor:
         try:
             pid = start_child(child, self.layout.runtime_directory, self._notify.path, self._prepared.listening.sockets)
         except OSError as error:
-            self.log.error(f"{child.name} could not be started: {error.strerror}; it is tried again", peer=child.name)
+            self.log.error(f"could not start {child.name}: {error.strerror}; retrying", peer=child.name)
             child.since_ms = now_ms
             child.on_exit(1, now_ms)
             return
@@ -152,12 +162,12 @@ class Supervisor:
             self._next_ask_ms = now_ms
 
     def _reap(self) -> None:
-        """Take note of every child that has ended."""
+        """Handle the end of each child that has ended."""
         for child in list(self.children.values()):
             if not child.pid:
                 continue
             if os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                kill_group(child.pid)  # what it may have started; before it is reaped, so the number is still its own
+                kill_group(child.pid)  # kill its process group before its pid can be reused
                 self._on_exit(child, os.waitpid(child.pid, 0)[1])
         for ended in self._detached.turn(self._clock.monotonic_ms()):
             self.log.info(f"detached process {ended.name} (pid {ended.pid}) has ended", peer=ended.name)
@@ -186,7 +196,7 @@ class Supervisor:
         self._counters.counter(f'supervisor.restarts{{process="{child.name}"}}').add()
         delay_ms = max(0, child.start_at_ms - now_ms)
         when = f"in {delay_ms / 1000:.1f} s" if delay_ms else "now"
-        self.log.warning(f"{child.name} ended {how} after {lived_ms / 1000:.1f} s; it is started again {when}", peer=child.name)
+        self.log.warning(f"{child.name} ended {how} after {lived_ms / 1000:.1f} s; restarting {when}", peer=child.name)
 
     def _mark_dead(self, child: Child) -> None:
         if self._zookeeper is not None and child.name == ZOOKEEPER:
@@ -207,7 +217,8 @@ class Supervisor:
                 self._on_refused(value)
 
     def _on_refused(self, reason: str) -> None:
-        """The cluster does not take this box, and waiting has not helped. One that has served waits on: what it has may be needed."""
+        """Stop the start if the cluster still refuses this box. A box that has served keeps
+        waiting: it may have data that is needed."""
         if self._ready_said or self._stop_signals or self.exit_code:
             return
         sys.stderr.write(CANNOT_START + problem_lines([reason]))
@@ -223,7 +234,7 @@ class Supervisor:
         self.log.info(f"{child.name} serves after {took_ms / 1000:.1f} s ({serving} of {len(self.children)})", peer=child.name)
 
     def _ask_zookeeper(self, now_ms: int) -> None:
-        """The JVM notifies nobody: it is asked."""
+        """Poll ZooKeeper, which sends no sd_notify messages, and restart it if it failed."""
         watch = self._zookeeper
         if watch is None:
             return
@@ -245,7 +256,7 @@ class Supervisor:
                 say = self.log.info if child.state is ChildState.STARTING else self.log.warning
                 say(f"{ZOOKEEPER} {watch.words}", peer=ZOOKEEPER)
         if child.pid and child.pid not in self._killed and watch.is_left_behind(now_ms):
-            self.log.warning(f"{ZOOKEEPER} (pid {child.pid}) does not find the ensemble, which serves without it; it is started again", peer=ZOOKEEPER)
+            self.log.warning(f"{ZOOKEEPER} (pid {child.pid}) cannot rejoin a quorum that is otherwise healthy; restarting it", peer=ZOOKEEPER)
             watch.on_left_behind()
             self._killed.add(child.pid)
             kill_group(child.pid)
@@ -256,19 +267,19 @@ class Supervisor:
             self._next_ask_ms = now_ms + TURN_MS_MAX
 
     def _watch(self, child: Child, now_ms: int) -> None:
-        """Kill a child whose heart has not beaten for too long; `_reap` does the rest."""
+        """Kill a child whose heartbeat is too old; `_reap` handles its end."""
         if not child.pid:
             return
         silent_ms = now_ms - max(child.since_ms, self._heard_ms(child))
         is_heard = child.state is ChildState.SERVING and child.pid not in self._uncounted
         if silent_ms <= self._watchdog_ms * (1 if is_heard else START_FACTOR) or child.pid in self._killed:
             return
-        self.log.warning(f"{child.name} (pid {child.pid}) has not turned for {silent_ms / 1000:.0f} s; it is killed. Where it was:", peer=child.name)
+        self.log.warning(f"{child.name} (pid {child.pid}) has sent no heartbeat for {silent_ms / 1000:.0f} s; killing it. Its stack:", peer=child.name)
         self._counters.counter(f'supervisor.watchdog_kills{{process="{child.name}"}}').add()
         if child.name != ZOOKEEPER:
-            send_signal(child.pid, signal.SIGUSR1)  # prints its stack, if it can still do that
+            send_signal(child.pid, signal.SIGUSR1)  # prints its stack, if its interpreter still runs
             self._poller.poll(20)
-        self._killed.add(child.pid)  # one whose disk hangs dies when the disk lets it go: telling it again helps nobody
+        self._killed.add(child.pid)  # killed once: a process that its disk blocks dies when the disk answers
         kill_group(child.pid)
 
     def _heard_ms(self, child: Child) -> int:
@@ -281,7 +292,11 @@ class Supervisor:
         return snapshot.heartbeat_ns // 1_000_000 if snapshot.pid == child.pid else 0
 
     def _watch_own_objects(self) -> None:
-        """Its own counters are created anew: it restarts for nothing. Those of ZooKeeper come with its next life."""
+        """Recreate the supervisor's own counters if another program deleted them, because the
+        supervisor does not restart.
+
+        ZooKeeper's counters are created again when ZooKeeper restarts.
+        """
         lost = [name for name in lost_objects(self.layout.shared_memory_prefix) if name not in self._lost]
         if not lost:
             return
@@ -296,7 +311,7 @@ class Supervisor:
             self.log.dropped_counter = self._counters.counter(DROPPED_COUNTER)
             self._lost.discard(self.layout.shared_memory_name("counters", NAME))
 
-    # --- what it tells ---
+    # --- readiness and status ---
 
     def _maybe_say_ready(self, now_ms: int) -> None:
         if self._ready_said:
@@ -310,14 +325,14 @@ class Supervisor:
             notify("READY=1")
         elif now_ms >= self._next_notice_ms:
             self._next_notice_ms = now_ms + NOTICE_MS
-            self.log.notice(f"still waiting for {', '.join(map(self._with_reason, waiting))}; their messages are above")
+            self.log.notice(f"still waiting for {', '.join(map(self._with_reason, waiting))}; see their messages above")
 
     def _with_reason(self, name: str) -> str:
         status_text = self.children[name].status_text
         return f"{name} ({status_text})" if status_text else name
 
     def describe(self) -> dict[str, Any]:
-        """The answer on supervisor.sock."""
+        """Return the answer to a status request on supervisor.sock."""
         own = {"name": NAME, "pid": os.getpid(), "state": "serving" if self._ready_said else "starting", "since": self.box.started_wall_ms, "restarts": 0}
         if self._stop_signals:
             own["state"] = "stopping"
@@ -332,14 +347,15 @@ class Supervisor:
         if child.state is ChildState.STARTING:
             snapshot = read_counters(self.layout, child.name)
             if snapshot is not None and snapshot.pid == child.pid and snapshot.state:
-                state = snapshot.state  # "recovering", say
+                state = snapshot.state  # for example "recovering"
         description = {"name": child.name, "pid": child.pid or None, "state": state, "since": child.since_wall_ms, "restarts": child.restarts}
         return description | ({"status": child.status_text} if child.status_text else {})
 
-    # --- disks that come and go ---
+    # --- disk orders ---
 
     def _on_disk_order(self, order: dict[str, str]) -> dict[str, str]:
-        """`millrace disk add | remove | replace`."""
+        """Apply `millrace disk add | remove | replace`; returns the disk or the error for the
+        client."""
         try:
             self.box, disk = self._disk_changes.carry_out(self.box, order, self._set_disk_aside)
         except RequestRefused as refusal:
@@ -352,8 +368,11 @@ class Supervisor:
         return {"disk": disk.name, "path": disk.path}
 
     def _set_disk_aside(self, disk: str, is_lost: bool) -> None:
-        """Its processes serve it no more. One that its disk holds, or whose directory is given up, is killed, which a disk that hangs lets happen when it
-        answers; others end by themselves and leave their directory clean."""
+        """Detach the two processes of a disk that the box no longer serves.
+
+        If the disk is lost or blocks them they are killed, which takes effect when the disk
+        answers. Otherwise they end by themselves and close their directory cleanly.
+        """
         for process in disk_processes(disk):
             child = self.children.pop(process, None)
             if child is not None and child.pid:
@@ -363,13 +382,14 @@ class Supervisor:
         child = self.children.get(f"log-writer@{disk}")
         return LogWriterSample(0, 0) if child is None else LogWriterSample(child.pid, max(child.since_ms, self._heard_ms(child)))
 
-    # --- the end ---
+    # --- stop ---
 
     def _install_signals(self) -> None:
         signal.set_wakeup_fd(self._signal_pipe[1], warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_stop_signal)
-        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # wakes the poller by the pipe
+        # only wakes the poller through the signal pipe
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
 
     def _on_stop_signal(self, _number: int, _frame: object) -> None:
         self._stop_signals += 1
@@ -381,7 +401,8 @@ class Supervisor:
             pass
 
     def _stop(self) -> None:
-        """Stop group after group. A second signal means: do not wait any longer (nothing acknowledged is lost by that)."""
+        """Stop one process group after the other. A second stop signal kills at once; no
+        acknowledged record is lost by that."""
         self._stop_signals = max(1, self._stop_signals)
         self._counters.set_state("stopping")
         notify("STOPPING=1")
@@ -400,13 +421,17 @@ class Supervisor:
         self.log.info("the box has stopped")
 
     def _await_leaving(self) -> None:
-        """While everybody still serves, the controller gives away what other boxes can lead. A box of its own has nothing to give."""
+        """Run the controlled shutdown: the controller hands leaderships to other boxes while all
+        processes still serve.
+
+        A box without a cluster has none to hand over.
+        """
         Path(self.layout.stopping_file).touch()
         leaving = ShutdownProgress(self.layout)
         controller = self.children[CONTROLLER]
         while controller.pid and controller.state is ChildState.SERVING and not leaving.has_left():
             if self._stop_signals > 1 or leaving.is_given_up(self._clock.monotonic_ns()):
-                self.log.warning("the controller did not give away what this box leads; others take it when ZooKeeper says that this box is gone")
+                self.log.warning("the controlled shutdown did not complete; other boxes take over when the ZooKeeper session of this box expires")
                 return
             self._counters.beat(self._clock.monotonic_ns())
             self._poller.poll(10)
@@ -422,7 +447,7 @@ class Supervisor:
                         self._report_unkillable(child.name, child.pid)
                         self._detach(child)
                     elif child.pid and child.pid not in self._killed:
-                        self.log.warning(f"{child.name} did not stop in time; it is killed", peer=child.name)
+                        self.log.warning(f"{child.name} did not stop in time; killing it", peer=child.name)
                         self._killed.add(child.pid)
                         kill_group(child.pid)
                 if now_ms >= deadline_ms or deadline_ms > now_ms + KILLED_MS:
@@ -450,7 +475,8 @@ class Supervisor:
         os.close(self._prepared.state_lock)
 
     def _kill_children(self) -> None:
-        """Kill all children and reap them, for at most `KILLED_MS`. Without the poller: the failure may be its own."""
+        """Kill all children and reap them for at most `KILLED_MS`, without the poller, which may be
+        what failed."""
         running = {child.pid: child.name for child in self.children.values() if child.pid}
         for child in self.children.values():
             if child.pid:
@@ -473,18 +499,18 @@ class Supervisor:
         child.state = ChildState.STOPPED
 
     def _report_unkillable(self, name: str, pid: int) -> None:
-        self.log.error(f"{name} (pid {pid}) cannot be killed: its disk hangs. It is left behind, and ends when the disk answers", peer=name)
+        self.log.error(f"{name} (pid {pid}) cannot be killed: its disk hangs; it is left running and ends when the disk answers", peer=name)
 
 
 def send_signal(pid: int, number: signal.Signals) -> None:
     try:
         os.kill(pid, number)
     except ProcessLookupError:
-        pass  # it ended; the next reap sees it
+        pass  # it ended; the next reap handles it
 
 
 def kill_group(pid: int) -> None:
-    """Kill a child with everything it started: each child leads a process group of its own."""
+    """Kill a child and its descendants: each child leads its own process group."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -496,9 +522,12 @@ def problem_lines(problems: Iterable[str]) -> str:
 
 
 def main(zookeeper_check: ExternalCheck, read_senders: ReadSenders, sync_zookeeper: Callable[[str], None]) -> int:
-    """argv[1]: the options as JSON. `sync_zookeeper` syncs ZooKeeper's files below a state directory.
+    """Run the supervisor; `argv[1]` is the options as JSON. `sync_zookeeper` syncs ZooKeeper's
+    files in a state directory.
 
-    Exit codes: 0 stopped on request, 2 the box cannot start because of what is printed, 78 another release."""
+    Exit codes: 0 stopped on request, 2 the box cannot start (the reasons are printed), 78 another
+    release.
+    """
     options = RunOptions.from_json(sys.argv[1]) if len(sys.argv) > 1 else RunOptions()
     clock = SystemClock()
     name_process("millrace")

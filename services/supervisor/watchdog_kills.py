@@ -1,7 +1,9 @@
-"""Which lives of processes ended because they did not turn. systemd kills them and tells nobody but the journal; here they are counted, for the alarm.
+"""Counts the processes that systemd's watchdog killed, for the alarm: systemd reports them only in
+the journal.
 
-Known by their hearts alone: a life whose heart had stood still for nearly as long as the watchdog allows when it ended. Owned by the supervisor of a box whose
-processes are systemd's units, which looks once a second. Weak spot: who kills a hanging process by hand before systemd does is counted, too.
+A kill is inferred from heartbeats: the incarnation ended after its heartbeat was nearly as old as
+the watchdog allows. Owned by the supervisor under systemd, which checks once a second. Weak: a
+hanging process that an operator kills before systemd does is counted, too.
 """
 
 from __future__ import annotations
@@ -9,9 +11,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 DEADLY_SHARE = 0.75
-"""systemd counts from the last time that it was told, which is up to a quarter of the watchdog's time before the heart's last beat."""
+"""Part of the watchdog timeout. systemd counts from the last message, up to a quarter of the
+timeout before the last heartbeat."""
 SEEN_SHARE = 0.2
-"""That much of the stand-still must have been seen: a supervisor that was itself held up has not seen what it did not look at."""
+"""Part of the watchdog timeout during which the old heartbeat must have been observed. A supervisor
+that was itself suspended has observed nothing."""
 
 
 class _Incarnation(NamedTuple):
@@ -21,18 +25,21 @@ class _Incarnation(NamedTuple):
 
 
 class WatchdogKills:
-    """`look` once a second at each process."""
+    """Detects watchdog kills; call `look` once a second for each process."""
 
     def __init__(self, watchdog_ms: int) -> None:
         self._watchdog_ns = watchdog_ms * 1_000_000
-        self._lives: dict[str, _Incarnation] = {}
+        self._incarnations: dict[str, _Incarnation] = {}
 
     def look(self, process: str, pid: int, beat_ns: int, now_ns: int) -> float:
-        """How many seconds its heart had stood still when the life that was seen last was killed for it; 0 if none was. `pid` is 0 when nobody lives;
-        `beat_ns`: the heart's last beat, 0 before the first."""
-        before = self._lives.pop(process, None)
+        """Return for how many seconds the heartbeat had stopped if the last incarnation was killed
+        for it, otherwise 0.
+
+        `pid` is 0 if the process does not run; `beat_ns` is its last heartbeat, 0 before the first.
+        """
+        before = self._incarnations.pop(process, None)
         if pid and beat_ns:
-            self._lives[process] = _Incarnation(pid, beat_ns, now_ns - beat_ns)
+            self._incarnations[process] = _Incarnation(pid, beat_ns, now_ns - beat_ns)
         if before is None or before.pid == pid or before.silent_ns < SEEN_SHARE * self._watchdog_ns:
             return 0
         silent_ns = now_ns - before.beat_ns

@@ -1,4 +1,5 @@
-"""zookeeper: the embedded ZooKeeper server of a box; under systemd a small process that watches it."""
+"""Entry point of the embedded ZooKeeper server. Under systemd, a small process starts and watches
+it."""
 
 from __future__ import annotations
 

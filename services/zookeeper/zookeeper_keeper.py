@@ -1,9 +1,12 @@
-"""zookeeper under systemd: a small process that starts the Java machine, asks it whether it serves, and tells systemd.
+"""ZooKeeper under systemd: starts the JVM, polls whether it serves, and reports that to systemd.
 
-A Java machine notifies nobody and feeds no watchdog. Under `millrace run` the supervisor does that for it, and the process *is* the machine; a unit has to do
-it itself. When either of the two dies the other does, and the unit begins anew; only a machine that the ensemble has left behind is restarted here, because
-the time that it is allowed grows with each restart. Told to stop, it waits until nobody needs ZooKeeper any more, then
-stops the machine. Weak spot: as everywhere, `srvr` says nothing about a disk that hangs under the transaction log until a session needs it.
+A JVM sends no sd_notify messages and no watchdog heartbeat. Under `millrace run` the supervisor
+polls it, and the process *is* the JVM; a unit polls it itself. If one of the two ends, so does the
+other, and systemd restarts the unit. Only a server that cannot rejoin its quorum is restarted here,
+because its time limit grows with each restart. On a stop request it waits until no process needs
+ZooKeeper, then stops the JVM.
+
+Weak: `srvr` does not show a disk that hangs under the transaction log until a session writes.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ STOP_MS = 10_000
 
 
 class ZooKeeperKeeper:
-    """One life of the Java machine."""
+    """Runs and watches one JVM."""
 
     def __init__(self, context: ServiceContext, stop: StopRequest) -> None:
         self._context = context
@@ -35,12 +38,12 @@ class ZooKeeperKeeper:
         self._stop = stop
         self._may_stop = stop_turn_of(context)
         heart = heart_of(context)
-        assert heart is not None  # `services/zookeeper/__main__.py` asks
+        assert heart is not None  # `services/zookeeper/__main__.py` runs this only under systemd
         self._heart = heart
         self._watchdog_ms = context.box.integer("watchdog.timeout.ms")
         self._watch = ZooKeeperWatch(context.layout, context.box, context.poller, context.clock, sync_data)
         self._has_ended = True
-        self._told = ""
+        self._reported = ""
         self._start_machine()
 
     def _start_machine(self) -> None:
@@ -53,12 +56,12 @@ class ZooKeeperKeeper:
         self._context.poller.register(self._pidfd, READABLE, self._on_end)
 
     def run(self) -> None:
-        """Until the machine ends; MillraceError if nobody asked it to."""
+        """Run until a stop request. Raises MillraceError if the JVM ended by itself."""
         try:
             while not self._stop.requested:
                 self._turn()
                 if self._has_ended:
-                    raise MillraceError("the Java machine ended by itself; its log is zookeeper.log in the state directory")
+                    raise MillraceError("the ZooKeeper JVM ended by itself; see zookeeper.log in the state directory")
             self._heart.stopping()
             while not self._has_ended and self._may_stop is not None and not self._may_stop():
                 self._turn()
@@ -75,11 +78,11 @@ class ZooKeeperKeeper:
         if now_ms >= self._next_ask_ms:
             self._watch.ask(now_ms)
             self._next_ask_ms = self._watch.next_ask_ms(now_ms, self._watchdog_ms // 4)
-        if self._watch.words != self._told:
-            self._told = self._watch.words
-            if self._told:
-                (self._context.log.warning if self._is_ready else self._context.log.info)(self._told)
-                self._context.notifier.status(self._told)
+        if self._watch.words != self._reported:
+            self._reported = self._watch.words
+            if self._reported:
+                (self._context.log.warning if self._is_ready else self._context.log.info)(self._reported)
+                self._context.notifier.status(self._reported)
         if self._is_starting and self._watch.is_ready:
             self._is_starting = False
             if not self._is_ready:
@@ -90,10 +93,10 @@ class ZooKeeperKeeper:
             raise MillraceError(f"could not sync the files of ZooKeeper in {state}: {problem}; check the disk of the state directory")
         silent_ms = now_ms - self._watch.heard_ms
         if silent_ms > self._watchdog_ms * (START_FACTOR if self._is_starting else 1):
-            self._context.log.warning(f"the Java machine (pid {self._pid}) has not answered for {silent_ms / 1000:.0f} s; it is killed")
+            self._context.log.warning(f"the ZooKeeper JVM (pid {self._pid}) has not answered for {silent_ms / 1000:.0f} s; killing it")
             self._signal(signal.SIGKILL)
         elif not self._stop.requested and self._watch.is_left_behind(now_ms):
-            self._context.log.warning(f"the Java machine (pid {self._pid}) does not find the ensemble, which serves without it; it is started again")
+            self._context.log.warning(f"restarting the ZooKeeper JVM (pid {self._pid}): it cannot rejoin a quorum that is otherwise healthy")
             self._watch.on_left_behind()
             self._restart_machine()
         self._heart.beat(self._clock.monotonic_ns(), self._status_line)
@@ -104,7 +107,7 @@ class ZooKeeperKeeper:
         return self._heart.is_ready
 
     def _status_line(self) -> str:
-        return f"{self._watch.words or f'answers on {self._context.box.own_zookeeper}'}; Java machine {self._pid}"
+        return f"{self._watch.words or f'answers on {self._context.box.own_zookeeper}'}; JVM {self._pid}"
 
     def _restart_machine(self) -> None:
         self._signal(signal.SIGKILL)
@@ -114,7 +117,7 @@ class ZooKeeperKeeper:
         self._start_machine()
 
     def _end(self) -> None:
-        """SIGTERM, and SIGKILL for one that does not end by that."""
+        """Send SIGTERM, then SIGKILL every `STOP_MS` until the JVM has ended."""
         self._signal(signal.SIGTERM)
         until_ms = self._clock.monotonic_ms() + STOP_MS
         while not self._has_ended:
@@ -135,7 +138,7 @@ class ZooKeeperKeeper:
 
 
 def keep_zookeeper(context: ServiceContext, stop: StopRequest) -> None:
-    """The life of the unit, for `run_service`."""
+    """Run the unit of ZooKeeper, for `run_service`."""
     try:
         ZooKeeperKeeper(context, stop).run()
     except ConfigurationProblems as problems:

@@ -174,5 +174,5 @@ def test_a_hung_process_is_killed_and_started_again_and_one_that_will_not_stop_i
     box.process.terminate()
     eventually(lambda: "stopping" in box.messages, "it stops")
     assert box.stop() == 0
-    assert "console did not stop in time; it is killed" in box.messages
+    assert "console did not stop in time; killing it" in box.messages
     assert box.leftovers() == []

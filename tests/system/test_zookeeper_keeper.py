@@ -25,7 +25,7 @@ from lab.scratch_layout import scratch_layout
 pytestmark = pytest.mark.system
 
 SERVES = b"Zookeeper version: 3.9\nMode: follower\nNode count: 5\n"
-LEFT_BEHIND = "does not find the ensemble, which serves without it"
+LEFT_BEHIND = "cannot rejoin a quorum that is otherwise healthy"
 
 
 @contextmanager

@@ -109,7 +109,7 @@ MEMBERS_SECONDS=1 WAIT_SECONDS=3
 
 
 def test_a_box_that_waits_for_others_of_its_cluster_is_installed_and_does_not_count_as_one_that_has_served(machine: Path) -> None:
-    waiting = 'ACTIVE=; STATUS="waits for members 2 and 3 of the ZooKeeper ensemble; one of them is enough; Java machine 7"'
+    waiting = 'ACTIVE=; STATUS="waits for members 2 and 3 of the ZooKeeper ensemble; one of them is enough; JVM 7"'
     answer = run_functions(machine, f"{ALONE}{waiting}; touch $PREFIX/releases/2/.served; switch_to 3 && how_it_is")
     assert answer.code == 0, answer.output
     assert "waits for members 2 and 3 of the ZooKeeper ensemble" in answer.lines[-1]
@@ -118,14 +118,14 @@ def test_a_box_that_waits_for_others_of_its_cluster_is_installed_and_does_not_co
 
 
 def test_an_upgrade_of_a_box_that_served_waits_for_others_as_long_as_it_may_and_then_keeps_the_new_release(machine: Path) -> None:
-    waiting = 'ACTIVE=1; STATUS="waits for member 2 of the ZooKeeper ensemble; Java machine 7"'
+    waiting = 'ACTIVE=1; STATUS="waits for member 2 of the ZooKeeper ensemble; JVM 7"'
     answer = run_functions(machine, f"{ALONE}{waiting}; touch $PREFIX/releases/2/.served; switch_to 3 && how_it_is && echo $((SECONDS - STARTED_AT))")
     assert answer.code == 0 and int(answer.lines[-1]) >= 3, answer.output
     assert (machine / "prefix/current").readlink().name == "3"
 
 
 def test_a_box_whose_ensemble_only_has_to_agree_is_waited_for_and_not_taken_for_one_that_serves(machine: Path) -> None:
-    agreeing = 'ACTIVE=1; STATUS="waits until the ZooKeeper ensemble has agreed on a leader; Java machine 7"'
+    agreeing = 'ACTIVE=1; STATUS="waits until the ZooKeeper ensemble has agreed on a leader; JVM 7"'
     answer = run_functions(machine, f"{ALONE}{agreeing}; WAIT_SECONDS=1; switch_to 3")
     assert answer.code == 1 and "release 3 does not serve within 1 s: zookeeper starting" in answer.output
 
