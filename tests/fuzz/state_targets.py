@@ -61,12 +61,12 @@ def fuzz_replay_journal(data: bytes) -> None:
     for stream in findings.broken_streams():
         assert len(stream.digests) <= len(content)
     for batch in findings.open_batches():
-        memory.add_unsure(batch.parts)
+        memory.add_unresolved(batch.parts)
         memory.resolve(batch.topic, batch.parts, batch.partition & 1 == 0, 1_000)
     memory.remember_found(1_000)
-    memory.bound_found()
+    memory.limit_found()
     memory.expire(1_000_000)
-    memory.tell()
+    memory.notify()
 
 
 def _with_journal_checksums(data: bytes) -> bytes:

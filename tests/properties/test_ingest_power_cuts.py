@@ -71,7 +71,7 @@ class Chunks:
     def begin(self) -> None:
         state = self.state
         directory = str(state.directory / "journal")
-        self.replays = Replays(directory, "life", state.boot, 40, 600_000, self.leaders, state.clock, state.counters, state.log)
+        self.replays = Replays(directory, "incarnation", state.boot, 40, 600_000, self.leaders, state.clock, state.counters, state.log)
         while not self.replays.is_loaded:
             self.replays.do_work(state.clock.monotonic_ms(), IMAGE, True)
 
@@ -95,10 +95,10 @@ class Chunks:
 @given(st.lists(st.booleans(), min_size=1, max_size=60), st.integers(0, 2**32), st.floats(0, 1))
 def test_after_a_power_cut_a_chunk_counts_as_stored_exactly_if_the_log_has_it_and_the_journal_kept_it(said: list[bool], seed: int, share: float) -> None:
     with volatile_state() as (state, files):
-        life = Chunks(state)
+        incarnation = Chunks(state)
         for number, is_said in enumerate(said):
-            life.store(digest_of(b"chunk %d" % number), is_said)
-        life.replays.close()
+            incarnation.store(digest_of(b"chunk %d" % number), is_said)
+        incarnation.replays.close()
         before = contents(state, "journal")
         files.cut(random.Random(seed))
         state.boot = digest_of(b"another boot")
@@ -110,18 +110,18 @@ def test_after_a_power_cut_a_chunk_counts_as_stored_exactly_if_the_log_has_it_an
             assert isinstance(records[0], Begun) if records else True
             torn += is_torn
             kept |= {part[0] for record in records if isinstance(record, JournalledBatch) for part in record.parts}
-        life.begin()
+        incarnation.begin()
         assert state.counter("ingest.replay_journal_damages") == torn
         in_log = int(share * len(said))
-        life.resolve(in_log)
-        memory = life.replays.memory
-        known = {chunk for chunk in life.stored if memory.has(chunk, "syslog", 0)}
-        assert known == kept & set(life.stored[:in_log])
-        life.store(digest_of(b"after"), True)
-        life.replays.close()
-        life.begin()
-        assert {chunk for chunk in life.stored if life.replays.memory.has(chunk, "syslog", 0)} == known | {digest_of(b"after")}
-        life.replays.close()
+        incarnation.resolve(in_log)
+        memory = incarnation.replays.memory
+        known = {chunk for chunk in incarnation.stored if memory.has(chunk, "syslog", 0)}
+        assert known == kept & set(incarnation.stored[:in_log])
+        incarnation.store(digest_of(b"after"), True)
+        incarnation.replays.close()
+        incarnation.begin()
+        assert {chunk for chunk in incarnation.stored if incarnation.replays.memory.has(chunk, "syslog", 0)} == known | {digest_of(b"after")}
+        incarnation.replays.close()
 
 
 def left_in(spool: IngestSpool) -> dict[int, bytes | None]:

@@ -45,7 +45,7 @@ class Receiver:
         for stream in findings.broken_streams():
             self.streams.add_broken(stream)
         for batch in findings.open_batches():
-            self.memory.add_unsure(batch.parts)
+            self.memory.add_unresolved(batch.parts)
             self.memory.resolve(TOPIC, batch.parts, batch.base_sequence in self.in_log, self.now_ms)
         self.memory.remember_found(self.now_ms)
 

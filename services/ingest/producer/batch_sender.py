@@ -197,7 +197,7 @@ class BatchSender:
                 self._refill(queue)
             if queue.is_unresolved and queue.waiting:
                 if not queue.in_flight:
-                    self._unresolved.ask(queue, now_ns // 1_000_000)
+                    self._unresolved.resolve(queue, now_ns // 1_000_000)
             elif queue.waiting and self._producers.is_ready(queue, now_ns):
                 if queue.leader in (NO_LEADER, self._broker_id):
                     sent += self._local.offer(queue, now_ns)

@@ -27,14 +27,14 @@ class UnresolvedSequences:
         self._peers = peers
         self._on_stored = on_stored
         self._on_lost = on_lost
-        self._asked: dict[PartitionQueue, JournalledBatches] = {}
+        self._unresolved: dict[PartitionQueue, JournalledBatches] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._asked)
+        return bool(self._unresolved)
 
-    def ask(self, queue: PartitionQueue, now_ms: int) -> None:
+    def resolve(self, queue: PartitionQueue, now_ms: int) -> None:
         """Ask the leader which of the queue's batches it has. Nothing is in flight."""
-        if queue in self._asked:
+        if queue in self._unresolved:
             return
         waiting = {}
         for batch in queue.waiting:
@@ -53,17 +53,17 @@ class UnresolvedSequences:
             if not waiting:
                 self._end(queue)
 
-        asked = self._asked[queue] = JournalledBatches(self._peers, on_resolved, now_ms)
+        asked = self._unresolved[queue] = JournalledBatches(self._peers, on_resolved, now_ms)
         for stamped, _ in waiting.values():
             asked.add(stamped)
         if not waiting:
             self._end(queue)
 
     def _end(self, queue: PartitionQueue) -> None:
-        del self._asked[queue]
+        del self._unresolved[queue]
         queue.is_unresolved = False
         if queue.needs_epoch_bump:
             self._on_lost(queue)
 
     def turn(self, now_ms: int, image: MetadataImage) -> int:
-        return sum(asked.turn(now_ms, image) for asked in list(self._asked.values()))
+        return sum(asked.turn(now_ms, image) for asked in list(self._unresolved.values()))

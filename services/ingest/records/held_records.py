@@ -61,7 +61,7 @@ def cost_of(records: Records) -> int:
 class GroupMemory:
     """What is known of one unit's identities, and what of it is held back meanwhile."""
 
-    __slots__ = ("begun", "doubtful_below", "held", "is_doubtful", "is_refused", "serials", "taken", "verdict")
+    __slots__ = ("begun", "held", "is_refused", "may_be_stored", "serials", "taken", "uncertain_below", "verdict")
 
     def __init__(self) -> None:
         self.taken = 0
@@ -70,9 +70,9 @@ class GroupMemory:
         """Of the one identity."""
         self.begun: dict[bytes, None] = {}
         """Identities that are under way by this unit."""
-        self.is_doubtful = False
+        self.may_be_stored = False
         """Some of its records may be stored."""
-        self.doubtful_below = 0
+        self.uncertain_below = 0
         """The same for a stream: those with serials below."""
         self.held: list[tuple[Records, range]] = []
         self.serials: list[tuple[int, int]] = []
@@ -80,7 +80,7 @@ class GroupMemory:
         """Its sender will bring all of it again."""
 
 
-class Behind(NamedTuple):
+class HeldRun(NamedTuple):
     """Records that wait for the head of their line, by their numbers in the unit."""
 
     group: AckGroup
@@ -89,13 +89,13 @@ class Behind(NamedTuple):
     numbers: range
 
 
-class Line:
+class HeldConnection:
     """What came on a connection behind a unit of which it is not known what a previous life has stored."""
 
     __slots__ = ("behind", "head", "is_closed")
 
     def __init__(self, head: AckGroup) -> None:
         self.head = head
-        self.behind: deque[Behind] = deque()
+        self.behind: deque[HeldRun] = deque()
         self.is_closed = False
         """Something was refused: what follows must not overtake it when it comes again."""

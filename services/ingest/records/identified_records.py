@@ -18,7 +18,7 @@ from appliance.senders.listener import Listener
 from services.ingest.records.ack_group import AckGroup, AckOutcome, ReplayedStream
 from services.ingest.records.acknowledger import Acknowledger
 from services.ingest.records.event import EventSource
-from services.ingest.records.held_records import Behind, GroupMemory, HeldRecords, Line, Records
+from services.ingest.records.held_records import GroupMemory, HeldConnection, HeldRecords, HeldRun, Records
 from services.ingest.records.ingest_ledger import IngestLedger
 from services.ingest.records.intake import RefusedReason
 from services.ingest.replay.replay_memory import Known, ReplayMemory
@@ -41,7 +41,7 @@ Addresses = AddressRun | list[tuple[bytes, int]]
 Store = Callable[[AckGroup, Records, Sequence[int], Addresses | None], None]
 Frames = tuple[AckGroup, Records]
 """Of a stream, held back until it is known where they belong."""
-_UNKNOWN = (Known.UNDER_WAY, Known.UNSURE)
+_PENDING = (Known.IN_FLIGHT, Known.UNRESOLVED)
 
 
 class ReplayLookup(Protocol):
@@ -68,7 +68,7 @@ class IdentifiedRecords:
         self._store = store
         self._held = held
         self._clock = clock
-        self._lines: dict[bytes, Line] = {}
+        self._held_connections: dict[bytes, HeldConnection] = {}
         """By the address of the peer."""
         self._refused: dict[bytes, AckGroup] = {}
         """By the address of the peer: the first unit that was refused and whose session was not told yet. What follows must not overtake it."""
@@ -88,7 +88,7 @@ class IdentifiedRecords:
         if group.stream is not None:
             self._take_frames(group, group.stream, memory, records, numbers)
             return
-        line = self._lines.get(group.source.address) if self._lines else None
+        line = self._held_connections.get(group.source.address) if self._held_connections else None
         if line is not None and line.head is group:
             line = None
         if self._has_to_come_again(group, memory, numbers, line):
@@ -100,11 +100,11 @@ class IdentifiedRecords:
         else:
             group.pending += 1
             self._held.add(records)
-            line.behind.append(Behind(group, memory, records, numbers))
+            line.behind.append(HeldRun(group, memory, records, numbers))
 
     # -- the bound of what is held
 
-    def _has_to_come_again(self, group: AckGroup, memory: GroupMemory, numbers: range, line: Line | None) -> bool:
+    def _has_to_come_again(self, group: AckGroup, memory: GroupMemory, numbers: range, line: HeldConnection | None) -> bool:
         """Whether something before it has to, or it would have to wait, and no more may. A unit that waits already brings all that it has."""
         if memory.is_refused or (line is not None and line.is_closed) or (self._refused and group.source.address in self._refused):
             return True
@@ -115,8 +115,8 @@ class IdentifiedRecords:
             return False
         if line is not None:
             return True
-        look = self._memory.look
-        return any(look(identity) in _UNKNOWN for identity in (identities if len(identities) == 1 else identities[numbers.start : numbers.stop]))
+        lookup = self._memory.lookup
+        return any(lookup(identity) in _PENDING for identity in (identities if len(identities) == 1 else identities[numbers.start : numbers.stop]))
 
     def _refuse(self, group: AckGroup, memory: GroupMemory) -> None:
         """All of it will come again."""
@@ -135,30 +135,30 @@ class IdentifiedRecords:
         else:
             self._take_each(group, memory, records, numbers)
 
-    def _go_on_behind(self, group: AckGroup) -> None:
+    def _continue_connection(self, group: AckGroup) -> None:
         """What waited behind it, up to the next one whose past is not known."""
         address = group.source.address
-        line = self._lines.get(address)
+        line = self._held_connections.get(address)
         if line is None or line.head is not group:
             return
-        del self._lines[address]
-        while line.behind and address not in self._lines:
+        del self._held_connections[address]
+        while line.behind and address not in self._held_connections:
             behind = line.behind.popleft()
             self._held.remove(behind.records)
             self._take_known(*behind)
             self._acknowledger.release(behind.group)
-        if address in self._lines:
-            self._lines[address].behind.extend(line.behind)
-            self._lines[address].is_closed = line.is_closed
+        if address in self._held_connections:
+            self._held_connections[address].behind.extend(line.behind)
+            self._held_connections[address].is_closed = line.is_closed
 
-    def is_doubtful(self, group: AckGroup, first_ordinal: int) -> bool:
+    def may_be_stored(self, group: AckGroup, first_ordinal: int) -> bool:
         """Whether any of these records, which go up from the first, may have been stored before."""
         memory: GroupMemory = group.replay
-        return memory.is_doubtful or first_ordinal < memory.doubtful_below
+        return memory.may_be_stored or first_ordinal < memory.uncertain_below
 
     def is_stored(self, group: AckGroup, identity: bytes, ordinal: int, topic: str, is_copy: bool) -> bool:
         """Whether a record was stored in the topic before; counted, if this is where it counts."""
-        if not self.is_doubtful(group, ordinal) or not self._memory.has(identity, topic, ordinal):
+        if not self.may_be_stored(group, ordinal) or not self._memory.has(identity, topic, ordinal):
             return False
         if not is_copy:
             self._ledger.on_duplicate(group, 1)
@@ -219,7 +219,7 @@ class IdentifiedRecords:
         first = group.record_count
         self._receive(group, len(records))
         memory.serials.append((serial, len(records)))
-        memory.doubtful_below = stream.replayed_end
+        memory.uncertain_below = stream.replayed_end
         identity = stream.identity
         self._store(group, records, range(first, group.record_count), AddressRun(identity, serial, len(records)))
 
@@ -229,8 +229,8 @@ class IdentifiedRecords:
         assert group.identities is not None
         identity = group.identities[0]
         if memory.verdict is None:
-            self._look(group, memory, identity)
-        if memory.verdict in _UNKNOWN:
+            self._lookup(group, memory, identity)
+        if memory.verdict in _PENDING:
             self._held.add(records)
             memory.held.append((records, numbers))
             return
@@ -242,13 +242,13 @@ class IdentifiedRecords:
         else:
             self._store(group, records, numbers, AddressRun(identity, numbers.start, len(numbers)))
 
-    def _look(self, group: AckGroup, memory: GroupMemory, identity: bytes) -> None:
-        verdict = memory.verdict = self._memory.look(identity)
-        if verdict in _UNKNOWN:
+    def _lookup(self, group: AckGroup, memory: GroupMemory, identity: bytes) -> None:
+        verdict = memory.verdict = self._memory.lookup(identity)
+        if verdict in _PENDING:
             group.pending += 1
             self._memory.when_known(identity, partial(self._on_known, group, memory, identity))
-            if verdict is Known.UNSURE:
-                self._lines.setdefault(group.source.address, Line(group))
+            if verdict is Known.UNRESOLVED:
+                self._held_connections.setdefault(group.source.address, HeldConnection(group))
             return
         group.keeps_identity = group.keeps_identity or verdict is not Known.NEW
         if verdict is not Known.STORED and group.keeps_identity:
@@ -257,16 +257,16 @@ class IdentifiedRecords:
     def _begin(self, memory: GroupMemory, identity: bytes, verdict: Known) -> None:
         self._memory.begin(identity)
         memory.begun[identity] = None
-        memory.is_doubtful = memory.is_doubtful or verdict is Known.PARTLY
+        memory.may_be_stored = memory.may_be_stored or verdict is Known.PARTLY
 
     def _on_known(self, group: AckGroup, memory: GroupMemory, identity: bytes) -> None:
-        self._look(group, memory, identity)
-        if memory.verdict not in _UNKNOWN:
+        self._lookup(group, memory, identity)
+        if memory.verdict not in _PENDING:
             held, memory.held = memory.held, []
             for records, numbers in held:
                 self._held.remove(records)
                 self._take_one(group, memory, records, numbers)
-            self._go_on_behind(group)
+            self._continue_connection(group)
         self._acknowledger.release(group)
 
     # -- one for each record
@@ -277,10 +277,10 @@ class IdentifiedRecords:
         duplicates = 0
         for place, number in enumerate(numbers):
             identity = group.identities[number]
-            verdict = self._memory.look(identity)
+            verdict = self._memory.lookup(identity)
             if verdict is Known.STORED or identity in memory.begun:
                 duplicates += 1
-            elif verdict in _UNKNOWN:
+            elif verdict in _PENDING:
                 self._hold_one(group, memory, records[place : place + 1], number)
             else:
                 self._begin(memory, identity, verdict)

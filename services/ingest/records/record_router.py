@@ -222,7 +222,7 @@ class RecordRouter:
             return False
         if addresses is None:
             return True
-        return not self._identified.is_doubtful(group, addresses.first_ordinal if isinstance(addresses, AddressRun) else addresses[0][1])
+        return not self._identified.may_be_stored(group, addresses.first_ordinal if isinstance(addresses, AddressRun) else addresses[0][1])
 
     def _put_syslog(
         self,

@@ -1,7 +1,8 @@
-"""Where the first frames of a session may begin among the last frames of an earlier one, and which of these places is to be believed.
+"""Align the first frames of a session with the last frames of an earlier one: find the possible
+positions, choose one.
 
-Pure functions over digests of `DIGEST_BYTES` each, one behind the other. Weak spot: two frames with the same 8 bytes of digest are taken for one (2^-64 by
-chance).
+Pure functions over concatenated digests of `DIGEST_BYTES` each. Weak: two frames whose digests have
+the same 8 bytes are taken for one (2^-64 by chance).
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ PLACES_MAX: Final = 2048
 
 
 class FramePosition(NamedTuple):
-    """The session's first frame is the remembered one at index `first`. `is_whole`: all that is remembered from there on has come."""
+    """The session's first frame is the remembered one at index `first`. `is_whole`: everything
+    remembered from there on has arrived."""
 
     first: int
     is_whole: bool
 
 
 def places_of(remembered: bytes, frames: bytes) -> list[FramePosition]:
-    """Every place that what has come agrees with, the last first."""
+    """Return every position that agrees with the frames so far, the last position first."""
     found: list[FramePosition] = []
     first = frames[:DIGEST_BYTES]
     position = len(remembered)
@@ -43,10 +45,18 @@ def places_of(remembered: bytes, frames: bytes) -> list[FramePosition]:
 def begin_of_replay(
     remembered: bytes, frames: bytes, places: Sequence[FramePosition], answered_end: int, is_late: bool, counts: Mapping[bytes, int]
 ) -> int | None:
-    """The index at which the session begins; None: its frames are all new. `counts`: how often each digest was seen.
+    """Return the index at which the session begins; None if its frames are all new. `counts`: how
+    often each digest was seen.
 
-    `answered_end`: frames from this index on were not answered, so their sender must send them again, and with them all behind. Then a session
-    that has nothing to repeat is out of the question. `is_late`: nothing more is awaited, so places whose rest has not come count, too."""
+    `answered_end`: frames from this index on were not answered, so their sender must repeat them,
+    and all after them. A position beyond it is therefore impossible, and so is a session that
+    repeats nothing. `is_late`: no more frames are awaited, so positions whose rest has not arrived
+    count, too.
+
+    The choice is the position with the fewest repeats. An earlier position is chosen only if a
+    frame that would count as new otherwise was sent exactly once before: storing it again would be
+    a certain duplicate. A line that may be new is always stored.
+    """
     end, came = len(remembered) // DIGEST_BYTES, len(frames) // DIGEST_BYTES
     candidates = [place.first for place in places if place.is_whole or is_late]
     begin = next((index for index in ([end] if answered_end >= end else []) + candidates if index <= answered_end), end)

@@ -1,7 +1,8 @@
-"""What is remembered of one sender's frames: their digests, under serials that go on over any number of its sessions.
+"""The remembered frames of one sender: their digests, under serials that continue over all its
+sessions.
 
-A value, owned by `FrameStreams`; changed by the session that has it. Weak: what is remembered of a stream grows with what its sender has under way
-unacknowledged, which the window of its connection bounds.
+A value, owned by `FrameStreams`; the session that continues the stream changes it. Weak: the memory
+of a stream grows with what its sender has in flight, which the window of its connection bounds.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class FrameHolder(Protocol):
     """A session whose frames go into a stream."""
 
     is_closed: bool
-    """Nothing more of it may be taken."""
+    """No more of its frames may be taken."""
 
 
 class FrameStream:
@@ -35,23 +36,24 @@ class FrameStream:
         self.base = base
         self.digests = bytearray(digests)
         self.answered_end: int | None = base
-        """No frame from here on was answered: its sender will send them again. None: of a previous life; then none is that is not stored."""
+        """No frame from this serial on was answered: its sender will repeat them. None (a stream of
+        a previous incarnation): as far as its frames are stored."""
         self.in_flight = 0
-        """frames taken whose units are under way"""
+        """Frames taken whose ack groups have not completed."""
         self.journalled_end = base
-        """frames below it are in the journal"""
+        """Frames below it are in the journal."""
         self.broke_ms = 0
         self.holder: FrameHolder | None = None
-        """The session that goes on with it; None when that has ended."""
+        """The session that continues it; None after that has ended."""
         self.is_over = False
-        """It is forgotten as soon as nothing of it is under way."""
+        """Forgotten as soon as none of its frames is in flight."""
 
     @property
     def end(self) -> int:
         return self.base + len(self.digests) // DIGEST_BYTES
 
     def append(self, digests: Sequence[bytes]) -> int:
-        """The serial of the first."""
+        """Append frames; return the serial of the first."""
         serial = self.end
         self.digests += b"".join([digest[:DIGEST_BYTES] for digest in digests])
         if len(self.digests) > 2 * REMEMBERED_FRAMES * DIGEST_BYTES:
@@ -59,13 +61,13 @@ class FrameStream:
         return serial
 
     def take_unjournalled(self) -> tuple[int, bytes]:
-        """The first serial and the digests that the journal lacks; it is said to have them now."""
+        """Return the first serial and the digests that the journal lacks, and mark them as written."""
         first_serial = max(self.base, self.journalled_end)
         self.journalled_end = self.end
         return first_serial, bytes(self.digests[(first_serial - self.base) * DIGEST_BYTES :])
 
     def _trim(self) -> None:
-        """What is settled and far behind the end cannot be sent again."""
+        """Drop frames far before the end that have completed: they cannot be repeated."""
         surplus = min(self.end - self.base - REMEMBERED_FRAMES, self.end - self.base - self.in_flight)
         if surplus > 0:
             del self.digests[: surplus * DIGEST_BYTES]

@@ -1,6 +1,8 @@
-"""All streams of an ingest: those that sessions have, and those that broke, by listener and host, among which a new session may find its own.
+"""All streams of an ingest: those of open sessions, and broken ones, among which a new session may
+find its own.
 
-Pure; one for each ingest. Weak: a host with more than `BROKEN_OF_HOST_MAX` broken streams loses the oldest: its replays are stored twice.
+Pure; one for each ingest. Weak: a host with more than `BROKEN_OF_HOST_MAX` broken streams loses the
+oldest; its repeats are stored twice.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from services.ingest.replay.replay_memory import ReplayMemory
 
 BROKEN_OF_HOST_MAX: Final = 16
 LOOKED_AT_MAX: Final = 100
-"""Sessions with frames held back that are looked at in one turn."""
+"""Sessions with held frames that are checked in one turn."""
 
 
 class Holding(Protocol):
@@ -26,7 +28,7 @@ class Holding(Protocol):
 
 
 class FrameStreams:
-    """`make` one, or `find` the one that goes on."""
+    """`make` a stream, or `find` the one that a session continues."""
 
     def __init__(self, memory: ReplayMemory, keep_ms: int, salt: bytes) -> None:
         self._memory = memory
@@ -34,17 +36,17 @@ class FrameStreams:
         self._salt = salt
         self._made = 0
         self.known: dict[bytes, FrameStream] = {}
-        """All of them, by identity."""
+        """All streams, by identity."""
         self.broken: dict[StreamKey, list[FrameStream]] = {}
         self.holding: dict[Holding, None] = {}
-        """Sessions with frames held back."""
+        """Sessions with held frames."""
         self._left: dict[StreamKey, dict[Holding, None]] = {}
-        """Of those the ones that their senders have left, in that order."""
+        """Those that their senders have left, in that order."""
         self.ended: list[bytes] = []
-        """Identities of streams that ended and need no remembering, for the journal; its owner empties it."""
+        """Identities of ended streams, for the journal; its owner empties the list."""
 
     def make(self, key: StreamKey) -> FrameStream:
-        """A new stream; `salt` keeps its identity apart from those of other lives."""
+        """Make a stream; `salt` distinguishes its identity from those of other incarnations."""
         self._made += 1
         stream = FrameStream(key, identity_of(self._salt, self._made.to_bytes(8, "little"), key[0].encode(), key[1]))
         self._add(stream)
@@ -64,7 +66,8 @@ class FrameStreams:
             self.add_broken(stream)
 
     def add_broken(self, stream: FrameStream, broke_ms: int = -1) -> None:
-        """A session ended before its sender had every answer; or the process did. `broke_ms` -1: with the next turn."""
+        """Add the stream of a session that ended before its sender had every answer, or of a dead
+        incarnation. `broke_ms` -1: set in the next turn."""
         self._add(stream)
         stream.broke_ms = broke_ms
         streams = self.broken.setdefault(stream.key, [])
@@ -73,17 +76,20 @@ class FrameStreams:
             self._forget(streams.pop(0))
 
     def add_left(self, key: StreamKey, session: Holding) -> None:
-        """Its sender has left it while frames of it are held back."""
+        """The sender has left a session with held frames."""
         self._left.setdefault(key, {})[session] = None
 
     def is_next(self, key: StreamKey, session: Holding) -> bool:
-        """Whether it may be decided: what a sender left comes before what he brings since. The other way round his older session would find
-        its stream gone, and its frames would be new."""
+        """True if the session may be aligned now.
+
+        Sessions that a sender left come before its current one. Otherwise the older session would
+        find its stream taken, and its frames would count as new.
+        """
         left = self._left.get(key)
         return not left or next(iter(left)) is session
 
     def stop_holding(self, key: StreamKey, session: Holding) -> None:
-        """It is decided, or over."""
+        """The session is aligned or over."""
         self.holding.pop(session, None)
         left = self._left.get(key)
         if left is not None:
@@ -92,7 +98,7 @@ class FrameStreams:
                 del self._left[key]
 
     def turn(self, now_ms: int) -> int:
-        """Align what can be aligned now; of many sessions some, in turn."""
+        """Align what can be aligned now; if there are many sessions, some each turn."""
         aligned = 0
         for session in list(islice(self.holding, LOOKED_AT_MAX)):
             if session.decide(now_ms):
@@ -102,7 +108,7 @@ class FrameStreams:
         return aligned
 
     def expire(self, now_ms: int) -> None:
-        """Let go of what broke too long ago."""
+        """Forget streams that broke too long ago."""
         for key, streams in list(self.broken.items()):
             for stream in list(streams):
                 if stream.broke_ms < 0:
@@ -118,7 +124,7 @@ class FrameStreams:
         self.maybe_end(stream)
 
     def maybe_end(self, stream: FrameStream) -> None:
-        """Nobody needs it any more, once nothing of it is under way."""
+        """Drop an ended stream once none of its frames is in flight."""
         if not stream.is_over or stream.in_flight:
             return
         self.known.pop(stream.identity, None)
@@ -126,13 +132,14 @@ class FrameStreams:
         self.ended.append(stream.identity)
 
     def find(self, key: StreamKey, frames: bytes, is_late: bool) -> tuple[FrameStream, int] | None:
-        """The stream that a session with these first frames goes on with, and the serial of its first frame; None while that is open."""
+        """Return the stream that a session with these first frames continues, and the serial of its
+        first frame; None while that is undecided."""
         places: list[tuple[FrameStream, list[FramePosition]]] = []
         for stream in self.broken.get(key, ()):
             found = places_of(bytes(stream.digests), frames)
             if found:
-                if stream.in_flight or self._memory.is_unsure(stream.identity):
-                    return None  # nothing can be said of its frames yet
+                if stream.in_flight or self._memory.is_unresolved(stream.identity):
+                    return None  # not known yet which of its frames are stored
                 places.append((stream, found))
         if not is_late and any(not place.is_whole for _, found in places for place in found):
             return None

@@ -1,10 +1,12 @@
-"""Puts together what the files of the replay journal say: batches whose end nobody wrote down, what is stored, and the streams that broke with the process.
+"""Combine the records of all journal files: open batches, what is stored, and the streams that
+broke with the process.
 
-What a file of another boot says is stored was in the page cache of that boot, and a power cut may have taken it from the log: of such a file every batch is
-open again, until its leader says what it has. A record that was acknowledged by a journal's word alone would be lost.
+Pure; exists while a new incarnation reads the journal. What a file of another boot reports as
+stored was in the page cache of that boot, and a power cut may have removed it from the log. So
+every batch of such a file is open again until its leader reports what it has. Otherwise a record
+that only a journal remembers would be acknowledged and lost.
 
-Pure; made while a new life reads the journal, and gone after that. Weak: a stream whose older frames stood in a file that is gone or damaged is known from
-there on.
+Weak: a stream whose older frames were in a removed or damaged file is known from the next file on.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ _Stamp = tuple[int, int, int]
 
 
 class JournalFindings:
-    """`add` every record, oldest first; what is stored the memory knows at once. Then take what is open."""
+    """`add` every record, oldest first; the memory learns at once what is stored. Then take what is
+    open."""
 
     def __init__(self, memory: ReplayMemory, boot: bytes) -> None:
         self._memory = memory
@@ -53,7 +56,7 @@ class JournalFindings:
             self._memory.add_stored(batch.topic, batch.parts)
 
     def _forget(self, identity: bytes) -> None:
-        """What comes under it from here on is new."""
+        """From here on this identity is new."""
         self._streams.pop(identity, None)
         self._memory.forget(identity)
         for stamp, batch in self._open.items():
@@ -74,12 +77,13 @@ class JournalFindings:
             self._memory.trim_stream(record.identity)
 
     def broken_streams(self) -> Iterator[FrameStream]:
-        """All that had no clean end; of what was answered only as much is known as is stored."""
+        """Yield all streams without a clean end. Their answered end is unknown: it is derived from
+        what is stored."""
         for stream in self._streams.values():
             stream.answered_end = None
             stream.journalled_end = stream.end
             yield stream
 
     def open_batches(self) -> list[JournalledBatch]:
-        """Those whose end nobody wrote down, or in another boot."""
+        """Return the batches whose result is not recorded, or recorded in another boot."""
         return [batch for batch in self._open.values() if batch.parts]

@@ -1,8 +1,11 @@
-"""The records of the replay journal: what a new life of an ingest must know to recognise what senders bring again.
+"""The records of the replay journal: what the next incarnation must know to recognise what senders
+repeat.
 
-Pure; bytes to values and back. A file of the journal is a sequence of records, each `<IIB` (CRC-32C of what follows it, length of what follows these nine
-bytes, kind) and its content, little-endian. A record that does not hold together ends its file: what is behind it was written by nobody or after a damage.
-Weak spot: a file that was cut exactly between two records looks whole.
+Pure; bytes to values and back. A file is a sequence of records, each `<IIB` (CRC-32C of what
+follows it, length of what follows these nine bytes, kind) and its content, little-endian. A damaged
+record ends its file.
+
+Weak: a file that was cut exactly between two records looks whole.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ assert _FRAME.size == _CRC_COVERS_FROM + 4 + 1
 
 
 class JournalRecordKind(IntEnum):
-    """Of a record. The values are on disk."""
+    """The kind of a record. The values are on disk."""
 
     BATCH = 1
     DONE = 2
@@ -42,7 +45,8 @@ class JournalRecordKind(IntEnum):
 
 
 class JournalledBatch(NamedTuple):
-    """A batch that is about to be offered under this stamp, with what it holds of identities. Of a producer id there is one partition."""
+    """A batch that is about to be offered under this stamp, and the addresses of its records. A
+    producer id belongs to one partition."""
 
     topic: str
     topic_id: bytes
@@ -59,7 +63,7 @@ class JournalledBatch(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What became of the batch with this stamp."""
+    """The result of the batch with this stamp."""
 
     producer_id: int
     producer_epoch: int
@@ -78,7 +82,8 @@ class Frames(NamedTuple):
 
 
 class Forgotten(NamedTuple):
-    """Nothing of it will be sent again, or what is will be new: a stream whose sender has every answer, a request whose sender asked for it to be forgotten."""
+    """An identity that will not be repeated, or is new if it is: a stream whose sender has every
+    answer, a request that its sender asked to forget."""
 
     identity: bytes
 
@@ -93,7 +98,8 @@ class Stored(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """A file's first record: the boot of the machine in which it was written. What it says is stored a power cut may have taken from the log since."""
+    """A file's first record: the boot in which it was written. A power cut since then may have
+    removed from the log what the file reports as stored."""
 
     boot: bytes
 
@@ -103,7 +109,7 @@ JournalRecord = JournalledBatch | Done | Frames | Forgotten | Stored | Begun
 
 
 def encode(record: JournalRecord) -> bytes:
-    """With its CRC."""
+    """Return the record's bytes with its CRC."""
     kind, content = _content(record)
     rest = _FRAME.pack(0, len(content), kind)[_CRC_COVERS_FROM:] + content
     return crc32c(rest).to_bytes(_CRC_COVERS_FROM, "little") + rest
@@ -133,15 +139,15 @@ def _content(record: JournalRecord) -> tuple[JournalRecordKind, bytes]:
 
 
 class Damaged(ValueError):
-    """A record that does not hold together; `position` is where it begins."""
+    """A damaged record; `position` is its start."""
 
     def __init__(self, position: int) -> None:
-        super().__init__(f"the record at {position} does not hold together")
+        super().__init__(f"the record at {position} is damaged")
         self.position = position
 
 
 def decode_all(content: bytes) -> Iterator[JournalRecord]:
-    """The records of a file. Raises `Damaged` behind the last whole one."""
+    """Yield the records of a file. Raises `Damaged` after the last whole one."""
     position = 0
     while position < len(content):
         if len(content) - position < _FRAME.size:
@@ -160,7 +166,7 @@ def decode_all(content: bytes) -> Iterator[JournalRecord]:
 
 
 def _decode(kind: int, content: bytes) -> JournalRecord | None:
-    """None: of a kind that a later version writes."""
+    """Return the record; None for a kind that a later version writes."""
     if kind == JournalRecordKind.BATCH:
         *fixed, topic_size, part_count = _BATCH.unpack_from(content)
         parts_at = _BATCH.size + topic_size

@@ -1,13 +1,20 @@
-"""What became of the batches that the previous lives of an ingest had under way: asks each partition's leader for the last sequence of their producers.
+"""Find out which batches of previous incarnations are stored: ask each leader for the last sequence
+of their producers.
 
-Owned by one ingest while there are such batches. The leader is asked at its Kafka port, also when it is this box: DescribeProducers; then, for what it has,
-where its log ends (OffsetForLeaderEpoch), and until the high watermark is there (ListOffsets), because only what is committed is stored. A batch whose last
-sequence is not above the producer's is stored, one of an older epoch is not: before a producer went to the next epoch it was written down what of the older
-was stored. What is not known to be stored is stored again when its sender brings it.
+Owned by one ingest while there are such batches. The leader is asked at its Kafka port, also when
+it is this box: DescribeProducers; for the batches that it has, the log end offset
+(OffsetForLeaderEpoch); then the high watermark until it has reached that offset (ListOffsets),
+because only committed batches are stored. A batch is stored if its last sequence is not above the
+producer's last sequence. A batch of an older epoch is not: before a producer went to the next
+epoch, the journal recorded what was stored of the older one. What is not known to be stored is
+stored again when its sender repeats it.
 
-Among several boxes a batch that a leader does not have is asked for again after `GRACE_MS`: requests of the dead process may still have been on their way.
-While a partition has no leader, its batches stay unsure, and replays of what they hold wait. Weak: a request that takes longer than that grace to arrive is
-stored twice; so are batches whose records are so old that their log has forgotten the producer (`producer.id.expiration.ms`, by the records' times).
+On several boxes a batch that a leader lacks is asked for again until `GRACE_MS` has passed:
+requests of the dead process may still be on their way. While a partition has no leader, its batches
+stay unresolved and repeats of their records wait.
+
+Weak: a request that arrives after that grace is stored twice. So are batches whose log has
+forgotten the producer (`producer.id.expiration.ms`, by the records' times).
 """
 
 from __future__ import annotations
@@ -26,10 +33,10 @@ from services.ingest.replay.journal_records import JournalledBatch
 
 GRACE_MS: Final = 2_000
 ABSENT_MS: Final = 5_000
-"""A topic that the image does not know for so long is gone."""
+"""A topic that is missing from the image for so long is gone."""
 RETRY_MS: Final = 100
 TIMEOUT_MS: Final = 5_000
-UNDER_WAY_MAX: Final = 32
+IN_FLIGHT_MAX: Final = 32
 CONSUMER: Final = -1
 
 OnResolved = Callable[[JournalledBatch, bool], None]
@@ -65,12 +72,12 @@ class _Partition:
         self.leader: int = NO_LEADER
         self.leader_epoch: int = -1
         self.held: list[JournalledBatch] = []
-        """Those that the leader has, committed or not."""
+        """Batches that the leader has, committed or not."""
         self.end_offset = -1
 
 
 class JournalledBatches:
-    """`add` them, then a `turn` each turn until `is_empty`."""
+    """`add` them, then `turn` each turn until `is_empty`."""
 
     def __init__(self, peers: SequenceRequester, on_resolved: OnResolved, now_ms: int) -> None:
         self._peers = peers
@@ -85,12 +92,12 @@ class JournalledBatches:
         return not self._partitions
 
     def batches(self) -> Iterator[JournalledBatch]:
-        """Those of which nothing is known yet."""
+        """Yield the unresolved batches."""
         for partition in self._partitions.values():
             yield from partition.batches
 
     def has(self, identity: bytes) -> bool:
-        """Whether one of them holds records of this identity."""
+        """True if one of them has records of this identity."""
         return identity in self._identities
 
     def add(self, batch: JournalledBatch) -> None:
@@ -99,10 +106,10 @@ class JournalledBatches:
         self._identities.update(part[0] for part in batch.parts)
 
     def turn(self, now_ms: int, image: MetadataImage) -> int:
-        """Ask whom it is time to ask. Answers come from the peers' turn."""
+        """Send the requests that are due. Answers arrive in the peers' turn."""
         self._now_ms = now_ms
         asked = 0
-        room = UNDER_WAY_MAX - sum(partition.is_asking for partition in self._partitions.values())
+        room = IN_FLIGHT_MAX - sum(partition.is_asking for partition in self._partitions.values())
         for partition in list(self._partitions.values()):
             if room <= asked:
                 break
@@ -120,7 +127,7 @@ class JournalledBatches:
                 self._ask_producers(partition, has_others=len(image.brokers) > 1)
         return asked
 
-    # -- the three questions
+    # -- the three requests
 
     def _ask(self, partition: _Partition, question: Message[Any], reply: Message[Any], body: Any, on_answer: Callable[[Any], None]) -> None:
         self._peers.ask(partition.leader, question, reply, body, on_answer, TIMEOUT_MS, lane=1)
@@ -176,7 +183,7 @@ class JournalledBatches:
     # -- answers
 
     def _again(self, partition: _Partition) -> None:
-        """From the first question on: who leads may be another box by now."""
+        """Start again from the first request: another box may lead by now."""
         partition.is_asking = False
         partition.retry_at_ms = self._now_ms + RETRY_MS
 
@@ -184,14 +191,14 @@ class JournalledBatches:
         stamps = {batch.stamp for batch in stored}
         partition.batches = [batch for batch in partition.batches if batch.stamp not in stamps]
         for batch in stored:
-            self._tell(batch, True)
+            self._report(batch, True)
 
     def _resolve(self, partition: _Partition, is_stored: Callable[[JournalledBatch], bool]) -> None:
         self._partitions.pop((partition.topic_id, partition.number), None)
         for batch in partition.batches:
-            self._tell(batch, is_stored(batch))
+            self._report(batch, is_stored(batch))
 
-    def _tell(self, batch: JournalledBatch, is_stored: bool) -> None:
+    def _report(self, batch: JournalledBatch, is_stored: bool) -> None:
         for identity, _, _ in batch.parts:
             self._identities[identity] -= 1
             if not self._identities[identity]:
@@ -200,7 +207,7 @@ class JournalledBatches:
 
 
 def _place_of(partition: _Partition, image: MetadataImage) -> PartitionImage | None:
-    """None: the topic is gone, or another one under its name."""
+    """Return the partition in the image; None if the topic is gone or was created anew."""
     topic = image.topics.get(partition.topic)
     if topic is None or topic.topic_id != partition.topic_id or partition.number >= len(topic.partitions):
         return None
@@ -208,7 +215,7 @@ def _place_of(partition: _Partition, image: MetadataImage) -> PartitionImage | N
 
 
 def _has(last: Mapping[int, tuple[int, int]], batch: JournalledBatch) -> bool:
-    """Whether a log with these last sequences has the batch."""
+    """True if a log with these last sequences has the batch."""
     producer_epoch, last_sequence = last.get(batch.producer_id, (-1, -1))
     if producer_epoch != batch.producer_epoch or last_sequence < 0:
         return False
@@ -217,7 +224,7 @@ def _has(last: Mapping[int, tuple[int, int]], batch: JournalledBatch) -> bool:
 
 
 def _only(response: Any) -> Any:
-    """The answer about the one partition that was asked for; None without one."""
+    """Return the answer about the one requested partition; None without one."""
     if response is None or len(response.topics) != 1 or len(response.topics[0].partitions) != 1:
         return None
     return response.topics[0].partitions[0]

@@ -1,7 +1,8 @@
-"""Which records of an identity are stored: a set of numbers that mostly come in runs and grow.
+"""The set of stored ordinals of an identity: mostly runs, growing upwards.
 
-A value owned by `ReplayMemory`. Kept as one integer with a bit for each number from `base` on, so that a set of a thousand records costs 125 bytes. Weak: a
-number far below the base costs the bits between; `NUMBERS_MAX` bounds that, and below it the lowest are forgotten.
+A value owned by `ReplayMemory`. One integer with a bit for each number from `base` on: a thousand
+records cost 125 bytes. Weak: a number far below the base costs the bits between; `NUMBERS_MAX`
+bounds that by forgetting the lowest.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 from typing import Final
 
 NUMBERS_MAX: Final = 1 << 20
-"""Numbers from the lowest to the highest that one set tells apart: 128 KiB."""
+"""Numbers from the lowest to the highest of one set: 128 KiB."""
 KEPT_BY_STREAMS: Final = 8192
 """What a stream's set keeps below its highest number."""
 
 
 class Ordinals:
-    """`add` runs, ask for one."""
+    """A set of ordinals."""
 
     __slots__ = ("base", "bits")
 
@@ -35,7 +36,7 @@ class Ordinals:
         return self.base + self.bits.bit_length()
 
     def add(self, first: int, count: int) -> None:
-        if count > NUMBERS_MAX:  # a journal may say anything
+        if count > NUMBERS_MAX:  # a damaged journal may contain any count
             first, count = first + count - NUMBERS_MAX, NUMBERS_MAX
         self.forget_below(first + count - NUMBERS_MAX)
         if not self.bits:
@@ -55,7 +56,7 @@ class Ordinals:
             self.base = number
 
     def runs(self) -> list[tuple[int, int]]:
-        """(first, count), ascending."""
+        """Return (first, count) of each run, ascending."""
         found = []
         number, bits = self.base, self.bits
         while bits:

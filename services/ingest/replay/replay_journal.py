@@ -1,19 +1,27 @@
-"""The replay journal: files on the state directory that say which identities are in which batch, so that the next life of an ingest knows.
+"""The replay journal: files that record which identities are in which batch, for the next
+incarnation.
 
-Owned by one ingest; `STATE/ingest/K/journal/NUMBER.journal`, records as in `journal_records`. `write` puts a record into the page cache before its
-batch is offered, which outlives `kill -9`; nothing is synced. `note` keeps what can wait for the next `write` (that a batch is stored), at most a second. A
-file is followed by the next after `segment_bytes` or an eighth of `keep_ms`; the new one begins with what is still of use of the old ones (`checkpoint`), and
-files older than `keep_ms`, or beyond `limit_bytes`, are removed.
+Owned by one ingest; `STATE/ingest/K/journal/NUMBER.journal`, records as in `journal_records`.
+`write` puts a record into the page cache, which survives `kill -9`, before its batch is offered;
+nothing is synced. `note` keeps a record that can wait (a batch is stored) for the next `write`, at
+most a second. After `limit_bytes` / 8 or `keep_ms` / 8 the next file starts with a checkpoint of
+what is still needed. Files older than `keep_ms` or beyond `limit_bytes` are removed.
 
-What a failure leaves behind:
-* `kill -9` before the write: the batch was never offered; its records are new when they come again. In the middle of the write: the same, the CRC says so.
-* `kill -9` after the write, before or after the offer, the append, the completion, the answer: the next life asks the leader (`journalled_batches`).
-* power cut: the end of the journal, or all of it, may be missing or zeros. Nothing is lost by that, but replays are stored twice, as without a journal. The
-  log may have lost what the journal says is stored; so each file begins with its boot, and what one of another boot says is asked of the leaders again.
-* a damaged record: the rest of that file is not believed; replays of what stood there are stored twice.
-* disk full or failing: counted (`ingest.replay_journal_failures`), said once, tried again with a new file every second. Meanwhile this life recognises
-  replays, the next will not.
-Weak spot: a state disk that hangs holds the whole process, as it holds the controller.
+After a failure:
+
+* `kill -9` before or inside the write: the batch was never offered. A half-written record fails its
+  CRC. Its records are new when they are repeated.
+* `kill -9` after the write, before or after offer, append, completion or answer: the next
+  incarnation asks the leader (`journalled_batches`).
+* power cut: the end of the journal, or all of it, may be missing or zero. Repeats are then stored
+  twice, as without a journal; no record is lost by that. The log may lack what the journal reports
+  as stored, so each file starts with its boot id, and leaders are asked about everything in a file
+  of another boot.
+* damaged record: the rest of that file is ignored; repeats of its records are stored twice.
+* disk full or failing: counted (`ingest.replay_journal_failures`), logged once, retried with a new
+  file every second. Meanwhile this incarnation recognises repeats, the next will not.
+
+Weak: a hung state disk blocks the whole process, as it blocks the controller.
 """
 
 from __future__ import annotations
@@ -36,7 +44,7 @@ Checkpoint = Callable[[], Iterable[JournalRecord]]
 
 
 class ReplayJournal:
-    """`read` the files of previous lives, then `write`."""
+    """Read the files of previous incarnations with `read_one`, then `write`."""
 
     def __init__(
         self,
@@ -49,7 +57,7 @@ class ReplayJournal:
         log: Logger,
         checkpoint: Checkpoint = lambda: (),
     ) -> None:
-        """`boot` is the machine's present one (`boot_id`)."""
+        """`boot`: the machine's present boot id (`boot_id`)."""
         self._boot = boot
         self._directory = directory
         self.limit_bytes = limit_bytes
@@ -69,14 +77,14 @@ class ReplayJournal:
         self._noted: list[bytes] = []
         self._noted_ms = 0
         self._sizes: dict[int, int] = {}
-        """Files by number, oldest first."""
+        """Size of each file by number, oldest first."""
         self._written_ms: dict[int, int] = {}
-        """When they were written to last, by the wall clock."""
+        """Time of the last write of each file, by the wall clock."""
         self._first_number = 0
         self._find_files()
         self._number = max(self._sizes, default=self._first_number)
         self.unread = list(self._sizes)
-        """Files of previous lives that were not read yet."""
+        """Files of previous incarnations that were not read yet."""
 
     def _path(self, number: int) -> str:
         return f"{self._directory}/{number:010d}{SUFFIX}"
@@ -91,38 +99,40 @@ class ReplayJournal:
                 self._sizes[number], self._written_ms[number] = status.st_size, status.st_mtime_ns // 1_000_000
         except OSError as error:
             self._on_failure("read", error)
-            self._first_number = self._clock.wall_ms()  # above all that may be there
+            self._first_number = self._clock.wall_ms()  # above all numbers that may be in use
 
-    # -- what previous lives wrote
+    # -- what previous incarnations wrote
 
     def read_one(self) -> Iterator[JournalRecord]:
-        """The records of the oldest file that was not read yet, its boot first. One that is too old is not read."""
+        """Yield the records of the oldest unread file, its boot id first. A file that is too old is
+        skipped."""
         number = self.unread.pop(0)
         if self._clock.wall_ms() - self._written_ms[number] >= self._keep_ms:
             return
         try:
-            yield UNKNOWN_BOOT  # unless it says so itself: earlier versions did not
+            yield UNKNOWN_BOOT  # files of earlier versions have no boot id
             yield from decode_all(file_io.read_file(self._path(number)))
         except OSError as error:
             self._on_failure("read", error)
         except Damaged as damage:
             self._damages.add()
-            self._log.warning(f"the replay journal {self._path(number)} is damaged at {damage.position}: replays of what stood behind are stored twice")
+            message = f"the replay journal {self._path(number)} is damaged at {damage.position}"
+            self._log.warning(f"{message}: repeats of the records after that are stored twice")
 
     # -- writing
 
     def note(self, record: JournalRecord) -> None:
-        """Write it with the next `write`, or within a second."""
+        """Write the record with the next `write`, or within a second."""
         if not self._noted:
             self._noted_ms = self._clock.monotonic_ms()
         self._noted.append(encode(record))
 
     def write(self, *records: JournalRecord) -> None:
-        """Write these, and what was noted, behind each other. Never raises."""
+        """Write these records behind those that were noted. Never raises."""
         self._write([encode(record) for record in records])
 
     def turn(self, now_ms: int) -> int:
-        """Write what was noted too long ago; begin the next file when it is time."""
+        """Write what was noted a second ago; start the next file when it is time."""
         if self._noted and now_ms - self._noted_ms >= FLUSH_MS:
             self._write([])
             return 1
@@ -158,11 +168,11 @@ class ReplayJournal:
         self._written_ms[self._number] = self._clock.wall_ms()
         if self._is_failing:
             self._is_failing = False
-            self._log.notice("the replay journal is written again")
+            self._log.notice("writing to the replay journal works again")
         return True
 
     def _open_file(self, now_ms: int) -> bool:
-        """A new file, with what is still of use."""
+        """Start a file with a checkpoint of what is still needed."""
         if now_ms < self._retry_at_ms:
             return False
         number = self._number + 1
@@ -185,7 +195,7 @@ class ReplayJournal:
         file_io.close_all([fd])
 
     def _remove_old(self) -> None:
-        """Oldest first; what the open file needs of them is in its checkpoint."""
+        """Remove the oldest files; the checkpoint of the open file has what is needed of them."""
         total_bytes = sum(self._sizes.values())
         for number in list(self._sizes):
             if (number == self._number and self._fd >= 0) or number in self.unread:
@@ -211,11 +221,12 @@ class ReplayJournal:
         self._failures.add()
         self._retry_at_ms = self._clock.monotonic_ms() + RETRY_MS
         if self._fd >= 0:
-            self._close_file()  # half a record may stand at its end
+            self._close_file()  # half a record may be at its end
         if not self._is_failing:
             self._is_failing = True
-            words = (error.strerror or str(error)).lower()
-            self._log.error(f"the replay journal in {self._directory} cannot be {what}: {words}; a crash of ingest now would make replays be stored twice")
+            reason = (error.strerror or str(error)).lower()
+            message = f"the replay journal in {self._directory} cannot be {what}: {reason}"
+            self._log.error(f"{message}; if ingest crashed now, repeated records would be stored twice")
 
     def close(self) -> None:
         if self._noted:

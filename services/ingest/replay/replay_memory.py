@@ -1,11 +1,15 @@
-"""What became of the identities that senders gave: the one place that knows whether a record was stored before.
+"""The memory of identities: the only place that knows whether a record was stored before.
 
-Pure; owned by one ingest, told by its intake, its outlet and what its previous life left (`replays`). A record has an address, an identity and an
-ordinal: of a chunk or a request the identity is its digest and the ordinal the record's number in it; of a stream of frames (`stream_replay`) the identity is
-the stream's and the ordinal the frame's serial. An address does not depend on partitions: a replay is found wherever the first copy went.
+Pure; owned by one ingest. A record has an address: an identity and an ordinal. For a chunk or a
+request the identity is its digest and the ordinal the record's number in it. For a stream of frames
+(`stream_replay`) the identity is the stream's and the ordinal the frame's serial. An address does
+not depend on partitions: a repeat is found wherever the first copy was stored.
 
-Identities whose units settled are kept for `keep_ms`, at most `entries_max`; the oldest go first. Those under way are bounded by the windows of senders.
-Weak: a replay that comes later than that is stored twice; so is one of a record whose route has changed meanwhile, once in each topic.
+Identities of completed ack groups are kept for `keep_ms`, at most `entries_max`; the oldest go
+first. Identities in flight are bounded by the windows of senders.
+
+Weak: a repeat after that time is stored twice. So is one of a record whose route has changed, once
+in each topic.
 """
 
 from __future__ import annotations
@@ -18,71 +22,74 @@ from appliance.base.invariants import check
 from services.ingest.replay.ordinals import KEPT_BY_STREAMS, Ordinals
 
 Part = tuple[bytes, int, int]
-"""(identity, ordinal of the first record, number of records): what of an identity is in a batch."""
+"""(identity, ordinal of the first record, number of records): the records of an identity in a
+batch."""
 OnKnown = Callable[[], None]
 
 
 class Known(IntEnum):
-    """What is known of an identity."""
+    """What is known about an identity."""
 
     NEW = 0
-    UNDER_WAY = 1
-    """It was taken, and is not settled yet."""
-    UNSURE = 2
-    """The previous life of this process took it; a leader is being asked what it has of it."""
+    IN_FLIGHT = 1
+    """Taken; its ack group has not completed."""
+    UNRESOLVED = 2
+    """A previous incarnation took it; a leader is being asked what it has."""
     STORED = 3
-    """All of it."""
+    """All records are stored."""
     PARTLY = 4
-    """Some records of it may be stored: ask `has` for each."""
+    """Some records may be stored: check each with `has`."""
 
 
 class _Entry:
-    """An identity that is under way, unsure, or stored in part."""
+    """An identity that is in flight, unresolved, or stored in part."""
 
-    __slots__ = ("is_under_way", "stored", "unsure", "waiting")
+    __slots__ = ("is_in_flight", "stored", "unresolved", "waiting")
 
     def __init__(self) -> None:
-        self.is_under_way = False
-        self.unsure = 0
-        """batches of the previous life that hold records of it and are not known to be stored or lost"""
+        self.is_in_flight = False
+        self.unresolved = 0
+        """Batches of the previous incarnation with records of it whose result is unknown."""
         self.stored: dict[str, Ordinals] = {}
-        """by topic"""
+        """By topic."""
         self.waiting: list[OnKnown] = []
 
 
 class ReplayMemory:
-    """`look` before taking, `has` for each record where it says so."""
+    """Call `lookup` before taking records, and `has` for each record if the answer is PARTLY."""
 
     def __init__(self, entries_max: int, keep_ms: int) -> None:
         self._entries_max: Final = entries_max
         self._keep_ms: Final = keep_ms
         self._entries: dict[bytes, _Entry] = {}
         self._runs: dict[bytes, tuple[str, int, int]] = {}
-        """Of which nothing is known but one run that is stored (topic, first, count): nearly all that a previous life leaves, and entries are large."""
+        """Identities of which one stored run (topic, first, count) is known: nearly all that a
+        previous incarnation leaves, kept without an `_Entry` because entries are large."""
         self._completed_ms: dict[bytes, int] = {}
-        """Identities that settled, oldest first; one that is neither in `_entries` nor in `_runs` was stored whole."""
+        """When each identity completed, oldest first. One that is neither in `_entries` nor in
+        `_runs` was stored whole."""
         self._kept: set[bytes] = set()
         self._now_known: list[OnKnown] = []
 
     def __len__(self) -> int:
         return len(self._completed_ms) + sum(identity not in self._completed_ms for identity in self._entries)
 
-    # -- asking
+    # -- queries
 
-    def look(self, identity: bytes) -> Known:
+    def lookup(self, identity: bytes) -> Known:
         entry = self._entries.get(identity)
         if entry is None:
             if identity in self._runs:
                 return Known.PARTLY
             return Known.STORED if identity in self._completed_ms else Known.NEW
-        if entry.is_under_way:
-            return Known.UNDER_WAY
-        if entry.unsure:
-            return Known.UNSURE
+        if entry.is_in_flight:
+            return Known.IN_FLIGHT
+        if entry.unresolved:
+            return Known.UNRESOLVED
         return Known.PARTLY if entry.stored else Known.NEW
 
     def has(self, identity: bytes, topic: str, ordinal: int) -> bool:
-        """Whether this record is stored in that topic."""
+        """True if this record is stored in that topic."""
         entry = self._entries.get(identity)
         if entry is None:
             run = self._runs.get(identity)
@@ -92,38 +99,41 @@ class ReplayMemory:
         stored = entry.stored.get(topic)
         return stored is not None and ordinal in stored
 
-    def is_unsure(self, identity: bytes) -> bool:
+    def is_unresolved(self, identity: bytes) -> bool:
         entry = self._entries.get(identity)
-        return entry is not None and entry.unsure > 0
+        return entry is not None and entry.unresolved > 0
 
     def stored_of(self, identity: bytes) -> dict[str, Ordinals]:
-        """What is stored of an identity that is not known to be stored whole, by topic. Not to be changed."""
+        """Return what is stored, by topic, of an identity that is not known to be stored whole.
+        Read-only."""
         entry = self._entries.get(identity)
         return entry.stored if entry is not None else {}
 
     def when_known(self, identity: bytes, callback: OnKnown) -> None:
-        """Call once the identity is neither under way nor unsure, from `tell`: then look again."""
+        """Call back from `notify` once the identity is neither in flight nor unresolved; then look
+        it up again."""
         entry = self._entries.get(identity)
-        if entry is None or not (entry.is_under_way or entry.unsure):
+        if entry is None or not (entry.is_in_flight or entry.unresolved):
             self._now_known.append(callback)
         else:
             entry.waiting.append(callback)
 
-    # -- telling
+    # -- changes
 
     def begin(self, identity: bytes) -> None:
         """Its records are being taken."""
         entry = self._entry_of(identity)
-        check(not entry.is_under_way and not entry.unsure, "an identity is taken by one unit at a time, and when its past is known")
-        entry.is_under_way = True
+        check(not entry.is_in_flight and not entry.unresolved, "an identity is taken by one unit at a time, and when its past is known")
+        entry.is_in_flight = True
         self._completed_ms.pop(identity, None)
 
     def completed(self, identity: bytes, is_stored: bool, now_ms: int) -> None:
-        """The unit that began it is settled. What of it is not stored whole is remembered as far as its batches said so."""
+        """The ack group that began it has completed. If it was refused, what its batches reported
+        as stored is remembered."""
         entry = self._entries.get(identity)
-        if entry is None or not entry.is_under_way:
-            return  # it was forgotten meanwhile
-        entry.is_under_way = False
+        if entry is None or not entry.is_in_flight:
+            return  # forgotten meanwhile
+        entry.is_in_flight = False
         if is_stored or not entry.stored:
             del self._entries[identity]
         if is_stored or entry.stored:
@@ -131,16 +141,17 @@ class ReplayMemory:
         self._release(entry)
 
     def completed_in_part(self, identity: bytes, now_ms: int) -> None:
-        """The same, where some of it can never be stored: of the rest each record is asked for, also where its batch is stored later."""
+        """The same if some of its records can never be stored: the others are checked one by one,
+        also if their batch is stored later."""
         entry = self._entries.get(identity)
-        if entry is None or not entry.is_under_way:
+        if entry is None or not entry.is_in_flight:
             return
-        entry.is_under_way = False
+        entry.is_in_flight = False
         self._remember(identity, now_ms)
         self._release(entry)
 
     def add_stored(self, topic: str, parts: Iterable[Part]) -> None:
-        """A batch is stored."""
+        """A batch with these records is stored."""
         for identity, first, count in parts:
             entry = self._entries.get(identity)
             if entry is None:
@@ -152,63 +163,63 @@ class ReplayMemory:
                     continue
             entry.stored.setdefault(topic, Ordinals()).add(first, count)
 
-    def add_unsure(self, parts: Iterable[Part]) -> None:
-        """A batch of the previous life, of which nothing is known yet; `resolve` ends that."""
+    def add_unresolved(self, parts: Iterable[Part]) -> None:
+        """A batch of the previous incarnation whose result is unknown until `resolve`."""
         for identity in {identity for identity, _, _ in parts}:
-            self._entry_of(identity).unsure += 1
+            self._entry_of(identity).unresolved += 1
 
     def resolve(self, topic: str, parts: Iterable[Part], is_stored: bool, now_ms: int) -> None:
-        """What became of a batch given to `add_unsure`."""
+        """Set the result of a batch that was passed to `add_unresolved`."""
         parts = list(parts)
         for identity in {identity for identity, _, _ in parts}:
             entry = self._entries.get(identity)
-            if entry is not None and entry.unsure:
-                entry.unsure -= 1
+            if entry is not None and entry.unresolved:
+                entry.unresolved -= 1
         if is_stored:
             self.add_stored(topic, parts)
         for identity in {identity for identity, _, _ in parts}:
             entry = self._entries.get(identity)
-            if entry is None or entry.unsure:
+            if entry is None or entry.unresolved:
                 continue
-            if not entry.stored and not entry.is_under_way:
+            if not entry.stored and not entry.is_in_flight:
                 del self._entries[identity]
-            elif not entry.is_under_way:
+            elif not entry.is_in_flight:
                 self._remember(identity, now_ms)
             self._release(entry)
 
     def keep(self, identity: bytes) -> None:
-        """Until `forget`, however old it is: a stream."""
+        """Keep a stream's identity until `forget`, regardless of its age."""
         self._kept.add(identity)
 
     def forget(self, identity: bytes) -> None:
-        """Its sender will not send it again."""
+        """The sender will not repeat it."""
         self._kept.discard(identity)
         self._completed_ms.pop(identity, None)
         self._runs.pop(identity, None)
         entry = self._entries.get(identity)
-        if entry is not None and not entry.is_under_way and not entry.unsure:
+        if entry is not None and not entry.is_in_flight and not entry.unresolved:
             del self._entries[identity]
 
     def trim_stream(self, identity: bytes) -> None:
-        """A stream goes on for years; what is far behind its end is not asked for."""
+        """Forget what is far before the end of a stream, which may continue for years."""
         for stored in self.stored_of(identity).values():
             stored.forget_below(stored.end - KEPT_BY_STREAMS)
 
     # -- once a turn
 
     @property
-    def has_news(self) -> bool:
+    def has_callbacks(self) -> bool:
         return bool(self._now_known)
 
-    def tell(self) -> int:
-        """Call back those whose identity is known now."""
+    def notify(self) -> int:
+        """Call back the waiting owners of identities that are known now; return their number."""
         callbacks, self._now_known = self._now_known, []
         for callback in callbacks:
             callback()
         return len(callbacks)
 
     def expire(self, now_ms: int) -> None:
-        """Let go of what is too old, or too much."""
+        """Forget what is too old or too much."""
         limit_ms = now_ms - self._keep_ms
         excess = len(self._completed_ms) - self._entries_max
         gone: list[bytes] = []
@@ -220,15 +231,16 @@ class ReplayMemory:
             self.forget(identity)
 
     def remember_found(self, now_ms: int) -> None:
-        """What `add_stored` told of identities that nobody began counts from now on as settled: it is all that previous lives left."""
+        """Treat what the journal reported as completed from now on: it is all that previous
+        incarnations left."""
         self._completed_ms.update(dict.fromkeys(self._runs, now_ms))
         for identity, entry in self._entries.items():
-            if not entry.is_under_way and not entry.unsure and identity not in self._kept:
+            if not entry.is_in_flight and not entry.unresolved and identity not in self._kept:
                 self._completed_ms[identity] = now_ms
         self.expire(now_ms)
 
-    def bound_found(self) -> None:
-        """While a previous life is being read: no more than is kept."""
+    def limit_found(self) -> None:
+        """Bound the memory while the journal of a previous incarnation is read."""
         while len(self._runs) > self._entries_max:
             del self._runs[next(iter(self._runs))]
 
@@ -251,6 +263,6 @@ class ReplayMemory:
             self.forget(next(iter(self._completed_ms)))
 
     def _release(self, entry: _Entry) -> None:
-        if not entry.is_under_way and not entry.unsure:
+        if not entry.is_in_flight and not entry.unresolved:
             self._now_known += entry.waiting
             entry.waiting.clear()

@@ -1,15 +1,22 @@
-"""Replays: the one door through which an ingest asks whether something was stored before, and says what it does, so that its next life can answer that.
+"""`Replays`: what an ingest asks and records about repeats, so that its next incarnation can
+answer, too.
 
-Owned by one ingest. Memory of identities and streams (`replay_memory`, `frame_streams`), the journal that carries both over a crash, and the
-questions to leaders about what the previous lives had under way. In the beginning the journal is read, 20 ms each turn (`is_loaded`); nobody may send
-before.
+Owned by one ingest. It combines the memory of identities and streams (`replay_memory`,
+`frame_streams`), the journal that carries both over a crash, and the requests to leaders about what
+previous incarnations had in flight. At the start the journal is read, 20 ms each turn; no sender is
+read before `is_loaded`.
 
-Killed with -9, and what a sender's replay meets then:
-* before the journal was written: nothing; its records are new, and were not stored.
-* after that, whether the batch was offered, appended, completed, or answered: its identities are unsure until its leader has said what it has. The log-writer
-  lets go of the dead life's rings first, so nothing of them can be appended after that answer.
-* log-writer, acceptor or controller instead of ingest: this life goes on; the outlet offers under the same sequences again, and units settle once.
-Leader moved: the new one is asked; what it does not have is stored when it comes again. For power cuts and damaged files see `replay_journal`.
+What a repeat finds after `kill -9`:
+
+* before the journal was written: nothing. Its records are new, and were not stored.
+* after that, whether the batch was offered, appended, completed or answered: its identities are
+  unresolved until the leader has reported what it has. The log-writers release the dead
+  incarnation's rings first, so nothing from them can be appended after that report.
+* if log-writer, acceptor or controller died instead: this incarnation continues, offers under the
+  same sequences again, and each ack group completes once.
+
+If the leader moved, the new one is asked; what it lacks is stored when it is repeated. Power cuts
+and damaged files: `replay_journal`.
 """
 
 from __future__ import annotations
@@ -36,13 +43,13 @@ if TYPE_CHECKING:
     from services.ingest.records.event import EventSource
 
 ENTRY_BYTES = 150
-LOOK_MS = 1_000
+EXPIRE_MS = 1_000
 LOAD_NS = 20_000_000
 LOADED_AT_ONCE = 200
 
 
 class BatchWithParts(Protocol):
-    """`OutgoingBatch`, as far as it is needed."""
+    """`ProducerBatch`, as far as it is needed."""
 
     topic: str
     topic_id: bytes
@@ -57,56 +64,68 @@ class BatchWithParts(Protocol):
 
 
 class Replays:
-    """`do_work` each turn; `before_offer`, `stored` and `refused` for each batch that has parts."""
+    """Call `do_work` each turn; `before_offer`, `stored` and `refused` for each batch that has
+    parts."""
 
     def __init__(
-        self, directory: str, life: str, boot: bytes, entries_max: int, keep_ms: int, peers: SequenceRequester, clock: Clock, counters: Counters, log: Logger
+        self,
+        directory: str,
+        incarnation: str,
+        boot: bytes,
+        entries_max: int,
+        keep_ms: int,
+        peers: SequenceRequester,
+        clock: Clock,
+        counters: Counters,
+        log: Logger,
     ) -> None:
-        """`directory`: `STATE/ingest/K/journal`; `life` is no other life's; `boot` is the machine's."""
+        """`directory`: `STATE/ingest/K/journal`; `incarnation`: unique to this run; `boot`: the
+        machine's boot id."""
         self._clock = clock
         now_ms = clock.monotonic_ms()
         self.memory = ReplayMemory(entries_max, keep_ms)
-        self._streams = FrameStreams(self.memory, keep_ms, f"{life}.{clock.wall_ms():x}".encode())
+        self._streams = FrameStreams(self.memory, keep_ms, f"{incarnation}.{clock.wall_ms():x}".encode())
         self._journal = ReplayJournal(directory, boot, entries_max * ENTRY_BYTES, keep_ms, clock, counters, log, self._checkpoint)
         self._checkpoint_bytes_max = self._journal.limit_bytes // 4
-        self._under_way: dict[BatchWithParts, JournalledBatch] = {}
-        self._asked = JournalledBatches(peers, self._on_resolved, now_ms)
+        self._in_flight: dict[BatchWithParts, JournalledBatch] = {}
+        self._unresolved = JournalledBatches(peers, self._on_resolved, now_ms)
         self._findings: JournalFindings | None = JournalFindings(self.memory, boot)
         self._reading: Iterator[JournalRecord] = iter(())
-        self._next_look_ms = now_ms
+        self._next_expiry_ms = now_ms
         self._found = counters.counter("ingest.replay_batches_found")
         self._found_stored = counters.counter("ingest.replay_batches_found_stored")
         self._identities = counters.gauge("ingest.replay_identities")
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the journal was read: before that nothing may be taken."""
+        """True after the journal was read; no record may be taken before."""
         return self._findings is None
 
     @property
     def is_resolved(self) -> bool:
-        """Whether it is known of everything that the previous lives had under way what became of it."""
-        return self.is_loaded and self._asked.is_empty
+        """True if the result of every batch of previous incarnations is known."""
+        return self.is_loaded and self._unresolved.is_empty
 
     # -- turns
 
     def do_work(self, now_ms: int, image: MetadataImage, rings_are_final: bool) -> int:
-        """`rings_are_final`: nothing that the previous life put into a ring can be appended any more."""
+        """`rings_are_final`: nothing that a previous incarnation put into a ring can be appended
+        any more."""
         if self._findings is not None:
             return self._load(self._findings, now_ms)
         work = self._journal.turn(now_ms)
-        if not self._asked.is_empty and rings_are_final:
-            work += self._asked.turn(now_ms, image)
+        if not self._unresolved.is_empty and rings_are_final:
+            work += self._unresolved.turn(now_ms, image)
         if self._streams.holding:
             work += self._streams.turn(now_ms)
-        if self.memory.has_news:
-            work += self.memory.tell()
-        if now_ms >= self._next_look_ms:
-            self._look(now_ms)
+        if self.memory.has_callbacks:
+            work += self.memory.notify()
+        if now_ms >= self._next_expiry_ms:
+            self._expire(now_ms)
         return work
 
-    def _look(self, now_ms: int) -> None:
-        self._next_look_ms = now_ms + LOOK_MS
+    def _expire(self, now_ms: int) -> None:
+        self._next_expiry_ms = now_ms + EXPIRE_MS
         self.memory.expire(now_ms)
         self._streams.expire(now_ms)
         for identity in self._streams.ended:
@@ -114,7 +133,7 @@ class Replays:
         self._streams.ended.clear()
         self._identities.set(len(self.memory))
 
-    # -- what previous lives left
+    # -- what previous incarnations left
 
     def _load(self, findings: JournalFindings, now_ms: int) -> int:
         deadline_ns = self._clock.monotonic_ns() + LOAD_NS
@@ -124,7 +143,7 @@ class Replays:
                 findings.add(record)
             if records:
                 continue
-            self.memory.bound_found()
+            self.memory.limit_found()
             if not self._journal.unread:
                 self._take_findings(findings, now_ms)
                 break
@@ -136,8 +155,8 @@ class Replays:
         for stream in findings.broken_streams():
             self._streams.add_broken(stream)
         for batch in findings.open_batches():
-            self.memory.add_unsure(batch.parts)
-            self._asked.add(batch)
+            self.memory.add_unresolved(batch.parts)
+            self._unresolved.add(batch)
             self._found.add()
         self.memory.remember_found(now_ms)
 
@@ -146,43 +165,48 @@ class Replays:
         self._journal.note(Done(*batch.stamp, is_stored))
         self.memory.resolve(batch.topic, batch.parts, is_stored, self._clock.monotonic_ms())
 
-    # -- what previous lives left in the spool
+    # -- what previous incarnations left in the spool
 
     def await_left_over(self, parts: Sequence[Part]) -> None:
-        """A batch with these addresses will be stored: replays of them wait for that."""
-        self.memory.add_unsure(parts)
+        """A spooled batch with these addresses will be offered: repeats of its records wait."""
+        self.memory.add_unresolved(parts)
 
     def has_left_over(self, topic: str, parts: Sequence[Part]) -> bool | None:
-        """Whether all of it is stored; None while a leader is asked."""
-        if any(self._asked.has(identity) for identity, _, _ in parts):
+        """True if all of it is stored; None while a leader is asked."""
+        if any(self._unresolved.has(identity) for identity, _, _ in parts):
             return None
         has = self.memory.has
         return bool(parts) and all(has(identity, topic, ordinal) for identity, first, count in parts for ordinal in range(first, first + count))
 
     def end_left_over(self, topic: str, parts: Sequence[Part], is_stored: bool) -> None:
-        """It waits no more. If it was offered, `stored` has been told before."""
+        """The spooled batch is done. If it was offered and stored, `stored` was called before."""
         self.memory.resolve(topic, parts, is_stored, self._clock.monotonic_ms())
 
     # -- sessions
 
     def open_stream(self, listener: Listener, source: EventSource, on_aligned: OnAligned, on_dropped: OnDropped) -> StreamReplay:
-        """A session of a protocol that numbers frames anew on each connection begins."""
+        """Return the stream of a new session whose protocol numbers frames anew on each connection."""
         return StreamReplay(self._streams, (listener.name, source.host), on_aligned, on_dropped)
 
     def forget(self, identity: bytes) -> None:
-        """Its sender says that it has the answer, or wants none: what comes under it from now on is new, in the next life, too."""
+        """The sender has the answer or wants none: the identity is new from now on, in the next
+        incarnation, too."""
         self.memory.forget(identity)
         self._journal.write(Forgotten(identity))
 
     # -- batches
 
     def before_offer(self, batch: BatchWithParts) -> None:
-        """It is about to be offered under its stamp for the first time."""
+        """Record a batch that is about to be offered under its stamp for the first time.
+
+        The record is written before the offer. Otherwise a crash right after the append would leave
+        a stored batch that no journal knows, and its repeat would be stored twice.
+        """
         parts = batch.parts
         record = JournalledBatch(
             batch.topic, batch.topic_id, batch.partition, batch.producer_id, batch.producer_epoch, batch.base_sequence, batch.record_count, parts
         )
-        self._under_way[batch] = record
+        self._in_flight[batch] = record
         frames = []
         for identity in {part[0] for part in parts}:
             stream = self._streams.known.get(identity)
@@ -191,8 +215,8 @@ class Replays:
         self._journal.write(*frames, record)
 
     def stored(self, batch: BatchWithParts) -> None:
-        """It is where its listeners' acks want it."""
-        record = self._under_way.pop(batch, None)
+        """The batch is where its listeners' acks require it."""
+        record = self._in_flight.pop(batch, None)
         if record is not None:
             self._journal.note(Done(*record.stamp, True))
         parts = batch.parts
@@ -202,17 +226,18 @@ class Replays:
                 self.memory.trim_stream(identity)
 
     def refused(self, batch: BatchWithParts) -> None:
-        """For good; its records are not stored."""
-        record = self._under_way.pop(batch, None)
+        """The batch is refused for good; its records are not stored."""
+        record = self._in_flight.pop(batch, None)
         if record is not None:
             self._journal.note(Done(*record.stamp, False))
 
     # -- the journal's next file
 
     def _checkpoint(self) -> Iterator[JournalRecord]:
-        """What the next file needs of those before it: batches under way, and the ends of streams, those that were made last first, as many as fit."""
-        yield from self._under_way.values()
-        yield from self._asked.batches()
+        """Yield what the next file needs of those before it: batches in flight, and the ends of
+        streams, newest first, as many as fit."""
+        yield from self._in_flight.values()
+        yield from self._unresolved.batches()
         size_bytes = 0
         for stream in reversed(self._streams.known.values()):
             if stream.journalled_end <= stream.base:
@@ -226,12 +251,12 @@ class Replays:
                 yield Stored(stream.identity, stored.base, topic, stored.bits)
 
     def close(self) -> None:
-        """An orderly end: what was noted is written."""
-        self._look(self._clock.monotonic_ms())
+        """Write what was noted."""
+        self._expire(self._clock.monotonic_ms())
         self._journal.close()
 
 
 def _frames_of(stream: FrameStream) -> Frames:
-    """What the journal lacks of a stream."""
+    """Return the frames that the journal lacks."""
     first_serial, digests = stream.take_unjournalled()
     return Frames(stream.identity, first_serial, stream.key[0], stream.key[1], digests)

@@ -1,8 +1,10 @@
 """The records of the spool: batches that wait on disk for a leader, and which of them are done.
 
-Pure. A file is a sequence of `<IIIIB` (CRC-32C of the rest of this header and of the description, bytes of the description, bytes of the data, CRC-32C of the
-data, kind), the description, the data; little-endian. So a reader finds all batches without reading their data. Weak spot: as in the journal, a file that was
-cut exactly between two records looks whole.
+Pure. A file is a sequence of `<IIIIB` (CRC-32C of the rest of this header and of the description,
+bytes of the description, bytes of the data, CRC-32C of the data, kind), the description, the data;
+little-endian. So a reader finds all batches without reading their data.
+
+Weak: as in the journal, a file that was cut exactly between two records looks whole.
 """
 
 from __future__ import annotations
@@ -29,14 +31,15 @@ assert HEADER.size == _CRC_COVERS_FROM + 4 + 4 + 4 + 1
 
 
 class SpoolKind(IntEnum):
-    """Of a record. The values are on disk."""
+    """The kind of a record. The values are on disk."""
 
     BATCH = 1
     DONE = 2
 
 
 class SpooledShare(NamedTuple):
-    """What a listener has in a batch: records, copies of records that count elsewhere, and the addresses by which replays are known."""
+    """A listener's share of a batch: its records, copies of records that count elsewhere, and the
+    addresses of its records."""
 
     listener: str
     records: int
@@ -45,7 +48,7 @@ class SpooledShare(NamedTuple):
 
 
 class SpoolEntry(NamedTuple):
-    """A batch without its data. `number` grows in the order of writing, over all lives."""
+    """A batch without its data. `number` grows in the order of writing, over all incarnations."""
 
     number: int
     topic: str
@@ -59,7 +62,7 @@ class SpoolEntry(NamedTuple):
 
 
 class SpoolHeader(NamedTuple):
-    """Of one record."""
+    """The header of one record."""
 
     crc: int
     description_bytes: int
@@ -69,7 +72,7 @@ class SpoolHeader(NamedTuple):
 
 
 def encode_batch(batch: SpoolEntry, data: bytes) -> tuple[bytes, int]:
-    """Header and description, to be followed by the data; and the data's CRC."""
+    """Return header and description, to be followed by the data; and the CRC of the data."""
     topic = batch.topic.encode()
     pieces = [_BATCH.pack(batch.number, batch.partition, batch.record_count, len(topic), len(batch.shares)), topic]
     for share in batch.shares:
@@ -80,7 +83,7 @@ def encode_batch(batch: SpoolEntry, data: bytes) -> tuple[bytes, int]:
 
 
 def encode_done(number: int) -> bytes:
-    """The batch with this number is stored, or given up."""
+    """The batch with this number is stored or given up."""
     return _with_header(SpoolKind.DONE, _DONE.pack(number), 0, 0)
 
 
@@ -90,7 +93,7 @@ def _with_header(kind: SpoolKind, description: bytes, data_bytes: int, data_crc:
 
 
 def read_header(content: bytes) -> SpoolHeader | None:
-    """None: this is no header."""
+    """Return the header; None if the bytes are none."""
     if len(content) < HEADER.size:
         return None
     header = SpoolHeader(*HEADER.unpack_from(content))
@@ -98,7 +101,8 @@ def read_header(content: bytes) -> SpoolHeader | None:
 
 
 def read_description(header: SpoolHeader, content: bytes) -> SpoolEntry | int | None:
-    """`content` is header and description. A batch, or the number of one that is done; None if it does not hold together."""
+    """Decode `content`, header and description: a batch, or the number of a batch that is done;
+    None if it is damaged."""
     if len(content) != HEADER.size + header.description_bytes or crc32c(memoryview(content)[_CRC_COVERS_FROM:]) != header.crc:
         return None
     description = content[HEADER.size :]
@@ -129,8 +133,13 @@ def _read_batch(description: bytes) -> SpoolEntry:
 
 
 def without_counted(batches: Sequence[SpoolEntry], in_flight: dict[str, int]) -> list[SpoolEntry]:
-    """The same batches, where of each listener no more records count than are in flight: those before were booked by the life that died between booking
-    a batch and writing that it is done, and batches are done in order."""
+    """Return the batches so that each listener's records do not exceed what its ledger has in
+    flight.
+
+    An incarnation that died between counting a batch as stored and recording that it is done leaves
+    it in the spool, and batches are done in order. So the excess is in the first batches: their
+    records become copies, which do not count again.
+    """
     excess: dict[str, int] = {}
     for batch in batches:
         for share in batch.shares:

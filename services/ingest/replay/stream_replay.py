@@ -1,25 +1,31 @@
-"""Finds in the first frames of a new session the last ones of a session that broke: RELP and Lumberjack number anew on each connection.
+"""Recognise in the first frames of a session the last frames of a broken one: RELP and Lumberjack
+number anew on each connection.
 
-Pure; one for each session. A **stream** is what one sender sends over any number of sessions; its frames have serials that go on. librelp (1.11, seen) opens
-a session after a broken one with transaction 1 and sends every frame whose answer it has not read, all of them, in their order, before anything new;
-Lumberjack clients send the unacknowledged window again. So of the last frames of each stream the digests are remembered, by listener and host, and the frames
-of a new session are held back until it is certain where they begin in one of the broken streams:
+Pure; one for each session. A **stream** is what one sender sends over any number of sessions; the
+serials of its frames continue. librelp (1.11, seen) opens a session after a broken one with
+transaction 1 and repeats every frame whose answer it has not read, in order, before anything new.
+Lumberjack clients repeat the unacknowledged window. So the digests of the last frames of each
+stream are remembered, by listener and host. The frames of a new session are held until it is
+certain where they begin in one of the broken streams:
 
-* their order breaks off before the end of what is remembered: they are new, and so is the stream;
-* they go on to its end: the session goes on with that stream. Frames below its old end are replays, the next one is new.
+* their order differs before the end of what is remembered: they are new, and so is the stream;
+* they continue to its end: the session continues that stream. Frames below its old end are repeats,
+  the next is new.
 
-Where lines repeat themselves there may be several such places. The one with the fewest replays holds that the rules of the sender allow (it begins no later
-than the first frame that was not answered); a place further back is taken only if a frame that would be new otherwise is one that its host sent exactly
-once. So a line that may be new is stored. A session that goes quiet meanwhile gets `HOLD_MS`; then it is aligned if what came has such a frame, else new. A
-clean end empties a stream (a close, or the end of a connection on which every answer was delivered), because then the sender has all answers. A session
-whose first frames come while nothing of its host is broken is never held back.
+Repetitive lines may allow several positions; `begin_of_replay` chooses, so that a line that may be
+new is stored. A session that goes quiet meanwhile gets `HOLD_MS`. A clean end (a close, or the end
+of a connection whose every answer was delivered) empties a stream, because the sender has all
+answers. A session whose first frames arrive while no stream of its host is broken is never held.
 
-A session that cannot be read to its end for now, and that its sender has left, gives up its stream to the next one that goes on with it (`leave`). Of one
-host, sessions that were left while frames of them were held back are decided before those that were not, in the order in which they were left.
+A session that cannot be read to its end for now, and that its sender has left, passes its stream to
+the next session that continues it (`leave`). Among the sessions of one host, those that were left
+while frames were held are decided first, in the order in which they were left.
 
-Weak: a new line that equals the very last answered line, and no other of the last thousand, is taken for its replay when the session broke between the two. A
-session that the sender has left, and whose connection even the kernel still thinks is open, is not looked at (keep-alive finds it): its replays are stored
-twice. So are those of a sender with another address, and of one that sends in another order (a restart of rsyslog with a queue on disk).
+Weak: a new line that equals the very last answered line, and no other of the last thousand, is
+taken for its repeat if the session broke between the two. If a sender has left a connection that
+even the kernel thinks open, its repeats are stored twice (keep-alive finds it later). So are those
+of a sender with another address, and of one that sends in another order (a restart of rsyslog with
+a queue on disk).
 """
 
 from __future__ import annotations
@@ -36,7 +42,7 @@ HOLD_MS: Final = 1000
 Token = Any
 OnAligned = Callable[[Token, int], None]
 OnDropped = Callable[[Token], None]
-"""The session ended before it was known where its frames belong."""
+"""The session ended before the position of its frames was known."""
 
 
 class StreamReplay:
@@ -51,26 +57,27 @@ class StreamReplay:
         self._held_digests = bytearray()
         self._held_until_ms: int | None = None
         self._next_replayed = -1
-        """the serial that is due while what was replayed has not reached the old end"""
+        """The next expected serial while repeats have not reached the old end; -1 afterwards."""
         self._has_left = self._has_ended = False
         self.is_closed = False
         self.replayed_end = 0
-        """Serials below it may be replays."""
+        """Serials below it may be repeats."""
         self.stream: FrameStream | None = None
 
     @property
     def is_holding(self) -> bool:
-        """Whether frames are held back."""
+        """True if frames are held back."""
         return self.stream is None and (bool(self._held) or self._streams.has_broken(self._key))
 
     @property
     def identity(self) -> bytes:
-        """Of the stream; not before a frame has a serial."""
+        """The identity of the stream; only after a frame has a serial."""
         assert self.stream is not None
         return self.stream.identity
 
     def take(self, digests: Sequence[bytes], token: Token) -> int | None:
-        """The serial of the first of these frames, the others follow by one; None: they are held back, and `on_aligned(token, serial)` comes later."""
+        """Return the serial of the first of these frames; the others follow by one. None: they are
+        held, and `on_aligned(token, serial)` is called later."""
         if self.stream is not None:
             return self._serial_of(self.stream, digests)
         if not self.is_holding:
@@ -87,7 +94,8 @@ class StreamReplay:
         return None
 
     def _go_on_with(self, stream: FrameStream) -> FrameStream:
-        """From here on its frames are ours. Whoever had them and is still read has been left by its sender, who brings the rest over this session."""
+        """Continue the stream. If another session still has it, its sender has left it and repeats
+        the rest here."""
         if stream.holder is not None:
             stream.holder.is_closed = True
         stream.holder = self
@@ -103,7 +111,7 @@ class StreamReplay:
         due = stream.digests[(serial - stream.base) * DIGEST_BYTES :]
         came = b"".join([digest[:DIGEST_BYTES] for digest in digests])
         if not came.startswith(bytes(due)) and not due.startswith(came):
-            serial = stream.append(digests)  # its order broke off after all: in doubt it is new
+            serial = stream.append(digests)  # its order differs after all: a line that may be new is stored
             self._next_replayed = -1
             return serial
         replayed = min(count, len(due) // DIGEST_BYTES)
@@ -114,7 +122,7 @@ class StreamReplay:
         return serial
 
     def completed(self, first_serial: int, count: int) -> None:
-        """A unit with these frames is settled; so they are answered, if there is still a session to answer."""
+        """The ack group of these frames completed: they are answered if the session still exists."""
         stream = self.stream
         assert stream is not None
         stream.in_flight -= count
@@ -123,12 +131,13 @@ class StreamReplay:
         self._streams.maybe_end(stream)
 
     def hurry(self) -> None:
-        """The sender waits, and sends nothing more: decide with what came."""
+        """The sender sends nothing before it is answered: decide with the frames that are here."""
         self._held_until_ms = 0
 
     def leave(self) -> None:
-        """The sender has ended its side, or we have, before it had every answer: it may not hear those to come, and its next session goes on with the
-        stream. What still comes over this one is taken until then."""
+        """One side has ended before the sender had every answer. The sender may not read later
+        answers, so its next session continues the stream. This one still takes what it has until
+        then."""
         self.hurry()
         if self._has_left:
             return
@@ -141,7 +150,7 @@ class StreamReplay:
             self._streams.add_left(self._key, self)
 
     def end(self, is_clean: bool) -> None:
-        """The session is over. What was held back was never taken: the sender brings it again."""
+        """The session is over. Held frames were never taken: the sender repeats them."""
         if self._has_ended:
             return
         self._has_ended = True
@@ -156,7 +165,7 @@ class StreamReplay:
                 self._streams.on_end(self.stream, is_clean)
 
     def decide(self, now_ms: int) -> bool:
-        """Whether it is known now what the held frames are; then they are handed over."""
+        """Align the held frames if that is possible now, and hand them over; return True if it was."""
         if self._held_until_ms is None:
             self._held_until_ms = now_ms + HOLD_MS
         if not self._streams.is_next(self._key, self):

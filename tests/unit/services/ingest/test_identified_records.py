@@ -94,7 +94,7 @@ class Told:
     def resolve(self, identity: bytes, is_stored: bool) -> None:
         """A leader has answered."""
         self.memory.resolve("syslog", [(identity, 0, 1)], is_stored, 0)
-        self.memory.tell()
+        self.memory.notify()
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_a_new_unit_is_remembered_only_if_it_keeps_its_identity(told: Told, keep
     unit = told.take(keeps_identity)
     told.complete(unit)
     assert told.stored == [keeps_identity] and unit.keeps_identity is keeps_identity
-    assert told.memory.look(IDENTITY) is (Known.STORED if keeps_identity else Known.NEW) and len(told.memory) == keeps_identity
+    assert told.memory.lookup(IDENTITY) is (Known.STORED if keeps_identity else Known.NEW) and len(told.memory) == keeps_identity
 
 
 def test_a_replay_of_what_is_stored_is_a_duplicate_and_is_known_from_then_on(told: Told) -> None:
@@ -128,29 +128,29 @@ def test_a_replay_of_what_is_stored_is_a_duplicate_and_is_known_from_then_on(tol
 
 @pytest.mark.parametrize("is_stored", [False, True])
 def test_what_an_earlier_life_had_under_way_is_waited_for(told: Told, is_stored: bool) -> None:
-    told.memory.add_unsure(PARTS)
+    told.memory.add_unresolved(PARTS)
     unit = told.take()
     assert not told.stored and unit.pending == 1
     told.memory.resolve("syslog", PARTS, is_stored, 0)
-    told.memory.tell()
+    told.memory.notify()
     assert told.stored == [is_stored] and unit.pending == 0, "in part: where it is missing; lost: as a new one"
     told.complete(unit)
-    assert unit.keeps_identity is is_stored and told.memory.look(IDENTITY) is (Known.STORED if is_stored else Known.NEW)
+    assert unit.keeps_identity is is_stored and told.memory.lookup(IDENTITY) is (Known.STORED if is_stored else Known.NEW)
 
 
 def test_what_follows_on_a_connection_does_not_overtake_a_unit_whose_past_is_not_known(told: Told) -> None:
     """Two of five are unsure; another connection goes on meanwhile."""
     first, new, third, last, other = (bytes([letter]) * 16 for letter in b"abcde")
     for identity in (first, third):
-        told.memory.add_unsure([(identity, 0, 1)])
+        told.memory.add_unresolved([(identity, 0, 1)])
     units = [told.take(identity=identity) for identity in (first, new, third, last)]
     told.take(identity=other, source=SOURCE._replace(address=b"192.0.2.1:602"))
     assert told.identities == [other] and [unit.pending for unit in units] == [1, 1, 1, 1]
     told.memory.resolve("syslog", [(first, 0, 1)], True, 0)
-    told.memory.tell()
+    told.memory.notify()
     assert told.identities == [other, first, new] and [unit.pending for unit in units] == [0, 0, 1, 1]
     told.memory.resolve("syslog", [(third, 0, 1)], False, 0)
-    told.memory.tell()
+    told.memory.notify()
     assert told.identities == [other, first, new, third, last] and not any(unit.pending for unit in units)
     told.take(identity=b"f" * 16)
     assert told.identities[-1] == b"f" * 16, "nobody waits any more"
@@ -159,16 +159,16 @@ def test_what_follows_on_a_connection_does_not_overtake_a_unit_whose_past_is_not
 # -- how much may wait
 
 
-def unsure(told: Told, *letters: str) -> list[bytes]:
+def unresolved(told: Told, *letters: str) -> list[bytes]:
     """Identities of which a previous life may have stored something."""
     identities = [letter.encode() * 16 for letter in letters]
     for identity in identities:
-        told.memory.add_unsure([(identity, 0, 1)])
+        told.memory.add_unresolved([(identity, 0, 1)])
     return identities
 
 
 def test_what_may_be_stored_waits_up_to_a_bound_over_all_connections_and_then_its_sender_does(narrow: Told) -> None:
-    identities = unsure(narrow, *"abcd")
+    identities = unresolved(narrow, *"abcd")
     units = [narrow.take(identity=identity, source=SOURCE._replace(address=identity)) for identity in identities]
     assert [unit.outcome for unit in units] == [AckOutcome.PENDING] * 3 + [AckOutcome.REFUSED] and narrow.held_bytes == 3 * COST
     assert (narrow.books.refused, narrow.books.received) == ([RefusedReason.BUSY], 0), "what waits was not received yet"
@@ -184,7 +184,7 @@ def test_what_may_be_stored_waits_up_to_a_bound_over_all_connections_and_then_it
 
 def test_senders_that_come_again_and_again_are_held_no_more_than_that(narrow: Told) -> None:
     """Whoever hears nothing opens a connection after the other, and brings the same each time."""
-    (identity,) = unsure(narrow, "a")
+    (identity,) = unresolved(narrow, "a")
     units = [narrow.take(identity=identity, source=SOURCE._replace(address=b"%d" % number)) for number in range(50)]
     assert narrow.held_bytes == 3 * COST and sum(unit.outcome is AckOutcome.REFUSED for unit in units) == 47
     narrow.resolve(identity, False)
@@ -192,7 +192,7 @@ def test_senders_that_come_again_and_again_are_held_no_more_than_that(narrow: To
 
 
 def test_a_unit_that_began_below_the_bound_is_held_whole(narrow: Told) -> None:
-    (identity,) = unsure(narrow, "a")
+    (identity,) = unresolved(narrow, "a")
     unit = AckGroup(LISTENER, SOURCE, [identity])
     for _ in range(5):
         narrow.identified.take(unit, RECORDS)
@@ -202,7 +202,7 @@ def test_a_unit_that_began_below_the_bound_is_held_whole(narrow: Told) -> None:
 
 
 def test_nothing_overtakes_a_refused_unit_on_its_connection(narrow: Told) -> None:
-    first, second, third = unsure(narrow, *"abc")
+    first, second, third = unresolved(narrow, *"abc")
     for number, identity in enumerate((first, second, third)):
         narrow.take(identity=identity, source=SOURCE._replace(address=b"%d" % number))
     refused = narrow.take(identity=third)
@@ -215,7 +215,7 @@ def test_nothing_overtakes_a_refused_unit_on_its_connection(narrow: Told) -> Non
 
 
 def test_behind_a_unit_whose_past_is_not_known_what_was_refused_is_not_overtaken_either(narrow: Told) -> None:
-    first, other = unsure(narrow, *"ab")
+    first, other = unresolved(narrow, *"ab")
     narrow.take(identity=first)
     narrow.take(identity=b"1" * 16)
     narrow.take(identity=other, source=ELSEWHERE)
@@ -228,12 +228,12 @@ def test_behind_a_unit_whose_past_is_not_known_what_was_refused_is_not_overtaken
 
 
 def test_items_with_an_identity_each_are_refused_together_where_one_would_have_to_wait(narrow: Told) -> None:
-    (waits,) = unsure(narrow, "a")
+    (waits,) = unresolved(narrow, "a")
     for number in range(3):
         narrow.take(identity=waits, source=SOURCE._replace(address=b"%d" % number))
     unit = AckGroup(LISTENER, SOURCE, [b"n" * 16, waits])
     narrow.identified.take(unit, RECORDS)
-    assert unit.outcome is AckOutcome.REFUSED and not narrow.stored and not unit.pending and narrow.memory.look(b"n" * 16) is Known.NEW
+    assert unit.outcome is AckOutcome.REFUSED and not narrow.stored and not unit.pending and narrow.memory.lookup(b"n" * 16) is Known.NEW
 
 
 def test_frames_of_sessions_count_too_and_leave_with_them(narrow: Told) -> None:
@@ -251,7 +251,7 @@ def test_frames_of_sessions_count_too_and_leave_with_them(narrow: Told) -> None:
     for host in (b"a", b"b"):
         before = connect(host)
         narrow.complete(send(before, b"0", b"1"))
-        narrow.memory.add_unsure([(before.identity, 0, 2)])
+        narrow.memory.add_unresolved([(before.identity, 0, 2)])
         before.end(False)
     narrow.lines.clear()
     session, other = connect(b"a"), connect(b"b")

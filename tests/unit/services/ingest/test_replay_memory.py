@@ -14,12 +14,12 @@ CHUNK, OTHER = digest_of(b"chunk"), digest_of(b"other")
 
 def test_a_chunk_is_new_then_under_way_then_stored() -> None:
     memory = ReplayMemory(10, 1000)
-    assert memory.look(CHUNK) is Known.NEW
+    assert memory.lookup(CHUNK) is Known.NEW
     memory.begin(CHUNK)
-    assert memory.look(CHUNK) is Known.UNDER_WAY
+    assert memory.lookup(CHUNK) is Known.IN_FLIGHT
     memory.add_stored("syslog", [(CHUNK, 0, 3)])
     memory.completed(CHUNK, True, 0)
-    assert memory.look(CHUNK) is Known.STORED
+    assert memory.lookup(CHUNK) is Known.STORED
     assert memory.has(CHUNK, "syslog", 99) and memory.has(CHUNK, "anywhere", 0)
 
 
@@ -28,30 +28,30 @@ def test_a_chunk_of_which_a_part_was_refused_is_stored_where_it_was_not() -> Non
     memory.begin(CHUNK)
     memory.add_stored("syslog", [(CHUNK, 2, 2), (CHUNK, 7, 1)])
     memory.completed(CHUNK, False, 0)
-    assert memory.look(CHUNK) is Known.PARTLY
+    assert memory.lookup(CHUNK) is Known.PARTLY
     assert [ordinal for ordinal in range(10) if memory.has(CHUNK, "syslog", ordinal)] == [2, 3, 7]
     assert not memory.has(CHUNK, "errors", 2)
     memory.begin(CHUNK)
     memory.completed(CHUNK, True, 0)
-    assert memory.look(CHUNK) is Known.STORED
+    assert memory.lookup(CHUNK) is Known.STORED
 
 
 def test_a_chunk_of_which_nothing_was_stored_is_new_again() -> None:
     memory = ReplayMemory(10, 1000)
     memory.begin(CHUNK)
     memory.completed(CHUNK, False, 0)
-    assert memory.look(CHUNK) is Known.NEW and len(memory) == 0
+    assert memory.lookup(CHUNK) is Known.NEW and len(memory) == 0
 
 
 def test_who_waits_is_told_when_the_first_one_is_settled_and_not_from_within() -> None:
     memory = ReplayMemory(10, 1000)
     told: list[Known] = []
     memory.begin(CHUNK)
-    memory.when_known(CHUNK, lambda: told.append(memory.look(CHUNK)))
-    assert memory.tell() == 0
+    memory.when_known(CHUNK, lambda: told.append(memory.lookup(CHUNK)))
+    assert memory.notify() == 0
     memory.completed(CHUNK, True, 0)
-    assert len(told) == 0 and memory.has_news
-    assert memory.tell() == 1
+    assert len(told) == 0 and memory.has_callbacks
+    assert memory.notify() == 1
     assert told == [Known.STORED]
 
 
@@ -59,23 +59,23 @@ def test_a_previous_life_leaves_doubt_until_every_batch_is_known() -> None:
     memory = ReplayMemory(10, 1000)
     told: list[Known] = []
     first, second = [(CHUNK, 0, 2), (OTHER, 0, 1)], [(CHUNK, 2, 2), (CHUNK, 9, 1)]
-    memory.add_unsure(first)
-    memory.add_unsure(second)
-    assert memory.look(CHUNK) is memory.look(OTHER) is Known.UNSURE
-    memory.when_known(CHUNK, lambda: told.append(memory.look(CHUNK)))
+    memory.add_unresolved(first)
+    memory.add_unresolved(second)
+    assert memory.lookup(CHUNK) is memory.lookup(OTHER) is Known.UNRESOLVED
+    memory.when_known(CHUNK, lambda: told.append(memory.lookup(CHUNK)))
     memory.resolve("syslog", first, True, 0)
-    assert memory.look(CHUNK) is Known.UNSURE and memory.look(OTHER) is Known.PARTLY
+    assert memory.lookup(CHUNK) is Known.UNRESOLVED and memory.lookup(OTHER) is Known.PARTLY
     memory.resolve("syslog", second, False, 0)
-    memory.tell()
+    memory.notify()
     assert told == [Known.PARTLY]
     assert [ordinal for ordinal in range(10) if memory.has(CHUNK, "syslog", ordinal)] == [0, 1]
 
 
 def test_what_no_leader_has_is_new() -> None:
     memory = ReplayMemory(10, 1000)
-    memory.add_unsure([(CHUNK, 0, 2)])
+    memory.add_unresolved([(CHUNK, 0, 2)])
     memory.resolve("syslog", [(CHUNK, 0, 2)], False, 0)
-    assert memory.look(CHUNK) is Known.NEW and len(memory) == 0
+    assert memory.lookup(CHUNK) is Known.NEW and len(memory) == 0
 
 
 def test_the_oldest_go_first_by_number_and_by_age_and_what_is_under_way_stays() -> None:
@@ -85,16 +85,16 @@ def test_the_oldest_go_first_by_number_and_by_age_and_what_is_under_way_stays() 
     for now_ms, chunk in enumerate(chunks):
         memory.begin(chunk)
         memory.completed(chunk, True, now_ms)
-    assert [memory.look(chunk) for chunk in chunks] == [Known.NEW, Known.NEW, Known.STORED, Known.STORED, Known.STORED]
+    assert [memory.lookup(chunk) for chunk in chunks] == [Known.NEW, Known.NEW, Known.STORED, Known.STORED, Known.STORED]
     memory.expire(1003)
-    assert [memory.look(chunk) for chunk in chunks[3:]] == [Known.NEW, Known.STORED]
-    assert memory.look(CHUNK) is Known.UNDER_WAY
+    assert [memory.lookup(chunk) for chunk in chunks[3:]] == [Known.NEW, Known.STORED]
+    assert memory.lookup(CHUNK) is Known.IN_FLIGHT
 
 
 def test_streams_are_kept_until_they_are_forgotten() -> None:
     memory = ReplayMemory(3, 1000)
     memory.keep(CHUNK)
-    memory.add_unsure([(CHUNK, 5, 2)])
+    memory.add_unresolved([(CHUNK, 5, 2)])
     memory.resolve("syslog", [(CHUNK, 5, 2)], True, 0)
     memory.remember_found(0)
     memory.expire(10_000_000)

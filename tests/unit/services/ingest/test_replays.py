@@ -69,12 +69,12 @@ def test_a_batch_that_was_offered_is_asked_for_and_until_then_a_replay_waits(liv
     lives.replays.before_offer(WaitingBatch(10, [(CHUNK, 0, 10)]))
     lives.kill()
     memory = lives.replays.memory
-    assert memory.look(CHUNK) is Known.UNSURE
+    assert memory.lookup(CHUNK) is Known.UNRESOLVED
     lives.leaders.last = {7: (0, last_sequence)} if last_sequence is not None else {}
     lives.run(rings_are_final=False)
-    assert lives.replays.memory.look(CHUNK) is Known.UNSURE and not lives.leaders.asked, "its rings may still be appended from"
+    assert lives.replays.memory.lookup(CHUNK) is Known.UNRESOLVED and not lives.leaders.asked, "its rings may still be appended from"
     told: list[Known] = []
-    memory.when_known(CHUNK, lambda: told.append(memory.look(CHUNK)))
+    memory.when_known(CHUNK, lambda: told.append(memory.lookup(CHUNK)))
     lives.run()
     assert told == [verdict] and lives.replays.is_resolved
     assert memory.has(CHUNK, "syslog", 9) is (verdict is Known.PARTLY)
@@ -106,10 +106,10 @@ def test_after_a_power_cut_the_leader_says_what_is_stored_whatever_the_journal_s
     lives.replays.close()
     lives.state.boot = digest_of(b"another boot")
     lives.kill()
-    assert lives.replays.memory.look(CHUNK) is Known.UNSURE
+    assert lives.replays.memory.lookup(CHUNK) is Known.UNRESOLVED
     lives.leaders.last = {7: (0, last_sequence)} if last_sequence is not None else {}
     lives.kill()
-    assert lives.replays.memory.look(CHUNK) is Known.UNSURE, "the life between has asked nobody"
+    assert lives.replays.memory.lookup(CHUNK) is Known.UNRESOLVED, "the life between has asked nobody"
     lives.run()
     memory = lives.replays.memory
     assert [ordinal for ordinal in range(15) if memory.has(CHUNK, "syslog", ordinal)] == list(range(kept))
@@ -143,7 +143,7 @@ def test_what_a_sender_asked_to_be_forgotten_is_new_in_the_next_life(lives: Live
     lives.replays.stored(batch)
     lives.replays.forget(CHUNK)
     lives.kill()
-    assert lives.replays.memory.look(CHUNK) is Known.NEW and lives.replays.is_resolved
+    assert lives.replays.memory.lookup(CHUNK) is Known.NEW and lives.replays.is_resolved
 
 
 def test_frames_of_a_session_that_died_with_the_process_are_found_again(lives: Lives) -> None:
@@ -218,13 +218,13 @@ def test_what_waits_in_the_spool_is_stored_once_whatever_the_dead_life_had_done_
     lives.run()
     (ready,) = left.turn()
     assert ready.parts == [(CHUNK, 0, 3)] and left.is_empty
-    assert lives.replays.memory.look(CHUNK) is Known.UNSURE, "replays wait until it is stored"
+    assert lives.replays.memory.lookup(CHUNK) is Known.UNRESOLVED, "replays wait until it is stored"
     batch = WaitingBatch(3, ready.parts)
     left.adopt(batch, ready)
     assert spool.read(batch) == b"data"
     lives.replays.before_offer(batch)
     lives.replays.stored(batch)
     spool.done(batch)
-    assert lives.replays.memory.look(CHUNK) is Known.PARTLY
+    assert lives.replays.memory.lookup(CHUNK) is Known.PARTLY
     assert all(lives.replays.memory.has(CHUNK, "syslog", ordinal) for ordinal in range(5))
     assert not lives.state.files("spool")
