@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from appliance.base.invariants import InvariantViolation
 from appliance.ipc.descriptors import COMPLETION, DESCRIPTOR
 from appliance.ipc.frames import Frame, FrameSocket, PeerGone, close_descriptors
 from appliance.shm.arena import SLEEPING_WORD as ARENA_SLEEPING_WORD
@@ -133,6 +134,15 @@ class SinkChannel:
             rings.close()
             raise SharedObjectAbsent(f"arena or rings of {named['source']} are of another life")
         return arena, rings
+
+    def slice(self, position: int, length: int) -> memoryview:
+        """The `length` bytes at `position` of the source's arena, where a descriptor says they are.
+
+        A slice beyond the end would be shorter without an error. Raises `InvariantViolation`.
+        """
+        if position + length > self.size_bytes:
+            raise InvariantViolation(f"{self.source} names {length} bytes at {position} of its arena")
+        return self.memory[position : position + length]
 
     def watches_rows(self) -> bool:
         """Whether the source waits for rows to change (parked produces, long polls). Called after rows were stored, hence the fence."""

@@ -7,6 +7,7 @@ slot of the log-reader.
 
 from __future__ import annotations
 
+from appliance.base.invariants import InvariantViolation
 from appliance.base.layout import BoxLayout
 from appliance.ipc.log_reader_messages import ReadAnswer
 from appliance.shm.mapping import LayoutMismatch, SharedObject, SharedObjectAbsent
@@ -49,6 +50,8 @@ class ReaderArena:
                 self.give_back(answer)
                 return []
         memory = mapped.memory
+        if any(at + count > len(memory) for _, at, count in answer.parts):
+            raise InvariantViolation(f"{self._owner} names bytes outside its memory: {answer.parts}")
         return [ArenaPart(memory[at : at + count], self.released, answer.incarnation, slot) for slot, at, count in answer.parts]
 
     def give_back(self, answer: ReadAnswer) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 from appliance.base.clock import Clock
 from appliance.base.errors import DiskFull, ErrorCode, StorageFailed
-from appliance.base.invariants import InvariantViolation
 from appliance.ipc.channel import SinkChannel
 from appliance.ipc.descriptors import DescriptorKind
 from appliance.ipc.producer_entries import pack_producers
@@ -96,7 +95,7 @@ class CommandQueue:
         if self._trouble.offline:
             self._completions.answer(channel, entry, ErrorCode.KAFKA_STORAGE_ERROR)
             return
-        document = bytes(channel.memory[entry[8] : entry[8] + entry[7]])
+        document = bytes(channel.slice(entry[8], entry[7]))
         self._words[APPEND_SINCE_WORD] = self._clock.monotonic_ns()
         try:
             code = self._commands.carry_out(entry[0], document)
@@ -113,7 +112,7 @@ class CommandQueue:
         if self._trouble.offline:
             self._completions.answer(channel, entry, ErrorCode.KAFKA_STORAGE_ERROR)
             return
-        document = bytes(channel.memory[entry[8] : entry[8] + entry[7]])
+        document = bytes(channel.slice(entry[8], entry[7]))
         self._words[APPEND_SINCE_WORD] = self._clock.monotonic_ns()
         try:
             answer = self._moves.carry_out(entry[0], document, (channel, entry))
@@ -157,10 +156,8 @@ class CommandQueue:
             code = ErrorCode.KAFKA_STORAGE_ERROR if self._trouble.offline else ErrorCode.NOT_LEADER_OR_FOLLOWER
             self._completions.answer(channel, entry, code)
             return
-        position, length = entry[8], entry[7]
-        if not (length >= 0 and position + length <= channel.size_bytes):
-            raise InvariantViolation(f"{channel.source} names {length} bytes at {position} of its arena")
+        memory = channel.slice(entry[8], entry[7])
         producers = hosted.log.producers.snapshot()
-        channel.memory[position : position + length] = pack_producers(producers, length)
+        memory[:] = pack_producers(producers, len(memory))
         completion = (entry[0], 0, 0, entry[3], entry[9], -1, -1, -1, hosted.log.log_end_offset, hosted.leader_epoch, len(producers), 0)
         self._completions.add(channel, completion)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from appliance.base.errors import ErrorCode, OutOfThreads, StorageFailed
-from appliance.base.invariants import InvariantViolation, check
+from appliance.base.invariants import check
 from appliance.base.logging import Logger
 from appliance.ipc.channel import SinkChannel
 from appliance.ipc.replication_descriptors import repair_of
@@ -47,9 +47,8 @@ class BatchRepairs:
     def take(self, channel: SinkChannel, entry: Entry) -> None:
         """REPAIR. Refused with REQUEST_TIMED_OUT if it is to be tried later, with NOT_LEADER_OR_FOLLOWER if nothing is committed in such a segment."""
         hosted = self._partitions.by_row.get(entry[3])
-        position, length = entry[8], entry[7]
-        if not (length > 0 and position + length <= channel.size_bytes):
-            raise InvariantViolation(f"{channel.source} names {length} bytes at {position} of its arena")
+        content = channel.slice(entry[8], entry[7])
+        check(len(content) > 0, f"{channel.source} sends a repair without bytes")
         if self._repair is not None or (hosted is not None and (hosted.is_moving or hosted.is_frozen)):
             self._completions.answer(channel, entry, ErrorCode.REQUEST_TIMED_OUT)
             return
@@ -59,7 +58,7 @@ class BatchRepairs:
             self._completions.answer(channel, entry, ErrorCode.NOT_LEADER_OR_FOLLOWER)
             return
         place = SegmentPlace(order.segment_base_offset, order.segment_position, *end)
-        self._repair = _Repair(channel, entry, hosted, place, order.source_id, bytes(channel.memory[position : position + length]))
+        self._repair = _Repair(channel, entry, hosted, place, order.source_id, bytes(content))
 
     def turn(self) -> None:
         """Go on with what is under way. Raises `StorageFailed` for a disk that does not take it; what cannot be read stays as it is."""

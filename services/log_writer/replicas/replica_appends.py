@@ -13,7 +13,6 @@ from typing import Any
 
 from appliance.base.clock import Clock
 from appliance.base.errors import ErrorCode, StorageFailed
-from appliance.base.invariants import InvariantViolation
 from appliance.base.logging import Logger
 from appliance.ipc.channel import SinkChannel
 from appliance.ipc.descriptors import Truncation
@@ -70,9 +69,8 @@ class ReplicaAppends:
     def append(self, channel: SinkChannel, entry: Entry) -> None:
         """REPLICA_APPEND."""
         hosted = self._partitions.by_row.get(entry[3])
-        position, length = entry[8], entry[7]
-        if position + length > channel.size_bytes:
-            raise InvariantViolation(f"{channel.source} names {length} bytes at {position} of its arena")
+        length = entry[7]
+        content = channel.slice(entry[8], length)
         code = self._refusal(hosted, entry, bool(length))
         if code or hosted is None:
             self._tell(channel, entry, hosted, code)
@@ -82,7 +80,7 @@ class ReplicaAppends:
         self._words[APPEND_SINCE_WORD] = self._clock.monotonic_ns()
         try:
             if length:
-                code, batches = self._batches(hosted, channel.memory[position : position + length])
+                code, batches = self._batches(hosted, content)
                 if not code:
                     self._partitions.settle_truncation(hosted)
                     first_offset, _ = hosted.log.append_as_follower(batches)
